@@ -1,0 +1,102 @@
+//! Names of things: namespaces, block hashes, block keys, slots.
+//!
+//! A block key is (namespace, the engine's block hash, group). The hash is opaque: it is compared, stored and
+//! sent as it came, never computed again.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// Digest of everything that makes two KV caches interchangeable; see [`crate::namespace`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespaceId(pub u128);
+
+impl fmt::Display for NamespaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for NamespaceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The engine's hash of a block and all before it: 1 to 32 opaque bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockHash {
+    len: u8,
+    bytes: [u8; BlockHash::MAX_LEN],
+}
+
+impl BlockHash {
+    /// SHA-256 is the longest hash an engine uses today.
+    pub const MAX_LEN: usize = 32;
+
+    /// Errors with `Invalid` if the hash is empty or longer than 32 bytes.
+    pub fn new(hash: &[u8]) -> Result<BlockHash> {
+        if hash.is_empty() || hash.len() > BlockHash::MAX_LEN {
+            return Err(Error::invalid("a block hash has 1 to 32 bytes").with("bytes", hash.len()));
+        }
+        let mut bytes = [0; BlockHash::MAX_LEN];
+        bytes[..hash.len()].copy_from_slice(hash);
+        Ok(BlockHash { len: hash.len() as u8, bytes })
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len as usize]
+    }
+}
+
+impl fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes().iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The name of one block in every tier.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct BlockKey {
+    pub namespace: NamespaceId,
+    pub group: u16,
+    pub hash: BlockHash,
+}
+
+/// A slot of the pool, named by the number of its first 4 KiB page in the data file, so that its byte offset
+/// is `page * 4096` whatever its size class. 32 bits reach 16 TiB.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SlotId(pub u32);
+
+/// Slots begin on multiples of this many bytes, and their sizes are multiples of it.
+pub const PAGE_BYTES: u64 = 4096;
+
+impl SlotId {
+    pub fn offset(self) -> u64 {
+        u64::from(self.0) * PAGE_BYTES
+    }
+}
+
+/// Counts how often a slot was handed to a new owner; a holder of an older generation has lost the slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Generation(pub u32);
+
+/// Number of an engine process group in this pool, 0 to 63: the bit it has in a slot's holder mask and the
+/// range of lock bytes its workers hold.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Instance(pub u8);
+
+impl Instance {
+    /// A holder mask has 64 bits; one host runs a handful of engines.
+    pub const MAX: usize = 64;
+
+    pub fn bit(self) -> u64 {
+        1 << self.0
+    }
+}

@@ -1,0 +1,145 @@
+//! How many bytes a block has, and where each rank's slice of it lies.
+//!
+//! A block's slot holds the slices of all ranks side by side, in rank order, without gaps:
+//! `offset_of(rank) = sum of the slices before it`. A replicated group (MLA under tensor parallelism) is
+//! stored once, by rank 0, and loaded by all.
+
+use crate::error::{Error, Result};
+use crate::key::PAGE_BYTES;
+
+/// How a group's layers look back, which decides which of its blocks a prefix needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Attention {
+    /// A hit of n blocks needs all n.
+    Full,
+    /// Only blocks near the end of the prefix are needed (sliding window, chunked, recurrent states).
+    Windowed,
+}
+
+/// One group of layers that share block size and attention kind.
+#[derive(Clone, PartialEq, Eq, Debug, Hash)]
+pub struct GroupLayout {
+    pub attention: Attention,
+    pub tokens_per_block: u32,
+    /// Bytes of one block on each rank, by rank. One entry, for rank 0, where `is_replicated`.
+    pub rank_bytes: Vec<u64>,
+    pub is_replicated: bool,
+}
+
+impl GroupLayout {
+    pub fn block_bytes(&self) -> u64 {
+        self.rank_bytes.iter().sum()
+    }
+
+    /// Bytes of the slot that holds a block: `block_bytes` rounded up to whole pages.
+    pub fn slot_bytes(&self) -> u64 {
+        self.block_bytes().next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Byte range of `rank`'s slice inside the slot.
+    pub fn slice(&self, rank: usize) -> std::ops::Range<u64> {
+        let rank = if self.is_replicated { 0 } else { rank };
+        let start = self.rank_bytes[..rank].iter().sum();
+        start..start + self.rank_bytes[rank]
+    }
+
+    /// Ranks that write a slice when a block is stored.
+    pub fn writers(&self) -> usize {
+        self.rank_bytes.len()
+    }
+}
+
+/// All groups of a model, by group index. Groups that cache nothing are absent.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
+pub struct Layout {
+    groups: Vec<(u16, GroupLayout)>,
+}
+
+impl Layout {
+    /// Larger blocks than this are a mistake of the caller: the biggest published models use about 40 MiB.
+    pub const MAX_BLOCK_BYTES: u64 = 512 << 20;
+    pub const MAX_GROUPS: usize = 64;
+    pub const MAX_RANKS: usize = 64;
+
+    /// Errors with `Invalid` on duplicate groups, empty or oversize blocks, or too many groups or ranks.
+    pub fn new(mut groups: Vec<(u16, GroupLayout)>) -> Result<Layout> {
+        groups.sort_by_key(|(group, _)| *group);
+        if groups.is_empty() || groups.len() > Layout::MAX_GROUPS {
+            return Err(Error::invalid("a layout has 1 to 64 groups").with("groups", groups.len()));
+        }
+        if let Some(pair) = groups.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(Error::invalid("a layout names a group twice").with("group", pair[0].0));
+        }
+        for (group, layout) in &groups {
+            layout.check().map_err(|error| error.with("group", group))?;
+        }
+        Ok(Layout { groups })
+    }
+
+    pub fn group(&self, group: u16) -> Option<&GroupLayout> {
+        let at = self.groups.binary_search_by_key(&group, |(index, _)| *index).ok()?;
+        Some(&self.groups[at].1)
+    }
+
+    pub fn groups(&self) -> impl Iterator<Item = (u16, &GroupLayout)> {
+        self.groups.iter().map(|(index, layout)| (*index, layout))
+    }
+}
+
+impl GroupLayout {
+    fn check(&self) -> Result<()> {
+        let ranks = self.rank_bytes.len();
+        if ranks == 0 || ranks > Layout::MAX_RANKS {
+            return Err(Error::invalid("a group has 1 to 64 ranks").with("ranks", ranks));
+        }
+        if self.is_replicated && ranks != 1 {
+            return Err(Error::invalid("a replicated group has one slice").with("ranks", ranks));
+        }
+        let total = self.rank_bytes.iter().try_fold(0u64, |sum, bytes| sum.checked_add(*bytes));
+        if self.rank_bytes.contains(&0) || total.is_none_or(|bytes| bytes > Layout::MAX_BLOCK_BYTES) {
+            return Err(Error::invalid("a rank's slice has at least 1 byte and a block at most 512 MiB")
+                .with("rank_bytes", format!("{:?}", self.rank_bytes)));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(rank_bytes: &[u64]) -> GroupLayout {
+        GroupLayout {
+            attention: Attention::Full,
+            tokens_per_block: 16,
+            rank_bytes: rank_bytes.to_vec(),
+            is_replicated: false,
+        }
+    }
+
+    #[test]
+    fn ranks_lie_side_by_side_without_gaps() {
+        let layout = group(&[100, 200, 50]);
+        assert_eq!(layout.slice(0), 0..100);
+        assert_eq!(layout.slice(1), 100..300);
+        assert_eq!(layout.slice(2), 300..350);
+        assert_eq!(layout.block_bytes(), 350);
+        assert_eq!(layout.slot_bytes(), 4096);
+    }
+
+    #[test]
+    fn a_replicated_group_gives_every_rank_the_same_slice() {
+        let layout = GroupLayout { is_replicated: true, ..group(&[100]) };
+        assert_eq!(layout.slice(7), 0..100);
+        assert_eq!(layout.writers(), 1);
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        for bad in [vec![], vec![0], vec![4096, 0], vec![u64::MAX, 2], vec![Layout::MAX_BLOCK_BYTES + 1], vec![1; 65]] {
+            assert!(Layout::new(vec![(0, group(&bad))]).is_err(), "{bad:?} was accepted");
+        }
+        assert!(Layout::new(vec![(1, group(&[1])), (1, group(&[1]))]).is_err());
+        assert!(Layout::new(vec![]).is_err());
+    }
+}
