@@ -1,1 +1,22 @@
-//! Placeholder until the first part lands.
+//! The wire: generated messages, conversions to the core's types, the client, and what both sides agree on.
+
+#![forbid(unsafe_code)]
+
+/// Messages and stubs generated from `proto/forebay/v1/forebay.proto`.
+pub mod proto {
+    #![allow(clippy::all, missing_docs)]
+    tonic::include_proto!("forebay.v1");
+}
+
+/// Raised with every change that an older side would misread; both sides must speak the same one.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Largest message either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+/// Largest frame on `attach.sock`.
+pub const MAX_ATTACH_BYTES: usize = 64 << 10;
+
+/// File names inside the daemon's socket directory.
+pub const RPC_SOCKET: &str = "forebay.sock";
+pub const ATTACH_SOCKET: &str = "attach.sock";
