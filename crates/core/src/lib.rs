@@ -2,14 +2,34 @@
 //!
 //! Invariants: nothing here reads a clock, starts a thread, opens a file or contains `unsafe`; time comes in
 //! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
+//!
+//! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
+//! `core` (the state machine), `load`, `store`, `room` (its paths), `recover`, `purge` (what outlives whom).
 
 #![forbid(unsafe_code)]
 
+pub mod block;
 pub mod checksum;
+mod chunked;
+pub mod core;
 pub mod error;
+pub mod index;
 pub mod key;
 pub mod layout;
+pub mod load;
+pub mod miss;
+mod names;
 pub mod namespace;
+pub mod policy;
+pub mod purge;
+pub mod recover;
+pub mod report;
+mod room;
+pub mod space;
+pub mod stats;
+pub mod store;
+pub mod tier;
 
+pub use crate::core::{Config, Core, Effect};
 pub use error::{Error, ErrorKind, Result};
 pub use key::{BlockHash, BlockKey, Generation, Instance, NamespaceId, PAGE_BYTES, SlotId};

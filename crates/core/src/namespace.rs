@@ -96,7 +96,9 @@ mod tests {
     #[test]
     fn fields_never_run_together() {
         let one = descriptor(&[("a", "bc"), ("d", "")]);
-        for other in [descriptor(&[("ab", "c"), ("d", "")]), descriptor(&[("a", "b"), ("d", "c")]), descriptor(&[("a", "bc")])] {
+        for other in
+            [descriptor(&[("ab", "c"), ("d", "")]), descriptor(&[("a", "b"), ("d", "c")]), descriptor(&[("a", "bc")])]
+        {
             assert_ne!(one.id(), other.id(), "{one} and {other}");
         }
     }

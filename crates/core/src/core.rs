@@ -1,0 +1,352 @@
+//! The state machine: what it holds, how it is made, and the small steps that all paths share.
+//!
+//! Events are the public methods here and in `load`, `store`, `recover` and `purge`; what the outside has to do
+//! about them is left in `effects`, in order, and must be done before the answer leaves the daemon. No event
+//! takes longer than about 200 µs: lookups come in pieces, and touches, drains and purges go on in `step`.
+//!
+//! Invariants: a slot is in one hand (free, one reservation, or one block); a held block is never evicted; a
+//! block in the index is `Unverified`, `Verifying` or `Ready`, in its class's policy, and has a slot.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::block::{Block, BlockId, Blocks, NamespaceIndex, State};
+use crate::error::Result;
+use crate::index::{Fingerprint, Index};
+use crate::key::{BlockHash, Generation, Instance, NamespaceId, SlotId};
+use crate::layout::Layout;
+use crate::load::Lease;
+use crate::miss::{Fate, Memory};
+use crate::names::Names;
+use crate::policy::{Nodes, Policy, Residents};
+use crate::purge::Purge;
+use crate::room::Drain;
+use crate::space::{ExtentId, Space};
+use crate::stats::Stats;
+
+pub struct Config {
+    pub unit_bytes: u64,
+    pub units: u32,
+    /// Makes hash collisions unpredictable; fixed in tests and in the simulator.
+    pub seed: u64,
+    /// Makes the policy of a class; the argument is how many of its slots the whole pool could hold.
+    pub policy: fn(u64) -> Box<dyn Policy>,
+    /// Thousandths of the pool that leases may pin. Over it, requests get a shorter prefix.
+    pub promise_permille: u32,
+    /// Thousandths of the pool that reservations may take.
+    pub reserve_permille: u32,
+    /// Entries of the memory that explains misses, 8 bytes each.
+    pub memory_entries: usize,
+    /// Larger than any generation an earlier epoch gave out.
+    pub first_generation: u32,
+}
+
+impl Config {
+    /// The defaults, for a pool of this shape.
+    pub fn new(unit_bytes: u64, units: u32) -> Config {
+        Config {
+            unit_bytes,
+            units,
+            seed: 0,
+            policy: |_| Box::<crate::policy::lru::Lru>::default(),
+            // Half: the other half can always turn over, so waiting requests cannot freeze the cache.
+            promise_permille: 500,
+            // A quarter: stores are bursts of one step; more would evict what the next request hits.
+            reserve_permille: 250,
+            // 1 Mi: explains misses of the last million keys with 8 MiB.
+            memory_entries: 1 << 20,
+            first_generation: 1,
+        }
+    }
+}
+
+/// What the outside has to do, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The slot was handed out for filling: publish the generation, write holder and state to the table.
+    Reserved {
+        slot: SlotId,
+        generation: Generation,
+        holders: u64,
+    },
+    /// Nothing valid is in the slot any more.
+    Freed {
+        slot: SlotId,
+    },
+    /// Who may touch the slot, before its offset leaves.
+    Held {
+        slot: SlotId,
+        holders: u64,
+    },
+    ExtentMade {
+        first_unit: u32,
+        units: u32,
+        slot_bytes: u64,
+    },
+    ExtentCleared {
+        first_unit: u32,
+        units: u32,
+    },
+    /// Compare the slot with its checksum and call [`Core::verified`].
+    Verify {
+        block: BlockId,
+        slot: SlotId,
+        generation: Generation,
+    },
+}
+
+pub struct Core {
+    pub(crate) config: Config,
+    pub(crate) names: Names,
+    pub(crate) space: Space,
+    pub(crate) blocks: Blocks,
+    pub(crate) index: Index,
+    pub(crate) nodes: Nodes,
+    /// By class.
+    pub(crate) policies: Vec<Box<dyn Policy>>,
+    pub(crate) memory: Memory,
+    pub(crate) leases: HashMap<u64, Lease>,
+    pub(crate) next_lease: u64,
+    pub(crate) next_generation: u32,
+    pub(crate) pinned_bytes: u64,
+    pub(crate) reserved_bytes: u64,
+    /// The blocks in state `Reserved`.
+    pub(crate) reserved: HashSet<BlockId>,
+    /// Instances of earlier epochs whose workers may still touch what they were handed then.
+    pub(crate) earlier: u64,
+    /// Blocks that wait for their last holder.
+    pub(crate) fenced: Vec<BlockId>,
+    /// Blocks to be touched, coldest first; applied after the reply.
+    pub(crate) touches: Vec<BlockId>,
+    pub(crate) drain: Option<Drain>,
+    pub(crate) purges: Vec<Purge>,
+    pub(crate) stats: Stats,
+    pub(crate) effects: Vec<Effect>,
+}
+
+impl Core {
+    pub fn new(config: Config) -> Core {
+        Core {
+            space: Space::new(config.unit_bytes, config.units),
+            memory: Memory::new(config.memory_entries, config.seed),
+            next_generation: config.first_generation.max(1),
+            config,
+            names: Names::default(),
+            blocks: Blocks::default(),
+            index: Index::default(),
+            nodes: Nodes::default(),
+            policies: Vec::new(),
+            leases: HashMap::new(),
+            next_lease: 1,
+            pinned_bytes: 0,
+            reserved_bytes: 0,
+            reserved: HashSet::new(),
+            earlier: 0,
+            fenced: Vec::new(),
+            touches: Vec::new(),
+            drain: None,
+            purges: Vec::new(),
+            stats: Stats::default(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// Memory of this unit may be used from now on.
+    pub fn populate(&mut self, unit: u32) {
+        self.space.populate(unit);
+    }
+
+    /// The short name of a namespace. Errors with `Invalid` if it is known with other sizes, with `Full` if
+    /// the pool has too many size classes.
+    pub fn open_namespace(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
+        let index = self.names.open(id, layout, &mut self.space)?;
+        for (class, info) in self.space.classes().skip(self.policies.len()) {
+            debug_assert_eq!(class.0 as usize, self.policies.len());
+            let slots = self.config.unit_bytes * u64::from(self.config.units) / info.slot_bytes;
+            self.policies.push((self.config.policy)(slots));
+        }
+        Ok(index)
+    }
+
+    /// Takes what has to be done since the last call.
+    pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
+        into.append(&mut self.effects);
+    }
+
+    /// Goes on with work that was cut into pieces: touches, drains, purges. True if there is more.
+    pub fn step(&mut self) -> bool {
+        self.settle(Core::TOUCHES_PER_STEP);
+        self.step_drain();
+        self.step_purge();
+        !self.touches.is_empty() || !self.purges.is_empty()
+    }
+
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    pub fn namespace_id(&self, namespace: NamespaceIndex) -> NamespaceId {
+        self.names.get(namespace).id
+    }
+
+    pub fn layout(&self, namespace: NamespaceIndex) -> &Layout {
+        &self.names.get(namespace).layout
+    }
+
+    /// Bytes on the heap that grow with the number of resident blocks.
+    pub fn heap_bytes(&self) -> usize {
+        let policies: usize = self.policies.iter().map(|policy| policy.heap_bytes()).sum();
+        self.blocks.heap_bytes()
+            + self.index.heap_bytes()
+            + self.nodes.heap_bytes()
+            + self.space.heap_bytes()
+            + policies
+    }
+
+    pub fn resident_blocks(&self) -> u64 {
+        self.index.len()
+    }
+
+    /// 2,048 list moves of three cache misses each stay below 200 µs.
+    const TOUCHES_PER_STEP: usize = 2048;
+
+    /// Applies pending touches, at most `limit`.
+    pub(crate) fn settle(&mut self, limit: usize) {
+        let count = limit.min(self.touches.len());
+        for at in 0..count {
+            let block = self.touches[at];
+            // It may have been corrupt or purged meanwhile, and its record reused.
+            if self.is_indexed(block) {
+                let class = self.blocks[block].class;
+                self.policies[class.0 as usize].touch(&mut self.nodes, block);
+            }
+        }
+        self.touches.drain(..count);
+    }
+
+    pub(crate) fn fingerprint(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> Fingerprint {
+        Fingerprint::new(self.config.seed, namespace, group, hash)
+    }
+
+    pub(crate) fn find(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> Option<BlockId> {
+        let is_match = |id: BlockId| {
+            let block = &self.blocks[id];
+            block.hash == *hash && block.namespace == namespace && block.group == group
+        };
+        self.index.find(self.fingerprint(namespace, group, hash), is_match)
+    }
+
+    pub(crate) fn is_indexed(&self, block: BlockId) -> bool {
+        matches!(self.blocks[block].state, State::Ready | State::Unverified | State::Verifying)
+    }
+
+    pub(crate) fn slot_bytes(&self, block: BlockId) -> u64 {
+        self.space.class_info(self.blocks[block].class).slot_bytes
+    }
+
+    /// One more lease covers `block`; `instance` may touch it from now on.
+    pub(crate) fn pin(&mut self, block: BlockId, instance: Option<Instance>) {
+        let slot_bytes = self.slot_bytes(block);
+        let record = &mut self.blocks[block];
+        record.pins += 1;
+        if record.pins == 1 {
+            self.pinned_bytes += slot_bytes;
+        }
+        let bit = instance.map_or(0, Instance::bit);
+        if record.holders & bit != bit {
+            record.holders |= bit;
+            self.effects.push(Effect::Held { slot: record.slot, holders: record.holders });
+        }
+    }
+
+    pub(crate) fn unpin(&mut self, block: BlockId) {
+        let slot_bytes = self.slot_bytes(block);
+        let earlier = self.earlier;
+        let record = &mut self.blocks[block];
+        assert!(record.pins > 0, "block {block:?} is unpinned more often than pinned");
+        record.pins -= 1;
+        if record.pins > 0 {
+            return;
+        }
+        self.pinned_bytes -= slot_bytes;
+        let holders = record.holders & earlier;
+        if record.holders != holders {
+            record.holders = holders;
+            self.effects.push(Effect::Held { slot: record.slot, holders });
+        }
+        if record.state == State::Fenced && holders == 0 {
+            self.fenced.retain(|fenced| *fenced != block);
+            self.release_slot(block);
+        }
+    }
+
+    /// Whether somebody may still touch the slot.
+    pub(crate) fn is_held(&self, block: BlockId) -> bool {
+        let record = &self.blocks[block];
+        record.pins > 0 || record.holders & self.earlier != 0
+    }
+
+    /// Takes `block` out of the index; its slot is free now, or when the last holder is gone.
+    pub(crate) fn forget(&mut self, block: BlockId, fate: Fate) {
+        let record = &self.blocks[block];
+        let (namespace, group, hash, class) = (record.namespace, record.group, record.hash, record.class);
+        self.policies[class.0 as usize].remove(&mut self.nodes, block);
+        self.unindex(block);
+        self.memory.note(namespace, group, &hash, fate);
+        if self.is_held(block) {
+            self.blocks[block].state = State::Fenced;
+            self.fenced.push(block);
+        } else {
+            self.release_slot(block);
+        }
+    }
+
+    pub(crate) fn unindex(&mut self, block: BlockId) {
+        let record = &self.blocks[block];
+        let (namespace, group, hash) = (record.namespace, record.group, record.hash);
+        self.index.remove(self.fingerprint(namespace, group, &hash), block);
+        self.names.get_mut(namespace).leave(group);
+    }
+
+    /// Nobody holds the slot: it is free, and the record vacant.
+    pub(crate) fn release_slot(&mut self, block: BlockId) {
+        let slot = self.blocks[block].slot;
+        self.effects.push(Effect::Freed { slot });
+        self.blocks.remove(block);
+        if let Some(extent) = self.space.free(slot) {
+            self.give_back(extent);
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, extent: ExtentId) {
+        let (first_unit, units) = self.space.give_back(extent);
+        self.stats.extents_moved += 1;
+        self.effects.push(Effect::ExtentCleared { first_unit, units });
+        self.drain.take_if(|drain| drain.extent == extent);
+    }
+
+    pub(crate) fn generation(&mut self) -> Generation {
+        let generation = Generation(self.next_generation);
+        // 0 means "never handed out"; skipped when the counter wraps.
+        self.next_generation = self.next_generation.wrapping_add(1).max(1);
+        generation
+    }
+}
+
+/// What a policy may ask, borrowed apart from the policies themselves.
+pub(crate) struct View<'a> {
+    pub blocks: &'a Blocks,
+    pub earlier: u64,
+    pub seed: u64,
+}
+
+impl Residents for View<'_> {
+    fn is_evictable(&self, block: BlockId) -> bool {
+        let Block { pins, holders, .. } = self.blocks[block];
+        pins == 0 && holders & self.earlier == 0
+    }
+
+    fn fingerprint(&self, block: BlockId) -> Fingerprint {
+        let record = &self.blocks[block];
+        Fingerprint::new(self.seed, record.namespace, record.group, &record.hash)
+    }
+}

@@ -1,0 +1,107 @@
+//! Why a miss missed: a small, lossy memory of keys that are no longer, or never were, in the pool.
+//!
+//! One entry a place, newest wins; a forgotten key is reported as never seen. Reasons add up to all misses.
+
+use crate::block::NamespaceIndex;
+use crate::key::BlockHash;
+
+/// Why a key that was asked for was not served. The order is that of `Stats::misses`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum MissReason {
+    NeverSeen,
+    Evicted,
+    /// Not admitted: its predecessor was absent, or the policy refused it.
+    Refused,
+    /// A checksum or a tier failed.
+    Failed,
+    /// Found on a lower tier, but not in time.
+    TooSlow,
+    /// On its way up, or being verified after a restart.
+    NotYet,
+    /// The same block exists under another model, layout or tenant.
+    OtherNamespace,
+    /// Ready, but the engine's promises are at their limit.
+    OverLimit,
+}
+
+impl MissReason {
+    pub const ALL: [MissReason; 8] = [
+        MissReason::NeverSeen,
+        MissReason::Evicted,
+        MissReason::Refused,
+        MissReason::Failed,
+        MissReason::TooSlow,
+        MissReason::NotYet,
+        MissReason::OtherNamespace,
+        MissReason::OverLimit,
+    ];
+
+    /// As it stands in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            MissReason::NeverSeen => "never_seen",
+            MissReason::Evicted => "evicted",
+            MissReason::Refused => "refused",
+            MissReason::Failed => "failed",
+            MissReason::TooSlow => "too_slow",
+            MissReason::NotYet => "not_yet",
+            MissReason::OtherNamespace => "other_namespace",
+            MissReason::OverLimit => "over_limit",
+        }
+    }
+}
+
+/// The last thing that happened to a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Fate {
+    Stored = 1,
+    Evicted,
+    Refused,
+    Failed,
+}
+
+pub struct Memory {
+    /// Tag (32 bits), namespace (24 bits), fate (8 bits). Zero: empty.
+    entries: Box<[u64]>,
+    seed: u64,
+}
+
+impl Memory {
+    /// 8 bytes an entry; touched pages only.
+    pub fn new(entries: usize, seed: u64) -> Memory {
+        Memory { entries: vec![0; entries.next_power_of_two()].into_boxed_slice(), seed }
+    }
+
+    pub fn note(&mut self, namespace: NamespaceIndex, group: u16, hash: &BlockHash, fate: Fate) {
+        let (at, tag) = self.place(group, hash);
+        self.entries[at] = tag << 32 | u64::from(namespace.0 & 0xff_ffff) << 8 | fate as u64;
+    }
+
+    pub fn explain(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> MissReason {
+        let (at, tag) = self.place(group, hash);
+        let entry = self.entries[at];
+        if entry == 0 || entry >> 32 != tag {
+            return MissReason::NeverSeen;
+        }
+        if (entry >> 8) as u32 & 0xff_ffff != namespace.0 & 0xff_ffff {
+            return MissReason::OtherNamespace;
+        }
+        match entry as u8 {
+            fate if fate == Fate::Refused as u8 => MissReason::Refused,
+            fate if fate == Fate::Failed as u8 => MissReason::Failed,
+            // `Stored` and yet not found: it was purged or lost with its slot, which an operator reads as evicted.
+            _ => MissReason::Evicted,
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.len() * 8
+    }
+
+    fn place(&self, group: u16, hash: &BlockHash) -> (usize, u64) {
+        let key = crate::index::Fingerprint::new(self.seed, NamespaceIndex(0), group, hash).0;
+        (key as usize & (self.entries.len() - 1), key >> 32)
+    }
+}

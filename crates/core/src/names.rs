@@ -1,0 +1,110 @@
+//! Short names for namespaces, with their layouts and size classes.
+
+use std::collections::HashMap;
+
+use crate::block::{ClassId, NamespaceIndex};
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::NamespaceId;
+use crate::layout::Layout;
+use crate::space::Space;
+
+pub struct Namespace {
+    pub id: NamespaceId,
+    pub layout: Layout,
+    pub groups: Vec<GroupState>,
+}
+
+/// A group of a namespace: its class and how many of its blocks are in the index.
+pub struct GroupState {
+    pub group: u16,
+    pub class: ClassId,
+    pub blocks: u64,
+}
+
+#[derive(Default)]
+pub struct Names {
+    all: Vec<Namespace>,
+    by_id: HashMap<NamespaceId, NamespaceIndex>,
+}
+
+impl Names {
+    /// Short names are never reused, so this bounds what a client can make the daemon remember.
+    pub const MAX: usize = 4096;
+
+    pub fn open(&mut self, id: NamespaceId, layout: &Layout, space: &mut Space) -> Result<NamespaceIndex> {
+        if let Some(&index) = self.by_id.get(&id) {
+            let known = &self.get(index).layout;
+            if known != layout {
+                return Err(Error::invalid("the namespace is known with other block sizes")
+                    .with("namespace", id)
+                    .with("known", format!("{known:?}"))
+                    .with("offered", format!("{layout:?}"))
+                    .hint("two engines describe different caches by one name: report this with both configurations"));
+            }
+            return Ok(index);
+        }
+        if self.all.len() >= Names::MAX {
+            return Err(Error::new(ErrorKind::Full, "too many namespaces").with("limit", Names::MAX));
+        }
+        let groups = layout.groups().map(|(group, info)| {
+            let class = space.class(info.slot_bytes()).ok_or_else(|| {
+                Error::new(ErrorKind::Full, "the pool cannot hold blocks of this size")
+                    .with("slot_bytes", info.slot_bytes())
+                    .with("max_classes", Space::MAX_CLASSES)
+            })?;
+            Ok(GroupState { group, class, blocks: 0 })
+        });
+        let groups = groups.collect::<Result<Vec<_>>>()?;
+        Ok(self.add(Namespace { id, layout: layout.clone(), groups }))
+    }
+
+    /// From now on `id` means an empty namespace of another short name. Returns (old, new).
+    pub fn replace(&mut self, id: NamespaceId) -> Option<(NamespaceIndex, NamespaceIndex)> {
+        let old = *self.by_id.get(&id)?;
+        let Namespace { layout, groups, .. } = self.get(old);
+        let layout = layout.clone();
+        let groups = groups.iter().map(|g| GroupState { group: g.group, class: g.class, blocks: 0 }).collect();
+        Some((old, self.add(Namespace { id, layout, groups })))
+    }
+
+    pub fn get(&self, index: NamespaceIndex) -> &Namespace {
+        &self.all[index.0 as usize]
+    }
+
+    pub fn get_mut(&mut self, index: NamespaceIndex) -> &mut Namespace {
+        &mut self.all[index.0 as usize]
+    }
+
+    /// The namespaces that ids mean at present.
+    pub fn current(&self) -> impl Iterator<Item = &Namespace> {
+        let is_current = |(i, ns): &(usize, &Namespace)| self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32));
+        self.all.iter().enumerate().filter(is_current).map(|(_, namespace)| namespace)
+    }
+
+    fn add(&mut self, namespace: Namespace) -> NamespaceIndex {
+        let index = NamespaceIndex(self.all.len() as u32);
+        self.by_id.insert(namespace.id, index);
+        self.all.push(namespace);
+        index
+    }
+}
+
+impl Namespace {
+    pub fn class(&self, group: u16) -> Option<ClassId> {
+        self.state(group).map(|at| self.groups[at].class)
+    }
+
+    pub fn enter(&mut self, group: u16) {
+        let at = self.state(group).expect("a stored block's group is in its namespace");
+        self.groups[at].blocks += 1;
+    }
+
+    pub fn leave(&mut self, group: u16) {
+        let at = self.state(group).expect("a stored block's group is in its namespace");
+        self.groups[at].blocks -= 1;
+    }
+
+    fn state(&self, group: u16) -> Option<usize> {
+        self.groups.iter().position(|state| state.group == group)
+    }
+}

@@ -1,0 +1,172 @@
+//! Which block goes when room is needed: one trait, one file a policy.
+//!
+//! A policy sees block ids, never keys or bytes of memory; its entries are the intrusive nodes below, so that a
+//! resident block costs no allocation. Each size class has a policy of its own. A request's blocks are touched
+//! last-to-first, hence a parent is always more recent than its children and plain recency is leaf-first.
+
+pub mod lru;
+
+use crate::block::BlockId;
+use crate::chunked::Chunked;
+use crate::index::Fingerprint;
+
+/// Link and memory of one block, for whichever policy its class has.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    pub prev: BlockId,
+    pub next: BlockId,
+    /// The core's clock at the last insert or touch; compares the age of blocks across classes.
+    pub touched: u32,
+    /// Free for the policy: which of its queues holds the block, hit bits and the like.
+    pub mark: u32,
+}
+
+/// The nodes of all blocks, by block id.
+#[derive(Default)]
+pub struct Nodes {
+    nodes: Chunked<Node>,
+    /// Advances by one with every insert and touch.
+    pub clock: u32,
+}
+
+impl Nodes {
+    /// Makes room for `block`; ids grow one by one.
+    pub fn cover(&mut self, block: BlockId) {
+        while self.nodes.len() <= block.0 {
+            self.nodes.push(Node { prev: BlockId::NONE, next: BlockId::NONE, touched: 0, mark: 0 });
+        }
+    }
+
+    pub fn stamp(&mut self, block: BlockId) {
+        self.clock = self.clock.wrapping_add(1);
+        self.nodes[block.0].touched = self.clock;
+    }
+
+    /// Inserts and touches since `block`'s last one.
+    pub fn age(&self, block: BlockId) -> u32 {
+        self.clock.wrapping_sub(self.nodes[block.0].touched)
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.nodes.heap_bytes()
+    }
+}
+
+impl std::ops::Index<BlockId> for Nodes {
+    type Output = Node;
+
+    fn index(&self, block: BlockId) -> &Node {
+        &self.nodes[block.0]
+    }
+}
+
+impl std::ops::IndexMut<BlockId> for Nodes {
+    fn index_mut(&mut self, block: BlockId) -> &mut Node {
+        &mut self.nodes[block.0]
+    }
+}
+
+/// What a policy asks about a block it would like to evict.
+pub trait Residents {
+    /// False while somebody holds it.
+    fn is_evictable(&self, block: BlockId) -> bool;
+    /// For ghost lists, which remember keys after their blocks are gone.
+    fn fingerprint(&self, block: BlockId) -> Fingerprint;
+}
+
+/// Entries that one `evict` may pass over because somebody holds them; bounds the time of an eviction.
+pub const MAX_SCAN: usize = 64;
+
+/// See the module's head. No call looks at more than [`MAX_SCAN`] entries.
+pub trait Policy: Send {
+    fn name(&self) -> &'static str;
+
+    /// `block` became resident. `parent` is the block before it in its prompt, resident in the same class: a
+    /// child goes right behind its parent, so that a prompt stored piece by piece ends up leaf-first too.
+    fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>);
+
+    /// `block` was asked for and found.
+    fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
+
+    /// `block` left without being evicted.
+    fn remove(&mut self, nodes: &mut Nodes, block: BlockId);
+
+    /// Takes the next victim out, or none if all candidates looked at are held.
+    fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
+
+    /// The block that `evict` would look at first.
+    fn coldest(&self) -> Option<BlockId>;
+
+    /// Bytes on the heap beside the nodes (ghost lists, sketches).
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// A doubly linked list through the nodes; head is the most recent.
+#[derive(Debug)]
+pub struct List {
+    pub head: BlockId,
+    pub tail: BlockId,
+    pub len: u32,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        List { head: BlockId::NONE, tail: BlockId::NONE, len: 0 }
+    }
+}
+
+impl List {
+    pub fn push_head(&mut self, nodes: &mut Nodes, block: BlockId) {
+        let head = self.head;
+        nodes[block].prev = BlockId::NONE;
+        nodes[block].next = head;
+        match head {
+            BlockId::NONE => self.tail = block,
+            head => nodes[head].prev = block,
+        }
+        self.head = block;
+        self.len += 1;
+    }
+
+    /// Puts `block` on the colder side of `other`, which is in this list.
+    pub fn push_behind(&mut self, nodes: &mut Nodes, block: BlockId, other: BlockId) {
+        let next = nodes[other].next;
+        nodes[block].prev = other;
+        nodes[block].next = next;
+        nodes[other].next = block;
+        match next {
+            BlockId::NONE => self.tail = block,
+            next => nodes[next].prev = block,
+        }
+        self.len += 1;
+    }
+
+    pub fn unlink(&mut self, nodes: &mut Nodes, block: BlockId) {
+        let Node { prev, next, .. } = nodes[block];
+        match prev {
+            BlockId::NONE => self.head = next,
+            prev => nodes[prev].next = next,
+        }
+        match next {
+            BlockId::NONE => self.tail = prev,
+            next => nodes[next].prev = prev,
+        }
+        self.len -= 1;
+    }
+
+    /// Takes the tail-most evictable block out. Held ones met on the way move to the head: they are in use,
+    /// and leaving them would make every later eviction walk over them again.
+    pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
+        for _ in 0..MAX_SCAN.min(self.len as usize) {
+            let block = self.tail;
+            self.unlink(nodes, block);
+            if residents.is_evictable(block) {
+                return Some(block);
+            }
+            self.push_head(nodes, block);
+        }
+        None
+    }
+}

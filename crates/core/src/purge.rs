@@ -1,0 +1,51 @@
+//! Purging a namespace: gone for lookups at once, freed piece by piece.
+//!
+//! The namespace's id gets a new, empty short name, so nothing old can be hit; the old one's blocks are then
+//! dropped a few at a time. Held ones go when they are released.
+
+use crate::block::{BlockId, NamespaceIndex};
+use crate::core::Core;
+use crate::key::NamespaceId;
+use crate::miss::Fate;
+
+pub(crate) struct Purge {
+    namespace: NamespaceIndex,
+    cursor: u32,
+}
+
+/// What a purge took away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Purged {
+    pub blocks: u64,
+    pub bytes: u64,
+}
+
+/// Records looked at in one step.
+const RECORDS_PER_STEP: u32 = 2048;
+
+impl Core {
+    /// Empties a namespace. Returns what it held and its short names (old, new); holders of the old one must
+    /// be told. `None` if the id is unknown.
+    pub fn purge(&mut self, id: NamespaceId) -> Option<(Purged, NamespaceIndex, NamespaceIndex)> {
+        let (old, new) = self.names.replace(id)?;
+        let groups = &self.names.get(old).groups;
+        let blocks = groups.iter().map(|group| group.blocks).sum();
+        let bytes = groups.iter().map(|group| group.blocks * self.space.class_info(group.class).slot_bytes).sum();
+        self.purges.push(Purge { namespace: old, cursor: 0 });
+        self.stats.purged += blocks;
+        Some((Purged { blocks, bytes }, old, new))
+    }
+
+    pub(crate) fn step_purge(&mut self) {
+        let Some(Purge { namespace, cursor }) = self.purges.pop() else { return };
+        let end = (cursor + RECORDS_PER_STEP).min(self.blocks.end());
+        for block in (cursor..end).map(BlockId) {
+            if self.is_indexed(block) && self.blocks[block].namespace == namespace {
+                self.forget(block, Fate::Evicted);
+            }
+        }
+        if end < self.blocks.end() {
+            self.purges.push(Purge { namespace, cursor: end });
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What outlives a process: instances that come back or are gone, and the blocks of an earlier epoch.
+//!
+//! A slot that was handed to an instance in an earlier epoch is not reused until that instance has come back
+//! and said what it still holds, or its workers are gone. Until then such blocks can be hit, but not evicted.
+
+use crate::block::{Block, BlockId, NamespaceIndex, State};
+use crate::core::Core;
+use crate::key::{BlockHash, Generation, Instance, SlotId};
+use crate::load::{Lease, LeaseId};
+
+/// A slot found in the table of an earlier epoch.
+pub struct Recovered {
+    pub slot: SlotId,
+    pub generation: Generation,
+    pub holders: u64,
+    /// Key of a block that was ready; `None` for a slot that was being filled.
+    pub key: Option<(NamespaceIndex, u16, BlockHash)>,
+}
+
+/// What became of a recovered slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recovery {
+    /// In the index, to be verified when first asked for.
+    Block,
+    /// Kept out of use until its holders are gone.
+    Fenced,
+    /// Free.
+    Dropped,
+}
+
+impl Core {
+    /// Workers of these instances (a mask) were attached in an earlier epoch and may be alive.
+    pub fn set_earlier(&mut self, instances: u64) {
+        self.earlier = instances;
+    }
+
+    /// An extent of the earlier epoch. False if it cannot be there; then nothing of it is recovered.
+    pub fn restore_extent(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> bool {
+        self.space.restore(slot_bytes, first_unit, units).is_some()
+    }
+
+    /// A slot of a restored extent; slots of an extent come in ascending order. Blocks come back in the order
+    /// of the calls, oldest first, as far as recency goes.
+    pub fn restore(&mut self, recovered: Recovered) -> Recovery {
+        let Recovered { slot, generation, holders, key } = recovered;
+        let holders = holders & self.earlier;
+        if key.is_none() && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let fenced_hash = BlockHash::new(&[0]).expect("one byte is a hash");
+        let (namespace, group, hash) = key.unwrap_or((NamespaceIndex(0), 0, fenced_hash));
+        let is_duplicate = key.is_some() && self.find(namespace, group, &hash).is_some();
+        if is_duplicate && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let Some(class) = self.space.class_at(slot) else { return Recovery::Dropped };
+        let fits = key.is_none() || self.names.get(namespace).class(group) == Some(class);
+        let is_block = key.is_some() && !is_duplicate && fits;
+        let state = if is_block { State::Unverified } else { State::Fenced };
+        if !is_block && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let block = self.blocks.add(Block {
+            holders,
+            hash,
+            state,
+            class,
+            group,
+            owner: 0,
+            namespace,
+            slot,
+            generation,
+            pins: 0,
+        });
+        self.nodes.cover(block);
+        if self.space.restore_slot(slot, block).is_none() {
+            self.blocks.remove(block);
+            return Recovery::Dropped;
+        }
+        if is_block {
+            self.enter(block, class, None);
+            self.stats.recovered += 1;
+            Recovery::Block
+        } else {
+            self.fenced.push(block);
+            Recovery::Fenced
+        }
+    }
+
+    /// The instance is back, or new, and holds just this: leases on ready slots and reservations. All else it
+    /// held is free. Returns the lease that covers the former, and the slots it named but does not have.
+    pub fn resume(
+        &mut self,
+        instance: Instance,
+        leases: &[(SlotId, Generation)],
+        reservations: &[(SlotId, Generation)],
+    ) -> (LeaseId, Vec<(SlotId, Generation)>) {
+        let mut lost = Vec::new();
+        let mut held = Vec::new();
+        for at in leases {
+            match self.declared(*at, |core, block| core.is_indexed(block)) {
+                Some(block) => held.push(block),
+                None => lost.push(*at),
+            }
+        }
+        held.iter().for_each(|block| self.pin(*block, Some(instance)));
+        let mut kept = Vec::new();
+        for at in reservations {
+            match self.declared(*at, |core, block| core.may_fill(instance, block)) {
+                Some(block) => kept.push(block),
+                None => lost.push(*at),
+            }
+        }
+        kept.iter().for_each(|block| self.adopt(instance, *block));
+        self.drop_leases(instance);
+        self.drop_reservations(instance, &kept);
+        self.resolve(instance);
+        let lease = if held.is_empty() { LeaseId(0) } else { self.add_lease(Lease { instance, blocks: held }) };
+        (lease, lost)
+    }
+
+    /// No process of the instance is left: all it held is free.
+    pub fn instance_gone(&mut self, instance: Instance) {
+        self.drop_leases(instance);
+        self.drop_reservations(instance, &[]);
+        self.resolve(instance);
+    }
+
+    /// Leases, leased blocks and reserved blocks of an instance.
+    pub fn holdings(&self, instance: Instance) -> (u64, u64, u64) {
+        let leases = self.leases.values().filter(|lease| lease.instance == instance);
+        let (count, blocks) = leases.fold((0, 0), |(n, blocks), lease| (n + 1, blocks + lease.blocks.len() as u64));
+        (count, blocks, self.reservations(instance).len() as u64)
+    }
+
+    fn declared(
+        &self,
+        (slot, generation): (SlotId, Generation),
+        is_right: impl Fn(&Core, BlockId) -> bool,
+    ) -> Option<BlockId> {
+        let block = self.space.block_at(slot)?;
+        (self.blocks[block].generation == generation && is_right(self, block)).then_some(block)
+    }
+
+    /// A slot it was filling: in this epoch, or in an earlier one, where it is fenced since.
+    fn may_fill(&self, instance: Instance, block: BlockId) -> bool {
+        let record = &self.blocks[block];
+        match record.state {
+            State::Reserved => record.owner == instance.0,
+            State::Fenced => record.holders == instance.bit() && record.pins == 0,
+            _ => false,
+        }
+    }
+
+    fn adopt(&mut self, instance: Instance, block: BlockId) {
+        if self.blocks[block].state == State::Fenced {
+            self.fenced.retain(|fenced| *fenced != block);
+            self.blocks[block].state = State::Reserved;
+            self.blocks[block].owner = instance.0;
+            self.reserved_bytes += self.slot_bytes(block);
+            self.reserved.insert(block);
+        }
+    }
+
+    fn drop_leases(&mut self, instance: Instance) {
+        let mut ids: Vec<u64> = self.leases.iter().filter(|(_, l)| l.instance == instance).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.release(instance, LeaseId(id));
+        }
+    }
+
+    fn drop_reservations(&mut self, instance: Instance, except: &[BlockId]) {
+        for block in self.reservations(instance) {
+            if !except.contains(&block) {
+                self.unreserve(block);
+            }
+        }
+    }
+
+    /// In order of their ids, so that the same events give the same state.
+    fn reservations(&self, instance: Instance) -> Vec<BlockId> {
+        let reserved = self.reserved.iter().copied();
+        let mut its: Vec<BlockId> = reserved.filter(|block| self.blocks[*block].owner == instance.0).collect();
+        its.sort_unstable();
+        its
+    }
+
+    /// Nothing of an earlier epoch is held by `instance` any more.
+    fn resolve(&mut self, instance: Instance) {
+        self.earlier &= !instance.bit();
+        let fenced = std::mem::take(&mut self.fenced);
+        let (still, free): (Vec<_>, Vec<_>) = fenced.into_iter().partition(|block| self.is_held(*block));
+        self.fenced = still;
+        free.into_iter().for_each(|block| self.release_slot(block));
+    }
+}

@@ -1,0 +1,97 @@
+//! What the core shows to people: fill by class and namespace, and what is held.
+
+use crate::block::{BlockId, State};
+use crate::core::Core;
+use crate::key::NamespaceId;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassReport {
+    pub slot_bytes: u64,
+    pub slots: u64,
+    pub used: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceReport {
+    pub id: NamespaceId,
+    /// (group, bytes of a block, blocks).
+    pub groups: Vec<(u16, u64, u64)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Ready blocks under a lease, and blocks being verified.
+    pub pinned_bytes: u64,
+    pub reserved_bytes: u64,
+    /// Slots out of use until a holder of theirs is gone.
+    pub fenced_bytes: u64,
+    pub fenced_blocks: u64,
+    pub leases: u64,
+}
+
+impl Core {
+    pub fn classes(&self) -> Vec<ClassReport> {
+        let classes = self.space.classes();
+        classes.map(|(_, c)| ClassReport { slot_bytes: c.slot_bytes, slots: c.slots, used: c.used }).collect()
+    }
+
+    pub fn namespaces(&self) -> Vec<NamespaceReport> {
+        let report = |namespace: &crate::names::Namespace| {
+            let bytes = |group| namespace.layout.group(group).map_or(0, |layout| layout.block_bytes());
+            let groups = namespace.groups.iter().map(|g| (g.group, bytes(g.group), g.blocks)).collect();
+            NamespaceReport { id: namespace.id, groups }
+        };
+        self.names.current().map(report).collect()
+    }
+
+    pub fn held(&self) -> Held {
+        Held {
+            pinned_bytes: self.pinned_bytes,
+            reserved_bytes: self.reserved_bytes,
+            fenced_bytes: self.fenced.iter().map(|block| self.slot_bytes(*block)).sum(),
+            fenced_blocks: self.fenced.len() as u64,
+            leases: self.leases.len() as u64,
+        }
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        self.space.capacity_bytes()
+    }
+
+    pub fn populated_bytes(&self) -> u64 {
+        self.space.populated_bytes()
+    }
+
+    /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks
+    /// everything: for tests and audits. Errors say what does not agree.
+    pub fn audit(&self) -> Result<(), String> {
+        let (mut indexed, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0);
+        for block in (0..self.blocks.end()).map(BlockId) {
+            let record = &self.blocks[block];
+            if record.state == State::Vacant {
+                continue;
+            }
+            if self.space.block_at(record.slot) != Some(block) {
+                return Err(format!("{block:?} is not in its slot {:?}", record.slot));
+            }
+            if self.is_indexed(block) {
+                indexed += 1;
+                if self.find(record.namespace, record.group, &record.hash) != Some(block) {
+                    return Err(format!("{block:?} is not found by its key"));
+                }
+            }
+            pinned += if record.pins > 0 { self.slot_bytes(block) } else { 0 };
+            reserved += if record.state == State::Reserved { self.slot_bytes(block) } else { 0 };
+            fenced += u64::from(record.state == State::Fenced);
+        }
+        let expect = |what: &str, counted: u64, kept: u64| {
+            if counted == kept { Ok(()) } else { Err(format!("{what}: counted {counted}, kept {kept}")) }
+        };
+        expect("indexed blocks", indexed, self.index.len())?;
+        expect("reserved bytes", reserved, self.reserved_bytes)?;
+        expect("pinned bytes", pinned, self.pinned_bytes)?;
+        expect("fenced blocks", fenced, self.fenced.len() as u64)?;
+        expect("used slots", u64::from(self.blocks.count()), self.space.classes().map(|(_, class)| class.used).sum())?;
+        expect("misses and hits", self.stats.keys, self.stats.hits + self.stats.miss_count())
+    }
+}

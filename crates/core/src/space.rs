@@ -1,0 +1,330 @@
+//! The pool's memory: units, extents and exact-size classes.
+//!
+//! Invariants: a slot is in one extent, an extent in one class, a unit in at most one extent; a slot is on its
+//! extent's free list or in its slot map, never both; an extent never crosses a 1 GiB boundary, because GPU and
+//! disk registrations are made in pieces of 1 GiB. At most 5 % of an extent is lost to its slot size where a
+//! run of units allows it.
+
+use crate::block::{BlockId, ClassId};
+use crate::key::{PAGE_BYTES, SlotId};
+
+const REGISTRATION_BYTES: u64 = 1 << 30;
+
+/// Index of an extent; reused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct ExtentId(pub u32);
+
+pub struct Extent {
+    pub first_unit: u32,
+    pub units: u32,
+    pub class: ClassId,
+    pub slots: u32,
+    /// No slot is taken from it any more; it is given back when the last one is free.
+    pub is_draining: bool,
+    /// Block id + 1 of each slot in use, 0 where free.
+    map: Vec<u32>,
+    free: Vec<u32>,
+    /// Slots from here on were never used.
+    fresh: u32,
+}
+
+pub struct Class {
+    pub slot_bytes: u64,
+    /// Slots in extents that are not draining.
+    pub slots: u64,
+    pub used: u64,
+    /// Extents with a free slot, not draining.
+    available: Vec<ExtentId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// Its memory is not populated yet: touching it could fail.
+    Absent,
+    Free,
+    Used(ExtentId),
+}
+
+pub struct Space {
+    unit_bytes: u64,
+    units: Vec<Unit>,
+    free_units: u32,
+    extents: Vec<Option<Extent>>,
+    classes: Vec<Class>,
+}
+
+impl Space {
+    /// A pool of `units` units, none of which may be used yet.
+    pub fn new(unit_bytes: u64, units: u32) -> Space {
+        assert!(unit_bytes.is_power_of_two() && (PAGE_BYTES..=REGISTRATION_BYTES).contains(&unit_bytes));
+        let units = vec![Unit::Absent; units as usize];
+        Space { unit_bytes, units, free_units: 0, extents: Vec::new(), classes: Vec::new() }
+    }
+
+    /// `unit`'s memory is there; it may be used. Told twice, or of a unit in use, it changes nothing.
+    pub fn populate(&mut self, unit: u32) {
+        if self.units[unit as usize] == Unit::Absent {
+            self.units[unit as usize] = Unit::Free;
+            self.free_units += 1;
+        }
+    }
+
+    pub fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        self.units.len() as u64 * self.unit_bytes
+    }
+
+    /// Bytes that may be used or are in use.
+    pub fn populated_bytes(&self) -> u64 {
+        self.units.iter().filter(|unit| **unit != Unit::Absent).count() as u64 * self.unit_bytes
+    }
+
+    /// The class of this slot size, made if new. `None` if no extent could ever hold such a slot, or there are
+    /// too many sizes already.
+    pub fn class(&mut self, slot_bytes: u64) -> Option<ClassId> {
+        if let Some(at) = self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
+            return Some(ClassId(at as u16));
+        }
+        if slot_bytes > REGISTRATION_BYTES || self.classes.len() >= Space::MAX_CLASSES {
+            return None;
+        }
+        self.classes.push(Class { slot_bytes, slots: 0, used: 0, available: Vec::new() });
+        Some(ClassId(self.classes.len() as u16 - 1))
+    }
+
+    /// Different slot sizes in one pool; each model has one a group.
+    pub const MAX_CLASSES: usize = 256;
+
+    pub fn classes(&self) -> impl Iterator<Item = (ClassId, &Class)> {
+        self.classes.iter().enumerate().map(|(i, class)| (ClassId(i as u16), class))
+    }
+
+    pub fn class_info(&self, class: ClassId) -> &Class {
+        &self.classes[class.0 as usize]
+    }
+
+    pub fn extent(&self, id: ExtentId) -> &Extent {
+        self.extents[id.0 as usize].as_ref().expect("an extent id names a live extent")
+    }
+
+    pub fn extents_of(&self, class: ClassId) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        self.extents.iter().enumerate().filter_map(move |(i, extent)| {
+            extent.as_ref().filter(|extent| extent.class == class).map(|extent| (ExtentId(i as u32), extent))
+        })
+    }
+
+    /// A free slot of `class`, if one of its extents has one. It belongs to `block` from now on.
+    pub fn take(&mut self, class: ClassId, block: BlockId) -> Option<SlotId> {
+        let id = *self.classes[class.0 as usize].available.last()?;
+        let pages = self.slot_pages(class);
+        let first_page = self.first_page(self.extent(id).first_unit);
+        let extent = self.extents[id.0 as usize].as_mut().expect("available extents live");
+        let index = extent.free.pop().unwrap_or_else(|| {
+            extent.fresh += 1;
+            extent.fresh - 1
+        });
+        extent.map[index as usize] = block.0 + 1;
+        let is_full = extent.free.is_empty() && extent.fresh == extent.slots;
+        let class = &mut self.classes[class.0 as usize];
+        class.used += 1;
+        if is_full {
+            class.available.pop();
+        }
+        Some(SlotId(first_page + index * pages))
+    }
+
+    /// The slot is free again. Returns the extent if it was draining and this was its last slot; the caller
+    /// then calls [`Space::give_back`].
+    pub fn free(&mut self, slot: SlotId) -> Option<ExtentId> {
+        let (id, index) = self.locate(slot).expect("a freed slot lies in an extent");
+        let extent = self.extents[id.0 as usize].as_mut().expect("located extents live");
+        assert!(extent.map[index as usize] != 0, "slot {slot:?} is freed twice");
+        extent.map[index as usize] = 0;
+        let was_full = extent.free.is_empty() && extent.fresh == extent.slots;
+        extent.free.push(index);
+        let class = &mut self.classes[extent.class.0 as usize];
+        class.used -= 1;
+        if was_full && !extent.is_draining {
+            class.available.push(id);
+        }
+        (extent.is_draining && extent.used() == 0).then_some(id)
+    }
+
+    /// The block in `slot`, if `slot` is the start of a slot that is in use.
+    pub fn block_at(&self, slot: SlotId) -> Option<BlockId> {
+        let (id, index) = self.locate(slot)?;
+        self.extent(id).map[index as usize].checked_sub(1).map(BlockId)
+    }
+
+    /// The class of the extent that `slot` lies in.
+    pub fn class_at(&self, slot: SlotId) -> Option<ClassId> {
+        self.locate(slot).map(|(id, _)| self.extent(id).class)
+    }
+
+    /// Blocks in slots `from..to` of an extent.
+    pub fn blocks_in(&self, id: ExtentId, from: u32, to: u32) -> impl Iterator<Item = BlockId> {
+        let extent = self.extent(id);
+        extent.map[from as usize..to.min(extent.slots) as usize].iter().filter_map(|b| b.checked_sub(1).map(BlockId))
+    }
+
+    /// Gives a run of free units to `class`. `None` if there is no run that fits.
+    pub fn grow(&mut self, class: ClassId) -> Option<ExtentId> {
+        let slot_bytes = self.classes[class.0 as usize].slot_bytes;
+        let first_choice = self.run_units(slot_bytes);
+        let smallest = slot_bytes.div_ceil(self.unit_bytes).next_power_of_two() as u32;
+        let mut units = first_choice;
+        loop {
+            if let Some(first) = self.find_run(units) {
+                return Some(self.place_extent(class, first, units));
+            }
+            // A shorter run wastes more, but more than nothing is there to gain.
+            units /= 2;
+            if units < smallest.max(1) {
+                return None;
+            }
+        }
+    }
+
+    /// Puts an extent of an earlier epoch back where it was. `None` if that is not possible any more.
+    pub fn restore(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> Option<ExtentId> {
+        let class = self.class(slot_bytes)?;
+        let range = first_unit as usize..first_unit.checked_add(units)? as usize;
+        let is_free = self.units.get(range.clone())?.iter().all(|unit| !matches!(unit, Unit::Used(_)));
+        let fits = units.is_power_of_two()
+            && first_unit % units == 0
+            && u64::from(units) * self.unit_bytes <= REGISTRATION_BYTES
+            && slot_bytes <= u64::from(units) * self.unit_bytes;
+        if !is_free || !fits {
+            return None;
+        }
+        // An extent was only ever made of populated units.
+        range.for_each(|unit| self.populate(unit as u32));
+        Some(self.place_extent(class, first_unit, units))
+    }
+
+    /// Takes the very slot that held a block in an earlier epoch. `None` if it is no slot, or taken.
+    pub fn restore_slot(&mut self, slot: SlotId, block: BlockId) -> Option<()> {
+        let (id, index) = self.locate(slot)?;
+        let extent = self.extents[id.0 as usize].as_mut().expect("located extents live");
+        if extent.map[index as usize] != 0 {
+            return None;
+        }
+        // Slots come in ascending order on recovery, so the gap joins the free list once.
+        while extent.fresh <= index {
+            extent.free.push(extent.fresh);
+            extent.fresh += 1;
+        }
+        let at = extent.free.iter().rposition(|free| *free == index)?;
+        extent.free.swap_remove(at);
+        extent.map[index as usize] = block.0 + 1;
+        let is_full = extent.free.is_empty() && extent.fresh == extent.slots;
+        let class = &mut self.classes[extent.class.0 as usize];
+        class.used += 1;
+        if is_full {
+            class.available.retain(|available| *available != id);
+        }
+        Some(())
+    }
+
+    /// Nothing is taken from the extent any more.
+    pub fn drain(&mut self, id: ExtentId) {
+        let extent = self.extents[id.0 as usize].as_mut().expect("drained extents live");
+        extent.is_draining = true;
+        let class = &mut self.classes[extent.class.0 as usize];
+        class.slots -= u64::from(extent.slots);
+        class.available.retain(|available| *available != id);
+    }
+
+    /// The empty, draining extent's units are free for any class. Returns (first unit, units).
+    pub fn give_back(&mut self, id: ExtentId) -> (u32, u32) {
+        let extent = self.extents[id.0 as usize].take().expect("given-back extents live");
+        assert!(extent.is_draining && extent.used() == 0, "extent {id:?} is given back while in use");
+        for unit in extent.first_unit..extent.first_unit + extent.units {
+            self.units[unit as usize] = Unit::Free;
+        }
+        self.free_units += extent.units;
+        (extent.first_unit, extent.units)
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        let extents = self.extents.iter().flatten();
+        extents.map(|extent| (extent.map.capacity() + extent.free.capacity()) * 4).sum::<usize>() + self.units.len() * 8
+    }
+
+    fn place_extent(&mut self, class: ClassId, first_unit: u32, units: u32) -> ExtentId {
+        let slots = (u64::from(units) * self.unit_bytes / self.classes[class.0 as usize].slot_bytes) as u32;
+        let extent = Extent {
+            first_unit,
+            units,
+            class,
+            slots,
+            is_draining: false,
+            map: vec![0; slots as usize],
+            free: Vec::new(),
+            fresh: 0,
+        };
+        let at = self.extents.iter().position(Option::is_none).unwrap_or(self.extents.len());
+        let id = ExtentId(at as u32);
+        if at == self.extents.len() {
+            self.extents.push(None);
+        }
+        self.extents[at] = Some(extent);
+        for unit in first_unit..first_unit + units {
+            self.units[unit as usize] = Unit::Used(id);
+        }
+        self.free_units -= units;
+        let class = &mut self.classes[class.0 as usize];
+        class.slots += u64::from(slots);
+        class.available.push(id);
+        id
+    }
+
+    /// Units in an extent of this slot size: the shortest run that loses at most 5 %, else the one that loses
+    /// least.
+    fn run_units(&self, slot_bytes: u64) -> u32 {
+        let longest = (REGISTRATION_BYTES / self.unit_bytes) as u32;
+        let runs = (0..).map(|bits| 1u32 << bits).take_while(|units| *units <= longest);
+        let waste = |units: u32| {
+            let bytes = u64::from(units) * self.unit_bytes;
+            // In thousandths; a run that holds no slot loses all.
+            if bytes < slot_bytes { 1000 } else { (bytes % slot_bytes) * 1000 / bytes }
+        };
+        let fits = |units: &u32| waste(*units) <= 50;
+        runs.clone().find(fits).unwrap_or_else(|| runs.min_by_key(|units| waste(*units)).unwrap_or(1))
+    }
+
+    /// First of a naturally aligned run of free units, which therefore crosses no registration.
+    fn find_run(&self, units: u32) -> Option<u32> {
+        if self.free_units < units {
+            return None;
+        }
+        let runs = self.units.chunks_exact(units as usize);
+        Some(runs.enumerate().find(|(_, run)| run.iter().all(|unit| *unit == Unit::Free))?.0 as u32 * units)
+    }
+
+    fn locate(&self, slot: SlotId) -> Option<(ExtentId, u32)> {
+        let unit = (slot.offset() / self.unit_bytes) as usize;
+        let Unit::Used(id) = *self.units.get(unit)? else { return None };
+        let extent = self.extent(id);
+        let page = slot.0 - self.first_page(extent.first_unit);
+        let pages = self.slot_pages(extent.class);
+        (page % pages == 0 && page / pages < extent.slots).then_some((id, page / pages))
+    }
+
+    fn first_page(&self, unit: u32) -> u32 {
+        (u64::from(unit) * self.unit_bytes / PAGE_BYTES) as u32
+    }
+
+    fn slot_pages(&self, class: ClassId) -> u32 {
+        (self.classes[class.0 as usize].slot_bytes / PAGE_BYTES) as u32
+    }
+}
+
+impl Extent {
+    pub fn used(&self) -> u32 {
+        self.fresh - self.free.len() as u32
+    }
+}

@@ -1,0 +1,97 @@
+//! What a tier below the pool can do, as the core and the daemon see it.
+//!
+//! A tier is polled, never awaited, so that the simulator and the fault tests implement it as well as a disk.
+//! It neither retries nor times out nor counts: decorators do. Contract, checked by the conformance suite:
+//! `submit` takes a prefix of the batch and says how long it was; each operation taken completes exactly once,
+//! in any order; the bytes of a load are not touched after its completion; `cancel` is advisory, the
+//! completion still comes; a load whose medium's bytes do not match their checksum fails as corrupt.
+
+use crate::error::ErrorKind;
+use crate::key::{BlockKey, Generation, SlotId};
+
+/// Names one operation from submission to completion; never reused within a daemon's life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// Where a tier keeps a block, in words of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Location(pub u64, pub u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// Pool slot to tier. Completes with the location and the checksum unchanged.
+    Store,
+    /// Tier to pool slot.
+    Load { at: Location },
+    /// Is the key there? For tiers whose truth is elsewhere.
+    Find,
+    /// Forget the key.
+    Remove { at: Location },
+}
+
+/// Loads go before stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+pub enum Priority {
+    Load,
+    Find,
+    Store,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    pub id: OpId,
+    pub kind: OpKind,
+    pub priority: Priority,
+    pub key: BlockKey,
+    /// The pool slot to read or fill; `None` for `Find` and `Remove`.
+    pub slot: Option<(SlotId, Generation)>,
+    pub length_bytes: u64,
+    pub checksum: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    Stored(Location),
+    Loaded { length_bytes: u64, checksum: u64 },
+    Found(Location),
+    Absent,
+    Removed,
+    Failed(ErrorKind),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    pub id: OpId,
+    pub outcome: Outcome,
+}
+
+/// What the conformance suite may ask of a tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Capabilities {
+    pub can_store: bool,
+    pub can_remove: bool,
+    /// Blocks written before a restart are found after it.
+    pub is_durable: bool,
+    /// Other daemons see what this one stored.
+    pub is_shared: bool,
+    /// Its operations may never complete (a hung mount): loads go through bounce buffers.
+    pub may_hang: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    Healthy,
+    /// Skipped by lookups and stores until it recovers.
+    Sick(ErrorKind),
+}
+
+pub trait Tier {
+    fn name(&self) -> &'static str;
+    fn capabilities(&self) -> Capabilities;
+    /// Takes operations from the front of `batch`; returns how many. Never blocks.
+    fn submit(&mut self, batch: &[Operation]) -> usize;
+    /// Appends what has completed since the last call. Never blocks.
+    fn poll(&mut self, completions: &mut Vec<Completion>);
+    fn cancel(&mut self, id: OpId);
+    fn health(&self) -> Health;
+}
