@@ -68,9 +68,10 @@ pub enum Effect {
         generation: Generation,
         holders: u64,
     },
-    /// Nothing valid is in the slot any more.
+    /// Nothing valid is in the slot any more, and nobody may touch it; `next` tells a late one so.
     Freed {
         slot: SlotId,
+        next: Generation,
     },
     /// Who may touch the slot, before its offset leaves.
     Held {
@@ -106,8 +107,12 @@ pub struct Core {
     pub(crate) memory: Memory,
     pub(crate) leases: HashMap<u64, Lease>,
     pub(crate) next_lease: u64,
+    /// Leases of each instance.
+    pub(crate) lease_counts: [u64; Instance::MAX],
     pub(crate) next_generation: u32,
     pub(crate) pinned_bytes: u64,
+    /// Blocks with a pin, by class.
+    pub(crate) pinned: Vec<u64>,
     pub(crate) reserved_bytes: u64,
     /// The blocks in state `Reserved`.
     pub(crate) reserved: HashSet<BlockId>,
@@ -137,7 +142,9 @@ impl Core {
             policies: Vec::new(),
             leases: HashMap::new(),
             next_lease: 1,
+            lease_counts: [0; Instance::MAX],
             pinned_bytes: 0,
+            pinned: Vec::new(),
             reserved_bytes: 0,
             reserved: HashSet::new(),
             earlier: 0,
@@ -163,6 +170,7 @@ impl Core {
             debug_assert_eq!(class.0 as usize, self.policies.len());
             let slots = self.config.unit_bytes * u64::from(self.config.units) / info.slot_bytes;
             self.policies.push((self.config.policy)(slots));
+            self.pinned.push(0);
         }
         Ok(index)
     }
@@ -250,6 +258,7 @@ impl Core {
         record.pins += 1;
         if record.pins == 1 {
             self.pinned_bytes += slot_bytes;
+            self.pinned[record.class.0 as usize] += 1;
         }
         let bit = instance.map_or(0, Instance::bit);
         if record.holders & bit != bit {
@@ -268,6 +277,7 @@ impl Core {
             return;
         }
         self.pinned_bytes -= slot_bytes;
+        self.pinned[record.class.0 as usize] -= 1;
         let holders = record.holders & earlier;
         if record.holders != holders {
             record.holders = holders;
@@ -309,8 +319,8 @@ impl Core {
 
     /// Nobody holds the slot: it is free, and the record vacant.
     pub(crate) fn release_slot(&mut self, block: BlockId) {
-        let slot = self.blocks[block].slot;
-        self.effects.push(Effect::Freed { slot });
+        let (slot, next) = (self.blocks[block].slot, self.generation());
+        self.effects.push(Effect::Freed { slot, next });
         self.blocks.remove(block);
         if let Some(extent) = self.space.free(slot) {
             self.give_back(extent);

@@ -4,7 +4,7 @@
 //! `offset_of(rank) = sum of the slices before it`. A replicated group (MLA under tensor parallelism) is
 //! stored once, by rank 0, and loaded by all.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::key::PAGE_BYTES;
 
 /// How a group's layers look back, which decides which of its blocks a prefix needs.
@@ -76,6 +76,31 @@ impl Layout {
         Ok(Layout { groups })
     }
 
+    /// As it is kept in the pool's table: for each group its index (u16), attention and replication (u8 each),
+    /// tokens (u32), number of ranks (u16) and their bytes (u64 each), little-endian.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (index, group) in &self.groups {
+            bytes.extend(index.to_le_bytes());
+            bytes.push(u8::from(group.attention == Attention::Windowed));
+            bytes.push(u8::from(group.is_replicated));
+            bytes.extend(group.tokens_per_block.to_le_bytes());
+            bytes.extend((group.rank_bytes.len() as u16).to_le_bytes());
+            group.rank_bytes.iter().for_each(|rank| bytes.extend(rank.to_le_bytes()));
+        }
+        bytes
+    }
+
+    /// Errors with `Corrupt` on bytes that `to_bytes` did not write.
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Layout> {
+        let mut groups = Vec::new();
+        while !bytes.is_empty() {
+            let group = GroupLayout::read(&mut bytes);
+            groups.push(group.ok_or_else(|| Error::new(ErrorKind::Corrupt, "a stored layout is damaged"))?);
+        }
+        Layout::new(groups)
+    }
+
     pub fn group(&self, group: u16) -> Option<&GroupLayout> {
         let at = self.groups.binary_search_by_key(&group, |(index, _)| *index).ok()?;
         Some(&self.groups[at].1)
@@ -87,6 +112,16 @@ impl Layout {
 }
 
 impl GroupLayout {
+    fn read(bytes: &mut &[u8]) -> Option<(u16, GroupLayout)> {
+        let index = u16::from_le_bytes(take(bytes)?);
+        let [windowed, replicated] = take(bytes)?;
+        let tokens_per_block = u32::from_le_bytes(take(bytes)?);
+        let ranks = u16::from_le_bytes(take(bytes)?);
+        let rank_bytes = (0..ranks).map(|_| Some(u64::from_le_bytes(take(bytes)?))).collect::<Option<_>>()?;
+        let attention = if windowed == 0 { Attention::Full } else { Attention::Windowed };
+        Some((index, GroupLayout { attention, tokens_per_block, rank_bytes, is_replicated: replicated != 0 }))
+    }
+
     fn check(&self) -> Result<()> {
         let ranks = self.rank_bytes.len();
         if ranks == 0 || ranks > Layout::MAX_RANKS {
@@ -102,6 +137,12 @@ impl GroupLayout {
         }
         Ok(())
     }
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*head)
 }
 
 #[cfg(test)]
@@ -125,6 +166,17 @@ mod tests {
         assert_eq!(layout.slice(2), 300..350);
         assert_eq!(layout.block_bytes(), 350);
         assert_eq!(layout.slot_bytes(), 4096);
+    }
+
+    #[test]
+    fn a_layout_reads_back_from_its_bytes_and_not_from_others() {
+        let windowed = GroupLayout { attention: Attention::Windowed, ..group(&[7]) };
+        let layout = Layout::new(vec![(3, group(&[100, 200])), (1, windowed)]).unwrap();
+        let bytes = layout.to_bytes();
+        assert_eq!(Layout::from_bytes(&bytes).unwrap(), layout);
+        for cut in 1..bytes.len() {
+            assert_ne!(Layout::from_bytes(&bytes[..cut]).ok(), Some(layout.clone()), "cut at {cut}");
+        }
     }
 
     #[test]

@@ -110,6 +110,7 @@ impl Core {
     pub fn release(&mut self, instance: Instance, lease: LeaseId) {
         if self.leases.get(&lease.0).is_some_and(|lease| lease.instance == instance) {
             let lease = self.leases.remove(&lease.0).expect("it was just there");
+            self.lease_counts[instance.0 as usize] -= 1;
             lease.blocks.iter().for_each(|block| self.unpin(*block));
         }
     }
@@ -133,6 +134,7 @@ impl Core {
     pub(crate) fn add_lease(&mut self, lease: Lease) -> LeaseId {
         let id = self.next_lease;
         self.next_lease += 1;
+        self.lease_counts[lease.instance.0 as usize] += 1;
         self.leases.insert(id, lease);
         LeaseId(id)
     }

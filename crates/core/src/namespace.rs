@@ -9,7 +9,7 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::key::NamespaceId;
 
 /// Field name to value. Ordered, so that the order of declaration does not matter.
@@ -55,6 +55,23 @@ impl Descriptor {
         NamespaceId(u128::from_be_bytes(id))
     }
 
+    /// One line a field, as it is kept in the pool's table; [`Descriptor::from_text`] reads it back.
+    pub fn to_text(&self) -> String {
+        let escape = |value: &str| value.replace('\\', "\\\\").replace('\n', "\\n");
+        self.fields.iter().map(|(name, value)| format!("{name}={}\n", escape(value))).collect()
+    }
+
+    /// Errors with `Corrupt` on text that `to_text` did not write.
+    pub fn from_text(text: &str) -> Result<Descriptor> {
+        let field = |line: &str| {
+            let (name, value) = line.split_once('=')?;
+            Some((name.to_owned(), unescape(value)?))
+        };
+        let fields: Option<Vec<_>> = text.split_terminator('\n').map(field).collect();
+        let fields = fields.ok_or_else(|| Error::new(ErrorKind::Corrupt, "a namespace descriptor is damaged"))?;
+        Descriptor::new(fields)
+    }
+
     pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -75,6 +92,22 @@ impl fmt::Display for Descriptor {
         }
         Ok(())
     }
+}
+
+fn unescape(value: &str) -> Option<String> {
+    let mut plain = String::with_capacity(value.len());
+    let mut chars = value.chars();
+    while let Some(c) = chars.next() {
+        plain.push(match c {
+            '\\' => match chars.next()? {
+                '\\' => '\\',
+                'n' => '\n',
+                _ => return None,
+            },
+            c => c,
+        });
+    }
+    Some(plain)
 }
 
 #[cfg(test)]
@@ -104,6 +137,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn text_reads_back(fields in proptest::collection::btree_map("[a-z_.]{1,8}", "[ -~\n\\\\]{0,20}", 1..6)) {
+            let descriptor = Descriptor::new(fields).unwrap();
+            prop_assert_eq!(Descriptor::from_text(&descriptor.to_text()).unwrap(), descriptor);
+        }
+
         #[test]
         fn any_difference_is_another_namespace(
             a in proptest::collection::btree_map("[a-z]{1,3}", "[a-z=]{0,3}", 1..4),

@@ -34,13 +34,28 @@ impl Core {
         self.earlier = instances;
     }
 
+    /// The instances of [`Core::set_earlier`] that are neither back nor gone.
+    pub fn earlier(&self) -> u64 {
+        self.earlier
+    }
+
     /// An extent of the earlier epoch. False if it cannot be there; then nothing of it is recovered.
     pub fn restore_extent(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> bool {
         self.space.restore(slot_bytes, first_unit, units).is_some()
     }
 
-    /// A slot of a restored extent; slots of an extent come in ascending order. Blocks come back in the order
-    /// of the calls, oldest first, as far as recency goes.
+    /// What lies in this unit is unknown and may still be touched: it is never used.
+    pub fn exclude(&mut self, unit: u32) {
+        self.space.exclude(unit);
+    }
+
+    /// For a slot that is freed without ever having been restored.
+    pub fn fresh_generation(&mut self) -> Generation {
+        self.generation()
+    }
+
+    /// A slot of a restored extent. As far as recency goes, blocks come back in the order of the calls, oldest
+    /// first.
     pub fn restore(&mut self, recovered: Recovered) -> Recovery {
         let Recovered { slot, generation, holders, key } = recovered;
         let holders = holders & self.earlier;
@@ -85,6 +100,11 @@ impl Core {
             self.fenced.push(block);
             Recovery::Fenced
         }
+    }
+
+    /// All slots were restored; what is left of the extents is free.
+    pub fn finish_restore(&mut self) {
+        self.space.finish_restore();
     }
 
     /// The instance is back, or new, and holds just this: leases on ready slots and reservations. All else it

@@ -1,14 +1,21 @@
 //! What the core shows to people: fill by class and namespace, and what is held.
 
-use crate::block::{BlockId, State};
+use crate::block::{BlockId, ClassId, NamespaceIndex, State};
 use crate::core::Core;
-use crate::key::NamespaceId;
+use crate::key::{Instance, NamespaceId};
+use crate::space::Class;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassReport {
     pub slot_bytes: u64,
     pub slots: u64,
+    /// Slots in use: `ready + reserved + fenced`.
     pub used: u64,
+    pub ready: u64,
+    /// Of the used ones, those under a lease or being verified.
+    pub pinned: u64,
+    pub reserved: u64,
+    pub fenced: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +38,30 @@ pub struct Held {
 
 impl Core {
     pub fn classes(&self) -> Vec<ClassReport> {
-        let classes = self.space.classes();
-        classes.map(|(_, c)| ClassReport { slot_bytes: c.slot_bytes, slots: c.slots, used: c.used }).collect()
+        let report = |(id, class): (ClassId, &Class)| {
+            let of_class = |block: &&BlockId| self.blocks[**block].class == id;
+            let reserved = self.reserved.iter().filter(of_class).count() as u64;
+            let fenced = self.fenced.iter().filter(of_class).count() as u64;
+            ClassReport {
+                slot_bytes: class.slot_bytes,
+                slots: class.slots,
+                used: class.used,
+                ready: class.used - reserved - fenced,
+                pinned: self.pinned[id.0 as usize],
+                reserved,
+                fenced,
+            }
+        };
+        self.space.classes().map(report).collect()
+    }
+
+    /// Blocks of a namespace that wait for their last holder.
+    pub fn fenced_of(&self, namespace: NamespaceIndex) -> u64 {
+        self.fenced.iter().filter(|block| self.blocks[**block].namespace == namespace).count() as u64
+    }
+
+    pub fn lease_count(&self, instance: Instance) -> u64 {
+        self.lease_counts[instance.0 as usize]
     }
 
     pub fn namespaces(&self) -> Vec<NamespaceReport> {

@@ -43,6 +43,8 @@ enum Unit {
     Absent,
     Free,
     Used(ExtentId),
+    /// Out of use for this epoch.
+    Excluded,
 }
 
 pub struct Space {
@@ -69,6 +71,12 @@ impl Space {
         }
     }
 
+    /// `unit` is not used in this epoch.
+    pub fn exclude(&mut self, unit: u32) {
+        assert!(self.units[unit as usize] == Unit::Absent, "unit {unit} is excluded while in use");
+        self.units[unit as usize] = Unit::Excluded;
+    }
+
     pub fn unit_bytes(&self) -> u64 {
         self.unit_bytes
     }
@@ -79,7 +87,8 @@ impl Space {
 
     /// Bytes that may be used or are in use.
     pub fn populated_bytes(&self) -> u64 {
-        self.units.iter().filter(|unit| **unit != Unit::Absent).count() as u64 * self.unit_bytes
+        let is_there = |unit: &&Unit| matches!(unit, Unit::Free | Unit::Used(_));
+        self.units.iter().filter(is_there).count() as u64 * self.unit_bytes
     }
 
     /// The class of this slot size, made if new. `None` if no extent could ever hold such a slot, or there are
@@ -188,11 +197,12 @@ impl Space {
         }
     }
 
-    /// Puts an extent of an earlier epoch back where it was. `None` if that is not possible any more.
+    /// Puts an extent of an earlier epoch back where it was; nothing is taken from it before
+    /// [`Space::finish_restore`]. `None` if that is not possible any more.
     pub fn restore(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> Option<ExtentId> {
         let class = self.class(slot_bytes)?;
         let range = first_unit as usize..first_unit.checked_add(units)? as usize;
-        let is_free = self.units.get(range.clone())?.iter().all(|unit| !matches!(unit, Unit::Used(_)));
+        let is_free = self.units.get(range.clone())?.iter().all(|unit| matches!(unit, Unit::Absent | Unit::Free));
         let fits = units.is_power_of_two()
             && first_unit % units == 0
             && u64::from(units) * self.unit_bytes <= REGISTRATION_BYTES
@@ -202,7 +212,9 @@ impl Space {
         }
         // An extent was only ever made of populated units.
         range.for_each(|unit| self.populate(unit as u32));
-        Some(self.place_extent(class, first_unit, units))
+        let id = self.place_extent(class, first_unit, units);
+        self.classes[class.0 as usize].available.pop();
+        Some(id)
     }
 
     /// Takes the very slot that held a block in an earlier epoch. `None` if it is no slot, or taken.
@@ -212,21 +224,20 @@ impl Space {
         if extent.map[index as usize] != 0 {
             return None;
         }
-        // Slots come in ascending order on recovery, so the gap joins the free list once.
-        while extent.fresh <= index {
-            extent.free.push(extent.fresh);
-            extent.fresh += 1;
-        }
-        let at = extent.free.iter().rposition(|free| *free == index)?;
-        extent.free.swap_remove(at);
         extent.map[index as usize] = block.0 + 1;
-        let is_full = extent.free.is_empty() && extent.fresh == extent.slots;
-        let class = &mut self.classes[extent.class.0 as usize];
-        class.used += 1;
-        if is_full {
-            class.available.retain(|available| *available != id);
-        }
+        self.classes[extent.class.0 as usize].used += 1;
         Some(())
+    }
+
+    /// All slots of the earlier epoch are back: the rest is free.
+    pub fn finish_restore(&mut self) {
+        for (at, extent) in self.extents.iter_mut().enumerate().filter_map(|(at, e)| Some((at, e.as_mut()?))) {
+            extent.fresh = extent.slots;
+            extent.free = (0..extent.slots).rev().filter(|index| extent.map[*index as usize] == 0).collect();
+            if !extent.free.is_empty() {
+                self.classes[extent.class.0 as usize].available.push(ExtentId(at as u32));
+            }
+        }
     }
 
     /// Nothing is taken from the extent any more.

@@ -1,1 +1,27 @@
-//! Placeholder until the first part lands.
+//! The daemon: drives the core with a real pool, real sockets and real processes.
+//!
+//! One thread runs everything that decides: the gRPC service, the attach socket, the ticks and the HTTP pages
+//! share a current-thread runtime and one `State`, locked for one event at a time and never across an await.
+//! What takes long (populating memory, verifying recovered blocks, copies of `Put` and `Get`) runs on threads of
+//! its own and comes back with an event.
+//!
+//! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
+//! (workers), `recover`, `populate`, `verify`, `tick`.
+
+#![forbid(unsafe_code)]
+
+mod attach;
+pub mod config;
+pub mod http;
+mod instances;
+mod listen;
+pub mod metrics;
+mod populate;
+mod recover;
+mod serve;
+mod service;
+mod state;
+mod tick;
+mod verify;
+
+pub use serve::serve;

@@ -1,1 +1,28 @@
-//! Placeholder until the first part lands.
+//! Copy engines: KV blocks between the engine's tensors and slots of the mapped pool.
+//!
+//! Read in the order the data passes: [`tensor`] says where a block's fragments lie, [`job`] what is to be
+//! copied and what came of it, [`engine`] what every copy engine promises, `plan` checks a job and cuts it into
+//! tiles, [`host`] runs the tiles on threads, [`copy`] moves the bytes. [`bench`] measures it.
+//!
+//! Holds true: a job that could touch a byte outside the registered memory is refused when it is submitted;
+//! every accepted job is completed exactly once; `unsafe` is in `copy` alone.
+
+#![deny(unsafe_code)]
+
+pub mod bench;
+#[allow(unsafe_code)]
+pub mod copy;
+pub mod engine;
+pub mod host;
+pub mod job;
+mod plan;
+pub mod tensor;
+
+#[cfg(test)]
+mod tests;
+
+pub use copy::{Level, Memory};
+pub use engine::{CopyEngine, PoolId};
+pub use host::{HostCopyEngine, HostOptions};
+pub use job::{Completion, Direction, Item, Job, JobId, Outcome, SlotGuard};
+pub use tensor::{PageRef, Tensor, Tensors};

@@ -1,1 +1,8 @@
-//! Placeholder until the first part lands.
+//! Everything that touches shared memory, disks and networks; what to do with them is decided in `forebay-core`.
+//!
+//! Invariant: `unsafe` appears only in the files that allow it by name, and each block there says who
+//! guarantees what.
+
+#![deny(unsafe_code)]
+
+pub mod arena;

@@ -2,6 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
+mod hashes;
+mod status;
+
+pub use hashes::{Hashes, pack};
+pub use status::{from_status, is_transport, to_status};
+
 /// Messages and stubs generated from `proto/forebay/v1/forebay.proto`.
 pub mod proto {
     #![allow(clippy::all, missing_docs)]
@@ -13,6 +20,13 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Largest message either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+/// HTTP/2 flow-control windows of both sides, stream and connection alike: a message of the largest size never
+/// waits for a window update.
+pub const WINDOW_BYTES: u32 = 32 << 20;
+
+/// Largest HTTP/2 frame either side accepts: with the default of 16 KiB a lookup of 8,192 keys is 16 frames.
+pub const FRAME_BYTES: u32 = 1 << 20;
 
 /// Largest frame on `attach.sock`.
 pub const MAX_ATTACH_BYTES: usize = 64 << 10;

@@ -1,0 +1,116 @@
+//! The commands and their arguments.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::settings::{Daemon, Settings};
+
+/// Keeps the KV cache of LLM engines in host memory, across restarts
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version = crate::machine::version(), disable_help_subcommand = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon until SIGTERM
+    Serve(Settings),
+    /// Show what the daemon holds: namespaces, slots, sessions
+    Inspect(Inspect),
+    /// Drop the blocks of a namespace or of a tenant
+    Purge(Purge),
+    /// Print the effective configuration and where each value comes from
+    Config(Config),
+    /// Check the machine and the daemon, each with a verdict and a hint
+    Doctor(Doctor),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Args, Debug)]
+pub struct Inspect {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Purge {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    #[command(flatten)]
+    pub what: What,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct What {
+    /// The namespace with this id, 32 hexadecimal digits as `forebay inspect` shows them
+    #[arg(long, value_name = "ID")]
+    pub namespace: Option<String>,
+    /// All namespaces of this tenant; '' for those without one
+    #[arg(long, value_name = "NAME")]
+    pub tenant: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Config {
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Doctor {
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Copies between tensors and slots, against a plain parallel memcpy of the same bytes
+    Copy(BenchCopy),
+    /// Lookups over the daemon's socket
+    Lookup(BenchLookup),
+}
+
+#[derive(Args, Debug)]
+pub struct BenchCopy {
+    /// Copying threads on both sides; by default as the engine chooses
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<usize>,
+    /// Copies of the working set for each row; the ratio is the median over the pairs
+    #[arg(long, value_name = "COUNT")]
+    pub pairs: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct BenchLookup {
+    /// Ask this daemon instead of a private one; it keeps none of the blocks
+    #[arg(long = "socket.directory", value_name = "PATH")]
+    pub socket_directory: Option<std::path::PathBuf>,
+    /// Keys of one lookup; may be given several times
+    #[arg(long, value_name = "COUNT", default_values_t = [1024, 8192])]
+    pub keys: Vec<usize>,
+    /// Lookups for each row
+    #[arg(long, value_name = "COUNT", default_value_t = 2000)]
+    pub rounds: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,55 @@
+//! `forebay bench copy`: the host copy engine against a plain parallel memcpy in the same run.
+
+use forebay_device::bench::{CopyBench, Row, run as measure};
+
+use super::print_report;
+use crate::arguments::BenchCopy;
+use crate::failure::Failure;
+use crate::output::{Table, print, size};
+
+pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
+    let mut bench = CopyBench::default();
+    bench.threads = arguments.threads.unwrap_or(bench.threads);
+    bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
+    let total = 2 * bench.shapes.len();
+    let mut done = 0;
+    let rows = measure(&bench, |row| {
+        done += 1;
+        eprintln!("{done:>2} of {total}: {} {}, {:.2} x {}", row.op, size(row.size_bytes), row.ratio, row.baseline);
+    })?;
+    match arguments.json {
+        true => print_report("copy", &rows),
+        false => print(&table(&rows)),
+    }
+    Ok(())
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = Table::new(&[
+        "op",
+        ">block",
+        ">fragments",
+        ">threads",
+        "level",
+        ">GB/s",
+        ">memcpy GB/s",
+        ">ratio",
+        ">CPU s/GB",
+        ">memcpy CPU s/GB",
+    ]);
+    for row in rows {
+        table.row([
+            row.op.to_string(),
+            size(row.size_bytes),
+            row.fragments.to_string(),
+            row.threads.to_string(),
+            row.level.clone(),
+            format!("{:.2}", row.gb_per_s),
+            format!("{:.2}", row.baseline_gb_per_s),
+            format!("{:.2}", row.ratio),
+            format!("{:.3}", row.cpu_s_per_gb),
+            format!("{:.3}", row.baseline_cpu_s_per_gb),
+        ]);
+    }
+    table.render("")
+}

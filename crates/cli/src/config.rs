@@ -1,0 +1,33 @@
+//! `forebay config`: what is in effect, and who said so.
+//!
+//! The text is a configuration file again, with the origins as comments.
+
+use forebay_daemon::config::{KEYS, Key, Loaded};
+use serde_json::{Map, Value, json};
+
+use crate::arguments::Config;
+use crate::failure::Failure;
+use crate::output::{print, print_json};
+
+pub fn run(arguments: &Config) -> Result<(), Failure> {
+    let loaded = arguments.settings.load()?;
+    if arguments.json {
+        let entry = |key: &Key| {
+            let value = json!({"value": key.value(&loaded.config), "origin": loaded.origin(key).to_string()});
+            (key.name.to_string(), value)
+        };
+        print_json(&Value::Object(KEYS.iter().map(entry).collect::<Map<_, _>>()));
+    } else {
+        print(&text(&loaded));
+    }
+    Ok(())
+}
+
+fn text(loaded: &Loaded) -> String {
+    let assignment = |key: &Key| match key.value(&loaded.config) {
+        Some(value) => format!("{} = {value}", key.name),
+        None => format!("# {} is not set", key.name),
+    };
+    let width = KEYS.iter().map(|key| assignment(key).len()).max().unwrap_or(0);
+    KEYS.iter().map(|key| format!("{:<width$}  # {}\n", assignment(key), loaded.origin(key))).collect()
+}

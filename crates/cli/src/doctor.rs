@@ -1,0 +1,103 @@
+//! `forebay doctor`: checks of the machine and of the daemon, each with a verdict and a hint.
+//!
+//! Facts are gathered first and judged by pure functions, so that every verdict can be tested without the
+//! machine that deserves it. Doctor changes nothing that lasts: its self-test purges what it stored.
+
+mod daemon;
+mod machine;
+mod pool;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::arguments::Doctor;
+use crate::failure::Failure;
+use crate::output::{print, print_json};
+use crate::serve::runtime;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Ok,
+    /// Forebay runs, but worse than it could, or not yet.
+    Warn,
+    /// Forebay does not run, or not as configured.
+    Fail,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    name: &'static str,
+    verdict: Verdict,
+    finding: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, finding: impl Into<String>) -> Check {
+        Check { name, verdict: Verdict::Ok, finding: finding.into(), hint: None }
+    }
+
+    fn warn(name: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check { name, verdict: Verdict::Warn, finding: finding.into(), hint: Some(hint.into()) }
+    }
+
+    fn fail(name: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check { name, verdict: Verdict::Fail, finding: finding.into(), hint: Some(hint.into()) }
+    }
+
+    /// A failure in the error's words.
+    fn failed(name: &'static str, error: &forebay_core::Error) -> Check {
+        let hint = error.hint_text().map(str::to_string);
+        Check { name, verdict: Verdict::Fail, finding: error.to_string(), hint }
+    }
+}
+
+pub fn run(arguments: &Doctor) -> Result<(), Failure> {
+    let config = arguments.settings.load()?.config;
+    let daemon = runtime()?.block_on(daemon::examine(&config.socket.directory));
+    let mut checks = machine::checks(&config, daemon.holdings.as_ref());
+    checks.extend(daemon.checks);
+    let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
+    if arguments.json {
+        print_json(&json!({"version": crate::machine::version(), "verdict": worst, "checks": checks}));
+    } else {
+        print(&text(&checks));
+    }
+    if worst == Verdict::Fail { Err(Failure::Judged) } else { Ok(()) }
+}
+
+fn text(checks: &[Check]) -> String {
+    let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    let line = |check: &Check| {
+        let verdict = format!("{:?}", check.verdict).to_lowercase();
+        let hint = check.hint.as_ref().map(|hint| format!("{:width$}        hint: {hint}\n", "")).unwrap_or_default();
+        format!("{verdict:<4}  {:<width$}  {}\n{hint}", check.name, check.finding)
+    };
+    let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let summary = format!("{} ok, {} warn, {} fail\n", count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
+    format!("forebay {}\n\n{}\n{summary}", crate::machine::version(), checks.iter().map(line).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_verdict_is_the_last_in_order() {
+        assert!(Verdict::Ok < Verdict::Warn && Verdict::Warn < Verdict::Fail);
+    }
+
+    #[test]
+    fn findings_stand_under_each_other_with_their_hints_below() {
+        let checks = [Check::ok("cpu", "fast"), Check::warn("memory", "little", "buy some"), Check::fail("x", "no", "yes")];
+        let text = text(&checks);
+        let (_, report) = text.split_once("\n\n").unwrap();
+        assert_eq!(
+            report,
+            "ok    cpu     fast\nwarn  memory  little\n              hint: buy some\nfail  x       no\n              hint: yes\n\n1 ok, 1 warn, 1 fail\n"
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! Whether a daemon answers at the socket, speaks our protocol, and gives back what was stored.
+
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_core::namespace::Descriptor;
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_rpc::client::{Client, GroupBytes, connect};
+use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest};
+use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, status};
+
+use super::Check;
+use crate::client;
+use crate::output::size;
+
+/// What a running daemon says of its pool.
+pub struct Holdings {
+    pub capacity_bytes: u64,
+    pub populated_bytes: u64,
+    pub huge_bytes: u64,
+}
+
+/// Everything found at the socket.
+pub struct Findings {
+    pub checks: Vec<Check>,
+    /// None without a daemon.
+    pub holdings: Option<Holdings>,
+}
+
+/// Asks the daemon whose sockets lie in `directory`, if there is one.
+pub async fn examine(directory: &Path) -> Findings {
+    let path = directory.join(RPC_SOCKET);
+    let check = socket(&path, UnixStream::connect(&path).map(drop));
+    if check.verdict != super::Verdict::Ok {
+        return Findings { checks: vec![check], holdings: None };
+    }
+    let mut client = client::connect(directory);
+    let reply = match client.inspect().await {
+        Ok(reply) => reply,
+        Err(error) => return Findings { checks: vec![check, Check::failed("daemon", &error)], holdings: None },
+    };
+    let holdings = Holdings {
+        capacity_bytes: reply.capacity_bytes,
+        populated_bytes: reply.populated_bytes,
+        huge_bytes: reply.huge_bytes,
+    };
+    let checks = vec![check, versions(session(directory).await), self_test(&mut client).await];
+    Findings { checks, holdings: Some(holdings) }
+}
+
+/// `connected` is what came of an attempt to connect to `path`.
+fn socket(path: &Path, connected: std::io::Result<()>) -> Check {
+    let shown = path.display();
+    let start = "start one with `forebay serve`; its answers and the self-test are checked then";
+    match connected {
+        Ok(()) => Check::ok("socket", format!("a daemon listens at `{shown}`")),
+        Err(error) if error.kind() == Io::NotFound => Check::warn("socket", format!("no daemon at `{shown}`"), start),
+        Err(error) if error.kind() == Io::ConnectionRefused && is_socket(path) => Check::warn(
+            "socket",
+            format!("`{shown}` was left behind by a daemon that is gone"),
+            "`forebay serve` replaces it; nothing has to be removed",
+        ),
+        Err(error) if error.kind() == Io::ConnectionRefused => Check::fail(
+            "socket",
+            format!("`{shown}` is in the way: it is no socket"),
+            "remove it, or set `socket.directory` to another directory",
+        ),
+        Err(error) if error.kind() == Io::PermissionDenied => Check::fail(
+            "socket",
+            format!("`{shown}` may not be opened by this user"),
+            "run as the daemon's user, or add this user's id to its `socket.allow_uids`",
+        ),
+        Err(error) => Check::fail("socket", format!("cannot connect to `{shown}`: {error}"), start),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+fn versions(session: Result<()>) -> Check {
+    match session {
+        Ok(()) => Check::ok("versions", format!("this program and the daemon speak protocol {PROTOCOL_VERSION}")),
+        Err(error) => Check::failed("versions", &error),
+    }
+}
+
+/// Opens a session, which a daemon of another protocol refuses, and leaves it.
+async fn session(directory: &Path) -> Result<()> {
+    const DEADLINE: Duration = Duration::from_secs(5);
+    let open = async {
+        let engine_id = format!("forebay-doctor-{}", std::process::id());
+        let request = OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..OpenSessionRequest::default() };
+        let mut rpc = connect(directory, DEADLINE).await?;
+        let mut events = rpc.open_session(request).await.map_err(status::from_status)?.into_inner();
+        events.message().await.map(drop).map_err(status::from_status)
+    };
+    tokio::time::timeout(DEADLINE, open).await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "no welcome in 5 s")))
+}
+
+const BLOCK_BYTES: u64 = 64 << 10;
+
+/// Stores a block under a tenant of our own, reads it back, and purges it whatever came of that.
+async fn self_test(client: &mut Client) -> Check {
+    let fields = [(Descriptor::TENANT, "doctor"), ("purpose", "self-test")];
+    let fields = fields.map(|(name, value)| (name.to_string(), value.to_string()));
+    let start = Instant::now();
+    let outcome = put_and_get(client, fields.clone()).await;
+    let elapsed = start.elapsed();
+    let purged = purge(client, fields).await;
+    match (outcome, purged) {
+        (Ok(true), Ok(_)) => {
+            let ms = elapsed.as_secs_f64() * 1e3;
+            Check::ok("self-test", format!("{} stored, read back and purged in {ms:.1} ms", size(BLOCK_BYTES)))
+        }
+        (Ok(false), Ok(_)) => Check::warn(
+            "self-test",
+            "no room to store one block",
+            "`forebay inspect` shows what is pinned; a larger `pool.capacity_bytes` helps",
+        ),
+        (Err(error), _) | (_, Err(error)) => Check::failed("self-test", &error),
+    }
+}
+
+/// False if there was no room.
+async fn put_and_get(client: &mut Client, fields: [(String, String); 2]) -> Result<bool> {
+    let namespace = client.open_namespace(fields, [GroupBytes { group: 0, bytes: BLOCK_BYTES }]).await?;
+    // Another hash and other bytes each time: what an earlier run left behind cannot pass for this one's.
+    let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_nanos() as u64);
+    let hash = nonce.to_le_bytes().to_vec();
+    let data: Vec<u8> = (0..BLOCK_BYTES / 8).flat_map(|word| (word ^ nonce).to_le_bytes()).collect();
+    let block = Block { hash: hash.clone(), data: data.clone() };
+    match client.put(namespace, 0, &[], vec![block]).await?.first() {
+        Some(CommitOutcome::CommitStored) => {}
+        Some(CommitOutcome::CommitLost) => return Ok(false),
+        outcome => return Err(Error::new(ErrorKind::Io, "the block was not stored").with("outcome", format!("{outcome:?}"))),
+    }
+    let mut hashes = Hashes::default();
+    hashes.push(&hash)?;
+    match client.get(namespace, 0, &hashes).await?.pop().flatten() {
+        Some(read) if read == data => Ok(true),
+        Some(_) => Err(Error::new(ErrorKind::Corrupt, "the block came back with other bytes")
+            .hint("this must not happen: stop the daemon, and report it with its log")),
+        None => Err(Error::new(ErrorKind::NotFound, "the block was stored, and then was not found")),
+    }
+}
+
+async fn purge(client: &mut Client, fields: [(String, String); 2]) -> Result<()> {
+    let id = Descriptor::new(fields)?.id();
+    let request = PurgeRequest { namespace_id: id.0.to_be_bytes().to_vec(), ..PurgeRequest::default() };
+    client.purge(request).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+
+    #[test]
+    fn each_way_a_socket_can_fail_has_its_own_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let (stale, file) = (directory.path().join("stale"), directory.path().join("file"));
+        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+        std::fs::write(&file, "").unwrap();
+        let check = |path: &Path| socket(path, UnixStream::connect(path).map(drop));
+        let left = check(&stale);
+        assert_eq!(left.verdict, Verdict::Warn);
+        assert!(left.finding.contains("left behind"), "{left:?}");
+        let in_the_way = check(&file);
+        assert_eq!(in_the_way.verdict, Verdict::Fail);
+        assert!(in_the_way.finding.contains("no socket"), "{in_the_way:?}");
+        assert_eq!(check(&directory.path().join("nothing")).verdict, Verdict::Warn);
+        let denied = socket(&stale, Err(Io::PermissionDenied.into()));
+        assert!(denied.verdict == Verdict::Fail && denied.hint.unwrap().contains("socket.allow_uids"));
+    }
+}

@@ -1,0 +1,162 @@
+//! What the machine offers: memory, huge pages, memory that may be pinned, io_uring, instructions.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_core::Result;
+use forebay_daemon::config::Config;
+use forebay_device::Level;
+use forebay_io::arena::Room;
+
+use super::{Check, pool};
+use super::daemon::Holdings;
+use crate::machine::{field, read};
+use crate::output::size;
+
+/// `holdings` is what a running daemon says of its pool.
+pub fn checks(config: &Config, holdings: Option<&Holdings>) -> Vec<Check> {
+    let capacity_bytes = holdings.map_or(config.pool.capacity_bytes.0, |holdings| holdings.capacity_bytes);
+    let held_bytes = holdings.map_or_else(|| bytes_in(&config.pool.directory), |holdings| holdings.populated_bytes);
+    let room = Room::read(&existing(&config.pool.directory));
+    let mut checks = vec![memory(&room, capacity_bytes, held_bytes)];
+    checks.extend(pool::check(config, holdings, held_bytes));
+    checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), capacity_bytes)));
+    checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").trim(), ring()));
+    checks.push(cpu(&Level::available()));
+    checks
+}
+
+/// Whether the rest of the pool still fits.
+fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
+    let needed_bytes = capacity_bytes.saturating_sub(held_bytes);
+    let judged = room.as_ref().map_err(|error| Check::failed("memory", error)).map(|room| match room.check(needed_bytes) {
+        Ok(()) => Check::ok(
+            "memory",
+            format!(
+                "{} available; of the pool's {} there are {}",
+                size(room.memory_available_bytes.min(room.cgroup_available_bytes.unwrap_or(u64::MAX))),
+                size(capacity_bytes),
+                size(held_bytes.min(capacity_bytes)),
+            ),
+        ),
+        Err(error) => Check::failed("memory", &error),
+    });
+    judged.unwrap_or_else(|check| check)
+}
+
+fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> Check {
+    match limit_bytes {
+        None => Check::ok("memlock", "unlimited"),
+        Some(limit) if may_pin_all => Check::ok("memlock", format!("{}, which does not bind this user", size(limit))),
+        Some(limit) if limit >= capacity_bytes => Check::ok("memlock", size(limit)),
+        Some(limit) => Check::warn(
+            "memlock",
+            format!("{} may be pinned, the pool has {}: disks cannot use it without a copy", size(limit), size(capacity_bytes)),
+            "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit",
+        ),
+    }
+}
+
+/// `switch` is the kernel's `io_uring_disabled`; `ring` is what came of an attempt.
+fn io_uring(switch: &str, ring: std::io::Result<()>) -> Check {
+    let hint = match switch {
+        "1" | "2" => "run `sysctl kernel.io_uring_disabled=0`; without it disks are read by more threads and more CPU",
+        _ => "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
+    };
+    match ring {
+        Ok(()) => Check::ok("io_uring", "available"),
+        Err(error) => Check::warn("io_uring", format!("not available: {error}"), hint),
+    }
+}
+
+fn ring() -> std::io::Result<()> {
+    io_uring::IoUring::new(2).map(drop)
+}
+
+/// `levels` from best to worst; the last one runs everywhere.
+fn cpu(levels: &[Level]) -> Check {
+    let best = levels.first().map_or_else(String::new, Level::to_string);
+    match levels.len() {
+        0 | 1 => Check::warn("cpu", format!("copies use {best} instructions"), "a CPU with AVX2 or AVX-512 copies faster"),
+        _ => Check::ok("cpu", format!("copies use {best}")),
+    }
+}
+
+/// The capability that lifts the limit on pinned memory.
+fn may_pin_all() -> bool {
+    const IPC_LOCK: u32 = 14;
+    let capabilities = field(&read("/proc/self/status"), "CapEff").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+    capabilities.is_some_and(|mask| mask >> IPC_LOCK & 1 == 1)
+}
+
+/// The path, or the nearest directory above it that exists.
+pub(super) fn existing(path: &Path) -> PathBuf {
+    path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/")).to_path_buf()
+}
+
+/// Memory held by the files of a pool that no daemon has open: in its directory, or one below.
+fn bytes_in(directory: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
+        .map(|(path, metadata)| if metadata.is_dir() { bytes_in(&path) } else { metadata.blocks() * 512 })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+
+    fn room(available_bytes: u64) -> Result<Room> {
+        Ok(Room {
+            memory_total_bytes: 64 << 30,
+            memory_available_bytes: available_bytes,
+            cgroup_available_bytes: None,
+            filesystem_free_bytes: None,
+            memlock_bytes: None,
+        })
+    }
+
+    #[test]
+    fn only_the_part_of_the_pool_that_is_not_there_yet_needs_room() {
+        assert_eq!(memory(&room(6 << 30), 4 << 30, 0).verdict, Verdict::Ok);
+        let refused = memory(&room(6 << 30), 8 << 30, 0);
+        assert_eq!(refused.verdict, Verdict::Fail);
+        assert!(refused.hint.is_some(), "{refused:?}");
+        assert_eq!(memory(&room(6 << 30), 8 << 30, 4 << 30).verdict, Verdict::Ok);
+        assert_eq!(memory(&room(0), 8 << 30, 8 << 30).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_limit_on_pinned_memory_matters_only_to_those_it_binds() {
+        for (limit, may_pin_all, verdict) in [
+            (None, false, Verdict::Ok),
+            (Some(8 << 20), true, Verdict::Ok),
+            (Some(8 << 30), false, Verdict::Ok),
+            (Some(8 << 20), false, Verdict::Warn),
+        ] {
+            assert_eq!(memlock(limit, may_pin_all, 4 << 30).verdict, verdict, "{limit:?} {may_pin_all}");
+        }
+    }
+
+    #[test]
+    fn a_forbidden_io_uring_is_a_warning_that_names_the_lock() {
+        let forbidden = || Err(std::io::Error::from_raw_os_error(1));
+        assert!(io_uring("2", forbidden()).hint.unwrap().contains("sysctl"));
+        assert!(io_uring("0", forbidden()).hint.unwrap().contains("seccomp"));
+        assert_eq!(io_uring("", Ok(())).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn files_of_a_pool_are_counted_by_the_memory_they_have_not_by_their_length() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        fs::create_dir(directory.path().join("mnt")).unwrap();
+        fs::File::create(directory.path().join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        fs::write(directory.path().join("mnt/data"), vec![1; 1 << 20]).unwrap();
+        assert_eq!(bytes_in(directory.path()), 1 << 20);
+        assert_eq!(bytes_in(&directory.path().join("nothing")), 0);
+        assert_eq!(existing(&directory.path().join("a/b/c")), directory.path());
+    }
+}

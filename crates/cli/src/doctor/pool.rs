@@ -1,0 +1,125 @@
+//! Whether the pool lies on huge pages: as the daemon reports it or, without one, as a pool made here would.
+//!
+//! Without a daemon a pool of the configured size is really made in a directory of its own beside the configured
+//! one, one unit of it is populated and counted, and it is removed: what was seen is what `serve` will do.
+
+use std::path::Path;
+
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_daemon::config::{Config, HugePages};
+use forebay_io::arena::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, remove};
+
+use super::Check;
+use super::daemon::Holdings;
+use super::machine::existing;
+
+const NAME: &str = "huge pages";
+
+/// Less than this share of huge pages is worth a warning; a few small ones at the edges are not.
+const ENOUGH: f64 = 0.95;
+
+pub fn check(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> Option<Check> {
+    if let Some(holdings) = holdings {
+        return Some(of_daemon(holdings, config.pool.huge_pages));
+    }
+    let capacity_bytes = config.pool.capacity_bytes.0.saturating_sub(held_bytes).max(4 * MIN_UNIT_BYTES);
+    match try_out(&config.pool.directory, capacity_bytes, config.pool.huge_pages) {
+        Ok(report) => Some(of_trial(&report, config.pool.huge_pages, capacity_bytes)),
+        // A pool that does not fit is what the check of memory is about.
+        Err(error) if error.kind() == ErrorKind::Full => None,
+        Err(error) => Some(Check::failed(NAME, &error)),
+    }
+}
+
+fn of_daemon(holdings: &Holdings, wish: HugePages) -> Check {
+    let mib = |bytes: u64| bytes >> 20;
+    let finding = format!("{} of {} MiB are on huge pages", mib(holdings.huge_bytes), mib(holdings.populated_bytes));
+    let is_enough = holdings.huge_bytes as f64 >= ENOUGH * holdings.populated_bytes as f64;
+    match is_enough || wish == HugePages::Off {
+        true => Check::ok(NAME, finding),
+        false => Check::warn(NAME, finding, more_pages(holdings.capacity_bytes)),
+    }
+}
+
+fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Check {
+    let how = match report.backing {
+        Backing::Hugetlbfs => "reserved huge pages",
+        Backing::Advised => "a tmpfs with huge pages",
+        Backing::Collapsed => "a tmpfs whose pages are joined to huge ones while it is populated",
+        Backing::Small => "4 KiB pages",
+    };
+    let finding = format!("the pool would lie on {how}; tried with {} MiB", report.mapped_bytes >> 20);
+    let is_huge = report.backing.is_huge() && report.huge_bytes == report.mapped_bytes;
+    match is_huge || wish == HugePages::Off {
+        true => Check::ok(NAME, finding),
+        false => Check::warn(NAME, format!("{finding}: {}", report.notes.join("; ")), more_pages(capacity_bytes)),
+    }
+}
+
+fn more_pages(capacity_bytes: u64) -> String {
+    let pages = capacity_bytes.div_ceil(2 << 20);
+    format!("run `sysctl vm.nr_hugepages={pages}` and mount a hugetlbfs, or give `pool.directory` a tmpfs with `huge=advise`")
+}
+
+/// Makes a pool as `serve` would, populates its first unit, counts, and removes it.
+fn try_out(pool_directory: &Path, capacity_bytes: u64, huge_pages: HugePages) -> Result<HugePageReport> {
+    let parent = existing(pool_directory);
+    let directory = tempfile::Builder::new().prefix(".forebay-doctor-").tempdir_in(&parent).map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot make a pool")
+            .with("path", parent.display())
+            .source(error)
+            .hint("let this user write there, or set `pool.directory` to another directory on a tmpfs")
+    })?;
+    let config = PoolConfig {
+        directory: directory.path().to_path_buf(),
+        capacity_bytes,
+        unit_bytes: Some(MIN_UNIT_BYTES),
+        huge_pages,
+    };
+    let report = Pool::open(&config).and_then(|opened| {
+        opened.pool.populate_unit(0)?;
+        opened.pool.huge_page_report()
+    });
+    let removed = remove(directory.path());
+    report.and_then(|report| removed.map(|()| report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Verdict;
+
+    #[test]
+    fn the_daemons_huge_pages_are_judged_by_what_there_is_and_what_was_wanted() {
+        let holdings = |huge_bytes| Holdings { capacity_bytes: 4 << 30, populated_bytes: 2 << 30, huge_bytes };
+        let all = of_daemon(&holdings(2 << 30), HugePages::Auto);
+        assert_eq!((all.verdict, all.finding.as_str()), (Verdict::Ok, "2048 of 2048 MiB are on huge pages"));
+        let few = of_daemon(&holdings(1 << 30), HugePages::Auto);
+        assert_eq!(few.verdict, Verdict::Warn);
+        assert!(few.hint.unwrap().contains("vm.nr_hugepages=2048"));
+        assert_eq!(of_daemon(&holdings(0), HugePages::Off).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_trial_on_small_pages_says_why() {
+        let report = HugePageReport {
+            backing: Backing::Small,
+            mapped_bytes: 2 << 20,
+            huge_bytes: 0,
+            notes: vec!["no hugetlbfs is mounted".to_string()],
+        };
+        let check = of_trial(&report, HugePages::Auto, 4 << 30);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.finding.ends_with("4 KiB pages; tried with 2 MiB: no hugetlbfs is mounted"), "{check:?}");
+        let huge = HugePageReport { backing: Backing::Collapsed, huge_bytes: 2 << 20, notes: Vec::new(), ..report };
+        assert_eq!(of_trial(&huge, HugePages::Auto, 4 << 30).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_trial_leaves_nothing_behind() {
+        let parent = tempfile::tempdir_in("/dev/shm").unwrap();
+        let report = try_out(&parent.path().join("pool"), 16 << 20, HugePages::Off).unwrap();
+        assert_eq!((report.backing, report.mapped_bytes), (Backing::Small, MIN_UNIT_BYTES));
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,96 @@
+//! How a command can fail, and what the user sees of it: `error:` with what is wrong, `hint:` with what to do.
+
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
+use forebay_core::Error;
+use forebay_daemon::config::{KEYS, nearest};
+
+pub enum Failure {
+    /// The arguments or the configuration are wrong.
+    Usage(Error),
+    /// What was asked for failed.
+    Run(Error),
+    /// The answer is printed, and it is a bad one.
+    Judged,
+    /// The user asked for help or the version (to standard output, no failure), or gave no command at all.
+    Help(clap::Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Run(error)
+    }
+}
+
+impl From<clap::Error> for Failure {
+    fn from(error: clap::Error) -> Failure {
+        match error.kind() {
+            Wrong::DisplayHelp | Wrong::DisplayVersion | Wrong::DisplayHelpOnMissingArgumentOrSubcommand => {
+                Failure::Help(error)
+            }
+            _ => Failure::Usage(explain(&error)),
+        }
+    }
+}
+
+impl Failure {
+    /// Tells the user, and gives the process's exit code.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Failure::Usage(error) => {
+                print(&error);
+                ExitCode::from(2)
+            }
+            Failure::Run(error) => {
+                print(&error);
+                ExitCode::FAILURE
+            }
+            Failure::Judged => ExitCode::FAILURE,
+            Failure::Help(help) => {
+                // Nobody is left to tell if the terminal is gone.
+                let _ = help.print();
+                ExitCode::from(help.exit_code() as u8)
+            }
+        }
+    }
+}
+
+fn print(error: &Error) {
+    eprintln!("error: {error}");
+    if let Some(hint) = error.hint_text() {
+        eprintln!("hint: {hint}");
+    }
+}
+
+/// clap's complaint in our words.
+fn explain(error: &clap::Error) -> Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
+        _ => None,
+    };
+    match (error.kind(), context(ContextKind::InvalidArg), context(ContextKind::InvalidSubcommand)) {
+        (Wrong::UnknownArgument, Some(flag), _) => {
+            let key = nearest(flag.trim_start_matches('-'), KEYS.iter().map(|key| key.name)).map(|key| format!("--{key}"));
+            suggest(Error::invalid(format!("unknown argument `{flag}`")), context(ContextKind::SuggestedArg).or(key))
+        }
+        (Wrong::InvalidSubcommand, _, Some(command)) => {
+            suggest(Error::invalid(format!("unknown command `{command}`")), context(ContextKind::SuggestedSubcommand))
+        }
+        _ => suggest(Error::invalid(first_paragraph(error)), None),
+    }
+}
+
+fn suggest(error: Error, suggestion: Option<String>) -> Error {
+    match suggestion {
+        Some(suggestion) => error.hint(format!("did you mean `{suggestion}`?")),
+        None => error.hint("`forebay --help` lists the commands, `forebay COMMAND --help` their arguments"),
+    }
+}
+
+fn first_paragraph(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let lines = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
+    lines.trim_start_matches("error: ").replace('\'', "`")
+}

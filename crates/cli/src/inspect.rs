@@ -1,0 +1,226 @@
+//! `forebay inspect`: what the daemon holds. Tables for people, the same facts as JSON for programs.
+
+use std::collections::BTreeMap;
+
+use forebay_rpc::proto::{ClassInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo};
+use serde_json::{Value, json};
+
+use crate::arguments::Inspect;
+use crate::client;
+use crate::failure::Failure;
+use crate::output::{Table, hex, print, print_json, size};
+use crate::serve::runtime;
+
+pub fn run(arguments: &Inspect) -> Result<(), Failure> {
+    let mut client = client::connect(&arguments.daemon.socket_directory()?);
+    let mut reply = runtime()?.block_on(client.inspect())?;
+    sort(&mut reply);
+    if arguments.json {
+        print_json(&to_json(&reply));
+    } else {
+        print(&to_text(&reply));
+    }
+    Ok(())
+}
+
+/// Two answers about the same contents are the same text, whatever order the daemon keeps them in.
+fn sort(reply: &mut InspectReply) {
+    reply.namespaces.sort_by(|a, b| a.namespace_id.cmp(&b.namespace_id));
+    reply.namespaces.iter_mut().for_each(|namespace| namespace.groups.sort_by_key(|group| group.group));
+    reply.classes.sort_by_key(|class| class.slot_bytes);
+    reply.sessions.sort_by(|a, b| (&a.engine_id, a.session).cmp(&(&b.engine_id, b.session)));
+}
+
+fn to_text(reply: &InspectReply) -> String {
+    let mut text = pool(reply);
+    for namespace in &reply.namespaces {
+        text += "\n";
+        text += &namespace_text(namespace);
+    }
+    if !reply.classes.is_empty() {
+        text += &format!("\nslots\n{}", classes(&reply.classes));
+    }
+    if !reply.sessions.is_empty() {
+        text += &format!("\nsessions\n{}", sessions(&reply.sessions));
+    }
+    text
+}
+
+fn pool(reply: &InspectReply) -> String {
+    let mut table = Table::new(&["pool", &hex(&reply.pool_id)]);
+    table.row(["boot".to_string(), format!("{:016x}", reply.boot_id)]);
+    let sizes = [
+        ("capacity", reply.capacity_bytes),
+        ("populated", reply.populated_bytes),
+        ("huge pages", reply.huge_bytes),
+        ("pinned", reply.pinned_bytes),
+        ("fenced", reply.fenced_bytes),
+    ];
+    sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), size(bytes)]));
+    table.render("")
+}
+
+fn namespace_text(namespace: &NamespaceInfo) -> String {
+    let mut text = format!("namespace {}\n", hex(&namespace.namespace_id));
+    let fields: BTreeMap<_, _> = namespace.fields.iter().collect();
+    for (name, value) in fields {
+        text += &format!("  {name}={}\n", value.escape_debug());
+    }
+    let mut table = Table::new(&[">group", ">block", ">ready", ">bytes"]);
+    for GroupInfo { group, block_bytes, ready_blocks } in &namespace.groups {
+        let bytes = size(block_bytes.saturating_mul(*ready_blocks));
+        table.row([group.to_string(), size(*block_bytes), ready_blocks.to_string(), bytes]);
+    }
+    text + &table.render("  ")
+}
+
+fn classes(classes: &[ClassInfo]) -> String {
+    let mut table = Table::new(&[">size", ">slots", ">ready", ">free", ">pinned"]);
+    for ClassInfo { slot_bytes, slots, ready, free, pinned } in classes {
+        table.row([size(*slot_bytes), slots.to_string(), ready.to_string(), free.to_string(), pinned.to_string()]);
+    }
+    table.render("  ")
+}
+
+fn sessions(sessions: &[SessionInfo]) -> String {
+    let mut table =
+        Table::new(&["engine", ">session", ">instance", "state", ">attached", ">leases", ">leased", ">reserved"]);
+    for session in sessions {
+        table.row([
+            session.engine_id.escape_debug().to_string(),
+            session.session.to_string(),
+            session.instance.to_string(),
+            if session.is_connected { "connected" } else { "gone" }.to_string(),
+            format!("{}/{}", session.attached_ranks, session.ranks),
+            session.leases.to_string(),
+            session.leased_blocks.to_string(),
+            session.reserved_blocks.to_string(),
+        ]);
+    }
+    table.render("  ")
+}
+
+/// Names as in the protocol.
+fn to_json(reply: &InspectReply) -> Value {
+    json!({
+        "boot_id": format!("{:016x}", reply.boot_id),
+        "pool_id": hex(&reply.pool_id),
+        "capacity_bytes": reply.capacity_bytes,
+        "populated_bytes": reply.populated_bytes,
+        "huge_bytes": reply.huge_bytes,
+        "pinned_bytes": reply.pinned_bytes,
+        "fenced_bytes": reply.fenced_bytes,
+        "namespaces": reply.namespaces.iter().map(namespace_json).collect::<Vec<_>>(),
+        "classes": reply.classes.iter().map(class_json).collect::<Vec<_>>(),
+        "sessions": reply.sessions.iter().map(session_json).collect::<Vec<_>>(),
+    })
+}
+
+fn namespace_json(namespace: &NamespaceInfo) -> Value {
+    let group = |group: &GroupInfo| {
+        json!({"group": group.group, "block_bytes": group.block_bytes, "ready_blocks": group.ready_blocks})
+    };
+    json!({
+        "namespace_id": hex(&namespace.namespace_id),
+        "fields": namespace.fields.iter().collect::<BTreeMap<_, _>>(),
+        "groups": namespace.groups.iter().map(group).collect::<Vec<_>>(),
+    })
+}
+
+fn class_json(class: &ClassInfo) -> Value {
+    json!({
+        "slot_bytes": class.slot_bytes,
+        "slots": class.slots,
+        "ready": class.ready,
+        "free": class.free,
+        "pinned": class.pinned,
+    })
+}
+
+fn session_json(session: &SessionInfo) -> Value {
+    json!({
+        "session": session.session,
+        "engine_id": session.engine_id,
+        "instance": session.instance,
+        "is_connected": session.is_connected,
+        "ranks": session.ranks,
+        "attached_ranks": session.attached_ranks,
+        "leases": session.leases,
+        "leased_blocks": session.leased_blocks,
+        "reserved_blocks": session.reserved_blocks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply() -> InspectReply {
+        let namespace = |id: u8, fields: &[(&str, &str)], groups: &[(u32, u64, u64)]| NamespaceInfo {
+            namespace_id: vec![id; 16],
+            fields: fields.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+            groups: groups
+                .iter()
+                .map(|(group, block_bytes, ready_blocks)| GroupInfo {
+                    group: *group,
+                    block_bytes: *block_bytes,
+                    ready_blocks: *ready_blocks,
+                })
+                .collect(),
+        };
+        let session = |engine_id: &str, session: u64, is_connected: bool| SessionInfo {
+            session,
+            engine_id: engine_id.to_string(),
+            instance: 3,
+            ranks: 2,
+            attached_ranks: 1,
+            leases: 4,
+            leased_blocks: 100,
+            reserved_blocks: 64,
+            is_connected,
+        };
+        InspectReply {
+            boot_id: 0xfeed,
+            pool_id: vec![0xab; 16],
+            capacity_bytes: 4 << 30,
+            populated_bytes: 2 << 30,
+            huge_bytes: 2 << 30,
+            namespaces: vec![
+                namespace(0xbb, &[("model", "llama"), ("tenant", "blue\u{1b}[31m")], &[(1, 4096, 0), (0, 196_608, 1234)]),
+                namespace(0xaa, &[("model", "other")], &[(0, 65_536, 7)]),
+            ],
+            sessions: vec![session("engine-b", 2, false), session("engine-a", 1, true)],
+            classes: vec![
+                ClassInfo { slot_bytes: 196_608, slots: 2000, ready: 1234, free: 702, pinned: 100 },
+                ClassInfo { slot_bytes: 4096, slots: 0, ready: 0, free: 0, pinned: 0 },
+            ],
+            pinned_bytes: 164 * 196_608,
+            fenced_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn the_text_is_the_golden_one_in_whatever_order_the_daemon_answers() {
+        let mut reply = reply();
+        sort(&mut reply);
+        let expected = include_str!("../tests/golden/inspect.txt");
+        assert_eq!(to_text(&reply), expected);
+        reply.namespaces.reverse();
+        reply.sessions.reverse();
+        sort(&mut reply);
+        assert_eq!(to_text(&reply), expected);
+    }
+
+    #[test]
+    fn json_tells_every_number_of_the_answer() {
+        let mut reply = reply();
+        sort(&mut reply);
+        let json = to_json(&reply);
+        assert_eq!(json["pool_id"], "ab".repeat(16));
+        assert_eq!(json["namespaces"][1]["groups"][0]["ready_blocks"], 1234);
+        assert_eq!(json["namespaces"][1]["fields"]["model"], "llama");
+        assert_eq!(json["classes"][1]["pinned"], 100);
+        assert_eq!(json["sessions"][0]["leased_blocks"], 100);
+        assert_eq!(json["sessions"][1]["is_connected"], false);
+    }
+}

@@ -1,0 +1,68 @@
+//! What this program is and what it runs on, as bench reports and `doctor` state it.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use serde::Serialize;
+
+/// Version, protocol and, if it was built from a checkout, the revision.
+pub fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        let revision = match env!("FOREBAY_REVISION") {
+            "" => String::new(),
+            revision => format!(", revision {revision}"),
+        };
+        format!("{} (protocol {}{revision})", env!("CARGO_PKG_VERSION"), forebay_rpc::PROTOCOL_VERSION)
+    });
+    &VERSION
+}
+
+/// The `machine` of a bench report.
+#[derive(Debug, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cpus: usize,
+    pub memory_bytes: u64,
+    pub kernel: String,
+}
+
+impl Machine {
+    pub fn here() -> Machine {
+        Machine {
+            cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.to_string()),
+            cpus: std::thread::available_parallelism().map_or(1, |cpus| cpus.get()),
+            memory_bytes: kib(&read("/proc/meminfo"), "MemTotal").unwrap_or(0),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// Empty if there is no such file, as on other kernels.
+pub fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The value after `name:` in a file of such lines.
+pub fn field(text: &str, name: &str) -> Option<String> {
+    let value = |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_string());
+    text.lines().find_map(value)
+}
+
+/// A field of /proc/meminfo, in bytes.
+pub fn kib(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "MemTotalish:  1 kB\nMemTotal:       24617016 kB\nHugePages_Free:   12\nmodel name\t: Fast CPU\n";
+        assert_eq!(kib(text, "MemTotal"), Some(24_617_016 << 10));
+        assert_eq!(kib(text, "HugePages_Free"), None, "not in kB");
+        assert_eq!(field(text, "HugePages_Free"), Some("12".to_string()));
+        assert_eq!(field(text, "model name"), Some("Fast CPU".to_string()));
+    }
+}

@@ -1,0 +1,87 @@
+//! What commands print: tables of fixed width, sizes people can read, and JSON with the same facts.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+/// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// One object, names in alphabetical order.
+pub fn print_json(value: &Value) {
+    print(&format!("{value:#}\n"));
+}
+
+/// `4.0 GiB`; below 1 KiB whole bytes.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Columns as wide as their widest cell.
+pub struct Table {
+    /// By column: to the right?
+    right: Vec<bool>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A heading that begins with `>` has its column to the right, as numbers want.
+    pub fn new(head: &[&str]) -> Table {
+        let right = head.iter().map(|cell| cell.starts_with('>')).collect();
+        Table { right, rows: vec![head.iter().map(|cell| cell.trim_start_matches('>').to_string()).collect()] }
+    }
+
+    pub fn row<const COLUMNS: usize>(&mut self, cells: [String; COLUMNS]) {
+        assert_eq!(COLUMNS, self.right.len(), "every row has all columns");
+        self.rows.push(cells.to_vec());
+    }
+
+    /// The lines, each begun with `indent` and ended without blanks.
+    pub fn render(&self, indent: &str) -> String {
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        let pad = |column: usize, cell: &str| match (self.right[column], widths[column]) {
+            (true, width) => format!("{cell:>width$}"),
+            (false, width) => format!("{cell:<width$}"),
+        };
+        let line = |row: &Vec<String>| {
+            let cells: Vec<String> = row.iter().enumerate().map(|(column, cell)| pad(column, cell)).collect();
+            format!("{}\n", format!("{indent}{}", cells.join("  ")).trim_end())
+        };
+        self.rows.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stand_under_each_other_and_no_line_ends_in_blanks() {
+        let mut table = Table::new(&["name", ">size", ">blocks", "note"]);
+        table.row(["a", "4.0 KiB", "7", "x"].map(str::to_string));
+        table.row(["longer", "16.0 MiB", "1234", ""].map(str::to_string));
+        assert_eq!(
+            table.render("  "),
+            "  name        size  blocks  note\n  a        4.0 KiB       7  x\n  longer  16.0 MiB    1234\n"
+        );
+    }
+
+    #[test]
+    fn sizes_read_short() {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (6 << 30, "6.0 GiB"), (1 << 44, "16.0 TiB")] {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}

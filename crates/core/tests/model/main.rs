@@ -1,0 +1,32 @@
+//! The whole core against a simple reference, over random sequences of events.
+//!
+//! `PROPTEST_CASES=100000 cargo test -p forebay-core --release --test model` searches longer. A failure prints
+//! the smallest sequence found and leaves its seed in `proptest-regressions/`, which later runs try first.
+
+mod event;
+mod prompts;
+mod table;
+mod world;
+
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+use world::World;
+
+const REGRESSIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/model.txt");
+
+fn config() -> ProptestConfig {
+    let failure_persistence = Some(Box::new(FileFailurePersistence::Direct(REGRESSIONS)) as _);
+    ProptestConfig { failure_persistence, max_shrink_iters: 20_000, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn no_sequence_of_events_breaks_the_core(setup in event::setup(), events in event::events(120)) {
+        let mut world = World::new(setup);
+        events.into_iter().for_each(|event| world.run(event));
+        world.finish();
+    }
+}

@@ -1,0 +1,141 @@
+//! The pool's table as the daemon keeps it: built from effects alone, and all that is left after a restart.
+//!
+//! Invariants, checked as effects come in: rows never overlap, lie in an extent of their size, and are aligned
+//! to it; extents never overlap or cross a registration; an extent is cleared only when it has no rows.
+
+use std::collections::BTreeMap;
+
+use forebay_core::block::{BlockId, NamespaceIndex};
+use forebay_core::key::{BlockHash, PAGE_BYTES};
+use forebay_core::{Effect, Generation, SlotId};
+
+/// What a block was committed as. `short` is the core's name for the namespace in this epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key {
+    pub short: NamespaceIndex,
+    pub namespace: u8,
+    pub group: u16,
+    pub hash: BlockHash,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trust {
+    Unverified,
+    Verifying,
+    Verified,
+}
+
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub generation: Generation,
+    pub holders: u64,
+    pub slot_bytes: u64,
+    /// `None` while it is being filled.
+    pub key: Option<Key>,
+    pub trust: Trust,
+    /// Its bytes are not what was written.
+    pub is_corrupt: bool,
+    /// No lookup may find it any more; its slot waits for its last holder.
+    pub is_fenced: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    pub units: u32,
+    pub slot_bytes: u64,
+}
+
+pub struct Table {
+    pub unit_bytes: u64,
+    pub rows: BTreeMap<SlotId, Row>,
+    pub extents: BTreeMap<u32, Extent>,
+    /// Verifications asked for and not answered.
+    pub verifying: Vec<(BlockId, SlotId, Generation)>,
+}
+
+impl Table {
+    pub fn new(unit_bytes: u64) -> Table {
+        Table { unit_bytes, rows: BTreeMap::new(), extents: BTreeMap::new(), verifying: Vec::new() }
+    }
+
+    /// Does what the daemon does for `effect`. `is_touched` says whether an engine may still touch a slot.
+    pub fn apply(&mut self, effect: Effect, is_touched: impl Fn(SlotId, Generation) -> bool) {
+        match effect {
+            Effect::Reserved { slot, generation, holders } => self.reserve(slot, generation, holders),
+            Effect::Freed { slot, .. } => {
+                let row = self.rows.remove(&slot).unwrap_or_else(|| panic!("{slot:?} is freed, but was not in use"));
+                assert!(!is_touched(slot, row.generation), "{slot:?} is freed under somebody who touches it: {row:?}");
+                let is_verified = self.verifying.iter().any(|(_, s, g)| (*s, *g) == (slot, row.generation));
+                assert!(!is_verified, "{slot:?} is freed while it is being read to verify it");
+            }
+            Effect::Held { slot, holders } => self.row(slot).holders = holders,
+            Effect::ExtentMade { first_unit, units, slot_bytes } => self.make_extent(first_unit, units, slot_bytes),
+            Effect::ExtentCleared { first_unit, units } => {
+                let extent = self.extents.remove(&first_unit).expect("a cleared extent was made");
+                assert_eq!(extent.units, units, "the extent at unit {first_unit} has another length");
+                assert_eq!(self.rows_of(first_unit, extent).count(), 0, "extent {first_unit} is cleared with rows in it");
+            }
+            Effect::Verify { block, slot, generation } => {
+                let row = self.row(slot);
+                assert_eq!((row.generation, row.trust), (generation, Trust::Unverified), "{slot:?} to verify");
+                row.trust = Trust::Verifying;
+                self.verifying.push((block, slot, generation));
+            }
+        }
+    }
+
+    pub fn row(&mut self, slot: SlotId) -> &mut Row {
+        self.rows.get_mut(&slot).unwrap_or_else(|| panic!("{slot:?} is not in use"))
+    }
+
+    /// The block that a lookup for `key` may find.
+    pub fn resident(&self, key: &Key) -> Option<(SlotId, &Row)> {
+        let mut found = self.rows.iter().filter(|(_, row)| row.key == Some(*key) && !row.is_fenced);
+        let one = found.next().map(|(slot, row)| (*slot, row));
+        assert!(found.next().is_none(), "{key:?} is in two slots");
+        one
+    }
+
+    pub fn rows_of(&self, first_unit: u32, extent: Extent) -> impl Iterator<Item = (&SlotId, &Row)> {
+        let page = |unit: u32| SlotId((u64::from(unit) * self.unit_bytes / PAGE_BYTES) as u32);
+        self.rows.range(page(first_unit)..page(first_unit + extent.units))
+    }
+
+    fn reserve(&mut self, slot: SlotId, generation: Generation, holders: u64) {
+        let unit = (slot.offset() / self.unit_bytes) as u32;
+        let (first, extent) = self.extents.range(..=unit).next_back().expect("a reserved slot lies in an extent");
+        let within = slot.offset() - u64::from(*first) * self.unit_bytes;
+        let end = u64::from(extent.units) * self.unit_bytes;
+        let slot_bytes = extent.slot_bytes;
+        assert!(within % slot_bytes == 0 && within + slot_bytes <= end, "{slot:?} is no slot of its extent");
+        if let Some((before, row)) = self.rows.range(..=slot).next_back() {
+            assert!(before.offset() + row.slot_bytes <= slot.offset(), "{slot:?} is handed out over {before:?}: {row:?}");
+        }
+        if let Some((behind, row)) = self.rows.range(slot..).next() {
+            assert!(slot.offset() + slot_bytes <= behind.offset(), "{slot:?} is handed out over {behind:?}: {row:?}");
+        }
+        let row = Row {
+            generation,
+            holders,
+            slot_bytes,
+            key: None,
+            trust: Trust::Verified,
+            is_corrupt: false,
+            is_fenced: false,
+        };
+        self.rows.insert(slot, row);
+    }
+
+    fn make_extent(&mut self, first_unit: u32, units: u32, slot_bytes: u64) {
+        const REGISTRATION_BYTES: u64 = 1 << 30;
+        let bytes = u64::from(units) * self.unit_bytes;
+        let start = u64::from(first_unit) * self.unit_bytes;
+        assert!(slot_bytes <= bytes, "an extent of {bytes} bytes holds no slot of {slot_bytes}");
+        assert_eq!(start / REGISTRATION_BYTES, (start + bytes - 1) / REGISTRATION_BYTES, "crosses a registration");
+        let before = self.extents.range(..=first_unit).next_back();
+        assert!(before.is_none_or(|(first, extent)| first + extent.units <= first_unit), "extents overlap");
+        let behind = self.extents.range(first_unit..).next();
+        assert!(behind.is_none_or(|(first, _)| first_unit + units <= *first), "extents overlap");
+        self.extents.insert(first_unit, Extent { units, slot_bytes });
+    }
+}

@@ -1,0 +1,758 @@
+//! A core, the table its effects build, and engines that use both; every event is checked against what the
+//! table and the engines know.
+//!
+//! The reference is the table: a block may be found exactly while its row is ready, under the key it was
+//! committed with. What engines hold is theirs until they give it back or are gone, across restarts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_core::block::NamespaceIndex;
+use forebay_core::key::BlockHash;
+use forebay_core::layout::Attention;
+use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::miss::MissReason;
+use forebay_core::recover::{Recovered, Recovery};
+use forebay_core::stats::Stats;
+use forebay_core::store::CommitOutcome;
+use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
+
+use crate::event::{End, Event, Fault, Prompt, Setup};
+use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
+use crate::table::{Key, Table, Trust};
+
+const ENGINES: u8 = 3;
+
+type At = (SlotId, Generation);
+
+struct Leased {
+    id: LeaseId,
+    blocks: Vec<At>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    at: At,
+    slot_bytes: u64,
+    /// The engine's workers know the offset.
+    maps: bool,
+}
+
+/// A commit that was answered, to be sent again.
+#[derive(Clone, Copy)]
+struct Committed {
+    key: Key,
+    predecessor: Option<BlockHash>,
+    at: At,
+}
+
+#[derive(Default)]
+struct Engine {
+    is_alive: bool,
+    /// The daemon was restarted; until it resumes, what it holds is known by the table alone.
+    must_resume: bool,
+    leases: Vec<Leased>,
+    filling: Vec<Filling>,
+    released: Vec<LeaseId>,
+    committed: Vec<Committed>,
+}
+
+/// A lookup between two of its pieces.
+struct Open {
+    engine: Option<u8>,
+    namespace: u8,
+    short: NamespaceIndex,
+    lookup: Lookup,
+    group: Option<u16>,
+    keys: Vec<Key>,
+    answer: Answer,
+    found: Vec<At>,
+}
+
+pub struct World {
+    setup: Setup,
+    core: Core,
+    table: Table,
+    engines: Vec<Engine>,
+    shorts: Vec<Option<NamespaceIndex>>,
+    open: Vec<Open>,
+    populated: BTreeSet<u32>,
+    last_generation: u32,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> World {
+        let core = Core::new(config(&setup, 1));
+        let mut world = World {
+            core,
+            table: Table::new(UNIT_BYTES),
+            engines: (0..ENGINES).map(|_| Engine::default()).collect(),
+            shorts: vec![None; NAMESPACES as usize],
+            open: Vec::new(),
+            populated: BTreeSet::new(),
+            last_generation: 0,
+            setup,
+        };
+        (0..world.setup.populated).for_each(|unit| world.populate(unit));
+        world
+    }
+
+    pub fn run(&mut self, event: Event) {
+        match event {
+            Event::Populate(unit) => self.populate(u32::from(unit) % self.setup.units),
+            Event::Start { engine } => self.start(engine % ENGINES),
+            Event::Lookup { engine, prompt, piece, end } => {
+                let engine = engine.map(|engine| engine % ENGINES);
+                if engine.is_none_or(|engine| self.is_serving(engine)) {
+                    self.lookup(engine, prompt, piece, end);
+                }
+            }
+            Event::Begin { engine, prompt } => {
+                if self.is_serving(engine % ENGINES) && self.open.len() < 8 {
+                    let open = self.begin(Some(engine % ENGINES), prompt.namespace % NAMESPACES);
+                    self.open.push(open);
+                }
+            }
+            Event::Look { which, group, from, blocks } => self.look_once(which, group, from, blocks),
+            Event::End { which, end } => {
+                if let Some(at) = pick(&self.open, which) {
+                    let open = self.open.remove(at);
+                    self.end(open, end);
+                }
+            }
+            Event::Release { engine, which } => self.release(engine % ENGINES, which),
+            Event::ReleaseAgain { engine, which } => {
+                let released = &self.engines[(engine % ENGINES) as usize].released;
+                if let Some(at) = pick(released, which) {
+                    self.core.release(Instance(engine % ENGINES), released[at]);
+                }
+            }
+            Event::ReleaseForeign { engine, which } => {
+                let leases = &self.engines[(engine % ENGINES) as usize].leases;
+                if let Some(at) = pick(leases, which) {
+                    self.core.release(Instance((engine + 1) % ENGINES), leases[at].id);
+                }
+            }
+            Event::Reserve { engine, namespace, group, count, maps } => {
+                if self.is_serving(engine % ENGINES) {
+                    self.reserve(engine % ENGINES, namespace % NAMESPACES, group, count.into(), maps);
+                }
+            }
+            Event::Commit { engine, which, chain, position, fault } => {
+                self.commit_any(engine % ENGINES, which, chain, position % 14, fault);
+            }
+            Event::Abort { engine, which, is_foreign } => self.abort(engine % ENGINES, which, is_foreign),
+            Event::Store { engine, prompt, at_once } => {
+                if self.is_serving(engine % ENGINES) {
+                    self.store(engine % ENGINES, prompt, at_once);
+                }
+            }
+            Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
+            Event::Step => {
+                self.core.step();
+            }
+            Event::Verified { which } => self.verified(which),
+            Event::Corrupt { which } => {
+                let mut rows = self.table.rows.values_mut().filter(|row| row.trust == Trust::Unverified);
+                if let Some(row) = rows.nth(which as usize) {
+                    row.is_corrupt = true;
+                }
+            }
+            Event::Restart { loses_extent } => self.restart(loses_extent),
+            Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
+            Event::Gone { engine } => self.gone(engine % ENGINES),
+        }
+        self.check();
+    }
+
+    /// All give back what they hold; then nothing is held, and the pool can be filled to its last slot.
+    pub fn finish(&mut self) {
+        while let Some(open) = self.open.pop() {
+            self.end(open, End::Cancel);
+        }
+        for engine in 0..ENGINES {
+            while self.is_serving(engine) && !self.engines[engine as usize].leases.is_empty() {
+                self.release(engine, 0);
+            }
+            self.gone(engine);
+        }
+        while !self.table.verifying.is_empty() {
+            self.verified(0);
+        }
+        self.step_to_the_end();
+        let held = self.core.held();
+        assert_eq!(held, Default::default(), "all is released and all are gone");
+        let held = self.table.rows.values().filter(|row| row.key.is_none() || row.is_fenced).count();
+        assert_eq!(held, 0, "slots are in use that nobody holds");
+        if self.setup.reserve_permille == 1000 {
+            (0..self.setup.units).for_each(|unit| self.populate(unit));
+            (0..NAMESPACES).for_each(|namespace| self.fill(namespace));
+        }
+    }
+
+    // Engines come and go.
+
+    fn start(&mut self, engine: u8) {
+        let state = &mut self.engines[engine as usize];
+        if !state.is_alive {
+            *state = Engine { is_alive: true, ..Engine::default() };
+            let (lease, lost) = self.core.resume(Instance(engine), &[], &[]);
+            assert_eq!((lease, lost), (LeaseId(0), Vec::new()));
+            self.settle();
+        }
+    }
+
+    fn gone(&mut self, engine: u8) {
+        self.cancel_lookups(engine);
+        self.engines[engine as usize] = Engine::default();
+        self.core.instance_gone(Instance(engine));
+        self.settle();
+    }
+
+    /// The engine says what it still holds: of each lease and reservation what `keep` says, and with `lies`
+    /// some things that were never its own.
+    fn resume(&mut self, engine: u8, keep: u32, lies: bool) {
+        if !self.engines[engine as usize].is_alive {
+            return;
+        }
+        self.cancel_lookups(engine);
+        let state = &mut self.engines[engine as usize];
+        let mut nth = 0;
+        let mut is_kept = || {
+            nth += 1;
+            keep >> (nth % 32) & 1 == 1
+        };
+        let mut leases: Vec<At> = state.leases.iter().flat_map(|lease| lease.blocks.clone()).collect();
+        leases.retain(|_| is_kept());
+        state.filling.retain(|filling| is_kept() && filling.maps);
+        state.must_resume = false;
+        state.leases = vec![Leased { id: LeaseId(0), blocks: leases.clone() }];
+        let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
+        let lies = if lies { self.lies(engine) } else { Vec::new() };
+        filling.extend(&lies);
+        let (id, lost) = self.core.resume(Instance(engine), &leases, &filling);
+        assert_eq!(lost, lies, "what engine {engine} named and does not have");
+        assert_eq!(id == LeaseId(0), leases.is_empty());
+        let state = &mut self.engines[engine as usize];
+        state.leases[0].id = id;
+        if leases.is_empty() {
+            state.leases.clear();
+        }
+        self.settle();
+    }
+
+    /// Reservations that `engine` does not have: others', stale ones, and such that cannot be.
+    fn lies(&self, engine: u8) -> Vec<At> {
+        let others = self.engines.iter().enumerate().filter(|(at, _)| *at != engine as usize);
+        let mut lies: Vec<At> = others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
+        lies.push((SlotId(u32::MAX), Generation(1)));
+        lies.push((SlotId(1), Generation(self.last_generation + 1)));
+        let stale = self.table.rows.iter().map(|(slot, row)| (*slot, Generation(row.generation.0 + 1_000_000)));
+        lies.extend(stale.take(3));
+        lies
+    }
+
+    fn is_serving(&self, engine: u8) -> bool {
+        let state = &self.engines[engine as usize];
+        state.is_alive && !state.must_resume
+    }
+
+    fn populate(&mut self, unit: u32) {
+        self.populated.insert(unit);
+        self.core.populate(unit);
+    }
+
+    /// The namespace's short name, opened if it was not.
+    fn short(&mut self, namespace: u8) -> NamespaceIndex {
+        let opened = self.core.open_namespace(NamespaceId(namespace.into()), &layout(namespace));
+        let opened = opened.unwrap_or_else(|error| panic!("namespace {namespace} cannot be opened: {error}"));
+        let known = *self.shorts[namespace as usize].get_or_insert(opened);
+        assert_eq!(opened, known, "the short name of namespace {namespace} changed");
+        known
+    }
+
+    // The load path.
+
+    fn begin(&mut self, engine: Option<u8>, namespace: u8) -> Open {
+        let short = self.short(namespace);
+        let lookup = self.core.begin_lookup(engine.map(Instance), short);
+        let (keys, answer, found) = (Vec::new(), Answer::default(), Vec::new());
+        Open { engine, namespace, short, lookup, group: None, keys, answer, found }
+    }
+
+    fn look_once(&mut self, which: u8, group: u8, from: u8, blocks: u8) {
+        let Some(at) = pick(&self.open, which) else { return };
+        let mut open = self.open.remove(at);
+        let groups = groups(open.namespace);
+        // One more than there are: a group the layout does not have.
+        let group = groups.get(group as usize % (groups.len() + 1)).map_or(9, |(group, _)| *group);
+        self.look(&mut open, group, (from..from + blocks).map(|position| (which, position)));
+        self.open.push(open);
+        self.settle();
+    }
+
+    /// Asks for the next keys of `group` and checks each answer.
+    fn look(&mut self, open: &mut Open, group: u16, blocks: impl Iterator<Item = (u8, u8)>) {
+        if open.group != Some(group) {
+            open.group = Some(group);
+            open.keys.clear();
+            open.answer = Answer::default();
+        }
+        let before = (open.keys.len(), open.answer.slots.len(), self.core.stats().clone());
+        let mut packed = Vec::new();
+        for (chain, position) in blocks {
+            let hash = hash(open.namespace, chain, position);
+            packed.extend_from_slice(&hash);
+            let hash = BlockHash::new(&hash).unwrap();
+            open.keys.push(Key { short: open.short, namespace: open.namespace, group, hash });
+        }
+        self.core.look(&mut open.lookup, group, &packed, hash_bytes(open.namespace), &mut open.answer);
+        self.apply(open);
+        self.check_answer(open, before);
+    }
+
+    fn check_answer(&self, open: &mut Open, (keys, found, stats): (usize, usize, Stats)) {
+        let answer = &open.answer;
+        assert!(answer.states.len() <= open.keys.len(), "more answers than questions");
+        assert_ne!(answer.states.last(), Some(&STATE_MISS), "trailing misses are cut off");
+        let is_ready = |state: &&u8| **state == STATE_READY;
+        assert_eq!(answer.states.iter().filter(is_ready).count(), answer.slots.len());
+        assert_eq!(answer.slots.len(), answer.generations.len());
+        let now = self.core.stats();
+        assert_eq!(now.keys - stats.keys, (open.keys.len() - keys) as u64);
+        assert_eq!(now.hits - stats.hits, (answer.slots.len() - found) as u64);
+        assert_eq!(now.miss_count() + now.hits, now.keys, "hits and misses add up to keys");
+        let ready = open.keys.iter().zip(&answer.states).filter(|(_, state)| **state == STATE_READY).skip(found);
+        let slots = answer.slots.iter().zip(&answer.generations).skip(found);
+        for ((key, _), (slot, generation)) in ready.zip(slots) {
+            let (slot, generation) = (SlotId(*slot), Generation(*generation));
+            let row = self.table.rows.get(&slot).unwrap_or_else(|| panic!("a hit in {slot:?}, which is free"));
+            assert_eq!((row.key, row.generation), (Some(*key), generation), "a wrong block for {key:?}");
+            assert!(row.trust == Trust::Verified && !row.is_corrupt, "{slot:?} is handed out unverified: {row:?}");
+            let bit = open.engine.map_or(0, |engine| Instance(engine).bit());
+            assert_eq!(row.holders & bit, bit, "{slot:?} is not written down as held by {:?}", open.engine);
+            if open.engine.is_some() {
+                open.found.push((slot, generation));
+            }
+        }
+    }
+
+    fn end(&mut self, open: Open, end: End) -> Option<LeaseId> {
+        let lease = match end {
+            End::Finish => self.core.finish_lookup(open.lookup),
+            End::Cancel => {
+                self.core.cancel_lookup(open.lookup);
+                LeaseId(0)
+            }
+        };
+        let expects_lease = matches!(end, End::Finish) && !open.found.is_empty();
+        assert_eq!(lease != LeaseId(0), expects_lease, "a lease exactly if something was found for somebody");
+        if let (Some(engine), true) = (open.engine, expects_lease) {
+            self.engines[engine as usize].leases.push(Leased { id: lease, blocks: open.found });
+        }
+        self.settle();
+        expects_lease.then_some(lease)
+    }
+
+    /// A whole lookup. Returns its lease and, by group, the states of its keys.
+    fn lookup(&mut self, engine: Option<u8>, prompt: Prompt, piece: u8, end: End) -> (Option<LeaseId>, Vec<Vec<u8>>) {
+        let mut open = self.begin(engine, prompt.namespace % NAMESPACES);
+        let mut states = Vec::new();
+        for (group, attention) in groups(open.namespace) {
+            let over_limit = self.core.stats().misses[MissReason::OverLimit as usize];
+            let expected = self.expected(&open, group, attention, prompt);
+            let positions: Vec<u8> = (0..prompt.blocks).collect();
+            for piece in positions.chunks(piece as usize) {
+                self.look(&mut open, group, piece.iter().map(|position| (prompt.chain, *position)));
+            }
+            let is_over = self.core.stats().misses[MissReason::OverLimit as usize] > over_limit;
+            assert!(!is_over || engine.is_some(), "who takes no lease cannot be over a limit");
+            if is_over {
+                check_shorter(&open.answer.states, &expected);
+            } else {
+                assert_eq!(open.answer.states, expected, "group {group} of {prompt:?}");
+            }
+            states.push(open.answer.states.clone());
+        }
+        (self.end(open, end), states)
+    }
+
+    /// What a lookup has to find, by the table, when no limit is in its way.
+    fn expected(&self, open: &Open, group: u16, attention: Attention, prompt: Prompt) -> Vec<u8> {
+        let mut has_gap = false;
+        let mut states = Vec::new();
+        for position in 0..prompt.blocks {
+            let hash = BlockHash::new(&hash(open.namespace, prompt.chain, position)).unwrap();
+            let key = Key { short: open.short, namespace: open.namespace, group, hash };
+            let state = match self.table.resident(&key) {
+                None if attention == Attention::Full => break,
+                None => STATE_MISS,
+                Some((_, row)) if row.trust != Trust::Verified => STATE_NOT_YET,
+                Some(_) if has_gap => STATE_NOT_YET,
+                Some(_) => STATE_READY,
+            };
+            has_gap |= attention == Attention::Full && state == STATE_NOT_YET;
+            states.push(state);
+        }
+        states.truncate(states.iter().rposition(|state| *state != STATE_MISS).map_or(0, |last| last + 1));
+        states
+    }
+
+    fn release(&mut self, engine: u8, which: u8) {
+        let state = &mut self.engines[engine as usize];
+        let Some(at) = pick(&state.leases, which).filter(|_| !state.must_resume) else { return };
+        let lease = state.leases.remove(at);
+        state.released.push(lease.id);
+        self.core.release(Instance(engine), lease.id);
+        self.settle();
+    }
+
+    fn cancel_lookups(&mut self, engine: u8) {
+        while let Some(at) = self.open.iter().position(|open| open.engine == Some(engine)) {
+            let open = self.open.remove(at);
+            self.end(open, End::Cancel);
+        }
+    }
+
+    // The store path.
+
+    fn reserve(&mut self, engine: u8, namespace: u8, group: u8, count: usize, maps: bool) -> usize {
+        let short = self.short(namespace);
+        let groups = groups(namespace);
+        let group = groups.get(group as usize % (groups.len() + 1)).map_or(9, |(group, _)| *group);
+        let mut slots = Vec::new();
+        self.core.reserve(Instance(engine), short, group, count, maps, &mut slots);
+        assert!(slots.len() <= count);
+        let slot_bytes = layout(namespace).group(group).map_or(0, |group| group.slot_bytes());
+        for at in &slots {
+            self.last_generation = self.last_generation.max(at.1.0);
+            self.engines[engine as usize].filling.push(Filling { at: *at, slot_bytes, maps });
+        }
+        self.settle();
+        slots.len()
+    }
+
+    fn store(&mut self, engine: u8, prompt: Prompt, at_once: u8) {
+        let namespace = prompt.namespace % NAMESPACES;
+        let (_, states) = self.lookup(Some(engine), prompt, 7, End::Finish);
+        for (nth, ((group, _), states)) in groups(namespace).into_iter().zip(states).enumerate() {
+            let missing: Vec<u8> = (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
+            for positions in missing.chunks(at_once as usize) {
+                let first = self.engines[engine as usize].filling.len();
+                let count = self.reserve(engine, namespace, nth as u8, positions.len(), true);
+                for position in &positions[..count] {
+                    self.commit(engine, first, namespace, group, prompt.chain, *position, Fault::None);
+                }
+            }
+        }
+        if at_once % 2 == 0 {
+            self.release(engine, u8::MAX);
+        }
+    }
+
+    fn commit_any(&mut self, engine: u8, which: u8, chain: u8, position: u8, fault: Fault) {
+        if !self.is_serving(engine) {
+            return;
+        }
+        let state = &self.engines[engine as usize];
+        if let (Fault::Again, Some(at)) = (fault, pick(&state.committed, which)) {
+            let again = state.committed[at];
+            return self.commit_again(engine, again);
+        }
+        let Some(at) = pick(&state.filling, which) else { return };
+        let slot_bytes = state.filling[at].slot_bytes;
+        // The namespace and group of this size, or any other where that is the fault.
+        let all = (0..NAMESPACES).flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
+        let fits = |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
+        let wants_fit = !matches!(fault, Fault::OtherGroup);
+        let fitting: Vec<(u8, u16)> = all.filter(|target| fits(target) == wants_fit).collect();
+        let (namespace, group) = fitting[chain as usize % fitting.len()];
+        self.commit(engine, at, namespace, group, chain, position, fault);
+    }
+
+    fn commit(&mut self, engine: u8, which: usize, namespace: u8, group: u16, chain: u8, position: u8, fault: Fault) {
+        let short = self.short(namespace);
+        let key_at = |position| {
+            let hash = BlockHash::new(&hash(namespace, chain, position)).unwrap();
+            Key { short, namespace, group, hash }
+        };
+        let (key, predecessor) = (key_at(position), position.checked_sub(1).map(key_at));
+        let filling = self.engines[engine as usize].filling[which];
+        let (mut by, mut at) = (engine, filling.at);
+        match fault {
+            Fault::WrongGeneration => at.1.0 += 1,
+            Fault::Foreign => by = (engine + 1) % ENGINES,
+            _ => {}
+        }
+        let is_full = layout(namespace).group(group).unwrap().attention == Attention::Full;
+        let is_orphan = predecessor.is_some_and(|key| self.table.resident(&key).is_none());
+        let expected = match fault {
+            Fault::WrongGeneration | Fault::Foreign => CommitOutcome::Lost,
+            Fault::Incomplete | Fault::OtherGroup => CommitOutcome::Incomplete,
+            _ if self.table.resident(&key).is_some() => CommitOutcome::Duplicate,
+            _ if is_full && is_orphan => CommitOutcome::Orphan,
+            _ => CommitOutcome::Stored,
+        };
+        if expected != CommitOutcome::Lost {
+            self.engines[engine as usize].filling.remove(which);
+        }
+        let predecessor = predecessor.map(|key| key.hash);
+        let is_whole = !matches!(fault, Fault::Incomplete);
+        let outcome = self.core.commit(Instance(by), short, group, key.hash, predecessor, at, is_whole);
+        assert_eq!(outcome, expected, "commit of {key:?} at {at:?} with {fault:?}");
+        if outcome == CommitOutcome::Stored {
+            let row = self.table.row(at.0);
+            assert_eq!((row.key, row.generation), (None, at.1), "{key:?} is stored over something");
+            row.key = Some(key);
+            self.engines[engine as usize].committed.push(Committed { key, predecessor, at });
+        }
+        self.settle();
+    }
+
+    /// Repeated, a commit changes nothing; it is `Stored` exactly as long as its block is still there.
+    fn commit_again(&mut self, engine: u8, Committed { key, predecessor, at }: Committed) {
+        let is_there = self.table.resident(&key).is_some_and(|(slot, row)| (slot, row.generation) == at);
+        let expected = if is_there { CommitOutcome::Stored } else { CommitOutcome::Lost };
+        let outcome = self.core.commit(Instance(engine), key.short, key.group, key.hash, predecessor, at, true);
+        assert_eq!(outcome, expected, "repeated commit of {key:?} at {at:?}");
+        self.settle();
+    }
+
+    fn abort(&mut self, engine: u8, which: u8, is_foreign: bool) {
+        if !self.is_serving(engine) {
+            return;
+        }
+        let filling = &mut self.engines[engine as usize].filling;
+        let Some(which) = pick(filling, which) else { return };
+        let at = filling[which].at;
+        let by = if is_foreign { (engine + 1) % ENGINES } else { engine };
+        if !is_foreign {
+            filling.remove(which);
+        }
+        self.core.abort(Instance(by), at);
+        self.settle();
+    }
+
+    // What outlives whom.
+
+    fn purge(&mut self, namespace: u8) {
+        let id = NamespaceId(namespace.into());
+        let Some(short) = self.shorts[namespace as usize] else {
+            return assert!(self.core.purge(id).is_none(), "purged what was never opened");
+        };
+        let is_its = |row: &&crate::table::Row| row.key.is_some_and(|key| key.short == short) && !row.is_fenced;
+        let (blocks, bytes) = {
+            let rows = self.table.rows.values().filter(is_its);
+            rows.fold((0, 0), |(blocks, bytes), row| (blocks + 1, bytes + row.slot_bytes))
+        };
+        let (purged, old, new) = self.core.purge(id).expect("the namespace is open");
+        assert_eq!((purged.blocks, purged.bytes, old), (blocks, bytes, short));
+        self.shorts[namespace as usize] = Some(new);
+        self.settle();
+    }
+
+    fn verified(&mut self, which: u8) {
+        let Some(at) = pick(&self.table.verifying, which) else { return };
+        let (block, slot, generation) = self.table.verifying.remove(at);
+        let row = self.table.row(slot);
+        let is_whole = !row.is_corrupt;
+        row.trust = Trust::Verified;
+        row.is_fenced |= !is_whole;
+        self.core.verified(block, generation, is_whole);
+        self.settle();
+    }
+
+    fn restart(&mut self, loses_extent: bool) {
+        self.open.clear();
+        self.table.verifying.clear();
+        for engine in &mut self.engines {
+            engine.must_resume = engine.is_alive;
+            // Offsets that no worker knows died with the daemon, like all lease ids.
+            engine.filling.retain(|filling| filling.maps);
+            engine.released.clear();
+            engine.committed.clear();
+        }
+        if loses_extent {
+            self.lose_extent();
+        }
+        self.core = Core::new(config(&self.setup, self.last_generation + 1));
+        for namespace in 0..NAMESPACES {
+            if self.shorts[namespace as usize].take().is_some() {
+                self.short(namespace);
+            }
+        }
+        let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
+        let alive = alive.fold(0, |mask, engine| mask | Instance(engine).bit());
+        self.core.set_earlier(alive);
+        for (first, extent) in &self.table.extents {
+            assert!(self.core.restore_extent(extent.slot_bytes, *first, extent.units), "{first}: {extent:?}");
+        }
+        self.restore_rows(alive);
+        self.core.finish_restore();
+        self.populated.iter().for_each(|unit| self.core.populate(*unit));
+        self.settle();
+    }
+
+    /// One extent that nobody touches cannot be read any more.
+    fn lose_extent(&mut self) {
+        let touched = self.touched();
+        let is_lost = |first: u32, extent| !self.table.rows_of(first, extent).any(|(slot, row)| touched.contains(&(*slot, row.generation)));
+        let Some((first, extent)) = self.table.extents.iter().map(|(f, e)| (*f, *e)).find(|(f, e)| is_lost(*f, *e)) else { return };
+        let slots: Vec<SlotId> = self.table.rows_of(first, extent).map(|(slot, _)| *slot).collect();
+        slots.iter().for_each(|slot| drop(self.table.rows.remove(slot)));
+        self.table.extents.remove(&first);
+    }
+
+    fn restore_rows(&mut self, alive: u64) {
+        let mut rows = std::mem::take(&mut self.table.rows).into_iter().collect::<Vec<_>>();
+        if self.setup.seed % 2 == 1 {
+            rows.reverse();
+        }
+        let mut restored = BTreeMap::new();
+        let touched = self.touched();
+        for (slot, mut row) in rows {
+            row.key = row.key.map(|key| Key { short: self.shorts[key.namespace as usize].unwrap(), ..key });
+            let is_held = row.holders & alive != 0;
+            let is_resident = |other: &crate::table::Row| other.key == row.key && !other.is_fenced;
+            let expected = match row.key {
+                Some(_) if !restored.values().any(is_resident) => Recovery::Block,
+                _ if is_held => Recovery::Fenced,
+                _ => Recovery::Dropped,
+            };
+            let key = row.key.map(|key| (key.short, key.group, key.hash));
+            let (generation, holders) = (row.generation, row.holders);
+            let recovery = self.core.restore(Recovered { slot, generation, holders, key });
+            assert_eq!(recovery, expected, "{slot:?}: {row:?}");
+            row.trust = Trust::Unverified;
+            row.is_fenced = recovery == Recovery::Fenced;
+            if recovery == Recovery::Dropped {
+                assert!(!touched.contains(&(slot, generation)), "{slot:?} is dropped under somebody: {row:?}");
+            } else {
+                restored.insert(slot, row);
+            }
+        }
+        self.table.rows = restored;
+    }
+
+    // Checks.
+
+    fn settle(&mut self) {
+        let touched = self.touched();
+        self.drain_effects(touched);
+    }
+
+    /// As `settle`, while `open` is out of the list.
+    fn apply(&mut self, open: &Open) {
+        let mut touched = self.touched();
+        touched.extend(&open.found);
+        self.drain_effects(touched);
+    }
+
+    fn drain_effects(&mut self, touched: BTreeSet<At>) {
+        let mut effects = Vec::new();
+        self.core.take_effects(&mut effects);
+        for effect in effects {
+            self.table.apply(effect, |slot, generation| touched.contains(&(slot, generation)));
+        }
+    }
+
+    /// What some engine may touch, or was promised.
+    fn touched(&self) -> BTreeSet<At> {
+        let leased = self.engines.iter().flat_map(|engine| engine.leases.iter().flat_map(|lease| &lease.blocks));
+        let filled = self.engines.iter().flat_map(|engine| engine.filling.iter().map(|filling| &filling.at));
+        let promised = self.open.iter().flat_map(|open| &open.found);
+        leased.chain(filled).chain(promised).copied().collect()
+    }
+
+    /// What must hold between any two events.
+    fn check(&mut self) {
+        self.settle();
+        self.core.audit().unwrap_or_else(|error| panic!("audit: {error}"));
+        for (number, engine) in self.engines.iter().enumerate() {
+            let bit = Instance(number as u8).bit();
+            for (slot, generation) in engine.leases.iter().flat_map(|lease| &lease.blocks) {
+                let row = &self.table.rows[slot];
+                assert!(row.generation == *generation && row.key.is_some(), "engine {number} lost {slot:?}: {row:?}");
+                assert_ne!(row.holders & bit, 0, "{slot:?} is not written down as read by engine {number}");
+            }
+            for Filling { at: (slot, generation), maps, .. } in &engine.filling {
+                let row = &self.table.rows[slot];
+                assert!(row.generation == *generation && row.key.is_none(), "engine {number} lost {slot:?}: {row:?}");
+                assert!(!maps || row.holders & bit != 0, "{slot:?} is not written down as filled by engine {number}");
+            }
+        }
+        self.check_sums();
+    }
+
+    fn check_sums(&self) {
+        let serving = || self.engines.iter().filter(|engine| !engine.must_resume);
+        let leased = serving().flat_map(|engine| engine.leases.iter().flat_map(|lease| &lease.blocks));
+        let promised = self.open.iter().flat_map(|open| &open.found);
+        let verifying = self.table.verifying.iter().map(|(_, slot, _)| *slot);
+        let pinned: BTreeSet<SlotId> = leased.chain(promised).map(|(slot, _)| *slot).chain(verifying).collect();
+        let pinned_bytes: u64 = pinned.iter().map(|slot| self.table.rows[slot].slot_bytes).sum();
+        let reserved_bytes: u64 = serving().flat_map(|engine| engine.filling.iter().map(|f| f.slot_bytes)).sum();
+        let held = self.core.held();
+        assert_eq!((held.pinned_bytes, held.reserved_bytes), (pinned_bytes, reserved_bytes), "pinned, reserved");
+        let used: u64 = self.core.classes().iter().map(|class| class.used).sum();
+        assert_eq!(used, self.table.rows.len() as u64, "slots in use");
+    }
+
+    fn step_to_the_end(&mut self) {
+        for _ in 0..10_000 {
+            let has_more = self.core.step();
+            self.settle();
+            if !has_more {
+                return;
+            }
+        }
+        panic!("steps never end");
+    }
+
+    /// With nothing held, every unit that can serve `namespace`'s first group does, to its last slot.
+    fn fill(&mut self, namespace: u8) {
+        self.start(0);
+        let slot_bytes = layout(namespace).group(0).unwrap().slot_bytes();
+        let run = slot_bytes.div_ceil(UNIT_BYTES).next_power_of_two() as u32;
+        let possible = u64::from(self.setup.units / run) * (u64::from(run) * UNIT_BYTES / slot_bytes);
+        let mut refusals = 0;
+        while refusals < 100 {
+            refusals += usize::from(self.reserve(0, namespace, 0, 256, true) == 0);
+            self.core.step();
+            self.settle();
+        }
+        let filled = self.engines[0].filling.len() as u64;
+        assert!(filled >= possible, "{filled} of {possible} slots of {slot_bytes} bytes can be reserved");
+        self.check();
+        self.gone(0);
+        self.check();
+    }
+}
+
+fn config(setup: &Setup, first_generation: u32) -> Config {
+    let (promise_permille, reserve_permille) = (setup.promise_permille, setup.reserve_permille);
+    Config {
+        seed: setup.seed,
+        promise_permille,
+        reserve_permille,
+        // Few, so that keys forget each other.
+        memory_entries: 64,
+        first_generation,
+        ..Config::new(UNIT_BYTES, setup.units)
+    }
+}
+
+fn groups(namespace: u8) -> Vec<(u16, Attention)> {
+    layout(namespace).groups().map(|(group, layout)| (group, layout.attention)).collect()
+}
+
+/// Over its share an engine gets less, and nothing else.
+fn check_shorter(states: &[u8], expected: &[u8]) {
+    assert!(states.len() <= expected.len());
+    for (state, expected) in states.iter().zip(expected) {
+        assert!(*state == STATE_MISS || state == expected, "{states:?} where {expected:?} is there");
+    }
+}
+
+fn pick<T>(of: &[T], which: u8) -> Option<usize> {
+    (!of.is_empty()).then(|| which as usize % of.len())
+}

@@ -1,0 +1,113 @@
+//! The daemon's configuration: one struct, which is also the one table of keys.
+//!
+//! The `settings!` block below is the only place where a key is named. The struct, the flags, the `FOREBAY_*`
+//! variables, `forebay config` and docs/config.md all come from it. Whoever holds a `Config` from [`load`] may
+//! trust it: values were parsed and checked at the border.
+
+mod check;
+mod load;
+mod page;
+mod table;
+mod value;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+pub use forebay_io::arena::HugePages;
+pub use load::{CONFIG_VARIABLE, Loaded, Origin, Sources, load, nearest};
+pub use page::page;
+pub use table::Key;
+pub use value::{Bytes, HttpAddress};
+
+table::settings! {
+    /// Where clients find the daemon, and who may be one.
+    socket: Socket {
+        /// Directory of the sockets `forebay.sock` and `attach.sock`. Containers share this directory and nothing
+        /// else.
+        directory: PathBuf = default_socket_directory(),
+            shown "`/run/forebay` for root, else `$XDG_RUNTIME_DIR/forebay`, or `/tmp/forebay-UID` without that variable";
+        /// User ids that may connect besides root and the daemon's own. Empty by default, because whoever attaches
+        /// can read and alter every block of the pool.
+        allow_uids: Vec<u32> = Vec::new();
+    }
+
+    /// The host memory that holds the blocks.
+    pool: Pool {
+        /// Directory of the pool's files, in a file system that lives in memory. It outlives the daemon, which is
+        /// why a restarted daemon finds its blocks again.
+        directory: PathBuf = default_pool_directory(),
+            shown "`/dev/shm/forebay` for root, else `/dev/shm/forebay-UID`";
+        /// Memory for blocks. The default fits a laptop; a serving host gives what its engines leave free.
+        capacity_bytes: Bytes = Bytes(4 << 30);
+        /// Memory moves between block sizes in units of this many bytes: a power of two from 2 MiB to 256 MiB. Not
+        /// set by default: 256 MiB for large pools, about a sixteenth of the capacity for small ones.
+        unit_bytes: Option<Bytes> = None;
+        /// `auto` takes the best kind of huge page the machine offers, `off` takes 4 KiB pages, `require` refuses to
+        /// start without huge pages. `auto`, because small pages cost copy speed and page tables but work.
+        huge_pages: HugePages = HugePages::Auto;
+        /// Share of the capacity that leases may hold at once; over it lookups answer with a shorter prefix. Half, so
+        /// that waiting requests can never starve stores of room.
+        promise_share: f64 = 0.5;
+    }
+
+    /// Metrics and health for people and supervisors, over plain HTTP.
+    http: Http {
+        /// Address of `/metrics`, `/livez` and `/readyz`, or `off`. Loopback by default: the pages are not
+        /// authenticated.
+        address: HttpAddress = HttpAddress::At(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9477));
+        /// Allows an address that other hosts can reach, as a metrics collector outside the host needs.
+        allow_remote: bool = false;
+    }
+
+    /// Bounds on what clients can ask for; a call over a bound is refused, and the engine goes on without it.
+    limits: Limits {
+        /// Sessions at a time, 1 to 64: a slot's holders are one bit each in a word of 64.
+        sessions: u32 = 64;
+        /// Largest message of the control plane, at most 16 MiB, which is what both sides of the protocol agreed on.
+        message_bytes: Bytes = Bytes(16 << 20);
+        /// Lookups that wait for the core at a time, over all sessions. At 50 us each, 1,024 are 50 ms of work: more
+        /// would be answered later than an engine waits.
+        lookups_in_flight: u32 = 1024;
+        /// Keys of one lookup, over all its groups. 65,536 blocks of 16 tokens are a prompt of a million tokens.
+        keys_per_lookup: u32 = 65_536;
+        /// Blocks of one commit, over all its groups; as for lookups.
+        blocks_per_commit: u32 = 65_536;
+        /// Leases of one session at a time, over which its lookups miss. An engine holds one for each request that
+        /// waits or loads, and vLLM runs at most a few thousand of those.
+        leases_per_session: u32 = 16_384;
+    }
+
+    /// What goes to standard error, one line an event.
+    log: Log {
+        /// `error`, `warn`, `info`, `debug` or `trace`, or directives by module such as
+        /// `warn,forebay_daemon=debug`. At `info` a day of normal running fits on a screen; nothing is logged per
+        /// block at any level.
+        level: String = "info".to_string(), variable "FOREBAY_LOG";
+    }
+
+    /// What happens between SIGTERM and the end.
+    drain: Drain {
+        /// How long sessions may finish what they hold before the daemon goes. Ten seconds stay well below the
+        /// thirty that systemd and Kubernetes allow, and cutting it short loses no block that was committed.
+        deadline_seconds: u64 = 10;
+    }
+}
+
+fn default_socket_directory() -> PathBuf {
+    match (uid(), std::env::var_os("XDG_RUNTIME_DIR")) {
+        (0, _) => PathBuf::from("/run/forebay"),
+        (_, Some(runtime)) if !runtime.is_empty() => PathBuf::from(runtime).join("forebay"),
+        (uid, _) => PathBuf::from(format!("/tmp/forebay-{uid}")),
+    }
+}
+
+fn default_pool_directory() -> PathBuf {
+    match uid() {
+        0 => PathBuf::from("/dev/shm/forebay"),
+        uid => PathBuf::from(format!("/dev/shm/forebay-{uid}")),
+    }
+}
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}

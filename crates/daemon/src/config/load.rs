@@ -1,0 +1,361 @@
+//! From file, environment and flags to a checked [`Config`] that knows where each value came from.
+//!
+//! A flag beats a variable, a variable beats the file, the file beats the default. Nothing is passed over in
+//! silence: a name that is no key is an error which offers the nearest one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use forebay_core::{Error, ErrorKind, Result};
+use toml::{Table, Value};
+
+use super::check::first_unmet;
+use super::{Config, KEYS, Key};
+
+/// The variable that names the file.
+pub const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
+
+const PREFIX: &str = "FOREBAY_";
+
+/// Variables with our prefix that are no keys: they belong to clients, engines and the installation.
+const RESERVED: [&str; 5] = [CONFIG_VARIABLE, "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_STRICT", "FOREBAY_STEP_STATS"];
+
+/// Where values may come from.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file, if a flag named one; otherwise `FOREBAY_CONFIG` does.
+    pub file: Option<PathBuf>,
+    /// Name and value of every environment variable; those without our prefix are passed over.
+    pub variables: Vec<(String, String)>,
+    /// Key and value, as in `--pool.capacity_bytes 8GiB`.
+    pub flags: Vec<(String, String)>,
+}
+
+/// Who set a value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    Default,
+    File(PathBuf),
+    Variable(String),
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => write!(f, "default"),
+            Origin::File(path) => write!(f, "file {}", path.display()),
+            Origin::Variable(name) => write!(f, "variable {name}"),
+            Origin::Flag => write!(f, "flag"),
+        }
+    }
+}
+
+/// The configuration and its history.
+#[derive(Debug)]
+pub struct Loaded {
+    pub config: Config,
+    origins: BTreeMap<&'static str, Origin>,
+}
+
+impl Loaded {
+    pub fn origin(&self, key: &Key) -> &Origin {
+        self.origins.get(key.name).unwrap_or(&Origin::Default)
+    }
+}
+
+/// Reads all sources and checks the result. Errors are `Invalid`, or `Io` if the file cannot be read.
+pub fn load(sources: &Sources) -> Result<Loaded> {
+    let mut loaded = Loaded { config: Config::default(), origins: BTreeMap::new() };
+    if let Some(path) = file(sources) {
+        for (name, value) in read_file(&path)? {
+            let key = find(&name).ok_or_else(|| unknown_key(&name).with("file", path.display()))?;
+            loaded.set(key, &value, Origin::File(path.clone()))?;
+        }
+    }
+    for (name, text) in sources.variables.iter().filter(|(name, _)| is_ours(name)) {
+        let key = KEYS.iter().find(|key| key.variable() == *name).ok_or_else(|| unknown_variable(name))?;
+        loaded.set_text(key, text, Origin::Variable(name.clone()))?;
+    }
+    for (name, text) in &sources.flags {
+        let key = find(name).ok_or_else(|| unknown_key(name))?;
+        loaded.set_text(key, text, Origin::Flag)?;
+    }
+    match first_unmet(&loaded.config).and_then(|demand| Some((find(demand.key)?, demand.must))) {
+        Some((key, must)) => Err(loaded.cannot_be(key, must)),
+        None => Ok(loaded),
+    }
+}
+
+impl Loaded {
+    /// In flags and variables a value is written as in the file, and text may go without its quotes.
+    fn set_text(&mut self, key: &'static Key, text: &str, origin: Origin) -> Result<()> {
+        let quoted = Value::String(text.to_string());
+        if (key.set)(&mut self.config, &quoted) {
+            self.origins.insert(key.name, origin);
+            return Ok(());
+        }
+        let bare = format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+        self.set(key, &bare.unwrap_or(quoted), origin)
+    }
+
+    fn set(&mut self, key: &'static Key, value: &Value, origin: Origin) -> Result<()> {
+        if !(key.set)(&mut self.config, value) {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
+                .with("from", origin)
+                .hint(format!("give a {}", key.kind)));
+        }
+        self.origins.insert(key.name, origin);
+        Ok(())
+    }
+
+    fn cannot_be(&self, key: &Key, must: &str) -> Error {
+        let value = key.value(&self.config).map_or_else(String::new, |value| value.to_string());
+        Error::invalid(format!("`{}` cannot be `{}`", key.name, value.trim_matches('"')))
+            .with("from", self.origin(key))
+            .hint(format!("it must {must}"))
+    }
+}
+
+fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+fn file(sources: &Sources) -> Option<PathBuf> {
+    let named = || sources.variables.iter().find(|(name, value)| name == CONFIG_VARIABLE && !value.is_empty());
+    sources.file.clone().or_else(|| named().map(|(_, path)| PathBuf::from(path)))
+}
+
+/// The file's keys with their full names, in the file's order of sections.
+fn read_file(path: &Path) -> Result<Vec<(String, Value)>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot read the configuration")
+            .with("file", path.display())
+            .source(error)
+            .hint("name another one with `--config` or `FOREBAY_CONFIG`")
+    })?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        Error::invalid("the configuration is not TOML")
+            .with("file", path.display())
+            .source(error.to_string().trim_end().to_string())
+            .hint("docs/config.md has an example; `forebay config` prints what is in effect in the same form")
+    })?;
+    let mut keys = Vec::new();
+    flatten("", table, &mut keys);
+    Ok(keys)
+}
+
+fn flatten(prefix: &str, table: Table, keys: &mut Vec<(String, Value)>) {
+    for (name, value) in table {
+        let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        match value {
+            Value::Table(table) => flatten(&name, table, keys),
+            value => keys.push((name, value)),
+        }
+    }
+}
+
+/// Kubernetes gives every pod beside a Service named `forebay` variables with these names; they are not meant
+/// for us, and no key of ours will ever begin like them.
+fn is_kubernetes(name: &str) -> bool {
+    name == "FOREBAY_PORT" || name.starts_with("FOREBAY_PORT_") || name.starts_with("FOREBAY_SERVICE_")
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with(PREFIX) && !RESERVED.contains(&name) && !is_kubernetes(name)
+}
+
+fn unknown_key(name: &str) -> Error {
+    let error = Error::invalid(format!("unknown key `{name}`"));
+    match nearest(name, KEYS.iter().map(|key| key.name)) {
+        Some(near) => error.hint(format!("did you mean `{near}`?")),
+        None => error.hint("`forebay config` lists all keys"),
+    }
+}
+
+fn unknown_variable(name: &str) -> Error {
+    let known: Vec<String> = KEYS.iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
+    let error = Error::invalid(format!("unknown variable `{name}`"));
+    match nearest(name, known.iter().map(String::as_str)) {
+        Some(near) => error.hint(format!("did you mean `{near}`?")),
+        None => error.hint("variables that begin with `FOREBAY_` must be keys; `forebay config` lists them"),
+    }
+}
+
+/// The candidate that `word` was probably meant to be: one that it is a part of, or that is at most a third of
+/// its letters away.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let last_part = |name: &str| name.rsplit('.').next().unwrap_or(name).to_string();
+    candidates
+        .map(|candidate| {
+            let whole = distance(word, candidate);
+            let part = distance(&last_part(word), &last_part(candidate));
+            (whole.min(part + 1), candidate)
+        })
+        .filter(|(distance, candidate)| distance * 3 <= candidate.len().min(word.len()))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// Letters to add, drop, replace or swap with their neighbour to get from `a` to `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replace = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replace.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Bytes;
+
+    fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        list.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    fn with_file(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Loaded> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("forebay.toml");
+        std::fs::write(&file, text).unwrap();
+        load(&Sources { file: Some(file), variables: pairs(variables), flags: pairs(flags) })
+    }
+
+    fn refusal(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> (String, String) {
+        let error = with_file(text, variables, flags).unwrap_err();
+        (error.to_string(), error.hint_text().expect("every refusal has a hint").to_string())
+    }
+
+    fn origin(loaded: &Loaded, name: &str) -> Origin {
+        loaded.origin(find(name).unwrap()).clone()
+    }
+
+    #[test]
+    fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
+        let file = "[limits]\nsessions = 1\nkeys_per_lookup = 1\nblocks_per_commit = 1\n";
+        let variables = [("FOREBAY_LIMITS_KEYS_PER_LOOKUP", "2"), ("FOREBAY_LIMITS_BLOCKS_PER_COMMIT", "2")];
+        let loaded = with_file(file, &variables, &[("limits.blocks_per_commit", "3")]).unwrap();
+        let limits = &loaded.config.limits;
+        assert_eq!((limits.sessions, limits.keys_per_lookup, limits.blocks_per_commit), (1, 2, 3));
+        assert!(matches!(origin(&loaded, "limits.sessions"), Origin::File(_)));
+        assert_eq!(
+            origin(&loaded, "limits.keys_per_lookup"),
+            Origin::Variable("FOREBAY_LIMITS_KEYS_PER_LOOKUP".into())
+        );
+        assert_eq!(origin(&loaded, "limits.blocks_per_commit"), Origin::Flag);
+        assert_eq!(origin(&loaded, "limits.leases_per_session"), Origin::Default);
+        assert_eq!(limits.leases_per_session, Config::default().limits.leases_per_session);
+    }
+
+    #[test]
+    fn a_value_reads_the_same_from_file_variable_and_flag() {
+        for (name, text, in_file) in [
+            ("pool.capacity_bytes", "3GiB", "\"3GiB\""),
+            ("pool.capacity_bytes", "3221225472", "3221225472"),
+            ("pool.unit_bytes", "2MiB", "\"2MiB\""),
+            ("pool.huge_pages", "require", "\"require\""),
+            ("pool.promise_share", "0.25", "0.25"),
+            ("socket.allow_uids", "[1000, 1001]", "[1000, 1001]"),
+            ("socket.directory", "/run/elsewhere", "\"/run/elsewhere\""),
+            ("http.address", "off", "\"off\""),
+            ("http.allow_remote", "true", "true"),
+            ("log.level", "warn,forebay_daemon=debug", "\"warn,forebay_daemon=debug\""),
+            ("drain.deadline_seconds", "0", "0"),
+        ] {
+            let variable = find(name).unwrap().variable();
+            let from_file = with_file(&format!("{name} = {in_file}"), &[], &[]).unwrap().config;
+            assert_ne!(from_file, Config::default(), "{name} from the file changed nothing");
+            assert_eq!(with_file("", &[(&variable, text)], &[]).unwrap().config, from_file, "{name} from its variable");
+            assert_eq!(with_file("", &[], &[(name, text)]).unwrap().config, from_file, "{name} from its flag");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_nearest_key() {
+        let (message, hint) = refusal("[pool]\ncapcity_bytes = 1\n", &[], &[]);
+        assert!(message.contains("unknown key `pool.capcity_bytes`") && message.contains("forebay.toml"), "{message}");
+        assert_eq!(hint, "did you mean `pool.capacity_bytes`?");
+        let (message, hint) = refusal("", &[("FOREBAY_POOL_CAPACITY", "1GiB")], &[]);
+        assert_eq!(message, "unknown variable `FOREBAY_POOL_CAPACITY`");
+        assert_eq!(hint, "did you mean `FOREBAY_POOL_CAPACITY_BYTES`?");
+        assert_eq!(refusal("", &[], &[("sessions", "3")]).1, "did you mean `limits.sessions`?");
+        assert_eq!(refusal("nonsense = 1", &[], &[]).1, "`forebay config` lists all keys");
+        // A whole section under a wrong name is found by its keys.
+        assert_eq!(refusal("[memory]\nhuge_pages = \"off\"", &[], &[]).1, "did you mean `pool.huge_pages`?");
+    }
+
+    #[test]
+    fn variables_of_others_are_left_alone() {
+        let theirs = ["PATH", "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_SERVICE_HOST", "FOREBAY_PORT_9477_TCP_ADDR"];
+        let variables: Vec<(&str, &str)> = theirs.iter().map(|name| (*name, "x")).collect();
+        assert_eq!(with_file("", &variables, &[]).unwrap().config, Config::default());
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_refused_with_its_origin_and_what_would_do() {
+        let (message, hint) = refusal("[pool]\ncapacity_bytes = \"8 gigs\"\n", &[], &[]);
+        assert!(message.starts_with("`pool.capacity_bytes` cannot be `8 gigs` (from=`file "), "{message}");
+        assert_eq!(hint, "give a size, such as `8589934592` or `\"8GiB\"`");
+        for (name, value) in [
+            ("pool.capacity_bytes", "1"),
+            ("pool.unit_bytes", "3MiB"),
+            ("pool.unit_bytes", "512MiB"),
+            ("pool.promise_share", "0.0"),
+            ("pool.promise_share", "1.5"),
+            ("pool.promise_share", "nan"),
+            ("http.address", "0.0.0.0:9477"),
+            ("http.address", "localhost"),
+            ("limits.sessions", "0"),
+            ("limits.sessions", "65"),
+            ("limits.sessions", "-1"),
+            ("limits.message_bytes", "17MiB"),
+            ("limits.keys_per_lookup", "0"),
+            ("log.level", "verbose"),
+            ("socket.directory", ""),
+        ] {
+            let (message, hint) = refusal("", &[], &[(name, value)]);
+            assert!(message.starts_with(&format!("`{name}` cannot be `{value}` (from=`flag`)")), "{message}");
+            assert!(hint.starts_with("it must ") || hint.starts_with("give a "), "{hint}");
+        }
+        assert!(with_file("", &[], &[("http.address", "0.0.0.0:1"), ("http.allow_remote", "true")]).is_ok());
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_not_toml_is_refused_with_its_name() {
+        let missing = Sources { variables: pairs(&[(CONFIG_VARIABLE, "/nowhere/forebay.toml")]), ..Sources::default() };
+        assert!(load(&missing).unwrap_err().to_string().contains("/nowhere/forebay.toml"));
+        assert!(refusal("[pool\n", &[], &[]).0.contains("line 1"));
+    }
+
+    #[test]
+    fn nothing_is_suggested_for_a_word_from_elsewhere() {
+        assert_eq!(nearest("banana", KEYS.iter().map(|key| key.name)), None);
+        assert_eq!(nearest("", KEYS.iter().map(|key| key.name)), None);
+    }
+
+    #[test]
+    fn a_swap_of_neighbours_counts_once() {
+        assert_eq!(distance("pool", "polo"), 1);
+        assert_eq!(distance("pool", ""), 4);
+        assert_eq!(distance("pool.huge_pages", "pool.hugepages"), 1);
+    }
+
+    #[test]
+    fn the_defaults_meet_every_demand() {
+        assert!(first_unmet(&Config::default()).is_none());
+        assert_eq!(Config::default().pool.capacity_bytes, Bytes(4 << 30));
+    }
+}

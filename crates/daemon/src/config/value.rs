@@ -1,0 +1,232 @@
+//! The types that a configuration value can have, how each is written and read.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use forebay_io::arena::HugePages;
+use toml::Value;
+
+/// A type that can stand in the file. What `show` gives, `read` takes back.
+pub trait Setting: Sized {
+    /// What a value looks like, for people.
+    const KIND: &'static str;
+    /// None if the value does not fit.
+    fn read(value: &Value) -> Option<Self>;
+    /// None if the setting is not set.
+    fn show(&self) -> Option<Value>;
+}
+
+/// A size; written as a number of bytes or with a unit, such as `"8GiB"`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Bytes(pub u64);
+
+const UNITS: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
+
+impl fmt::Display for Bytes {
+    /// In the largest unit that divides the size, so that no digit is lost.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, bytes) = UNITS.iter().find(|(_, bytes)| self.0 >= *bytes && self.0 % bytes == 0).unwrap_or(&("", 1));
+        write!(f, "{}{unit}", self.0 / bytes)
+    }
+}
+
+impl Setting for Bytes {
+    const KIND: &'static str = "size, such as `8589934592` or `\"8GiB\"`";
+
+    fn read(value: &Value) -> Option<Bytes> {
+        match value {
+            Value::Integer(bytes) => u64::try_from(*bytes).ok().map(Bytes),
+            Value::String(text) => {
+                let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+                let (count, unit) = text.split_at(digits);
+                let (_, bytes) = UNITS.iter().find(|(name, _)| *name == unit.trim_start())?;
+                count.parse::<u64>().ok()?.checked_mul(*bytes).map(Bytes)
+            }
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::String(self.to_string()))
+    }
+}
+
+impl Setting for HugePages {
+    const KIND: &'static str = "`\"auto\"`, `\"off\"` or `\"require\"`";
+
+    fn read(value: &Value) -> Option<HugePages> {
+        match value.as_str()? {
+            "auto" => Some(HugePages::Auto),
+            "off" => Some(HugePages::Off),
+            "require" => Some(HugePages::Require),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            HugePages::Auto => "auto",
+            HugePages::Off => "off",
+            HugePages::Require => "require",
+        };
+        Some(Value::String(text.to_string()))
+    }
+}
+
+/// Where the HTTP pages are served, if anywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HttpAddress {
+    Off,
+    At(SocketAddr),
+}
+
+impl Setting for HttpAddress {
+    const KIND: &'static str = "address and port, such as `\"127.0.0.1:9477\"`, or `\"off\"`";
+
+    fn read(value: &Value) -> Option<HttpAddress> {
+        match value.as_str()? {
+            "off" => Some(HttpAddress::Off),
+            address => address.parse().ok().map(HttpAddress::At),
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::String(match self {
+            HttpAddress::Off => "off".to_string(),
+            HttpAddress::At(address) => address.to_string(),
+        }))
+    }
+}
+
+impl Setting for bool {
+    const KIND: &'static str = "`true` or `false`";
+
+    fn read(value: &Value) -> Option<bool> {
+        value.as_bool()
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::Boolean(*self))
+    }
+}
+
+impl Setting for u32 {
+    const KIND: &'static str = "whole number";
+
+    fn read(value: &Value) -> Option<u32> {
+        u32::try_from(value.as_integer()?).ok()
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::Integer(i64::from(*self)))
+    }
+}
+
+impl Setting for u64 {
+    const KIND: &'static str = "whole number";
+
+    fn read(value: &Value) -> Option<u64> {
+        u64::try_from(value.as_integer()?).ok()
+    }
+
+    fn show(&self) -> Option<Value> {
+        i64::try_from(*self).ok().map(Value::Integer)
+    }
+}
+
+impl Setting for f64 {
+    const KIND: &'static str = "number";
+
+    fn read(value: &Value) -> Option<f64> {
+        value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64))
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::Float(*self))
+    }
+}
+
+impl Setting for String {
+    const KIND: &'static str = "text";
+
+    fn read(value: &Value) -> Option<String> {
+        value.as_str().map(str::to_string)
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::String(self.clone()))
+    }
+}
+
+impl Setting for PathBuf {
+    const KIND: &'static str = "path";
+
+    fn read(value: &Value) -> Option<PathBuf> {
+        value.as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
+    }
+
+    fn show(&self) -> Option<Value> {
+        self.to_str().map(|path| Value::String(path.to_string()))
+    }
+}
+
+impl Setting for Vec<u32> {
+    const KIND: &'static str = "list of whole numbers, such as `[1000, 1001]`";
+
+    fn read(value: &Value) -> Option<Vec<u32>> {
+        value.as_array()?.iter().map(u32::read).collect()
+    }
+
+    fn show(&self) -> Option<Value> {
+        self.iter().map(Setting::show).collect::<Option<Vec<Value>>>().map(Value::Array)
+    }
+}
+
+impl Setting for Option<Bytes> {
+    const KIND: &'static str = Bytes::KIND;
+
+    fn read(value: &Value) -> Option<Option<Bytes>> {
+        Bytes::read(value).map(Some)
+    }
+
+    fn show(&self) -> Option<Value> {
+        self.as_ref().and_then(Setting::show)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_read_with_its_unit_or_not_at_all() {
+        let read = |text: &str| Bytes::read(&Value::String(text.to_string())).map(|bytes| bytes.0);
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("8GiB", 8 << 30), ("3 MiB", 3 << 20), ("16777215TiB", 16_777_215 << 40)]
+        {
+            assert_eq!(read(text), Some(bytes), "{text}");
+        }
+        for bad in ["", "GiB", "8GB", "8gib", "-1", "1.5GiB", "8GiBs", "16777216TiB", "99999999999999999999"] {
+            assert_eq!(read(bad), None, "{bad:?} was taken");
+        }
+        assert_eq!(Bytes::read(&Value::Integer(-1)), None);
+    }
+
+    #[test]
+    fn a_size_is_shown_without_losing_a_byte() {
+        for (bytes, text) in
+            [(0, "0"), (1, "1"), (4096, "4KiB"), (4097, "4097"), (3 << 30, "3GiB"), (1536 << 20, "1536MiB")]
+        {
+            assert_eq!(Bytes(bytes).to_string(), text);
+            assert_eq!(Bytes::read(&Bytes(bytes).show().unwrap()), Some(Bytes(bytes)));
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_not_wrapped() {
+        assert_eq!(u32::read(&Value::Integer(1 << 32)), None);
+        assert_eq!(u64::read(&Value::Integer(-1)), None);
+        assert_eq!(f64::read(&Value::Integer(1)), Some(1.0));
+    }
+}

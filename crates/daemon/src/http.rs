@@ -1,0 +1,138 @@
+//! Metrics and health over plain HTTP: `/metrics`, `/livez`, `/readyz`, and nothing else.
+//!
+//! Holds true: a client can cost the daemon one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever
+//! it sends or fails to read, and never touches the data path. Answers are made anew for each request, so that
+//! they tell the truth at that moment.
+
+mod health;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{Error, ErrorKind, Result};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+pub use health::{Check, Health};
+
+use crate::config::HttpAddress;
+use crate::metrics::{self, Snapshot};
+
+/// Connections at a time. One collector and a few probes ask at once; more are turned away at the door.
+pub const MAX_CONNECTIONS: usize = 16;
+
+/// From accepting a connection to its end, one request and its answer.
+pub const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Request line and headers together; a probe sends some hundred bytes.
+const MAX_HEADER_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+
+/// How long a failing `accept` (out of descriptors, say) is left alone.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the pages are made of.
+pub trait Source: Send + Sync + 'static {
+    fn health(&self) -> impl Future<Output = Health> + Send;
+    fn snapshot(&self) -> impl Future<Output = Result<Snapshot>> + Send;
+}
+
+/// Binds the configured address; none if it is `off`.
+pub async fn bind(address: HttpAddress) -> Result<Option<TcpListener>> {
+    let HttpAddress::At(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot listen for metrics and health")
+            .with("http.address", address)
+            .source(error)
+            .hint("choose another `http.address`, or `off`; port 0 takes any free one")
+    })?;
+    Ok(Some(listener))
+}
+
+/// Serves until the future is dropped.
+pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallible {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Without a place the connection is closed unheard.
+        if let Ok(place) = places.clone().try_acquire_owned() {
+            let source = source.clone();
+            tokio::spawn(async move {
+                // Past the deadline the connection is dropped as it is; whom it failed finds out by itself.
+                let _ = timeout(DEADLINE, converse(stream, source)).await;
+                drop(place);
+            });
+        }
+    }
+}
+
+/// One request and its answer.
+async fn converse(stream: TcpStream, source: Arc<impl Source>) {
+    let service = service_fn(move |request| {
+        let source = source.clone();
+        async move { Ok::<_, Infallible>(answer(&request, &*source).await) }
+    });
+    let result = http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = result {
+        tracing::debug!(%error, "an HTTP connection failed");
+    }
+}
+
+async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is answered\n".to_string());
+    }
+    match request.uri().path() {
+        "/metrics" => match source.snapshot().await {
+            Ok(snapshot) => response(StatusCode::OK, metrics::CONTENT_TYPE, metrics::render(snapshot)),
+            Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
+        },
+        "/livez" => verdict("alive", &source.health().await.live()),
+        "/readyz" => verdict("ready", &source.health().await.ready()),
+        _ => response(StatusCode::NOT_FOUND, TEXT, "here are /metrics, /livez and /readyz\n".to_string()),
+    }
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// A line for the verdict and one for each check, so that a person reading a failed probe sees why.
+fn verdict(claim: &str, checks: &[Check]) -> Response<Full<Bytes>> {
+    let holds = checks.iter().all(|check| check.holds);
+    let not = if holds { "" } else { "not " };
+    let mut body = format!("{not}{claim}\n");
+    for check in checks {
+        body += &format!("{} {}: {}\n", if check.holds { "ok  " } else { "fail" }, check.name, check.why);
+    }
+    response(if holds { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, TEXT, body)
+}
+
+fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+    Response::builder()
+        .status(status)
+        .header(CONTENT_TYPE, kind)
+        .header(CACHE_CONTROL, "no-store")
+        .body(Full::new(Bytes::from(body)))
+        .expect("status and headers are constants")
+}

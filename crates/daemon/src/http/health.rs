@@ -1,0 +1,92 @@
+//! Whether the daemon is alive and whether it can serve, from facts alone.
+
+use std::time::Duration;
+
+/// How long the core's thread may be silent. It ticks many times a second and no event takes a millisecond, so
+/// two seconds are a thread that is stuck or dead, or a host that is far beyond its load.
+const SILENCE_LIMIT: Duration = Duration::from_secs(2);
+
+/// The facts, at one moment.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Since the core's thread last ticked.
+    pub core_silence: Duration,
+    /// The index of a pool found at start is rebuilt.
+    pub is_recovered: bool,
+    pub populated_bytes: u64,
+    /// What must be populated before the first block can be stored.
+    pub needed_bytes: u64,
+    pub is_draining: bool,
+}
+
+/// One reason for or against.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Check {
+    pub name: &'static str,
+    pub holds: bool,
+    pub why: String,
+}
+
+impl Health {
+    /// If one of these fails, only a restart helps.
+    pub fn live(&self) -> Vec<Check> {
+        vec![self.core()]
+    }
+
+    /// If one of these fails, engines should be sent elsewhere, or wait.
+    pub fn ready(&self) -> Vec<Check> {
+        let Health { populated_bytes, needed_bytes, .. } = self;
+        let serving = if self.is_draining { "draining, nothing new is handed out" } else { "not draining" };
+        let index = if self.is_recovered { "complete" } else { "still being read from the pool" };
+        vec![
+            self.core(),
+            check("index", self.is_recovered, index.to_string()),
+            check(
+                "pool",
+                populated_bytes >= needed_bytes,
+                format!("{} MiB populated, {} needed", populated_bytes >> 20, needed_bytes >> 20),
+            ),
+            check("drain", !self.is_draining, serving.to_string()),
+        ]
+    }
+
+    fn core(&self) -> Check {
+        let ms = self.core_silence.as_millis();
+        check("core", self.core_silence <= SILENCE_LIMIT, format!("ticked {ms} ms ago"))
+    }
+}
+
+fn check(name: &'static str, holds: bool, why: String) -> Check {
+    Check { name, holds, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WELL: Health = Health {
+        core_silence: Duration::from_millis(10),
+        is_recovered: true,
+        populated_bytes: 2 << 20,
+        needed_bytes: 2 << 20,
+        is_draining: false,
+    };
+
+    fn failing(checks: Vec<Check>) -> Vec<&'static str> {
+        checks.into_iter().filter(|check| !check.holds).map(|check| check.name).collect()
+    }
+
+    #[test]
+    fn each_trouble_fails_its_own_check_and_only_a_stuck_core_asks_for_a_restart() {
+        assert_eq!(failing(WELL.ready()), [""; 0]);
+        for (health, name) in [
+            (Health { core_silence: Duration::from_secs(3), ..WELL }, "core"),
+            (Health { is_recovered: false, ..WELL }, "index"),
+            (Health { populated_bytes: 0, ..WELL }, "pool"),
+            (Health { is_draining: true, ..WELL }, "drain"),
+        ] {
+            assert_eq!(failing(health.ready()), [name]);
+            assert_eq!(failing(health.live()).is_empty(), name != "core", "{health:?}");
+        }
+    }
+}

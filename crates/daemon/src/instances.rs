@@ -1,0 +1,166 @@
+//! Who uses the pool: engine process groups, their sessions and their attached workers.
+//!
+//! An instance is known by its engine's id. It exists from the first worker or session that names it until its
+//! session has ended and no process of it maps the pool any more; only then may its number be given to another.
+
+use std::collections::BTreeMap;
+
+use forebay_core::block::NamespaceIndex;
+use forebay_core::layout::Layout;
+use forebay_core::{Error, ErrorKind, Instance, Result};
+use forebay_io::arena::MAX_ENGINE_ID_BYTES;
+use forebay_rpc::proto::{RankGroup, SessionEvent};
+use tokio::sync::mpsc;
+
+/// Events that wait for a session's stream; an engine reads them at once, so few are ever there.
+pub const EVENTS: usize = 64;
+
+pub type EventSender = mpsc::Sender<Result<SessionEvent, tonic::Status>>;
+
+pub struct Member {
+    pub engine_id: String,
+    /// Workers that belong to it; 0 for a client that maps nothing.
+    pub ranks: u32,
+    pub session: Option<Session>,
+    /// By rank; an entry lives as long as its attach connection.
+    pub workers: BTreeMap<u32, Worker>,
+}
+
+pub struct Session {
+    pub id: u64,
+    pub events: EventSender,
+    /// The short names it was given, by the numbers it was told.
+    pub namespaces: Vec<NamespaceIndex>,
+    pub was_told_attached: bool,
+}
+
+pub struct Worker {
+    /// Tells this connection from a later one of the same rank.
+    pub connection: u64,
+    pub groups: Vec<RankGroup>,
+    /// It knows where its slices lie.
+    pub is_ready: bool,
+    /// Wakes the connection's task when all ranks are there.
+    pub ready: mpsc::Sender<()>,
+}
+
+#[derive(Default)]
+pub struct Instances {
+    members: BTreeMap<u8, Member>,
+}
+
+impl Instances {
+    /// The member of this engine, made if new. Errors with `Full` at 64, with `Invalid` if its number of ranks
+    /// is not what it was. `in_use` are numbers that older processes may still use.
+    pub fn enter(&mut self, engine_id: &str, ranks: u32, in_use: u64, limit: usize) -> Result<(Instance, &mut Member)> {
+        check_names(engine_id, ranks)?;
+        let known = self.members.iter().find(|(_, member)| member.engine_id == engine_id).map(|(index, _)| *index);
+        let index = match known {
+            Some(index) => index,
+            None => self.vacant(in_use, limit)?,
+        };
+        let member = self.members.entry(index).or_insert_with(|| Member::new(engine_id, ranks));
+        if member.ranks != ranks && !member.is_idle() {
+            return Err(Error::invalid("the engine changed its number of ranks")
+                .with("engine_id", engine_id)
+                .with("was", member.ranks)
+                .with("is", ranks)
+                .hint("give each engine an id of its own"));
+        }
+        member.ranks = ranks;
+        Ok((Instance(index), member))
+    }
+
+    /// Puts back an instance of an earlier epoch.
+    pub fn restore(&mut self, instance: Instance, engine_id: &str, ranks: u32) {
+        self.members.insert(instance.0, Member::new(engine_id, ranks));
+    }
+
+    pub fn remove(&mut self, instance: Instance) {
+        self.members.remove(&instance.0);
+    }
+
+    pub fn get(&mut self, instance: Instance) -> Option<&mut Member> {
+        self.members.get_mut(&instance.0)
+    }
+
+    /// The member whose session this is. Errors with `NotFound` if the session has ended.
+    pub fn of_session(&mut self, session: u64) -> Result<(Instance, &mut Member)> {
+        let is_its = |member: &Member| member.session.as_ref().is_some_and(|s| s.id == session);
+        let found = self.members.iter_mut().find(|(_, member)| is_its(member));
+        found.map(|(index, member)| (Instance(*index), member)).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "the session has ended").with("session", session).hint("open a new session")
+        })
+    }
+
+    /// A purge gave a namespace another short name.
+    pub fn rename(&mut self, old: NamespaceIndex, new: NamespaceIndex) {
+        let sessions = self.members.values_mut().filter_map(|member| member.session.as_mut());
+        let namespaces = sessions.flat_map(|session| session.namespaces.iter_mut());
+        namespaces.filter(|namespace| **namespace == old).for_each(|namespace| *namespace = new);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Instance, &Member)> {
+        self.members.iter().map(|(index, member)| (Instance(*index), member))
+    }
+
+    fn vacant(&self, in_use: u64, limit: usize) -> Result<u8> {
+        let limit = limit.min(Instance::MAX);
+        let is_vacant = |index: &u8| !self.members.contains_key(index) && in_use & Instance(*index).bit() == 0;
+        (0..limit as u8).find(is_vacant).ok_or_else(|| {
+            Error::new(ErrorKind::Full, "too many engines use this pool")
+                .with("limit", limit)
+                .hint("raise `limits.sessions` (at most 64), or run a second daemon with a pool of its own")
+        })
+    }
+}
+
+impl Member {
+    fn new(engine_id: &str, ranks: u32) -> Member {
+        Member { engine_id: engine_id.to_owned(), ranks, session: None, workers: BTreeMap::new() }
+    }
+
+    /// No session and no connection; its processes may still map the pool.
+    pub fn is_idle(&self) -> bool {
+        self.session.is_none() && self.workers.is_empty()
+    }
+
+    /// All ranks are attached and know where their slices lie.
+    pub fn is_attached(&self) -> bool {
+        self.workers.len() as u32 == self.ranks && self.workers.values().all(|worker| worker.is_ready)
+    }
+
+    /// Bytes of `group` on each rank that stores it, in rank order. `None` unless all ranks declared it alike.
+    pub fn rank_bytes(&self, group: u32, is_replicated: bool) -> Option<Vec<u64>> {
+        let declared = |worker: &Worker| worker.groups.iter().find(|g| g.group == group).map(|g| g.bytes);
+        let bytes = self.workers.values().map(declared).collect::<Option<Vec<u64>>>()?;
+        match (is_replicated, bytes.iter().all(|b| *b == bytes[0])) {
+            (false, _) => Some(bytes),
+            (true, true) => Some(vec![*bytes.first()?]),
+            (true, false) => None,
+        }
+    }
+}
+
+impl Session {
+    pub fn namespace(&self, handle: u32) -> Result<NamespaceIndex> {
+        self.namespaces.get(handle as usize).copied().ok_or_else(|| {
+            Error::invalid("the session has not opened this namespace").with("namespace", handle)
+        })
+    }
+
+    /// An engine that does not read its events loses them; it asks for the state anyway.
+    pub fn tell(&self, event: forebay_rpc::proto::session_event::Event) {
+        let _ = self.events.try_send(Ok(SessionEvent { event: Some(event) }));
+    }
+}
+
+fn check_names(engine_id: &str, ranks: u32) -> Result<()> {
+    if engine_id.is_empty() || engine_id.len() > MAX_ENGINE_ID_BYTES {
+        return Err(Error::invalid("an engine id has 1 to 64 bytes").with("bytes", engine_id.len()));
+    }
+    if ranks as usize > Layout::MAX_RANKS {
+        return Err(Error::invalid("an engine has at most 64 ranks").with("ranks", ranks));
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The sockets: where they lie, who may connect, and what was left by a daemon that died.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::path::Path;
+
+use forebay_core::{Error, ErrorKind, Result};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::state::Shared;
+
+/// Connections that wait to be accepted are the kernel's to hold; a failing accept (out of descriptors) is
+/// tried again after this long.
+const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Binds `name` in the socket directory, made if missing. A socket file that nobody listens on is replaced; one
+/// that somebody listens on is an error. Only the own user may connect unless others are allowed.
+pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixListener> {
+    let path = directory.join(name);
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|error| cannot_listen(&path, error))?;
+    remove_stale(&path)?;
+    let listener = UnixListener::bind(&path).map_err(|error| cannot_listen(&path, error))?;
+    // The peer's credentials are checked in any case; the mode keeps others from even trying.
+    let mode = if allow_uids.is_empty() { 0o600 } else { 0o666 };
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).map_err(|error| cannot_listen(&path, error))?;
+    Ok(listener)
+}
+
+/// The next connection of somebody who may connect: root, the daemon's own user, or a configured one.
+pub async fn accept(listener: &UnixListener, shared: &Shared) -> UnixStream {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        match stream.peer_cred() {
+            Ok(peer) if is_allowed(shared, peer.uid()) => return stream,
+            Ok(peer) => refuse(shared, format!("user {}", peer.uid())),
+            Err(error) => refuse(shared, format!("unknown user ({error})")),
+        }
+    }
+}
+
+fn is_allowed(shared: &Shared, uid: u32) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    uid == 0 || uid == own || shared.lock().config.socket.allow_uids.contains(&uid)
+}
+
+fn refuse(shared: &Shared, who: String) {
+    shared.lock().rpc.refused_peers += 1;
+    tracing::warn!(who, hint = "add the user id to `socket.allow_uids`", "refused a connection");
+}
+
+fn remove_stale(path: &Path) -> Result<()> {
+    let is_socket = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.file_type().is_socket(),
+        Err(_) => return Ok(()),
+    };
+    if !is_socket {
+        return Err(Error::invalid("something that is no socket is in the socket's place")
+            .with("path", path.display())
+            .hint("move it away, or set `socket.directory`"));
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(Error::new(ErrorKind::Unavailable, "another daemon listens on the socket")
+            .with("path", path.display())
+            .hint("stop it, or set `socket.directory` and `pool.directory` for a second one")),
+        Err(_) => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),
+    }
+}
+
+fn cannot_listen(path: &Path, error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot listen on the socket")
+        .with("path", path.display())
+        .source(error)
+        .hint("set `socket.directory` to a directory that this user may write to, with a path below 100 bytes")
+}

@@ -1,0 +1,67 @@
+//! Everything the daemon measures, as plain numbers, and the one table that names them.
+//!
+//! The owner of a number counts it in plain integers and [`Histogram`]s; for each scrape the daemon gathers them
+//! into a [`Snapshot`], and [`render`] writes it in the OpenMetrics text form that Prometheus reads.
+//! docs/metrics.md comes from the same table.
+
+mod histogram;
+mod table;
+
+use forebay_core::report::{ClassReport, Held};
+use forebay_core::stats::Stats;
+
+pub use histogram::Histogram;
+pub use table::{CONTENT_TYPE, page, render};
+
+/// All that is measured, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// What the core counts since the daemon started.
+    pub core: Stats,
+    /// The core's view of each slot size.
+    pub classes: Vec<ClassReport>,
+    /// What the core must not evict.
+    pub held: Held,
+    pub pool: Pool,
+    pub clients: Clients,
+    pub rpc: Rpc,
+    /// From a lookup's arrival on the control plane to its answer.
+    pub lookup_time: Histogram,
+    /// One event in the core's thread.
+    pub event_time: Histogram,
+    /// When the daemon started, in seconds since 1970.
+    pub start_time_seconds: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    pub capacity_bytes: u64,
+    pub populated_bytes: u64,
+    pub huge_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Clients {
+    pub sessions: u64,
+    pub attached_workers: u64,
+    pub namespaces: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Rpc {
+    /// Bytes copied by `Put` and `Get`, for clients that do not map the pool.
+    pub put_bytes: u64,
+    pub get_bytes: u64,
+    /// Connections refused because of who the peer is.
+    pub refused_peers: u64,
+    pub errors: Vec<RpcErrors>,
+}
+
+/// Calls of one method that ended with one status.
+#[derive(Clone, Debug, Default)]
+pub struct RpcErrors {
+    pub method: &'static str,
+    /// Such as `invalid_argument`.
+    pub code: &'static str,
+    pub count: u64,
+}

@@ -1,0 +1,233 @@
+//! The table of metrics: name, meaning, labels, and where in the snapshot the value lies.
+
+use std::fmt;
+
+use forebay_core::miss::MissReason;
+use forebay_core::report::ClassReport;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use super::{Histogram, Snapshot};
+
+/// What [`render`] writes.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+struct Metric {
+    name: &'static str,
+    help: &'static str,
+    read: Read,
+}
+
+enum Read {
+    Counter(fn(&Snapshot) -> u64),
+    Gauge(fn(&Snapshot) -> u64),
+    /// Names of the labels, and each combination of their values with its count.
+    Counters(&'static [&'static str], fn(&Snapshot) -> Samples),
+    Gauges(&'static [&'static str], fn(&Snapshot) -> Samples),
+    Seconds(fn(&Snapshot) -> &Histogram),
+}
+
+type Samples = Vec<(Vec<String>, u64)>;
+
+use Read::{Counter, Counters, Gauge, Gauges, Seconds};
+
+const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
+    Metric { name, help, read }
+}
+
+static METRICS: &[Metric] = &[
+    metric("forebay_build_info", "Always 1; the label says what runs.", Gauges(&["version"], |_| version())),
+    metric("forebay_start_time_seconds", "When the daemon started, since 1970.", Gauge(|s| s.start_time_seconds)),
+    // The pool.
+    metric("forebay_pool_capacity_bytes", "Memory the pool may use for blocks.", Gauge(|s| s.pool.capacity_bytes)),
+    metric("forebay_pool_populated_bytes", "Memory that is backed by pages.", Gauge(|s| s.pool.populated_bytes)),
+    metric("forebay_pool_huge_bytes", "Memory that is backed by huge pages.", Gauge(|s| s.pool.huge_bytes)),
+    metric("forebay_pool_slots", "Slots by size and state; each is in one state.", Gauges(&["slot_bytes", "state"], slots_by_class)),
+    metric("forebay_pool_used_bytes", "Bytes of the slots in use, over all sizes.", Gauge(used_bytes)),
+    metric("forebay_pool_pinned_bytes", "Bytes that leases keep from eviction.", Gauge(|s| s.held.pinned_bytes)),
+    metric("forebay_pool_reserved_bytes", "Bytes handed out to be filled.", Gauge(|s| s.held.reserved_bytes)),
+    metric("forebay_pool_fenced_bytes", "Bytes out of use until a holder is gone.", Gauge(|s| s.held.fenced_bytes)),
+    metric("forebay_pool_fenced_blocks", "Slots out of use until a holder is gone.", Gauge(|s| s.held.fenced_blocks)),
+    metric("forebay_extents_moved_total", "Extents that went to another slot size.", Counter(|s| s.core.extents_moved)),
+    // Lookups.
+    metric("forebay_lookups_total", "Requests asked about.", Counter(|s| s.core.lookups)),
+    metric("forebay_lookup_keys_total", "Keys asked about; hits and misses add up to it.", Counter(|s| s.core.keys)),
+    metric("forebay_lookup_hits_total", "Keys answered as ready.", Counter(|s| s.core.hits)),
+    metric("forebay_lookup_hit_bytes_total", "Bytes of the blocks answered as ready.", Counter(|s| s.core.hit_bytes)),
+    metric("forebay_lookup_misses_total", "Keys not served, by reason.", Counters(&["reason"], misses_by_reason)),
+    metric(
+        "forebay_lookup_seconds",
+        "From a lookup's arrival to its answer, in the daemon.",
+        Seconds(|s| &s.lookup_time),
+    ),
+    // Stores.
+    metric("forebay_reserved_slots_total", "Empty slots handed out to be filled.", Counter(|s| s.core.reserved)),
+    metric("forebay_refused_slots_total", "Slots asked for and not given.", Counter(|s| s.core.reserve_refused)),
+    metric("forebay_stored_blocks_total", "Blocks that became ready.", Counter(|s| s.core.stored)),
+    metric("forebay_stored_bytes_total", "Bytes of the blocks that became ready.", Counter(|s| s.core.stored_bytes)),
+    metric(
+        "forebay_unstored_blocks_total",
+        "Reserved slots that did not become a block, by reason.",
+        Counters(&["reason"], unstored_by_reason),
+    ),
+    // What left the pool, and what came back.
+    metric("forebay_evicted_blocks_total", "Blocks that made room for others.", Counter(|s| s.core.evicted)),
+    metric("forebay_evicted_bytes_total", "Bytes of the blocks that made room.", Counter(|s| s.core.evicted_bytes)),
+    metric("forebay_purged_blocks_total", "Blocks dropped by `forebay purge`.", Counter(|s| s.core.purged)),
+    metric("forebay_recovered_blocks_total", "Blocks found in the pool at start.", Counter(|s| s.core.recovered)),
+    metric("forebay_verified_blocks_total", "Recovered blocks whose checksum was right.", Counter(|s| s.core.verified)),
+    metric(
+        "forebay_corrupt_blocks_total",
+        "Blocks whose checksum was wrong; none was served.",
+        Counter(|s| s.core.corrupt),
+    ),
+    // Clients and the core.
+    metric("forebay_sessions", "Open sessions.", Gauge(|s| s.clients.sessions)),
+    metric("forebay_attached_workers", "Worker processes that map the pool.", Gauge(|s| s.clients.attached_workers)),
+    metric("forebay_leases", "Leases held by clients.", Gauge(|s| s.held.leases)),
+    metric("forebay_namespaces", "Namespaces known.", Gauge(|s| s.clients.namespaces)),
+    metric("forebay_put_bytes_total", "Bytes copied in for clients without a mapping.", Counter(|s| s.rpc.put_bytes)),
+    metric("forebay_get_bytes_total", "Bytes copied out for clients without a mapping.", Counter(|s| s.rpc.get_bytes)),
+    metric("forebay_refused_peers_total", "Connections refused for their user id.", Counter(|s| s.rpc.refused_peers)),
+    metric(
+        "forebay_rpc_errors_total",
+        "Calls that failed, by method and status.",
+        Counters(&["method", "code"], errors_by_method),
+    ),
+    metric("forebay_event_seconds", "Time of one event in the core's thread.", Seconds(|s| &s.event_time)),
+];
+
+/// `snapshot` in OpenMetrics text form.
+pub fn render(snapshot: Snapshot) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape(snapshot)));
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("writing to a string cannot fail");
+    text
+}
+
+#[derive(Debug)]
+struct Scrape(Snapshot);
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        METRICS.iter().try_for_each(|metric| metric.encode(&self.0, &mut encoder))
+    }
+}
+
+impl Metric {
+    fn encode(&self, snapshot: &Snapshot, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        // The encoder adds the suffix of counters itself.
+        let name = self.name.strip_suffix("_total").unwrap_or(self.name);
+        let mut out = encoder.encode_descriptor(name, self.help, None, self.kind())?;
+        match &self.read {
+            Counter(read) => encode_counter(&mut out, read(snapshot)),
+            Gauge(read) => out.encode_gauge(&read(snapshot)),
+            Counters(names, read) => {
+                each(names, read(snapshot), |labels, value| encode_counter(&mut out.encode_family(labels)?, value))
+            }
+            Gauges(names, read) => {
+                each(names, read(snapshot), |labels, value| out.encode_family(labels)?.encode_gauge(&value))
+            }
+            Seconds(read) => {
+                let times = read(snapshot);
+                out.encode_histogram::<NoLabelSet>(times.sum_seconds(), times.count(), &times.buckets(), None)
+            }
+        }
+    }
+
+    fn kind(&self) -> MetricType {
+        match self.read {
+            Counter(_) | Counters(..) => MetricType::Counter,
+            Gauge(_) | Gauges(..) => MetricType::Gauge,
+            Seconds(_) => MetricType::Histogram,
+        }
+    }
+
+    fn labels(&self) -> &'static [&'static str] {
+        match self.read {
+            Counters(names, _) | Gauges(names, _) => names,
+            _ => &[],
+        }
+    }
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+fn each(names: &[&'static str], samples: Samples, mut encode: impl FnMut(&Labels, u64) -> fmt::Result) -> fmt::Result {
+    samples.into_iter().try_for_each(|(values, count)| encode(&names.iter().copied().zip(values).collect(), count))
+}
+
+fn encode_counter(out: &mut MetricEncoder, value: u64) -> fmt::Result {
+    out.encode_counter::<NoLabelSet, u64, u64>(&value, None)
+}
+
+fn version() -> Samples {
+    vec![(vec![env!("CARGO_PKG_VERSION").to_string()], 1)]
+}
+
+fn slots_by_class(snapshot: &Snapshot) -> Samples {
+    let one = |class: &ClassReport| {
+        let sample = |state: &str, slots| (vec![class.slot_bytes.to_string(), state.to_string()], slots);
+        [
+            sample("free", class.slots - class.used),
+            sample("reserved", class.reserved),
+            sample("ready", class.ready),
+            sample("fenced", class.fenced),
+        ]
+    };
+    snapshot.classes.iter().flat_map(one).collect()
+}
+
+fn used_bytes(snapshot: &Snapshot) -> u64 {
+    snapshot.classes.iter().map(|class| class.used * class.slot_bytes).sum()
+}
+
+fn misses_by_reason(snapshot: &Snapshot) -> Samples {
+    MissReason::ALL
+        .iter()
+        .map(|reason| (vec![reason.name().to_string()], snapshot.core.misses[*reason as usize]))
+        .collect()
+}
+
+fn unstored_by_reason(snapshot: &Snapshot) -> Samples {
+    let core = &snapshot.core;
+    [
+        ("aborted", core.aborted),
+        ("duplicate", core.duplicates),
+        ("incomplete", core.incomplete),
+        ("lost", core.lost),
+        ("orphan", core.orphans),
+    ]
+    .map(|(reason, count)| (vec![reason.to_string()], count))
+    .to_vec()
+}
+
+fn errors_by_method(snapshot: &Snapshot) -> Samples {
+    let one = |errors: &super::RpcErrors| (vec![errors.method.to_string(), errors.code.to_string()], errors.count);
+    snapshot.rpc.errors.iter().map(one).collect()
+}
+
+const PAGE_HEAD: &str = "\
+# Metrics
+
+The daemon serves these at `http://127.0.0.1:9477/metrics` (`http.address`), in OpenMetrics text form. Counters begin at zero
+with each start of the daemon. Times are in seconds, sizes in bytes.
+
+This page is generated from the code; `FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages` writes it anew.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+";
+
+/// docs/metrics.md.
+pub fn page() -> String {
+    let row = |metric: &Metric| {
+        let labels: Vec<String> = metric.labels().iter().map(|name| format!("`{name}`")).collect();
+        format!("| `{}` | {} | {} | {} |\n", metric.name, metric.kind().as_str(), labels.join(", "), metric.help)
+    };
+    METRICS.iter().fold(PAGE_HEAD.to_string(), |page, metric| page + &row(metric))
+}

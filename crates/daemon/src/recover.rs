@@ -1,0 +1,121 @@
+//! From the table of an earlier epoch to a core that knows what is there.
+//!
+//! Serving does not wait for verification: recovered blocks are compared with their checksums when they are
+//! first asked for.
+
+use std::collections::HashMap;
+
+use forebay_core::block::NamespaceIndex;
+use forebay_core::layout::Layout;
+use forebay_core::namespace::Descriptor;
+use forebay_core::recover::{Recovered, Recovery};
+use forebay_core::{NamespaceId, Result};
+use forebay_io::arena::{NamespaceRecord, Pool, RecoveredSlot, RecoveryCursor, SlotState};
+
+use crate::state::State;
+
+/// Rebuilds everything. A million blocks take about a second; nothing is served before it is done.
+pub fn recover(state: &mut State) -> Result<()> {
+    let namespaces = restore_namespaces(state)?;
+    restore_instances(state)?;
+    let pool = state.pool.clone();
+    for unit in pool.unreadable_units() {
+        // Without holders nothing there can be in use; with them the units stay out of use until a restart.
+        if state.core.earlier() == 0 {
+            pool.clear_extent(*unit)?;
+        } else {
+            state.core.exclude(*unit);
+        }
+    }
+    for extent in pool.recovered_extents() {
+        let is_restored = state.core.restore_extent(extent.slot_bytes, extent.first_unit, extent.units);
+        assert!(is_restored, "the table admitted {extent:?}, the core does not");
+    }
+    let mut slots: Vec<RecoveredSlot> = Vec::new();
+    pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
+    restore_slots(state, slots, &namespaces);
+    state.core.finish_restore();
+    state.apply();
+    Ok(())
+}
+
+/// Generations continue above all that an earlier epoch gave out, those of free slots included.
+pub fn first_generation(pool: &Pool) -> u32 {
+    let mut highest = 0;
+    pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| highest = highest.max(slot.generation.0));
+    // Slots outside all extents keep numbers that are not looked at; fences protect them anyway, and a gap
+    // makes an equal number improbable.
+    highest.wrapping_add(1 << 16).max(1)
+}
+
+fn restore_slots(state: &mut State, mut slots: Vec<RecoveredSlot>, names: &HashMap<NamespaceId, NamespaceIndex>) {
+    // Oldest first, so that recency comes back.
+    slots.sort_by_key(sequence);
+    let (mut blocks, mut fenced, mut dropped) = (0u64, 0u64, 0u64);
+    for slot in slots.iter().filter(|slot| slot.state != SlotState::Free) {
+        state.next_sequence = state.next_sequence.max(sequence(slot) + 1);
+        match state.core.restore(known(slot, names)) {
+            Recovery::Block => blocks += 1,
+            Recovery::Fenced => fenced += 1,
+            Recovery::Dropped => {
+                dropped += 1;
+                state.pool.free(slot.slot, state.core.fresh_generation());
+                state.pool.set_holders(slot.slot, 0);
+            }
+        }
+    }
+    tracing::info!(blocks, fenced, dropped, epoch = state.pool.epoch(), "recovered the pool");
+}
+
+fn known(slot: &RecoveredSlot, names: &HashMap<NamespaceId, NamespaceIndex>) -> Recovered {
+    let key = match &slot.state {
+        SlotState::Ready(entry) => names.get(&entry.key.namespace).map(|index| (*index, entry.key.group, entry.key.hash)),
+        SlotState::Free | SlotState::Reserved { .. } | SlotState::Torn => None,
+    };
+    Recovered { slot: slot.slot, generation: slot.generation, holders: slot.holders, key }
+}
+
+fn sequence(slot: &RecoveredSlot) -> u64 {
+    match &slot.state {
+        SlotState::Ready(entry) => entry.sequence,
+        SlotState::Free | SlotState::Reserved { .. } | SlotState::Torn => 0,
+    }
+}
+
+fn restore_namespaces(state: &mut State) -> Result<HashMap<NamespaceId, NamespaceIndex>> {
+    let mut names = HashMap::new();
+    for (_, record) in state.pool.namespaces()? {
+        match restore_namespace(state, &record) {
+            Ok(index) => {
+                names.insert(record.id, index);
+            }
+            Err(error) => {
+                tracing::warn!(namespace = %record.id, %error, "a namespace of the pool cannot be read; its blocks are lost");
+            }
+        }
+    }
+    Ok(names)
+}
+
+fn restore_namespace(state: &mut State, record: &NamespaceRecord) -> Result<NamespaceIndex> {
+    let descriptor = Descriptor::from_text(&record.descriptor)?;
+    let index = state.core.open_namespace(record.id, &Layout::from_bytes(&record.layout)?)?;
+    state.descriptors.push((record.id, descriptor));
+    Ok(index)
+}
+
+fn restore_instances(state: &mut State) -> Result<()> {
+    let mut earlier = 0;
+    for (instance, record) in state.pool.instances()? {
+        if state.is_mapping(instance) {
+            let engine_id = String::from_utf8_lossy(&record.engine_id);
+            tracing::info!(instance = instance.0, %engine_id, "workers of an earlier epoch still map the pool");
+            state.instances.restore(instance, &engine_id, record.ranks);
+            earlier |= instance.bit();
+        } else {
+            state.pool.clear_instance(instance)?;
+        }
+    }
+    state.core.set_earlier(earlier);
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! The daemon from its start to its end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_core::{Core, Error, ErrorKind, Result};
+use forebay_io::arena::{Outcome, Pool, PoolConfig};
+use forebay_rpc::proto::forebay_server::ForebayServer;
+use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::Draining;
+use forebay_rpc::{ATTACH_SOCKET, FRAME_BYTES, RPC_SOCKET, WINDOW_BYTES};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tonic::transport::Server;
+
+use crate::config::Config;
+use crate::http::{self, Health};
+use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
+use crate::service::Service;
+use crate::state::{Shared, State};
+use crate::{attach, listen, populate, recover, tick, verify};
+
+/// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
+pub async fn serve(config: Config) -> Result<()> {
+    let mut signals = (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    // The sockets come first: a second daemon stops here, before it looks at the pool.
+    let rpc = listen::bind(&config.socket.directory, RPC_SOCKET, &config.socket.allow_uids)?;
+    let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
+    let pages = http::bind(config.http.address.clone()).await?;
+    let directory = config.socket.directory.clone();
+    let (shared, to_verify) = open(config)?;
+    verify::start(&shared, to_verify);
+    populate::start(&shared);
+
+    if let Some(listener) = pages {
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, "metrics and health");
+        }
+        let source = Arc::new(Pages { shared: shared.clone(), start_time_seconds: now_seconds() });
+        tokio::spawn(http::serve(listener, source));
+    }
+    tokio::spawn(tick::run(shared.clone()));
+    tokio::spawn(attach::run(attach, shared.clone()));
+    let server = tokio::spawn(serve_rpc(rpc, shared.clone()));
+    tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
+
+    tokio::select! {
+        _ = signals.0.recv() => {}
+        _ = signals.1.recv() => {}
+        ended = server => return ended.expect("the server does not panic"),
+    }
+    drain(&shared).await;
+    for name in [RPC_SOCKET, ATTACH_SOCKET] {
+        // A successor replaces a leftover all the same.
+        let _ = std::fs::remove_file(directory.join(name));
+    }
+    Ok(())
+}
+
+/// The pool and the core that knows it.
+fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<crate::state::ToVerify>)> {
+    let start = Instant::now();
+    let opened = Pool::open(&pool_config(&config))?;
+    let pool = Arc::new(opened.pool);
+    let geometry = pool.geometry();
+    let is_recovered = matches!(opened.outcome, Outcome::Recovered { .. });
+    if let Outcome::Replaced { reason } = &opened.outcome {
+        tracing::warn!(reason, "the pool was replaced; its blocks are lost");
+    }
+    let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
+    core.seed = random()?;
+    core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
+    core.first_generation = recover::first_generation(&pool);
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let mut state = State::new(config, Core::new(core), pool, random()?, sender);
+    if is_recovered {
+        recover::recover(&mut state)?;
+    }
+    state.is_recovered = true;
+    tracing::info!(
+        capacity_bytes = geometry.data_bytes(),
+        unit_bytes = geometry.unit_bytes,
+        ms = start.elapsed().as_millis() as u64,
+        "opened the pool"
+    );
+    Ok((Shared::new(state), receiver))
+}
+
+async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result<()> {
+    let limit = shared.lock().config.limits.message_bytes.0 as usize;
+    let service = ForebayServer::new(Service::new(shared.clone()))
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit);
+    let incoming = async_stream(listener, shared);
+    Server::builder()
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .add_service(service)
+        .serve_with_incoming(incoming)
+        .await
+        .map_err(|error| Error::new(ErrorKind::Io, "the control plane failed").source(error))
+}
+
+fn async_stream(
+    listener: tokio::net::UnixListener,
+    shared: Shared,
+) -> impl tokio_stream::Stream<Item = std::io::Result<tokio::net::UnixStream>> {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        loop {
+            let stream = listen::accept(&listener, &shared).await;
+            if sender.send(Ok(stream)).await.is_err() {
+                return;
+            }
+        }
+    });
+    tokio_stream::wrappers::ReceiverStream::new(receiver)
+}
+
+/// Nothing new is handed out; sessions may finish what they hold, within the deadline. Cutting it short loses
+/// nothing that was committed.
+async fn drain(shared: &Shared) {
+    let deadline = shared.event(|state| {
+        state.is_draining = true;
+        for (_, member) in state.instances.iter() {
+            if let Some(session) = &member.session {
+                session.tell(Event::Draining(Draining {}));
+            }
+        }
+        Duration::from_secs(state.config.drain.deadline_seconds)
+    });
+    tracing::info!(seconds = deadline.as_secs(), "draining");
+    let start = Instant::now();
+    let is_busy = || {
+        let held = shared.lock().core.held();
+        held.leases > 0 || held.reserved_bytes > 0
+    };
+    while start.elapsed() < deadline && is_busy() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
+}
+
+/// What the HTTP pages are made of.
+struct Pages {
+    shared: Shared,
+    start_time_seconds: u64,
+}
+
+impl http::Source for Pages {
+    async fn health(&self) -> Health {
+        let state = self.shared.lock();
+        Health {
+            core_silence: state.last_tick.elapsed(),
+            is_recovered: state.is_recovered,
+            populated_bytes: state.core.populated_bytes(),
+            needed_bytes: state.pool.geometry().unit_bytes,
+            is_draining: state.is_draining,
+        }
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        let huge_bytes = self.shared.lock().pool.clone().huge_page_report()?.huge_bytes;
+        let state = self.shared.lock();
+        Ok(Snapshot {
+            core: state.core.stats().clone(),
+            classes: state.core.classes(),
+            held: state.core.held(),
+            pool: PoolNumbers {
+                capacity_bytes: state.core.capacity_bytes(),
+                populated_bytes: state.core.populated_bytes(),
+                huge_bytes,
+            },
+            clients: Clients {
+                sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
+                attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
+                namespaces: state.descriptors.len() as u64,
+            },
+            rpc: state.rpc.clone(),
+            lookup_time: state.lookup_time.clone(),
+            event_time: state.event_time.clone(),
+            start_time_seconds: self.start_time_seconds,
+        })
+    }
+}
+
+fn pool_config(config: &Config) -> PoolConfig {
+    use crate::config::HugePages as Wanted;
+    use forebay_io::arena::HugePages;
+    PoolConfig {
+        directory: config.pool.directory.clone(),
+        capacity_bytes: config.pool.capacity_bytes.0,
+        unit_bytes: config.pool.unit_bytes.map(|bytes| bytes.0),
+        huge_pages: match config.pool.huge_pages {
+            Wanted::Auto => HugePages::Auto,
+            Wanted::Off => HugePages::Off,
+            Wanted::Require => HugePages::Require,
+        },
+    }
+}
+
+fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
+    signal(kind).map_err(|error| Error::new(ErrorKind::Io, "cannot handle signals").source(error))
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::new(ErrorKind::Io, "the system gives no random bytes").source(error))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

@@ -1,0 +1,157 @@
+//! Put and get: for clients that do not map the pool, and so need no share in its trust domain.
+//!
+//! The copies run on threads of their own, between two events. They go on to their end even if the client is
+//! gone, because the slots are theirs until then.
+
+use std::sync::Arc;
+
+use forebay_core::block::NamespaceIndex;
+use forebay_core::checksum::checksum;
+use forebay_core::key::BlockHash;
+use forebay_core::load::{Answer, LeaseId, STATE_READY};
+use forebay_core::store::CommitOutcome as Outcome;
+use forebay_core::{BlockKey, Core, Error, ErrorKind, Instance, Result, SlotId};
+use forebay_rpc::MAX_MESSAGE_BYTES;
+use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
+use tokio::sync::Semaphore;
+
+use super::{check_hashes, group_index, store};
+use crate::state::{Shared, State};
+use crate::tick::work_off;
+
+pub async fn put(shared: &Shared, places: &Arc<Semaphore>, request: PutRequest) -> Result<PutReply> {
+    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+    work_off(shared).await;
+    let shared = shared.clone();
+    let run = move || {
+        let _place = place;
+        put_blocks(&shared, &request)
+    };
+    tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
+}
+
+pub async fn get(shared: &Shared, places: &Arc<Semaphore>, request: GetRequest) -> Result<GetReply> {
+    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+    let shared = shared.clone();
+    let run = move || {
+        let _place = place;
+        get_blocks(&shared, &request)
+    };
+    tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
+}
+
+fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
+    let group = group_index(request.group)?;
+    let (_, _, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
+    let mut before = if request.predecessor.is_empty() { None } else { Some(BlockHash::new(&request.predecessor)?) };
+    let mut outcomes = Vec::with_capacity(request.blocks.len());
+    for block in &request.blocks {
+        let hash = BlockHash::new(&block.hash)?;
+        if block.data.len() as u64 != length {
+            return Err(Error::invalid("a block has another size than its group")
+                .with("bytes", block.data.len())
+                .with("block_bytes", length));
+        }
+        let outcome = put_one(shared, request, group, hash, before, &block.data)?;
+        outcomes.push(outcome.into());
+        before = Some(hash);
+    }
+    Ok(PutReply { outcomes })
+}
+
+fn put_one(
+    shared: &Shared,
+    request: &PutRequest,
+    group: u16,
+    hash: BlockHash,
+    before: Option<BlockHash>,
+    data: &[u8],
+) -> Result<CommitOutcome> {
+    let taken = shared.event(|state| -> Result<_> {
+        let (instance, namespace, _) = target(state, request.session, request.namespace, group)?;
+        let mut slots = Vec::new();
+        state.core.reserve(instance, namespace, group, 1, false, &mut slots);
+        Ok(slots.pop().map(|at| (instance, namespace, at, state.pool.clone())))
+    })?;
+    let Some((instance, namespace, at, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
+    pool.write(at.0.offset(), data);
+    let sum = checksum(data);
+    shared.event(|state| {
+        let outcome = state.core.commit(instance, namespace, group, hash, before, at, true);
+        if outcome == Outcome::Stored {
+            let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
+            let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
+            store::make_ready(state, key, at, data.len() as u64, sum, tokens);
+            state.rpc.put_bytes += data.len() as u64;
+        }
+        Ok(store::wire(outcome))
+    })
+}
+
+fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
+    let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
+    let group = group_index(request.group)?;
+    let mut blocks = Vec::new();
+    let mut size = 0;
+    for hash in request.hashes.chunks_exact(hash_bytes) {
+        let Some(found) = pin(shared, request, group, hash, hash_bytes)? else { continue };
+        size += found.length as usize + hash_bytes + 16;
+        if size > MAX_MESSAGE_BYTES {
+            shared.event(|state| state.core.release(found.instance, found.lease));
+            return Err(Error::new(ErrorKind::Full, "the blocks asked for do not fit one message")
+                .with("limit", MAX_MESSAGE_BYTES)
+                .hint("ask for fewer at a time"));
+        }
+        let mut data = vec![0; found.length as usize];
+        shared.lock().pool.clone().read(found.slot.offset(), &mut data);
+        shared.event(|state| {
+            state.core.release(found.instance, found.lease);
+            state.rpc.get_bytes += data.len() as u64;
+        });
+        blocks.push(Block { hash: hash.to_vec(), data });
+    }
+    Ok(GetReply { blocks })
+}
+
+struct Pinned {
+    instance: Instance,
+    lease: LeaseId,
+    slot: SlotId,
+    length: u64,
+}
+
+/// The block of one key, under a lease of its own. Blocks of an earlier epoch are waited for, a little.
+fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
+    for _ in 0..VERIFY_TRIES {
+        let (answer, instance, lease, length) = shared.event(|state| -> Result<_> {
+            let (instance, namespace, length) = target(state, request.session, request.namespace, group)?;
+            let mut lookup = state.core.begin_lookup(Some(instance), namespace);
+            let mut answer = Answer::default();
+            state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
+            Ok((answer, instance, state.core.finish_lookup(lookup), length))
+        })?;
+        match answer.states.first() {
+            None => return Ok(None),
+            Some(&STATE_READY) => {
+                return Ok(Some(Pinned { instance, lease, slot: SlotId(answer.slots[0]), length }));
+            }
+            // Being verified: 16 MiB take about a millisecond.
+            Some(_) => std::thread::sleep(VERIFY_PAUSE),
+        }
+    }
+    Ok(None)
+}
+
+const VERIFY_TRIES: usize = 50;
+const VERIFY_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// Whose call it is, where it goes, and how long a block is there.
+fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(Instance, NamespaceIndex, u64)> {
+    let (instance, member) = state.instances.of_session(session)?;
+    let namespace = member.session.as_ref().expect("found by its session").namespace(handle)?;
+    let core: &Core = &state.core;
+    let length = core.layout(namespace).group(group).map(|layout| layout.block_bytes());
+    let length = length.ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))?;
+    Ok((instance, namespace, length))
+}
+

@@ -1,0 +1,142 @@
+//! The control plane: each call in the order data passes, from the wire to the core and back.
+//!
+//! Calls of one connection may run at the same time; each takes the state for one event at a time. Work that
+//! takes slots in several steps holds what it took in a guard, so that a call that is cancelled half-way gives
+//! it back.
+
+mod copying;
+mod load;
+mod report;
+mod session;
+mod store;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use forebay_core::key::BlockHash;
+use forebay_core::{Error, Result};
+use forebay_rpc::proto::forebay_server::Forebay;
+use forebay_rpc::proto::*;
+use forebay_rpc::to_status;
+use tokio::sync::Semaphore;
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+pub use session::{check_protocol, tell_attached};
+
+use crate::metrics::RpcErrors;
+use crate::state::Shared;
+
+pub struct Service {
+    shared: Shared,
+    lookups: Arc<Semaphore>,
+    copies: Arc<Semaphore>,
+}
+
+/// Copying calls at a time: each holds up to 16 MiB of message and one thread.
+const COPIES_AT_A_TIME: usize = 4;
+
+impl Service {
+    pub fn new(shared: Shared) -> Service {
+        let lookups = shared.lock().config.limits.lookups_in_flight as usize;
+        Service { shared, lookups: Arc::new(Semaphore::new(lookups)), copies: Arc::new(Semaphore::new(COPIES_AT_A_TIME)) }
+    }
+
+    /// Counts a failed call and turns its error into a status.
+    fn answer<T>(&self, method: &'static str, result: Result<T>) -> Result<Response<T>, Status> {
+        result.map(Response::new).map_err(|error| {
+            let status = to_status(&error);
+            tracing::debug!(method, %error, "call failed");
+            let code = code_name(status.code());
+            let errors = &mut self.shared.lock().rpc.errors;
+            match errors.iter_mut().find(|e| e.method == method && e.code == code) {
+                Some(known) => known.count += 1,
+                None => errors.push(RpcErrors { method, code, count: 1 }),
+            }
+            status
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Forebay for Service {
+    type OpenSessionStream = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
+
+    async fn open_session(&self, request: Request<OpenSessionRequest>) -> Result<Response<Self::OpenSessionStream>, Status> {
+        self.answer("open_session", session::open(&self.shared, request.into_inner()))
+    }
+
+    async fn open_namespace(&self, request: Request<OpenNamespaceRequest>) -> Result<Response<OpenNamespaceReply>, Status> {
+        self.answer("open_namespace", session::open_namespace(&self.shared, request.into_inner()))
+    }
+
+    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<LookupReply>, Status> {
+        self.answer("lookup", load::lookup(&self.shared, &self.lookups, request.into_inner()).await)
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {
+        self.answer("release", load::release(&self.shared, request.into_inner()))
+    }
+
+    async fn reserve(&self, request: Request<ReserveRequest>) -> Result<Response<ReserveReply>, Status> {
+        self.answer("reserve", store::reserve(&self.shared, request.into_inner()).await)
+    }
+
+    async fn commit(&self, request: Request<CommitRequest>) -> Result<Response<CommitReply>, Status> {
+        self.answer("commit", store::commit(&self.shared, request.into_inner()).await)
+    }
+
+    async fn abort(&self, request: Request<AbortRequest>) -> Result<Response<Done>, Status> {
+        self.answer("abort", store::abort(&self.shared, request.into_inner()))
+    }
+
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        self.answer("put", copying::put(&self.shared, &self.copies, request.into_inner()).await)
+    }
+
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        self.answer("get", copying::get(&self.shared, &self.copies, request.into_inner()).await)
+    }
+
+    async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {
+        self.answer("inspect", report::inspect(&self.shared))
+    }
+
+    async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {
+        self.answer("purge", report::purge(&self.shared, request.into_inner()).await)
+    }
+}
+
+/// Checks packed hashes and returns their length, 1 where there are none.
+fn check_hashes(hashes: &[u8], hash_bytes: u32) -> Result<usize> {
+    let length = hash_bytes as usize;
+    if hashes.is_empty() {
+        return Ok(1);
+    }
+    if length == 0 || length > BlockHash::MAX_LEN || !hashes.len().is_multiple_of(length) {
+        return Err(Error::invalid("packed hashes are not whole")
+            .with("bytes", hashes.len())
+            .with("hash_bytes", hash_bytes)
+            .hint("each hash has `hash_bytes` bytes, 1 to 32, one after another"));
+    }
+    Ok(length)
+}
+
+/// A group's number as the core has it.
+fn group_index(group: u32) -> Result<u16> {
+    u16::try_from(group).map_err(|_| Error::invalid("a group's number has 16 bits").with("group", group))
+}
+
+fn code_name(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::InvalidArgument => "invalid_argument",
+        tonic::Code::NotFound => "not_found",
+        tonic::Code::ResourceExhausted => "resource_exhausted",
+        tonic::Code::Internal => "internal",
+        tonic::Code::DataLoss => "data_loss",
+        tonic::Code::DeadlineExceeded => "deadline_exceeded",
+        tonic::Code::Unavailable => "unavailable",
+        tonic::Code::FailedPrecondition => "failed_precondition",
+        _ => "other",
+    }
+}

@@ -1,0 +1,162 @@
+//! Sessions: opening, resuming after a cut, naming a namespace, and the end.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use forebay_core::layout::{Attention, GroupLayout, Layout};
+use forebay_core::namespace::Descriptor;
+use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
+use forebay_rpc::PROTOCOL_VERSION;
+use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::{
+    Attached, Attention as WireAttention, Group, Held, OpenNamespaceReply, OpenNamespaceRequest, OpenSessionRequest,
+    SessionEvent, Welcome,
+};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::group_index;
+use crate::instances::{EVENTS, Member, Session};
+use crate::state::{Shared, State};
+
+type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
+
+/// A second session of the same engine replaces the first: the engine would not open it if the first still
+/// served it.
+pub fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
+    check_protocol(request.protocol)?;
+    let (sender, receiver) = mpsc::channel(EVENTS);
+    let id = shared.event(|state| begin(state, &request, sender))?;
+    Ok(Box::pin(SessionStream { events: ReceiverStream::new(receiver), _end: End { shared: shared.clone(), id } }))
+}
+
+pub fn check_protocol(protocol: u32) -> Result<()> {
+    if protocol == PROTOCOL_VERSION {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Unsupported, "daemon and client speak different protocols")
+        .with("daemon", PROTOCOL_VERSION)
+        .with("client", protocol)
+        .hint("install the same version of forebay on both sides"))
+}
+
+pub fn open_namespace(shared: &Shared, request: OpenNamespaceRequest) -> Result<OpenNamespaceReply> {
+    let descriptor = Descriptor::new(request.fields)?;
+    let namespace_id = descriptor.id().0.to_be_bytes().to_vec();
+    shared.event(|state| {
+        let (_, member) = state.instances.of_session(request.session)?;
+        let layout = layout(member, &request.groups)?;
+        let index = state.open_namespace(descriptor, &layout)?;
+        let (_, member) = state.instances.of_session(request.session)?;
+        let session = member.session.as_mut().expect("found by its session");
+        let known = session.namespaces.iter().position(|known| *known == index);
+        let handle = known.unwrap_or_else(|| {
+            session.namespaces.push(index);
+            session.namespaces.len() - 1
+        });
+        Ok(OpenNamespaceReply { namespace: handle as u32, namespace_id })
+    })
+}
+
+/// Tells the session that all its ranks are there, once each time that becomes true.
+pub fn tell_attached(member: &mut Member) {
+    let is_attached = member.ranks > 0 && member.is_attached();
+    if let Some(session) = &mut member.session
+        && is_attached
+        && !session.was_told_attached
+    {
+        session.was_told_attached = true;
+        session.tell(Event::Attached(Attached {}));
+    }
+}
+
+fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instances::EventSender) -> Result<u64> {
+    if state.is_draining {
+        return Err(Error::new(ErrorKind::Unavailable, "the daemon is going away"));
+    }
+    let limit = state.config.limits.sessions as usize;
+    let earlier = state.core.earlier();
+    let (instance, member) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
+    let id = state.next_session;
+    state.next_session += 1;
+    let session = Session { id, events, namespaces: Vec::new(), was_told_attached: false };
+    // Dropping the old one ends its stream.
+    member.session = Some(session);
+    if request.ranks > 0 {
+        state.record_instance(instance, &request.engine_id, request.ranks)?;
+    }
+    let (lease, lost) = state.core.resume(instance, &slots(&request.leases), &slots(&request.reservations));
+    let welcome = Welcome {
+        session: id,
+        boot_id: state.boot_id,
+        pool_id: state.pool.id().to_be_bytes().to_vec(),
+        instance: instance.0.into(),
+        lost: lost.iter().map(|(slot, generation)| Held { slot: slot.0, generation: generation.0 }).collect(),
+        lease: lease.0,
+    };
+    let (_, member) = state.instances.of_session(id)?;
+    member.session.as_ref().expect("just set").tell(Event::Welcome(welcome));
+    tell_attached(member);
+    tracing::info!(session = id, instance = instance.0, engine_id = request.engine_id, ranks = request.ranks, "session opened");
+    Ok(id)
+}
+
+fn slots(held: &[Held]) -> Vec<(SlotId, Generation)> {
+    held.iter().map(|held| (SlotId(held.slot), Generation(held.generation))).collect()
+}
+
+/// Sizes from the workers' own declarations; from the request only where there are no workers.
+fn layout(member: &Member, groups: &[Group]) -> Result<Layout> {
+    if member.ranks > 0 && !member.is_attached() {
+        return Err(Error::new(ErrorKind::Unavailable, "not all ranks are attached yet")
+            .with("attached", member.workers.len())
+            .with("ranks", member.ranks));
+    }
+    let group_layout = |group: &Group| {
+        let rank_bytes = match member.ranks {
+            0 => group.rank_bytes.clone(),
+            _ => member.rank_bytes(group.group, group.is_replicated).ok_or_else(|| {
+                Error::invalid("the workers did not declare this group, or not all alike").with("group", group.group)
+            })?,
+        };
+        let attention = match group.attention() {
+            WireAttention::Full => Attention::Full,
+            WireAttention::Windowed => Attention::Windowed,
+        };
+        let layout = GroupLayout {
+            attention,
+            tokens_per_block: group.tokens_per_block,
+            rank_bytes,
+            is_replicated: group.is_replicated,
+        };
+        Ok((group_index(group.group)?, layout))
+    };
+    Layout::new(groups.iter().map(group_layout).collect::<Result<Vec<_>>>()?)
+}
+
+/// The session's stream; dropped when the client is gone, which ends the session.
+struct SessionStream {
+    events: ReceiverStream<Result<SessionEvent, Status>>,
+    _end: End,
+}
+
+struct End {
+    shared: Shared,
+    id: u64,
+}
+
+impl Stream for SessionStream {
+    type Item = Result<SessionEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.events).poll_next(context)
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.shared.event(|state| state.end_session(self.id));
+    }
+}

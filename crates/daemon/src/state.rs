@@ -1,0 +1,173 @@
+//! The owner of everything that is decided: the core, the table it is mirrored in, and who uses both.
+//!
+//! Invariant: what the core decided is in the table before the lock is given up, hence before any answer leaves.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use forebay_core::block::{BlockId, NamespaceIndex};
+use forebay_core::layout::Layout;
+use forebay_core::namespace::Descriptor;
+use forebay_core::{Core, Effect, Generation, Instance, NamespaceId, Result, SlotId};
+use forebay_io::arena::{Extent, InstanceRecord, Pool};
+use tokio::sync::mpsc;
+
+use crate::config::Config;
+use crate::instances::Instances;
+use crate::metrics::{Histogram, Rpc};
+
+pub struct State {
+    pub config: Config,
+    pub core: Core,
+    pub pool: Arc<Pool>,
+    pub instances: Instances,
+    pub boot_id: u64,
+    /// What each namespace id stands for.
+    pub descriptors: Vec<(NamespaceId, Descriptor)>,
+    pub next_session: u64,
+    pub next_connection: u64,
+    /// Numbers the blocks in the order they became ready, across restarts.
+    pub next_sequence: u64,
+    pub is_recovered: bool,
+    pub is_draining: bool,
+    pub last_tick: Instant,
+    pub lookup_time: Histogram,
+    pub event_time: Histogram,
+    pub rpc: Rpc,
+    /// Blocks for the verifying thread.
+    pub to_verify: mpsc::UnboundedSender<ToVerify>,
+    effects: Vec<Effect>,
+}
+
+/// A recovered block that somebody asked for.
+pub struct ToVerify {
+    pub block: BlockId,
+    pub slot: SlotId,
+    pub generation: Generation,
+}
+
+/// The state, shared by the tasks of one thread and the helpers that bring events.
+#[derive(Clone)]
+pub struct Shared(Arc<Mutex<State>>);
+
+impl Shared {
+    pub fn new(state: State) -> Shared {
+        Shared(Arc::new(Mutex::new(state)))
+    }
+
+    /// For one event; the guard is never held across an await.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("an event panicked; the daemon cannot go on with half of it done")
+    }
+
+    /// Runs one event, writes what it decided to the table, and counts its time.
+    pub fn event<T>(&self, run: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let start = Instant::now();
+        let value = run(&mut state);
+        state.apply();
+        state.event_time.record(start.elapsed().as_micros() as u64);
+        value
+    }
+}
+
+impl State {
+    pub fn new(config: Config, core: Core, pool: Arc<Pool>, boot_id: u64, to_verify: mpsc::UnboundedSender<ToVerify>) -> State {
+        State {
+            config,
+            core,
+            pool,
+            instances: Instances::default(),
+            boot_id,
+            descriptors: Vec::new(),
+            next_session: 1,
+            next_connection: 1,
+            next_sequence: 1,
+            is_recovered: false,
+            is_draining: false,
+            last_tick: Instant::now(),
+            lookup_time: Histogram::default(),
+            event_time: Histogram::default(),
+            rpc: Rpc::default(),
+            to_verify,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Mirrors the core's decisions in the table, in order.
+    pub fn apply(&mut self) {
+        self.core.take_effects(&mut self.effects);
+        for effect in self.effects.drain(..) {
+            match effect {
+                Effect::Reserved { slot, generation, holders } => {
+                    self.pool.reserve(slot, generation);
+                    self.pool.set_holders(slot, holders);
+                }
+                Effect::Freed { slot, next } => {
+                    self.pool.free(slot, next);
+                    self.pool.set_holders(slot, 0);
+                }
+                Effect::Held { slot, holders } => self.pool.set_holders(slot, holders),
+                Effect::ExtentMade { first_unit, units, slot_bytes } => {
+                    let made = self.pool.set_extent(&Extent { first_unit, units, slot_bytes });
+                    made.expect("the table's pages were checked for when the pool was opened");
+                }
+                Effect::ExtentCleared { first_unit, .. } => {
+                    // Left in the table it costs a restart these blocks, no more.
+                    if let Err(error) = self.pool.clear_extent(first_unit) {
+                        tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
+                    }
+                }
+                Effect::Verify { block, slot, generation } => {
+                    // The thread lives as long as the daemon; without it the block just stays unverified.
+                    let _ = self.to_verify.send(ToVerify { block, slot, generation });
+                }
+            }
+        }
+    }
+
+    /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.
+    pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout) -> Result<NamespaceIndex> {
+        let id = descriptor.id();
+        let index = self.core.open_namespace(id, layout)?;
+        if !self.descriptors.iter().any(|(known, _)| *known == id) {
+            self.pool.set_namespace(self.descriptors.len() as u32, id, &descriptor.to_text(), &layout.to_bytes())?;
+            self.descriptors.push((id, descriptor));
+        }
+        Ok(index)
+    }
+
+    /// Written down before the instance learns any offset.
+    pub fn record_instance(&self, instance: Instance, engine_id: &str, ranks: u32) -> Result<()> {
+        self.pool.set_instance(instance, &InstanceRecord { engine_id: engine_id.as_bytes().to_vec(), ranks })
+    }
+
+    pub fn end_session(&mut self, session: u64) {
+        let Ok((instance, member)) = self.instances.of_session(session) else { return };
+        member.session = None;
+        tracing::info!(session, instance = instance.0, engine_id = member.engine_id, "session ended");
+        self.settle_instance(instance);
+    }
+
+    /// Frees an instance of which nothing is left: no session, no connection, and no process that maps the pool.
+    pub fn settle_instance(&mut self, instance: Instance) {
+        let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle());
+        if is_idle && !self.is_mapping(instance) {
+            self.core.instance_gone(instance);
+            self.apply();
+            if let Err(error) = self.pool.clear_instance(instance) {
+                tracing::warn!(instance = instance.0, %error, "cannot clear an instance in the table");
+            }
+            self.instances.remove(instance);
+            tracing::info!(instance = instance.0, "instance is gone");
+        }
+    }
+
+    /// Whether a process of the instance maps the pool. If the kernel does not say, yes: nothing is freed then.
+    pub fn is_mapping(&self, instance: Instance) -> bool {
+        self.pool.lock_held(instance).unwrap_or_else(|error| {
+            tracing::warn!(instance = instance.0, %error, "cannot ask who maps the pool");
+            true
+        })
+    }
+}

@@ -1,0 +1,33 @@
+//! What goes on without being asked: cut-up work of the core, and looking after instances whose end nobody
+//! reports, because a killed process says nothing but its kernel lock goes.
+
+use std::time::{Duration, Instant};
+
+use forebay_core::Instance;
+
+use crate::state::Shared;
+
+/// Often enough that a killed engine's slots are free before its successor has started.
+const PERIOD: Duration = Duration::from_millis(100);
+
+pub async fn run(shared: Shared) {
+    let mut interval = tokio::time::interval(PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        interval.tick().await;
+        shared.event(|state| {
+            state.last_tick = Instant::now();
+            let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
+            let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
+            idle.into_iter().for_each(|instance| state.settle_instance(instance));
+        });
+        work_off(&shared).await;
+    }
+}
+
+/// Does all cut-up work, letting others in between the pieces.
+pub async fn work_off(shared: &Shared) {
+    while shared.event(|state| state.core.step()) {
+        tokio::task::yield_now().await;
+    }
+}

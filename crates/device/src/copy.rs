@@ -1,0 +1,232 @@
+//! The copy itself: gather fragments into a slice of a slot with its checksum, scatter a slice back.
+//!
+//! Holds true: all `unsafe` of the host engine is in this module and its children; whoever calls `gather` and
+//! `scatter` passes [`Span`]s, which cannot reach outside their [`Memory`]. When either returns, its bytes are
+//! visible to every thread and process that then learns of it: streaming stores are weakly ordered, so both
+//! end with a store fence.
+//!
+//! Stores stream past the cache wherever the machine can, because a KV block is far larger than what is worth
+//! keeping and its reader is another core or a device: that saves the read-for-ownership of the destination.
+//! With AVX-512 the checksum is folded in the registers that carry the bytes (`fold.rs`); elsewhere each piece
+//! is summed right before it is copied, while it is in the first-level cache.
+
+use std::fmt;
+
+use forebay_core::checksum::Checksum;
+
+#[cfg(target_arch = "x86_64")]
+mod fold;
+mod memory;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use memory::Memory;
+pub(crate) use memory::Span;
+
+/// The widest instructions a copy may use. A value exists only if this machine has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Level(Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Level {
+    /// The fastest level of this machine.
+    pub fn best() -> Level {
+        Level::available()[0]
+    }
+
+    /// All levels of this machine, fastest first; the last one is the portable one.
+    pub fn available() -> Vec<Level> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq") {
+                levels.push(Level(Kind::Avx512));
+            }
+            if is_x86_feature_detected!("avx2") {
+                levels.push(Level(Kind::Avx2));
+            }
+        }
+        levels.push(Level(Kind::Portable));
+        levels
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+            Kind::Portable => "portable",
+        })
+    }
+}
+
+/// Copies the spans of `from`, one after another, to `to`, and returns the checksum of what was copied.
+pub(crate) fn gather<'a>(level: Level, to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
+    match level.0 {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => gather_folding(to, from),
+        _ => gather_in_pieces(level, to, from),
+    }
+}
+
+/// Copies `from` to the spans of `to`, one after another.
+pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from: Span<'_>) {
+    let mut rest = from;
+    for to in to {
+        let from = rest.take(to.len());
+        stream(level, to, from);
+    }
+    assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
+    fence();
+}
+
+#[cfg(target_arch = "x86_64")]
+fn gather_folding<'a>(to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
+    let mut sum = fold::FoldedSum::new();
+    let (mut rest, mut from) = (to, from.peekable());
+    while let Some(mut from_piece) = from.next() {
+        let next = *from.peek().unwrap_or(&from_piece);
+        let mut to_piece = rest.take(from_piece.len());
+        let (head, body) = stream_parts(to_piece);
+        sum.copy_edge(to_piece.take(head), from_piece.take(head));
+        sum.copy_body(to_piece.take(body), from_piece.take(body), next);
+        sum.copy_edge(to_piece, from_piece);
+    }
+    assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
+    fence();
+    sum.finish()
+}
+
+fn gather_in_pieces<'a>(level: Level, to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
+    /// A third of the first-level cache, so that the piece is still there when it is copied.
+    const PIECE_BYTES: usize = 16 << 10;
+
+    let mut sum = Checksum::new();
+    let mut rest = to;
+    for mut from in from {
+        while !from.is_empty() {
+            let piece = from.take(from.len().min(PIECE_BYTES));
+            sum.update(piece.bytes());
+            stream(level, rest.take(piece.len()), piece);
+        }
+    }
+    assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
+    fence();
+    sum.finish()
+}
+
+/// Copies `from` to `to`, past the cache where `level` can.
+fn stream(level: Level, to: Span<'_>, from: Span<'_>) {
+    match level.0 {
+        Kind::Portable => to.copy_from(from),
+        #[cfg(target_arch = "x86_64")]
+        kind => {
+            let (mut to, mut from) = (to, from);
+            let (head, body) = stream_parts(to);
+            to.take(head).copy_from(from.take(head));
+            let (to_body, from_body) = (to.take(body), from.take(body));
+            assert_eq!(to_body.len(), from_body.len());
+            // SAFETY: a `Level` of this kind exists only where the machine has its instructions; both spans lie
+            // in their memory and are `body` bytes long, a multiple of 256 that begins on a cache line of `to`.
+            unsafe {
+                match kind {
+                    Kind::Avx512 => x86::stream_avx512(to_body.as_mut_ptr(), from_body.as_ptr(), body),
+                    _ => x86::stream_avx2(to_body.as_mut_ptr(), from_body.as_ptr(), body),
+                }
+            }
+            to.copy_from(from);
+        }
+    }
+}
+
+/// How many bytes of `to` lie before its first cache line, and how many after that are whole strides of the
+/// streaming kernels.
+#[cfg(target_arch = "x86_64")]
+fn stream_parts(to: Span<'_>) -> (usize, usize) {
+    let head = to.as_mut_ptr().align_offset(x86::LINE_BYTES).min(to.len());
+    (head, (to.len() - head) / x86::STRIDE_BYTES * x86::STRIDE_BYTES)
+}
+
+/// Orders the streaming stores before whatever this thread publishes next.
+fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    x86::store_fence();
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::checksum::checksum;
+
+    use super::*;
+
+    const LEN: u64 = 4096;
+
+    /// Source with distinct bytes, and a zeroed destination.
+    fn memories() -> (Memory, Memory) {
+        let from = Memory::anonymous(LEN as usize).unwrap();
+        from.write(0, &(0..LEN as u32).map(|i| (i * i / 7 + 1) as u8).collect::<Vec<_>>());
+        (from, Memory::anonymous(LEN as usize).unwrap())
+    }
+
+    /// Every offset of both ends within a cache line, and lengths around the strides of the kernels.
+    fn cases() -> impl Iterator<Item = (u64, u64, u64)> {
+        let lengths = [0, 1, 7, 8, 63, 64, 255, 256, 257, 300, 512, 575, 1000, 1024];
+        let ends = (0..64).map(|to| (to, to * 37 % 64));
+        ends.flat_map(move |(to, from)| lengths.map(|len| (to, from, len)))
+    }
+
+    #[test]
+    fn every_level_gathers_the_bytes_and_their_checksum_at_any_alignment_and_length() {
+        for level in Level::available() {
+            let (from, to) = memories();
+            for (to_at, from_at, len) in cases() {
+                // Two fragments, so that a fold goes on, or does not, across a border.
+                let fragments = [from.span(from_at, len), from.span(2048 + to_at, len)];
+                let expected = fragments.map(|fragment| fragment.bytes().to_vec()).concat();
+                let sum = gather(level, to.span(to_at, 2 * len), fragments.into_iter());
+                let case = format!("level {level}, to {to_at}, from {from_at}, length {len}");
+                assert!(to.span(to_at, 2 * len).bytes() == expected, "bytes differ: {case}");
+                assert_eq!(sum, checksum(&expected), "{case}");
+                assert!(to.span(0, to_at).bytes().iter().all(|byte| *byte == 0), "wrote before its start: {case}");
+                let end = to_at + 2 * len;
+                assert!(to.span(end, LEN - end).bytes().iter().all(|byte| *byte == 0), "wrote past its end: {case}");
+                to.write(0, &[0; LEN as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_scatters_the_bytes_at_any_alignment_and_length() {
+        for level in Level::available() {
+            let (from, to) = memories();
+            for (to_at, from_at, len) in cases() {
+                let fragments = [to.span(to_at, len), to.span(2048 + from_at, len)];
+                let slice = from.span(from_at, 2 * len);
+                scatter(level, fragments.into_iter(), slice);
+                let mut expected = vec![0; LEN as usize];
+                let (first, second) = slice.bytes().split_at(len as usize);
+                expected[to_at as usize..][..first.len()].copy_from_slice(first);
+                expected[2048 + from_at as usize..][..second.len()].copy_from_slice(second);
+                let case = format!("level {level}, to {to_at}, from {from_at}, length {len}");
+                assert!(to.span(0, LEN).bytes() == expected, "bytes differ: {case}");
+                to.write(0, &[0; LEN as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_level_is_the_portable_one() {
+        assert_eq!(Level::available().last().map(Level::to_string).as_deref(), Some("portable"));
+    }
+}

@@ -1,0 +1,101 @@
+//! The streaming kernels of x86-64: loads through the cache, stores past it.
+//!
+//! Each moves whole strides of 256 bytes to whole cache lines, so that every line is written by one run of
+//! stores and the write-combining buffers never flush half a line.
+
+use std::arch::x86_64::*;
+
+use super::fold::{FACTORS, Lanes};
+
+pub(super) const LINE_BYTES: usize = 64;
+pub(super) const STRIDE_BYTES: usize = 256;
+
+/// The folding loop fills the vector schedulers before the machine has asked memory for enough lines, and the
+/// hardware's prefetchers start again in each 4 KiB page. So it asks for the next page itself, across the end
+/// of a fragment too: blocks of 32 fragments of 16 KiB went from 1.0 to 1.2 times memcpy.
+const AHEAD_BYTES: usize = 4096;
+
+/// In longer fragments the hardware's prefetchers do better by themselves, except at the end: 1.36 against 1.25
+/// times memcpy at 1 MiB on one thread.
+const SHORT_BYTES: usize = 64 << 10;
+
+pub(super) fn store_fence() {
+    // SAFETY: every x86-64 has SSE.
+    unsafe { _mm_sfence() }
+}
+
+/// Copies `len` bytes and folds them into `lanes`; `next` is where the bytes to be copied after these begin.
+///
+/// # Safety
+/// The machine has AVX-512F and VPCLMULQDQ; both ranges are valid and disjoint; `len` is a multiple of
+/// `STRIDE_BYTES` and `to` of `LINE_BYTES`. `next` may be any address.
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
+    let state: *mut __m512i = lanes.words.as_mut_ptr().cast();
+    let mut lane = [_mm512_setzero_si512(); 4];
+    let mut carried = [_mm512_setzero_si512(); 4];
+    for i in 0..4 {
+        // SAFETY: the words are 256 bytes, aligned to 64.
+        lane[i] = unsafe { _mm512_load_si512(state.add(i)) };
+        carried[i] = if lanes.is_start { lane[i] } else { fold(lane[i]) };
+    }
+    let prefetch_from = if len <= SHORT_BYTES { 0 } else { len - AHEAD_BYTES };
+    for at in (0..len).step_by(STRIDE_BYTES) {
+        if at >= prefetch_from {
+            prefetch_stride(match (at + AHEAD_BYTES).checked_sub(len) {
+                None => from.wrapping_add(at + AHEAD_BYTES),
+                Some(past) => next.wrapping_add(past),
+            });
+        }
+        for i in 0..4 {
+            // SAFETY: `at + 64 * i + 64 <= len`, which the caller vouches for.
+            let bytes = unsafe { _mm512_loadu_si512(from.add(at + 64 * i).cast()) };
+            // SAFETY: as above, and `to` is on a cache line.
+            unsafe { _mm512_stream_si512(to.add(at + 64 * i).cast(), bytes) };
+            lane[i] = _mm512_xor_si512(carried[i], bytes);
+            carried[i] = fold(lane[i]);
+        }
+    }
+    for (i, lane) in lane.into_iter().enumerate() {
+        // SAFETY: as for the loads.
+        unsafe { _mm512_store_si512(state.add(i), lane) };
+    }
+    lanes.is_start = false;
+}
+
+fn prefetch_stride(start: *const u8) {
+    for line in 0..STRIDE_BYTES / LINE_BYTES {
+        // SAFETY: every x86-64 has SSE, and a prefetch of any address whatever has no effect but on caches.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(start.wrapping_add(line * LINE_BYTES).cast()) }
+    }
+}
+
+/// The four 16-byte lanes, carried across one stride.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn fold(lane: __m512i) -> __m512i {
+    let factors = _mm512_broadcast_i32x4(_mm_set_epi64x(FACTORS[1] as i64, FACTORS[0] as i64));
+    let first = _mm512_clmulepi64_epi128::<0x00>(lane, factors);
+    let second = _mm512_clmulepi64_epi128::<0x11>(lane, factors);
+    _mm512_xor_si512(first, second)
+}
+
+/// # Safety
+/// As for [`fold_and_stream`], but VPCLMULQDQ is not needed.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn stream_avx512(to: *mut u8, from: *const u8, len: usize) {
+    for at in (0..len).step_by(LINE_BYTES) {
+        // SAFETY: `at + LINE_BYTES <= len`, which the caller vouches for in both ranges; `to` is aligned.
+        unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) };
+    }
+}
+
+/// # Safety
+/// As for [`fold_and_stream`], on a machine with AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn stream_avx2(to: *mut u8, from: *const u8, len: usize) {
+    for at in (0..len).step_by(LINE_BYTES / 2) {
+        // SAFETY: `at + LINE_BYTES / 2 <= len`, which the caller vouches for in both ranges; `to` is aligned.
+        unsafe { _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast())) };
+    }
+}

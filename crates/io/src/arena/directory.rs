@@ -1,0 +1,113 @@
+//! The pool's directory: who may use it, and where in it the files are.
+//!
+//! Invariant: whoever holds a `Directory` is the only daemon that does, as long as it is held: the lock is on
+//! the directory itself, so that it covers choosing and mounting a place for the files too.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::fs::FlockOperation;
+
+use super::mounts::{Mount, mount_of, mounts};
+
+/// Where the private tmpfs is mounted, inside the directory.
+const MOUNT_NAME: &str = "mnt";
+const DATA_NAME: &str = "data";
+const REPLACED_SUFFIX: &str = ".replaced";
+
+/// See the module's head.
+pub(super) struct Directory {
+    path: PathBuf,
+    /// Device and inode: the directory's name on filesystems that several pools share.
+    identity: (u64, u64),
+    _lock: File,
+}
+
+impl Directory {
+    /// Creates the directory where it is missing and takes its lock.
+    pub fn claim(path: &Path) -> Result<Directory> {
+        let hint = "set `pool.directory` to a directory that the daemon may write, such as one in `/dev/shm`";
+        let unusable = |error: io::Error| {
+            Error::new(ErrorKind::Io, "cannot use the pool's directory")
+                .with("path", path.display())
+                .source(error)
+                .hint(hint)
+        };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
+        let path = fs::canonicalize(path).map_err(unusable)?;
+        let lock = File::open(&path).map_err(unusable)?;
+        rustix::fs::access(&path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+            .map_err(|errno| unusable(errno.into()))?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(in_use(&path));
+        }
+        let metadata = lock.metadata().map_err(unusable)?;
+        Ok(Directory { path, identity: (metadata.dev(), metadata.ino()), _lock: lock })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn mount_point(&self) -> PathBuf {
+        self.path.join(MOUNT_NAME)
+    }
+
+    /// The private tmpfs, if one is mounted: by an earlier daemon, or by an operator.
+    pub fn private_mount(&self) -> io::Result<Option<Mount>> {
+        let point = self.mount_point();
+        match fs::metadata(&point) {
+            Ok(metadata) if metadata.dev() != self.identity.0 => {
+                Ok(Some(mount_of(&point)?).filter(|mount| mount.filesystem == "tmpfs"))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where the small files may be, the likelier place first.
+    pub fn homes(&self) -> io::Result<Vec<PathBuf>> {
+        let mounted = self.private_mount()?.map(|_| self.mount_point());
+        Ok(mounted.into_iter().chain([self.path.clone()]).collect())
+    }
+
+    /// Where the data file may be: beside the small files, or on a hugetlbfs.
+    pub fn data_places(&self) -> io::Result<Vec<PathBuf>> {
+        let beside = self.homes()?.into_iter().map(|home| home.join(DATA_NAME));
+        let reserved = mounts()?.into_iter().filter(|mount| mount.filesystem == "hugetlbfs");
+        Ok(beside.chain(reserved.map(|mount| self.data_on_hugetlbfs(&mount))).collect())
+    }
+
+    /// hugetlbfs is shared by all pools of a host; the directory's identity keeps their files apart.
+    pub fn data_on_hugetlbfs(&self, mount: &Mount) -> PathBuf {
+        mount.point.join(format!("forebay-{:x}-{:x}", self.identity.0, self.identity.1))
+    }
+}
+
+pub(super) fn data_beside(home: &Path) -> PathBuf {
+    home.join(DATA_NAME)
+}
+
+/// The name that a data file gets when its pool was replaced while workers still mapped it.
+pub(super) fn replaced_name(data: &Path) -> PathBuf {
+    let mut name = data.as_os_str().to_owned();
+    name.push(REPLACED_SUFFIX);
+    PathBuf::from(name)
+}
+
+pub(super) fn in_use(path: &Path) -> Error {
+    Error::new(ErrorKind::Unavailable, "another daemon serves this pool")
+        .with("path", path.display())
+        .hint("stop the other daemon, or give this one its own `pool.directory`")
+}
+
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}

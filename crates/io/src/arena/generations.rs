@@ -1,0 +1,69 @@
+//! The `generation` file: who owns each slot now, published for workers; and whether the pool still counts.
+//!
+//! Invariants: the daemon stores, workers load; a slot's number is that of its present owner, or one that never
+//! was an owner's; it is published before the table changes, so it is right whatever the table says; zero is
+//! nobody's, so an empty birth record matches no slot.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
+
+use forebay_core::{Generation, SlotId};
+
+use super::format::{GENERATIONS_AT, RETIRED_WORD, decode_generation_header, generation_bytes};
+use super::geometry::Geometry;
+use super::map::{Access, Region};
+
+/// See the module's head.
+pub(super) struct Generations {
+    region: Region,
+}
+
+impl Generations {
+    pub fn map(file: &File, geometry: &Geometry, access: Access) -> io::Result<Generations> {
+        let region = Region::map(file, 0, generation_bytes(geometry), access)?;
+        if access == Access::ReadWrite {
+            region.populate(0..GENERATIONS_AT as usize)?;
+        }
+        Ok(Generations { region })
+    }
+
+    /// Gives the numbers of one unit memory, so that neither a store nor a worker's load can fail.
+    pub fn populate_unit(&self, geometry: &Geometry, unit: u32) -> io::Result<()> {
+        let bytes = geometry.pages_per_unit() as usize * 4;
+        let start = GENERATIONS_AT as usize + unit as usize * bytes;
+        let page = rustix::param::page_size();
+        self.region.populate(start / page * page..start + bytes)
+    }
+
+    /// The slot's number, and with it all that was stored before it was published.
+    pub fn get(&self, slot: SlotId) -> Generation {
+        let generation = self.region.half_words()[word_of(slot)].load(Relaxed);
+        fence(Acquire);
+        Generation(generation)
+    }
+
+    pub fn publish(&self, slot: SlotId, generation: Generation) {
+        self.region.half_words()[word_of(slot)].store(generation.0, Release);
+    }
+
+    pub fn is_retired(&self) -> bool {
+        self.region.half_words()[RETIRED_WORD].load(Relaxed) != 0
+    }
+
+    pub fn retire(&self) {
+        self.region.half_words()[RETIRED_WORD].store(1, Release);
+    }
+
+    /// The id of the pool that this file belongs to, if it is one.
+    pub fn pool_id(&self) -> Option<u128> {
+        let mut bytes = [0; 32];
+        self.region.read(0, &mut bytes);
+        decode_generation_header(&bytes)
+    }
+}
+
+fn word_of(slot: SlotId) -> usize {
+    (GENERATIONS_AT / 4) as usize + slot.0 as usize
+}

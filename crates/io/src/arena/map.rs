@@ -1,0 +1,253 @@
+//! One mapped file, and the only way to its bytes.
+//!
+//! Invariants: the mapping lives as long as the `Region` and is aligned for huge pages; forked children do
+//! not inherit it and core dumps leave it out; bytes that another process may change are only ever copied
+//! through raw pointers or loaded and stored as atomic words, so no reference to them exists.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// Huge pages of the common size; mappings begin on a multiple of it.
+pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// `MADV_COLLAPSE`: part of the kernel's interface since Linux 6.1, not yet in every C library's headers.
+const MADV_COLLAPSE: libc::c_int = 25;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Access {
+    Read,
+    ReadWrite,
+}
+
+/// See the module's head.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is reached only through the methods below,
+// which hand out no reference to bytes that are written without atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `len` bytes of `file` from `offset`, shared.
+    pub fn map(file: impl AsFd, offset: u64, len: u64, access: Access) -> io::Result<Region> {
+        let file = file.as_fd();
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let align = page_bytes(file)?.max(HUGE_PAGE_BYTES) as usize;
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let base = map_aligned(file, offset, len, protection, align)?;
+        let region = Region { base, len, access };
+        region.advise(0..len, Advice::LinuxDontFork)?;
+        region.advise(0..len, Advice::LinuxDontDump)?;
+        Ok(region)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Asks for huge pages; a kernel without them says no, which changes nothing but speed.
+    pub fn want_huge_pages(&self) -> bool {
+        self.advise(0..self.len, Advice::LinuxHugepage).is_ok()
+    }
+
+    /// Gives every page of `range` memory and maps it, keeping what the file holds. Where a plain touch would
+    /// kill the process (`SIGBUS`, nothing left on the filesystem), this returns an error.
+    pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxPopulateWrite)
+    }
+
+    /// Replaces the small pages of `range` (at least one of each 2 MiB must exist) by huge ones.
+    pub fn collapse(&self, range: Range<usize>) -> io::Result<()> {
+        self.check(&range);
+        // SAFETY: the range lies in this mapping; collapsing keeps its contents and addresses.
+        let rc = unsafe { libc::madvise(self.as_ptr().add(range.start).cast(), range.len(), MADV_COLLAPSE) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The mapping as words, for files of which only this process writes, and only through these words.
+    pub fn words(&self) -> &[AtomicU64] {
+        assert!(self.access == Access::ReadWrite);
+        // SAFETY: the base is aligned to a page, the length covers the words, the mapping outlives `&self`;
+        // whoever else maps the file (nobody, for a table) can only load them.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 8) }
+    }
+
+    /// The mapping as half words, of which the daemon stores and workers load. Where the mapping is read-only
+    /// only relaxed loads are allowed: stronger ones may be compiled into stores on some processors.
+    pub fn half_words(&self) -> &[AtomicU32] {
+        // SAFETY: as for `words`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 4) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        assert!(self.access == Access::ReadWrite);
+        let range = self.range(offset, bytes.len());
+        // SAFETY: the target lies in this writable mapping and cannot overlap memory that Rust owns. Another
+        // process may touch the same bytes meanwhile; what it then reads is caught by generation and checksum.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(range.start), bytes.len()) }
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let range = self.range(offset, bytes.len());
+        // SAFETY: the source lies in this mapping, the target is Rust's own. Another process may write the
+        // source meanwhile: the copy then holds a mix of old and new, which its checksum tells.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(range.start), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        self.check(&range);
+        loop {
+            // SAFETY: the range lies in this mapping, and none of the advices used here drops contents.
+            match unsafe { madvise(self.as_ptr().add(range.start).cast(), range.len(), advice) } {
+                Err(Errno::INTR) => continue,
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    fn range(&self, offset: u64, len: usize) -> Range<usize> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let range = start..start.saturating_add(len);
+        self.check(&range);
+        range
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} is outside the {} bytes mapped",
+            self.len
+        );
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `map` left mapped, and nothing borrowed from it outlives `self`.
+        let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Page size of the filesystem: more than the machine's own on hugetlbfs.
+fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let status = rustix::fs::fstatfs(file)?;
+    let is_hugetlbfs = status.f_type as u64 as u32 == HUGETLBFS_MAGIC;
+    Ok(if is_hugetlbfs { status.f_bsize as u64 } else { rustix::param::page_size() as u64 })
+}
+
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+/// Maps at a multiple of `align`: finds room, then takes it unless another thread was quicker.
+fn map_aligned(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    protection: ProtFlags,
+    align: usize,
+) -> io::Result<NonNull<u8>> {
+    let mut tries_left = 16;
+    loop {
+        let base = find_room(len, align)?;
+        let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the kernel maps here only if nothing else is mapped in this range.
+        match unsafe { mmap(base as *mut _, len, protection, flags, file, offset) } {
+            Ok(mapped) => return Ok(NonNull::new(mapped.cast()).expect("room is never at address zero")),
+            Err(Errno::EXIST) if tries_left > 0 => tries_left -= 1,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// The first multiple of `align` in a range of free addresses that is long enough; nothing is mapped there.
+fn find_room(len: usize, align: usize) -> io::Result<usize> {
+    let len = len.checked_add(align).ok_or(Errno::NOMEM)?;
+    // SAFETY: the kernel chooses the place, so nothing existing is replaced; what is unmapped again is the
+    // mapping just made, of which no address was used.
+    let base = unsafe {
+        let base = mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)?;
+        munmap(base, len)?;
+        base
+    };
+    Ok((base as usize).next_multiple_of(align))
+}
+
+/// The address range of a region as it stands in `/proc/self/smaps`.
+pub(super) fn address_range(region: &Region) -> Range<u64> {
+    let start = region.as_ptr() as u64;
+    start..start + region.len as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    fn file(len: u64) -> File {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_region_is_aligned_for_huge_pages_and_shows_the_file() {
+        let file = file(5 << 20);
+        let region = Region::map(&file, 0, 5 << 20, Access::ReadWrite).unwrap();
+        assert_eq!(region.as_ptr() as u64 % HUGE_PAGE_BYTES, 0);
+        region.write((5 << 20) - 3, b"end");
+        let mut bytes = [0; 3];
+        file.read_exact_at(&mut bytes, (5 << 20) - 3).unwrap();
+        assert_eq!(&bytes, b"end");
+        file.write_all_at(b"abc", 7).unwrap();
+        region.read(7, &mut bytes);
+        assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn a_region_begins_where_it_was_told_and_leaves_nothing_behind() {
+        let file = file(3 << 20);
+        file.write_all_at(&7u64.to_le_bytes(), 1 << 20).unwrap();
+        let region = Region::map(&file, 1 << 20, 4096 + 100, Access::ReadWrite).unwrap();
+        assert_eq!(region.words()[0].load(std::sync::atomic::Ordering::Relaxed), 7);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = format!("{:x}-", region.as_ptr() as u64);
+        let line = maps.lines().find(|line| line.starts_with(&start)).expect("the region is mapped");
+        assert!(line.starts_with(&format!("{start}{:x} ", region.as_ptr() as u64 + 8192)), "{line}");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the 4096 bytes mapped")]
+    fn bytes_outside_the_region_cannot_be_named() {
+        let file = file(4096);
+        Region::map(&file, 0, 4096, Access::ReadWrite).unwrap().read(u64::MAX, &mut [0; 2]);
+    }
+
+    #[test]
+    fn populating_a_file_that_is_too_short_is_an_error_and_not_a_signal() {
+        let file = file(4096);
+        let region = Region::map(&file, 0, 1 << 20, Access::ReadWrite).unwrap();
+        region.populate(0..4096).unwrap();
+        region.populate(0..1 << 20).unwrap_err();
+    }
+}

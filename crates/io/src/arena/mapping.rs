@@ -1,0 +1,144 @@
+//! The pool as a worker process maps it.
+//!
+//! Invariants: what the daemon says about sizes is checked against the files before anything is mapped, so a
+//! wrong description is an error and not a signal; the data's descriptor is closed once it is mapped, and the
+//! mapping alone keeps the lock that tells the daemon this worker is alive.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
+
+use super::fence::fence_streaming_stores;
+use super::format::*;
+use super::generations::Generations;
+use super::geometry::{Geometry, MAX_RANKS};
+use super::map::{Access, Region};
+
+/// What a worker gets from the daemon over the attach socket.
+#[derive(Debug)]
+pub struct MapperFds {
+    /// Carries the worker's lock.
+    pub data: OwnedFd,
+    pub generation: OwnedFd,
+    pub birth: OwnedFd,
+}
+
+impl MapperFds {
+    /// In the order in which they are sent.
+    pub fn as_fds(&self) -> [BorrowedFd<'_>; 3] {
+        [self.data.as_fd(), self.generation.as_fd(), self.birth.as_fd()]
+    }
+
+    /// From received descriptors in that order.
+    pub fn from_received(fds: Vec<OwnedFd>) -> Result<MapperFds> {
+        let count = fds.len();
+        let [data, generation, birth] = <[OwnedFd; 3]>::try_from(fds)
+            .map_err(|_| Error::invalid("an attach answer carries three descriptors").with("received", count))?;
+        Ok(MapperFds { data, generation, birth })
+    }
+}
+
+/// What the daemon says about the files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GeometryDescription {
+    pub pool_id: u128,
+    pub unit_bytes: u64,
+    pub units: u32,
+}
+
+/// See the module's head.
+pub struct Mapping {
+    pool_id: u128,
+    geometry: Geometry,
+    data: Region,
+    generations: Generations,
+    birth: File,
+}
+
+impl Mapping {
+    /// Maps the three files and closes the data's descriptor. Pages are mapped as they are touched. A pool that
+    /// has grown is mapped by a new `Mapping`.
+    pub fn new(fds: MapperFds, description: &GeometryDescription) -> Result<Mapping> {
+        let GeometryDescription { pool_id, unit_bytes, units } = *description;
+        let capacity_bytes = u64::from(units).saturating_mul(unit_bytes);
+        let geometry = Geometry::new(capacity_bytes, Some(unit_bytes))?;
+        let MapperFds { data, generation, birth } = fds;
+        let (data, generation, birth) = (File::from(data), File::from(generation), File::from(birth));
+        check_file("data", &data, geometry.data_bytes())?;
+        check_file("generation", &generation, generation_bytes(&geometry))?;
+        check_file("birth", &birth, birth_bytes(&geometry))?;
+        let cannot =
+            |what| move |error| Error::new(ErrorKind::Io, format!("cannot map the pool's {what}")).source(error);
+        let generations = Generations::map(&generation, &geometry, Access::Read).map_err(cannot("generations"))?;
+        if generations.pool_id() != Some(pool_id) {
+            return Err(Error::invalid("the descriptors are of another pool than the description")
+                .with("pool_id", format!("{pool_id:032x}")));
+        }
+        let data = Region::map(&data, 0, geometry.data_bytes(), Access::ReadWrite).map_err(cannot("data"))?;
+        data.want_huge_pages();
+        Ok(Mapping { pool_id, geometry, data, generations, birth })
+    }
+
+    pub fn pool_id(&self) -> u128 {
+        self.pool_id
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Whether the daemon gave this pool up: unmap when idle, and attach again.
+    pub fn is_retired(&self) -> bool {
+        self.generations.is_retired()
+    }
+
+    /// The owner's number of `slot` at this moment. A load asks before and after it copies.
+    pub fn generation(&self, slot: SlotId) -> Generation {
+        assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
+        self.generations.get(slot)
+    }
+
+    /// Says what rank `rank` copied into `slot`. The copy must be complete and, where it went past the caches,
+    /// fenced by the thread that made it; this call orders it before the record for the calling thread. Costs one
+    /// write of 16 bytes through the file: through a mapping, a filesystem without room would kill the process.
+    pub fn write_birth(&self, slot: SlotId, rank: usize, record: &BirthRecord) -> Result<()> {
+        if slot.0 >= self.geometry.pages || rank >= MAX_RANKS {
+            return Err(Error::invalid("a birth record names no slot of the pool")
+                .with("slot", slot.0)
+                .with("rank", rank));
+        }
+        fence_streaming_stores();
+        self.birth.write_all_at(&encode_birth(record), birth_at(&self.geometry, slot, rank)).map_err(|error| {
+            Error::new(ErrorKind::Full, "cannot write a birth record").with("slot", slot.0).source(error)
+        })
+    }
+
+    /// Start of the slots. They are [`Mapping::len`] bytes long, live as long as the mapping, and other
+    /// processes write to them: nobody may form a reference to them.
+    pub fn data_ptr(&self) -> *mut u8 {
+        self.data.as_ptr()
+    }
+
+    #[allow(clippy::len_without_is_empty, reason = "a mapping has at least one unit")]
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+/// A mapped file that is shorter than its mapping answers a touch with `SIGBUS`.
+fn check_file(name: &'static str, file: &File, needed_bytes: u64) -> Result<()> {
+    let unreadable =
+        |error: io::Error| Error::new(ErrorKind::Io, "cannot look at a descriptor of the pool").source(error);
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() || metadata.len() < needed_bytes {
+        return Err(Error::invalid("a descriptor of the pool is not what the daemon says")
+            .with("file", name)
+            .with("is_file", metadata.is_file())
+            .with("bytes", metadata.len())
+            .with("needed_bytes", needed_bytes));
+    }
+    Ok(())
+}

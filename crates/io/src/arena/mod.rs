@@ -1,0 +1,55 @@
+//! The arena: the pool's named files, as the daemon owns them and as workers map them.
+//!
+//! Daemon:
+//! - [`Pool::open`] → [`Opened`] { pool, outcome: Created | Recovered | Replaced }; it refuses a second daemon, a
+//!   pool larger than memory, a directory that is no memory, and a new shape while workers map the old one.
+//! - [`Pool::populate_unit`] from a thread of its own, unit by unit; then [`Pool::set_extent`] there.
+//! - A slot's life: [`Pool::reserve`] → [`Pool::set_holders`] → offsets leave → [`Pool::birth`] →
+//!   [`Pool::ready`] → … → [`Pool::free`]; [`Pool::entry`] reads a ready one back.
+//! - After a restart: [`Pool::first_generation`], [`Pool::recovered_extents`], [`Pool::unreadable_units`],
+//!   [`Pool::recover`], [`Pool::instances`], [`Pool::namespaces`], [`Pool::lock_held`].
+//! - For a worker: [`Pool::mapper_fds`] and [`Pool::description`], sent with [`send_fds`].
+//! - [`Pool::checksum`], [`Pool::read`], [`Pool::write`], [`Pool::data_ptr`]; [`Pool::huge_page_report`],
+//!   [`Pool::retire`], [`remove`], [`Room`].
+//!
+//! Worker: [`recv_fds`] → [`MapperFds::from_received`] → [`Mapping::new`]; then [`Mapping::generation`],
+//! [`Mapping::write_birth`], [`Mapping::is_retired`], [`Mapping::data_ptr`].
+//!
+//! Invariants, each with tests: a crash at any instruction leaves every slot whole or visibly not; who may
+//! touch a slot is on record before offsets leave; a worker counts as alive exactly as long as it can touch the
+//! pool; files are never truncated; every byte written by another process is read as untrusted. The files are
+//! drawn in `docs/formats/pool.md`.
+
+mod bytes;
+mod config;
+mod directory;
+mod fds;
+mod fence;
+mod format;
+mod found;
+mod generations;
+mod geometry;
+mod huge;
+mod lock;
+mod map;
+mod mapping;
+mod mounts;
+mod open;
+mod pool;
+mod records;
+mod room;
+mod site;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use config::{HugePages, PoolConfig};
+pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
+pub use format::{Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NamespaceRecord};
+pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
+pub use huge::HugePageReport;
+pub use mapping::{GeometryDescription, MapperFds, Mapping};
+pub use open::{Opened, Outcome, remove};
+pub use pool::{Pool, RecoveryCursor};
+pub use room::Room;
+pub use table::{RecoveredSlot, SlotState};

@@ -1,0 +1,57 @@
+//! How long to wait before trying again: doubling from 50 ms to 2 s, with jitter so that the engines of a host
+//! do not knock in step after a restart of the daemon.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub const FIRST: Duration = Duration::from_millis(50);
+    pub const MAX: Duration = Duration::from_secs(2);
+
+    pub fn new() -> Backoff {
+        Backoff { next: Backoff::FIRST }
+    }
+
+    /// The next pause: between half and all of the current step.
+    pub fn pause(&mut self) -> Duration {
+        let step = self.next;
+        self.next = (step * 2).min(Backoff::MAX);
+        step / 2 + step.mul_f64(jitter() / 2.0)
+    }
+
+    pub fn reset(&mut self) {
+        self.next = Backoff::FIRST;
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Backoff {
+        Backoff::new()
+    }
+}
+
+/// Between 0 and 1. A hasher's random keys are all the randomness needed.
+fn jitter() -> f64 {
+    RandomState::new().hash_one(0u8) as f64 / u64::MAX as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_limit_and_start_over_after_a_reset() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<_> = (0..10).map(|_| backoff.pause()).collect();
+        assert!(pauses[0] >= Backoff::FIRST / 2 && pauses[0] <= Backoff::FIRST, "{pauses:?}");
+        assert!(pauses[9] >= Backoff::MAX / 2 && pauses.iter().all(|pause| *pause <= Backoff::MAX), "{pauses:?}");
+        backoff.reset();
+        assert!(backoff.pause() <= Backoff::FIRST);
+    }
+}

@@ -1,0 +1,14 @@
+//! The daemon's clients.
+//!
+//! In path order: [`connect`] makes the one connection both kinds stand on, [`Client`] is for programs that ask
+//! and wait, [`EngineSession`] for an inference engine, which never waits.
+
+mod backoff;
+mod connect;
+mod plain;
+pub mod session;
+
+pub use backoff::Backoff;
+pub use connect::{Rpc, connect};
+pub use plain::{Client, GroupBytes};
+pub use session::{EngineSession, SessionConfig, SessionState, Ticket};

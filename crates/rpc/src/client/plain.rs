@@ -1,0 +1,336 @@
+//! The plain client: asks, waits, and reports errors.
+//!
+//! Holds true: it connects when it is first used and again after the connection ended, so it outlives restarts
+//! of the daemon; namespace handles are the client's own and stay valid. Every call can be repeated without
+//! harm, so one that fails because the daemon was replaced since the last call is repeated once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_core::{Error, ErrorKind, Result};
+use tonic::{Response, Status, Streaming};
+
+use super::connect::{Rpc, connect};
+use crate::proto::{self, CommitOutcome};
+use crate::from_status;
+use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
+
+/// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
+const CALL_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+
+/// What a block's hash and the message's framing may add to its bytes.
+const OVERHEAD_BYTES: u64 = 4096;
+
+/// A group and the bytes of one block of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupBytes {
+    pub group: u32,
+    pub bytes: u64,
+}
+
+/// See the module's head. Needs a tokio runtime with time and I/O.
+pub struct Client {
+    directory: PathBuf,
+    engine_id: String,
+    deadline: Duration,
+    namespaces: Vec<Namespace>,
+    connection: Option<Connection>,
+}
+
+#[derive(PartialEq)]
+struct Namespace {
+    fields: BTreeMap<String, String>,
+    groups: Vec<GroupBytes>,
+}
+
+struct Connection {
+    rpc: Rpc,
+    session: Option<Session>,
+}
+
+struct Session {
+    id: u64,
+    /// The daemon's names of our namespaces, by handle.
+    names: HashMap<u32, u32>,
+    /// The session lives as long as this stream.
+    _events: Streaming<proto::SessionEvent>,
+}
+
+/// What a call within a session needs to say.
+struct Target {
+    rpc: Rpc,
+    session: u64,
+    namespace: u32,
+}
+
+impl Client {
+    /// `engine_id` must be unique among the clients of the daemon. Does not connect yet.
+    pub fn new(directory: impl Into<PathBuf>, engine_id: impl Into<String>, deadline: Duration) -> Client {
+        let (directory, engine_id) = (directory.into(), engine_id.into());
+        Client { directory, engine_id, deadline, namespaces: Vec::new(), connection: None }
+    }
+
+    /// A handle for blocks of these sizes under this descriptor. One round trip, the first time three.
+    pub async fn open_namespace(
+        &mut self,
+        fields: impl IntoIterator<Item = (String, String)>,
+        groups: impl IntoIterator<Item = GroupBytes>,
+    ) -> Result<u32> {
+        let namespace = Namespace { fields: fields.into_iter().collect(), groups: groups.into_iter().collect() };
+        if let Some(group) = namespace.groups.iter().find(|group| !fits_a_message(group.bytes)) {
+            return Err(Error::new(ErrorKind::Unsupported, "a block is too large to travel in a message")
+                .with("bytes", group.bytes)
+                .with("largest", MAX_MESSAGE_BYTES as u64 - OVERHEAD_BYTES)
+                .hint("blocks of this size need a client that maps the pool"));
+        }
+        let known = self.namespaces.iter().position(|other| *other == namespace);
+        let handle = known.unwrap_or(self.namespaces.len()) as u32;
+        if known.is_none() {
+            self.namespaces.push(namespace);
+        }
+        let opened = self.repeat(async |client: &mut Client| client.target(handle).await).await;
+        if opened.is_err() && known.is_none() {
+            self.namespaces.pop();
+        }
+        opened.map(|_| handle)
+    }
+
+    /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no room. One round trip
+    /// for each 8 MiB.
+    pub async fn put(
+        &mut self,
+        namespace: u32,
+        group: u32,
+        predecessor: &[u8],
+        blocks: Vec<proto::Block>,
+    ) -> Result<Vec<CommitOutcome>> {
+        let mut outcomes = Vec::with_capacity(blocks.len());
+        let mut predecessor = predecessor.to_vec();
+        for blocks in split_by_bytes(blocks) {
+            let last = blocks.last().map(|block| block.hash.clone());
+            let request = proto::PutRequest { group, predecessor, blocks, ..Default::default() };
+            let ask = async |mut to: Target| {
+                let request =
+                    proto::PutRequest { session: to.session, namespace: to.namespace, ..request.clone() };
+                to.rpc.put(request).await
+            };
+            let reply: proto::PutReply = self.ask(namespace, ask).await?;
+            if reply.outcomes.len() != request.blocks.len() {
+                return Err(malformed("a put was answered with another number of outcomes"));
+            }
+            outcomes.extend(reply.outcomes());
+            predecessor = last.unwrap_or_default();
+        }
+        Ok(outcomes)
+    }
+
+    /// The blocks' bytes in the order asked, `None` where not found. One round trip for each 8 MiB.
+    pub async fn get(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<Option<Vec<u8>>>> {
+        let block_bytes = self.block_bytes(namespace, group)?;
+        let per_call = (CALL_BYTES as u64 / block_bytes).max(1) as usize;
+        let mut found: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
+        let all: Vec<&[u8]> = hashes.iter().collect();
+        for part in all.chunks(per_call) {
+            let hash_bytes = hashes.hash_bytes() as u32;
+            let packed = part.concat();
+            let ask = async |mut to: Target| {
+                let hashes = packed.clone();
+                let Target { session, namespace, .. } = to;
+                to.rpc.get(proto::GetRequest { session, namespace, group, hash_bytes, hashes }).await
+            };
+            let reply: proto::GetReply = self.ask(namespace, ask).await?;
+            if reply.blocks.iter().any(|block| block.data.len() as u64 != block_bytes) {
+                return Err(malformed("a block came back with another size"));
+            }
+            found.extend(reply.blocks.into_iter().map(|block| (block.hash, block.data)));
+        }
+        Ok(all.into_iter().map(|hash| found.get(hash).cloned()).collect())
+    }
+
+    /// Which blocks are ready now. Nothing stays leased: a second round trip gives the lease back.
+    pub async fn lookup(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<bool>> {
+        let ask = async |mut to: Target| {
+            let keys = proto::GroupKeys {
+                group,
+                hash_bytes: hashes.hash_bytes() as u32,
+                hashes: hashes.clone().into_packed(),
+            };
+            let request =
+                proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
+            let reply = to.rpc.lookup(request).await?;
+            if reply.get_ref().lease != 0 {
+                let leases = vec![reply.get_ref().lease];
+                to.rpc.release(proto::ReleaseRequest { session: to.session, leases }).await?;
+            }
+            Ok(reply)
+        };
+        let reply: proto::LookupReply = self.ask(namespace, ask).await?;
+        let states = reply.groups.into_iter().next().map(|answer| answer.states).unwrap_or_default();
+        Ok((0..hashes.len()).map(|at| states.get(at) == Some(&1)).collect())
+    }
+
+    /// What the daemon holds. One round trip, no session.
+    pub async fn inspect(&mut self) -> Result<proto::InspectReply> {
+        self.ask_without_session(async |mut rpc: Rpc| rpc.inspect(proto::InspectRequest {}).await).await
+    }
+
+    /// Drops blocks; see the protocol. One round trip, no session.
+    pub async fn purge(&mut self, request: proto::PurgeRequest) -> Result<proto::PurgeReply> {
+        self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await
+    }
+
+    fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
+        let groups = &self.namespace(namespace)?.groups;
+        let found = groups.iter().find(|other| other.group == group);
+        found.map(|group| group.bytes).ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))
+    }
+
+    fn namespace(&self, handle: u32) -> Result<&Namespace> {
+        let found = self.namespaces.get(handle as usize);
+        found.ok_or_else(|| Error::invalid("there is no such namespace").with("namespace", handle))
+    }
+
+    async fn ask<R>(
+        &mut self,
+        namespace: u32,
+        ask: impl AsyncFn(Target) -> Result<Response<R>, Status>,
+    ) -> Result<R> {
+        self.namespace(namespace)?;
+        self.repeat(async |client: &mut Client| {
+            let target = client.target(namespace).await?;
+            ask(target).await.map(Response::into_inner).map_err(from_status)
+        })
+        .await
+    }
+
+    async fn ask_without_session<R>(
+        &mut self,
+        ask: impl AsyncFn(Rpc) -> Result<Response<R>, Status>,
+    ) -> Result<R> {
+        self.repeat(async |client: &mut Client| {
+            let rpc = client.connection().await?.rpc.clone();
+            ask(rpc).await.map(Response::into_inner).map_err(from_status)
+        })
+        .await
+    }
+
+    /// Runs a call, and once more if an older connection turned out to be dead.
+    async fn repeat<R>(&mut self, call: impl AsyncFn(&mut Client) -> Result<R>) -> Result<R> {
+        let was_connected = self.connection.is_some();
+        match self.attempt(&call).await {
+            Err(error) if was_connected && error.kind() == ErrorKind::Unavailable => self.attempt(&call).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn attempt<R>(&mut self, call: &impl AsyncFn(&mut Client) -> Result<R>) -> Result<R> {
+        let deadline = self.deadline;
+        let outcome = tokio::time::timeout(deadline, call(self)).await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
+                .with("deadline_seconds", deadline.as_secs_f64()))
+        });
+        if let Err(error) = &outcome
+            && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+        {
+            self.connection = None;
+        }
+        outcome
+    }
+
+    async fn connection(&mut self) -> Result<&mut Connection> {
+        if self.connection.is_none() {
+            let rpc = connect(&self.directory, self.deadline).await?;
+            self.connection = Some(Connection { rpc, session: None });
+        }
+        Ok(self.connection.as_mut().expect("it was just made"))
+    }
+
+    /// Opens the session and declares the namespace where this connection has not done so yet.
+    async fn target(&mut self, handle: u32) -> Result<Target> {
+        let request = proto::OpenNamespaceRequest {
+            session: 0,
+            fields: self.namespace(handle)?.fields.clone().into_iter().collect(),
+            groups: self.namespace(handle)?.groups.iter().map(group_message).collect(),
+        };
+        let engine_id = self.engine_id.clone();
+        let Connection { rpc, session } = self.connection().await?;
+        if session.is_none() {
+            *session = Some(open_session(rpc, engine_id).await?);
+        }
+        let session = session.as_mut().expect("it was just opened");
+        if !session.names.contains_key(&handle) {
+            let request = proto::OpenNamespaceRequest { session: session.id, ..request };
+            let reply = rpc.open_namespace(request).await.map_err(from_status)?;
+            session.names.insert(handle, reply.into_inner().namespace);
+        }
+        Ok(Target { rpc: rpc.clone(), session: session.id, namespace: session.names[&handle] })
+    }
+}
+
+async fn open_session(rpc: &mut Rpc, engine_id: String) -> Result<Session> {
+    let request = proto::OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..Default::default() };
+    let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
+    match events.message().await.map_err(from_status)?.and_then(|event| event.event) {
+        Some(proto::session_event::Event::Welcome(welcome)) => {
+            Ok(Session { id: welcome.session, names: HashMap::new(), _events: events })
+        }
+        _ => Err(malformed("the session did not begin with a welcome")),
+    }
+}
+
+fn group_message(group: &GroupBytes) -> proto::Group {
+    proto::Group {
+        group: group.group,
+        attention: proto::Attention::Full as i32,
+        // A plain client knows no tokens; the daemon asks for at least one.
+        tokens_per_block: 1,
+        is_replicated: false,
+        rank_bytes: vec![group.bytes],
+    }
+}
+
+/// Runs of blocks of up to `CALL_BYTES` together, at least one block each.
+fn split_by_bytes(blocks: Vec<proto::Block>) -> Vec<Vec<proto::Block>> {
+    let (mut runs, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
+    for block in blocks {
+        let size = block.data.len();
+        match runs.last_mut() {
+            Some(run) if bytes + size <= CALL_BYTES => {
+                bytes += size;
+                run.push(block);
+            }
+            _ => {
+                bytes = size;
+                runs.push(vec![block]);
+            }
+        }
+    }
+    runs
+}
+
+fn fits_a_message(block_bytes: u64) -> bool {
+    block_bytes > 0 && block_bytes + OVERHEAD_BYTES <= MAX_MESSAGE_BYTES as u64
+}
+
+fn malformed(message: &str) -> Error {
+    Error::new(ErrorKind::Io, message).hint("the daemon and this client may be of different versions")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(bytes: usize) -> proto::Block {
+        proto::Block { hash: vec![1], data: vec![0; bytes] }
+    }
+
+    #[test]
+    fn calls_carry_as_many_blocks_as_fit_and_at_least_one() {
+        let third = CALL_BYTES / 3;
+        let sizes = [third, third, third, third, CALL_BYTES + 1, 1, 1];
+        let runs = split_by_bytes(sizes.into_iter().map(block).collect());
+        assert_eq!(runs.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1, 1, 2]);
+        assert!(split_by_bytes(Vec::new()).is_empty());
+    }
+}

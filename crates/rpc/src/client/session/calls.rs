@@ -1,0 +1,288 @@
+//! What runs while a connection lasts, side by side on one thread: the session's events, the namespace, lookups,
+//! deliveries, the stock.
+//!
+//! Holds true: all of it ends with the connection, so no reply of one connection is applied during another.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_core::{Error, ErrorKind, Result};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tonic::{Response, Status, Streaming};
+
+use super::outbox::Batch;
+use super::stock::Refill;
+use super::ticket::Lookup;
+use super::{Shared, limits};
+use crate::client::{Backoff, Rpc};
+use crate::proto::{self, CommitOutcome, Held, session_event::Event};
+use crate::{from_status, is_transport};
+
+/// A session on its connection.
+pub(super) struct Open {
+    pub rpc: Rpc,
+    pub session: u64,
+    pub events: Streaming<proto::SessionEvent>,
+}
+
+/// Serves until the connection ends or the engine closes; `Err` says why it ended.
+pub(super) async fn serve(shared: &Arc<Shared>, open: Open, lookups: &mut mpsc::Receiver<Lookup>) -> Result<()> {
+    let Open { rpc, session, events } = open;
+    tokio::select! {
+        error = follow(shared, events) => Err(error),
+        () = broken(shared) => Err(Error::new(ErrorKind::Timeout, "the daemon does not answer")),
+        never = name(shared, rpc.clone(), session) => match never {},
+        never = deliver(shared, rpc.clone(), session) => match never {},
+        never = refill(shared, rpc.clone(), session) => match never {},
+        never = look_up(shared, rpc, session, lookups) => match never {},
+        () = closed_and_drained(shared) => Ok(()),
+    }
+}
+
+/// Applies the daemon's events; returns why there are no more.
+async fn follow(shared: &Shared, mut events: Streaming<proto::SessionEvent>) -> Error {
+    loop {
+        match events.message().await {
+            Ok(Some(event)) => apply(shared, event.event),
+            Ok(None) => return Error::new(ErrorKind::Unavailable, "the daemon ended the session"),
+            Err(status) => return from_status(status),
+        }
+    }
+}
+
+fn apply(shared: &Shared, event: Option<Event>) {
+    let mut ledger = shared.ledger();
+    match event {
+        Some(Event::Attached(_)) => ledger.link.attached(),
+        Some(Event::Detached(_)) => ledger.link.detached(),
+        Some(Event::Draining(_)) => ledger.link.draining(),
+        // A second welcome means nothing, and an event of a newer daemon is not for us.
+        Some(Event::Welcome(_)) | None => return,
+    }
+    drop(ledger);
+    shared.wake_all();
+}
+
+/// Keeps the wanted namespace declared.
+async fn name(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
+    let mut backoff = Backoff::new();
+    loop {
+        let Some((epoch, namespace)) = shared.ledger().link.to_name() else {
+            backoff.reset();
+            shared.wake_name.notified().await;
+            continue;
+        };
+        let fields = namespace.fields.clone().into_iter().collect();
+        let request = proto::OpenNamespaceRequest { session, fields, groups: namespace.groups.clone() };
+        match watched(shared, rpc.open_namespace(request), || ()).await {
+            Ok(reply) => {
+                shared.ledger().link.named(epoch, reply.namespace);
+                shared.wake_all();
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
+                tracing::warn!(%error, hint = error.hint_text(), "the daemon refused the namespace");
+                shared.ledger().link.refused(Some(epoch), &error);
+            }
+            Err(error) => {
+                shared.ledger().link.troubled(&error);
+                pause(backoff.pause(), shared.wake_name.notified()).await;
+            }
+        }
+    }
+}
+
+/// Sends what is queued, one batch at a time.
+async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
+    let mut backoff = Backoff::new();
+    loop {
+        let next = shared.ledger().next_batch();
+        let Some((batch, namespace)) = next else {
+            shared.drained.notify_one();
+            shared.wake_deliver.notified().await;
+            continue;
+        };
+        let mut sending = Sending { shared, batch: Some(batch) };
+        match sending.send(&mut rpc, session, namespace).await {
+            Ok(outcomes) => {
+                sending.batch = None;
+                shared.ledger().delivered(outcomes.into_iter());
+                backoff.reset();
+            }
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                tracing::warn!(%error, "the daemon refused what was to be committed, aborted or released");
+                sending.batch.take().into_iter().for_each(|batch| shared.ledger().refused(batch));
+            }
+            Err(_) => {
+                drop(sending);
+                tokio::time::sleep(backoff.pause()).await;
+            }
+        }
+    }
+}
+
+/// A batch on its way; back in the queue if it is dropped unacknowledged.
+struct Sending<'a> {
+    shared: &'a Shared,
+    batch: Option<Batch>,
+}
+
+impl Sending<'_> {
+    async fn send(&mut self, rpc: &mut Rpc, session: u64, namespace: u32) -> Result<Vec<CommitOutcome>> {
+        match self.batch.as_ref().expect("it is taken when done") {
+            Batch::Commits(commits) => {
+                let groups = commits.iter().map(|commit| commit.message()).collect();
+                let call = rpc.commit(proto::CommitRequest { session, namespace, groups });
+                let reply = watched(self.shared, call, || ()).await?;
+                let expected: usize = commits.iter().map(|commit| commit.slots.len()).sum();
+                match reply.outcomes.len() {
+                    count if count == expected => Ok(reply.outcomes().collect()),
+                    count => Err(Error::invalid("a commit was answered with another number of outcomes")
+                        .with("outcomes", count)
+                        .with("blocks", expected)),
+                }
+            }
+            Batch::Aborts(slots) => {
+                let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone() });
+                watched(self.shared, call, || ()).await.map(|_| Vec::new())
+            }
+            Batch::Releases(leases) => {
+                let call = rpc.release(proto::ReleaseRequest { session, leases: leases.clone() });
+                watched(self.shared, call, || ()).await.map(|_| Vec::new())
+            }
+        }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.shared.ledger().undelivered(batch);
+        }
+    }
+}
+
+/// Keeps the stock.
+async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
+    loop {
+        let (refill, epoch, namespace) = shared.ledger().refill(Instant::now());
+        shared.wake_deliver.notify_one();
+        match refill {
+            Refill::Reserve { group, count } => {
+                let request = proto::ReserveRequest { session, namespace, group, count: count as u32 };
+                let reply = watched(shared, rpc.reserve(request), || ()).await;
+                let slots = reply.ok().map(|reply| {
+                    let pairs = reply.slots.into_iter().zip(reply.generations);
+                    pairs.map(|(slot, generation)| Held { slot, generation }).collect()
+                });
+                shared.ledger().stocked(epoch, group, count, slots, Instant::now());
+            }
+            Refill::Wait(None) => shared.wake_stock.notified().await,
+            Refill::Wait(Some(until)) => {
+                pause(until.saturating_duration_since(Instant::now()), shared.wake_stock.notified()).await
+            }
+        }
+    }
+}
+
+/// Asks for all that the engine asks, side by side.
+async fn look_up(
+    shared: &Arc<Shared>,
+    rpc: Rpc,
+    session: u64,
+    lookups: &mut mpsc::Receiver<Lookup>,
+) -> std::convert::Infallible {
+    let mut calls = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(lookup) = lookups.recv() => drop(calls.spawn(ask(shared.clone(), rpc.clone(), session, lookup))),
+            Some(_) = calls.join_next() => (),
+            // The engine is gone: `closing` will end this.
+            else => std::future::pending().await,
+        }
+    }
+}
+
+async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup) {
+    let Some(request) = lookup.request(session) else { return };
+    if let Ok(reply) = watched(&shared, rpc.lookup(request), || lookup.give_up()).await {
+        lookup.answer(reply);
+    }
+}
+
+/// Awaits a call. Past the deadline it counts as failed and `late` is called, but its answer is still waited
+/// for: the daemon may have given away a lease or slots with it.
+async fn watched<T>(
+    shared: &Shared,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+    late: impl FnOnce(),
+) -> Result<T> {
+    let mut call = std::pin::pin!(call);
+    let deadline = shared.config.deadline;
+    let (outcome, is_late) = match tokio::time::timeout(deadline, &mut call).await {
+        Ok(outcome) => (outcome, false),
+        Err(_) => {
+            late();
+            let error = Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
+                .with("deadline_seconds", deadline.as_secs_f64());
+            fail(shared, &error);
+            match tokio::time::timeout(deadline * limits::LATE_FACTOR, &mut call).await {
+                Ok(outcome) => (outcome, true),
+                Err(_) => {
+                    shared.break_off();
+                    return Err(error);
+                }
+            }
+        }
+    };
+    match outcome {
+        Ok(response) => {
+            if !is_late {
+                shared.ledger().link.succeeded();
+            }
+            Ok(response.into_inner())
+        }
+        Err(status) => {
+            let (is_transport, error) = (is_transport(&status), from_status(status));
+            if is_transport {
+                fail(shared, &error);
+            }
+            if error.kind() == ErrorKind::NotFound {
+                // The daemon does not know the session any more.
+                shared.break_off();
+            }
+            Err(error)
+        }
+    }
+}
+
+fn fail(shared: &Shared, error: &Error) {
+    let mut ledger = shared.ledger();
+    ledger.link.troubled(error);
+    if ledger.link.failed(shared.config.breaker_failures) {
+        tracing::warn!(%error, "the daemon is not asked until it was reached again");
+        shared.broken.notify_one();
+    }
+}
+
+async fn broken(shared: &Shared) {
+    while !shared.ledger().link.is_broken() {
+        shared.broken.notified().await;
+    }
+}
+
+async fn closed_and_drained(shared: &Shared) {
+    shared.closing().await;
+    let drained = async {
+        while !shared.ledger().is_drained() {
+            shared.drained.notified().await;
+        }
+    };
+    // Half of what `close` waits: the rest is for ending the connection.
+    let _ = tokio::time::timeout(shared.config.deadline / 2, drained).await;
+}
+
+/// Until the time is over or something happens.
+async fn pause(time: std::time::Duration, wake: impl Future<Output = ()>) {
+    let _ = tokio::time::timeout(time, wake).await;
+}

@@ -1,0 +1,284 @@
+//! What the daemon has yet to be told: commits, aborts and releases.
+//!
+//! Holds true: each kind is delivered in its own order, a commit's parent before its children, and is kept until
+//! the daemon acknowledged it. A batch that was not acknowledged goes back to the front; all three calls can be
+//! repeated without harm. Aborts and releases come only from slots and leases that were held, so limits on
+//! those bound them.
+
+use std::collections::{HashSet, VecDeque};
+
+use super::limits::COMMIT_BLOCKS;
+use crate::proto::{self, Held};
+use crate::{Hashes, pack};
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Outbox {
+    commits: VecDeque<Commit>,
+    aborts: VecDeque<Held>,
+    releases: VecDeque<u64>,
+    /// Blocks and leases of the batch on its way.
+    in_flight: usize,
+}
+
+/// A run of blocks, each the next one's predecessor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Commit {
+    /// Of the namespace the slots were reserved for.
+    pub epoch: u64,
+    pub group: u32,
+    /// Empty at the start of a prompt.
+    pub predecessor: Vec<u8>,
+    pub hashes: Hashes,
+    pub slots: Vec<Held>,
+}
+
+/// What one call carries.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Batch {
+    Commits(Vec<Commit>),
+    Aborts(Vec<Held>),
+    Releases(Vec<u64>),
+}
+
+impl Outbox {
+    pub fn commit(&mut self, commit: Commit) {
+        if !commit.slots.is_empty() {
+            self.commits.push_back(commit);
+        }
+    }
+
+    pub fn abort(&mut self, slots: impl IntoIterator<Item = Held>) {
+        self.aborts.extend(slots);
+    }
+
+    pub fn release(&mut self, lease: u64) {
+        self.releases.push_back(lease);
+    }
+
+    /// Blocks and leases not yet acknowledged.
+    pub fn len(&self) -> usize {
+        self.commit_blocks() + self.aborts.len() + self.releases.len() + self.in_flight
+    }
+
+    /// Blocks whose commit or abort is queued or on its way.
+    pub fn blocks(&self) -> usize {
+        self.commit_blocks() + self.aborts.len() + self.in_flight
+    }
+
+    /// The next batch; commits only where the namespace has been declared.
+    pub fn next(&mut self, is_named: bool) -> Option<Batch> {
+        let batch = if is_named && !self.commits.is_empty() {
+            Batch::Commits(self.next_commits())
+        } else if !self.aborts.is_empty() {
+            Batch::Aborts(std::mem::take(&mut self.aborts).into())
+        } else if !self.releases.is_empty() {
+            Batch::Releases(std::mem::take(&mut self.releases).into())
+        } else {
+            return None;
+        };
+        self.in_flight = batch.len();
+        Some(batch)
+    }
+
+    /// The batch was acknowledged, or will not be sent again.
+    pub fn done(&mut self) {
+        self.in_flight = 0;
+    }
+
+    /// The batch was not acknowledged.
+    pub fn put_back(&mut self, batch: Batch) {
+        self.in_flight = 0;
+        match batch {
+            Batch::Commits(commits) => commits.into_iter().rev().for_each(|commit| self.commits.push_front(commit)),
+            Batch::Aborts(slots) => slots.into_iter().rev().for_each(|slot| self.aborts.push_front(slot)),
+            Batch::Releases(leases) => leases.into_iter().rev().for_each(|lease| self.releases.push_front(lease)),
+        }
+    }
+
+    /// Takes out the commits of other epochs; their slots are to be aborted.
+    pub fn leave(&mut self, epoch: u64) -> Vec<Held> {
+        let (stay, leave): (Vec<_>, Vec<_>) = self.commits.drain(..).partition(|commit| commit.epoch == epoch);
+        self.commits = stay.into();
+        leave.into_iter().flat_map(|commit| commit.slots).collect()
+    }
+
+    /// The slots of queued commits, which are still the engine's.
+    pub fn commit_slots(&self) -> impl Iterator<Item = Held> {
+        self.commits.iter().flat_map(|commit| commit.slots.iter().copied())
+    }
+
+    /// What the daemon frees by itself on a reconnect, because it is not declared.
+    pub fn forget_aborts_and_releases(&mut self) {
+        self.aborts.clear();
+        self.releases.clear();
+    }
+
+    /// These slots are no longer the engine's; `None` means all. How many blocks of commits went with them.
+    pub fn lost(&mut self, lost: Option<&HashSet<Held>>) -> usize {
+        let before = self.commit_blocks();
+        let is_kept = |slot: &Held| lost.is_some_and(|lost| !lost.contains(slot));
+        self.commits = self.commits.drain(..).flat_map(|commit| commit.only(is_kept)).collect();
+        self.aborts.retain(is_kept);
+        before - self.commit_blocks()
+    }
+
+    fn commit_blocks(&self) -> usize {
+        self.commits.iter().map(|commit| commit.slots.len()).sum()
+    }
+
+    /// As many as one call may carry; a commit is never split, so that a long one travels alone.
+    fn next_commits(&mut self) -> Vec<Commit> {
+        let mut blocks = 0;
+        let fits = |commit: &&Commit| {
+            blocks += commit.slots.len();
+            blocks <= COMMIT_BLOCKS
+        };
+        let count = self.commits.iter().take_while(fits).count().max(1);
+        self.commits.drain(..count).collect()
+    }
+}
+
+impl Batch {
+    pub fn len(&self) -> usize {
+        match self {
+            Batch::Commits(commits) => commits.iter().map(|commit| commit.slots.len()).sum(),
+            Batch::Aborts(slots) => slots.len(),
+            Batch::Releases(leases) => leases.len(),
+        }
+    }
+}
+
+impl Commit {
+    /// The runs that are left when some blocks drop out. A run that begins behind a gap still names the block
+    /// before it: the daemon refuses it if that one is not there.
+    pub fn only(self, is_kept: impl Fn(&Held) -> bool) -> Vec<Commit> {
+        if self.slots.iter().all(&is_kept) {
+            return vec![self];
+        }
+        let (mut runs, mut run): (Vec<Commit>, Vec<(&[u8], Held)>) = (Vec::new(), Vec::new());
+        let mut predecessor: &[u8] = &self.predecessor;
+        let mut close = |run: &mut Vec<(&[u8], Held)>, predecessor: &[u8]| {
+            if !run.is_empty() {
+                let hashes = pack(run.iter().map(|(hash, _)| *hash)).unwrap_or_default();
+                let slots = run.drain(..).map(|(_, slot)| slot).collect();
+                runs.push(Commit { hashes, slots, predecessor: predecessor.to_vec(), ..self.head() });
+            }
+        };
+        for (hash, slot) in self.hashes.iter().zip(&self.slots) {
+            if is_kept(slot) {
+                run.push((hash, *slot));
+            } else {
+                close(&mut run, predecessor);
+                predecessor = hash;
+            }
+        }
+        close(&mut run, predecessor);
+        runs
+    }
+
+    pub fn message(&self) -> proto::GroupBlocks {
+        proto::GroupBlocks {
+            group: self.group,
+            hash_bytes: self.hashes.hash_bytes() as u32,
+            hashes: self.hashes.clone().into_packed(),
+            predecessor: self.predecessor.clone(),
+            slots: self.slots.iter().map(|held| held.slot).collect(),
+            generations: self.slots.iter().map(|held| held.generation).collect(),
+        }
+    }
+
+    fn head(&self) -> Commit {
+        let (epoch, group) = (self.epoch, self.group);
+        Commit { epoch, group, predecessor: Vec::new(), hashes: Hashes::default(), slots: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(slot: u32) -> Held {
+        Held { slot, generation: 1 }
+    }
+
+    /// Blocks named by their slot's number.
+    fn commit(epoch: u64, predecessor: &[u8], slots: &[u8]) -> Commit {
+        Commit {
+            epoch,
+            group: 3,
+            predecessor: predecessor.to_vec(),
+            hashes: pack(slots.iter().map(std::slice::from_ref)).unwrap(),
+            slots: slots.iter().map(|slot| held(u32::from(*slot))).collect(),
+        }
+    }
+
+    #[test]
+    fn a_commit_with_gaps_becomes_runs_that_name_the_block_before_them() {
+        let whole = commit(1, b"p", &[1, 2, 3, 4, 5, 6]);
+        let runs = whole.clone().only(|slot| ![1, 4, 5].contains(&slot.slot));
+        assert_eq!(runs, [commit(1, &[1], &[2, 3]), commit(1, &[5], &[6])]);
+        assert_eq!(whole.clone().only(|slot| slot.slot != 6), [commit(1, b"p", &[1, 2, 3, 4, 5])]);
+        assert_eq!(whole.clone().only(|_| true), [whole.clone()]);
+        assert_eq!(whole.only(|_| false), []);
+    }
+
+    #[test]
+    fn a_batch_that_was_not_acknowledged_comes_again_first() {
+        let mut outbox = Outbox::default();
+        outbox.commit(commit(1, b"", &[1, 2]));
+        outbox.commit(commit(1, b"", &[3]));
+        let batch = outbox.next(true).unwrap();
+        outbox.commit(commit(1, b"", &[4]));
+        assert_eq!(outbox.len(), 4);
+        outbox.put_back(batch);
+        let all = [commit(1, b"", &[1, 2]), commit(1, b"", &[3]), commit(1, b"", &[4])];
+        assert_eq!(outbox.next(true), Some(Batch::Commits(all.to_vec())));
+        outbox.done();
+        assert_eq!((outbox.len(), outbox.next(true)), (0, None));
+    }
+
+    #[test]
+    fn commits_wait_for_the_namespace_and_the_rest_does_not() {
+        let mut outbox = Outbox::default();
+        outbox.commit(commit(1, b"", &[1]));
+        outbox.abort([held(2), held(3)]);
+        outbox.release(7);
+        assert_eq!(outbox.next(false), Some(Batch::Aborts(vec![held(2), held(3)])));
+        assert_eq!(outbox.next(false), Some(Batch::Releases(vec![7])));
+        assert_eq!(outbox.next(false), None);
+        assert!(matches!(outbox.next(true), Some(Batch::Commits(_))));
+    }
+
+    #[test]
+    fn a_call_carries_whole_commits_up_to_its_limit() {
+        let mut outbox = Outbox::default();
+        let hash = [7; 32];
+        for blocks in [COMMIT_BLOCKS - 1, 1, 1, COMMIT_BLOCKS + 5] {
+            let hashes = pack(std::iter::repeat_n(hash.as_slice(), blocks)).unwrap();
+            outbox.commit(Commit { hashes, slots: vec![held(1); blocks], ..commit(1, b"", &[]) });
+        }
+        let sizes = std::iter::from_fn(|| outbox.next(true).map(|batch| batch.len()));
+        assert_eq!(sizes.collect::<Vec<_>>(), [COMMIT_BLOCKS, 1, COMMIT_BLOCKS + 5]);
+    }
+
+    #[test]
+    fn leaving_a_namespace_takes_its_commits_out() {
+        let mut outbox = Outbox::default();
+        outbox.commit(commit(1, b"", &[1, 2]));
+        outbox.commit(commit(2, b"", &[3]));
+        assert_eq!(outbox.leave(2), [held(1), held(2)]);
+        assert_eq!(outbox.commit_slots().collect::<Vec<_>>(), [held(3)]);
+    }
+
+    #[test]
+    fn lost_slots_drop_out_of_what_is_queued() {
+        let mut outbox = Outbox::default();
+        outbox.commit(commit(1, b"", &[1, 2, 3]));
+        outbox.abort([held(2), held(9)]);
+        assert_eq!(outbox.lost(Some(&HashSet::from([held(2)]))), 1);
+        assert_eq!(outbox.commit_slots().collect::<Vec<_>>(), [held(1), held(3)]);
+        assert_eq!(outbox.lost(None), 2);
+        assert_eq!(outbox.next(true), None);
+    }
+}

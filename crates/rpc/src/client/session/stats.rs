@@ -1,0 +1,57 @@
+//! What a session counts.
+
+/// Counters since the start, and how things stand now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub lookups: u64,
+    /// Answered as misses because the daemon could not be asked.
+    pub lookup_failures: u64,
+    /// Answers that came after the deadline, or for a ticket that was dropped; their leases were given back.
+    pub lookups_late: u64,
+    pub stored: u64,
+    pub duplicate: u64,
+    pub orphan: u64,
+    pub incomplete: u64,
+    /// Committed blocks whose slot was no longer this engine's.
+    pub lost: u64,
+    /// Commits that became aborts: refused by the daemon, or of a namespace that was left.
+    pub commits_dropped: u64,
+    /// Slots asked for that the stock did not have.
+    pub reserve_short: u64,
+    /// Times a connection followed an earlier one.
+    pub reconnects: u64,
+    /// Now: slots reserved ahead.
+    pub reserved_stock: u64,
+    /// Now: tickets that hold a lease.
+    pub leases_held: u64,
+    /// Now: slots with the engine or in queued commits.
+    pub reservations_held: u64,
+    /// Now: blocks and leases that wait for delivery.
+    pub queued: u64,
+    /// Now: 1 while lookups miss without asking because calls failed in a row.
+    pub breaker_open: u64,
+}
+
+impl Stats {
+    /// By name, in the order above.
+    pub fn entries(&self) -> [(&'static str, u64); 16] {
+        [
+            ("lookups", self.lookups),
+            ("lookup_failures", self.lookup_failures),
+            ("lookups_late", self.lookups_late),
+            ("stored", self.stored),
+            ("duplicate", self.duplicate),
+            ("orphan", self.orphan),
+            ("incomplete", self.incomplete),
+            ("lost", self.lost),
+            ("commits_dropped", self.commits_dropped),
+            ("reserve_short", self.reserve_short),
+            ("reconnects", self.reconnects),
+            ("reserved_stock", self.reserved_stock),
+            ("leases_held", self.leases_held),
+            ("reservations_held", self.reservations_held),
+            ("queued", self.queued),
+            ("breaker_open", self.breaker_open),
+        ]
+    }
+}

@@ -1,0 +1,268 @@
+//! Slots reserved ahead, and slots in the engine's hands.
+//!
+//! Holds true: a slot is in the stock, in the engine's hands, or in the outbox, never in two of them. The stock
+//! of a group is refilled when it falls below half, with a pause after the daemon gave less than asked; an idle
+//! engine's stock shrinks to a few slots, so that it does not keep memory from others.
+//!
+//! Slots of a pool that is gone stay *void* until the engine is done with them: another pool may hand out the
+//! same number and generation, and a late commit must not name somebody else's block.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::limits::{IDLE, IDLE_STOCK, RESERVED_BLOCKS};
+use crate::proto::Held;
+
+/// Pauses after the daemon gave less than asked: a full pool drains as fast as engines finish loads.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// See the module's head.
+pub(super) struct Reservations {
+    stock_blocks: usize,
+    stocks: BTreeMap<u32, Stock>,
+    /// With the engine: slot to the epoch of the namespace it was reserved for.
+    taken: HashMap<Held, u64>,
+    void: HashSet<Held>,
+    last_use: Instant,
+}
+
+#[derive(Default)]
+struct Stock {
+    free: VecDeque<Held>,
+    pause: Duration,
+    paused_until: Option<Instant>,
+}
+
+/// What to do for the stock.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refill {
+    Reserve {
+        group: u32,
+        count: usize,
+    },
+    /// Look again then, or when something is used.
+    Wait(Option<Instant>),
+}
+
+/// What a slot that the engine gives back is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Returned {
+    /// Its own, of this epoch.
+    Taken(u64),
+    /// Lost with its pool, or never handed out.
+    Unknown,
+}
+
+impl Reservations {
+    pub fn new(stock_blocks: usize, now: Instant) -> Reservations {
+        Reservations {
+            stock_blocks,
+            stocks: BTreeMap::new(),
+            taken: HashMap::new(),
+            void: HashSet::new(),
+            last_use: now,
+        }
+    }
+
+    pub fn in_stock(&self) -> usize {
+        self.stocks.values().map(|stock| stock.free.len()).sum()
+    }
+
+    pub fn taken(&self) -> usize {
+        self.taken.len()
+    }
+
+    pub fn taken_slots(&self) -> impl Iterator<Item = Held> {
+        self.taken.keys().copied()
+    }
+
+    /// The engine works: its stock is kept full for a while.
+    pub fn used(&mut self, now: Instant) {
+        self.last_use = now;
+    }
+
+    /// The groups that are reserved for; what was in stock comes back to be aborted.
+    pub fn set_groups(&mut self, groups: impl IntoIterator<Item = u32>) -> Vec<Held> {
+        let stocks = groups.into_iter().map(|group| (group, Stock::default())).collect();
+        let old = std::mem::replace(&mut self.stocks, stocks);
+        old.into_values().flat_map(|stock| stock.free).collect()
+    }
+
+    /// Hands out up to `count` slots of `group`; `queued` are already on their way back.
+    pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64) -> Vec<Held> {
+        let room = RESERVED_BLOCKS.saturating_sub(self.taken.len() + self.void.len() + queued);
+        let Some(stock) = self.stocks.get_mut(&group) else { return Vec::new() };
+        let count = count.min(stock.free.len()).min(room);
+        let slots: Vec<Held> = stock.free.drain(..count).collect();
+        self.taken.extend(slots.iter().map(|slot| (*slot, epoch)));
+        slots
+    }
+
+    /// The engine is done with a slot.
+    pub fn give_back(&mut self, slot: Held) -> Returned {
+        self.void.remove(&slot);
+        self.taken.remove(&slot).map_or(Returned::Unknown, Returned::Taken)
+    }
+
+    /// The daemon reserved `slots` of the `asked` for. Those that cannot be used come back to be aborted.
+    pub fn stocked(&mut self, group: u32, slots: Vec<Held>, asked: usize, now: Instant) -> Vec<Held> {
+        let (void, taken) = (&self.void, &self.taken);
+        let is_usable = |slot: &Held| !void.contains(slot) && !taken.contains_key(slot);
+        let (usable, unusable): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_usable);
+        let Some(stock) = self.stocks.get_mut(&group) else { return [usable, unusable].concat() };
+        stock.rest(usable.len() >= asked, now);
+        stock.free.extend(usable);
+        unusable
+    }
+
+    /// The daemon could not be asked.
+    pub fn not_stocked(&mut self, group: u32, now: Instant) {
+        if let Some(stock) = self.stocks.get_mut(&group) {
+            stock.rest(false, now);
+        }
+    }
+
+    /// What to do now; what is too much comes back to be aborted.
+    pub fn refill(&mut self, now: Instant) -> (Refill, Vec<Held>) {
+        let idle_at = self.last_use + IDLE;
+        let target = if now < idle_at { self.stock_blocks } else { self.stock_blocks.min(IDLE_STOCK) };
+        let mut surplus = Vec::new();
+        let mut wake = None;
+        for (group, stock) in &mut self.stocks {
+            surplus.extend(stock.free.drain(..stock.free.len().saturating_sub(target)));
+            if stock.free.len() * 2 < target {
+                match stock.paused_until.filter(|until| *until > now) {
+                    None => {
+                        let count = target - stock.free.len();
+                        return (Refill::Reserve { group: *group, count }, surplus);
+                    }
+                    Some(until) => wake = earliest(wake, until),
+                }
+            }
+            if stock.free.len() > IDLE_STOCK && now < idle_at {
+                wake = earliest(wake, idle_at);
+            }
+        }
+        (Refill::Wait(wake), surplus)
+    }
+
+    /// The connection ended: the daemon frees what is not declared, and the stock is not.
+    pub fn disconnected(&mut self) {
+        for stock in self.stocks.values_mut() {
+            *stock = Stock::default();
+        }
+    }
+
+    /// These slots are no longer the engine's; `None` means all.
+    pub fn lost(&mut self, lost: Option<&HashSet<Held>>) {
+        let is_lost = |slot: &Held| lost.is_none_or(|lost| lost.contains(slot));
+        let gone: Vec<Held> = self.taken.keys().copied().filter(is_lost).collect();
+        for slot in gone {
+            self.taken.remove(&slot);
+            self.void.insert(slot);
+        }
+    }
+}
+
+impl Stock {
+    fn rest(&mut self, was_enough: bool, now: Instant) {
+        if was_enough {
+            (self.pause, self.paused_until) = (Duration::ZERO, None);
+        } else {
+            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            self.paused_until = Some(now + self.pause);
+        }
+    }
+}
+
+fn earliest(wake: Option<Instant>, at: Instant) -> Option<Instant> {
+    Some(wake.map_or(at, |wake| wake.min(at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(slots: std::ops::Range<u32>) -> Vec<Held> {
+        slots.map(|slot| Held { slot, generation: 1 }).collect()
+    }
+
+    fn with_stock(slots: std::ops::Range<u32>, now: Instant) -> Reservations {
+        let mut reservations = Reservations::new(8, now);
+        reservations.set_groups([0]);
+        reservations.stocked(0, held(slots.clone()), slots.len(), now);
+        reservations
+    }
+
+    #[test]
+    fn the_stock_is_refilled_when_below_half() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..8, now);
+        reservations.take(0, 4, 0, 1);
+        assert!(matches!(reservations.refill(now).0, Refill::Wait(_)));
+        assert_eq!(reservations.take(0, 1, 0, 1), held(4..5));
+        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 5 });
+    }
+
+    #[test]
+    fn a_daemon_that_gives_less_is_asked_again_after_pauses_up_to_a_second() {
+        let mut now = Instant::now();
+        let mut reservations = with_stock(0..0, now);
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            reservations.used(now);
+            assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 8 });
+            reservations.stocked(0, Vec::new(), 8, now);
+            let Refill::Wait(Some(until)) = reservations.refill(now).0 else { panic!("no pause") };
+            pauses.push((until - now).as_millis());
+            now = until;
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+        reservations.stocked(0, held(0..8), 8, now);
+        reservations.used(now);
+        reservations.take(0, 8, 0, 1);
+        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 8 }, "the pause is over");
+    }
+
+    #[test]
+    fn an_idle_engine_keeps_a_few_slots_and_a_busy_one_fills_up_again() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..8, now);
+        assert_eq!(reservations.refill(now), (Refill::Wait(Some(now + IDLE)), Vec::new()));
+        let later = now + IDLE;
+        assert_eq!(reservations.refill(later), (Refill::Wait(None), held(0..4)));
+        assert_eq!(reservations.in_stock(), IDLE_STOCK);
+        reservations.used(later);
+        reservations.take(0, 1, 0, 1);
+        assert_eq!(reservations.refill(later).0, Refill::Reserve { group: 0, count: 5 });
+    }
+
+    #[test]
+    fn a_slot_of_a_lost_pool_is_not_handed_out_until_the_engine_is_done_with_it() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..2, now);
+        let old = reservations.take(0, 2, 0, 1);
+        reservations.disconnected();
+        reservations.lost(None);
+        assert_eq!(reservations.stocked(0, held(1..3), 2, now), held(1..2), "slot 1 is still in the engine's hands");
+        assert_eq!(reservations.take(0, 9, 0, 1), held(2..3));
+        assert_eq!(reservations.give_back(old[1]), Returned::Unknown);
+        assert_eq!(reservations.stocked(0, held(1..2), 1, now), []);
+    }
+
+    #[test]
+    fn slots_in_the_engine_s_hands_are_limited() {
+        let now = Instant::now();
+        let mut reservations = with_stock(0..RESERVED_BLOCKS as u32 + 10, now);
+        assert_eq!(reservations.take(0, RESERVED_BLOCKS, 6, 1).len(), RESERVED_BLOCKS - 6);
+        assert_eq!(reservations.take(0, 10, 6, 1).len(), 0);
+    }
+
+    #[test]
+    fn the_stock_of_groups_that_are_left_comes_back() {
+        let mut reservations = with_stock(0..3, Instant::now());
+        assert_eq!(reservations.set_groups([1]), held(0..3));
+        assert_eq!(reservations.take(0, 3, 0, 1), []);
+    }
+}

@@ -1,0 +1,114 @@
+//! The plain client against a daemon that fails on purpose (see `fake`).
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Fake, PATIENCE};
+use forebay_core::ErrorKind;
+use forebay_rpc::client::{Client, GroupBytes};
+use forebay_rpc::pack;
+use forebay_rpc::proto::{Block, CommitOutcome};
+
+const MIB: u64 = 1 << 20;
+
+fn client(fake: &Fake) -> Client {
+    Client::new(fake.directory(), "client-a", PATIENCE)
+}
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+async fn open(client: &mut Client, bytes: u64) -> u32 {
+    client.open_namespace([("model".into(), "a".into())], [GroupBytes { group: 3, bytes }]).await.unwrap()
+}
+
+fn blocks(count: u8, bytes: u64) -> Vec<Block> {
+    (0..count).map(|key| Block { hash: vec![key; 32], data: vec![key; bytes as usize] }).collect()
+}
+
+#[test]
+fn blocks_come_back_as_they_were_put_in_the_order_asked() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 100).await;
+        assert_eq!(client.put(namespace, 3, b"", blocks(2, 100)).await.unwrap(), [CommitOutcome::CommitStored; 2]);
+        let hashes = pack([[1; 32].as_slice(), &[9; 32], &[0; 32]]).unwrap();
+        let found = client.get(namespace, 3, &hashes).await.unwrap();
+        assert_eq!(found, [Some(vec![1; 100]), None, Some(vec![0; 100])]);
+        assert_eq!(client.lookup(namespace, 3, &hashes).await.unwrap(), [true; 3], "the fake has every key");
+        assert_eq!(fake.memory().released, [101], "a lookup leaves no lease");
+    });
+}
+
+#[test]
+fn what_is_too_much_for_one_message_travels_in_several() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 3 * MIB).await;
+        let outcomes = client.put(namespace, 3, &[77; 32], blocks(5, 3 * MIB)).await.unwrap();
+        assert_eq!(outcomes.len(), 5);
+        let hashes: Vec<[u8; 32]> = (0..5).map(|key| [key; 32]).collect();
+        let found = client.get(namespace, 3, &pack(hashes.iter().map(|hash| hash.as_slice())).unwrap()).await.unwrap();
+        assert!(found.iter().enumerate().all(|(key, block)| block.as_ref().unwrap()[0] == key as u8));
+        let memory = fake.memory();
+        assert_eq!(memory.puts.iter().map(|put| put.blocks.len()).collect::<Vec<_>>(), [2, 2, 1]);
+        let predecessors: Vec<u8> = memory.puts.iter().map(|put| put.predecessor[0]).collect();
+        assert_eq!(predecessors, [77, 1, 3], "each part names the block before it");
+        assert_eq!(memory.gets.len(), 3);
+    });
+}
+
+#[test]
+fn it_outlives_a_restart_of_the_daemon() {
+    let mut fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 10).await;
+        client.put(namespace, 3, b"", blocks(1, 10)).await.unwrap();
+        fake.kill();
+        let hashes = pack([[0; 32].as_slice()]).unwrap();
+        let error = client.get(namespace, 3, &hashes).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.hint_text().is_some());
+        fake.start();
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap(), [Some(vec![0; 10])]);
+        fake.kill();
+        fake.start();
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap().len(), 1, "a dead connection is found out");
+        assert_eq!(client.inspect().await.unwrap().pool_id, [1; 16]);
+    });
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_a_timeout_and_the_next_call_starts_afresh() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = Client::new(fake.directory(), "client-a", Duration::from_millis(200));
+        fake.hold(&["inspect"]);
+        assert_eq!(client.inspect().await.unwrap_err().kind(), ErrorKind::Timeout);
+        fake.resume();
+        assert!(client.inspect().await.is_ok());
+    });
+}
+
+#[test]
+fn mistakes_are_told_apart_from_faults() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 10).await;
+        assert_eq!(open(&mut client, 10).await, namespace, "the same descriptor is the same namespace");
+        let hashes = pack([[0; 32].as_slice()]).unwrap();
+        assert_eq!(client.get(namespace, 4, &hashes).await.unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(client.get(namespace + 1, 3, &hashes).await.unwrap_err().kind(), ErrorKind::Invalid);
+        let huge = client.open_namespace([("model".into(), "b".into())], [GroupBytes { group: 0, bytes: 16 * MIB }]);
+        assert_eq!(huge.await.unwrap_err().kind(), ErrorKind::Unsupported);
+        fake.memory().refuse_namespace = Some(ErrorKind::Invalid);
+        let refused = client.open_namespace([("model".into(), "c".into())], [GroupBytes { group: 0, bytes: 16 }]);
+        assert_eq!(refused.await.unwrap_err().to_string(), "the test says no");
+    });
+}

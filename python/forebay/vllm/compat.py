@@ -1,0 +1,274 @@
+"""All that depends on vLLM's version, judged by what is there and not by a version number.
+
+Holds true: the rest of the package touches vLLM only through its documented connector and offloading interfaces and through
+this file; `missing` names what an installed vLLM lacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from forebay.vllm.names import SPEC, SPEC_MODULE
+from forebay.vllm.stores import Shape
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.outputs import KVConnectorOutput
+
+SCHEDULER = KVConnectorRole.SCHEDULER
+
+# Slots in stock for one step's stores: 512 blocks of 16 tokens are a step of 8,192 tokens, vLLM's usual largest.
+MAX_STOCK_BLOCKS = 512
+
+Slots = TypeVar("Slots")
+
+
+# ---- registration and configuration --------------------------------------------------------------------------------
+
+
+def register(connector: str, connector_module: str, spec: str, spec_module: str) -> None:
+    """Tells vLLM's factories where the classes are. Idempotent; imports no class of ours."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+
+    for add, name, module in (
+        (KVConnectorFactory.register_connector, connector, connector_module),
+        (OffloadingSpecFactory.register_spec, spec, spec_module),
+    ):
+        try:
+            add(name, module, name)
+        except ValueError:  # registered before
+            pass
+
+
+def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> list[str]:
+    """Fills in what users need not write and takes out what cannot work; says what was taken out.
+
+    vLLM reads the spec's name in the front end, the scheduler and the workers, and the failure policy after the
+    scheduler's connector was made.
+    """
+    transfer = vllm_config.kv_transfer_config
+    assert transfer is not None
+    extra = transfer.kv_connector_extra_config
+    extra["spec_name"] = SPEC
+    extra["spec_module_path"] = SPEC_MODULE
+    transfer.kv_load_failure_policy = "recompute"
+    warnings = []
+    if extra.pop("canonical_layout", False):
+        warnings.append("`canonical_layout` is not supported and is ignored")
+    if kv_cache_config is not None and len(kv_cache_config.kv_cache_groups) > 1:
+        for key in ("blocks_per_chunk", "block_size"):
+            if extra.pop(key, None) is not None:
+                warnings.append(f"`{key}` needs a model with one kv cache group and is ignored")
+    return warnings
+
+
+def unsupported(vllm_config: VllmConfig) -> str | None:
+    """Why Forebay cannot serve this engine, None if it can."""
+    if absent := missing():
+        return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
+    parallel = vllm_config.parallel_config
+    hosts = getattr(parallel, "nnodes_within_dp", 1)
+    if hosts > 1:
+        return f"it spans {hosts} hosts, and each host's pool holds the slices of its own ranks alone"
+    if str(parallel.distributed_executor_backend).lower() == "ray" and parallel.world_size > _local_devices():
+        return "it has more ranks than this host has devices, so it spans hosts"
+    return None
+
+
+def _local_devices() -> int:
+    from vllm.platforms import current_platform
+
+    return int(current_platform.device_count())
+
+
+# ---- scheduler side ------------------------------------------------------------------------------------------------
+
+
+def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool) -> list[Shape]:
+    """The groups as vLLM's offloading scheduler sees them."""
+    return [
+        Shape(
+            group=group.group_idx,
+            is_full=group.sliding_window_size_in_chunks is None,
+            tokens_per_block=group.tokens_per_chunk,
+            hashes_per_block=group.hashes_per_chunk,
+            is_replicated=is_replicated,
+        )
+        for group in scheduler.config.kv_group_configs
+    ]
+
+
+def blocks_per_step(vllm_config: VllmConfig, shapes: Sequence[Shape]) -> int:
+    """Blocks of one group that a step can fill, as far as it is worth keeping slots for."""
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    return min(MAX_STOCK_BLOCKS, tokens // min(shape.tokens_per_block for shape in shapes) + 1)
+
+
+def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterator[tuple[int, Slots]]:
+    """Every job of a step, loads first, with the slots it reads or fills."""
+    assert isinstance(metadata, OffloadingConnectorMetadata)
+    for job_id, job in metadata.load_jobs.items():
+        assert isinstance(job.src_spec, kind)
+        yield job_id, job.src_spec
+    for job_id, job in metadata.store_jobs.items():
+        assert isinstance(job.dst_spec, kind)
+        yield job_id, job.dst_spec
+
+
+def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
+    """How many workers report each job in this step."""
+    metadata = connector_output.kv_connector_worker_meta
+    return metadata.completed_jobs if isinstance(metadata, OffloadingWorkerMetadata) else {}
+
+
+def may_load_from_host(context: ReqContext) -> bool:
+    """Whether the request's own options (`kv_load_tiers`) let it load from host memory."""
+    from vllm.v1.kv_offload.base import Locality, Medium
+
+    return context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
+
+
+def new_stats() -> OffloadingConnectorStats:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+    return OffloadingConnectorStats()
+
+
+# ---- metadata for the workers --------------------------------------------------------------------------------------
+
+
+@dataclass
+class LostLoads(OffloadingConnectorMetadata):
+    """A step without jobs, and the requests whose load will never come."""
+
+    requests: frozenset[str] = frozenset()
+
+
+def metadata_without_jobs(lost: frozenset[str]) -> OffloadingConnectorMetadata:
+    return LostLoads(load_jobs={}, store_jobs={}, jobs_to_flush=None, requests=lost)
+
+
+def lost_loads(metadata: KVConnectorMetadata | None) -> frozenset[str]:
+    return metadata.requests if isinstance(metadata, LostLoads) else frozenset()
+
+
+# ---- identity ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HashRoot:
+    """How this process names blocks."""
+
+    algorithm: str
+    digest: str  # of two chained blocks of fixed tokens
+    is_random: bool
+
+
+def hash_root(vllm_config: VllmConfig) -> HashRoot:
+    """Runs the engine's own hash with its current root. The engine core sets the root after the connector is made."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    hash_function = get_hash_fn_by_name(algorithm)
+    first = kv_cache_utils.hash_block_tokens(hash_function, None, range(16), (("cache_salt", "forebay"),))
+    second = kv_cache_utils.hash_block_tokens(hash_function, first, range(16, 32), None)
+    seed = os.environ.get("PYTHONHASHSEED") or getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
+    is_random = seed is None or bytes(hash_function(seed)) != kv_cache_utils.NONE_HASH
+    return HashRoot(algorithm, second.hex(), is_random)
+
+
+def device(vllm_config: VllmConfig) -> str:
+    """What decides how an attention backend orders a page's bytes, besides the layout's name."""
+    from vllm.platforms import current_platform
+
+    backend = getattr(vllm_config.attention_config.backend, "name", "auto")
+    if current_platform.is_cpu():
+        return f"cpu:{platform.machine()}:{_cpu_kernels(vllm_config)}:{backend}"
+    return f"{current_platform.device_type}:{current_platform.get_device_capability()}:{backend}"
+
+
+def _cpu_kernels(vllm_config: VllmConfig) -> str:
+    """The CPU attention's instruction set: some pack keys in an order of their own."""
+    try:
+        kernels = importlib.import_module("vllm.v1.attention.backends.cpu_attn")
+        model, cache = vllm_config.model_config, vllm_config.cache_config
+        return str(kernels._get_attn_isa(model.dtype, cache.block_size, model.get_head_size()))
+    except (ImportError, AttributeError):
+        return "unknown"
+
+
+def missing() -> list[str]:
+    """What Forebay needs and this vLLM does not have."""
+    return [what for what, is_there in _needs() if not is_there]
+
+
+def _needs() -> Iterator[tuple[str, bool]]:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+    from vllm.v1.kv_offload import base
+    from vllm.v1.outputs import KVConnectorOutput
+
+    for name in (
+        "get_transfer_results",
+        "get_finished",
+        "request_finished_all_groups",
+        "reset_cache",
+        "on_new_request",
+    ):
+        yield f"OffloadingConnector.{name}", callable(getattr(OffloadingConnector, name, None))
+    for name in ("lookup", "prepare_load", "prepare_store", "on_schedule_end", "get_load_source"):
+        yield f"OffloadingManager.{name}", callable(getattr(base.OffloadingManager, name, None))
+    for name in ("group_idx", "tokens_per_chunk", "hashes_per_chunk", "sliding_window_size_in_chunks"):
+        yield f"GroupOffloadConfig.{name}", name in scheduler.GroupOffloadConfig._fields
+    submit = inspect.signature(base.OffloadingWorker.submit_load).parameters
+    yield "OffloadingWorker.submit_load", list(submit)[:4] == ["self", "job_id", "src_spec", "dst_spec"]
+    yield "KVConnectorOutput.failed_recving", "failed_recving" in inspect.signature(KVConnectorOutput).parameters
+    fields = inspect.signature(OffloadingConnectorMetadata).parameters
+    yield "OffloadingConnectorMetadata.load_jobs", {"load_jobs", "store_jobs", "jobs_to_flush"} <= set(fields)
+    yield (
+        "OffloadingWorkerMetadata.completed_jobs",
+        "completed_jobs" in inspect.signature(OffloadingWorkerMetadata).parameters,
+    )
+
+
+__all__ = [
+    "SCHEDULER",
+    "CacheHitSource",
+    "HashRoot",
+    "KVConnectorTransferResults",
+    "blocks_per_step",
+    "complete",
+    "completed_jobs",
+    "device",
+    "group_shapes",
+    "hash_root",
+    "jobs_with_slots",
+    "lost_loads",
+    "may_load_from_host",
+    "metadata_without_jobs",
+    "missing",
+    "new_stats",
+    "register",
+    "unsupported",
+]

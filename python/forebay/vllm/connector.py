@@ -1,0 +1,237 @@
+"""`ForebayConnector`: vLLM's own offloading connector with Forebay behind it.
+
+Holds true: no hook raises; a request never waits in the scheduler past its lookup's deadline; a load that failed in any
+worker is computed instead. Where vLLM's part itself fails half-way through a step, its books can no longer be trusted:
+Forebay is off from then on, and loads that no worker has heard of are reported as failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from forebay.vllm import compat
+from forebay.vllm.guard import Breaker, guarded, logger, nothing
+from forebay.vllm.identity import Identity
+from forebay.vllm.manager import ForebayManager
+from forebay.vllm.session import open_session
+from forebay.vllm.settings import bounded_engine_id
+from forebay.vllm.timing import Timings, timed
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from forebay.vllm.worker import ForebayWorker
+
+# One lookup for the whole prompt, one for partial tails.
+LOOKUPS_PER_MATCH = 2
+
+
+class ForebayConnector(OffloadingConnector):
+    """One in the scheduler's process, one in each worker."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
+        self.breaker = Breaker()
+        self.timings = Timings()
+        self._unsent_loads: set[str] = set()  # requests whose load was accepted in this step
+        self._lost_loads: set[str] = set()  # requests whose load no worker will hear of
+        try:
+            warnings = compat.complete(vllm_config, kv_cache_config)
+            super().__init__(vllm_config, role, kv_cache_config)
+            if reason := compat.unsupported(vllm_config):
+                self.breaker.switch_off(reason)
+            elif role is compat.SCHEDULER:
+                self._open(vllm_config, kv_cache_config, warnings)
+        except Exception as error:  # noqa: BLE001 - no exception reaches the engine
+            logger.exception("forebay cannot work with this engine's configuration")
+            self.breaker.switch_off(f"{type(error).__name__}: {error}")
+
+    def _open(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, warnings: list[str]) -> None:
+        """Scheduler side: connects in the background, and works out with whom this engine may share."""
+        spec = self.manager.spec
+        for warning in warnings + spec.warnings:
+            logger.warning("forebay: %s", warning)
+        shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
+        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant)
+        stock = spec.settings.stock_blocks or compat.blocks_per_step(vllm_config, shapes)
+        engine_id = bounded_engine_id(spec.config.engine_id)
+        session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
+        self.timings = self.manager.timings
+        self.manager.open(session, shapes, identity, self.breaker)
+
+    @property
+    def manager(self) -> ForebayManager:
+        manager = self.scheduler.manager
+        assert isinstance(manager, ForebayManager)
+        return manager
+
+    # ---- scheduler side, in the order of a request -----------------------------------------------------------------
+
+    @timed
+    @guarded(nothing)
+    def on_new_request(self, request: Request) -> None:
+        self.manager.new_request(request)
+        super().on_new_request(request)
+
+    @timed
+    @guarded(lambda *_: (0, False))
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """(None, False), ask again in the next step, while the daemon's answer is on its way."""
+        for _ in range(LOOKUPS_PER_MATCH):
+            if not self.manager.is_answered(request):
+                return None, False
+            match = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            if not self.manager.asks_more(request):
+                break
+        self.manager.matched(request, match[0])
+        return match
+
+    @timed
+    @guarded(lambda self, request, blocks, num_external_tokens: self._lose(request, num_external_tokens))
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self._unsent_loads.add(request.request_id)
+        self.manager.placed(request)
+
+    @timed
+    @guarded(lambda *_: {})
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
+        return super().get_external_cache_hit_sources(request, num_external_tokens)
+
+    @guarded(lambda self, *_: self._metadata_when_off())
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = self._build_connector_meta(scheduler_output)
+        self.manager.step_ended()
+        return metadata
+
+    @timed
+    def _build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        self._unsent_loads.clear()
+        self.manager.submitted(metadata)
+        return metadata
+
+    @timed
+    @guarded(lambda self, *_: self._give_up())
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        super().update_connector_output(connector_output)
+        self.manager.reported(compat.completed_jobs(connector_output))
+        self.manager.load_failed(connector_output.failed_recving)
+
+    @timed
+    @guarded(lambda *_: (False, None))
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self.manager.ended(request.request_id)
+        return super().request_finished(request, block_ids)
+
+    @timed
+    @guarded(lambda *_: (False, None))
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self.manager.ended(request.request_id)
+        return super().request_finished_all_groups(request, block_ids)
+
+    @guarded(lambda *_: False)
+    def has_pending_push_work(self) -> bool:
+        return super().has_pending_push_work()
+
+    @timed
+    @guarded(lambda self: self._give_up() or True)
+    def reset_cache(self) -> bool | None:
+        return super().reset_cache()
+
+    @guarded(lambda *_: ())
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return list(super().take_events())
+
+    @guarded(nothing)
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return super().get_kv_connector_stats()
+
+    def _lose(self, request: Request, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self._unsent_loads.add(request.request_id)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Off for good: what the workers hear from now on is only which loads will never come."""
+        self._lost_loads |= self._unsent_loads
+        self._unsent_loads.clear()
+        if not self.breaker.is_off:
+            self.manager.drop_unsubmitted()
+            self.breaker.switch_off("vLLM's part of the connector failed, see above")
+
+    def _metadata_when_off(self) -> KVConnectorMetadata:
+        self._give_up()
+        lost, self._lost_loads = frozenset(self._lost_loads), set()
+        return compat.metadata_without_jobs(lost)
+
+    # ---- worker side, in the order of a step -----------------------------------------------------------------------
+
+    @guarded(lambda self, *_: self.breaker.switch_off("its kv cache cannot be registered, see above"))
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+
+    @guarded(nothing)
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        super().handle_preemptions(kv_connector_metadata)
+
+    @guarded(nothing)
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+
+    @guarded(nothing)
+    def wait_for_save(self) -> None:
+        super().wait_for_save()  # type: ignore[no-untyped-call]
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> compat.KVConnectorTransferResults:
+        """vLLM's worker asserts that every load succeeds: ours says so, and the failed ones are told apart here."""
+        results = self._transfer_results(finished_req_ids)
+        lost = compat.lost_loads(self._connector_metadata)
+        results.finished_recving |= lost
+        results.failed_recving |= lost
+        return results
+
+    @guarded(lambda *_: compat.KVConnectorTransferResults())
+    def _transfer_results(self, finished_req_ids: set[str]) -> compat.KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving |= self._worker.take_failed_loads() & results.finished_recving
+        return results
+
+    @guarded(nothing)
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        return super().build_connector_worker_meta()
+
+    @property
+    def _worker(self) -> ForebayWorker:
+        assert self.connector_worker is not None
+        return cast("ForebayWorker", self.connector_worker.worker)
+
+    # ---- both ------------------------------------------------------------------------------------------------------
+
+    @guarded(nothing)
+    def shutdown(self) -> None:
+        super().shutdown()
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics:
+        """Runs in the front end, where no connector was made that could have filled in the spec's name."""
+        compat.complete(vllm_config, None)
+        return super().build_prom_metrics(vllm_config, *args, **kwargs)

@@ -1,0 +1,171 @@
+"""One request's questions to the daemon, their answers, and the leases these bring.
+
+Holds true: a block that was said to be ready stays leased until `release`; a request is never made to wait past its
+deadline, after which what is ready counts and all else is a miss for good; nothing here waits longer than it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vllm.v1.kv_offload.base import LookupResult
+
+from forebay.vllm.session import Session, Ticket
+
+READY = 1
+PROMOTING = 2
+# While blocks are promoted their request is asked about again this often: a round trip costs far less than a promotion.
+ASK_AGAIN_SECONDS = 0.01
+
+Hash = bytes
+Key = bytes  # an offload key: block hash and group
+Groups = Sequence[tuple[int, Sequence[Hash]]]
+
+
+class Place(NamedTuple):
+    """Where a leased block lies: slot and generation, each four bytes."""
+
+    slot: bytes
+    generation: bytes
+
+
+class Lookup:
+    """The whole prompt is asked about at once; what vLLM asks for beyond that (partial tails) in a second batch."""
+
+    def __init__(self, session: Session, groups: Groups, mask: Callable[[Hash], Hash] | None, deadline: float):
+        self._session = session
+        self._mask = mask
+        self._deadline = deadline
+        self._questions = [_Question(session, groups, mask)]
+        self._unasked: dict[int, list[Hash]] = {}
+        self.is_closed = False
+        self.is_late = False
+        self.is_loading = False  # its leases are in use
+
+    def poll(self, timeout: float, now: float) -> bool:
+        """Whether the answers may be used now. Waits at most `timeout` seconds."""
+        if self.is_closed:
+            return True
+        if now >= self._deadline:
+            self.is_late |= not all(question.is_settled() for question in self._questions)
+            return True
+        answered = [question.poll(timeout, now) for question in self._questions]
+        return all(answered)
+
+    def ask_more(self) -> bool:
+        """Asks for the keys that `result` did not know. True if there were any; at most once."""
+        if not self._unasked:
+            return False
+        groups, self._unasked = list(self._unasked.items()), {}
+        self._questions.append(_Question(self._session, groups, self._mask))
+        return True
+
+    def result(self, key: Key) -> LookupResult:
+        """Answers vLLM's question for one key. No round trip."""
+        if self.is_closed:
+            return LookupResult.MISS
+        for question in self._questions:
+            if (state := question.state(key)) is not None:
+                return self._result(state)
+        if len(self._questions) > 1 or self.is_late:
+            return LookupResult.MISS
+        self._unasked.setdefault(group_of(key), []).append(key[:-4])
+        return LookupResult.RETRY
+
+    def place(self, key: Key) -> Place | None:
+        """Where the block lies, None if it is not leased."""
+        places = (question.place(key) for question in self._questions)
+        return None if self.is_closed else next((place for place in places if place), None)
+
+    def is_resident(self, key: Key) -> bool:
+        """Whether the daemon had the block when asked; still known after `release`."""
+        return any(question.state(key) in (READY, PROMOTING) for question in self._questions)
+
+    @property
+    def pool(self) -> bytes:
+        """The pool all leased blocks lie in; empty if the answers came from two, of which one must be gone."""
+        pools = {question.pool for question in self._questions}
+        return pools.pop() if len(pools) == 1 else b""
+
+    def release(self) -> None:
+        """Gives the leases back; from now on every key is a miss. Idempotent, never waits."""
+        self.is_closed = True
+        for question in self._questions:
+            question.release()
+
+    def _result(self, state: int) -> LookupResult:
+        if state == READY:
+            return LookupResult.HIT
+        return LookupResult.HIT_PENDING if state == PROMOTING and not self.is_late else LookupResult.MISS
+
+
+def group_of(key: Key) -> int:
+    return int.from_bytes(key[-4:], "big")
+
+
+class _Question:
+    """One batch of keys, asked again while some of them are being promoted."""
+
+    def __init__(self, session: Session, groups: Groups, mask: Callable[[Hash], Hash] | None):
+        self._session = session
+        self._groups = groups
+        self._asked = [(group, [mask(h) for h in hashes]) for group, hashes in groups] if mask else groups
+        self._indices = {group.to_bytes(4, "big"): dict(zip(hashes, range(len(hashes)))) for group, hashes in groups}
+        self._answers: dict[bytes, tuple[bytes, bytes, bytes]] = {}  # by group: states, slots, generations
+        self._ask_again_at = 0.0
+        self._held: Ticket | None = None
+        self._pending: Ticket | None = session.lookup(self._asked)
+
+    def poll(self, timeout: float, now: float) -> bool:
+        if self._pending is None and now >= self._ask_again_at and self._is_promoting():
+            self._pending = self._session.lookup(self._asked)
+        if self._pending is not None and self._pending.poll(0.0 if self._held else timeout):
+            self._take(self._pending, now)
+        return self._held is not None
+
+    def is_settled(self) -> bool:
+        return self._held is not None and not self._is_promoting()
+
+    def state(self, key: Key) -> int | None:
+        """None if the key was not asked for."""
+        index = self._indices.get(key[-4:], {}).get(key[:-4])
+        if index is None:
+            return None
+        states = self._answers.get(key[-4:], (b"",))[0]
+        return states[index] if index < len(states) else 0
+
+    def place(self, key: Key) -> Place | None:
+        if self.state(key) != READY:
+            return None
+        _, slots, generations = self._answers[key[-4:]]
+        at = 4 * self._indices[key[-4:]][key[:-4]]
+        return Place(slots[at : at + 4], generations[at : at + 4])
+
+    @property
+    def pool(self) -> bytes:
+        return self._held.pool if self._held else b""
+
+    def release(self) -> None:
+        for ticket in (self._held, self._pending):
+            if ticket is not None:
+                ticket.release()
+        self._pending = None
+
+    def _take(self, ticket: Ticket, now: float) -> None:
+        """The new lease is held before the old one is given back, so that what both cover stays leased."""
+        self._pending = None
+        self._ask_again_at = now + ASK_AGAIN_SECONDS
+        if ticket.has_failed():
+            self._held = self._held or ticket
+            return
+        old, self._held = self._held, ticket
+        self._answers = {
+            group.to_bytes(4, "big"): (ticket.states(at), ticket.slots(at), ticket.generations(at))
+            for at, (group, _) in enumerate(self._groups)
+        }
+        if old is not None:
+            old.release()
+
+    def _is_promoting(self) -> bool:
+        return any(PROMOTING in states for states, _, _ in self._answers.values())

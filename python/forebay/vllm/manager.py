@@ -1,0 +1,417 @@
+"""The scheduler's side: answers vLLM's questions about blocks, and keeps what was promised and reserved until it is over.
+
+Holds true: no method raises, and only `is_answered` waits, all its calls of one step together at most the step's budget.
+What leaves here for the workers is tracked by job, not by vLLM's `complete_*`, which never come for jobs that a reset of
+the cache dropped: leases and slots go back only when every worker has reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+
+from forebay.vllm import compat, metrics
+from forebay.vllm.guard import Breaker, guarded, logger, nothing
+from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.lookup import Lookup, group_of
+from forebay.vllm.session import AbsentSession, Session
+from forebay.vllm.slots import PoolSlots
+from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
+from forebay.vllm.timing import Timings
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.v1.request import Request
+
+    from forebay.vllm.spec import ForebaySpec
+
+# How often the session is asked for its health, for the gauges.
+HEALTH_SECONDS = 1.0
+
+
+class ForebayManager(OffloadingManager):
+    """Asked by vLLM's offloading scheduler (the overridden methods) and by `ForebayConnector` (the others)."""
+
+    def __init__(self, spec: ForebaySpec):
+        self.spec = spec
+        self.breaker = Breaker()
+        self.timings = Timings()
+        self._settings = spec.settings
+        self._workers = spec.config.parallel.world_size
+        self._session: Session = AbsentSession("the connector did not open it")
+        self._identity: Identity | None = None
+        self._shapes: dict[int, Shape] = {}
+        self._is_named = False
+        self._salt = ""
+        self._settle_until = 0.0
+        self._budget = spec.settings.step_budget_ms / 1e3
+        self._requests: dict[str, _Asked] = {}
+        self._leased: set[Lookup] = set()
+        self._stores = Stores(self._session)
+        self._loads: dict[int, Lookup] = {}  # by serial
+        self._jobs: dict[int, _Job] = {}  # by vLLM's job id
+        self._fresh: set[int] = set()  # stores that no job carries yet
+        self._serials = itertools.count()
+        self._counted = dict.fromkeys((metrics.FAILED_LOADS, metrics.LATE_LOOKUPS, metrics.REFUSED_BLOCKS), 0)
+        self._step_seconds: list[float] = []
+        self._health_at = 0.0
+
+    def open(self, session: Session, shapes: Sequence[Shape], identity: Identity, breaker: Breaker) -> None:
+        """Gives the manager its session; until then everything misses."""
+        self._session = session
+        self._stores = Stores(session)
+        # Full attention first: where it has a gap, blocks of the other groups are of no use.
+        self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
+        self._identity = identity
+        self.breaker = breaker
+
+    # ---- the match -------------------------------------------------------------------------------------------------
+
+    @guarded(nothing)
+    def new_request(self, request: Request) -> None:
+        """Starts to know a request. The first one names the namespace: vLLM's hash root is set only by then."""
+        asked = self._requests[request.request_id] = _Asked(request)
+        if not self._is_named and self._identity is not None:
+            self._name()
+        if request.lora_request is not None and self._identity is not None:
+            asked.mask = self._identity.adapter_mask(request.lora_request)
+            asked.is_excluded = asked.mask is None
+
+    @guarded(lambda *_: True)
+    def is_answered(self, request: Request) -> bool:
+        """Whether this request can be matched now; if not, vLLM shall ask again in its next step.
+
+        Sends at most one lookup and waits for its answer within the step's budget.
+        """
+        asked = self._requests.get(request.request_id)
+        if asked is None or asked.is_barred or asked.is_excluded or request.skip_reading_prefix_cache:
+            return True
+        if asked.is_placed:  # preempted since the last match
+            self._release(asked)
+            asked.lookup, asked.is_placed = None, False
+        now = time.monotonic()
+        if asked.lookup is None:
+            if self._is_settling(now):
+                return False
+            if self._session.state() != "ready" or self._is_at_limit():
+                return True
+            self._ask(asked, now)
+        assert asked.lookup is not None
+        return self._poll(asked.lookup, now)
+
+    @guarded(lambda *_: False)
+    def asks_more(self, request: Request) -> bool:
+        """Whether the match wanted to know of keys that were not asked for (partial tails); asks for them."""
+        asked = self._requests.get(request.request_id)
+        return asked is not None and asked.lookup is not None and asked.lookup.ask_more()
+
+    @guarded(nothing)
+    def matched(self, request: Request, tokens: int | None) -> None:
+        """The match came to so many tokens: without any, the lease is of no use."""
+        if tokens == 0 and (asked := self._requests.get(request.request_id)):
+            self._release(asked)
+
+    @guarded(nothing)
+    def placed(self, request: Request) -> None:
+        """The request has its blocks, and a load began if one was wanted: any other lease is of no use."""
+        if asked := self._requests.get(request.request_id):
+            asked.is_placed = True
+            self._release(asked)
+
+    @guarded(lambda *_: LookupResult.MISS)
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """From the answer at hand; no round trip."""
+        asked = self._requests.get(req_context.req_id)
+        return LookupResult.MISS if asked is None or asked.lookup is None else asked.lookup.result(key)
+
+    # ---- loads -----------------------------------------------------------------------------------------------------
+
+    @guarded(lambda self, keys, req_context: PoolSlots(-1, req_context.req_id, b"", ()))
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PoolSlots:
+        """The slots that the match leased; no round trip. What is not leased makes a load that the workers fail."""
+        serial = next(self._serials)
+        lookup = self._requests[req_context.req_id].lookup
+        if lookup is None or lookup.is_closed:
+            return PoolSlots(serial, req_context.req_id, b"", ())
+        lookup.is_loading = True
+        self._loads[serial] = lookup
+        return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, keys))
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> compat.CacheHitSource:
+        return compat.CacheHitSource.HOST
+
+    @guarded(nothing)
+    def load_failed(self, request_ids: Collection[str]) -> None:
+        """These are computed now: asking again would find the same blocks and fail for ever."""
+        for asked in filter(None, map(self._requests.get, request_ids)):
+            self._counted[metrics.FAILED_LOADS] += 1
+            asked.is_barred = True
+            # A load that all workers reported is over already; what is left was lost before it reached them.
+            for serial in [serial for serial, lookup in self._loads.items() if lookup is asked.lookup]:
+                self._finish(serial)
+            self._release(asked)
+            asked.lookup = None
+
+    # ---- stores ----------------------------------------------------------------------------------------------------
+
+    @guarded(lambda *_: _nothing_to_store())
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
+        """Slots for what is not stored yet, from the stock at hand; no round trip.
+
+        Never answers None, after which vLLM would offer the same blocks in every step and log a warning each time.
+        """
+        asked = self._requests.get(req_context.req_id)
+        if asked is None or asked.has_gap or asked.is_excluded or not self._is_named or self.breaker.is_open:
+            return _nothing_to_store()
+        pool = self._session.pool
+        taken = [self._reserve(asked, shape, wanted) for shape, wanted in self._wanted(asked, keys)]
+        runs = [run for some in taken for run in some.runs]
+        if self._session.pool != pool or not pool:  # replaced in between: these slots are of one of the two, who knows
+            for run in runs:
+                self._session.abort(run.group, run.slots, run.generations)
+            return _nothing_to_store()
+        if not runs:
+            return _nothing_to_store()
+        chosen = {key for some in taken for key in some.keys}
+        store = Store(next(self._serials), [key for key in keys if key in chosen], runs)
+        self._stores.add(store)
+        self._fresh.add(store.serial)
+        groups = tuple((some.group, some.slots, some.generations) for some in taken if some.keys)
+        return PrepareStoreOutput(store.keys, PoolSlots(store.serial, req_context.req_id, pool, groups), [])
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+
+    @guarded(nothing)
+    def submitted(self, metadata: KVConnectorMetadata) -> None:
+        """This step's jobs are on their way to the workers. Stores that no job carries are given back."""
+        for job_id, slots in compat.jobs_with_slots(metadata, PoolSlots):
+            self._jobs[job_id] = _Job(slots.serial, self._workers)
+            self._fresh.discard(slots.serial)
+        self.drop_unsubmitted()
+
+    @guarded(nothing)
+    def drop_unsubmitted(self) -> None:
+        """Gives back the slots of stores that no worker will hear of."""
+        while self._fresh:
+            self._stores.drop(self._fresh.pop())
+
+    @guarded(nothing)
+    def reported(self, completed: Mapping[int, int]) -> None:
+        """So many more workers are done with each of these jobs."""
+        for job_id in sorted(completed.keys() & self._jobs.keys()):
+            job = self._jobs[job_id]
+            job.workers_left -= completed[job_id]
+            if job.workers_left <= 0:
+                del self._jobs[job_id]
+                self._finish(job.serial)
+
+    # ---- the rest of a request's and an engine's life --------------------------------------------------------------
+
+    @guarded(lambda *_: RequestOffloadingContext())
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        if (asked := self._requests.get(req_context.req_id)) and not compat.may_load_from_host(req_context):
+            asked.is_barred = True
+        return RequestOffloadingContext()
+
+    @guarded(nothing)
+    def ended(self, request_id: str) -> None:
+        """The request is over: a lease that no load uses goes back. Its last blocks may still be stored."""
+        if asked := self._requests.get(request_id):
+            self._release(asked)
+
+    @guarded(nothing)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self.ended(req_context.req_id)
+        self._requests.pop(req_context.req_id, None)
+
+    @guarded(nothing)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._budget = self._settings.step_budget_ms / 1e3
+
+    @guarded(lambda self: self.breaker.switch_off("its cache could not be reset, so it might hit what is stale"))
+    def reset_cache(self) -> None:
+        """Moves this engine to a namespace of its own; nothing that other engines use is touched."""
+        for asked in self._requests.values():
+            self._release(asked)
+            asked.lookup, asked.is_placed, asked.has_gap = None, False, False
+        self._stores.reset()
+        if self._settings.reset_moves_namespace:
+            self._salt = uuid.uuid4().hex
+            if self._is_named:
+                self._name()
+
+    @guarded(nothing)
+    def step_ended(self) -> None:
+        self._step_seconds.append(self.timings.end_step())
+        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
+
+    @guarded(nothing)
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """What was counted since the last call."""
+        stats = compat.new_stats()
+        for seconds in self._step_seconds:
+            stats.observe_histogram(metrics.STEP_SECONDS, seconds)
+        self._step_seconds.clear()
+        for name, count in self._counted.items():
+            if count:
+                stats.increase_counter(name, count)
+                self._counted[name] = 0
+        if (now := time.monotonic()) >= self._health_at:
+            self._health_at = now + HEALTH_SECONDS
+            stats.set_gauge(metrics.IS_READY, int(self._session.state() == "ready"))
+            stats.set_gauge(metrics.FAULTS, self.breaker.faults)
+        return None if stats.is_empty() else stats
+
+    @guarded(nothing)
+    def shutdown(self) -> None:
+        """Ends the session; waits at most its deadline."""
+        self.timings.report(is_last=True, session=self._session.stats(), faults=self.breaker.faults)
+        self._session.close()
+
+    # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    def _name(self) -> None:
+        assert self._identity is not None
+        try:
+            fields = self._identity.fields()
+        except IdentityError as error:
+            self._identity = None
+            logger.warning("forebay stores and loads nothing: %s", error)
+            return
+        if self._salt:
+            fields["salt"] = self._salt
+        self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
+        self._is_named = True
+        self._settle_until = time.monotonic() + self._settings.lookup_deadline_ms / 1e3
+
+    def _is_settling(self, now: float) -> bool:
+        """Whether the namespace was set just now and is on its way: worth waiting for, once."""
+        return self._is_named and now < self._settle_until and self._session.state() in ("attaching", "naming")
+
+    def _is_at_limit(self) -> bool:
+        return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
+
+    def _ask(self, asked: _Asked, now: float) -> None:
+        hashes = asked.request.block_hashes
+        steps = ((shape.group, shape.hashes_per_block) for shape in self._shapes.values())
+        groups = [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
+        asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
+        asked.asked_at = self._stores.now
+        self._leased.add(asked.lookup)
+
+    def _poll(self, lookup: Lookup, now: float) -> bool:
+        was_late = lookup.is_late
+        is_answered = lookup.poll(max(0.0, self._budget), now)
+        waited = time.monotonic() - now
+        self._budget -= waited
+        self.timings.waited(int(waited * 1e9))
+        self._counted[metrics.LATE_LOOKUPS] += lookup.is_late and not was_late
+        return is_answered
+
+    def _release(self, asked: _Asked) -> None:
+        if asked.lookup is not None and not asked.lookup.is_loading:
+            asked.lookup.release()
+            self._leased.discard(asked.lookup)
+
+    def _finish(self, serial: int) -> None:
+        if lookup := self._loads.pop(serial, None):
+            lookup.is_loading = False
+            lookup.release()
+            self._leased.discard(lookup)
+        elif serial >= 0:
+            self._stores.finish(serial)
+
+    def _wanted(self, asked: _Asked, keys: Collection[OffloadKey]) -> list[tuple[Shape, list[OffloadKey]]]:
+        """By group, full attention first, what the daemon does not have as far as this engine knows."""
+        wanted: dict[int, list[OffloadKey]] = {group: [] for group in self._shapes}
+        positions = asked.positions()
+        for key in keys:
+            is_stored = self._stores.is_known(key, asked.asked_at) or (asked.lookup and asked.lookup.is_resident(key))
+            if not is_stored and key[:-4] in positions:
+                wanted[group_of(key)].append(key)
+        return [(self._shapes[group], some) for group, some in wanted.items() if some]
+
+    def _reserve(self, asked: _Asked, shape: Shape, wanted: list[OffloadKey]) -> _Taken:
+        """Slots for as many of the wanted as there are. A gap in full attention ends the storing of this request."""
+        if asked.has_gap:
+            return _Taken(shape.group, [], b"", b"", [])
+        slots, generations = self._session.reserve(shape.group, len(wanted))
+        count = len(slots) // 4
+        self._counted[metrics.REFUSED_BLOCKS] += len(wanted) - count
+        asked.has_gap = shape.is_full and count < len(wanted)
+        # A prefix needs its first blocks, a window its last.
+        keys = wanted[:count] if shape.is_full else wanted[len(wanted) - count :]
+        hashes = asked.request.block_hashes
+        runs = split_into_runs(shape, keys, slots, generations, hashes, asked.positions())
+        return _Taken(shape.group, keys, slots, generations, [run.named(asked.mask) for run in runs])
+
+
+class _Asked:
+    """One request, as far as Forebay is concerned."""
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.mask: Callable[[bytes], bytes] | None = None
+        self.lookup: Lookup | None = None
+        self.asked_at = 0  # in the time of `Stores.now`
+        self.is_placed = False  # has had its blocks since the lookup
+        self.is_barred = False  # is not looked up
+        self.is_excluded = False  # is neither looked up nor stored
+        self.has_gap = False  # a block of it was not stored, so that the blocks behind it would be dead weight
+        self._positions: dict[bytes, int] = {}
+
+    def positions(self) -> Mapping[bytes, int]:
+        """Where each hash is in the request's hashes, which grow as it generates tokens."""
+        hashes = self.request.block_hashes
+        if len(hashes) != len(self._positions) or (hashes and hashes[-1] not in self._positions):
+            self._positions = {hash_: at for at, hash_ in enumerate(hashes)}
+        return self._positions
+
+
+@dataclass
+class _Job:
+    serial: int
+    workers_left: int
+
+
+@dataclass
+class _Taken:
+    """What one group got out of the stock."""
+
+    group: int
+    keys: list[OffloadKey]
+    slots: bytes
+    generations: bytes
+    runs: list[Run]
+
+
+def _leased_slots(lookup: Lookup, keys: Collection[OffloadKey]) -> tuple[tuple[int, bytes, bytes], ...]:
+    """By group, in the order of the keys; nothing at all if one of them is not leased."""
+    places = [lookup.place(key) for key in keys]
+    if not all(places):
+        return ()
+    together = itertools.groupby(zip(keys, places, strict=True), lambda pair: group_of(pair[0]))
+    groups = ((group, [place for _, place in pairs if place]) for group, pairs in together)
+    return tuple(
+        (group, b"".join(place.slot for place in some), b"".join(place.generation for place in some))
+        for group, some in groups
+    )
+
+
+def _nothing_to_store() -> PrepareStoreOutput:
+    return PrepareStoreOutput([], PoolSlots(-1, "", b"", ()), [])

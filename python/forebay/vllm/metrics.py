@@ -1,0 +1,34 @@
+"""The metrics that Forebay adds to vLLM's, each named once.
+
+Bytes, times and sizes of transfers, lookup delays and refused stores are vLLM's own `vllm:kv_offload_*` already.
+"""
+
+from __future__ import annotations
+
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+
+STEP_SECONDS = "forebay:step_seconds"
+IS_READY = "forebay:is_ready"
+FAULTS = "forebay:faults"
+FAILED_LOADS = "forebay:failed_loads"
+LATE_LOOKUPS = "forebay:late_lookups"
+REFUSED_BLOCKS = "forebay:refused_blocks"
+
+DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
+    STEP_SECONDS: OffloadingHistogramMetadata(
+        documentation="Time a scheduler step spends in the connector, in seconds.",
+        buckets=(0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.03, 0.1, 1.0),
+    ),
+    IS_READY: OffloadingGaugeMetadata(documentation="1 while this engine's session with the daemon is ready, else 0."),
+    FAULTS: OffloadingGaugeMetadata(documentation="Unexpected exceptions in the connector since the start."),
+    FAILED_LOADS: OffloadingCounterMetadata(documentation="Requests whose load failed and that were computed instead."),
+    LATE_LOOKUPS: OffloadingCounterMetadata(
+        documentation="Requests computed because their lookup was not answered in time."
+    ),
+    REFUSED_BLOCKS: OffloadingCounterMetadata(documentation="Blocks not stored because no slot was at hand."),
+}

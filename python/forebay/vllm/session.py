@@ -1,0 +1,180 @@
+"""The way to the daemon: what Forebay's vLLM side needs of the native module, and what stands in where it is missing.
+
+Holds true: opening never raises and never waits. `AbsentSession` misses and stores nothing; `AbsentEngine` fails every copy,
+so that a load turns into computing and a store leaves no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from forebay.vllm.guard import logger
+from forebay.vllm.settings import Settings
+
+Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
+
+
+class Ticket(Protocol):
+    """A lookup on its way, and the lease its answer brings; see `forebay._native.Ticket`."""
+
+    def poll(self, timeout: float) -> bool: ...
+    def states(self, position: int) -> bytes: ...
+    def slots(self, position: int) -> bytes: ...
+    def generations(self, position: int) -> bytes: ...
+    def has_failed(self) -> bool: ...
+    @property
+    def pool(self) -> bytes: ...
+    def release(self) -> None: ...
+
+
+class Session(Protocol):
+    """The scheduler's side; see `forebay._native.EngineSession`."""
+
+    def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]: ...
+    def reason(self) -> str | None: ...
+    def set_namespace(
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+    ) -> None: ...
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket: ...
+    def reserve(self, group: int, count: int) -> tuple[bytes, bytes]: ...
+    def commit(
+        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+    ) -> None: ...
+    def abort(self, group: int, slots: bytes, generations: bytes) -> None: ...
+    @property
+    def pool(self) -> bytes: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+
+class CopyEngine(Protocol):
+    """The worker's side; see `forebay._native.WorkerEngine`."""
+
+    def submit_store(self, job: int, pool: bytes, groups: Groups) -> None: ...
+    def submit_load(self, job: int, pool: bytes, groups: Groups) -> None: ...
+    def finished(self) -> list[tuple[int, bool, int, float]]: ...
+    def wait(self, jobs: Sequence[int], timeout: float) -> bool: ...
+    def shutdown(self) -> None: ...
+
+
+def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: int) -> Session:
+    """A session that connects in the background. Returns at once."""
+    try:
+        from forebay._native import EngineSession
+
+        deadline = settings.lookup_deadline_ms / 1e3
+        return EngineSession(settings.socket, engine_id, ranks, stock_blocks=stock_blocks, deadline=deadline)
+    except Exception as error:  # noqa: BLE001 - no exception reaches the engine
+        logger.exception("forebay cannot open a session")
+        return AbsentSession(str(error))
+
+
+def open_engine(
+    settings: Settings,
+    engine_id: str,
+    rank: int,
+    ranks: int,
+    tensors: Sequence[tuple[int, int, int, int]],
+    groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
+    blocks_per_chunk: int,
+) -> CopyEngine:
+    """A copy engine that attaches in the background. Returns at once."""
+    try:
+        from forebay._native import WorkerEngine
+
+        return WorkerEngine(
+            settings.socket,
+            engine_id,
+            rank,
+            ranks,
+            tensors=tensors,
+            groups=groups,
+            blocks_per_chunk=blocks_per_chunk,
+            threads=settings.threads,
+        )
+    except Exception:  # noqa: BLE001 - no exception reaches the engine
+        logger.exception("forebay cannot copy in this worker")
+        return AbsentEngine()
+
+
+class AbsentTicket:
+    """Misses everything."""
+
+    pool = b""
+
+    def poll(self, timeout: float) -> bool:
+        return True
+
+    def states(self, position: int) -> bytes:
+        return b""
+
+    slots = generations = states
+
+    def has_failed(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class AbsentSession:
+    """Stands in where there is no session: misses everything, stores nothing."""
+
+    pool = b""
+
+    def __init__(self, reason: str):
+        self._reason = reason
+
+    def state(self) -> Literal["closed"]:
+        return "closed"
+
+    def reason(self) -> str:
+        return self._reason
+
+    def set_namespace(
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+    ) -> None:
+        pass
+
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket:
+        return AbsentTicket()
+
+    def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
+        return b"", b""
+
+    def commit(
+        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+    ) -> None:
+        pass
+
+    def abort(self, group: int, slots: bytes, generations: bytes) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class AbsentEngine:
+    """Stands in where nothing can be copied: every job is finished at once, and has failed."""
+
+    def __init__(self) -> None:
+        self._jobs: list[int] = []
+
+    def submit_store(self, job: int, pool: bytes, groups: Groups) -> None:
+        self._jobs.append(job)
+
+    submit_load = submit_store
+
+    def finished(self) -> list[tuple[int, bool, int, float]]:
+        jobs, self._jobs = self._jobs, []
+        return [(job, False, 0, 0.0) for job in jobs]
+
+    def wait(self, jobs: Sequence[int], timeout: float) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass

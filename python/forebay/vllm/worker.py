@@ -1,0 +1,137 @@
+"""The worker's side: hands the scheduler's jobs to the copy engine and collects what became of them.
+
+Holds true: every job is reported exactly once, and to vLLM always as a success, which it asserts. A store that failed simply
+has no birth records, so the daemon never names its blocks; the request of a load that failed is in `take_failed_loads`. A
+flush returns only when its copies are over, since the blocks are overwritten next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+from forebay.vllm.guard import Breaker, guarded, logger, nothing
+from forebay.vllm.session import AbsentEngine, CopyEngine, open_engine
+from forebay.vllm.settings import bounded_engine_id
+from forebay.vllm.slots import PoolSlots
+
+if TYPE_CHECKING:
+    from forebay.vllm.spec import ForebaySpec
+
+# A copy takes milliseconds; one that takes longer than this is worth a line in the log.
+FLUSH_LOG_SECONDS = 10.0
+
+
+class ForebayWorker(OffloadingWorker):
+    """One rank's copies."""
+
+    def __init__(self, engine: CopyEngine, kv_caches: CanonicalKVCaches, spec: ForebaySpec):
+        self.breaker = Breaker()
+        self._engine = engine
+        self._kv_caches = kv_caches  # the engine copies from and to this memory
+        self._group_ids = [group.group_id for group in spec.config.groups]
+        self._blocks_per_chunk = spec.blocks_per_chunk
+        self._loads: dict[int, str] = {}  # job to request
+        self._refused: list[int] = []  # jobs that never reached the engine
+        self._failed_loads: set[str] = set()
+
+    @classmethod
+    def open(cls, spec: ForebaySpec, kv_caches: CanonicalKVCaches) -> ForebayWorker:
+        """Attaches in the background. Returns at once."""
+        devices = {tensor.tensor.device.type for tensor in kv_caches.tensors}
+        if devices != {"cpu"}:
+            logger.warning(
+                "forebay cannot copy from %s in this build, so this engine stores nothing", ", ".join(devices)
+            )
+            return cls(AbsentEngine(), kv_caches, spec)
+        groups = [
+            (group.group_id, spec.replicated_layout, [(ref.tensor_idx, ref.page_size_bytes) for ref in refs])
+            for group, refs in zip(spec.config.groups, kv_caches.group_data_refs, strict=True)
+        ]
+        parallel = spec.config.parallel
+        engine = open_engine(
+            spec.settings,
+            bounded_engine_id(spec.config.engine_id),
+            parallel.rank,
+            parallel.world_size,
+            [_extent(tensor.tensor, tensor.page_size_bytes) for tensor in kv_caches.tensors],
+            groups,
+            spec.blocks_per_chunk,
+        )
+        return cls(engine, kv_caches, spec)
+
+    @guarded(lambda self, job_id, *_: self._refuse(job_id))
+    def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
+        assert isinstance(dst_spec, PoolSlots)
+        self._engine.submit_store(job_id, dst_spec.pool, list(self._groups(dst_spec, src_spec)))
+        return True
+
+    @guarded(lambda self, job_id, *_, **__: self._refuse(job_id))
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        assert isinstance(src_spec, PoolSlots)
+        self._loads[job_id] = src_spec.request
+        if not src_spec.groups:
+            return self._refuse(job_id)
+        self._engine.submit_load(job_id, src_spec.pool, list(self._groups(src_spec, dst_spec)))
+        return True
+
+    @guarded(lambda *_: [])
+    def get_finished(self) -> list[TransferResult]:
+        refused, self._refused = self._refused, []
+        finished = [(job, False, 0, 0.0) for job in refused] + self._engine.finished()
+        for job, is_copied, _, _ in finished:
+            request = self._loads.pop(job, None)
+            if request is not None and not is_copied:
+                self._failed_loads.add(request)
+        return [TransferResult(job, True, size, seconds) for job, _, size, seconds in finished]
+
+    def take_failed_loads(self) -> set[str]:
+        """Requests whose load failed since the last call."""
+        failed, self._failed_loads = self._failed_loads, set()
+        return failed
+
+    @guarded(nothing)
+    def wait(self, job_ids: set[int]) -> None:
+        """Returns when these copies are over. Giving up earlier would let a copy read what the next step writes."""
+        jobs = sorted(job_ids)
+        while not self._engine.wait(jobs, FLUSH_LOG_SECONDS):
+            logger.error("forebay has waited %g s and more for copies that vLLM must flush", FLUSH_LOG_SECONDS)
+
+    @guarded(nothing)
+    def shutdown(self) -> None:
+        self._engine.shutdown()
+
+    def _refuse(self, job_id: int) -> bool:
+        self._refused.append(job_id)
+        return True
+
+    def _groups(self, slots: PoolSlots, blocks: GPULoadStoreSpec) -> Iterator[tuple[int, bytes, bytes, bytes, int]]:
+        """The job by group: slots, generations, block ids, and sub-blocks that the first chunk lacks at its start."""
+        by_group = {group: (some, generations) for group, some, generations in slots.groups}
+        start = 0
+        for group, size, index in zip(self._group_ids, blocks.group_sizes, blocks.block_indices, strict=True):
+            ids = blocks.block_ids[start : start + size]
+            start += size
+            if not size:
+                continue
+            some, generations = by_group[group]
+            skipped = index % self._blocks_per_chunk
+            chunks = -(-(skipped + size) // self._blocks_per_chunk)
+            assert chunks * 4 == len(some), f"{size} blocks of group {group} do not fit {len(some) // 4} slots"
+            yield group, some, generations, ids.tobytes(), skipped
+
+
+def _extent(tensor: torch.Tensor, page_bytes: int) -> tuple[int, int, int, int]:
+    """(address, rows, row stride in bytes, page bytes)"""
+    return tensor.data_ptr(), tensor.shape[0], tensor.stride(0) * tensor.element_size(), page_bytes

@@ -1,0 +1,97 @@
+"""A worker is paused in the middle of a copy for longer than any timeout, while others fill the pool: nobody gets its
+slots.
+
+Method: one engine stops itself (SIGSTOP, all its threads) inside a store, later inside a load. Meanwhile another
+stores many times the pool's size, and the daemon is killed and started again. Then the paused one goes on: its late
+writes land, its late reads are used. A slot that had been given away would show as another token here or in the other
+engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from rig import compare, models
+from rig.baseline import Baseline, baseline
+from rig.daemon import Daemon
+from rig.engine import Engine, EngineConfig
+from rig.process import wait_until
+from rig.scenario import ask_anew, forget, store, wait_for_hits
+from rig.workload import Wave, Workload
+
+CONFIG = EngineConfig(models.LLAMA)
+WORKLOAD = Workload(seed=6, prefixes=16, tails=2)
+# A prefix with its two tails is about 2.5 MiB of KV: the fourteen the other engine stores are twice this pool.
+POOL_BYTES = 16 << 20
+# The longest any part of Forebay waits for another is 10 s.
+PAST_EVERY_TIMEOUT_SECONDS = 11.0
+PAUSED, OTHERS = 0, range(2, 16)
+
+
+@dataclass
+class Bench:
+    base: Baseline
+    daemon: Daemon
+    paused: Engine
+    other: Engine
+
+    def fill(self, seconds: float) -> None:
+        """The other engine stores more than the pool holds, once and then for that long."""
+        until = time.monotonic() + seconds
+        while True:
+            for prefix in OTHERS:
+                store(self.other, self.base, [self.about(prefix)])
+                ask_anew(self.other, self.base, [self.about(prefix)])
+            if time.monotonic() > until:
+                return
+
+    def about(self, prefix: int) -> Wave:
+        return self.base.workload.about(prefix)
+
+    def audit(self) -> None:
+        """What the pool serves is right, in both engines."""
+        for engine in (self.other, self.paused):
+            ask_anew(engine, self.base, [self.about(prefix) for prefix in OTHERS])
+            store(engine, self.base, [self.about(OTHERS[-1])])
+            wait_for_hits(engine, self.base, self.about(OTHERS[-1]))
+
+
+@pytest.fixture(scope="module")
+def bench(start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]) -> Bench:
+    base = baseline(CONFIG, WORKLOAD)
+    daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20)
+    paused = start_engine(CONFIG, daemon.connector(), "paused")
+    return Bench(base, daemon, paused, start_engine(CONFIG, daemon.connector(), "other"))
+
+
+@pytest.mark.parametrize("daemon_is_killed", [False, True], ids=["daemon lives", "daemon is killed meanwhile"])
+@pytest.mark.parametrize(
+    ("call", "when"), [("store", "before"), ("store", "after"), ("load", "before"), ("load", "after")]
+)
+def test_nobody_gets_the_slots_of_a_paused_worker(bench: Bench, call: str, when: str, daemon_is_killed: bool) -> None:
+    wave = bench.about(PAUSED)
+    forget(bench.paused)
+    if call == "load":
+        store(bench.paused, bench.base, [wave])
+        forget(bench.paused)
+    bench.paused.stop_at(call, 1, when)
+    bench.paused.begin(wave.requests)
+    bench.paused.wait_stopped()
+    if daemon_is_killed:
+        bench.fill(seconds=0)
+        bench.daemon.kill()
+        bench.daemon.start()
+    bench.fill(PAST_EVERY_TIMEOUT_SECONDS)
+    bench.paused.resume()
+    answers = bench.paused.finish()
+    compare.same_tokens(bench.base.answers, {answer.id: answer for answer in answers})
+    if call == "load":
+        assert sum(answer.hit_tokens for answer in answers) > 0, (
+            "nothing was being loaded: the worker was paused in vain"
+        )
+    bench.audit()
+    wait_until("no lease is left", lambda: all(s["leased_blocks"] == 0 for s in bench.daemon.inspect()["sessions"]), 30)

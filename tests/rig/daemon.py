@@ -1,0 +1,198 @@
+"""The real daemon, `forebay serve`, with its own sockets, pool and port; and the harm that can be done to it.
+
+Holds true: a restart keeps the directories, so it finds the pool again; nothing of it outlives the `Daemon` object,
+whose directories are removed last; readiness is what `/readyz` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rig.engine import clean_env
+from rig.paths import forebay_binary
+from rig.process import Child, wait_until
+
+READY_SECONDS = 30.0
+DRAIN_SECONDS = 20.0
+SOCKET = "forebay.sock"
+POOLS = Path("/dev/shm")
+POOL_PREFIX = "forebay-rig-"
+
+
+@dataclass
+class Daemon:
+    """A pool and the daemon on it. Use as a context manager: leaving it kills the daemon and removes the pool."""
+
+    capacity_bytes: int = 256 << 20
+    unit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _remove_leftovers()
+        # Short names: the path of a Unix socket has room for 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="fb-"))
+        self.pool_directory = Path(tempfile.mkdtemp(prefix=f"{POOL_PREFIX}{os.getpid()}-", dir=POOLS))
+        self.socket = self.directory / "run" / SOCKET
+        self.port = free_port()
+        self.child: Child | None = None
+
+    def start(self) -> Self:
+        """Starts it and waits until it is ready."""
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self) -> None:
+        """Starts it; does not wait."""
+        assert self.child is None or not self.child.is_running(), "the daemon is running already"
+        config = self.directory / "forebay.toml"
+        config.write_text(self._config())
+        argv = [str(forebay_binary()), "serve", "--config", str(config)]
+        self.child = Child("forebay serve", argv, self.directory / "daemon.log", env=clean_env())
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> None:
+        def is_ready() -> bool:
+            if not self.running.is_running():
+                raise self.running.failure(f"ended with status {self.running.status}")
+            return self.status("/readyz") == 200
+
+        wait_until("the daemon is ready", is_ready, seconds)
+
+    @property
+    def running(self) -> Child:
+        assert self.child is not None, "the daemon was never started"
+        return self.child
+
+    def kill(self) -> None:
+        """SIGKILL: no drain, no farewell."""
+        self.running.kill()
+
+    def drain(self) -> int:
+        """SIGTERM, as a service manager stops it; the exit status."""
+        return self.running.terminate(DRAIN_SECONDS)
+
+    def freeze(self) -> None:
+        self.running.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.running.signal(signal.SIGCONT)
+
+    def drop_pool(self) -> None:
+        """Removes the pool's files under a dead daemon, as a reboot does."""
+        for path in self.pool_directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def status(self, page: str) -> int | None:
+        """The HTTP status of a page, None if nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=5) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by name and labels, as `name{label="value"}`, and each name's sum over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as reply:
+            return parse_metrics(reply.read().decode())
+
+    def inspect(self) -> dict[str, Any]:
+        """What `forebay inspect` says."""
+        argv = [str(forebay_binary()), "inspect", "--json"]
+        env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(self.socket.parent)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+        if done.returncode != 0:
+            raise self.running.failure(f"could not be inspected: {done.stderr}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def wait_for(self, what: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 30) -> dict[str, Any]:
+        """Waits until what `inspect` says satisfies `holds`."""
+        seen: dict[str, Any] = {}
+
+        def probe() -> bool:
+            seen.clear()
+            seen.update(self.inspect())
+            return holds(seen)
+
+        try:
+            wait_until(what, probe, seconds)
+        except AssertionError as error:
+            raise self.running.failure(f"{error}; last seen: {json.dumps(seen)}") from None
+        return seen
+
+    def connector(self, socket: Path | None = None) -> dict[str, Any]:
+        """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
+        return connector(socket or self.socket)
+
+    def _config(self) -> str:
+        sections: Mapping[str, Mapping[str, Any]] = {
+            "socket": {"directory": str(self.socket.parent)},
+            "pool": {"directory": str(self.pool_directory), "capacity_bytes": self.capacity_bytes}
+            | ({"unit_bytes": self.unit_bytes} if self.unit_bytes else {}),
+            "http": {"address": f"127.0.0.1:{self.port}"},
+        }
+        return "\n".join(
+            f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+            for section, keys in sections.items()
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self.child is not None:
+            self.child.kill()
+            if error is not None:
+                print(f"the end of the daemon's log:\n{self.child.tail()}")
+        shutil.rmtree(self.pool_directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def connector(socket: Path) -> dict[str, Any]:
+    return {
+        "kv_connector": "ForebayConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"socket": str(socket)},
+    }
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Prometheus text as a dictionary; see `Daemon.metrics`."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        name, _, value = line.rpartition(" ")
+        samples[name] = float(value)
+        bare = name.partition("{")[0]
+        if bare != name:
+            samples[bare] = samples.get(bare, 0.0) + float(value)
+    return samples
+
+
+def _remove_leftovers() -> None:
+    """Pools whose test process was killed before it could remove them: they are memory."""
+    for pool in POOLS.glob(f"{POOL_PREFIX}*"):
+        owner = pool.name.removeprefix(POOL_PREFIX).partition("-")[0]
+        if not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(pool, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; kept over restarts, as an operator's is."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

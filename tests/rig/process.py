@@ -1,0 +1,142 @@
+"""One process that the rig started, in a process group of its own.
+
+Holds true: every wait has a deadline; only the own group is ever signalled, and never after its leader was reaped; the
+leader dies with the test process, whatever ends that; a failure carries the end of the log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self, TypeVar
+
+TAIL_LINES = 60
+POLL_SECONDS = 0.01
+
+T = TypeVar("T")
+
+
+class RigError(AssertionError):
+    """Something the rig runs did not do what it must; the message says which, and shows the end of its log."""
+
+
+def wait_until(what: str, probe: Callable[[], T | None], seconds: float) -> T:
+    """Polls `probe` until it answers something true; fails with `what` at the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if answer := probe():
+            return answer
+        if time.monotonic() > deadline:
+            raise RigError(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(POLL_SECONDS)
+
+
+class Child:
+    """A started process. Use as a context manager: leaving it kills the group."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+    ):
+        self.name = name
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                argv,
+                env=dict(os.environ if env is None else env),
+                stdin=stdin,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        return self.status is None
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal, None while it runs.
+
+        The dead leader is not reaped before `kill`, so that its number, which is its group's too, stays its own.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signals the whole group."""
+        if self.process.returncode is None:
+            os.killpg(self.pid, number)
+
+    def wait(self, seconds: float) -> int:
+        """The exit status, once it ended."""
+        try:
+            wait_until("the end", lambda: not self.is_running(), seconds)
+        except RigError:
+            raise self.failure(f"did not end within {seconds:g} s") from None
+        assert self.status is not None
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL to the group, also if its leader is dead already; then reaps the leader."""
+        self.signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def terminate(self, seconds: float) -> int:
+        """SIGTERM to the leader alone, as a service manager sends it; the exit status."""
+        if self.is_running():
+            os.kill(self.pid, signal.SIGTERM)
+        return self.wait(seconds)
+
+    def failure(self, reason: str) -> RigError:
+        return RigError(f"{self.name} (pid {self.pid}) {reason}; the end of {self.log}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal (state `T`)."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "gone"
+    return text.rpartition(")")[2].split()[0]
+
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
