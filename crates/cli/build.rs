@@ -12,5 +12,5 @@ fn main() {
     }
     let revision = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output().ok();
     let revision = revision.filter(|output| output.status.success()).map(|output| output.stdout).unwrap_or_default();
-    println!("cargo:rustc-env=FOREBAY_REVISION={}", String::from_utf8_lossy(&revision).trim());
+    println!("cargo:rustc-env=BUILD_REVISION={}", String::from_utf8_lossy(&revision).trim());
 }

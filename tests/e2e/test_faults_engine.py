@@ -62,11 +62,26 @@ def test_a_daemon_killed_with_its_engine_mid_store_has_only_whole_blocks(bench: 
     engine.kill()
     bench.daemon.start()
     bench.daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0 and seen["fenced_bytes"] == 0)
-    heir = bench.engine("heir")
-    lone = ask(heir, bench.base, [bench.base.workload.about(FIRST_STORED)])
-    compare.enough_hits(lone, CONFIG.block_size, share=0.95)
-    for prefix in (1, 2, 3):
-        store(heir, bench.base, [bench.base.workload.about(prefix)])
-        compare.enough_hits(
-            ask_anew(heir, bench.base, [bench.base.workload.about(prefix)]), CONFIG.block_size, share=0.95
-        )
+    with bench.engine("heir") as heir:
+        _inherit(bench, heir)
+
+
+def test_a_pool_of_another_shape_is_replaced_and_never_misread(bench: Bench) -> None:
+    bench.daemon.kill()
+    bench.daemon.capacity_bytes, bench.daemon.unit_bytes = 128 << 20, 4 << 20
+    bench.daemon.start()
+    assert "the pool is replaced, its blocks are lost" in bench.daemon.running.tail()
+    newcomer = bench.engine("newcomer")
+    known = bench.base.workload.about(FIRST_STORED)
+    first, *_ = store(newcomer, bench.base, [known])
+    assert first.hit_tokens == 0, "a block of the pool's old shape was served"
+    compare.enough_hits(ask_anew(newcomer, bench.base, [known]), CONFIG.block_size, share=0.95)
+
+
+def _inherit(bench: Bench, heir: Engine) -> None:
+    """What the dead had stored is served; what they were storing is computed, and stored by the heir."""
+    known, *cut_short = (bench.base.workload.about(prefix) for prefix in (FIRST_STORED, 1, 2, 3))
+    compare.enough_hits(ask(heir, bench.base, [known]), CONFIG.block_size, share=0.95)
+    for wave in cut_short:
+        store(heir, bench.base, [wave])
+        compare.enough_hits(ask_anew(heir, bench.base, [wave]), CONFIG.block_size, share=0.95)

@@ -90,8 +90,9 @@ class Daemon:
 
     def drop_pool(self) -> None:
         """Removes the pool's files under a dead daemon, as a reboot does."""
-        for path in self.pool_directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in [*self.pool_directory.rglob("*"), *_on_huge_pages(self.pool_directory)]:
+            if path.is_file():
+                path.unlink()
 
     def status(self, page: str) -> int | None:
         """The HTTP status of a page, None if nobody answers."""
@@ -157,7 +158,7 @@ class Daemon:
             self.child.kill()
             if error is not None:
                 print(f"the end of the daemon's log:\n{self.child.tail()}")
-        shutil.rmtree(self.pool_directory, ignore_errors=True)
+        _remove_pool(self.pool_directory)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -188,7 +189,30 @@ def _remove_leftovers() -> None:
     for pool in POOLS.glob(f"{POOL_PREFIX}*"):
         owner = pool.name.removeprefix(POOL_PREFIX).partition("-")[0]
         if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(pool, ignore_errors=True)
+            _remove_pool(pool)
+
+
+def _remove_pool(directory: Path) -> None:
+    """With the tmpfs that the daemon may have mounted in it, and its file on reserved huge pages."""
+    for point, kind in _mounts():
+        if kind == "tmpfs" and directory in point.parents:
+            subprocess.run(["umount", "--lazy", str(point)], check=True)
+    for path in _on_huge_pages(directory):
+        path.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _on_huge_pages(directory: Path) -> list[Path]:
+    """The pool's files on hugetlbfs mounts, which all pools share: the directory's identity is in their names."""
+    identity = directory.stat()
+    name = f"forebay-{identity.st_dev:x}-{identity.st_ino:x}*"
+    return [path for point, kind in _mounts() if kind == "hugetlbfs" for path in point.glob(name)]
+
+
+def _mounts() -> list[tuple[Path, str]]:
+    """Mount points and their kinds of file system."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [(Path(fields[1]), fields[2]) for fields in map(str.split, lines)]
 
 
 def free_port() -> int:

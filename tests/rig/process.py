@@ -6,6 +6,7 @@ leader dies with the test process, whatever ends that; a failure carries the end
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -97,9 +98,12 @@ class Child:
         return self.status
 
     def kill(self) -> None:
-        """SIGKILL to the group, also if its leader is dead already; then reaps the leader."""
+        """SIGKILL to the group, also if its leader is dead already; then reaps the leader and frees what it shared."""
+        shared = _shared_by(self.pid) if self.process.returncode is None else set()
         self.signal(signal.SIGKILL)
         self.process.wait(30)
+        for path in shared:
+            path.unlink(missing_ok=True)
 
     def terminate(self, seconds: float) -> int:
         """SIGTERM to the leader alone, as a service manager sends it; the exit status."""
@@ -127,11 +131,33 @@ def is_stopped(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[0] if fields else "gone"
+
+
+# How Python's multiprocessing and vLLM name what their processes share. A killed process leaves it behind.
+_SHARED = ("/dev/shm/psm_", "/dev/shm/sem.mp-", "/dev/shm/vllm_dist_")
+
+
+def _shared_by(group: int) -> set[Path]:
+    """Shared memory that processes of the group map."""
+    members = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    shared = set()
+    for pid in members:
+        fields = _stat(pid)
+        if len(fields) > 2 and int(fields[2]) == group:
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+                shared |= {Path(line.split()[5]) for line in lines if any(prefix in line for prefix in _SHARED)}
+    return shared
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, group and more; empty if the process is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "gone"
-    return text.rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 _PR_SET_PDEATHSIG = 1

@@ -94,6 +94,9 @@ pub struct BenchCopy {
     /// Copies of the working set for each row; the ratio is the median over the pairs
     #[arg(long, value_name = "COUNT")]
     pub pairs: Option<usize>,
+    /// Memory on each side; the default is far above any cache
+    #[arg(long, value_name = "COUNT")]
+    pub working_set_bytes: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

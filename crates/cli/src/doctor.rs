@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn findings_stand_under_each_other_with_their_hints_below() {
-        let checks = [Check::ok("cpu", "fast"), Check::warn("memory", "little", "buy some"), Check::fail("x", "no", "yes")];
+        let checks =
+            [Check::ok("cpu", "fast"), Check::warn("memory", "little", "buy some"), Check::fail("x", "no", "yes")];
         let text = text(&checks);
         let (_, report) = text.split_once("\n\n").unwrap();
         assert_eq!(

@@ -72,7 +72,8 @@ fn explain(error: &clap::Error) -> Error {
     };
     match (error.kind(), context(ContextKind::InvalidArg), context(ContextKind::InvalidSubcommand)) {
         (Wrong::UnknownArgument, Some(flag), _) => {
-            let key = nearest(flag.trim_start_matches('-'), KEYS.iter().map(|key| key.name)).map(|key| format!("--{key}"));
+            let key =
+                nearest(flag.trim_start_matches('-'), KEYS.iter().map(|key| key.name)).map(|key| format!("--{key}"));
             suggest(Error::invalid(format!("unknown argument `{flag}`")), context(ContextKind::SuggestedArg).or(key))
         }
         (Wrong::InvalidSubcommand, _, Some(command)) => {

@@ -117,9 +117,7 @@ fn to_json(reply: &InspectReply) -> Value {
 }
 
 fn namespace_json(namespace: &NamespaceInfo) -> Value {
-    let group = |group: &GroupInfo| {
-        json!({"group": group.group, "block_bytes": group.block_bytes, "ready_blocks": group.ready_blocks})
-    };
+    let group = |group: &GroupInfo| json!({"group": group.group, "block_bytes": group.block_bytes, "ready_blocks": group.ready_blocks});
     json!({
         "namespace_id": hex(&namespace.namespace_id),
         "fields": namespace.fields.iter().collect::<BTreeMap<_, _>>(),
@@ -186,7 +184,11 @@ mod tests {
             populated_bytes: 2 << 30,
             huge_bytes: 2 << 30,
             namespaces: vec![
-                namespace(0xbb, &[("model", "llama"), ("tenant", "blue\u{1b}[31m")], &[(1, 4096, 0), (0, 196_608, 1234)]),
+                namespace(
+                    0xbb,
+                    &[("model", "llama"), ("tenant", "blue\u{1b}[31m")],
+                    &[(1, 4096, 0), (0, 196_608, 1234)],
+                ),
                 namespace(0xaa, &[("model", "other")], &[(0, 65_536, 7)]),
             ],
             sessions: vec![session("engine-b", 2, false), session("engine-a", 1, true)],
@@ -203,12 +205,12 @@ mod tests {
     fn the_text_is_the_golden_one_in_whatever_order_the_daemon_answers() {
         let mut reply = reply();
         sort(&mut reply);
-        let expected = include_str!("../tests/golden/inspect.txt");
-        assert_eq!(to_text(&reply), expected);
+        let text = to_text(&reply);
+        crate::golden::assert_golden("tests/golden/inspect.txt", &text);
         reply.namespaces.reverse();
         reply.sessions.reverse();
         sort(&mut reply);
-        assert_eq!(to_text(&reply), expected);
+        assert_eq!(to_text(&reply), text);
     }
 
     #[test]

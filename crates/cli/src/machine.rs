@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Version, protocol and, if it was built from a checkout, the revision.
 pub fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
-        let revision = match env!("FOREBAY_REVISION") {
+        let revision = match env!("BUILD_REVISION") {
             "" => String::new(),
             revision => format!(", revision {revision}"),
         };

@@ -11,6 +11,9 @@ mod client;
 mod config;
 mod doctor;
 mod failure;
+#[cfg(test)]
+#[path = "../tests/golden/mod.rs"]
+mod golden;
 mod inspect;
 mod machine;
 mod output;

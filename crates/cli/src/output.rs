@@ -80,7 +80,9 @@ mod tests {
 
     #[test]
     fn sizes_read_short() {
-        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (6 << 30, "6.0 GiB"), (1 << 44, "16.0 TiB")] {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (6 << 30, "6.0 GiB"), (1 << 44, "16.0 TiB")]
+        {
             assert_eq!(size(bytes), text);
         }
     }

@@ -19,7 +19,9 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
     } else {
         print(&format!("purged {purged_blocks} blocks, {}\n", size(purged_bytes)));
         if held_blocks > 0 {
-            print(&format!("{held_blocks} more are held by engines: they can no longer be hit, and go when released\n"));
+            print(&format!(
+                "{held_blocks} more are held by engines: they can no longer be hit, and go when released\n"
+            ));
         }
     }
     Ok(())
@@ -50,7 +52,13 @@ mod tests {
     fn an_id_is_taken_whole_or_not_at_all() {
         let id = namespace_id("00ff000000000000000000000000000a").unwrap();
         assert_eq!((id.len(), id[1], id[15]), (16, 0xff, 10));
-        for bad in ["", "0a", "00ff000000000000000000000000000a0", "+0ff000000000000000000000000000a", "00ff00000000000000000000000000zz"] {
+        for bad in [
+            "",
+            "0a",
+            "00ff000000000000000000000000000a0",
+            "+0ff000000000000000000000000000a",
+            "00ff00000000000000000000000000zz",
+        ] {
             assert!(namespace_id(bad).is_err(), "{bad:?} was taken");
         }
     }

@@ -80,7 +80,7 @@ fn flag(key: &'static Key) -> Arg {
     Arg::new(key.name)
         .long(key.name)
         .value_name("VALUE")
-        .help_heading(format!("Section `{section}`"))
+        .help_heading(section)
         .help(format!("{} [default: {default}]", first_sentence(key)))
         .hide_default_value(true)
 }

@@ -11,6 +11,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::block::{Block, BlockId, Blocks, NamespaceIndex, State};
 use crate::error::Result;
+use crate::expect::Expectations;
 use crate::index::{Fingerprint, Index};
 use crate::key::{BlockHash, Generation, Instance, NamespaceId, SlotId};
 use crate::layout::Layout;
@@ -28,8 +29,8 @@ pub struct Config {
     pub units: u32,
     /// Makes hash collisions unpredictable; fixed in tests and in the simulator.
     pub seed: u64,
-    /// Makes the policy of a class; the argument is how many of its slots the whole pool could hold.
-    pub policy: fn(u64) -> Box<dyn Policy>,
+    /// Makes the policy of each class.
+    pub policy: crate::policy::Make,
     /// Thousandths of the pool that leases may pin. Over it, requests get a shorter prefix.
     pub promise_permille: u32,
     /// Thousandths of the pool that reservations may take.
@@ -47,7 +48,7 @@ impl Config {
             unit_bytes,
             units,
             seed: 0,
-            policy: |_| Box::<crate::policy::lru::Lru>::default(),
+            policy: crate::policy::ALL[0].1,
             // Half: the other half can always turn over, so waiting requests cannot freeze the cache.
             promise_permille: 500,
             // A quarter: stores are bursts of one step; more would evict what the next request hits.
@@ -124,6 +125,7 @@ pub struct Core {
     pub(crate) touches: Vec<BlockId>,
     pub(crate) drain: Option<Drain>,
     pub(crate) purges: Vec<Purge>,
+    pub(crate) expectations: Expectations,
     pub(crate) stats: Stats,
     pub(crate) effects: Vec<Effect>,
 }
@@ -152,6 +154,7 @@ impl Core {
             touches: Vec::new(),
             drain: None,
             purges: Vec::new(),
+            expectations: Expectations::default(),
             stats: Stats::default(),
             effects: Vec::new(),
         }
@@ -166,10 +169,9 @@ impl Core {
     /// the pool has too many size classes.
     pub fn open_namespace(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
         let index = self.names.open(id, layout, &mut self.space)?;
-        for (class, info) in self.space.classes().skip(self.policies.len()) {
+        for (class, _) in self.space.classes().skip(self.policies.len()) {
             debug_assert_eq!(class.0 as usize, self.policies.len());
-            let slots = self.config.unit_bytes * u64::from(self.config.units) / info.slot_bytes;
-            self.policies.push((self.config.policy)(slots));
+            self.policies.push((self.config.policy)());
             self.pinned.push(0);
         }
         Ok(index)
@@ -185,7 +187,8 @@ impl Core {
         self.settle(Core::TOUCHES_PER_STEP);
         self.step_drain();
         self.step_purge();
-        !self.touches.is_empty() || !self.purges.is_empty()
+        let has_expectations = self.step_expectations();
+        has_expectations || !self.touches.is_empty() || !self.purges.is_empty()
     }
 
     pub fn stats(&self) -> &Stats {
@@ -202,12 +205,12 @@ impl Core {
 
     /// Bytes on the heap that grow with the number of resident blocks.
     pub fn heap_bytes(&self) -> usize {
-        let policies: usize = self.policies.iter().map(|policy| policy.heap_bytes()).sum();
-        self.blocks.heap_bytes()
-            + self.index.heap_bytes()
-            + self.nodes.heap_bytes()
-            + self.space.heap_bytes()
-            + policies
+        self.blocks.heap_bytes() + self.index.heap_bytes() + self.nodes.heap_bytes() + self.space.heap_bytes()
+    }
+
+    /// Bytes on the heap by which the policies remember keys without blocks.
+    pub fn ghost_bytes(&self) -> usize {
+        self.policies.iter().map(|policy| policy.ghost_bytes()).sum()
     }
 
     pub fn resident_blocks(&self) -> u64 {
@@ -347,12 +350,17 @@ pub(crate) struct View<'a> {
     pub blocks: &'a Blocks,
     pub earlier: u64,
     pub seed: u64,
+    pub expectations: &'a Expectations,
 }
 
 impl Residents for View<'_> {
-    fn is_evictable(&self, block: BlockId) -> bool {
+    fn is_held(&self, block: BlockId) -> bool {
         let Block { pins, holders, .. } = self.blocks[block];
-        pins == 0 && holders & self.earlier == 0
+        pins > 0 || holders & self.earlier != 0
+    }
+
+    fn is_wanted(&self, block: BlockId) -> bool {
+        !self.expectations.is_empty() && self.expectations.is_wanted(self.fingerprint(block))
     }
 
     fn fingerprint(&self, block: BlockId) -> Fingerprint {

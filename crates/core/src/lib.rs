@@ -13,6 +13,7 @@ pub mod checksum;
 mod chunked;
 pub mod core;
 pub mod error;
+pub mod expect;
 pub mod index;
 pub mod key;
 pub mod layout;

@@ -142,6 +142,7 @@ impl Core {
     /// No process of the instance is left: all it held is free.
     pub fn instance_gone(&mut self, instance: Instance) {
         self.drop_leases(instance);
+        self.drop_expectations(instance);
         self.drop_reservations(instance, &[]);
         self.resolve(instance);
     }

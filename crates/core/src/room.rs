@@ -73,7 +73,8 @@ impl Core {
 
     /// Evicts one block of `class`. False if all that were looked at are held.
     fn evict(&mut self, class: ClassId) -> bool {
-        let view = View { blocks: &self.blocks, earlier: self.earlier, seed: self.config.seed };
+        let Core { blocks, earlier, expectations, .. } = self;
+        let view = View { blocks, earlier: *earlier, seed: self.config.seed, expectations };
         let Some(block) = self.policies[class.0 as usize].evict(&mut self.nodes, &view) else { return false };
         self.count_eviction(block);
         let record = &self.blocks[block];
@@ -112,7 +113,7 @@ impl Core {
 
     /// Inserts and touches since the coldest block of `class` was last used.
     fn coldest_age(&self, class: ClassId) -> Option<u32> {
-        self.policies[class.0 as usize].coldest().map(|block| self.nodes.age(block))
+        self.policies[class.0 as usize].coldest(&self.nodes).map(|block| self.nodes.age(block))
     }
 
     /// The extent whose sampled blocks are oldest, among a few, so that the choice stays cheap.

@@ -1,10 +1,12 @@
-//! What a scrape says, line by line: golden/metrics.txt. With `FOREBAY_UPDATE_GOLDEN=1` it is written anew.
+//! What a scrape says, line by line.
+
+mod golden;
 
 use std::collections::HashSet;
-use std::path::Path;
 
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
+use golden::assert_golden;
 use forebay_daemon::metrics::{Clients, Pool, Rpc, RpcErrors, Snapshot, page, render};
 
 fn class(slot_bytes: u64, slots: u64, [ready, reserved, fenced]: [u64; 3]) -> ClassReport {
@@ -61,11 +63,7 @@ fn snapshot() -> Snapshot {
 #[test]
 fn every_number_is_written_under_its_own_name() {
     let text = render(snapshot());
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/metrics.txt");
-    if std::env::var_os("FOREBAY_UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, &text).expect("the golden file can be written");
-    }
-    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), text);
+    assert_golden("tests/golden/metrics.txt", &text);
     // The golden file cannot hide a number that was forgotten.
     let values: HashSet<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
     let counts = (1..=4).chain(10..=17).chain(20..=35).chain(50..=54).chain(60..=62).chain(70..=72).chain(80..=83);

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_core::checksum::{Checksum, checksum};
+use forebay_core::checksum::{self, Checksum};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::Serialize;
@@ -145,15 +145,15 @@ impl Rig<'_> {
 
     fn row(&self, bench: &CopyBench, random: &mut Random) -> Result<Row> {
         let order = self.order(random);
-        self.pass_of_engine(&order)?;
-        self.check(&order)?;
+        let (_, outcomes) = self.pass_of_engine(&order)?;
+        self.check(&order, &outcomes)?;
         self.pass_of_memcpy(&order);
         let mut pairs = Vec::new();
         for pair in 0..bench.pairs {
             let order = self.order(random);
             // Who goes first changes, so that neither always finds the other's leavings in the cache.
             let first = if pair % 2 == 0 { Some(self.pass_of_memcpy(&order)) } else { None };
-            let ours = self.pass_of_engine(&order)?;
+            let (ours, _) = self.pass_of_engine(&order)?;
             pairs.push((ours, first.unwrap_or_else(|| self.pass_of_memcpy(&order))));
         }
         Ok(self.summary(bench, &pairs))
@@ -165,8 +165,8 @@ impl Rig<'_> {
         Order { block_ids, offsets: offsets.map(|slot| u64::from(slot) * self.shape.block_bytes()).collect() }
     }
 
-    /// One pass in jobs of the size of a long prompt's blocks, all submitted at once.
-    fn pass_of_engine(&self, order: &Order) -> Result<Cost> {
+    /// One pass in jobs of the size of a long prompt's blocks, all submitted at once; with what came of each block.
+    fn pass_of_engine(&self, order: &Order) -> Result<(Cost, Vec<Outcome>)> {
         const JOB_BYTES: u64 = 32 << 20;
         const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -178,11 +178,8 @@ impl Rig<'_> {
         jobs.into_iter().try_for_each(|job| self.engine.submit(job))?;
         self.engine.wait(&ids, Instant::now() + PATIENCE)?;
         let cost = clock.stop();
-        let failed = |outcome: &Outcome| *outcome == Outcome::Failed;
-        match self.engine.poll().iter().any(|completion| completion.outcomes.iter().any(failed)) {
-            true => Err(Error::new(ErrorKind::Corrupt, "a copy failed without a guard")),
-            false => Ok(cost),
-        }
+        // Jobs of one direction complete in order, so these are the outcomes in the order of the blocks.
+        Ok((cost, self.engine.poll().into_iter().flat_map(|completion| completion.outcomes).collect()))
     }
 
     fn job(&self, id: u64, block_ids: &[u32], offsets: &[u64]) -> Job {
@@ -232,14 +229,21 @@ impl Rig<'_> {
         }
     }
 
-    /// Whether every slot holds its block.
-    fn check(&self, order: &Order) -> Result<()> {
+    /// Whether every slot holds its block, and every outcome says so.
+    fn check(&self, order: &Order, outcomes: &[Outcome]) -> Result<()> {
         let bytes = self.shape.block_bytes();
-        for (block_id, offset) in order.block_ids.iter().zip(&order.offsets) {
+        assert_eq!(outcomes.len(), order.block_ids.len(), "each block has an outcome");
+        for (at, (block_id, offset)) in order.block_ids.iter().zip(&order.offsets).enumerate() {
             let mut of_tensors = Checksum::new();
             let fragments = self.tensors.fragments(0, std::slice::from_ref(block_id), 0..bytes);
             fragments.for_each(|fragment| of_tensors.update(fragment.bytes()));
-            if of_tensors.finish() != checksum(self.pool.span(*offset, bytes).bytes()) {
+            let checksum = of_tensors.finish();
+            let expected = match self.direction {
+                Direction::Store => Outcome::Stored { checksum },
+                Direction::Load => Outcome::Loaded,
+            };
+            let of_slot = checksum::checksum(self.pool.span(*offset, bytes).bytes());
+            if outcomes[at] != expected || of_slot != checksum {
                 return Err(Error::new(ErrorKind::Corrupt, "a copied block differs").with("block_id", block_id));
             }
         }

@@ -155,7 +155,7 @@ fn stream(level: Level, to: Span<'_>, from: Span<'_>) {
 #[cfg(target_arch = "x86_64")]
 fn stream_parts(to: Span<'_>) -> (usize, usize) {
     let head = to.as_mut_ptr().align_offset(x86::LINE_BYTES).min(to.len());
-    (head, (to.len() - head) / x86::STRIDE_BYTES * x86::STRIDE_BYTES)
+    (head, (to.len() - head).next_multiple_of(x86::STRIDE_BYTES).min(to.len()))
 }
 
 /// Orders the streaming stores before whatever this thread publishes next.

@@ -10,13 +10,8 @@ use forebay_core::{Error, Result};
 use crate::job::{Item, Job};
 use crate::tensor::Tensors;
 
-/// Small items share a tile up to this size, so that taking a tile costs little beside copying it: 10 µs or
-/// more against well under one.
+/// Small items share a tile up to this size: to copy that takes 10 µs or more, much longer than to take a tile.
 const TILE_BYTES: u64 = 256 << 10;
-
-/// An item is split only into parts of at least this size: joining two checksums takes about 20 µs, a part
-/// about 100.
-const PART_BYTES: u64 = 2 << 20;
 
 /// Consecutive whole items, or one part of one item.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,11 +28,19 @@ pub(crate) struct Part {
     pub count: usize,
 }
 
+/// How far a job may be spread.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    pub threads: usize,
+    /// An item is split only into parts of about this many bytes or more.
+    pub part_bytes: u64,
+}
+
 /// Errors with `Invalid` if the job names a group, block or byte that is not there.
-pub(crate) fn plan(job: &Job, tensors: &Tensors, pool_bytes: u64, threads: usize) -> Result<Vec<Tile>> {
+pub(crate) fn plan(job: &Job, tensors: &Tensors, pool_bytes: u64, spread: Spread) -> Result<Vec<Tile>> {
     let check = |(at, item)| item_bytes(item, job, tensors, pool_bytes).map_err(|error| error.with("item", at));
     let sizes = job.items.iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
-    Ok(cut(&sizes, threads))
+    Ok(cut(&sizes, spread))
 }
 
 /// Length of an item's slice. For an item that `plan` has accepted.
@@ -70,10 +73,10 @@ fn item_bytes(item: &Item, job: &Job, tensors: &Tensors, pool_bytes: u64) -> Res
 
 /// With fewer items than threads large items are split, so that one big block does not leave threads idle;
 /// otherwise neighbours are put together up to `TILE_BYTES`.
-fn cut(sizes: &[u64], threads: usize) -> Vec<Tile> {
-    if sizes.len() < threads {
-        let parts = |bytes: u64| (bytes / PART_BYTES).clamp(1, threads.div_ceil(sizes.len()) as u64);
-        return sizes.iter().enumerate().flat_map(|(item, bytes)| split(item, *bytes, parts(*bytes))).collect();
+fn cut(sizes: &[u64], spread: Spread) -> Vec<Tile> {
+    if sizes.len() < spread.threads {
+        let parts = |bytes: &u64| (bytes / spread.part_bytes).clamp(1, spread.threads.div_ceil(sizes.len()) as u64);
+        return sizes.iter().enumerate().flat_map(|(item, bytes)| split(item, *bytes, parts(bytes))).collect();
     }
     let (mut tiles, mut start, mut filled) = (Vec::new(), 0, 0);
     for (item, bytes) in sizes.iter().enumerate() {
@@ -86,13 +89,13 @@ fn cut(sizes: &[u64], threads: usize) -> Vec<Tile> {
     tiles
 }
 
+/// Splits at whole pages, so that no part begins with a ragged edge where the item does not.
 fn split(item: usize, bytes: u64, parts: u64) -> impl Iterator<Item = Tile> {
-    let count = parts as usize;
-    // Whole pages, so that no part begins with a ragged edge where the item does not.
     let part_bytes = bytes.div_ceil(parts).next_multiple_of(forebay_core::PAGE_BYTES);
-    (0..parts).map(move |index| {
-        let bytes = index * part_bytes..bytes.min((index + 1) * part_bytes);
-        let part = (count > 1).then_some(Part { bytes, index: index as usize, count });
+    let count = bytes.div_ceil(part_bytes) as usize;
+    (0..count).map(move |index| {
+        let start = index as u64 * part_bytes;
+        let part = (count > 1).then_some(Part { bytes: start..bytes.min(start + part_bytes), index, count });
         Tile { items: item..item + 1, part }
     })
 }
@@ -102,6 +105,10 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    fn cut(sizes: &[u64], threads: usize) -> Vec<Tile> {
+        super::cut(sizes, Spread { threads, part_bytes: 2 * MIB })
+    }
 
     #[test]
     fn small_items_share_a_tile() {
@@ -116,6 +123,13 @@ mod tests {
         assert!(parts.iter().all(|part| part.count == 3 && part.bytes.start % 4096 == 0));
         assert!(parts.windows(2).all(|pair| pair[0].bytes.end == pair[1].bytes.start));
         assert_eq!((parts[0].bytes.start, parts[2].bytes.end), (0, 16 * MIB + 5));
+    }
+
+    #[test]
+    fn no_part_is_empty_however_small_parts_may_be() {
+        let tiles = super::cut(&[2 * 4096 + 1], Spread { threads: 64, part_bytes: 1 });
+        let bytes: Vec<_> = tiles.into_iter().map(|tile| tile.part.unwrap().bytes).collect();
+        assert_eq!(bytes, [0..4096, 4096..8192, 8192..8193]);
     }
 
     #[test]

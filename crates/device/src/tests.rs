@@ -17,6 +17,8 @@ use crate::*;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAGE: usize = 4096;
 const BLOCKS: u32 = 16;
+/// Small, so that items of a few MiB are copied in parts.
+const PART_BYTES: u64 = 2 << 20;
 
 /// An engine over one tensor of 16 pages, and a pool of 16 slots.
 struct Rig {
@@ -38,7 +40,7 @@ impl Rig {
         let stride = page_bytes as u64;
         let rows = Tensor { memory: tensor.clone(), offset: 0, rows: BLOCKS, row_stride_bytes: stride };
         let tensors = Tensors::new(vec![rows], vec![vec![PageRef { tensor: 0, page_bytes: stride }]]).unwrap();
-        let options = HostOptions { threads, queue_jobs, ..HostOptions::default() };
+        let options = HostOptions { threads, queue_jobs, part_bytes: PART_BYTES, ..HostOptions::default() };
         let engine = HostCopyEngine::new(tensors, options).unwrap();
         let pool = engine.attach_pool(memory.clone()).unwrap();
         Rig { engine, tensor, memory, pool }
@@ -125,6 +127,7 @@ struct Case {
     groups: Vec<Vec<(usize, u64)>>,
     items: Vec<CaseItem>,
     threads: usize,
+    part_bytes: u64,
     level: usize,
     seed: u64,
 }
@@ -144,8 +147,9 @@ fn case() -> impl Strategy<Value = Case> {
     let items = prop::collection::vec((any::<prop::sample::Index>(), 1..5usize, 0..150u64), 1..9);
     let order = Just((0..ROWS).collect::<Vec<_>>()).prop_shuffle();
     let groups = prop::collection::vec(prop::collection::vec((any::<prop::sample::Index>(), 0..3u64), 1..6), 1..4);
-    (tensors, groups, items, order, 1..5usize, 0..8usize, any::<u64>()).prop_map(
-        |(tensors, groups, items, order, threads, level, seed)| {
+    let part_bytes = prop_oneof![Just(1u64), Just(10_000), Just(8 << 20)];
+    (tensors, groups, items, order, 1..5usize, part_bytes, 0..8usize, any::<u64>()).prop_map(
+        |(tensors, groups, items, order, threads, part_bytes, level, seed)| {
             let page_ref = |(at, less): (prop::sample::Index, u64)| {
                 let tensor = at.index(tensors.len());
                 (tensor, tensors[tensor].2.saturating_sub(less).max(1))
@@ -159,7 +163,7 @@ fn case() -> impl Strategy<Value = Case> {
                 gap_before,
             };
             let items = items.into_iter().map(item).collect();
-            Case { tensors, groups, items, threads, level, seed }
+            Case { tensors, groups, items, threads, part_bytes, level, seed }
         },
     )
 }
@@ -168,9 +172,12 @@ fn case() -> impl Strategy<Value = Case> {
 struct Model {
     tensors: Vec<Vec<u8>>,
     pool: Vec<u8>,
-    /// Of each item: where its slice lies, and the tensor, start and length of each fragment.
-    items: Vec<(u64, Vec<(usize, usize, usize)>)>,
+    /// Of each item: where its slice lies, and its fragments.
+    items: Vec<(u64, Vec<Fragment>)>,
 }
+
+/// Tensor, start and length.
+type Fragment = (usize, usize, usize);
 
 impl Model {
     fn new(case: &Case) -> Model {
@@ -249,7 +256,7 @@ proptest! {
         let groups = case.groups.iter().map(|refs| refs.iter().map(page_ref).collect());
         let levels = Level::available();
         let level = levels[case.level % levels.len()];
-        let options = HostOptions { threads: case.threads, queue_jobs: 4, level };
+        let options = HostOptions { threads: case.threads, queue_jobs: 4, part_bytes: case.part_bytes, level };
         let engine = HostCopyEngine::new(Tensors::new(tensors.collect(), groups.collect()).unwrap(), options).unwrap();
         let pool = engine.attach_pool(memory.clone()).unwrap();
 
@@ -364,10 +371,10 @@ fn an_id_in_use_is_refused_and_free_again_after_its_completion_was_polled() {
 fn a_pool_over_a_tensor_and_options_out_of_range_are_refused() {
     let rig = Rig::new(1, 1);
     assert_eq!(rig.engine.attach_pool(rig.tensor.clone()).unwrap_err().kind(), ErrorKind::Invalid);
-    for (threads, queue_jobs) in [(0, 1), (65, 1), (1, 0)] {
+    for (threads, queue_jobs, part_bytes) in [(0, 1, 1), (65, 1, 1), (1, 0, 1), (1, 1, 0)] {
         let tensors = Tensors::new(vec![], vec![]).unwrap();
-        let options = HostOptions { threads, queue_jobs, ..HostOptions::default() };
-        assert!(HostCopyEngine::new(tensors, options).is_err(), "{threads} threads, {queue_jobs} jobs were accepted");
+        let options = HostOptions { threads, queue_jobs, part_bytes, ..HostOptions::default() };
+        assert!(HostCopyEngine::new(tensors, options).is_err(), "{threads} {queue_jobs} {part_bytes} were accepted");
     }
 }
 

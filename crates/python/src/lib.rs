@@ -1,1 +1,39 @@
-//! Placeholder.
+//! `forebay._native`: the client, the scheduler side and the worker side for Python.
+//!
+//! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`, [`worker`] copies between tensors and
+//! the mapped pool; [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
+//!
+//! Holds true: the GIL is released before any wait; a panic becomes a Python exception or, on a background
+//! thread, a closed object; `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects
+//! in the process that uses them. `python/forebay/_native.pyi` says what each call promises.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod buffers;
+mod client;
+mod convert;
+mod error;
+mod session;
+mod worker;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use super::client::Client;
+    #[pymodule_export]
+    use super::error::ForebayError;
+    #[pymodule_export]
+    use super::session::{EngineSession, Ticket};
+    #[pymodule_export]
+    use super::worker::WorkerEngine;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -4,7 +4,7 @@
 
 pub mod client;
 mod hashes;
-mod status;
+pub mod status;
 
 pub use hashes::{Hashes, pack};
 pub use status::{from_status, is_transport, to_status};

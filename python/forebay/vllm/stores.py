@@ -88,7 +88,7 @@ class Stores:
 
         What was stored before a lookup is for the lookup's answer to say: it may be evicted by now.
         """
-        return self._known.get(key, -1) >= since
+        return self._known.get(key, 0) > since
 
     def add(self, store: Store) -> None:
         self._queue[store.serial] = store

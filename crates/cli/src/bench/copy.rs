@@ -11,11 +11,18 @@ pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
     let mut bench = CopyBench::default();
     bench.threads = arguments.threads.unwrap_or(bench.threads);
     bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
+    bench.working_set_bytes = arguments.working_set_bytes.unwrap_or(bench.working_set_bytes);
     let total = 2 * bench.shapes.len();
     let mut done = 0;
     let rows = measure(&bench, |row| {
         done += 1;
-        eprintln!("{done:>2} of {total}: {} {}, {:.2} x {}", row.op, size(row.size_bytes), row.ratio, row.baseline);
+        eprintln!(
+            "{done:>2} of {total}: {} {}, {:.2} x {}",
+            row.direction,
+            size(row.size_bytes),
+            row.ratio,
+            row.baseline
+        );
     })?;
     match arguments.json {
         true => print_report("copy", &rows),
@@ -26,7 +33,7 @@ pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
 
 fn table(rows: &[Row]) -> String {
     let mut table = Table::new(&[
-        "op",
+        "direction",
         ">block",
         ">fragments",
         ">threads",
@@ -39,7 +46,7 @@ fn table(rows: &[Row]) -> String {
     ]);
     for row in rows {
         table.row([
-            row.op.to_string(),
+            row.direction.to_string(),
             size(row.size_bytes),
             row.fragments.to_string(),
             row.threads.to_string(),

@@ -11,10 +11,10 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{Rpc, connect};
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
-    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, OpenNamespaceRequest, OpenSessionRequest,
-    PurgeRequest, PutRequest, ReleaseRequest, SessionEvent,
+    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, OpenNamespaceRequest,
+    OpenSessionRequest, PurgeRequest, PutRequest, ReleaseRequest, SessionEvent,
 };
-use forebay_rpc::{PROTOCOL_VERSION, status::from_status};
+use forebay_rpc::{PROTOCOL_VERSION, from_status};
 use serde::Serialize;
 use tonic::Streaming;
 
@@ -52,9 +52,17 @@ struct Row {
 pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
     let largest = arguments.keys.iter().copied().max().unwrap_or(0);
     if largest == 0 || arguments.keys.contains(&0) || arguments.rounds == 0 {
-        return Err(Failure::Usage(Error::invalid("`--keys` and `--rounds` are at least 1").hint("leave them out for the defaults")));
+        return Err(Failure::Usage(
+            Error::invalid("`--keys` and `--rounds` are at least 1").hint("leave them out for the defaults"),
+        ));
     }
-    let rows = runtime()?.block_on(measure(arguments, largest))?;
+    let rows = runtime()?.block_on(async {
+        // Dropping the measurement ends the private daemon.
+        tokio::select! {
+            rows = measure(arguments, largest) => rows,
+            _ = tokio::signal::ctrl_c() => Err(Error::new(ErrorKind::Unavailable, "interrupted")),
+        }
+    })?;
     match arguments.json {
         true => print_report("lookup", &rows),
         false => print(&table(&rows)),
@@ -104,10 +112,12 @@ impl Engine {
         let engine_id = format!("forebay-bench-{}", std::process::id());
         let request = OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..OpenSessionRequest::default() };
         let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
-        let Some(Event::Welcome(welcome)) = events.message().await.map_err(from_status)?.and_then(|event| event.event) else {
+        let Some(Event::Welcome(welcome)) = events.message().await.map_err(from_status)?.and_then(|event| event.event)
+        else {
             return Err(Error::new(ErrorKind::Io, "the session did not begin with a welcome"));
         };
-        let fields = [("tenant", "bench"), ("purpose", "bench lookup")].map(|(name, value)| (name.into(), value.into()));
+        let fields =
+            [("tenant", "bench"), ("purpose", "bench lookup")].map(|(name, value)| (name.into(), value.into()));
         let group = Group {
             group: 0,
             attention: Attention::Full.into(),

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::arena::remove;
 use forebay_rpc::client::{Rpc, connect};
+use forebay_rpc::from_status;
+use forebay_rpc::proto::InspectRequest;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -28,28 +30,43 @@ impl PrivateDaemon {
         let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
         command.arg("serve").arg("--socket.directory").arg(sockets.path()).arg("--pool.directory").arg(pool.path());
         command.args(["--pool.capacity_bytes", capacity, "--http.address", "off", "--log.level", "warn"]);
-        let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FOREBAY_"));
-        ours.for_each(|(name, _)| drop(command.env_remove(name)));
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FOREBAY_")) {
+            command.env_remove(name);
+        }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(cannot)?;
         Ok(PrivateDaemon { child, sockets, pool })
     }
 
-    /// Its first answer, or why there is none.
+    /// A connection, once all of the pool is there: blocks stored earlier might find no room.
     pub async fn connect(&mut self) -> Result<Rpc> {
         let deadline = Instant::now() + START_DEADLINE;
         loop {
-            let error = match connect(self.sockets.path(), START_DEADLINE).await {
+            let error = match self.connect_if_populated().await {
                 Ok(rpc) => return Ok(rpc),
                 Err(error) => error,
             };
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(Error::new(ErrorKind::Unavailable, "the private daemon ended at once").with("status", status));
+                return Err(
+                    Error::new(ErrorKind::Unavailable, "the private daemon ended at once").with("status", status)
+                );
             }
             if Instant::now() > deadline {
                 return Err(error);
             }
             tokio::time::sleep(POLL).await;
         }
+    }
+
+    async fn connect_if_populated(&self) -> Result<Rpc> {
+        let mut rpc = connect(self.sockets.path(), START_DEADLINE).await?;
+        let reply = rpc.inspect(InspectRequest {}).await.map_err(from_status)?.into_inner();
+        if reply.populated_bytes < reply.capacity_bytes {
+            let error = Error::new(ErrorKind::Timeout, "the private daemon's pool is not populated");
+            return Err(error
+                .with("populated_bytes", reply.populated_bytes)
+                .with("capacity_bytes", reply.capacity_bytes));
+        }
+        Ok(rpc)
     }
 }
 

@@ -10,7 +10,7 @@ use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{Client, GroupBytes, connect};
 use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest};
-use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, status};
+use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
 use crate::client;
@@ -95,10 +95,12 @@ async fn session(directory: &Path) -> Result<()> {
         let engine_id = format!("forebay-doctor-{}", std::process::id());
         let request = OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..OpenSessionRequest::default() };
         let mut rpc = connect(directory, DEADLINE).await?;
-        let mut events = rpc.open_session(request).await.map_err(status::from_status)?.into_inner();
-        events.message().await.map(drop).map_err(status::from_status)
+        let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
+        events.message().await.map(drop).map_err(from_status)
     };
-    tokio::time::timeout(DEADLINE, open).await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "no welcome in 5 s")))
+    tokio::time::timeout(DEADLINE, open)
+        .await
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "no welcome in 5 s")))
 }
 
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -136,7 +138,9 @@ async fn put_and_get(client: &mut Client, fields: [(String, String); 2]) -> Resu
     match client.put(namespace, 0, &[], vec![block]).await?.first() {
         Some(CommitOutcome::CommitStored) => {}
         Some(CommitOutcome::CommitLost) => return Ok(false),
-        outcome => return Err(Error::new(ErrorKind::Io, "the block was not stored").with("outcome", format!("{outcome:?}"))),
+        outcome => {
+            return Err(Error::new(ErrorKind::Io, "the block was not stored").with("outcome", format!("{outcome:?}")));
+        }
     }
     let mut hashes = Hashes::default();
     hashes.push(&hash)?;

@@ -8,8 +8,8 @@ use forebay_daemon::config::Config;
 use forebay_device::Level;
 use forebay_io::arena::Room;
 
-use super::{Check, pool};
 use super::daemon::Holdings;
+use super::{Check, pool};
 use crate::machine::{field, read};
 use crate::output::size;
 
@@ -29,18 +29,19 @@ pub fn checks(config: &Config, holdings: Option<&Holdings>) -> Vec<Check> {
 /// Whether the rest of the pool still fits.
 fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     let needed_bytes = capacity_bytes.saturating_sub(held_bytes);
-    let judged = room.as_ref().map_err(|error| Check::failed("memory", error)).map(|room| match room.check(needed_bytes) {
-        Ok(()) => Check::ok(
-            "memory",
-            format!(
-                "{} available; of the pool's {} there are {}",
-                size(room.memory_available_bytes.min(room.cgroup_available_bytes.unwrap_or(u64::MAX))),
-                size(capacity_bytes),
-                size(held_bytes.min(capacity_bytes)),
+    let judged =
+        room.as_ref().map_err(|error| Check::failed("memory", error)).map(|room| match room.check(needed_bytes) {
+            Ok(()) => Check::ok(
+                "memory",
+                format!(
+                    "{} available; of the pool's {} there are {}",
+                    size(room.memory_available_bytes.min(room.cgroup_available_bytes.unwrap_or(u64::MAX))),
+                    size(capacity_bytes),
+                    size(held_bytes.min(capacity_bytes)),
+                ),
             ),
-        ),
-        Err(error) => Check::failed("memory", &error),
-    });
+            Err(error) => Check::failed("memory", &error),
+        });
     judged.unwrap_or_else(|check| check)
 }
 
@@ -51,7 +52,11 @@ fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> 
         Some(limit) if limit >= capacity_bytes => Check::ok("memlock", size(limit)),
         Some(limit) => Check::warn(
             "memlock",
-            format!("{} may be pinned, the pool has {}: disks cannot use it without a copy", size(limit), size(capacity_bytes)),
+            format!(
+                "{} may be pinned, the pool has {}: disks cannot use it without a copy",
+                size(limit),
+                size(capacity_bytes)
+            ),
             "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit",
         ),
     }
@@ -77,7 +82,9 @@ fn ring() -> std::io::Result<()> {
 fn cpu(levels: &[Level]) -> Check {
     let best = levels.first().map_or_else(String::new, Level::to_string);
     match levels.len() {
-        0 | 1 => Check::warn("cpu", format!("copies use {best} instructions"), "a CPU with AVX2 or AVX-512 copies faster"),
+        0 | 1 => {
+            Check::warn("cpu", format!("copies use {best} instructions"), "a CPU with AVX2 or AVX-512 copies faster")
+        }
         _ => Check::ok("cpu", format!("copies use {best}")),
     }
 }

@@ -33,8 +33,10 @@ pub fn check(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> O
 
 fn of_daemon(holdings: &Holdings, wish: HugePages) -> Check {
     let mib = |bytes: u64| bytes >> 20;
-    let finding = format!("{} of {} MiB are on huge pages", mib(holdings.huge_bytes), mib(holdings.populated_bytes));
-    let is_enough = holdings.huge_bytes as f64 >= ENOUGH * holdings.populated_bytes as f64;
+    // While the pool is being populated, pages are there before the unit they belong to is.
+    let huge_bytes = holdings.huge_bytes.min(holdings.populated_bytes);
+    let finding = format!("{} of {} MiB are on huge pages", mib(huge_bytes), mib(holdings.populated_bytes));
+    let is_enough = huge_bytes as f64 >= ENOUGH * holdings.populated_bytes as f64;
     match is_enough || wish == HugePages::Off {
         true => Check::ok(NAME, finding),
         false => Check::warn(NAME, finding, more_pages(holdings.capacity_bytes)),
@@ -58,7 +60,9 @@ fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Ch
 
 fn more_pages(capacity_bytes: u64) -> String {
     let pages = capacity_bytes.div_ceil(2 << 20);
-    format!("run `sysctl vm.nr_hugepages={pages}` and mount a hugetlbfs, or give `pool.directory` a tmpfs with `huge=advise`")
+    format!(
+        "run `sysctl vm.nr_hugepages={pages}` and mount a hugetlbfs, or give `pool.directory` a tmpfs with `huge=advise`"
+    )
 }
 
 /// Makes a pool as `serve` would, populates its first unit, counts, and removes it.

@@ -1,12 +1,14 @@
 //! Least recently used; leaf-first, because requests are touched last-to-first.
 
-use super::{List, Nodes, Policy, Residents};
+use super::lists::{FRESH, Lists};
+use super::{Nodes, Policy, Residents};
 use crate::block::BlockId;
 use crate::index::Fingerprint;
 
+/// One list: that of the fresh.
 #[derive(Default)]
 pub struct Lru {
-    list: List,
+    lists: Lists,
 }
 
 impl Policy for Lru {
@@ -15,28 +17,26 @@ impl Policy for Lru {
     }
 
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, _key: Fingerprint, parent: Option<BlockId>) {
-        match parent {
-            Some(parent) => self.list.push_behind(nodes, block, parent),
-            None => self.list.push_head(nodes, block),
-        }
-        nodes.stamp(block);
+        self.lists.insert(nodes, block, parent, false);
     }
 
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
-        self.list.unlink(nodes, block);
-        self.list.push_head(nodes, block);
-        nodes.stamp(block);
+        self.lists.refresh(nodes, block);
+    }
+
+    fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.refresh(nodes, block);
     }
 
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
-        self.list.unlink(nodes, block);
+        self.lists.remove(nodes, block);
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.list.evict(nodes, residents)
+        self.lists.evict(nodes, residents, |_, _| FRESH)
     }
 
-    fn coldest(&self) -> Option<BlockId> {
-        (self.list.tail != BlockId::NONE).then_some(self.list.tail)
+    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
+        self.lists.tail(FRESH)
     }
 }

@@ -4,7 +4,18 @@
 //! resident block costs no allocation. Each size class has a policy of its own. A request's blocks are touched
 //! last-to-first, hence a parent is always more recent than its children and plain recency is leaf-first.
 
+pub mod arc;
+pub mod density;
+pub mod ghosts;
+pub mod lists;
 pub mod lru;
+pub mod s3fifo;
+pub mod sketch;
+pub mod tinylfu;
+pub mod twoq;
+pub mod worth;
+
+
 
 use crate::block::BlockId;
 use crate::chunked::Chunked;
@@ -68,13 +79,15 @@ impl std::ops::IndexMut<BlockId> for Nodes {
 
 /// What a policy asks about a block it would like to evict.
 pub trait Residents {
-    /// False while somebody holds it.
-    fn is_evictable(&self, block: BlockId) -> bool;
-    /// For ghost lists, which remember keys after their blocks are gone.
+    /// True while somebody may touch its slot: it must stay.
+    fn is_held(&self, block: BlockId) -> bool;
+    /// True while a waiting request expects it: it had better stay.
+    fn is_wanted(&self, block: BlockId) -> bool;
+    /// For ghosts, which remember keys after their blocks are gone.
     fn fingerprint(&self, block: BlockId) -> Fingerprint;
 }
 
-/// Entries that one `evict` may pass over because somebody holds them; bounds the time of an eviction.
+/// Entries that one `evict` may pass over because somebody holds or wants them; bounds the time of an eviction.
 pub const MAX_SCAN: usize = 64;
 
 /// See the module's head. No call looks at more than [`MAX_SCAN`] entries.
@@ -88,6 +101,9 @@ pub trait Policy: Send {
     /// `block` was asked for and found.
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
 
+    /// `block` is in use or will be soon: no sign of its worth, but not to be evicted next.
+    fn refresh(&mut self, nodes: &mut Nodes, block: BlockId);
+
     /// `block` left without being evicted.
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId);
 
@@ -95,12 +111,30 @@ pub trait Policy: Send {
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
 
     /// The block that `evict` would look at first.
-    fn coldest(&self) -> Option<BlockId>;
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
 
-    /// Bytes on the heap beside the nodes (ghost lists, sketches).
-    fn heap_bytes(&self) -> usize {
+    /// Bytes on the heap that remember keys without blocks.
+    fn ghost_bytes(&self) -> usize {
         0
     }
+}
+
+/// Makes a policy.
+pub type Make = fn() -> Box<dyn Policy>;
+
+/// All policies by name, the default first.
+pub const ALL: [(&str, Make); 6] = [
+    ("density", || Box::<density::Density>::default()),
+    ("lru", || Box::<lru::Lru>::default()),
+    ("twoq", || Box::<twoq::TwoQ>::default()),
+    ("arc", || Box::<arc::Arc>::default()),
+    ("s3fifo", || Box::<s3fifo::S3Fifo>::default()),
+    ("tinylfu", || Box::<tinylfu::TinyLfu>::default()),
+];
+
+/// The policy of this name.
+pub fn by_name(name: &str) -> Option<Make> {
+    ALL.iter().find(|(known, _)| *known == name).map(|(_, make)| *make)
 }
 
 /// A doubly linked list through the nodes; head is the most recent.
@@ -154,19 +188,5 @@ impl List {
             next => nodes[next].prev = prev,
         }
         self.len -= 1;
-    }
-
-    /// Takes the tail-most evictable block out. Held ones met on the way move to the head: they are in use,
-    /// and leaving them would make every later eviction walk over them again.
-    pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        for _ in 0..MAX_SCAN.min(self.len as usize) {
-            let block = self.tail;
-            self.unlink(nodes, block);
-            if residents.is_evictable(block) {
-                return Some(block);
-            }
-            self.push_head(nodes, block);
-        }
-        None
     }
 }

@@ -123,7 +123,7 @@ fn births(state: &State, layout: &GroupLayout, (slot, generation): (SlotId, Gene
     let mut whole = None;
     for (rank, bytes) in layout.rank_bytes.iter().enumerate() {
         let birth = state.pool.birth(slot, rank)?;
-        if birth.generation != generation || u64::from(birth.length) != *bytes {
+        if birth.generation != generation || birth.length != *bytes {
             return None;
         }
         whole = Some(whole.map_or(birth.checksum, |sum| checksum::combine(sum, birth.checksum, *bytes)));

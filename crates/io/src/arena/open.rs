@@ -170,6 +170,7 @@ fn make(
         geometry,
         backing: site.backing,
         epoch: 1,
+        ceiling: Generation(1),
     };
     let (table, files) = create_files(&site, &header).map_err(|error| cannot_make("make", &directory, error))?;
     let replaced = found::replaced_data(&directory).map_err(|error| cannot_make("make", &directory, error))?;

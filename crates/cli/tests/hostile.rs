@@ -1,0 +1,187 @@
+//! Bad input at every door of the shipped daemon: a clear error, and it serves on.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use forebay_rpc::proto::*;
+use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
+use support::*;
+
+const SMALL: &[&str] = &["--pool.capacity_bytes", "32MiB"];
+
+/// Somebody else's engine goes on.
+fn serves(place: &Place, who: &str) {
+    let (client, worker) = engine(place, who, 4096);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 1);
+    worker.fill(&slots[0], 9);
+    client.commit(namespace, &[hash(9)], &slots);
+    let reply = client.lookup(namespace, &[hash(9)]);
+    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(9, 4096));
+}
+
+#[test]
+fn random_bytes_at_both_sockets_harm_nobody() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, SMALL);
+    for seed in 0..40 {
+        for name in [RPC_SOCKET, ATTACH_SOCKET] {
+            let mut stream = UnixStream::connect(place.sockets().join(name)).unwrap();
+            stream.set_read_timeout(Some(std::time::Duration::from_millis(20))).unwrap();
+            let _ = stream.write_all(&pattern(seed, 1 + seed * 97));
+            let _ = stream.read(&mut [0; 512]);
+        }
+    }
+    assert!(daemon.is_running(), "{}", daemon.log());
+    serves(&place, "a");
+}
+
+#[test]
+fn a_worker_that_lies_is_told_what_is_wrong() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let good = || Worker::request("liar", 0, 1, 4096);
+    let lies: Vec<(&str, AttachRequest)> = vec![
+        ("rank", AttachRequest { rank: 1, ..good() }),
+        ("rank", AttachRequest { ranks: 0, ..good() }),
+        ("rank", AttachRequest { ranks: 1_000_000, ..good() }),
+        ("engine id", AttachRequest { engine_id: String::new(), ..good() }),
+        ("engine id", AttachRequest { engine_id: "x".repeat(65), ..good() }),
+        ("protocol", AttachRequest { protocol: 99, ..good() }),
+        ("groups", AttachRequest { groups: vec![], ..good() }),
+        (
+            "512 MiB",
+            AttachRequest { groups: vec![RankGroup { group: 0, bytes: u64::MAX, is_replicated: false }], ..good() },
+        ),
+        ("512 MiB", AttachRequest { groups: vec![RankGroup { group: 0, bytes: 0, is_replicated: false }], ..good() }),
+    ];
+    for (word, request) in lies {
+        let worker = Worker::attach(&place, request.clone(), None);
+        assert!(worker.reply.error.contains(word), "{request:?} was answered with `{}`", worker.reply.error);
+        assert!(!worker.reply.has_files);
+    }
+    serves(&place, "a");
+}
+
+#[test]
+fn an_engine_that_lies_about_sizes_is_refused() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _worker) = engine(&place, "a", 4096);
+    client.namespace("t", vec![group()]).unwrap();
+    let (other, _other_worker) = engine(&place, "b", 8192);
+    let refused = other.namespace("t", vec![group()]).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("block sizes"), "{refused}");
+    let undeclared = Group { group: 5, ..group() };
+    assert_eq!(other.namespace("u", vec![undeclared]).unwrap_err().code(), tonic::Code::InvalidArgument);
+    let larger_than_the_pool = Group { rank_bytes: vec![256 << 20], ..group() };
+    let plain = Client::open(&place, "plain", 0);
+    let namespace = plain.namespace("v", vec![larger_than_the_pool]).unwrap();
+    let block = Block { hash: hash(1).to_vec(), data: vec![0; 1000] };
+    let put =
+        PutRequest { session: plain.welcome.session, namespace, group: 0, predecessor: vec![], blocks: vec![block] };
+    assert_eq!(call!(plain, put, put).unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
+#[test]
+fn malformed_calls_are_errors_for_the_caller_alone() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _worker) = engine(&place, "a", 4096);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let session = client.welcome.session;
+    let lookup = |group: u32, hash_bytes: u32, bytes: usize| LookupRequest {
+        session,
+        namespace,
+        groups: vec![GroupKeys { group, hash_bytes, hashes: vec![1; bytes] }],
+    };
+    for request in
+        [lookup(0, 0, 32), lookup(0, 33, 66), lookup(0, 32, 33), lookup(70_000, 32, 32), lookup(0, 1, 70_000)]
+    {
+        assert_eq!(call!(client, lookup, request).unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    let unknown_session = LookupRequest { session: 999, ..lookup(0, 32, 32) };
+    assert_eq!(call!(client, lookup, unknown_session).unwrap_err().code(), tonic::Code::NotFound);
+    let unknown_namespace = LookupRequest { namespace: 9, ..lookup(0, 32, 32) };
+    assert_eq!(call!(client, lookup, unknown_namespace).unwrap_err().code(), tonic::Code::InvalidArgument);
+    // An unknown group and no keys at all are just misses.
+    assert!(call!(client, lookup, lookup(3, 32, 64)).unwrap().groups[0].states.is_empty());
+    assert!(call!(client, lookup, lookup(0, 32, 0)).unwrap().groups[0].states.is_empty());
+    let slots = vec![1, 2];
+    let uneven =
+        GroupBlocks { group: 0, hash_bytes: 32, hashes: vec![0; 32], predecessor: vec![], slots, generations: vec![1] };
+    let commit = CommitRequest { session, namespace, groups: vec![uneven] };
+    assert_eq!(call!(client, commit, commit).unwrap_err().code(), tonic::Code::InvalidArgument);
+    // Slots that are nobody's, or outside the pool.
+    let wild = [Held { slot: u32::MAX, generation: 1 }, Held { slot: 3, generation: 1 }];
+    assert_eq!(client.commit(namespace, &hashes(0..2), &wild), [CommitOutcome::CommitLost; 2]);
+    let purge = PurgeRequest::default();
+    assert_eq!(call!(client, purge, purge).unwrap_err().code(), tonic::Code::InvalidArgument);
+    serves(&place, "b");
+}
+
+#[test]
+fn a_message_over_the_limit_is_refused() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _worker) = engine(&place, "a", 4096);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let keys = GroupKeys { group: 0, hash_bytes: 32, hashes: vec![0; 20 << 20] };
+    let request = LookupRequest { session: client.welcome.session, namespace, groups: vec![keys] };
+    let refused = call!(client, lookup, request).unwrap_err();
+    assert!(matches!(refused.code(), tonic::Code::OutOfRange | tonic::Code::ResourceExhausted), "{refused}");
+    serves(&place, "b");
+}
+
+#[test]
+fn the_65th_engine_is_refused_with_a_hint_and_the_others_go_on() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "32MiB", "--limits.sessions", "3"]);
+    let _all: Vec<Client> = (0..3).map(|i| Client::open(&place, &format!("e{i}"), 0)).collect();
+    let refused = runtime().block_on(async {
+        let request = OpenSessionRequest {
+            protocol: forebay_rpc::PROTOCOL_VERSION,
+            engine_id: "one more".to_owned(),
+            ..OpenSessionRequest::default()
+        };
+        connect(&place.sockets()).await.open_session(request).await.unwrap_err()
+    });
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("too many engines"), "{refused}");
+}
+
+#[test]
+fn a_second_daemon_on_the_same_sockets_or_the_same_pool_is_refused() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, SMALL);
+    let (succeeded, log) = Daemon::spawn(&place, SMALL).finish();
+    assert!(!succeeded);
+    assert!(log.contains("another daemon listens"), "{log}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let sockets = elsewhere.path().to_str().unwrap();
+    let (succeeded, log) =
+        Daemon::spawn(&place, &["--socket.directory", sockets, "--pool.capacity_bytes", "32MiB"]).finish();
+    assert!(!succeeded);
+    assert!(log.contains("hint: "), "{log}");
+    assert!(daemon.is_running());
+    serves(&place, "a");
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_file_in_its_place_is_not() {
+    let place = Place::new();
+    Daemon::start(&place, SMALL).kill();
+    assert!(place.sockets().join(RPC_SOCKET).exists(), "the killed daemon left its socket");
+    let daemon = Daemon::start(&place, SMALL);
+    serves(&place, "a");
+    daemon.kill();
+    std::fs::remove_file(place.sockets().join(RPC_SOCKET)).unwrap();
+    std::fs::write(place.sockets().join(RPC_SOCKET), "precious").unwrap();
+    let (succeeded, log) = Daemon::spawn(&place, SMALL).finish();
+    assert!(!succeeded);
+    assert!(log.contains("no socket"), "{log}");
+    assert_eq!(std::fs::read(place.sockets().join(RPC_SOCKET)).unwrap(), b"precious");
+}

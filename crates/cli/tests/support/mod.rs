@@ -1,0 +1,391 @@
+//! A real daemon process, a client of its control plane, and a worker that maps its pool from this process.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_core::checksum::checksum;
+use forebay_core::{Generation, SlotId};
+use forebay_io::arena::{BirthRecord, GeometryDescription, MapperFds, Mapping, recv_fds};
+use forebay_rpc::proto::forebay_client::ForebayClient;
+use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::*;
+use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION, RPC_SOCKET};
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+/// No single step of a test takes longer on any machine that is alive.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Directories of one daemon, removed at the end with the pool in them.
+pub struct Place {
+    root: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { root: tempfile::tempdir_in("/dev/shm").expect("a directory in memory") }
+    }
+
+    pub fn sockets(&self) -> PathBuf {
+        self.root.path().join("s")
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.root.path().join("pool")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // The pool may have mounted a filesystem of its own.
+        let _ = forebay_io::arena::remove(&self.pool());
+    }
+}
+
+/// A daemon process; killed when dropped.
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub fn start(place: &Place, arguments: &[&str]) -> Daemon {
+        let mut daemon = Daemon::spawn(place, arguments);
+        let start = Instant::now();
+        while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() {
+            assert!(daemon.is_running() && start.elapsed() < DEADLINE, "the daemon does not listen:\n{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    pub fn spawn(place: &Place, arguments: &[&str]) -> Daemon {
+        let log = place.root.path().join("log");
+        let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
+        let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .arg("serve")
+            .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
+            .args(["--pool.directory".as_ref(), place.pool().as_os_str()])
+            .args(["--http.address", "off"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .expect("the daemon starts");
+        Daemon { child, log }
+    }
+
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it is ours to kill");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Waits for its own end; returns whether it succeeded, and what it said.
+    pub fn finish(mut self) -> (bool, String) {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                return (status.success(), self.log());
+            }
+            assert!(start.elapsed() < DEADLINE, "the daemon does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is ours").is_none()
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn log(&self) -> String {
+        let file = fs::File::open(&self.log).expect("the log is there");
+        BufReader::new(file).lines().map_while(Result::ok).map(|line| line + "\n").collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One session on the control plane, driven from a test without async.
+pub struct Client {
+    pub runtime: tokio::runtime::Runtime,
+    pub rpc: ForebayClient<Channel>,
+    pub events: Streaming<SessionEvent>,
+    pub welcome: Welcome,
+}
+
+/// Makes `client.call(...)` of a method one line.
+#[macro_export]
+macro_rules! call {
+    ($client:expr, $method:ident, $request:expr) => {{
+        let mut rpc = $client.rpc.clone();
+        let reply = $client
+            .runtime
+            .block_on(async { tokio::time::timeout($crate::support::DEADLINE, rpc.$method($request)).await });
+        reply.expect("an answer in time").map(|reply| reply.into_inner())
+    }};
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+pub async fn connect(sockets: &Path) -> ForebayClient<Channel> {
+    let path = sockets.join(RPC_SOCKET);
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://forebay").connect_with_connector(connector).await.expect("a daemon");
+    ForebayClient::new(channel).max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20)
+}
+
+impl Client {
+    pub fn open(place: &Place, engine_id: &str, ranks: u32) -> Client {
+        Client::resume(place, engine_id, ranks, Vec::new(), Vec::new())
+    }
+
+    pub fn resume(place: &Place, engine_id: &str, ranks: u32, leases: Vec<Held>, reservations: Vec<Held>) -> Client {
+        let runtime = runtime();
+        let (rpc, events, welcome) = runtime.block_on(async {
+            let mut rpc = connect(&place.sockets()).await;
+            let request = OpenSessionRequest {
+                protocol: PROTOCOL_VERSION,
+                engine_id: engine_id.to_owned(),
+                ranks,
+                leases,
+                reservations,
+            };
+            let mut events = rpc.open_session(request).await.expect("a session").into_inner();
+            let first = events.message().await.expect("a stream").expect("an event");
+            let Some(Event::Welcome(welcome)) = first.event else { panic!("the first event is {first:?}") };
+            (rpc, events, welcome)
+        });
+        Client { runtime, rpc, events, welcome }
+    }
+
+    /// The next event of the session.
+    pub fn event(&mut self) -> Event {
+        let next = self.runtime.block_on(async { tokio::time::timeout(DEADLINE, self.events.message()).await });
+        next.expect("an event in time").expect("a stream").expect("an event").event.expect("it says what")
+    }
+
+    pub fn namespace(&self, tenant: &str, groups: Vec<Group>) -> Result<u32, tonic::Status> {
+        let fields = [("model", "test"), ("tenant", tenant)];
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let request = OpenNamespaceRequest { session: self.welcome.session, fields, groups };
+        call!(self, open_namespace, request).map(|reply| reply.namespace)
+    }
+
+    pub fn lookup(&self, namespace: u32, hashes: &[[u8; 32]]) -> LookupReply {
+        let keys = GroupKeys { group: 0, hash_bytes: 32, hashes: hashes.concat() };
+        let request = LookupRequest { session: self.welcome.session, namespace, groups: vec![keys] };
+        call!(self, lookup, request).expect("a lookup")
+    }
+
+    /// Looks up until nothing is "not yet".
+    pub fn lookup_settled(&self, namespace: u32, hashes: &[[u8; 32]]) -> LookupReply {
+        let start = Instant::now();
+        loop {
+            let reply = self.lookup(namespace, hashes);
+            if !reply.groups[0].states.contains(&2) {
+                return reply;
+            }
+            self.release(reply.lease);
+            assert!(start.elapsed() < DEADLINE, "blocks are never verified");
+        }
+    }
+
+    pub fn release(&self, lease: u64) {
+        let request = ReleaseRequest { session: self.welcome.session, leases: vec![lease] };
+        call!(self, release, request).expect("a release");
+    }
+
+    pub fn reserve(&self, namespace: u32, count: u32) -> Vec<Held> {
+        let request = ReserveRequest { session: self.welcome.session, namespace, group: 0, count };
+        let reply = call!(self, reserve, request).expect("a reserve");
+        reply
+            .slots
+            .iter()
+            .zip(&reply.generations)
+            .map(|(slot, generation)| Held { slot: *slot, generation: *generation })
+            .collect()
+    }
+
+    /// Commits a chain from its start.
+    pub fn commit(&self, namespace: u32, hashes: &[[u8; 32]], slots: &[Held]) -> Vec<CommitOutcome> {
+        let blocks = GroupBlocks {
+            group: 0,
+            hash_bytes: 32,
+            hashes: hashes.concat(),
+            predecessor: Vec::new(),
+            slots: slots.iter().map(|held| held.slot).collect(),
+            generations: slots.iter().map(|held| held.generation).collect(),
+        };
+        let request = CommitRequest { session: self.welcome.session, namespace, groups: vec![blocks] };
+        call!(self, commit, request).expect("a commit").outcomes().collect()
+    }
+
+    pub fn inspect(&self) -> InspectReply {
+        call!(self, inspect, InspectRequest {}).expect("an inspection")
+    }
+}
+
+/// A worker of `bytes` per block in group 0, attached from this process.
+pub struct Worker {
+    stream: UnixStream,
+    pub mapping: Option<Mapping>,
+    pub reply: AttachReply,
+    rank: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Worker {
+    pub fn request(engine_id: &str, rank: u32, ranks: u32, bytes: u64) -> AttachRequest {
+        AttachRequest {
+            protocol: PROTOCOL_VERSION,
+            engine_id: engine_id.to_owned(),
+            rank,
+            ranks,
+            groups: vec![RankGroup { group: 0, bytes, is_replicated: false }],
+            held_pool_id: Vec::new(),
+        }
+    }
+
+    /// Attaches; with `held` it keeps that mapping.
+    pub fn attach(place: &Place, mut request: AttachRequest, held: Option<Mapping>) -> Worker {
+        if let Some(mapping) = &held {
+            request.held_pool_id = mapping.pool_id().to_be_bytes().to_vec();
+        }
+        let stream = UnixStream::connect(place.sockets().join(ATTACH_SOCKET)).expect("the attach socket");
+        send(&stream, &request);
+        let (bytes, fds) = recv_fds(&stream, Instant::now() + DEADLINE).expect("an answer");
+        let reply = AttachReply::decode(bytes.as_slice()).expect("an AttachReply");
+        let pool_id = reply.pool_id.as_slice().try_into().map_or(0, u128::from_be_bytes);
+        let mapping = if reply.has_files {
+            let description = GeometryDescription { pool_id, unit_bytes: reply.unit_bytes, units: reply.units };
+            Some(Mapping::new(MapperFds::from_received(fds).expect("three files"), &description).expect("a mapping"))
+        } else {
+            held
+        };
+        Worker { stream, mapping, reply, rank: request.rank as usize, offset: 0, bytes: request.groups.first().map_or(0, |group| group.bytes) }
+    }
+
+    /// Waits until all ranks are there, and acknowledges.
+    pub fn acknowledge(&mut self) {
+        let (bytes, _) = recv_fds(&self.stream, Instant::now() + DEADLINE).expect("an AttachReady");
+        let ready = AttachReady::decode(bytes.as_slice()).expect("an AttachReady");
+        self.offset = ready.slices[0].offset;
+        send(&self.stream, &AttachAck {});
+    }
+
+    /// Fills this rank's slice with bytes made from `seed`, and writes its birth record.
+    pub fn fill(&self, held: &Held, seed: u64) {
+        let bytes = pattern(seed, self.bytes);
+        self.write(held, &bytes);
+        let record =
+            BirthRecord { generation: Generation(held.generation), length: self.bytes, checksum: checksum(&bytes) };
+        self.mapping().write_birth(SlotId(held.slot), self.rank, &record).expect("a birth record");
+    }
+
+    pub fn write(&self, held: &Held, bytes: &[u8]) {
+        let at = (SlotId(held.slot).offset() + self.offset) as usize;
+        assert!(at + bytes.len() <= self.mapping().len());
+        // SAFETY: checked to lie in the mapping; only this process writes to a slot that it holds.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping().data_ptr().add(at), bytes.len()) }
+    }
+
+    pub fn read(&self, slot: u32) -> Vec<u8> {
+        let at = (SlotId(slot).offset() + self.offset) as usize;
+        let mut bytes = vec![0; self.bytes as usize];
+        assert!(at + bytes.len() <= self.mapping().len());
+        // SAFETY: checked to lie in the mapping; the slot is leased, so nobody writes to it.
+        unsafe { std::ptr::copy_nonoverlapping(self.mapping().data_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) }
+        bytes
+    }
+
+    pub fn mapping(&self) -> &Mapping {
+        self.mapping.as_ref().expect("attached")
+    }
+
+    /// Closes the connection and keeps the mapping.
+    pub fn detach(self) -> Mapping {
+        self.mapping.expect("attached")
+    }
+}
+
+/// An engine with one rank: session and worker, ready to store.
+pub fn engine(place: &Place, engine_id: &str, bytes: u64) -> (Client, Worker) {
+    let mut client = Client::open(place, engine_id, 1);
+    let mut worker = Worker::attach(place, Worker::request(engine_id, 0, 1, bytes), None);
+    assert_eq!(worker.reply.error, "");
+    worker.acknowledge();
+    assert!(matches!(client.event(), Event::Attached(_)));
+    wait_until("the pool is populated", || {
+        let pool = client.inspect();
+        pool.populated_bytes == pool.capacity_bytes
+    });
+    (client, worker)
+}
+
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < DEADLINE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub fn group() -> Group {
+    Group {
+        group: 0,
+        attention: Attention::Full.into(),
+        tokens_per_block: 16,
+        is_replicated: false,
+        rank_bytes: Vec::new(),
+    }
+}
+
+pub fn hash(seed: u64) -> [u8; 32] {
+    let mut hash = [7; 32];
+    hash[..8].copy_from_slice(&seed.to_le_bytes());
+    hash
+}
+
+pub fn hashes(seeds: std::ops::Range<u64>) -> Vec<[u8; 32]> {
+    seeds.map(hash).collect()
+}
+
+/// `length` bytes that tell from which seed they came.
+pub fn pattern(seed: u64, length: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    });
+    words.flat_map(u64::to_le_bytes).take(length as usize).collect()
+}
+
+fn send(mut stream: &UnixStream, message: &impl Message) {
+    stream.write_all(&(message.encoded_len() as u32).to_le_bytes()).expect("the daemon reads");
+    stream.write_all(&message.encode_to_vec()).expect("the daemon reads");
+}

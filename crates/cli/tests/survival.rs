@@ -1,0 +1,236 @@
+//! What survives whom: the shipped daemon, killed with SIGKILL, against a worker that lives on in this process.
+
+mod support;
+
+use forebay_core::SlotId;
+use forebay_rpc::proto::*;
+use support::*;
+
+const BYTES: u64 = 20_000;
+const SMALL: &[&str] = &["--pool.capacity_bytes", "32MiB"];
+
+#[test]
+fn what_a_worker_stored_is_read_back_and_nothing_stays_pinned() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 10);
+    assert_eq!(slots.len(), 10);
+    slots.iter().enumerate().for_each(|(i, held)| worker.fill(held, i as u64));
+    let outcomes = client.commit(namespace, &hashes(0..10), &slots);
+    assert_eq!(outcomes, vec![CommitOutcome::CommitStored; 10]);
+    assert_eq!(client.commit(namespace, &hashes(0..10), &slots), outcomes, "a commit may be repeated");
+
+    let reply = client.lookup(namespace, &hashes(0..12));
+    assert_eq!(reply.groups[0].states, vec![1; 10]);
+    for (i, slot) in reply.groups[0].slots.iter().enumerate() {
+        assert_eq!(worker.read(*slot), pattern(i as u64, BYTES), "block {i}");
+    }
+    assert!(client.inspect().pinned_bytes > 0);
+    client.release(reply.lease);
+    client.release(reply.lease);
+    assert_eq!(client.inspect().pinned_bytes, 0);
+}
+
+#[test]
+fn blocks_outlive_a_killed_daemon_and_are_verified_before_they_are_served() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 20);
+    slots.iter().enumerate().for_each(|(i, held)| worker.fill(held, i as u64));
+    client.commit(namespace, &hashes(0..20), &slots);
+    daemon.kill();
+    // A bit flips while nobody looks.
+    let mut rotten = pattern(13, BYTES);
+    rotten[4_321] ^= 4;
+    worker.write(&slots[13], &rotten);
+    drop((client, worker));
+
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "b", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    assert!(!client.lookup(namespace, &hashes(0..1)).groups[0].states.contains(&1), "served before it was verified");
+    let reply = client.lookup_settled(namespace, &hashes(0..20));
+    assert_eq!(reply.groups[0].states, vec![1; 13], "all up to the rotten one, and no further");
+    for (i, slot) in reply.groups[0].slots.iter().enumerate() {
+        assert_eq!(worker.read(*slot), pattern(i as u64, BYTES), "block {i}");
+    }
+}
+
+#[test]
+fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let filling = client.reserve(namespace, 5);
+    let stored = client.reserve(namespace, 5);
+    stored.iter().enumerate().for_each(|(i, held)| worker.fill(held, i as u64));
+    client.commit(namespace, &hashes(0..5), &stored);
+    let lease = client.lookup(namespace, &hashes(0..5));
+    assert_eq!(lease.groups[0].states, vec![1; 5]);
+    daemon.kill();
+    // The worker is paused, as far as the daemon can tell: it maps the pool and says nothing.
+    let mapping = worker.detach();
+    drop(client);
+
+    let _daemon = Daemon::start(&place, SMALL);
+    let (other, other_worker) = engine(&place, "b", BYTES);
+    let namespace = other.namespace("t", vec![group()]).unwrap();
+    let fenced: Vec<u32> = filling.iter().map(|held| held.slot).collect();
+    let leased: Vec<u32> = lease.groups[0].slots.clone();
+    // Turn the whole pool over, twice.
+    let mut seed = 1_000;
+    for _ in 0..(2 * 32 << 20) / 20_480 / 64 {
+        let slots = other.reserve(namespace, 64);
+        assert!(!slots.is_empty(), "the rest of the pool is usable");
+        for held in &slots {
+            assert!(!fenced.contains(&held.slot), "slot {} was given away while its worker fills it", held.slot);
+            assert!(!leased.contains(&held.slot), "slot {} was given away while its worker reads it", held.slot);
+            other_worker.fill(held, seed);
+            assert_eq!(other.commit(namespace, &[hash(seed)], &[*held]), [CommitOutcome::CommitStored]);
+            seed += 1;
+        }
+    }
+    assert!(other.inspect().fenced_bytes > 0);
+
+    // It wakes up, comes back, and says what it still holds: one slot to fill and nothing to read.
+    let mut worker = Worker::attach(&place, Worker::request("a", 0, 1, BYTES), Some(mapping));
+    assert!(!worker.reply.has_files, "the mapping it has is the right one");
+    let keeps = vec![filling[2]];
+    let mut back = Client::resume(&place, "a", 1, Vec::new(), keeps.clone());
+    assert_eq!(back.welcome.lost, vec![]);
+    worker.acknowledge();
+    assert!(matches!(back.event(), session_event::Event::Attached(_)));
+    let name = back.namespace("t", vec![group()]).unwrap();
+    worker.fill(&keeps[0], 77);
+    assert_eq!(back.commit(name, &[hash(77)], &keeps), [CommitOutcome::CommitStored]);
+    assert_eq!(other.inspect().fenced_bytes, 0, "all else it held is free");
+    let reply = back.lookup(name, &[hash(77)]);
+    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(77, BYTES));
+}
+
+#[test]
+fn a_fence_falls_with_its_worker() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    assert_eq!(client.reserve(namespace, 5).len(), 5);
+    daemon.kill();
+    drop(client);
+    let _daemon = Daemon::start(&place, SMALL);
+    let watcher = Client::open(&place, "watcher", 0);
+    assert!(watcher.inspect().fenced_bytes > 0, "its worker maps the pool");
+    drop(worker);
+    wait_until("the fence falls", || watcher.inspect().fenced_bytes == 0);
+}
+
+#[test]
+fn a_cut_session_keeps_its_leases_until_its_worker_is_gone() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 4);
+    slots.iter().for_each(|held| worker.fill(held, held.slot.into()));
+    client.commit(namespace, &hashes(0..4), &slots);
+    let lease = client.lookup(namespace, &hashes(0..4));
+    drop(client);
+    let watcher = Client::open(&place, "watcher", 0);
+    wait_until("the session ends", || watcher.inspect().sessions.iter().all(|s| s.engine_id != "a" || !s.is_connected));
+    assert!(watcher.inspect().pinned_bytes > 0, "the worker may be in the middle of a load");
+
+    // Back with two of the four.
+    let held = |i: usize| Held { slot: lease.groups[0].slots[i], generation: lease.groups[0].generations[i] };
+    let back = Client::resume(&place, "a", 1, vec![held(0), held(1)], Vec::new());
+    assert_eq!(back.welcome.lost, vec![]);
+    let info = watcher.inspect().sessions.into_iter().find(|s| s.engine_id == "a").unwrap();
+    assert_eq!((info.leases, info.leased_blocks), (1, 2));
+    drop((back, worker));
+    wait_until("all is free", || watcher.inspect().pinned_bytes == 0);
+}
+
+#[test]
+fn two_ranks_lie_side_by_side_and_a_block_without_both_births_is_not_stored() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let mut client = Client::open(&place, "a", 2);
+    let mut first = Worker::attach(&place, Worker::request("a", 0, 2, 5_000), None);
+    let refused = client.namespace("t", vec![group()]).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable, "one rank is missing");
+    let mut second = Worker::attach(&place, Worker::request("a", 1, 2, 7_000), None);
+    first.acknowledge();
+    second.acknowledge();
+    assert!(matches!(client.event(), session_event::Event::Attached(_)));
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 2);
+    for held in &slots {
+        first.fill(held, 1);
+    }
+    second.fill(&slots[0], 2);
+    let outcomes = client.commit(namespace, &hashes(0..2), &slots);
+    assert_eq!(outcomes, [CommitOutcome::CommitStored, CommitOutcome::CommitIncomplete]);
+    let reply = client.lookup(namespace, &hashes(0..2));
+    assert_eq!(reply.groups[0].states, vec![1]);
+    assert_eq!(first.read(reply.groups[0].slots[0]), pattern(1, 5_000));
+    assert_eq!(second.read(reply.groups[0].slots[0]), pattern(2, 7_000));
+}
+
+#[test]
+fn a_pool_of_another_size_with_a_worker_attached_is_refused_and_without_one_made_anew() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    daemon.kill();
+    let (succeeded, log) =
+        Daemon::spawn(&place, &["--pool.capacity_bytes", "16MiB", "--pool.unit_bytes", "4MiB"]).finish();
+    assert!(!succeeded, "{log}");
+    assert!(log.contains("hint: "), "{log}");
+    drop((client, worker));
+    let mut daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB", "--pool.unit_bytes", "4MiB"]);
+    assert!(daemon.is_running());
+    assert_eq!(Client::open(&place, "b", 0).inspect().capacity_bytes, 16 << 20);
+}
+
+#[test]
+fn sigterm_drains_and_the_successor_finds_everything() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let (mut client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 3);
+    slots.iter().enumerate().for_each(|(i, held)| worker.fill(held, i as u64));
+    rustix::process::kill_process(rustix::process::Pid::from_raw(daemon.pid()).unwrap(), rustix::process::Signal::TERM)
+        .unwrap();
+    assert!(matches!(client.event(), session_event::Event::Draining(_)));
+    let outcomes = client.commit(namespace, &hashes(0..3), &slots);
+    assert_eq!(outcomes, [CommitOutcome::CommitStored; 3], "what was begun may be finished");
+    assert!(client.reserve(namespace, 1).is_empty(), "nothing new is handed out");
+    let (succeeded, log) = daemon.finish();
+    assert!(succeeded, "{log}");
+    drop((client, worker));
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _worker) = engine(&place, "b", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    assert_eq!(client.lookup_settled(namespace, &hashes(0..3)).groups[0].states, vec![1; 3]);
+}
+
+#[test]
+fn a_stale_offset_is_recognised_by_its_generation() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 1);
+    assert_eq!(worker.mapping().generation(SlotId(slots[0].slot)).0, slots[0].generation);
+    let request = AbortRequest { session: client.welcome.session, slots: slots.clone() };
+    call!(client, abort, request).unwrap();
+    assert_ne!(worker.mapping().generation(SlotId(slots[0].slot)).0, slots[0].generation);
+    worker.fill(&slots[0], 1);
+    assert_eq!(client.commit(namespace, &[hash(1)], &slots), [CommitOutcome::CommitLost]);
+    assert!(client.lookup(namespace, &[hash(1)]).groups[0].states.is_empty());
+}

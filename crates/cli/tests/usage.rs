@@ -1,0 +1,120 @@
+//! What the user sees of flags, variables and files: help, suggestions, precedence, exit codes.
+
+mod golden;
+mod rig;
+
+use golden::assert_golden;
+use rig::{Answer, forebay, run};
+
+#[test]
+fn help_is_the_golden_one() {
+    let commands: [&[&str]; 8] =
+        [&[], &["serve"], &["inspect"], &["purge"], &["config"], &["doctor"], &["bench", "copy"], &["bench", "lookup"]];
+    let mut text = String::new();
+    for command in commands {
+        let answer = run(&[command, &["--help"]].concat());
+        assert_eq!((answer.code, answer.err.as_str()), (0, ""), "{command:?}");
+        text += &format!("$ {} --help\n{}\n", [&["forebay"], command].concat().join(" "), answer.out);
+    }
+    assert_golden("tests/golden/help.txt", &text);
+}
+
+#[test]
+fn the_version_names_the_protocol() {
+    let version = run(&["--version"]).out;
+    let expected = format!("forebay {} (protocol {}", env!("CARGO_PKG_VERSION"), forebay_rpc::PROTOCOL_VERSION);
+    assert!(version.starts_with(&expected), "{version}");
+}
+
+#[test]
+fn a_wrong_argument_is_refused_with_the_nearest_one() {
+    for (arguments, error, hint) in [
+        (&["serv"][..], "unknown command `serv`", "did you mean `serve`?"),
+        (
+            &["serve", "--pool.capcity_bytes", "1"],
+            "unknown argument `--pool.capcity_bytes`",
+            "`--pool.capacity_bytes`?",
+        ),
+        (&["serve", "--capacity_bytes", "1"], "unknown argument `--capacity_bytes`", "`--pool.capacity_bytes`?"),
+        (&["inspect", "--jsn"], "unknown argument `--jsn`", "`--json`?"),
+        (&["purge"], "required arguments were not provided", "--help"),
+        (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
+        (&["purge", "--namespace", "12"], "`12` is no namespace id", "`forebay inspect` lists"),
+        (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
+        (&["bench", "lookup", "--keys", "0"], "at least 1", "defaults"),
+        (&["serve", "extra"], "`extra`", "--help"),
+    ] {
+        let answer = run(arguments);
+        answer.assert_refused(2, error);
+        assert!(answer.err.contains(hint), "{hint} is not in {}", answer.err);
+    }
+    let bare = run(&[]);
+    assert!(bare.code == 2 && bare.err.contains("Usage: forebay"), "{bare:?}");
+}
+
+/// `forebay config` with flags that make it say the same on every machine.
+fn config(file: Option<&str>, variables: &[(&str, &str)], flags: &[&str]) -> Answer {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command =
+        forebay(&["config", "--socket.directory", "/run/forebay", "--pool.directory", "/dev/shm/forebay"]);
+    command.args(flags).envs(variables.iter().copied()).current_dir(directory.path());
+    if let Some(text) = file {
+        std::fs::write(directory.path().join("forebay.toml"), text).unwrap();
+        command.args(["--config", "forebay.toml"]);
+    }
+    Answer::of(command.output().unwrap())
+}
+
+#[test]
+fn the_effective_configuration_says_where_each_value_comes_from() {
+    let file = "[pool]\ncapacity_bytes = \"8GiB\"\nhuge_pages = \"off\"\n\n[limits]\nsessions = 8\n";
+    let variables =
+        [("FOREBAY_LIMITS_SESSIONS", "16"), ("FOREBAY_POOL_PROMISE_SHARE", "0.25"), ("FOREBAY_LOG", "debug")];
+    let answer = config(Some(file), &variables, &["--pool.promise_share", "0.75", "--drain.deadline_seconds", "3"]);
+    assert_eq!((answer.code, answer.err.as_str()), (0, ""));
+    assert_golden("tests/golden/config.txt", &answer.out);
+    // What is printed is a file that says the same.
+    let again = config(Some(&answer.out), &[], &[]);
+    let values =
+        |text: &str| text.lines().map(|line| line.split("  #").next().unwrap().to_string()).collect::<Vec<_>>();
+    assert_eq!(values(&again.out), values(&answer.out));
+}
+
+#[test]
+fn json_tells_the_same_as_the_text() {
+    let json = config(None, &[("FOREBAY_POOL_CAPACITY_BYTES", "1GiB")], &["--json"]).json();
+    assert_eq!(json["pool.capacity_bytes"]["value"], "1GiB");
+    assert_eq!(json["pool.capacity_bytes"]["origin"], "variable FOREBAY_POOL_CAPACITY_BYTES");
+    assert_eq!(json["pool.unit_bytes"]["value"], serde_json::Value::Null);
+    assert_eq!(json.as_object().unwrap().len(), forebay_daemon::config::KEYS.len());
+}
+
+#[test]
+fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
+    config(Some("[pool]\nsize = 1\n"), &[], &[]).assert_refused(2, "unknown key `pool.size`");
+    config(Some("pool = 1\n"), &[], &[]).assert_refused(2, "unknown key `pool`");
+    config(None, &[("FOREBAY_POOL_HUGEPAGES", "off")], &[])
+        .assert_refused(2, "unknown variable `FOREBAY_POOL_HUGEPAGES`");
+    config(None, &[("FOREBAY_CONFIG", "/nowhere.toml")], &[]).assert_refused(2, "/nowhere.toml");
+    for command in ["serve", "inspect", "doctor"] {
+        let mut command = forebay(&[command]);
+        Answer::of(command.env("FOREBAY_LIMIT_SESSIONS", "1").output().unwrap())
+            .assert_refused(2, "FOREBAY_LIMIT_SESSIONS");
+    }
+    run(&["serve", "--http.address", "0.0.0.0:80"])
+        .assert_refused(2, "`http.address` cannot be `0.0.0.0:80` (from=`flag`)");
+    run(&["serve", "--log.level", "forebay=loud"]).assert_refused(2, "`log.level` cannot be `forebay=loud`");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    use std::process::Stdio;
+    let mut child = forebay(&["serve", "--help"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let answer = Answer::of(child.wait_with_output().unwrap());
+    assert!(!answer.err.contains("panicked"), "{answer:?}");
+    let mut child = forebay(&["config"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let answer = Answer::of(child.wait_with_output().unwrap());
+    assert_eq!((answer.code, answer.err.as_str()), (0, ""));
+}

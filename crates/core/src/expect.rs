@@ -1,0 +1,165 @@
+//! What waiting requests will ask for: the engine's queue as a look into the future.
+//!
+//! An engine that queues a request tells its keys. Resident blocks among them are refreshed, and as long as the
+//! request waits they are passed over by evictions. Requests are honoured first come first served, in prefix
+//! order, until the blocks they want would fill [`SHARE_PERMILLE`] of the pool; then one that is met makes way
+//! for the next. A hint, never a pin: what cannot be kept is evicted, and nothing is owed.
+//!
+//! Invariants: `wanted` counts each key once for every honoured mention; at most [`Core::MAX_EXPECTED_KEYS`]
+//! keys are remembered; honouring goes on in pieces in `step`.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::block::{BlockId, NamespaceIndex};
+use crate::core::Core;
+use crate::index::Fingerprint;
+use crate::key::{BlockHash, Instance};
+
+/// Thousandths of the pool that may be wanted: the rest turns over, so that a queue longer than the pool can
+/// serve leaves room for blocks being stored. Hit rates grow slowly from 500 to 900.
+const SHARE_PERMILLE: u64 = 750;
+/// Keys honoured in one step: an index probe and a list move each.
+const KEYS_PER_STEP: usize = 512;
+
+/// Names what one waiting request expects. 0 is nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct ExpectationId(pub u64);
+
+#[derive(Default)]
+pub(crate) struct Expectations {
+    queue: VecDeque<Expectation>,
+    /// Requests at the head of the queue that are honoured in full.
+    honoured: usize,
+    next_id: u64,
+    keys: usize,
+    wanted_bytes: u64,
+    wanted: HashMap<u64, u32>,
+}
+
+struct Expectation {
+    id: u64,
+    instance: Instance,
+    slot_bytes: u64,
+    keys: Vec<Fingerprint>,
+    /// Keys from the first that are counted in `wanted`.
+    honoured: usize,
+}
+
+impl Core {
+    /// Keys of all waiting requests together, 8 bytes each and as much again where honoured.
+    pub const MAX_EXPECTED_KEYS: usize = 1 << 20;
+
+    /// A request of `instance` that will look up these `hashes` (packed, `hash_bytes` each) waits. Call
+    /// [`Core::met`] when it is looked up or gone. `ExpectationId(0)` if there is no room for more.
+    pub fn expect(
+        &mut self,
+        instance: Instance,
+        namespace: NamespaceIndex,
+        group: u16,
+        hashes: &[u8],
+        hash_bytes: usize,
+    ) -> ExpectationId {
+        let count = hashes.len() / hash_bytes;
+        let Some(class) = self.names.get(namespace).class(group) else { return ExpectationId(0) };
+        if count == 0 || self.expectations.keys + count > Core::MAX_EXPECTED_KEYS {
+            return ExpectationId(0);
+        }
+        let key = |hash| self.fingerprint(namespace, group, &BlockHash::new(hash).expect("the wire checked it"));
+        let keys: Vec<Fingerprint> = hashes.chunks_exact(hash_bytes).map(key).collect();
+        let slot_bytes = self.space.class_info(class).slot_bytes;
+        self.expectations.keys += count;
+        self.expectations.next_id += 1;
+        let id = self.expectations.next_id;
+        self.expectations.queue.push_back(Expectation { id, instance, slot_bytes, keys, honoured: 0 });
+        ExpectationId(id)
+    }
+
+    /// The request waits no more. Unknown and foreign ids are ignored.
+    pub fn met(&mut self, instance: Instance, id: ExpectationId) {
+        let expectations = &mut self.expectations;
+        if let Ok(at) = expectations.queue.binary_search_by_key(&id.0, |expectation| expectation.id)
+            && expectations.queue[at].instance == instance
+        {
+            expectations.drop(at);
+        }
+    }
+
+    /// No request of `instance` waits any more.
+    pub(crate) fn drop_expectations(&mut self, instance: Instance) {
+        for at in (0..self.expectations.queue.len()).rev() {
+            if self.expectations.queue[at].instance == instance {
+                self.expectations.drop(at);
+            }
+        }
+    }
+
+    /// Goes on honouring. True if there is more to do now.
+    pub(crate) fn step_expectations(&mut self) -> bool {
+        let limit = self.space.capacity_bytes() / 1000 * SHARE_PERMILLE;
+        let mut left = KEYS_PER_STEP;
+        while left > 0 {
+            let Some(keys) = self.expectations.honour(limit, left) else { return false };
+            left -= keys.len().min(left);
+            // Last to first, like touches, so that recency stays leaf-first.
+            for key in keys.iter().rev() {
+                self.refresh_resident(*key);
+            }
+        }
+        true
+    }
+
+    fn refresh_resident(&mut self, key: Fingerprint) {
+        let is_match = |block: BlockId| {
+            let record = &self.blocks[block];
+            self.fingerprint(record.namespace, record.group, &record.hash) == key
+        };
+        if let Some(block) = self.index.find(key, is_match) {
+            let class = self.blocks[block].class;
+            self.policies[class.0 as usize].refresh(&mut self.nodes, block);
+        }
+    }
+}
+
+impl Expectations {
+    pub fn is_wanted(&self, key: Fingerprint) -> bool {
+        self.wanted.contains_key(&key.0)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// Counts up to `limit_keys` more keys of the first request that is not honoured in full, as `limit` bytes
+    /// allow, and returns them. `None` if there is nothing to count or no room.
+    fn honour(&mut self, limit: u64, limit_keys: usize) -> Option<Vec<Fingerprint>> {
+        let first = self.queue.get_mut(self.honoured)?;
+        let from = first.honoured;
+        for key in first.keys[from..].iter().take(limit_keys) {
+            let is_new = !self.wanted.contains_key(&key.0);
+            if is_new && self.wanted_bytes + first.slot_bytes > limit {
+                break;
+            }
+            self.wanted_bytes += if is_new { first.slot_bytes } else { 0 };
+            *self.wanted.entry(key.0).or_default() += 1;
+            first.honoured += 1;
+        }
+        if first.honoured == first.keys.len() {
+            self.honoured += 1;
+        }
+        (first.honoured > from).then(|| first.keys[from..first.honoured].to_vec())
+    }
+
+    fn drop(&mut self, at: usize) {
+        let gone = self.queue.remove(at).expect("the caller found it");
+        self.honoured -= usize::from(at < self.honoured);
+        self.keys -= gone.keys.len();
+        for key in &gone.keys[..gone.honoured] {
+            let count = self.wanted.get_mut(&key.0).expect("honoured keys are counted");
+            *count -= 1;
+            if *count == 0 {
+                self.wanted.remove(&key.0);
+                self.wanted_bytes -= gone.slot_bytes;
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! How often keys were asked for, roughly and in fixed memory: a count-min sketch whose counts fade.
+
+use crate::index::Fingerprint;
+
+const ROWS: usize = 4;
+/// Counts stop here, so that what was popular once can be overtaken after a few halvings.
+pub const MOST: u8 = 15;
+
+#[derive(Default)]
+pub struct Sketch {
+    /// Row after row, each a power of two long.
+    counts: Box<[u8]>,
+}
+
+impl Sketch {
+    /// For about `keys` keys.
+    pub fn new(keys: usize) -> Sketch {
+        Sketch { counts: vec![0; keys.next_power_of_two() * ROWS].into_boxed_slice() }
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.counts.len() / ROWS
+    }
+
+    pub fn estimate(&self, key: Fingerprint) -> u8 {
+        self.places(key).map(|place| self.counts[place]).min().unwrap_or(0)
+    }
+
+    /// `key` was counted up to `count` elsewhere.
+    pub fn raise(&mut self, key: Fingerprint, count: u8) {
+        for place in self.places(key) {
+            self.counts[place] = self.counts[place].max(count.min(MOST));
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.counts.len()
+    }
+
+    pub fn halve(&mut self) {
+        self.counts.iter_mut().for_each(|count| *count /= 2);
+    }
+
+    /// One a row; none while the sketch is empty.
+    fn places(&self, key: Fingerprint) -> impl Iterator<Item = usize> + use<> {
+        let (width, step) = (self.capacity(), key.0 >> 32 | 1);
+        let rows = if width == 0 { 0 } else { ROWS };
+        (0..rows).map(move |row| row * width + ((key.0.wrapping_add(step * row as u64)) as usize & (width - 1)))
+    }
+}

@@ -1,0 +1,102 @@
+//! W-TinyLFU (Einziger et al., 2017) with prefix-closed admission.
+//!
+//! New blocks live in a window. Admission to the main part is decided when a block is asked for in the window:
+//! it must be at least as popular as main's next victim. Children are touched before their parents and are
+//! asked for no more often, so what is admitted has its parents admitted with it: the filter, asked block by
+//! block on arrival as published, tears holes in prefixes instead. Popularity is counted in the node while a
+//! block is resident and in a sketch while it is not.
+
+use super::lists::{FRESH, Lists, REUSED};
+use super::sketch::{MOST, Sketch};
+use super::{Nodes, Policy, Residents};
+use crate::block::BlockId;
+use crate::index::Fingerprint;
+
+/// One in so many blocks is in the window.
+const WINDOW: u32 = 5;
+/// Counts are halved each time so many blocks for each resident one were asked for.
+const FADE: u32 = 10;
+
+#[derive(Default)]
+pub struct TinyLfu {
+    /// Fresh: window. Reused: main.
+    lists: Lists,
+    sketch: Sketch,
+    counted: u32,
+    halvings: u16,
+}
+
+impl Policy for TinyLfu {
+    fn name(&self) -> &'static str {
+        "tinylfu"
+    }
+
+    fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        self.lists.insert(nodes, block, parent, false);
+        self.count(nodes, block, self.sketch.estimate(key));
+    }
+
+    fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
+        let popularity = self.popularity(nodes, block);
+        self.count(nodes, block, popularity);
+        let is_admitted = Lists::of(&nodes[block]) == REUSED || self.admits(nodes, block);
+        self.lists.lift(nodes, block, if is_admitted { REUSED } else { FRESH });
+    }
+
+    fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.refresh(nodes, block);
+    }
+
+    fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.remove(nodes, block);
+    }
+
+    fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
+        if self.sketch.capacity() < self.lists.len() as usize {
+            self.sketch = Sketch::new(self.lists.len() as usize * 2);
+        }
+        let block = self.lists.evict(nodes, residents, |lists, _| choose(lists))?;
+        self.sketch.raise(residents.fingerprint(block), self.popularity(nodes, block));
+        Some(block)
+    }
+
+    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
+        let list = choose(&self.lists);
+        self.lists.tail(list).or_else(|| self.lists.tail(1 - list))
+    }
+
+    fn ghost_bytes(&self) -> usize {
+        self.sketch.heap_bytes()
+    }
+}
+
+impl TinyLfu {
+    fn admits(&self, nodes: &Nodes, block: BlockId) -> bool {
+        let has_room = self.lists.len_of(FRESH) * WINDOW > self.lists.len();
+        let victim = self.lists.tail(REUSED);
+        has_room || victim.is_none_or(|victim| self.popularity(nodes, block) >= self.popularity(nodes, victim))
+    }
+
+    /// Mark: list (1 bit), count (15 bits), halvings that the count has seen (16 bits).
+    fn popularity(&self, nodes: &Nodes, block: BlockId) -> u8 {
+        let mark = nodes[block].mark;
+        let missed = self.halvings.wrapping_sub((mark >> 16) as u16);
+        ((mark >> 1 & 0x7fff) >> missed.min(15)) as u8
+    }
+
+    /// Sets the count to one more than `before`.
+    fn count(&mut self, nodes: &mut Nodes, block: BlockId, before: u8) {
+        self.counted += 1;
+        if self.counted >= self.lists.len() * FADE {
+            self.counted = 0;
+            self.halvings = self.halvings.wrapping_add(1);
+            self.sketch.halve();
+        }
+        let count = u32::from((before + 1).min(MOST));
+        nodes[block].mark = nodes[block].mark & 1 | count << 1 | u32::from(self.halvings) << 16;
+    }
+}
+
+fn choose(lists: &Lists) -> usize {
+    if lists.len_of(FRESH) * WINDOW >= lists.len() { FRESH } else { REUSED }
+}

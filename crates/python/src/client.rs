@@ -1,0 +1,218 @@
+//! The plain client for any program.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use forebay_core::{Error, ErrorKind};
+use forebay_rpc::client::{self, GroupBytes};
+use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, PurgeRequest};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use tokio::runtime::Runtime;
+
+use crate::convert::{self, from_hex, hex};
+use crate::error::Raised;
+
+/// A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct Client {
+    /// `None` once closed. One call at a time; others wait for it, without the GIL.
+    open: Mutex<Option<Open>>,
+}
+
+struct Open {
+    runtime: Runtime,
+    client: client::Client,
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (socket_directory, *, deadline = 5.0))]
+    fn new(socket_directory: String, deadline: f64) -> Result<Client, Raised> {
+        static CLIENTS: AtomicU32 = AtomicU32::new(0);
+        let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a client").source(error);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+        // Processes in containers may share a number; the random part tells them apart.
+        let (process, number) = (std::process::id(), CLIENTS.fetch_add(1, Ordering::Relaxed));
+        let engine_id = format!("client-{process}-{number}-{:016x}", random());
+        let client = client::Client::new(socket_directory, engine_id, convert::duration(deadline));
+        Ok(Client { open: Mutex::new(Some(Open { runtime, client })) })
+    }
+
+    /// Namespace handle for `block_bytes` (group -> bytes of a block). One round trip.
+    fn open_namespace(
+        &self,
+        py: Python<'_>,
+        fields: &Bound<'_, PyAny>,
+        block_bytes: &Bound<'_, PyAny>,
+    ) -> PyResult<u32> {
+        let fields = convert::fields(fields)?;
+        let groups = convert::numbers(block_bytes)?.into_iter().map(|(group, bytes)| GroupBytes { group, bytes });
+        let groups: Vec<GroupBytes> = groups.collect();
+        Ok(self.call(py, async |client| client.open_namespace(fields, groups).await)?)
+    }
+
+    /// Stores (hash, bytes) in prefix order. One round trip for each 8 MiB.
+    #[pyo3(signature = (namespace, group, blocks, predecessor = None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        namespace: u32,
+        group: u32,
+        blocks: Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
+        predecessor: Option<&[u8]>,
+    ) -> PyResult<Vec<&'static str>> {
+        let copy = |(hash, data): (Bound<'_, PyBytes>, Bound<'_, PyBytes>)| Block {
+            hash: hash.as_bytes().to_vec(),
+            data: data.as_bytes().to_vec(),
+        };
+        let blocks = blocks.into_iter().map(copy).collect();
+        let predecessor = predecessor.unwrap_or_default();
+        let outcomes = self.call(py, async |client| client.put(namespace, group, predecessor, blocks).await)?;
+        Ok(outcomes.into_iter().map(outcome_name).collect())
+    }
+
+    /// The blocks' bytes, None where not found. One round trip for each 8 MiB.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        namespace: u32,
+        group: u32,
+        hashes: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
+        let hashes = convert::hashes(hashes)?;
+        let blocks = self.call(py, async |client| client.get(namespace, group, &hashes).await)?;
+        Ok(blocks.into_iter().map(|block| block.map(|bytes| PyBytes::new(py, &bytes))).collect())
+    }
+
+    /// Which are ready, leased by nobody afterwards. One round trip.
+    fn lookup(&self, py: Python<'_>, namespace: u32, group: u32, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let hashes = convert::hashes(hashes)?;
+        Ok(self.call(py, async |client| client.lookup(namespace, group, &hashes).await)?)
+    }
+
+    /// What the daemon holds. One round trip.
+    fn inspect<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let reply = self.call(py, async |client| client.inspect().await)?;
+        inspected(py, &reply)
+    }
+
+    /// Drops what nobody holds, of one namespace or one tenant. One round trip.
+    #[pyo3(signature = (*, namespace_id = None, tenant = None))]
+    fn purge<'py>(
+        &self,
+        py: Python<'py>,
+        namespace_id: Option<&str>,
+        tenant: Option<String>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let request = match (namespace_id, tenant) {
+            (Some(id), None) => PurgeRequest { namespace_id: from_hex(id)?, ..PurgeRequest::default() },
+            (None, Some(tenant)) => PurgeRequest {
+                all_tenants_named_empty: tenant.is_empty(),
+                tenant,
+                ..PurgeRequest::default()
+            },
+            _ => return Err(Raised::from(Error::invalid("a purge names a namespace or a tenant")).into()),
+        };
+        let reply = self.call(py, async |client| client.purge(request).await)?;
+        let purged = PyDict::new(py);
+        purged.set_item("purged_blocks", reply.purged_blocks)?;
+        purged.set_item("purged_bytes", reply.purged_bytes)?;
+        purged.set_item("held_blocks", reply.held_blocks)?;
+        Ok(purged)
+    }
+
+    /// Ends the connection. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+}
+
+impl Client {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl AsyncFnOnce(&mut client::Client) -> forebay_core::Result<T> + Send,
+    ) -> Result<T, Raised> {
+        py.detach(|| {
+            let mut open = self.lock();
+            let Open { runtime, client } = open.as_mut().ok_or_else(|| Error::invalid("the client is closed"))?;
+            Ok(runtime.block_on(call(client))?)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
+        // A call that panicked left a client that reconnects when it has to.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn random() -> u64 {
+    use std::hash::BuildHasher;
+    std::hash::RandomState::new().hash_one(0u8)
+}
+
+fn outcome_name(outcome: CommitOutcome) -> &'static str {
+    match outcome {
+        CommitOutcome::CommitStored => "stored",
+        CommitOutcome::CommitDuplicate => "duplicate",
+        CommitOutcome::CommitOrphan => "orphan",
+        // The daemon writes the birth record itself, so what did not get in had no slot.
+        CommitOutcome::CommitIncomplete | CommitOutcome::CommitLost => "full",
+    }
+}
+
+fn inspected<'py>(py: Python<'py>, reply: &InspectReply) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    all.set_item("boot_id", reply.boot_id)?;
+    all.set_item("pool_id", hex(&reply.pool_id))?;
+    all.set_item("capacity_bytes", reply.capacity_bytes)?;
+    all.set_item("populated_bytes", reply.populated_bytes)?;
+    all.set_item("huge_bytes", reply.huge_bytes)?;
+    all.set_item("pinned_bytes", reply.pinned_bytes)?;
+    all.set_item("fenced_bytes", reply.fenced_bytes)?;
+    let namespaces = PyList::empty(py);
+    for namespace in &reply.namespaces {
+        let entry = PyDict::new(py);
+        entry.set_item("namespace_id", hex(&namespace.namespace_id))?;
+        entry.set_item("fields", &namespace.fields)?;
+        let groups = namespace.groups.iter().map(|group| {
+            let names = ["group", "block_bytes", "ready_blocks"];
+            dict(py, &names, &[group.group.into(), group.block_bytes, group.ready_blocks])
+        });
+        entry.set_item("groups", groups.collect::<PyResult<Vec<_>>>()?)?;
+        namespaces.append(entry)?;
+    }
+    all.set_item("namespaces", namespaces)?;
+    let sessions = PyList::empty(py);
+    for session in &reply.sessions {
+        let names = ["session", "instance", "ranks", "attached_ranks", "leases", "leased_blocks", "reserved_blocks"];
+        let numbers = [
+            session.session,
+            session.instance.into(),
+            session.ranks.into(),
+            session.attached_ranks.into(),
+            session.leases,
+            session.leased_blocks,
+            session.reserved_blocks,
+        ];
+        let entry = dict(py, &names, &numbers)?;
+        entry.set_item("engine_id", &session.engine_id)?;
+        entry.set_item("is_connected", session.is_connected)?;
+        sessions.append(entry)?;
+    }
+    all.set_item("sessions", sessions)?;
+    let classes = reply.classes.iter().map(|class| {
+        let names = ["slot_bytes", "slots", "ready", "free", "pinned"];
+        dict(py, &names, &[class.slot_bytes, class.slots, class.ready, class.free, class.pinned])
+    });
+    all.set_item("classes", classes.collect::<PyResult<Vec<_>>>()?)?;
+    Ok(all)
+}
+
+fn dict<'py>(py: Python<'py>, names: &[&str], numbers: &[u64]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    names.iter().zip(numbers).try_for_each(|(name, number)| dict.set_item(name, number))?;
+    Ok(dict)
+}

@@ -1,0 +1,47 @@
+//! `ForebayError`: a Rust error as Python sees it, with `kind` and `hint`.
+
+use forebay_core::{Error, ErrorKind};
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    forebay,
+    ForebayError,
+    PyException,
+    "An error with a kind, facts and often a hint; `str()` is one line."
+);
+
+/// An error on its way to Python, so that `?` works on Rust's results.
+pub struct Raised(Error);
+
+impl From<Error> for Raised {
+    fn from(error: Error) -> Raised {
+        Raised(error)
+    }
+}
+
+impl From<Raised> for PyErr {
+    fn from(Raised(error): Raised) -> PyErr {
+        Python::attach(|py| {
+            let raised = ForebayError::new_err(error.to_string());
+            let value = raised.value(py);
+            let attributes = value
+                .setattr("kind", kind_name(error.kind()))
+                .and_then(|()| value.setattr("hint", error.hint_text()));
+            attributes.err().unwrap_or(raised)
+        })
+    }
+}
+
+fn kind_name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Invalid => "invalid",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Full => "full",
+        ErrorKind::Io => "io",
+        ErrorKind::Corrupt => "corrupt",
+        ErrorKind::Timeout => "timeout",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Unsupported => "unsupported",
+    }
+}

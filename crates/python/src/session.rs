@@ -1,0 +1,165 @@
+//! The scheduler side: `EngineSession` and `Ticket`.
+
+use forebay_core::Error;
+use forebay_rpc::client::session::Namespace;
+use forebay_rpc::client::{self, SessionConfig};
+use forebay_rpc::proto::{Attention, Group};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::convert;
+use crate::error::Raised;
+
+type GroupTuple = (u32, String, u32, bool);
+
+/// A lookup on its way. Dropping it (or `release`) gives its lease back, now or when the answer arrives.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct Ticket(client::Ticket);
+
+#[pymethods]
+impl Ticket {
+    /// True once there is an answer, a failure counting as misses. Waits at most `timeout` seconds.
+    fn poll(&self, py: Python<'_>, timeout: f64) -> bool {
+        let timeout = convert::duration(timeout);
+        self.0.poll(std::time::Duration::ZERO) || !timeout.is_zero() && py.detach(|| self.0.poll(timeout))
+    }
+
+    /// One byte a key of the position-th group asked for: 0 miss, 1 ready and leased, 2 promoting.
+    fn states<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+        Ok(PyBytes::new(py, &self.0.states(position)?))
+    }
+
+    /// Little-endian u32 slots, one for each key of the group: 0xFFFFFFFF where the key is not ready.
+    fn slots<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+        Ok(PyBytes::new(py, &self.0.slots(position)?))
+    }
+
+    /// Little-endian u32 generations, parallel to `slots`.
+    fn generations<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+        Ok(PyBytes::new(py, &self.0.generations(position)?))
+    }
+
+    /// True if the daemon could not be asked; the answer then says miss everywhere.
+    fn has_failed(&self) -> bool {
+        self.0.has_failed()
+    }
+
+    /// Id of the pool the slots lie in, 16 bytes; empty if the lookup failed.
+    #[getter]
+    fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.pool())
+    }
+
+    /// Gives the lease back. Queued, never waits. Idempotent.
+    fn release(&self) {
+        self.0.release();
+    }
+}
+
+/// The scheduler side of one engine: never raises for a missing daemon, never waits unless asked to.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct EngineSession(client::EngineSession);
+
+#[pymethods]
+impl EngineSession {
+    #[new]
+    #[pyo3(signature = (socket_directory, engine_id, ranks, *, stock_blocks = 64, deadline = 1.0, breaker_failures = 3))]
+    fn new(
+        socket_directory: String,
+        engine_id: String,
+        ranks: u32,
+        stock_blocks: usize,
+        deadline: f64,
+        breaker_failures: u32,
+    ) -> Result<EngineSession, Raised> {
+        let socket_directory = socket_directory.into();
+        let deadline = convert::duration(deadline);
+        let config = SessionConfig { socket_directory, engine_id, ranks, stock_blocks, deadline, breaker_failures };
+        Ok(EngineSession(client::EngineSession::new(config)?))
+    }
+
+    /// connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or on its way.
+    fn state(&self) -> &'static str {
+        self.0.state().as_str()
+    }
+
+    /// Why the session is not ready, as one line for a log; None if it is.
+    fn reason(&self) -> Option<String> {
+        self.0.reason()
+    }
+
+    /// Names what is stored and loaded from now on: (group, attention, tokens per block, is replicated).
+    fn set_namespace(&self, fields: &Bound<'_, PyAny>, groups: Vec<GroupTuple>) -> PyResult<()> {
+        let groups = groups.into_iter().map(group).collect::<Result<_, _>>()?;
+        self.0.set_namespace(Namespace { fields: convert::fields(fields)?, groups });
+        Ok(())
+    }
+
+    /// Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
+    fn lookup(&self, groups: Vec<(u32, Bound<'_, PyAny>)>) -> PyResult<Ticket> {
+        let groups = groups.into_iter().map(|(group, hashes)| Ok((group, convert::hashes(&hashes)?)));
+        Ok(Ticket(self.0.lookup(groups.collect::<PyResult<_>>()?)))
+    }
+
+    /// (slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits.
+    fn reserve<'py>(
+        &self,
+        py: Python<'py>,
+        group: u32,
+        count: usize,
+    ) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
+        let slots = self.0.reserve(group, count);
+        let numbers: Vec<u8> = slots.iter().flat_map(|held| held.slot.to_le_bytes()).collect();
+        let generations: Vec<u8> = slots.iter().flat_map(|held| held.generation.to_le_bytes()).collect();
+        (PyBytes::new(py, &numbers), PyBytes::new(py, &generations))
+    }
+
+    /// Names filled slots; `predecessor` is the hash before the first. Queued, never waits.
+    fn commit(
+        &self,
+        group: u32,
+        hashes: &Bound<'_, PyAny>,
+        predecessor: Option<&[u8]>,
+        slots: &[u8],
+        generations: &[u8],
+    ) -> PyResult<()> {
+        let (hashes, slots) = (convert::hashes(hashes)?, convert::held(slots, generations)?);
+        let committed = self.0.commit(group, &hashes, predecessor.unwrap_or_default(), &slots);
+        Ok(committed.map_err(Raised::from)?)
+    }
+
+    /// Gives unfilled slots back. Queued, never waits.
+    fn abort(&self, group: u32, slots: &[u8], generations: &[u8]) -> Result<(), Raised> {
+        // A slot says by itself whose it is; the group is asked for so that a call reads like `commit`.
+        let _ = group;
+        self.0.abort(&convert::held(slots, generations)?);
+        Ok(())
+    }
+
+    /// Id of the pool that reserved slots lie in, 16 bytes; empty when not ready.
+    #[getter]
+    fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.pool())
+    }
+
+    /// Counters since the start, and how things stand now.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        self.0.stats().entries().into_iter().try_for_each(|(name, value)| stats.set_item(name, value))?;
+        Ok(stats)
+    }
+
+    /// Ends the session and joins the thread, at most `deadline` seconds.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+}
+
+fn group((group, attention, tokens_per_block, is_replicated): GroupTuple) -> Result<Group, Raised> {
+    let attention = match attention.as_str() {
+        "full" => Attention::Full,
+        "windowed" => Attention::Windowed,
+        _ => return Err(Error::invalid("attention is `full` or `windowed`").with("attention", attention).into()),
+    };
+    Ok(Group { group, attention: attention as i32, tokens_per_block, is_replicated, rank_bytes: Vec::new() })
+}

@@ -1,0 +1,170 @@
+//! The thread that gets the pool: attaches, maps, stays connected, and attaches again.
+//!
+//! Holds true: the connection lasts as long as the daemon; every message that is due is waited for with a
+//! deadline; dropping [`Attaching`] ends the thread at its next step without waiting for it.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::arena::{GeometryDescription, MapperFds, Mapping, recv_fds, send_fds};
+use forebay_rpc::client::{Backoff, SessionState};
+use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup};
+use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION};
+use prost::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::copies::Copies;
+use super::pool::{GroupShape, offsets};
+
+/// For each message that the daemon owes. It answers at once or is not running.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Who attaches, and what it has of each group.
+pub struct Worker {
+    pub directory: PathBuf,
+    pub engine_id: String,
+    pub rank: u32,
+    pub ranks: u32,
+    pub groups: Vec<GroupShape>,
+}
+
+/// The thread, for as long as this lives.
+pub struct Attaching {
+    /// Its end wakes the thread.
+    _alive: UnixStream,
+}
+
+impl Attaching {
+    pub fn start(worker: Worker, copies: Arc<Copies>) -> Result<Attaching> {
+        let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the attach thread").source(error);
+        let (alive, ending) = UnixStream::pair().map_err(cannot)?;
+        let run = move || run(&worker, &copies, &ending);
+        std::thread::Builder::new().name("forebay-attach".to_string()).spawn(run).map_err(cannot)?;
+        Ok(Attaching { _alive: alive })
+    }
+}
+
+fn run(worker: &Worker, copies: &Copies, ending: &UnixStream) {
+    let mut backoff = Backoff::new();
+    loop {
+        let outcome = attach(worker, copies).and_then(|stream| {
+            copies.stand(SessionState::Attaching, Some("waits for the other ranks".to_string()));
+            converse(&stream, worker, copies, ending, &mut backoff)
+        });
+        let Err(error) = outcome else { return };
+        tracing::debug!(%error, "not attached");
+        let state = match error.kind() {
+            ErrorKind::Invalid | ErrorKind::Unsupported => SessionState::Refused,
+            _ => SessionState::Connecting,
+        };
+        let hint = error.hint_text().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+        copies.stand(state, Some(format!("{error}{hint}")));
+        match wait(&[ending], Some(backoff.pause())) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return,
+        }
+    }
+}
+
+/// Connects, says who this is, and maps what the daemon gives.
+fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
+    let stream = dial(&worker.directory.join(ATTACH_SOCKET))?;
+    let group = |shape: &GroupShape| RankGroup {
+        group: shape.group,
+        bytes: shape.slice_bytes,
+        is_replicated: shape.is_replicated,
+    };
+    let held = copies.pool_id();
+    let request = AttachRequest {
+        protocol: PROTOCOL_VERSION,
+        engine_id: worker.engine_id.clone(),
+        rank: worker.rank,
+        ranks: worker.ranks,
+        groups: worker.groups.iter().map(group).collect(),
+        held_pool_id: held.clone().unwrap_or_default(),
+    };
+    send_fds(&stream, &request.encode_to_vec(), &[], soon())?;
+    let (bytes, fds) = recv_fds(&stream, soon())?;
+    let reply: AttachReply = decode(&bytes)?;
+    if !reply.error.is_empty() {
+        let error = Error::invalid(reply.error);
+        return Err(if reply.hint.is_empty() { error } else { error.hint(reply.hint) });
+    }
+    if reply.has_files {
+        let mapping = Mapping::new(MapperFds::from_received(fds)?, &description(&reply)?)?;
+        copies.map(reply.pool_id, mapping)?;
+    } else if held.as_ref() != Some(&reply.pool_id) {
+        return Err(Error::new(ErrorKind::Io, "the daemon sent no files of a pool that is not mapped here"));
+    }
+    Ok(stream)
+}
+
+/// Takes the daemon's word on where the slices lie, each time all ranks are attached. `Ok` at the engine's end.
+fn converse(
+    stream: &UnixStream,
+    worker: &Worker,
+    copies: &Copies,
+    ending: &UnixStream,
+    backoff: &mut Backoff,
+) -> Result<()> {
+    loop {
+        if wait(&[ending, stream], None)? == Some(0) {
+            return Ok(());
+        }
+        let (bytes, _) = recv_fds(stream, soon())?;
+        copies.place(offsets(&decode(&bytes)?, &worker.groups)?);
+        send_fds(stream, &AttachAck {}.encode_to_vec(), &[], soon())?;
+        copies.stand(SessionState::Ready, None);
+        backoff.reset();
+    }
+}
+
+/// A connection; the kernel itself may keep a caller waiting where the daemon accepts nobody.
+fn dial(path: &Path) -> Result<UnixStream> {
+    let cannot = |errno: rustix::io::Errno| {
+        Error::new(ErrorKind::Unavailable, "cannot reach the daemon")
+            .with("socket", path.display())
+            .source(std::io::Error::from(errno))
+            .hint("start it with `forebay serve`, or give the directory of its sockets")
+    };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(DEADLINE)).map_err(cannot)?;
+    connect(&socket, &SocketAddrUnix::new(path).map_err(cannot)?).map_err(cannot)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Which of the sockets has something to say; `None` after `timeout`.
+fn wait(sockets: &[&UnixStream], timeout: Option<Duration>) -> Result<Option<usize>> {
+    let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = timeout.map(|left| Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ });
+    loop {
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) => return Ok(polled.iter().position(|socket| !socket.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new(ErrorKind::Io, "cannot wait").source(std::io::Error::from(errno))),
+        }
+    }
+}
+
+fn description(reply: &AttachReply) -> Result<GeometryDescription> {
+    let pool_id: [u8; 16] = reply.pool_id.as_slice().try_into().map_err(|_| {
+        Error::new(ErrorKind::Io, "a pool's id has 16 bytes").with("bytes", reply.pool_id.len())
+    })?;
+    let pool_id = u128::from_be_bytes(pool_id);
+    Ok(GeometryDescription { pool_id, unit_bytes: reply.unit_bytes, units: reply.units })
+}
+
+fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+    M::decode(bytes).map_err(|error| Error::new(ErrorKind::Io, "the daemon's message cannot be read").source(error))
+}
+
+fn soon() -> Instant {
+    Instant::now() + DEADLINE
+}

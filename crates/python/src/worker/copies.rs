@@ -1,0 +1,235 @@
+//! Jobs: from slots and block ids to copies, and their account.
+//!
+//! Holds true: a job is either with the copy engine or in `done`, until it is reported; what cannot be copied is
+//! in `done` at once.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_core::{Error, PAGE_BYTES, Result};
+use forebay_device::{
+    Completion, CopyEngine, Direction, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors,
+};
+use forebay_io::arena::Mapping;
+use forebay_rpc::client::SessionState;
+use forebay_rpc::proto::Held;
+
+use super::pool::{GroupShape, Guard, MappedPool};
+use crate::buffers;
+
+/// Jobs submitted and not yet reported. An engine step brings a handful and reports as many.
+const QUEUE_JOBS: usize = 16_384;
+
+/// What is to be copied of one group.
+pub struct GroupJob {
+    pub group: u32,
+    pub slots: Vec<Held>,
+    /// `blocks_per_chunk` of each slot, one after another.
+    pub block_ids: Vec<u32>,
+    /// Blocks at the start of the first slot that are not among them.
+    pub skipped: u32,
+}
+
+/// The end of a job.
+pub struct End {
+    pub job: u64,
+    /// Whether all of it was copied.
+    pub is_whole: bool,
+    pub bytes: u64,
+    pub elapsed: Duration,
+}
+
+/// How far the worker got, and why not further.
+#[derive(Clone)]
+pub struct Standing {
+    pub state: SessionState,
+    pub reason: Option<String>,
+}
+
+/// See the module's head.
+pub struct Copies {
+    groups: Vec<GroupShape>,
+    rank: u32,
+    blocks_per_chunk: u32,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// `None` once closed.
+    engine: Option<Arc<HostCopyEngine>>,
+    pool: Option<MappedPool>,
+    standing: Standing,
+    done: Vec<End>,
+}
+
+impl Copies {
+    pub fn new(
+        tensors: Tensors,
+        groups: Vec<GroupShape>,
+        rank: u32,
+        blocks_per_chunk: u32,
+        threads: usize,
+    ) -> Result<Copies> {
+        let default = HostOptions::default();
+        let threads = if threads == 0 { default.threads } else { threads };
+        let engine = HostCopyEngine::new(tensors, HostOptions { threads, queue_jobs: QUEUE_JOBS, ..default })?;
+        let standing = Standing { state: SessionState::Connecting, reason: Some("not connected yet".to_string()) };
+        let inner = Inner { engine: Some(Arc::new(engine)), pool: None, standing, done: Vec::new() };
+        Ok(Copies { groups, rank, blocks_per_chunk, inner: Mutex::new(inner) })
+    }
+
+    pub fn standing(&self) -> Standing {
+        self.inner().standing.clone()
+    }
+
+    pub fn stand(&self, state: SessionState, reason: Option<String>) {
+        let mut inner = self.inner();
+        if inner.engine.is_some() {
+            inner.standing = Standing { state, reason };
+        }
+    }
+
+    /// The id of the pool that is mapped.
+    pub fn pool_id(&self) -> Option<Vec<u8>> {
+        self.inner().pool.as_ref().map(|pool| pool.id.clone())
+    }
+
+    /// Another mapping takes the place of the present one, which goes with the last job on it.
+    pub fn map(&self, id: Vec<u8>, mapping: Mapping) -> Result<()> {
+        let mapping = Arc::new(mapping);
+        let memory = buffers::pool(mapping.clone())?;
+        let Some(engine) = self.inner().engine.clone() else { return Ok(()) };
+        let handle = engine.attach_pool(memory)?;
+        let old = self.inner().pool.replace(MappedPool { id, mapping, handle, offsets: None });
+        old.map_or(Ok(()), |old| engine.detach_pool(old.handle))
+    }
+
+    /// Says where this rank's slices lie in the mapped pool.
+    pub fn place(&self, offsets: std::collections::HashMap<u32, u64>) {
+        if let Some(pool) = &mut self.inner().pool {
+            pool.offsets = Some(Arc::new(offsets));
+        }
+    }
+
+    /// Queues a job. Errors with `Invalid` if its lists do not fit together.
+    pub fn submit(&self, direction: Direction, job: u64, pool: &[u8], groups: Vec<GroupJob>) -> Result<()> {
+        groups.iter().try_for_each(|group| self.check(group))?;
+        let (engine, mapped) = {
+            let inner = self.inner();
+            (inner.engine.clone(), inner.pool.clone().filter(|mapped| mapped.id == pool))
+        };
+        let begun = engine.zip(mapped).is_some_and(|(engine, mapped)| self.begin(&engine, &mapped, direction, job, &groups));
+        if !begun {
+            self.inner().done.push(End { job, is_whole: false, bytes: 0, elapsed: Duration::ZERO });
+        }
+        Ok(())
+    }
+
+    /// Takes the jobs that have ended.
+    pub fn finished(&self) -> Vec<End> {
+        let mut inner = self.inner();
+        let completions = inner.engine.as_ref().map(|engine| engine.poll()).unwrap_or_default();
+        let mut ends = std::mem::take(&mut inner.done);
+        ends.extend(completions.into_iter().map(end));
+        ends
+    }
+
+    pub fn wait(&self, jobs: &[u64], deadline: Instant) -> bool {
+        let engine = self.inner().engine.clone();
+        engine.is_none_or(|engine| engine.wait(jobs, deadline).is_ok())
+    }
+
+    /// Ends the copying; afterwards no byte is touched, unless somebody still waits for a job.
+    pub fn close(&self) {
+        let mut inner = self.inner();
+        let (engine, pool) = (inner.engine.take(), inner.pool.take());
+        inner.standing = Standing { state: SessionState::Closed, reason: Some("the worker was shut down".to_string()) };
+        drop(inner);
+        drop((engine, pool));
+    }
+
+    fn begin(
+        &self,
+        engine: &HostCopyEngine,
+        mapped: &MappedPool,
+        direction: Direction,
+        job: u64,
+        groups: &[GroupJob],
+    ) -> bool {
+        let Some(job) = self.job(mapped, direction, job, groups) else { return false };
+        engine.submit(job).inspect_err(|error| tracing::warn!(%error, "a copy was refused")).is_ok()
+    }
+
+    /// `None` if the pool's slots cannot be used yet, or a block would be stored in part.
+    fn job(&self, mapped: &MappedPool, direction: Direction, id: u64, groups: &[GroupJob]) -> Option<Job> {
+        let offsets = mapped.offsets.as_ref()?;
+        let is_store = direction == Direction::Store;
+        let (mut items, mut block_ids, mut slots, mut lengths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for group in groups {
+            let (position, shape) = self.shape(group.group)?;
+            if is_store && group.skipped > 0 {
+                return None;
+            }
+            if is_store && shape.is_replicated && self.rank != 0 {
+                continue;
+            }
+            let mut skipped = group.skipped;
+            for slot in &group.slots {
+                let start = items_start(&items);
+                let blocks = start..start + self.blocks_per_chunk - skipped;
+                let offset = u64::from(slot.slot) * PAGE_BYTES
+                    + offsets.get(&group.group)?
+                    + u64::from(skipped) * shape.block_bytes;
+                items.push(Item { offset, group: position, blocks });
+                slots.push(*slot);
+                lengths.push(shape.slice_bytes);
+                skipped = 0;
+            }
+            block_ids.extend_from_slice(&group.block_ids);
+        }
+        let birth = is_store.then_some((self.rank as usize, lengths));
+        let guard = Guard { mapping: mapped.mapping.clone(), slots, birth };
+        Some(Job { id, direction, pool: mapped.handle, items, block_ids, guard: Some(Box::new(guard)) })
+    }
+
+    fn check(&self, job: &GroupJob) -> Result<()> {
+        let (_, _) = self.shape(job.group).ok_or_else(|| {
+            Error::invalid("a job names a group that the worker has not").with("group", job.group)
+        })?;
+        let expected = job.slots.len() as u64 * u64::from(self.blocks_per_chunk);
+        let is_skip_inside = job.skipped == 0 || job.skipped < self.blocks_per_chunk && !job.slots.is_empty();
+        if !is_skip_inside || job.block_ids.len() as u64 + u64::from(job.skipped) != expected {
+            return Err(Error::invalid("a job has `blocks_per_chunk` block ids for each slot, less those skipped")
+                .with("slots", job.slots.len())
+                .with("blocks_per_chunk", self.blocks_per_chunk)
+                .with("block_ids", job.block_ids.len())
+                .with("skipped", job.skipped));
+        }
+        Ok(())
+    }
+
+    /// Position among the copy engine's groups.
+    fn shape(&self, group: u32) -> Option<(u16, &GroupShape)> {
+        let position = self.groups.iter().position(|shape| shape.group == group)?;
+        Some((u16::try_from(position).ok()?, &self.groups[position]))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing under the lock panics half-way through a change.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the next item's blocks begin in the job's list.
+fn items_start(items: &[Item]) -> u32 {
+    items.last().map_or(0, |item| item.blocks.end)
+}
+
+fn end(completion: Completion) -> End {
+    End {
+        job: completion.job_id,
+        is_whole: !completion.outcomes.contains(&Outcome::Failed),
+        bytes: completion.bytes,
+        elapsed: completion.elapsed,
+    }
+}

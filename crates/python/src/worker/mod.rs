@@ -1,0 +1,169 @@
+//! The worker side of one rank: maps the pool and copies between tensors and slots.
+//!
+//! In path order: this file is what Python calls; [`copies`] turns a job into copies and keeps account of it,
+//! [`pool`] is the mapped pool and where this rank's slices lie in it, [`attach`] is the thread that gets it.
+//!
+//! Holds true: every job is reported once, at once and as failed where its pool is not mapped; a job runs on the
+//! mapping it was submitted for, which stays until its last copy ended; a mapping outlives the daemon's
+//! connection, so that what was leased can be loaded while a daemon restarts.
+
+mod attach;
+mod copies;
+mod pool;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use forebay_core::{Error, Result};
+use forebay_device::{Direction, PageRef, Tensor, Tensors};
+use pyo3::prelude::*;
+
+use crate::buffers;
+use crate::convert;
+use crate::error::Raised;
+use attach::Attaching;
+use copies::{Copies, GroupJob};
+use pool::GroupShape;
+
+type TensorTuple = (usize, u32, u64, u64);
+type GroupTuple = (u32, bool, Vec<(usize, u64)>);
+type JobTuple<'a> = (u32, Vec<u8>, Vec<u8>, Vec<u8>, u32);
+
+/// The worker side of one rank: maps the pool and copies between tensors and slots on its own threads.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct WorkerEngine {
+    copies: Arc<Copies>,
+    attaching: Mutex<Option<Attaching>>,
+}
+
+#[pymethods]
+impl WorkerEngine {
+    #[new]
+    #[pyo3(signature = (
+        socket_directory, engine_id, rank, ranks, *, tensors, groups, blocks_per_chunk = 1, threads = 0
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "Python names them")]
+    fn new(
+        socket_directory: String,
+        engine_id: String,
+        rank: u32,
+        ranks: u32,
+        tensors: Vec<TensorTuple>,
+        groups: Vec<GroupTuple>,
+        blocks_per_chunk: u32,
+        threads: usize,
+    ) -> Result<WorkerEngine, Raised> {
+        if rank >= ranks || blocks_per_chunk == 0 {
+            return Err(Error::invalid("a rank is below the number of ranks, and a chunk has a block")
+                .with("rank", rank)
+                .with("ranks", ranks)
+                .with("blocks_per_chunk", blocks_per_chunk)
+                .into());
+        }
+        let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk)?;
+        let copies = Arc::new(Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads)?);
+        let worker = attach::Worker { directory: socket_directory.into(), engine_id, rank, ranks, groups: shapes };
+        let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone())?));
+        Ok(WorkerEngine { copies, attaching })
+    }
+
+    fn state(&self) -> &'static str {
+        self.copies.standing().state.as_str()
+    }
+
+    /// Why the worker is not ready, as one line for a log; None if it is.
+    fn reason(&self) -> Option<String> {
+        self.copies.standing().reason
+    }
+
+    /// Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
+    fn submit_store(&self, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
+        self.submit(Direction::Store, job, pool, groups)
+    }
+
+    /// Queues a copy slots -> tensors, under the same rules.
+    fn submit_load(&self, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
+        self.submit(Direction::Load, job, pool, groups)
+    }
+
+    /// (job, all copied, bytes, seconds), each job exactly once. Never waits.
+    fn finished(&self) -> Vec<(u64, bool, u64, f64)> {
+        let finished = self.copies.finished().into_iter();
+        finished.map(|end| (end.job, end.is_whole, end.bytes, end.elapsed.as_secs_f64())).collect()
+    }
+
+    /// True once all of `jobs` are finished; unknown ids count as finished.
+    fn wait(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> bool {
+        let now = Instant::now();
+        // A deadline too far to be a time is a day away: nobody waits longer for a copy.
+        let deadline = now.checked_add(convert::duration(timeout)).unwrap_or(now + std::time::Duration::from_secs(86_400));
+        py.detach(|| self.copies.wait(&jobs, deadline))
+    }
+
+    /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent.
+    fn shutdown(&self, py: Python<'_>) {
+        py.detach(|| self.end());
+    }
+}
+
+impl WorkerEngine {
+    fn submit(
+        &self,
+        direction: Direction,
+        job: u64,
+        pool: &[u8],
+        groups: Vec<JobTuple<'_>>,
+    ) -> Result<(), Raised> {
+        let read = |(group, slots, generations, block_ids, skipped): JobTuple<'_>| -> Result<GroupJob, Raised> {
+            let slots = convert::held(&slots, &generations)?;
+            Ok(GroupJob { group, slots, block_ids: convert::words(&block_ids)?, skipped })
+        };
+        let groups = groups.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.copies.submit(direction, job, pool, groups)?)
+    }
+
+    fn end(&self) {
+        let attaching = self.attaching.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(attaching);
+        self.copies.close();
+    }
+}
+
+impl Drop for WorkerEngine {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What the tensors hold of each group. Errors with `Invalid` if a ref does not fit its tensor.
+fn layout(tensors: Vec<TensorTuple>, groups: Vec<GroupTuple>, blocks: u32) -> Result<(Vec<GroupShape>, Tensors)> {
+    let pages: Vec<u64> = tensors.iter().map(|(.., page_bytes)| *page_bytes).collect();
+    let tensors = tensors.into_iter().map(tensor).collect::<Result<Vec<_>>>()?;
+    let (mut shapes, mut refs) = (Vec::new(), Vec::new());
+    for (group, is_replicated, group_refs) in groups {
+        let mut block_bytes = 0u64;
+        for (tensor, bytes) in &group_refs {
+            if pages.get(*tensor).is_none_or(|page| bytes > page) {
+                return Err(Error::invalid("a ref does not fit its tensor")
+                    .with("group", group)
+                    .with("tensor", tensor)
+                    .with("page_bytes", bytes));
+            }
+            block_bytes = block_bytes.saturating_add(*bytes);
+        }
+        if shapes.iter().any(|shape: &GroupShape| shape.group == group) {
+            return Err(Error::invalid("a group is named twice").with("group", group));
+        }
+        let slice_bytes = block_bytes.saturating_mul(blocks.into());
+        shapes.push(GroupShape { group, is_replicated, block_bytes, slice_bytes });
+        refs.push(group_refs.into_iter().map(|(tensor, page_bytes)| PageRef { tensor, page_bytes }).collect());
+    }
+    Ok((shapes, Tensors::new(tensors, refs)?))
+}
+
+fn tensor((address, rows, row_stride_bytes, page_bytes): TensorTuple) -> Result<Tensor> {
+    let before_last = u64::from(rows.saturating_sub(1)).checked_mul(row_stride_bytes);
+    let bytes = before_last.and_then(|bytes| bytes.checked_add(page_bytes)).and_then(|bytes| usize::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| Error::invalid("a tensor is larger than memory").with("rows", rows))?;
+    Ok(Tensor { memory: buffers::tensor(address, bytes)?, offset: 0, rows, row_stride_bytes })
+}

@@ -1,0 +1,44 @@
+"""Environment of the connector's tests: vLLM without network or GPU, and Forebay's faults visible."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+
+for _name in [name for name in os.environ if name.startswith(("VLLM_", "FOREBAY_")) or name == "PYTHONHASHSEED"]:
+    del os.environ[_name]
+os.environ |= {
+    "CUDA_VISIBLE_DEVICES": "",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+try:
+    import forebay._native  # noqa: F401
+except ImportError:
+    # These tests bring a daemon of their own (`fake.py`); only the package's import needs the compiled module's names.
+    _native = types.ModuleType("forebay._native")
+    _native.__dict__.update(Client=object, ForebayError=Exception, __version__="0.0.0")
+    sys.modules["forebay._native"] = _native
+
+import pytest  # noqa: E402
+from fake import FakeDaemon  # noqa: E402
+
+
+@pytest.fixture
+def daemon() -> FakeDaemon:
+    return FakeDaemon()
+
+
+@pytest.fixture(autouse=True)
+def strict(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault stays hidden, except where a test provokes faults (`@pytest.mark.faults`)."""
+    if request.node.get_closest_marker("faults") is None:
+        monkeypatch.setenv("FOREBAY_STRICT", "1")

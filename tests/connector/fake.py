@@ -1,0 +1,437 @@
+"""The native module's interface over a dictionary: a daemon, sessions and copy engines in one process, made to be harmed.
+
+Holds true: it keeps the promises of `forebay._native` that the connector relies on (leases pin, generations fence, a block
+is named only after every rank left a birth record and, under full attention, after its predecessor), and every broken
+promise of the *connector* is an error: a slot committed twice, a slot given back while a copy of it is under way, a lease
+given back twice. Bytes are really copied from and to the addresses given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+NONE = b"\xff\xff\xff\xff"
+MISS, READY, PROMOTING = 0, 1, 2
+
+
+@dataclass
+class Slot:
+    generation: int = 0
+    key: tuple[Any, ...] | None = None  # (namespace, group, hash) where ready
+    owner: FakeSession | None = None  # where reserved
+    leases: int = 0
+    copies: int = 0  # under way
+    births: dict[int, int] = field(default_factory=dict)  # rank to generation
+    pages: dict[int, bytes] = field(default_factory=dict)  # rank to bytes
+    used_at: int = 0
+
+
+class FakeDaemon:
+    """A pool of slots, and what can happen to it."""
+
+    def __init__(self, slots: int = 256):
+        self.is_up = True
+        self.is_frozen = False  # lookups are not answered
+        self.promotions = 0  # so many answers say "promoting" where they would say "ready"
+        self.outcomes: list[str] = []  # of commits
+        self.lookups = 0
+        self.engines: list[FakeEngine] = []
+        self.sessions: list[FakeSession] = []
+        self._ids = itertools.count(1)
+        self._clock = itertools.count()
+        self.count = slots
+        self.replace_pool()
+
+    def replace_pool(self) -> None:
+        """As after a reboot: another pool, and nothing in it."""
+        self.pool = next(self._ids).to_bytes(16, "big")
+        self.slots = [Slot() for _ in range(self.count)]
+        self.index: dict[tuple[Any, ...], int] = {}
+        for session in self.sessions:
+            session.lose_all()
+
+    def evict_all(self) -> None:
+        for number in list(self.index.values()):
+            if not self.slots[number].leases:
+                self._free(number)
+
+    @property
+    def leased(self) -> int:
+        return sum(slot.leases for slot in self.slots)
+
+    @property
+    def reserved(self) -> int:
+        """Slots in the hands of a job; stocks do not count."""
+        stocked = {number for session in self.sessions for stock in session.stock.values() for number in stock}
+        return sum(slot.owner is not None and number not in stocked for number, slot in enumerate(self.slots))
+
+    def ready(self, group: int | None = None) -> int:
+        return sum(group is None or key[1] == group for key in self.index)
+
+    def take(self, owner: FakeSession) -> int | None:
+        free = (n for n, slot in enumerate(self.slots) if not (slot.owner or slot.leases or slot.key or slot.copies))
+        number = next(free, None)
+        if number is None:
+            idle = [n for n, slot in enumerate(self.slots) if slot.key and not slot.leases and not slot.copies]
+            if not idle:
+                return None
+            number = min(idle, key=lambda n: self.slots[n].used_at)
+            self._free(number)
+        self.slots[number].owner = owner
+        return number
+
+    def commit(self, session: FakeSession, group: int, named: Sequence[tuple[bytes, int, int]], before: bytes | None) -> None:
+        attention = session.attention[group]
+        for hash_, number, generation in named:
+            slot = self.slots[number]
+            key = (session.namespace, group, hash_)
+            assert not slot.copies, f"slot {number} is named while a copy of it is under way"
+            if slot.owner is not session or slot.generation != generation:
+                self.outcomes.append("lost")
+                continue
+            writers = [0] if session.is_replicated[group] else list(range(session.ranks))
+            if key in self.index:
+                outcome = "duplicate"
+            elif any(slot.births.get(rank) != generation for rank in writers):
+                outcome = "incomplete"
+            elif attention == "full" and before is not None and (session.namespace, group, before) not in self.index:
+                outcome = "orphan"
+            else:
+                outcome = "stored"
+            self.outcomes.append(outcome)
+            slot.owner = None
+            if outcome == "stored":
+                slot.key = key
+                slot.used_at = next(self._clock)
+                self.index[key] = number
+            else:
+                self._free(number)
+            before = hash_
+
+    def _free(self, number: int) -> None:
+        slot = self.slots[number]
+        assert not slot.copies, f"slot {number} is given back while a copy of it is under way"
+        assert not slot.leases, f"slot {number} is freed under a lease"
+        if slot.key is not None:
+            del self.index[slot.key]
+        self.slots[number] = Slot(generation=slot.generation + 1)
+
+    def abort(self, session: FakeSession, number: int, generation: int) -> None:
+        slot = self.slots[number]
+        if slot.generation == generation and slot.owner is session:
+            slot.owner = None
+            self._free(number)
+
+
+class FakeTicket:
+    """Answered when polled, unless the daemon is frozen."""
+
+    def __init__(self, session: FakeSession, groups: Sequence[tuple[int, Sequence[bytes]]]):
+        self._session = session
+        self._groups = [(group, list(hashes)) for group, hashes in groups]
+        self._answers: list[tuple[bytes, bytes, bytes]] | None = None
+        self._failed = False
+        self._leased: list[int] = []
+        self._is_released = False
+        self.pool = b""
+        session.daemon.lookups += 1
+
+    def poll(self, timeout: float) -> bool:
+        if self._answers is not None:
+            return True
+        daemon = self._session.daemon
+        if not daemon.is_up or self._session.state() != "ready":
+            self._failed, self._answers = True, [(b"\0" * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups]
+            return True
+        if daemon.is_frozen:
+            time.sleep(timeout)
+            return False
+        self._answer(daemon)
+        return True
+
+    def states(self, position: int) -> bytes:
+        return self._read(position)[0]
+
+    def slots(self, position: int) -> bytes:
+        return self._read(position)[1]
+
+    def generations(self, position: int) -> bytes:
+        return self._read(position)[2]
+
+    def has_failed(self) -> bool:
+        return self._failed
+
+    def release(self) -> None:
+        if self._is_released:
+            return
+        self._is_released = True
+        for number in self._leased:
+            slot = self._session.daemon.slots[number]
+            assert slot.leases > 0
+            assert not slot.copies, f"the lease of slot {number} is given back while it is being read"
+            slot.leases -= 1
+        self._leased.clear()
+
+    def forget(self) -> None:
+        self._leased.clear()
+
+    def _read(self, position: int) -> tuple[bytes, bytes, bytes]:
+        assert self._answers is not None, "the answer is read before it is there"
+        return self._answers[position]
+
+    def _answer(self, daemon: FakeDaemon) -> None:
+        is_promoting = daemon.promotions > 0
+        daemon.promotions -= is_promoting
+        self.pool = daemon.pool
+        self._answers = []
+        for group, hashes in self._groups:
+            states, slots, generations = bytearray(), b"", b""
+            for hash_ in hashes:
+                number = daemon.index.get((self._session.namespace, group, hash_))
+                if number is None or is_promoting:
+                    states.append(MISS if number is None else PROMOTING)
+                    slots, generations = slots + NONE, generations + NONE
+                    continue
+                states.append(READY)
+                daemon.slots[number].leases += 0 if self._is_released else 1
+                daemon.slots[number].used_at = next(daemon._clock)
+                self._leased.append(number)
+                slots += number.to_bytes(4, "little")
+                generations += daemon.slots[number].generation.to_bytes(4, "little")
+            self._answers.append((bytes(states), slots, generations))
+
+
+class FakeSession:
+    """The scheduler's side."""
+
+    def __init__(self, daemon: FakeDaemon, engine_id: str, ranks: int, stock_blocks: int = 64):
+        self.daemon = daemon
+        self.engine_id = engine_id
+        self.ranks = ranks
+        self.stock_blocks = stock_blocks
+        self.namespace: frozenset[tuple[str, str]] | None = None
+        self.fields: dict[str, str] = {}
+        self.attention: dict[int, str] = {}
+        self.is_replicated: dict[int, bool] = {}
+        self.stock: dict[int, list[int]] = {}
+        self.tickets: list[FakeTicket] = []
+        self.is_closed = False
+        self.faults: dict[str, Exception] = {}  # method to what it raises
+        self.calls: list[str] = []
+        daemon.sessions.append(self)
+
+    def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
+        self._maybe_raise("state")
+        if self.is_closed:
+            return "closed"
+        if not self.daemon.is_up:
+            return "connecting"
+        attached = [engine for engine in self.daemon.engines if engine.engine_id == self.engine_id]
+        if len(attached) < self.ranks:
+            return "attaching"
+        return "ready" if self.namespace is not None else "naming"
+
+    def reason(self) -> str | None:
+        return None if self.state() == "ready" else self.state()
+
+    def set_namespace(
+        self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
+    ) -> None:
+        self._maybe_raise("set_namespace")
+        for number in itertools.chain(*self.stock.values()):
+            self.daemon.slots[number].owner = None
+        self.stock = {group: [] for group, *_ in groups}
+        self.fields = dict(fields)
+        self.namespace = frozenset(fields.items())
+        self.attention = {group: attention for group, attention, *_ in groups}
+        self.is_replicated = {group: is_replicated for group, _, _, is_replicated in groups}
+
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> FakeTicket:
+        self._maybe_raise("lookup")
+        ticket = FakeTicket(self, groups)
+        self.tickets.append(ticket)
+        return ticket
+
+    def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
+        self._maybe_raise("reserve")
+        self._refill(group)
+        taken, self.stock[group] = self.stock[group][:count], self.stock[group][count:]
+        generations = (self.daemon.slots[number].generation for number in taken)
+        return b"".join(n.to_bytes(4, "little") for n in taken), b"".join(g.to_bytes(4, "little") for g in generations)
+
+    def commit(
+        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+    ) -> None:
+        self._maybe_raise("commit")
+        pairs = _pairs(slots, generations)
+        assert len(pairs) == len(hashes) > 0
+        named = [(hash_, number, generation) for hash_, (number, generation) in zip(hashes, pairs, strict=True)]
+        self.daemon.commit(self, group, named, predecessor)
+
+    def abort(self, group: int, slots: bytes, generations: bytes) -> None:
+        self._maybe_raise("abort")
+        for number, generation in _pairs(slots, generations):
+            self.daemon.abort(self, number, generation)
+
+    @property
+    def pool(self) -> bytes:
+        return self.daemon.pool if self.state() == "ready" else b""
+
+    def stats(self) -> dict[str, int]:
+        return {"lookups": len(self.tickets)}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def lose_all(self) -> None:
+        self.stock = {group: [] for group in self.stock}
+        for ticket in self.tickets:
+            ticket.forget()
+
+    def _refill(self, group: int) -> None:
+        stock = self.stock[group]
+        while self.state() == "ready" and not self.daemon.is_frozen and len(stock) < self.stock_blocks:
+            number = self.daemon.take(self)
+            if number is None:
+                return
+            stock.append(number)
+
+    def _maybe_raise(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.faults:
+            raise self.faults[method]
+
+
+Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
+
+
+class FakeEngine:
+    """One rank's copies. Done when asked for, so that `is_holding` can keep them under way."""
+
+    def __init__(
+        self,
+        daemon: FakeDaemon,
+        engine_id: str,
+        rank: int,
+        tensors: Sequence[tuple[int, int, int, int]],
+        groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
+        blocks_per_chunk: int,
+    ):
+        self.daemon = daemon
+        self.engine_id = engine_id
+        self.rank = rank
+        self._tensors = list(tensors)
+        self._refs = {group: list(refs) for group, _, refs in groups}
+        self._is_replicated = {group: is_replicated for group, is_replicated, _ in groups}
+        self._per_chunk = blocks_per_chunk
+        self.is_holding = False
+        self.fail_loads = 0  # so many loads fail
+        self.fail_stores = 0
+        self._queue: list[tuple[int, bool, bytes, Groups]] = []
+        self._done: list[tuple[int, bool, int, float]] = []
+        self.flushed: list[int] = []
+        self.is_shut_down = False
+        daemon.engines.append(self)
+
+    def submit_store(self, job: int, pool: bytes, groups: Groups) -> None:
+        self._submit(job, True, pool, groups)
+
+    def submit_load(self, job: int, pool: bytes, groups: Groups) -> None:
+        self._submit(job, False, pool, groups)
+
+    def finished(self) -> list[tuple[int, bool, int, float]]:
+        if not self.is_holding:
+            self._run_all()
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, jobs: Sequence[int], timeout: float) -> bool:
+        self.flushed += [job for job, *_ in self._queue if job in jobs]
+        self._run_all()
+        return True
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _submit(self, job: int, is_store: bool, pool: bytes, groups: Groups) -> None:
+        self._queue.append((job, is_store, pool, groups))
+        self._count_copies(pool, groups, 1)
+
+    def _count_copies(self, pool: bytes, groups: Groups, by: int) -> None:
+        if pool == self.daemon.pool:
+            for _, slots, generations, _, _ in groups:
+                for number, generation in _pairs(slots, generations):
+                    if self.daemon.slots[number].generation == generation:
+                        self.daemon.slots[number].copies += by
+
+    def _run_all(self) -> None:
+        queue, self._queue = self._queue, []
+        for job, is_store, pool, groups in queue:
+            self._count_copies(pool, groups, -1)
+            size = self._run(is_store, pool, groups)
+            self._done.append((job, size is not None, size or 0, 0.001))
+
+    def _run(self, is_store: bool, pool: bytes, groups: Groups) -> int | None:
+        """Bytes copied, None if it failed."""
+        if is_store and self.fail_stores:
+            self.fail_stores -= 1
+            return None
+        if not is_store and self.fail_loads:
+            self.fail_loads -= 1
+            return None
+        if pool != self.daemon.pool:
+            return None
+        total = 0
+        for group, slots, generations, block_ids, skipped in groups:
+            ids = [int.from_bytes(block_ids[at : at + 4], "little") for at in range(0, len(block_ids), 4)]
+            pairs = _pairs(slots, generations)
+            assert len(pairs) == -(-(skipped + len(ids)) // self._per_chunk)
+            for at, (number, generation) in enumerate(pairs):
+                slot = self.daemon.slots[number]
+                if slot.generation != generation:
+                    return None
+                sub_blocks = {
+                    sub: ids[place]
+                    for sub in range(self._per_chunk)
+                    if 0 <= (place := at * self._per_chunk + sub - skipped) < len(ids)
+                }
+                total += self._copy(is_store, slot, group, sub_blocks)
+        return total
+
+    def _copy(self, is_store: bool, slot: Slot, group: int, blocks: Mapping[int, int]) -> int:
+        refs = self._refs[group]
+        block_bytes = sum(size for _, size in refs)
+        rank = 0 if self._is_replicated[group] else self.rank
+        if is_store:
+            slot.pages[rank] = b"".join(
+                ctypes.string_at(self._address(tensor, blocks[sub]), size)
+                for sub in range(self._per_chunk)
+                for tensor, size in refs
+            )
+            slot.births[rank] = slot.generation
+            return len(slot.pages[rank])
+        assert slot.key is not None and slot.leases, "a load reads a slot that is not leased"
+        for sub, block in blocks.items():
+            at = sub * block_bytes
+            for tensor, size in refs:
+                ctypes.memmove(self._address(tensor, block), slot.pages[rank][at : at + size], size)
+                at += size
+        return block_bytes * len(blocks)
+
+    def _address(self, tensor: int, block: int) -> int:
+        address, rows, stride, _ = self._tensors[tensor]
+        assert 0 < block < rows, f"block {block} of {rows}: block 0 is vLLM's null block"
+        return address + block * stride
+
+
+def _pairs(slots: bytes, generations: bytes) -> list[tuple[int, int]]:
+    assert len(slots) == len(generations)
+    places = range(0, len(slots), 4)
+    return [
+        (int.from_bytes(slots[at : at + 4], "little"), int.from_bytes(generations[at : at + 4], "little")) for at in places
+    ]

@@ -1,0 +1,215 @@
+"""How long a request waits for the daemon, and what it gets then: never longer than its deadline, never a whole step."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from fake import FakeDaemon
+from harness import Engine, Shape, prompt
+
+
+def test_a_slow_answer_delays_its_request_and_no_other(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    running = engine.add("running", prompt(2, 30), max_tokens=50)
+    engine.step()
+    daemon.is_frozen = True
+    waiting = engine.add("waiting", prompt(1, 100))
+    before = len(running.output_token_ids)
+    for _ in range(5):
+        engine.step()
+    assert len(running.output_token_ids) == before + 5
+    assert waiting.num_computed_tokens == 0
+    daemon.is_frozen = False
+    engine.run(waiting, running)
+    assert engine.hits["waiting"] == 96
+    engine.assert_nothing_is_held()
+
+
+def test_waits_of_one_step_share_its_budget(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"step_budget_ms": 5}))
+    engine.generate("first", prompt(0, 40))
+    daemon.is_frozen = True
+    requests = [engine.add(str(at), prompt(at, 100)) for at in range(10)]
+    for _ in range(10):
+        engine.step()
+    waits = engine.connector.timings.waits
+    # Ten requests wait in each step: with the budget for each of them it would be 50 ms.
+    assert 4e6 <= waits.max_ns < 20e6
+    assert daemon.lookups == 11  # each is asked about once, however long it waits
+    daemon.is_frozen = False
+    engine.run(*requests)
+    engine.assert_nothing_is_held()
+
+
+def test_without_a_budget_the_answer_is_taken_when_it_is_there(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"step_budget_ms": 0}))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    assert engine.generate("warm", prompt(1, 100)) == cold
+    assert engine.hits["warm"] == 96
+
+
+def test_an_answer_after_the_deadline_is_a_miss_for_good(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"lookup_deadline_ms": 50}))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    daemon.is_frozen = True
+    start = time.monotonic()
+    request = engine.add("late", prompt(1, 100))
+    while not engine.hits.get("late", -1) == 0:
+        engine.step()
+    assert 0.05 <= time.monotonic() - start < 5
+    daemon.is_frozen = False
+    assert engine.run(request)["late"] == cold
+    assert engine.hits["late"] == 0
+    assert engine.stats["forebay:late_lookups"] == 1
+    engine.assert_nothing_is_held()
+
+
+def test_a_promotion_is_waited_for(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch)
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    daemon.promotions = 3
+    before = daemon.lookups
+    assert engine.generate("warm", prompt(1, 100)) == cold
+    assert engine.hits["warm"] == 96
+    assert daemon.lookups == before + 4
+    engine.assert_nothing_is_held()
+
+
+def test_a_promotion_that_never_ends_is_a_miss_at_the_deadline(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"lookup_deadline_ms": 50}))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    daemon.promotions = 10**9
+    assert engine.generate("warm", prompt(1, 100)) == cold
+    assert engine.hits["warm"] == 0
+    assert daemon.lookups < 20  # asked again every 10 ms, not in every step
+    engine.assert_nothing_is_held()
+
+
+def test_the_first_request_waits_for_the_namespace(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Engine(daemon, monkeypatch, Shape(engine_id="first"))
+    first.generate("cold", prompt(1, 100))
+    second = Engine(daemon, monkeypatch, Shape(engine_id="second"))
+    attached, daemon.engines = daemon.engines, []
+    request = second.add("warm", prompt(1, 100))
+    for _ in range(3):
+        second.step()
+    assert request.num_computed_tokens == 0
+    daemon.engines = attached
+    second.run(request)
+    assert second.hits["warm"] == 96
+
+
+def test_ranks_that_never_attach_are_waited_for_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"lookup_deadline_ms": 100}))
+    daemon.engines.clear()
+    start = time.monotonic()
+    engine.generate("first", prompt(1, 100))
+    assert time.monotonic() - start >= 0.1
+    asked = engine.steps
+    engine.generate("second", prompt(2, 100))
+    assert engine.steps - asked <= 8
+    assert daemon.lookups == 0
+
+
+def test_one_lookup_serves_all_groups_and_all_steps_of_waiting(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(groups="mixed", blocks=20, max_requests=1))
+    requests = [engine.add(str(at), prompt(at, 100), max_tokens=10) for at in range(3)]
+    engine.run(*requests)
+    assert engine.steps > 30
+    assert daemon.lookups == 3
+
+
+def test_leases_of_one_engine_are_bounded(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"max_leased_requests": 2}))
+    for at in range(4):
+        engine.generate(f"cold {at}", prompt(at, 60))
+    engine.forget()
+    for worker in engine.workers:
+        worker.engine.is_holding = True
+    requests = [engine.add(str(at), prompt(at, 60)) for at in range(4)]
+    for _ in range(3):
+        engine.step()
+    assert daemon.leased == 2 * 3
+    assert [engine.hits.get(str(at)) for at in range(4)] == [None, None, 0, 0]
+    for worker in engine.workers:
+        worker.engine.is_holding = False
+    engine.run(*requests)
+    engine.assert_nothing_is_held()
+
+
+def test_a_hit_stays_leased_while_there_is_no_room_for_it(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(blocks=16))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    big = engine.add("big", prompt(2, 150), max_tokens=30)
+    engine.step()
+    engine.step()
+    hit = engine.add("hit", prompt(1, 100))
+    for _ in range(5):
+        engine.step()
+    assert daemon.leased == 6
+    daemon.evict_all()  # takes what is not leased
+    assert engine.run(big, hit)["hit"] == cold
+    assert engine.hits["hit"] == 96
+    assert daemon.lookups == 3
+    engine.assert_nothing_is_held()
+
+
+def test_a_lease_that_found_no_use_goes_back_at_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("cold", prompt(1, 100))
+    request = engine.add("local", prompt(1, 100), max_tokens=20)  # the engine's own cache has it all
+    engine.step()
+    assert engine.hits["local"] == 96
+    assert daemon.lookups == 2
+    assert daemon.leased == 0
+    engine.run(request)
+
+
+def test_an_aborted_request_gives_its_lease_back(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(blocks=16))
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    big = engine.add("big", prompt(2, 150), max_tokens=30)
+    engine.step()
+    engine.step()
+    hit = engine.add("hit", prompt(1, 100))
+    engine.step()
+    assert daemon.leased == 6
+    engine.abort(hit)
+    assert daemon.leased == 0
+    engine.run(big)
+    engine.assert_nothing_is_held()
+
+
+def test_a_request_aborted_while_loading_keeps_its_lease_until_the_copy_is_over(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    (worker,) = engine.workers
+    worker.engine.is_holding = True
+    hit = engine.add("hit", prompt(1, 100))
+    engine.step()
+    engine.step()
+    engine.abort(hit)
+    engine.step()
+    assert daemon.leased == 6
+    worker.engine.is_holding = False
+    engine.run()
+    engine.assert_nothing_is_held()
+    assert not engine.scheduler.requests
