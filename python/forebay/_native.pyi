@@ -1,18 +1,22 @@
 """The compiled part of Forebay. Users import `forebay` instead; this is what it stands on.
 
 Every call that may wait releases the GIL first. Sizes are bytes, times are seconds unless a name says otherwise.
+
+Nothing here survives a fork: the child has the objects but not their threads, and its copy of a lock may never be
+unlocked. Make them in the process that uses them, and do not use those of a parent, not even `close`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Literal, Self, final
+
+__all__ = ["Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"]
 
 __version__: str
 
 class ForebayError(Exception):
     """An error with a kind, facts and often a hint; `str()` is one line."""
 
-    kind: str
-    """invalid, not_found, full, io, corrupt, timeout, unavailable or unsupported."""
+    kind: Literal["invalid", "not_found", "full", "io", "corrupt", "timeout", "unavailable", "unsupported"]
     hint: str | None
 
 @final
@@ -50,8 +54,8 @@ class EngineSession:
     the engine still holds.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         socket_directory: str,
         engine_id: str,
         ranks: int,
@@ -59,11 +63,19 @@ class EngineSession:
         stock_blocks: int = 64,
         deadline: float = 1.0,
         breaker_failures: int = 3,
-    ) -> None: ...
+    ) -> Self:
+        """`engine_id` (1 to 64 bytes) is the workers' too, and nobody else's.
+
+        `stock_blocks`: slots of each group kept reserved ahead; a step that stores more gets only so many. An
+        engine that asks for nothing for 2 s keeps 4. `deadline`: of each call; `breaker_failures` late or lost
+        calls in a row make every lookup a miss until the daemon was reached again.
+        Raises ForebayError (invalid).
+        """
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
         """connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or on its way.
 
-        refused: the daemon said no for good; `reason()` says why.
+        refused: the daemon said no for good; `reason()` says why. It is asked again now and then, in case
+        another daemon takes its place; a refused namespace heals with `set_namespace`.
         """
 
     def reason(self) -> str | None:
@@ -75,11 +87,15 @@ class EngineSession:
         """Names what is stored and loaded from now on: (group, attention, tokens per block, is replicated).
 
         Returns at once; declared in the background and again after each reconnect. Calling it again moves to
-        another namespace: stocks and unfinished commits of the old one are aborted, leases stay until released.
+        another namespace: stocks and unfinished commits of the old one are aborted, lookups on their way fail,
+        leases stay until released. The same one again changes nothing.
         """
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket:
-        """Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for."""
+        """Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
+
+        Fails at once where the session is not ready or 64 lookups are on their way.
+        """
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits."""
@@ -87,7 +103,11 @@ class EngineSession:
     def commit(
         self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
     ) -> None:
-        """Names filled slots; `predecessor` is the hash before the first. Queued, never waits."""
+        """Names filled slots; `predecessor` is the hash before the first. Queued, never waits.
+
+        Slots that were lost with their daemon or pool drop out and are counted. Raises ForebayError (invalid) if
+        the lists differ in length.
+        """
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
         """Gives unfilled slots back. Queued, never waits."""
@@ -98,21 +118,24 @@ class EngineSession:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: lookups, lookup_failures, lookups_late, stored, duplicate, orphan,
-        incomplete, lost, reserved_stock, leases_held, reservations_held, queued, reconnects, breaker_open."""
+        incomplete, lost, commits_dropped (became aborts), reserve_short (slots the stock did not have),
+        reconnects. And as it is now: reserved_stock, leases_held, reservations_held, queued, breaker_open (1 or 0).
+        """
 
     def close(self) -> None:
-        """Ends the session and joins the thread, at most `deadline` seconds."""
+        """Delivers what is queued and ends the session, in at most `deadline` seconds. Idempotent."""
 
 @final
 class WorkerEngine:
     """The worker side of one rank: maps the pool and copies between tensors and slots on its own threads.
 
     Attaches in the background, with backoff, for as long as it lives. Jobs for a pool that is not mapped, or
-    whose slots have another generation, fail: a store job then simply leaves no birth record.
+    whose slots have another generation, fail: a store job then simply leaves no birth record. The mapping
+    outlives the daemon, and what was leased can be loaded while it restarts.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         socket_directory: str,
         engine_id: str,
         rank: int,
@@ -122,21 +145,25 @@ class WorkerEngine:
         groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
         blocks_per_chunk: int = 1,
         threads: int = 0,
-    ) -> None:
+    ) -> Self:
         """`tensors`: (address, rows, row stride in bytes, page bytes), host memory that outlives this object.
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order.
+        `threads`: 0 takes one for each core, at most 4.
         Raises ForebayError (invalid) if a ref does not fit its tensor.
         """
 
     def state(self) -> Literal["connecting", "attaching", "ready", "refused", "closed"]: ...
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """Why the worker is not ready, as one line for a log; None if it is."""
+
     def submit_store(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
         """Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
 
         `groups`: (group, slots u32, generations u32, block ids i32, skipped): `blocks_per_chunk` block ids a
-        slot, one after another; `skipped` is how many sub-blocks at the start of the first chunk are absent from the block
-        ids (they are not copied).
+        slot, one after another; `skipped` is how many sub-blocks at the start of the first chunk are absent from
+        the block ids (they are not copied; a store that skips any fails, since half a block is none).
+        Of replicated groups rank 0 alone copies. Raises ForebayError (invalid) if the lists do not fit together.
         """
 
     def submit_load(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
@@ -148,27 +175,41 @@ class WorkerEngine:
     def wait(self, jobs: Sequence[int], timeout: float) -> bool:
         """True once all of `jobs` are finished; unknown ids count as finished."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Ends the copies that have begun, abandons the others and unmaps the pool. Idempotent."""
 
 @final
 class Client:
-    """A plain client for any program: no engine, no shared memory needed. Raises ForebayError."""
+    """A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
 
-    def __init__(self, socket_directory: str, *, deadline: float = 5.0) -> None: ...
+    Connects with the first call, and again after the daemon was restarted; namespace handles stay valid. One call
+    at a time: threads wait for each other.
+    """
+
+    def __new__(cls, socket_directory: str, *, deadline: float = 5.0) -> Self: ...
     def open_namespace(self, fields: Mapping[str, str], block_bytes: Mapping[int, int]) -> int:
         """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip."""
 
     def put(
         self, namespace: int, group: int, blocks: Sequence[tuple[bytes, bytes]], predecessor: bytes | None = None
     ) -> list[Literal["stored", "duplicate", "orphan", "full"]]:
-        """Stores (hash, bytes) in prefix order. One round trip for each 8 MiB."""
+        """Stores (hash, bytes) in prefix order; `predecessor` is the hash before the first. One round trip for
+        each 8 MiB. A block of the group whose predecessor is not here is an orphan and not stored."""
 
     def get(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bytes | None]:
         """The blocks' bytes, None where not found. One round trip for each 8 MiB."""
 
     def lookup(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bool]:
-        """Which are ready, leased by nobody afterwards. One round trip."""
+        """Which are ready; none is leased afterwards. One round trip."""
 
-    def inspect(self) -> dict[str, object]: ...
-    def purge(self, *, namespace_id: str | None = None, tenant: str | None = None) -> dict[str, int]: ...
-    def close(self) -> None: ...
+    def inspect(self) -> dict[str, Any]:
+        """What the daemon holds: pool, namespaces, sessions, size classes. One round trip."""
+
+    def purge(self, *, namespace_id: str | None = None, tenant: str | None = None) -> dict[str, int]:
+        """Drops the ready blocks of a namespace or a tenant ("" for those without one). One round trip.
+
+        {purged_blocks, purged_bytes, held_blocks}: held ones can no longer be hit and go when they are released.
+        """
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""

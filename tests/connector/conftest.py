@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import types
 
 for _name in [name for name in os.environ if name.startswith(("VLLM_", "FOREBAY_")) or name == "PYTHONHASHSEED"]:
     del os.environ[_name]
@@ -20,16 +18,8 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-try:
-    import forebay._native  # noqa: F401
-except ImportError:
-    # These tests bring a daemon of their own (`fake.py`); only the package's import needs the compiled module's names.
-    _native = types.ModuleType("forebay._native")
-    _native.__dict__.update(Client=object, ForebayError=Exception, __version__="0.0.0")
-    sys.modules["forebay._native"] = _native
-
-import pytest  # noqa: E402
-from fake import FakeDaemon  # noqa: E402
+import pytest
+from fake import FakeDaemon
 
 
 @pytest.fixture

@@ -85,7 +85,9 @@ class FakeDaemon:
         self.slots[number].owner = owner
         return number
 
-    def commit(self, session: FakeSession, group: int, named: Sequence[tuple[bytes, int, int]], before: bytes | None) -> None:
+    def commit(
+        self, session: FakeSession, group: int, named: Sequence[tuple[bytes, int, int]], before: bytes | None
+    ) -> None:
         attention = session.attention[group]
         for hash_, number, generation in named:
             slot = self.slots[number]
@@ -146,7 +148,10 @@ class FakeTicket:
             return True
         daemon = self._session.daemon
         if not daemon.is_up or self._session.state() != "ready":
-            self._failed, self._answers = True, [(b"\0" * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups]
+            self._failed, self._answers = (
+                True,
+                [(b"\0" * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups],
+            )
             return True
         if daemon.is_frozen:
             time.sleep(timeout)
@@ -433,5 +438,6 @@ def _pairs(slots: bytes, generations: bytes) -> list[tuple[int, int]]:
     assert len(slots) == len(generations)
     places = range(0, len(slots), 4)
     return [
-        (int.from_bytes(slots[at : at + 4], "little"), int.from_bytes(generations[at : at + 4], "little")) for at in places
+        (int.from_bytes(slots[at : at + 4], "little"), int.from_bytes(generations[at : at + 4], "little"))
+        for at in places
     ]

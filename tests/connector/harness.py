@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from fake import FakeDaemon, FakeEngine, FakeSession
+from forebay.vllm import register
+from forebay.vllm import session as sessions
+from forebay.vllm.connector import ForebayConnector
 from rig import models
 from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -32,10 +35,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
-
-from forebay.vllm import register
-from forebay.vllm import session as sessions
-from forebay.vllm.connector import ForebayConnector
 
 register()
 
@@ -321,7 +320,9 @@ def _use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
     def open_session(settings: Any, engine_id: str, ranks: int, stock_blocks: int) -> FakeSession:
         return FakeSession(daemon, engine_id, ranks, stock_blocks)
 
-    def open_engine(settings: Any, engine_id: str, rank: int, ranks: int, tensors: Any, groups: Any, per_chunk: int) -> FakeEngine:
+    def open_engine(
+        settings: Any, engine_id: str, rank: int, ranks: int, tensors: Any, groups: Any, per_chunk: int
+    ) -> FakeEngine:
         return FakeEngine(daemon, engine_id, rank, tensors, groups, per_chunk)
 
     monkeypatch.setattr(connector, "open_session", open_session)

@@ -30,9 +30,8 @@ class Fleet:
 def fleet(start_daemon: Callable[..., Daemon], start_engine: Callable[..., Engine]) -> Fleet:
     base = baseline(CONFIG, Workload())
     daemon = start_daemon()
-    first = start_engine(CONFIG, daemon.connector(), "first")
+    first, second = (start_engine(CONFIG, daemon.connector(), name) for name in ("first", "second"))
     store(first, base, base.waves())
-    second = start_engine(CONFIG, daemon.connector(), "second")
     return Fleet(base, first, second, daemon)
 
 

@@ -122,7 +122,7 @@ class Engine:
         )
         os.close(reply_in)
         os.close(command_out)
-        self._pending = 0
+        self._asked = 0
         self.started_at = time.monotonic()
         self._is_ready = False
 
@@ -130,7 +130,7 @@ class Engine:
         """Waits until the engine can take requests."""
         if not self._is_ready:
             seconds = START_SECONDS - (time.monotonic() - self.started_at)
-            self.pids: list[int] = self._reply(seconds)["pids"]
+            self.pids: list[int] = self._reply(0, seconds)["pids"]
             self._is_ready = True
         return self
 
@@ -142,10 +142,12 @@ class Engine:
     def begin(self, requests: Sequence[Request], *, gaps: bool = False, pages: bool = False) -> None:
         """Starts a batch; `finish` waits for it. In between the test may harm whom it likes."""
         self.ready()
-        self._command("generate", requests=[asdict(request) for request in requests], gaps=gaps, pages=pages)
+        listed = [asdict(request) for request in requests]
+        self._begun = self._command("generate", requests=listed, gaps=gaps, pages=pages)
 
     def finish(self, seconds: float = ANSWER_SECONDS) -> list[Answer]:
-        return [_answer(reply) for reply in self._reply(seconds)["answers"]]
+        """The answers to the batch that was begun."""
+        return [_answer(reply) for reply in self._reply(self._begun, seconds)["answers"]]
 
     def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
         """Forgets the engine's own cached prefixes; with `reset_connector`, as on a weight swap, Forebay's too."""
@@ -192,16 +194,28 @@ class Engine:
 
     def call(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.ready()
-        self._command(command, **arguments)
-        return self._reply(ANSWER_SECONDS)
+        return self._reply(self._command(command, **arguments), ANSWER_SECONDS)
 
-    def _command(self, command: str, **arguments: Any) -> None:
+    def _command(self, command: str, **arguments: Any) -> int:
+        """Sends it; the number its reply will have."""
+        self._asked += 1
+        line = json.dumps({"number": self._asked, "command": command} | arguments)
         try:
-            self._commands.write(json.dumps({"command": command} | arguments).encode() + b"\n")
+            self._commands.write(line.encode() + b"\n")
         except BrokenPipeError:
             raise self.child.failure("has ended") from None
+        return self._asked
 
-    def _reply(self, seconds: float) -> dict[str, Any]:
+    def _reply(self, number: int, seconds: float) -> dict[str, Any]:
+        """The reply of this number. Earlier ones belong to a test that failed before it read them."""
+        deadline = time.monotonic() + seconds
+        while (reply := self._next_reply(deadline - time.monotonic()))["number"] < number:
+            pass
+        if "error" in reply:
+            raise self.child.failure(f"answered {reply['error']}")
+        return reply
+
+    def _next_reply(self, seconds: float) -> dict[str, Any]:
         line = self._replies.next(seconds)
         if line is None:
             raise self.child.failure(f"did not answer within {seconds:g} s")
@@ -209,8 +223,6 @@ class Engine:
             self.child.wait(10)
             raise self.child.failure(f"ended with status {self.child.status}")
         reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise self.child.failure(f"answered {reply['error']}")
         return reply
 
     def _died(self) -> bool:
@@ -239,6 +251,7 @@ def engine_env() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
+        "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -268,10 +281,10 @@ class _Lines:
     """Lines from a pipe, each within a deadline."""
 
     def __init__(self, fd: int):
-        self._fd = fd
+        self._pipe = os.fdopen(fd, "rb", buffering=0)
         self._buffer = b""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(fd, selectors.EVENT_READ)
+        self._selector.register(self._pipe, selectors.EVENT_READ)
 
     def next(self, seconds: float) -> bytes | None:
         """The next line; empty at the end of the pipe, None at the deadline."""
@@ -279,7 +292,7 @@ class _Lines:
         while b"\n" not in self._buffer:
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
                 return None
-            chunk = os.read(self._fd, 1 << 20)
+            chunk = self._pipe.read(1 << 20)
             if not chunk:
                 return b""
             self._buffer += chunk
@@ -288,4 +301,4 @@ class _Lines:
 
     def close(self) -> None:
         self._selector.close()
-        os.close(self._fd)
+        self._pipe.close()

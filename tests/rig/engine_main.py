@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
@@ -31,20 +31,21 @@ def main() -> None:
     arguments = json.loads(sys.argv[2])
     with os.fdopen(reply_fd, "w", buffering=1) as replies:
         served = Served(arguments)
-        answer(replies, {"pids": served.probe("probe_pid")})
+        answer(replies, 0, {"pids": served.probe("probe_pid")})
         for line in sys.stdin:
             command = json.loads(line)
+            number = command.pop("number")
             try:
-                answer(replies, getattr(served, command.pop("command"))(**command))
+                answer(replies, number, getattr(served, command.pop("command"))(**command))
             except Exception as error:
                 traceback.print_exc()
-                answer(replies, {"error": f"{type(error).__name__}: {error}"})
+                answer(replies, number, {"error": f"{type(error).__name__}: {error}"})
     # The pipe was closed: the test is over, and nobody is left to whom an orderly end would matter.
     os._exit(0)
 
 
-def answer(replies: Any, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
+def answer(replies: TextIO, number: int, reply: dict[str, Any]) -> None:
+    replies.write(json.dumps({"number": number} | reply) + "\n")
 
 
 class Served:

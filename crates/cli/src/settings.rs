@@ -80,6 +80,8 @@ fn flag(key: &'static Key) -> Arg {
     Arg::new(key.name)
         .long(key.name)
         .value_name("VALUE")
+        // As with variables and the file: the last word counts.
+        .overrides_with(key.name)
         .help_heading(section)
         .help(format!("{} [default: {default}]", first_sentence(key)))
         .hide_default_value(true)

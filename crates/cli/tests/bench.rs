@@ -2,10 +2,15 @@
 //!
 //! Small rounds: the figures themselves are not judged here.
 
-mod rig;
+mod command;
+mod support;
 
-use rig::{Daemon, run};
+use std::process::Stdio;
+
+use command::{Answer, forebay, run};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use support::{Daemon, Place, wait_until};
 
 fn rows(report: &Value, bench: &str) -> Vec<Value> {
     assert_eq!(report["bench"], bench);
@@ -15,18 +20,22 @@ fn rows(report: &Value, bench: &str) -> Vec<Value> {
     report["rows"].as_array().unwrap().clone()
 }
 
-fn leavings() -> usize {
-    let ours = |directory| {
+/// Directories that the process `pid` made for a private daemon.
+fn leavings(pid: u32) -> usize {
+    let prefix = format!("forebay-bench-{pid}-");
+    let ours = |directory: &str| {
         let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
-        names.filter(|name| name.to_string_lossy().starts_with("forebay-bench-")).count()
+        names.filter(|name| name.to_string_lossy().starts_with(&prefix)).count()
     };
     ours("/dev/shm") + ours("/tmp")
 }
 
 #[test]
 fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
-    let before = leavings();
-    let report = run(&["bench", "lookup", "--rounds", "20", "--keys", "16", "--keys", "64", "--json"]).json();
+    let mut command = forebay(&["bench", "lookup", "--rounds", "20", "--keys", "16", "--keys", "64", "--json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let report = Answer::of(child.wait_with_output().unwrap()).json();
     let rows = rows(&report, "lookup");
     let varied: Vec<_> = rows.iter().map(|row| (row["op"].as_str().unwrap(), row["keys"].as_u64().unwrap())).collect();
     assert_eq!(varied, [("hit", 16), ("hit", 64), ("miss", 16), ("miss", 64)]);
@@ -35,23 +44,39 @@ fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
         let [p50, p99] = ["p50_us", "p99_us"].map(|name| row[name].as_f64().unwrap());
         assert!(0.0 < p50 && p50 <= p99, "{row}");
     }
-    assert_eq!(leavings(), before);
+    assert_eq!(leavings(pid), 0);
+}
+
+#[test]
+fn an_interrupted_measurement_takes_its_daemon_with_it() {
+    let mut command = forebay(&["bench", "lookup", "--rounds", "100000000"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    wait_until("the private daemon has its directories", || leavings(pid) == 2);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let answer = Answer::of(child.wait_with_output().unwrap());
+    assert!(answer.code == 1 && answer.err.ends_with("error: interrupted\n"), "{answer:?}");
+    assert_eq!(leavings(pid), 0);
 }
 
 #[test]
 fn lookups_can_be_measured_on_a_running_daemon_which_keeps_nothing() {
-    let daemon = Daemon::start();
-    let flags = ["bench", "lookup", "--rounds", "5", "--keys", "100", "--socket.directory", daemon.socket_directory()];
-    let answer = run(&flags);
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "64MiB"]);
+    let sockets = place.sockets();
+    let inspect = || run(&["inspect", "--json", "--socket.directory", sockets.to_str().unwrap()]).json();
+    wait_until("the pool is populated", || inspect()["populated_bytes"] == inspect()["capacity_bytes"]);
+
+    let flags = ["--rounds", "5", "--keys", "100", "--socket.directory", sockets.to_str().unwrap()];
+    let answer = run(&[&["bench", "lookup"][..], &flags].concat());
     assert_eq!(answer.code, 0, "{answer:?}");
-    assert!(
-        answer.out.starts_with("op    keys  lookups  p50 us  p99 us  max us  errors\nhit    100        5 "),
-        "{}",
-        answer.out
-    );
-    let inspect = daemon.ask("inspect", &["--json"]).json();
-    assert_eq!(inspect["namespaces"][0]["groups"][0]["ready_blocks"], 0, "{inspect:#}");
-    assert_eq!((&inspect["pinned_bytes"], inspect["sessions"].as_array().unwrap().len()), (&0.into(), 0));
+    let head = "op    keys  lookups  p50 us  p99 us  max us  errors\nhit    100        5 ";
+    assert!(answer.out.starts_with(head), "{}", answer.out);
+
+    wait_until("the session is gone", || inspect()["sessions"] == Value::Array(Vec::new()));
+    let after = inspect();
+    assert_eq!(after["namespaces"][0]["groups"][0]["ready_blocks"], 0, "{after:#}");
+    assert_eq!(after["pinned_bytes"], 0, "{after:#}");
 }
 
 #[test]

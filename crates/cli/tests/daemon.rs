@@ -1,25 +1,39 @@
-//! Commands against the shipped daemon: what it holds, purging, its end, and starts that must be refused.
+//! Commands and pages of the shipped daemon: what it holds, what purging drops, and starts that must be refused.
 
-mod rig;
+mod command;
+mod support;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::net::{TcpListener, TcpStream};
 
+use command::{Answer, forebay, run};
 use forebay_core::namespace::Descriptor;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::proto::{Block, CommitOutcome};
-use rig::{Answer, CAPACITY_BYTES, Daemon, run};
+use serde_json::Value;
+use support::{DEADLINE, Daemon, Place, runtime, wait_until};
 
+const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 const BLOCK_BYTES: u64 = 16 << 10;
 
+/// A command to the daemon of this place.
+fn ask(place: &Place, command: &str, more: &[&str]) -> Answer {
+    let mut command = forebay(&[command, "--socket.directory"]);
+    Answer::of(command.arg(place.sockets()).args(more).output().unwrap())
+}
+
+fn start(place: &Place, more: &[&str]) -> Daemon {
+    let daemon = Daemon::start(place, &[CAPACITY, more].concat());
+    wait_until("the pool is populated", || {
+        let pool = ask(place, "inspect", &["--json"]).json();
+        pool["populated_bytes"] == pool["capacity_bytes"]
+    });
+    daemon
+}
+
 fn fields(tenant: &str) -> BTreeMap<String, String> {
-    [("model", "tiny"), ("tenant", tenant)]
-        .into_iter()
-        .map(|(name, value)| (name.to_string(), value.to_string()))
-        .collect()
+    BTreeMap::from([("model".to_string(), "tiny".to_string()), ("tenant".to_string(), tenant.to_string())])
 }
 
 fn id_of(tenant: &str) -> String {
@@ -27,10 +41,9 @@ fn id_of(tenant: &str) -> String {
 }
 
 /// Stores `count` blocks for `tenant`, and says goodbye.
-fn store(daemon: &Daemon, tenant: &str, count: u8) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut client = Client::new(daemon.socket_directory(), format!("test-{tenant}"), Duration::from_secs(10));
+fn store(place: &Place, tenant: &str, count: u8) {
+    runtime().block_on(async {
+        let mut client = Client::new(place.sockets(), format!("test-{tenant}"), DEADLINE);
         let groups = [GroupBytes { group: 0, bytes: BLOCK_BYTES }];
         let namespace = client.open_namespace(fields(tenant), groups).await.unwrap();
         let block = |number: u8| Block { hash: vec![number; 8], data: vec![number; BLOCK_BYTES as usize] };
@@ -39,148 +52,131 @@ fn store(daemon: &Daemon, tenant: &str, count: u8) {
     });
 }
 
-/// Ready blocks by namespace id, as `inspect` tells.
-fn ready(daemon: &Daemon) -> BTreeMap<String, u64> {
-    let json = daemon.ask("inspect", &["--json"]).json();
-    let entry = |namespace: &serde_json::Value| {
+/// Ready blocks by namespace, where there are any.
+fn ready(place: &Place) -> BTreeMap<String, u64> {
+    let entry = |namespace: &Value| {
         let groups = namespace["groups"].as_array().unwrap();
         let ready = groups.iter().map(|group| group["ready_blocks"].as_u64().unwrap()).sum();
         (namespace["namespace_id"].as_str().unwrap().to_string(), ready)
     };
+    let json = ask(place, "inspect", &["--json"]).json();
     json["namespaces"].as_array().unwrap().iter().map(entry).filter(|(_, ready)| *ready > 0).collect()
+}
+
+#[test]
+fn inspect_shows_what_was_stored_and_purge_drops_it() {
+    let place = Place::new();
+    let _daemon = start(&place, &[]);
+    for (tenant, count) in [("red", 3), ("blue", 5), ("", 7)] {
+        store(&place, tenant, count);
+    }
+    assert_eq!(ready(&place), BTreeMap::from([(id_of("red"), 3), (id_of("blue"), 5), (id_of(""), 7)]));
+    let text = ask(&place, "inspect", &[]).out;
+    assert!(text.contains(&format!("namespace {}\n  model=tiny\n  tenant=blue\n", id_of("blue"))), "{text}");
+    assert!(text.contains("    0  16.0 KiB      5  80.0 KiB\n"), "{text}");
+    assert!(text.contains("capacity    64.0 MiB\npopulated   64.0 MiB\n"), "{text}");
+
+    let purged = ask(&place, "purge", &["--tenant", "blue"]);
+    assert_eq!((purged.code, purged.out.as_str()), (0, "purged 5 blocks, 80.0 KiB\n"), "{purged:?}");
+    assert_eq!(ready(&place), BTreeMap::from([(id_of("red"), 3), (id_of(""), 7)]));
+    let purged = ask(&place, "purge", &["--namespace", &id_of("red"), "--json"]).json();
+    assert_eq!((&purged["purged_blocks"], &purged["held_blocks"]), (&3.into(), &0.into()));
+    assert_eq!(purged["purged_bytes"], 3 * BLOCK_BYTES);
+    // An empty name means the blocks without a tenant, not all blocks.
+    store(&place, "red", 3);
+    assert_eq!(ask(&place, "purge", &["--tenant", "", "--json"]).json()["purged_blocks"], 7);
+    assert_eq!(ready(&place), BTreeMap::from([(id_of("red"), 3)]));
+}
+
+#[test]
+fn without_a_daemon_commands_say_how_to_get_one() {
+    let place = Place::new();
+    for (command, more) in [("inspect", &[][..]), ("purge", &["--tenant", "red"])] {
+        ask(&place, command, more).assert_refused(1, "cannot reach the daemon");
+    }
 }
 
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
 }
 
-#[test]
-fn inspect_shows_what_was_stored_and_purge_drops_it() {
-    let daemon = Daemon::start();
-    store(&daemon, "red", 3);
-    store(&daemon, "blue", 5);
-    store(&daemon, "", 7);
-    let all = BTreeMap::from([(id_of("red"), 3), (id_of("blue"), 5), (id_of(""), 7)]);
-    assert_eq!(ready(&daemon), all);
-    let text = daemon.ask("inspect", &[]).out;
-    assert!(text.contains(&format!("namespace {}\n  model=tiny\n  tenant=blue\n", id_of("blue"))), "{text}");
-    assert!(text.contains("0  16.0 KiB      5  80.0 KiB\n"), "{text}");
-    assert!(text.contains("capacity    64.0 MiB\npopulated   64.0 MiB\n"), "{text}");
-
-    let purged = daemon.ask("purge", &["--tenant", "blue"]);
-    assert_eq!((purged.code, purged.out.as_str()), (0, "purged 5 blocks, 80.0 KiB\n"), "{purged:?}");
-    assert_eq!(ready(&daemon), BTreeMap::from([(id_of("red"), 3), (id_of(""), 7)]));
-    let purged = daemon.ask("purge", &["--namespace", &id_of("red"), "--json"]).json();
-    assert_eq!((purged["purged_blocks"].as_u64(), purged["held_blocks"].as_u64()), (Some(3), Some(0)));
-    assert_eq!(purged["purged_bytes"], 3 * BLOCK_BYTES);
-    // An empty name means the blocks without a tenant, not all blocks.
-    store(&daemon, "red", 3);
-    assert_eq!(daemon.ask("purge", &["--tenant", "", "--json"]).json()["purged_blocks"], 7);
-    assert_eq!(ready(&daemon), BTreeMap::from([(id_of("red"), 3)]));
+/// `host:port` of the pages, as the daemon logged it.
+fn http_address(daemon: &Daemon) -> String {
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("metrics and health")).unwrap_or_else(|| panic!("{log}"));
+    line.split("address=").nth(1).unwrap().trim().to_string()
 }
 
 #[test]
-fn blocks_are_there_again_after_the_daemon_was_killed() {
-    let mut daemon = Daemon::start();
-    store(&daemon, "red", 9);
-    daemon.kill();
-    daemon.ask("inspect", &[]).assert_refused(1, "cannot reach the daemon");
-    // The socket it left behind is no obstacle.
-    daemon.launch(&[]);
-    daemon.wait_until_populated();
-    assert_eq!(ready(&daemon), BTreeMap::from([(id_of("red"), 9)]));
-}
-
-#[test]
-fn sigterm_drains_and_leaves_no_socket_but_the_pool() {
-    let mut daemon = Daemon::start();
-    let http = daemon.http_address();
-    assert!(get(&http, "/readyz").contains(" 200 OK"));
+fn the_pages_tell_what_the_daemon_did() {
+    let place = Place::new();
+    let daemon = start(&place, &["--http.address", "127.0.0.1:0"]);
+    let http = http_address(&daemon);
+    for page in ["/livez", "/readyz"] {
+        assert!(get(&http, page).starts_with("HTTP/1.1 200 OK"), "{page}");
+    }
+    store(&place, "red", 4);
     let metrics = get(&http, "/metrics");
-    assert!(metrics.contains(&format!("forebay_pool_capacity_bytes {CAPACITY_BYTES}\n")), "{metrics}");
-    store(&daemon, "red", 4);
-    assert!(get(&http, "/metrics").contains("forebay_stored_blocks_total 4\n"));
-    assert!(daemon.terminate().success());
-    let left: Vec<_> =
-        std::fs::read_dir(daemon.socket_directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["log"]);
-    daemon.launch(&[]);
-    daemon.wait_until_populated();
-    assert_eq!(ready(&daemon), BTreeMap::from([(id_of("red"), 4)]));
-}
-
-#[test]
-fn the_log_is_one_line_an_event() {
-    let mut daemon = Daemon::start();
-    daemon.terminate();
-    for line in daemon.log().lines() {
-        assert!(line.starts_with("20") && line.contains(" INFO forebay_"), "{line}");
-        assert!(!line.contains('\u{1b}'), "colour in {line:?}");
+    for line in [
+        "forebay_pool_capacity_bytes 67108864",
+        "forebay_pool_populated_bytes 67108864",
+        "forebay_pool_slots{slot_bytes=\"16384\",state=\"ready\"} 4",
+        "forebay_stored_blocks_total 4",
+        "forebay_stored_bytes_total 65536",
+        "forebay_put_bytes_total 65536",
+        "forebay_namespaces 1",
+        "forebay_pool_pinned_bytes 0",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line} is not in\n{metrics}");
     }
 }
 
-/// What `serve` says when it must not start.
-fn refusal(daemon: &Daemon, more: &[&str]) -> Answer {
-    Answer::of(daemon.serve(more).output().unwrap())
+#[test]
+fn the_log_is_one_line_an_event_without_colour() {
+    let place = Place::new();
+    let daemon = start(&place, &[]);
+    store(&place, "red", 1);
+    let log = daemon.log();
+    assert!(!log.is_empty());
+    for line in log.lines() {
+        assert!(line.starts_with("20") && line.contains(" INFO forebay_") && !line.contains('\u{1b}'), "{line:?}");
+    }
+}
+
+/// What `serve` says when it must not start. The last flag of a name counts.
+fn refusal(place: &Place, more: &[&str]) -> Answer {
+    let mut command = forebay(&["serve", "--http.address", "off"]);
+    command.arg("--socket.directory").arg(place.sockets()).arg("--pool.directory").arg(place.pool());
+    Answer::of(command.args(CAPACITY).args(more).output().unwrap())
 }
 
 #[test]
-fn two_daemons_never_share_sockets_or_a_pool() {
-    let first = Daemon::start();
-    let second = Daemon::absent();
-    refusal(&first, &[]).assert_refused(1, "");
-    let other_sockets = ["--socket.directory", second.socket_directory(), "--pool.directory", first.pool_directory()];
-    let serve =
-        |flags: &[&str]| run(&[&["serve", "--pool.capacity_bytes", "64MiB", "--http.address", "off"], flags].concat());
-    serve(&other_sockets).assert_refused(1, "");
-    // The first one did not notice.
-    store(&first, "red", 1);
-    assert_eq!(ready(&first), BTreeMap::from([(id_of("red"), 1)]));
-}
-
-#[test]
-fn a_machine_that_cannot_hold_the_pool_is_an_error_with_a_hint() {
-    let daemon = Daemon::absent();
-    let serve = |flags: &[&str]| {
-        let all =
-            [&["serve", "--socket.directory", daemon.socket_directory(), "--http.address", "off"], flags].concat();
-        run(&all)
-    };
-    serve(&["--pool.directory", daemon.pool_directory(), "--pool.capacity_bytes", "8TiB"]).assert_refused(1, "");
-    serve(&["--pool.directory", "/proc/forebay", "--pool.capacity_bytes", "64MiB"]).assert_refused(1, "/proc/forebay");
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let flags =
-        ["--pool.directory", daemon.pool_directory(), "--pool.capacity_bytes", "64MiB", "--http.address", &address];
-    let all = [&["serve", "--socket.directory", daemon.socket_directory()][..], &flags].concat();
-    run(&all).assert_refused(1, &address);
-}
-
-#[test]
-fn a_socket_directory_that_cannot_be_used_is_an_error_with_a_hint() {
-    let daemon = Daemon::absent();
-    let with = |directory: &str| {
-        let pool =
-            ["--pool.directory", daemon.pool_directory(), "--pool.capacity_bytes", "64MiB", "--http.address", "off"];
-        run(&[&["serve", "--socket.directory", directory][..], &pool].concat())
-    };
-    with("/proc/forebay").assert_refused(1, "/proc/forebay");
+fn a_pool_that_cannot_be_is_refused_with_a_hint() {
+    let place = Place::new();
+    refusal(&place, &["--pool.capacity_bytes", "8TiB"]).assert_refused(1, "TiB for the pool");
+    refusal(&place, &["--pool.directory", "/proc/forebay"]).assert_refused(1, "/proc/forebay");
     let file = tempfile::NamedTempFile::new().unwrap();
-    with(file.path().to_str().unwrap()).assert_refused(1, file.path().to_str().unwrap());
-    with(&format!("/tmp/{}", "x".repeat(100))).assert_refused(2, "`socket.directory` cannot be");
+    refusal(&place, &["--pool.directory", file.path().to_str().unwrap()])
+        .assert_refused(1, file.path().to_str().unwrap());
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_never_removed() {
-    let daemon = Daemon::absent();
-    let path = format!("{}/forebay.sock", daemon.socket_directory());
-    std::fs::write(&path, "precious").unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    refusal(&daemon, &[]).assert_refused(1, &path);
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+fn an_address_that_cannot_be_had_is_refused_with_a_hint() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    refusal(&place, &["--http.address", &address]).assert_refused(1, &address);
+    refusal(&place, &["--socket.directory", "/proc/forebay"]).assert_refused(1, "/proc/forebay");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    refusal(&place, &["--socket.directory", file.path().to_str().unwrap()])
+        .assert_refused(1, file.path().to_str().unwrap());
+    let long = format!("/tmp/{}", "x".repeat(100));
+    refusal(&place, &["--socket.directory", &long]).assert_refused(2, "`socket.directory` cannot be");
+    // None of them left a daemon, or something that looks like one.
+    run(&["inspect", "--socket.directory", place.sockets().to_str().unwrap()]).assert_refused(1, "cannot reach");
 }

@@ -1,13 +1,32 @@
 //! `forebay doctor` on this machine: without a daemon, beside the leavings of one, and with one.
 
-mod rig;
+mod command;
+mod support;
 
-use rig::{Answer, Daemon, forebay};
+use command::{Answer, forebay};
 use serde_json::Value;
+use support::{Daemon, Place, wait_until};
 
-fn doctor(daemon: &Daemon, more: &[&str]) -> Answer {
-    let mut command = forebay(&["doctor"]);
-    Answer::of(command.args(daemon.flags()).args(more).output().unwrap())
+const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
+
+fn doctor(place: &Place, more: &[&str]) -> Answer {
+    let mut command = forebay(&["doctor", "--socket.directory"]);
+    command.arg(place.sockets()).arg("--pool.directory").arg(place.pool());
+    Answer::of(command.args(CAPACITY).args(more).output().unwrap())
+}
+
+fn start(place: &Place) -> Daemon {
+    let daemon = Daemon::start(place, CAPACITY);
+    wait_until("the pool is populated", || {
+        let mut command = forebay(&["inspect", "--json", "--socket.directory"]);
+        let pool = Answer::of(command.arg(place.sockets()).output().unwrap()).json();
+        pool["populated_bytes"] == pool["capacity_bytes"]
+    });
+    daemon
+}
+
+fn report(answer: &Answer) -> Value {
+    serde_json::from_str(&answer.out).unwrap_or_else(|error| panic!("{error} in {answer:?}"))
 }
 
 fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -15,68 +34,61 @@ fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no `{name}` in {report:#}"))
 }
 
+fn finding<'a>(report: &'a Value, name: &str) -> &'a str {
+    check(report, name)["finding"].as_str().unwrap()
+}
+
 #[test]
 fn without_a_daemon_the_machine_is_judged_and_nothing_is_left_behind() {
-    let daemon = Daemon::absent();
-    let report = doctor(&daemon, &["--json"]).json();
-    assert_eq!(check(&report, "memory")["verdict"], "ok");
-    let pages = check(&report, "huge pages");
-    assert!(pages["finding"].as_str().unwrap().starts_with("the pool would lie on"), "{pages}");
-    let socket = check(&report, "socket");
-    assert_eq!(socket["verdict"], "warn");
-    assert!(socket["hint"].as_str().unwrap().contains("forebay serve"));
-    for directory in [daemon.pool_directory(), daemon.socket_directory()] {
-        assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "{directory}");
-    }
-    let text = doctor(&daemon, &[]).out;
+    let place = Place::new();
+    let json = doctor(&place, &["--json"]).json();
+    assert_eq!(check(&json, "memory")["verdict"], "ok");
+    assert!(finding(&json, "huge pages").starts_with("the pool would lie on"), "{json:#}");
+    assert_eq!(check(&json, "socket")["verdict"], "warn");
+    assert!(check(&json, "socket")["hint"].as_str().unwrap().contains("forebay serve"));
+    assert!(!place.pool().exists() && !place.sockets().exists());
+    let beside = std::fs::read_dir(place.pool().parent().unwrap()).unwrap().count();
+    assert_eq!(beside, 0, "the trial pool is still there");
+    let text = doctor(&place, &[]).out;
     assert!(text.contains("\nwarn  socket      no daemon at `"), "{text}");
 }
 
 #[test]
 fn the_socket_of_a_killed_daemon_is_told_from_a_living_one() {
-    let mut daemon = Daemon::start();
-    daemon.kill();
-    let report = doctor(&daemon, &["--json"]).json();
-    assert!(check(&report, "socket")["finding"].as_str().unwrap().ends_with("left behind by a daemon that is gone"));
-    // What the dead daemon's pool holds is not asked for a second time.
-    let memory = check(&report, "memory")["finding"].as_str().unwrap();
-    assert!(memory.ends_with("of the pool's 64.0 MiB there are 64.0 MiB"), "{memory}");
+    let place = Place::new();
+    start(&place).kill();
+    let json = doctor(&place, &["--json"]).json();
+    assert!(finding(&json, "socket").ends_with("left behind by a daemon that is gone"), "{json:#}");
+    // What the dead daemon's pool holds is not asked of the machine a second time.
+    assert!(finding(&json, "memory").ends_with("of the pool's 64.0 MiB there are 64.0 MiB"), "{json:#}");
 }
 
 #[test]
 fn a_running_daemon_is_tested_with_a_block_of_its_own_that_is_purged() {
-    let daemon = Daemon::start();
-    let answer = doctor(&daemon, &[]);
+    let place = Place::new();
+    let _daemon = start(&place);
+    let answer = doctor(&place, &[]);
     assert_eq!(answer.code, 0, "{answer:?}");
-    for line in [
-        "ok    socket      a daemon listens at `",
-        "ok    versions    this program and the daemon speak",
-        "ok    self-test",
-    ] {
+    for line in
+        ["ok    socket      a daemon listens at `", "ok    versions    this program and the daemon", "ok    self-test"]
+    {
         assert!(answer.out.contains(line), "{line} is not in {}", answer.out);
     }
-    let report = doctor(&daemon, &["--json"]).json();
-    let pages = check(&report, "huge pages")["finding"].as_str().unwrap();
-    assert!(pages.ends_with(" of 64 MiB are on huge pages"), "{pages}");
-    let inspect = daemon.ask("inspect", &["--json"]).json();
-    let namespaces = inspect["namespaces"].as_array().unwrap();
+    let json = doctor(&place, &["--json"]).json();
+    assert!(finding(&json, "huge pages").ends_with(" of 64 MiB are on huge pages"), "{json:#}");
+    let mut inspect = forebay(&["inspect", "--json", "--socket.directory"]);
+    let inspect = Answer::of(inspect.arg(place.sockets()).output().unwrap()).json();
     let ready = |namespace: &Value| namespace["groups"][0]["ready_blocks"].as_u64().unwrap_or(0);
-    assert_eq!(namespaces.iter().map(ready).sum::<u64>(), 0, "{inspect:#}");
+    assert_eq!(inspect["namespaces"].as_array().unwrap().iter().map(ready).sum::<u64>(), 0, "{inspect:#}");
     assert_eq!(inspect["pinned_bytes"], 0);
 }
 
 #[test]
 fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
-    let daemon = Daemon::absent();
-    let too_large = doctor(&daemon, &["--pool.capacity_bytes", "1TiB", "--json"]);
-    assert_eq!(too_large.code, 2, "a flag given twice is refused: {too_large:?}");
-    let sockets = daemon.socket_directory();
-    let run = |flags: &[&str]| rig::run(&[&["doctor", "--socket.directory", sockets, "--json"], flags].concat());
-    let too_large = run(&["--pool.directory", daemon.pool_directory(), "--pool.capacity_bytes", "1TiB"]);
-    assert_eq!(too_large.code, 1);
-    let report: Value = serde_json::from_str(&too_large.out).unwrap();
-    assert_eq!((&report["verdict"], &check(&report, "memory")["verdict"]), (&"fail".into(), &"fail".into()));
-    let nowhere = run(&["--pool.directory", "/proc/forebay", "--pool.capacity_bytes", "64MiB"]);
-    let report: Value = serde_json::from_str(&nowhere.out).unwrap();
-    assert_eq!((nowhere.code, &check(&report, "huge pages")["verdict"]), (1, &"fail".into()), "{report:#}");
+    let place = Place::new();
+    let too_large = doctor(&place, &["--pool.capacity_bytes", "8TiB", "--json"]);
+    assert_eq!((too_large.code, &report(&too_large)["verdict"]), (1, &"fail".into()));
+    assert_eq!(check(&report(&too_large), "memory")["verdict"], "fail");
+    let nowhere = doctor(&place, &["--pool.directory", "/proc/forebay", "--json"]);
+    assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
 }

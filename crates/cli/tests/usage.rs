@@ -1,10 +1,10 @@
 //! What the user sees of flags, variables and files: help, suggestions, precedence, exit codes.
 
+mod command;
 mod golden;
-mod rig;
 
+use command::{Answer, forebay, run};
 use golden::assert_golden;
-use rig::{Answer, forebay, run};
 
 #[test]
 fn help_is_the_golden_one() {

@@ -135,7 +135,9 @@ impl Bench {
                 let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespace);
                 self.core.look(&mut lookup, 0, &hashes, hashes.len() / PROMPT, &mut answer);
                 assert_ne!(self.core.finish_lookup(lookup), LeaseId(0));
-                held.extend(answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))));
+                held.extend(
+                    answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))),
+                );
             }
             let mut filling = Vec::new();
             for _ in 0..4 {
@@ -175,10 +177,13 @@ impl Bench {
 
     /// One reservation for all of `blocks`, then commits as many an event as the daemon does.
     fn store(&mut self, name: &'static str, blocks: impl Iterator<Item = (usize, usize)>) {
-        let (reserve, commit) = if name == "fill" { ("fill_reserve", "fill_commit") } else { ("cycle_reserve", "cycle_commit") };
+        let (reserve, commit) =
+            if name == "fill" { ("fill_reserve", "fill_commit") } else { ("cycle_reserve", "cycle_commit") };
         let blocks: Vec<(usize, usize)> = blocks.collect();
         let mut slots = Vec::with_capacity(blocks.len());
-        self.time(reserve, blocks.len(), |core, namespace| core.reserve(ENGINE, namespace, 0, blocks.len(), true, &mut slots));
+        self.time(reserve, blocks.len(), |core, namespace| {
+            core.reserve(ENGINE, namespace, 0, blocks.len(), true, &mut slots)
+        });
         assert_eq!(slots.len(), blocks.len(), "nothing is held, so there is room");
         for (blocks, slots) in blocks.chunks(128).zip(slots.chunks(128)) {
             let hash = |prompt, position| BlockHash::new(&hash(prompt, position)).expect("32 bytes");
@@ -244,7 +249,11 @@ impl Times {
         }
         for (name, other) in other.by_name {
             let series = self.by_name.get_mut(name).expect("all runs have the same events");
-            assert_eq!((series.keys, series.nanos.len()), (other.keys, other.nanos.len()), "{name} differs between runs");
+            assert_eq!(
+                (series.keys, series.nanos.len()),
+                (other.keys, other.nanos.len()),
+                "{name} differs between runs"
+            );
             series.max_seen = series.max_seen.max(other.max_seen);
             series.nanos.iter_mut().zip(other.nanos).for_each(|(best, time)| *best = time.min(*best));
         }
@@ -321,7 +330,11 @@ fn machine() -> String {
         line.split(':').nth(1).unwrap_or("").trim().to_owned()
     };
     let cpus = read("/proc/cpuinfo").lines().filter(|line| line.starts_with("processor")).count();
-    format!("{}, {cpus} CPUs, memory {}", field(&read("/proc/cpuinfo"), "model name"), field(&read("/proc/meminfo"), "MemTotal"))
+    format!(
+        "{}, {cpus} CPUs, memory {}",
+        field(&read("/proc/cpuinfo"), "model name"),
+        field(&read("/proc/meminfo"), "MemTotal")
+    )
 }
 
 fn resident_bytes() -> u64 {

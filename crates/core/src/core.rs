@@ -177,6 +177,11 @@ impl Core {
         Ok(index)
     }
 
+    /// Forgets a namespace that holds no blocks. False if it does, or is unknown.
+    pub fn close_namespace(&mut self, id: NamespaceId) -> bool {
+        self.names.close(id)
+    }
+
     /// Takes what has to be done since the last call.
     pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
         into.append(&mut self.effects);

@@ -80,7 +80,7 @@ impl Core {
         if let Ok(at) = expectations.queue.binary_search_by_key(&id.0, |expectation| expectation.id)
             && expectations.queue[at].instance == instance
         {
-            expectations.drop(at);
+            expectations.remove(at);
         }
     }
 
@@ -88,7 +88,7 @@ impl Core {
     pub(crate) fn drop_expectations(&mut self, instance: Instance) {
         for at in (0..self.expectations.queue.len()).rev() {
             if self.expectations.queue[at].instance == instance {
-                self.expectations.drop(at);
+                self.expectations.remove(at);
             }
         }
     }
@@ -149,7 +149,7 @@ impl Expectations {
         (first.honoured > from).then(|| first.keys[from..first.honoured].to_vec())
     }
 
-    fn drop(&mut self, at: usize) {
+    fn remove(&mut self, at: usize) {
         let gone = self.queue.remove(at).expect("the caller found it");
         self.honoured -= usize::from(at < self.honoured);
         self.keys -= gone.keys.len();

@@ -1,4 +1,7 @@
 //! Short names for namespaces, with their layouts and size classes.
+//!
+//! A short name is never given to another namespace, so one that is still in somebody's hand can find nothing
+//! rather than somebody else's blocks. A closed namespace keeps its number and nothing else.
 
 use std::collections::HashMap;
 
@@ -28,8 +31,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// Short names are never reused, so this bounds what a client can make the daemon remember.
-    pub const MAX: usize = 4096;
+    /// Bounds what clients can make the daemon remember between two restarts: 80 bytes a closed namespace.
+    pub const MAX: usize = 1 << 20;
 
     pub fn open(&mut self, id: NamespaceId, layout: &Layout, space: &mut Space) -> Result<NamespaceIndex> {
         if let Some(&index) = self.by_id.get(&id) {
@@ -44,7 +47,9 @@ impl Names {
             return Ok(index);
         }
         if self.all.len() >= Names::MAX {
-            return Err(Error::new(ErrorKind::Full, "too many namespaces").with("limit", Names::MAX));
+            return Err(Error::new(ErrorKind::Full, "too many namespaces were opened since the daemon started")
+                .with("limit", Names::MAX)
+                .hint("restart the daemon; the pool stays"));
         }
         let groups = layout.groups().map(|(group, info)| {
             let class = space.class(info.slot_bytes()).ok_or_else(|| {
@@ -65,6 +70,25 @@ impl Names {
         let layout = layout.clone();
         let groups = groups.iter().map(|g| GroupState { group: g.group, class: g.class, blocks: 0 }).collect();
         Some((old, self.add(Namespace { id, layout, groups })))
+    }
+
+    /// Forgets an empty namespace. False if it holds blocks or is unknown.
+    pub fn close(&mut self, id: NamespaceId) -> bool {
+        let Some(&index) = self.by_id.get(&id) else { return false };
+        if self.get(index).groups.iter().any(|group| group.blocks > 0) {
+            return false;
+        }
+        self.by_id.remove(&id);
+        self.clear(index);
+        true
+    }
+
+    /// Drops what is kept about a short name that no id means any more and that holds no block.
+    pub fn clear(&mut self, index: NamespaceIndex) {
+        let namespace = self.get_mut(index);
+        assert!(namespace.groups.iter().all(|group| group.blocks == 0), "{index:?} is cleared while it holds blocks");
+        namespace.layout = Layout::default();
+        namespace.groups = Vec::new();
     }
 
     pub fn get(&self, index: NamespaceIndex) -> &Namespace {

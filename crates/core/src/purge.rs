@@ -46,6 +46,8 @@ impl Core {
         }
         if end < self.blocks.end() {
             self.purges.push(Purge { namespace, cursor: end });
+        } else {
+            self.names.clear(namespace);
         }
     }
 }

@@ -60,14 +60,24 @@ async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
             return Err(error);
         }
     };
-    let attached = Attached { shared: shared.clone(), instance: welcomed.instance, rank: request.rank, connection: welcomed.connection };
+    let attached = Attached {
+        shared: shared.clone(),
+        instance: welcomed.instance,
+        rank: request.rank,
+        connection: welcomed.connection,
+    };
     match &welcomed.files {
         Some(files) => write_with(&stream, &welcomed.reply, files)?,
         None => write(&mut stream, &welcomed.reply).await?,
     }
     // The worker's lock now lives with what it received.
     drop(welcomed.files);
-    tracing::info!(instance = attached.instance.0, rank = attached.rank, engine_id = request.engine_id, "worker attached");
+    tracing::info!(
+        instance = attached.instance.0,
+        rank = attached.rank,
+        engine_id = request.engine_id,
+        "worker attached"
+    );
     shared.event(|state| wake_if_all_there(state, attached.instance));
     converse(&mut stream, &attached, &mut all_there).await
 }
@@ -201,7 +211,8 @@ fn slices(state: &mut State, instance: Instance, rank: u32) -> Result<Vec<RankSl
 
 fn slice(member: &Member, group: &RankGroup, rank: u32) -> Result<RankSlice> {
     let rank_bytes = member.rank_bytes(group.group, group.is_replicated).ok_or_else(|| {
-        Error::invalid("the ranks of an engine declare different groups, or unequal replicas").with("group", group.group)
+        Error::invalid("the ranks of an engine declare different groups, or unequal replicas")
+            .with("group", group.group)
     })?;
     let layout = GroupLayout {
         attention: forebay_core::layout::Attention::Full,
@@ -226,7 +237,9 @@ async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<M> {
     let cut = |error| Error::new(ErrorKind::Io, "a worker's message was cut short").source(error);
     let length = stream.read_u32_le().await.map_err(cut)? as usize;
     if length > MAX_ATTACH_BYTES {
-        return Err(Error::invalid("a worker's message is too long").with("bytes", length).with("limit", MAX_ATTACH_BYTES));
+        return Err(Error::invalid("a worker's message is too long")
+            .with("bytes", length)
+            .with("limit", MAX_ATTACH_BYTES));
     }
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes).await.map_err(cut)?;

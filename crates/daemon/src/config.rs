@@ -40,7 +40,7 @@ table::settings! {
         /// Memory for blocks. The default fits a laptop; a serving host gives what its engines leave free.
         capacity_bytes: Bytes = Bytes(4 << 30);
         /// Memory moves between block sizes in units of this many bytes: a power of two from 2 MiB to 256 MiB. Not
-        /// set by default: 256 MiB for large pools, about a sixteenth of the capacity for small ones.
+        /// set by default: a pool that is found keeps its own, a new one takes about a sixteenth of the capacity.
         unit_bytes: Option<Bytes> = None;
         /// `auto` takes the best kind of huge page the machine offers, `off` takes 4 KiB pages, `require` refuses to
         /// start without huge pages. `auto`, because small pages cost copy speed and page tables but work.

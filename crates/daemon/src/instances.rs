@@ -29,8 +29,8 @@ pub struct Member {
 pub struct Session {
     pub id: u64,
     pub events: EventSender,
-    /// The short names it was given, by the numbers it was told.
-    pub namespaces: Vec<NamespaceIndex>,
+    /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
+    pub namespaces: BTreeMap<u32, NamespaceIndex>,
     pub was_told_attached: bool,
 }
 
@@ -96,8 +96,14 @@ impl Instances {
     /// A purge gave a namespace another short name.
     pub fn rename(&mut self, old: NamespaceIndex, new: NamespaceIndex) {
         let sessions = self.members.values_mut().filter_map(|member| member.session.as_mut());
-        let namespaces = sessions.flat_map(|session| session.namespaces.iter_mut());
+        let namespaces = sessions.flat_map(|session| session.namespaces.values_mut());
         namespaces.filter(|namespace| **namespace == old).for_each(|namespace| *namespace = new);
+    }
+
+    /// The namespaces that sessions have open.
+    pub fn namespaces(&self) -> impl Iterator<Item = NamespaceIndex> {
+        let sessions = self.members.values().filter_map(|member| member.session.as_ref());
+        sessions.flat_map(|session| session.namespaces.values().copied())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (Instance, &Member)> {
@@ -143,10 +149,28 @@ impl Member {
 }
 
 impl Session {
+    /// Over it a session's oldest namespace is forgotten: an engine that resets its cache leaves one behind each
+    /// time and never comes back to it.
+    pub const MAX_NAMESPACES: usize = 256;
+
+    /// The number by which the client names `index` from now on.
+    pub fn open_namespace(&mut self, index: NamespaceIndex) -> u32 {
+        if let Some((handle, _)) = self.namespaces.iter().find(|(_, known)| **known == index) {
+            return *handle;
+        }
+        if self.namespaces.len() >= Session::MAX_NAMESPACES {
+            self.namespaces.pop_first();
+        }
+        let handle = self.namespaces.last_key_value().map_or(0, |(last, _)| last + 1);
+        self.namespaces.insert(handle, index);
+        handle
+    }
+
     pub fn namespace(&self, handle: u32) -> Result<NamespaceIndex> {
-        self.namespaces.get(handle as usize).copied().ok_or_else(|| {
-            Error::invalid("the session has not opened this namespace").with("namespace", handle)
-        })
+        self.namespaces
+            .get(&handle)
+            .copied()
+            .ok_or_else(|| Error::invalid("the session has not opened this namespace").with("namespace", handle))
     }
 
     /// An engine that does not read its events loses them; it asks for the state anyway.

@@ -17,7 +17,11 @@ const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 /// that somebody listens on is an error. Only the own user may connect unless others are allowed.
 pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixListener> {
     let path = directory.join(name);
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|error| cannot_listen(&path, error))?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(directory)
+        .map_err(|error| cannot_listen(&path, error))?;
     remove_stale(&path)?;
     let listener = UnixListener::bind(&path).map_err(|error| cannot_listen(&path, error))?;
     // The peer's credentials are checked in any case; the mode keeps others from even trying.

@@ -69,7 +69,9 @@ fn restore_slots(state: &mut State, mut slots: Vec<RecoveredSlot>, names: &HashM
 
 fn known(slot: &RecoveredSlot, names: &HashMap<NamespaceId, NamespaceIndex>) -> Recovered {
     let key = match &slot.state {
-        SlotState::Ready(entry) => names.get(&entry.key.namespace).map(|index| (*index, entry.key.group, entry.key.hash)),
+        SlotState::Ready(entry) => {
+            names.get(&entry.key.namespace).map(|index| (*index, entry.key.group, entry.key.hash))
+        }
         SlotState::Free | SlotState::Reserved { .. } | SlotState::Torn => None,
     };
     Recovered { slot: slot.slot, generation: slot.generation, holders: slot.holders, key }
@@ -84,8 +86,8 @@ fn sequence(slot: &RecoveredSlot) -> u64 {
 
 fn restore_namespaces(state: &mut State) -> Result<HashMap<NamespaceId, NamespaceIndex>> {
     let mut names = HashMap::new();
-    for (_, record) in state.pool.namespaces()? {
-        match restore_namespace(state, &record) {
+    for (number, record) in state.pool.namespaces()? {
+        match restore_namespace(state, number, &record) {
             Ok(index) => {
                 names.insert(record.id, index);
             }
@@ -97,10 +99,10 @@ fn restore_namespaces(state: &mut State) -> Result<HashMap<NamespaceId, Namespac
     Ok(names)
 }
 
-fn restore_namespace(state: &mut State, record: &NamespaceRecord) -> Result<NamespaceIndex> {
+fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -> Result<NamespaceIndex> {
     let descriptor = Descriptor::from_text(&record.descriptor)?;
     let index = state.core.open_namespace(record.id, &Layout::from_bytes(&record.layout)?)?;
-    state.descriptors.push((record.id, descriptor));
+    state.descriptors.insert(number, (record.id, descriptor));
     Ok(index)
 }
 

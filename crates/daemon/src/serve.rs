@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_io::arena::{Outcome, Pool, PoolConfig};
+use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
 use forebay_rpc::proto::session_event::Event;
-use forebay_rpc::proto::Draining;
 use forebay_rpc::{ATTACH_SOCKET, FRAME_BYTES, RPC_SOCKET, WINDOW_BYTES};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;

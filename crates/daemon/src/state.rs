@@ -2,14 +2,15 @@
 //!
 //! Invariant: what the core decided is in the table before the lock is given up, hence before any answer leaves.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use forebay_core::block::{BlockId, NamespaceIndex};
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
-use forebay_core::{Core, Effect, Generation, Instance, NamespaceId, Result, SlotId};
-use forebay_io::arena::{Extent, InstanceRecord, Pool};
+use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
+use forebay_io::arena::{Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
 use crate::config::Config;
@@ -22,8 +23,8 @@ pub struct State {
     pub pool: Arc<Pool>,
     pub instances: Instances,
     pub boot_id: u64,
-    /// What each namespace id stands for.
-    pub descriptors: Vec<(NamespaceId, Descriptor)>,
+    /// What each namespace id stands for, by the number of its record in the pool.
+    pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
     pub next_session: u64,
     pub next_connection: u64,
     /// Numbers the blocks in the order they became ready, across restarts.
@@ -72,14 +73,20 @@ impl Shared {
 }
 
 impl State {
-    pub fn new(config: Config, core: Core, pool: Arc<Pool>, boot_id: u64, to_verify: mpsc::UnboundedSender<ToVerify>) -> State {
+    pub fn new(
+        config: Config,
+        core: Core,
+        pool: Arc<Pool>,
+        boot_id: u64,
+        to_verify: mpsc::UnboundedSender<ToVerify>,
+    ) -> State {
         State {
             config,
             core,
             pool,
             instances: Instances::default(),
             boot_id,
-            descriptors: Vec::new(),
+            descriptors: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
             next_sequence: 1,
@@ -130,11 +137,39 @@ impl State {
     pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout) -> Result<NamespaceIndex> {
         let id = descriptor.id();
         let index = self.core.open_namespace(id, layout)?;
-        if !self.descriptors.iter().any(|(known, _)| *known == id) {
-            self.pool.set_namespace(self.descriptors.len() as u32, id, &descriptor.to_text(), &layout.to_bytes())?;
-            self.descriptors.push((id, descriptor));
+        if !self.descriptors.values().any(|(known, _)| *known == id) {
+            let record = self.vacant_record()?;
+            self.pool.set_namespace(record, id, &descriptor.to_text(), &layout.to_bytes())?;
+            self.descriptors.insert(record, (id, descriptor));
         }
         Ok(index)
+    }
+
+    /// A record for one more namespace. Where all are taken, empty namespaces that no session uses are forgotten:
+    /// an engine that often resets its cache leaves many of them.
+    fn vacant_record(&mut self) -> Result<u32> {
+        if self.descriptors.len() >= NAMESPACES as usize {
+            self.forget_empty_namespaces()?;
+        }
+        (0..NAMESPACES).find(|record| !self.descriptors.contains_key(record)).ok_or_else(|| {
+            Error::new(ErrorKind::Full, "the pool keeps no more namespaces")
+                .with("limit", NAMESPACES)
+                .hint("purge tenants or models that are not used any more")
+        })
+    }
+
+    fn forget_empty_namespaces(&mut self) -> Result<()> {
+        let in_use: Vec<NamespaceId> =
+            self.instances.namespaces().map(|namespace| self.core.namespace_id(namespace)).collect();
+        let unused = self.descriptors.iter().filter(|(_, (id, _))| !in_use.contains(id));
+        let unused: Vec<(u32, NamespaceId)> = unused.map(|(record, (id, _))| (*record, *id)).collect();
+        for (record, id) in unused {
+            if self.core.close_namespace(id) {
+                self.pool.clear_namespace(record)?;
+                self.descriptors.remove(&record);
+            }
+        }
+        Ok(())
     }
 
     /// Written down before the instance learns any offset.

@@ -10,7 +10,8 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let run = move || {
         while let Some(ToVerify { block, slot, generation }) = queue.blocking_recv() {
             let entry = pool.entry(slot);
-            let is_whole = entry.as_ref().is_some_and(|entry| pool.checksum(slot.offset(), entry.length) == entry.checksum);
+            let is_whole =
+                entry.as_ref().is_some_and(|entry| pool.checksum(slot.offset(), entry.length) == entry.checksum);
             if !is_whole {
                 tracing::warn!(slot = slot.0, "a recovered block is not what was stored; it is dropped");
             }

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
-use golden::assert_golden;
 use forebay_daemon::metrics::{Clients, Pool, Rpc, RpcErrors, Snapshot, page, render};
+use golden::assert_golden;
 
 fn class(slot_bytes: u64, slots: u64, [ready, reserved, fenced]: [u64; 3]) -> ClassReport {
     ClassReport { slot_bytes, slots, used: ready + reserved + fenced, ready, pinned: 7, reserved, fenced }
@@ -39,10 +39,7 @@ fn snapshot() -> Snapshot {
             corrupt: 34,
             extents_moved: 35,
         },
-        classes: vec![
-            class(4096, 500, [101, 102, 103]),
-            class(65536, 600, [104, 105, 106]),
-        ],
+        classes: vec![class(4096, 500, [101, 102, 103]), class(65536, 600, [104, 105, 106])],
         held: Held { pinned_bytes: 50, reserved_bytes: 51, fenced_bytes: 52, fenced_blocks: 53, leases: 54 },
         pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
         clients: Clients { sessions: 70, attached_workers: 71, namespaces: 72 },

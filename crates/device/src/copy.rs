@@ -44,18 +44,14 @@ impl Level {
 
     /// All levels of this machine, fastest first; the last one is the portable one.
     pub fn available() -> Vec<Level> {
-        let mut levels = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq") {
-                levels.push(Level(Kind::Avx512));
-            }
-            if is_x86_feature_detected!("avx2") {
-                levels.push(Level(Kind::Avx2));
-            }
-        }
-        levels.push(Level(Kind::Portable));
-        levels
+        let kinds = [
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx512, is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")),
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx2, is_x86_feature_detected!("avx2")),
+            (Kind::Portable, true),
+        ];
+        kinds.into_iter().filter_map(|(kind, is_here)| is_here.then_some(Level(kind))).collect()
     }
 }
 
@@ -155,7 +151,7 @@ fn stream(level: Level, to: Span<'_>, from: Span<'_>) {
 #[cfg(target_arch = "x86_64")]
 fn stream_parts(to: Span<'_>) -> (usize, usize) {
     let head = to.as_mut_ptr().align_offset(x86::LINE_BYTES).min(to.len());
-    (head, (to.len() - head).next_multiple_of(x86::STRIDE_BYTES).min(to.len()))
+    (head, (to.len() - head) / x86::STRIDE_BYTES * x86::STRIDE_BYTES)
 }
 
 /// Orders the streaming stores before whatever this thread publishes next.

@@ -173,6 +173,14 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_the_rows_of_its_shortest_tensor() {
+        let refs = [0, 1, 2].map(|tensor| PageRef { tensor, page_bytes: 10 }).to_vec();
+        let tensors = Tensors::new([7, 3, 5].map(|rows| tensor(0, rows, 10)).to_vec(), vec![refs]).unwrap();
+        assert_eq!((tensors.rows(0), tensors.block_bytes(0)), (Some(3), Some(30)));
+        assert_eq!((tensors.rows(1), tensors.block_bytes(1)), (None, None));
+    }
+
+    #[test]
     fn a_range_of_a_slice_cuts_the_fragments_at_its_ends() {
         let refs = vec![PageRef { tensor: 0, page_bytes: 10 }, PageRef { tensor: 1, page_bytes: 20 }];
         let tensors = Tensors::new(vec![tensor(0, 3, 10), tensor(0, 3, 20)], vec![refs]).unwrap();

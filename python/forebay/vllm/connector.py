@@ -7,6 +7,7 @@ Forebay is off from then on, and loads that no worker has heard of are reported 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from forebay.vllm import compat
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
-from forebay.vllm.identity import Identity
+from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.manager import ForebayManager
 from forebay.vllm.session import open_session
 from forebay.vllm.settings import bounded_engine_id
@@ -54,9 +55,12 @@ class ForebayConnector(OffloadingConnector):
             warnings = compat.complete(vllm_config, kv_cache_config)
             super().__init__(vllm_config, role, kv_cache_config)
             if reason := compat.unsupported(vllm_config):
-                self.breaker.switch_off(reason)
+                # All processes of the engine come to the same verdict: the scheduler's is the one people read.
+                self.breaker.switch_off(reason, logging.WARNING if role is compat.SCHEDULER else logging.DEBUG)
             elif role is compat.SCHEDULER:
                 self._open(vllm_config, kv_cache_config, warnings)
+        except IdentityError as error:
+            self.breaker.switch_off(str(error))
         except Exception as error:  # noqa: BLE001 - no exception reaches the engine
             logger.exception("forebay cannot work with this engine's configuration")
             self.breaker.switch_off(f"{type(error).__name__}: {error}")

@@ -45,11 +45,11 @@ class Breaker:
         if self.faults == LIMIT:
             logger.error("forebay failed %d times and takes no new work in this process", LIMIT)
 
-    def switch_off(self, reason: str) -> None:
-        """Turns the component off for good, with one warning."""
+    def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
+        """Turns the component off for good, and says so once."""
         if not self.is_off:
             self.reason = reason
-            logger.warning("forebay is off in this engine: %s", reason)
+            logger.log(level, "forebay is off in this engine: %s", reason)
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -156,10 +156,13 @@ def _directory(model: str, revision: str | None) -> Path:
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
 
-    for name in ("adapter_config.json", "config.json"):
-        found = try_to_load_from_cache(model, name, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent
+    try:
+        for name in ("adapter_config.json", "config.json"):
+            found = try_to_load_from_cache(model, name, revision=revision)
+            if isinstance(found, str):
+                return Path(found).parent
+    except ValueError:  # not even a name on the hub
+        pass
     raise Unreadable(f"`{model}` is neither a path nor in the hub's cache")
 
 

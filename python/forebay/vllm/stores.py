@@ -147,7 +147,7 @@ def split_into_runs(
     places = [positions[key[:-4]] for key in keys]
     starts = [at for at in range(len(keys)) if at == 0 or places[at] != places[at - 1] + step]
     runs = []
-    for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(keys)], strict=False):
         # A partial tail ends inside a block: its predecessor is the last whole block before it.
         before = places[start] // step * step - 1
         predecessor = hashes[before] if before >= 0 else None

@@ -57,10 +57,11 @@ pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
         ));
     }
     let rows = runtime()?.block_on(async {
-        // Dropping the measurement ends the private daemon.
+        // Dropping the measurement ends the private daemon; so the signal is listened for before there is one.
         tokio::select! {
-            rows = measure(arguments, largest) => rows,
+            biased;
             _ = tokio::signal::ctrl_c() => Err(Error::new(ErrorKind::Unavailable, "interrupted")),
+            rows = measure(arguments, largest) => rows,
         }
     })?;
     match arguments.json {

@@ -25,8 +25,10 @@ impl PrivateDaemon {
     /// Starts this program's `serve` with a pool of `capacity`. Its log goes to our standard error, from `warn` up.
     pub fn start(capacity: &str) -> Result<PrivateDaemon> {
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a private daemon").source(error);
-        let sockets = tempfile::Builder::new().prefix("forebay-bench-").tempdir().map_err(cannot)?;
-        let pool = tempfile::Builder::new().prefix("forebay-bench-").tempdir_in("/dev/shm").map_err(cannot)?;
+        // With our number in them, so that it can be told whose they were.
+        let prefix = format!("forebay-bench-{}-", std::process::id());
+        let sockets = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(cannot)?;
+        let pool = tempfile::Builder::new().prefix(&prefix).tempdir_in("/dev/shm").map_err(cannot)?;
         let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
         command.arg("serve").arg("--socket.directory").arg(sockets.path()).arg("--pool.directory").arg(pool.path());
         command.args(["--pool.capacity_bytes", capacity, "--http.address", "off", "--log.level", "warn"]);

@@ -28,21 +28,17 @@ pub fn checks(config: &Config, holdings: Option<&Holdings>) -> Vec<Check> {
 
 /// Whether the rest of the pool still fits.
 fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
-    let needed_bytes = capacity_bytes.saturating_sub(held_bytes);
-    let judged =
-        room.as_ref().map_err(|error| Check::failed("memory", error)).map(|room| match room.check(needed_bytes) {
-            Ok(()) => Check::ok(
-                "memory",
-                format!(
-                    "{} available; of the pool's {} there are {}",
-                    size(room.memory_available_bytes.min(room.cgroup_available_bytes.unwrap_or(u64::MAX))),
-                    size(capacity_bytes),
-                    size(held_bytes.min(capacity_bytes)),
-                ),
-            ),
-            Err(error) => Check::failed("memory", &error),
-        });
-    judged.unwrap_or_else(|check| check)
+    let room = match room {
+        Ok(room) => room,
+        Err(error) => return Check::failed("memory", error),
+    };
+    if let Err(error) = room.check(capacity_bytes.saturating_sub(held_bytes)) {
+        return Check::failed("memory", &error);
+    }
+    let cgroup = room.cgroup_available_bytes.map(|bytes| format!(", {} in the control group", size(bytes)));
+    let (available, cgroup) = (size(room.memory_available_bytes), cgroup.unwrap_or_default());
+    let (held, capacity) = (size(held_bytes.min(capacity_bytes)), size(capacity_bytes));
+    Check::ok("memory", format!("{available} available{cgroup}; of the pool's {capacity} there are {held}"))
 }
 
 fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> Check {
@@ -134,6 +130,9 @@ mod tests {
         assert!(refused.hint.is_some(), "{refused:?}");
         assert_eq!(memory(&room(6 << 30), 8 << 30, 4 << 30).verdict, Verdict::Ok);
         assert_eq!(memory(&room(0), 8 << 30, 8 << 30).verdict, Verdict::Ok);
+        let narrow = room(64 << 30).map(|room| Room { cgroup_available_bytes: Some(2 << 30), ..room });
+        assert_eq!(memory(&narrow, 4 << 30, 0).verdict, Verdict::Fail);
+        assert!(memory(&narrow, 1 << 30, 0).finding.contains("2.0 GiB in the control group"));
     }
 
     #[test]

@@ -71,6 +71,7 @@ impl Daemon {
         let log = place.root.path().join("log");
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .env_clear()
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
             .args(["--pool.directory".as_ref(), place.pool().as_os_str()])
@@ -285,7 +286,14 @@ impl Worker {
         } else {
             held
         };
-        Worker { stream, mapping, reply, rank: request.rank as usize, offset: 0, bytes: request.groups.first().map_or(0, |group| group.bytes) }
+        Worker {
+            stream,
+            mapping,
+            reply,
+            rank: request.rank as usize,
+            offset: 0,
+            bytes: request.groups.first().map_or(0, |group| group.bytes),
+        }
     }
 
     /// Waits until all ranks are there, and acknowledges.

@@ -89,8 +89,9 @@ mod tests {
 
     /// Spreads small numbers over all bits.
     fn key(n: u64) -> Fingerprint {
-        let product = u128::from(n + 1) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-        Fingerprint((product >> 64) as u64 ^ product as u64)
+        let product = u128::from(n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let bits = (product >> 64) as u64;
+        Fingerprint((bits ^ bits >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9))
     }
 
     #[test]

@@ -15,8 +15,6 @@ pub mod tinylfu;
 pub mod twoq;
 pub mod worth;
 
-
-
 use crate::block::BlockId;
 use crate::chunked::Chunked;
 use crate::index::Fingerprint;

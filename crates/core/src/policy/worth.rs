@@ -147,7 +147,7 @@ mod tests {
         let mut worth = Worth::default();
         (0..1000).for_each(|_| worth.hit(4096));
         worth.learn();
-        assert!(worth.at(3500) > 4.0 * worth.at(1), "{} and {}", worth.at(3500), worth.at(1));
+        assert!(worth.at(3500) > 2.0 * worth.at(1), "{} and {}", worth.at(3500), worth.at(1));
     }
 
     #[test]

@@ -435,7 +435,8 @@ impl World {
         let namespace = prompt.namespace % NAMESPACES;
         let (_, states) = self.lookup(Some(engine), prompt, 7, End::Finish);
         for (nth, ((group, _), states)) in groups(namespace).into_iter().zip(states).enumerate() {
-            let missing: Vec<u8> = (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
+            let missing: Vec<u8> =
+                (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
             for positions in missing.chunks(at_once as usize) {
                 let first = self.engines[engine as usize].filling.len();
                 let count = self.reserve(engine, namespace, nth as u8, positions.len(), true);
@@ -461,8 +462,10 @@ impl World {
         let Some(at) = pick(&state.filling, which) else { return };
         let slot_bytes = state.filling[at].slot_bytes;
         // The namespace and group of this size, or any other where that is the fault.
-        let all = (0..NAMESPACES).flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
-        let fits = |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
+        let all = (0..NAMESPACES)
+            .flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
+        let fits =
+            |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
         let wants_fit = !matches!(fault, Fault::OtherGroup);
         let fitting: Vec<(u8, u16)> = all.filter(|target| fits(target) == wants_fit).collect();
         let (namespace, group) = fitting[chain as usize % fitting.len()];
@@ -595,8 +598,13 @@ impl World {
     /// One extent that nobody touches cannot be read any more.
     fn lose_extent(&mut self) {
         let touched = self.touched();
-        let is_lost = |first: u32, extent| !self.table.rows_of(first, extent).any(|(slot, row)| touched.contains(&(*slot, row.generation)));
-        let Some((first, extent)) = self.table.extents.iter().map(|(f, e)| (*f, *e)).find(|(f, e)| is_lost(*f, *e)) else { return };
+        let is_lost = |first: u32, extent| {
+            !self.table.rows_of(first, extent).any(|(slot, row)| touched.contains(&(*slot, row.generation)))
+        };
+        let Some((first, extent)) = self.table.extents.iter().map(|(f, e)| (*f, *e)).find(|(f, e)| is_lost(*f, *e))
+        else {
+            return;
+        };
         let slots: Vec<SlotId> = self.table.rows_of(first, extent).map(|(slot, _)| *slot).collect();
         slots.iter().for_each(|slot| drop(self.table.rows.remove(slot)));
         self.table.extents.remove(&first);

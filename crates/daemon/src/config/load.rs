@@ -105,7 +105,7 @@ impl Loaded {
             let shown = value.as_str().map_or_else(|| value.to_string(), str::to_string);
             return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
                 .with("from", origin)
-                .hint(format!("give a {}", key.kind)));
+                .hint(format!("give {}", key.kind)));
         }
         self.origins.insert(key.name, origin);
         Ok(())
@@ -328,7 +328,7 @@ mod tests {
         ] {
             let (message, hint) = refusal("", &[], &[(name, value)]);
             assert!(message.starts_with(&format!("`{name}` cannot be `{value}` (from=`flag`)")), "{message}");
-            assert!(hint.starts_with("it must ") || hint.starts_with("give a "), "{hint}");
+            assert!(hint.starts_with("it must ") || hint.starts_with("give "), "{hint}");
         }
         assert!(with_file("", &[], &[("http.address", "0.0.0.0:1"), ("http.allow_remote", "true")]).is_ok());
     }

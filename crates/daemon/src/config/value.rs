@@ -26,13 +26,14 @@ const UNITS: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 <
 impl fmt::Display for Bytes {
     /// In the largest unit that divides the size, so that no digit is lost.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, bytes) = UNITS.iter().find(|(_, bytes)| self.0 >= *bytes && self.0 % bytes == 0).unwrap_or(&("", 1));
+        let (unit, bytes) =
+            UNITS.iter().find(|(_, bytes)| self.0 >= *bytes && self.0.is_multiple_of(*bytes)).unwrap_or(&("", 1));
         write!(f, "{}{unit}", self.0 / bytes)
     }
 }
 
 impl Setting for Bytes {
-    const KIND: &'static str = "size, such as `8589934592` or `\"8GiB\"`";
+    const KIND: &'static str = "a size, such as `8589934592` or `\"8GiB\"`";
 
     fn read(value: &Value) -> Option<Bytes> {
         match value {
@@ -82,7 +83,7 @@ pub enum HttpAddress {
 }
 
 impl Setting for HttpAddress {
-    const KIND: &'static str = "address and port, such as `\"127.0.0.1:9477\"`, or `\"off\"`";
+    const KIND: &'static str = "an address and port, such as `\"127.0.0.1:9477\"`, or `\"off\"`";
 
     fn read(value: &Value) -> Option<HttpAddress> {
         match value.as_str()? {
@@ -112,7 +113,7 @@ impl Setting for bool {
 }
 
 impl Setting for u32 {
-    const KIND: &'static str = "whole number";
+    const KIND: &'static str = "a whole number";
 
     fn read(value: &Value) -> Option<u32> {
         u32::try_from(value.as_integer()?).ok()
@@ -124,7 +125,7 @@ impl Setting for u32 {
 }
 
 impl Setting for u64 {
-    const KIND: &'static str = "whole number";
+    const KIND: &'static str = "a whole number";
 
     fn read(value: &Value) -> Option<u64> {
         u64::try_from(value.as_integer()?).ok()
@@ -136,7 +137,7 @@ impl Setting for u64 {
 }
 
 impl Setting for f64 {
-    const KIND: &'static str = "number";
+    const KIND: &'static str = "a number";
 
     fn read(value: &Value) -> Option<f64> {
         value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64))
@@ -160,7 +161,7 @@ impl Setting for String {
 }
 
 impl Setting for PathBuf {
-    const KIND: &'static str = "path";
+    const KIND: &'static str = "a path";
 
     fn read(value: &Value) -> Option<PathBuf> {
         value.as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
@@ -172,7 +173,7 @@ impl Setting for PathBuf {
 }
 
 impl Setting for Vec<u32> {
-    const KIND: &'static str = "list of whole numbers, such as `[1000, 1001]`";
+    const KIND: &'static str = "a list of whole numbers, such as `[1000, 1001]`";
 
     fn read(value: &Value) -> Option<Vec<u32>> {
         value.as_array()?.iter().map(u32::read).collect()

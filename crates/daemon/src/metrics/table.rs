@@ -45,7 +45,11 @@ static METRICS: &[Metric] = &[
     metric("forebay_pool_capacity_bytes", "Memory the pool may use for blocks.", Gauge(|s| s.pool.capacity_bytes)),
     metric("forebay_pool_populated_bytes", "Memory that is backed by pages.", Gauge(|s| s.pool.populated_bytes)),
     metric("forebay_pool_huge_bytes", "Memory that is backed by huge pages.", Gauge(|s| s.pool.huge_bytes)),
-    metric("forebay_pool_slots", "Slots by size and state; each is in one state.", Gauges(&["slot_bytes", "state"], slots_by_class)),
+    metric(
+        "forebay_pool_slots",
+        "Slots by size and state; each is in one state.",
+        Gauges(&["slot_bytes", "state"], slots_by_class),
+    ),
     metric("forebay_pool_used_bytes", "Bytes of the slots in use, over all sizes.", Gauge(used_bytes)),
     metric("forebay_pool_pinned_bytes", "Bytes that leases keep from eviction.", Gauge(|s| s.held.pinned_bytes)),
     metric("forebay_pool_reserved_bytes", "Bytes handed out to be filled.", Gauge(|s| s.held.reserved_bytes)),

@@ -154,4 +154,3 @@ fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(I
     let length = length.ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))?;
     Ok((instance, namespace, length))
 }
-

@@ -14,9 +14,9 @@ use crate::state::Shared;
 /// calls get in between.
 pub async fn lookup(shared: &Shared, places: &Semaphore, request: LookupRequest) -> Result<LookupReply> {
     let start = Instant::now();
-    let _place = places.try_acquire().map_err(|_| {
-        Error::new(ErrorKind::Full, "too many lookups wait").hint("raise `limits.lookups_in_flight`")
-    })?;
+    let _place = places
+        .try_acquire()
+        .map_err(|_| Error::new(ErrorKind::Full, "too many lookups wait").hint("raise `limits.lookups_in_flight`"))?;
     check_size(shared, &request)?;
     let mut pending = begin(shared, &request)?;
     let mut groups = Vec::with_capacity(request.groups.len());

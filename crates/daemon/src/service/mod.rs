@@ -39,7 +39,11 @@ const COPIES_AT_A_TIME: usize = 4;
 impl Service {
     pub fn new(shared: Shared) -> Service {
         let lookups = shared.lock().config.limits.lookups_in_flight as usize;
-        Service { shared, lookups: Arc::new(Semaphore::new(lookups)), copies: Arc::new(Semaphore::new(COPIES_AT_A_TIME)) }
+        Service {
+            shared,
+            lookups: Arc::new(Semaphore::new(lookups)),
+            copies: Arc::new(Semaphore::new(COPIES_AT_A_TIME)),
+        }
     }
 
     /// Counts a failed call and turns its error into a status.
@@ -62,11 +66,17 @@ impl Service {
 impl Forebay for Service {
     type OpenSessionStream = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
 
-    async fn open_session(&self, request: Request<OpenSessionRequest>) -> Result<Response<Self::OpenSessionStream>, Status> {
+    async fn open_session(
+        &self,
+        request: Request<OpenSessionRequest>,
+    ) -> Result<Response<Self::OpenSessionStream>, Status> {
         self.answer("open_session", session::open(&self.shared, request.into_inner()))
     }
 
-    async fn open_namespace(&self, request: Request<OpenNamespaceRequest>) -> Result<Response<OpenNamespaceReply>, Status> {
+    async fn open_namespace(
+        &self,
+        request: Request<OpenNamespaceRequest>,
+    ) -> Result<Response<OpenNamespaceReply>, Status> {
         self.answer("open_namespace", session::open_namespace(&self.shared, request.into_inner()))
     }
 

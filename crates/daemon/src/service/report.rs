@@ -1,9 +1,7 @@
 //! Inspect and purge.
 
 use forebay_core::{Error, NamespaceId, Result};
-use forebay_rpc::proto::{
-    ClassInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo,
-};
+use forebay_rpc::proto::{ClassInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo};
 
 use crate::instances::Member;
 use crate::state::{Shared, State};
@@ -51,21 +49,23 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
 
 fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     if !request.namespace_id.is_empty() {
-        let id: [u8; 16] = request.namespace_id.as_slice().try_into().map_err(|_| {
-            Error::invalid("a namespace id has 16 bytes").with("bytes", request.namespace_id.len())
-        })?;
+        let id: [u8; 16] = request
+            .namespace_id
+            .as_slice()
+            .try_into()
+            .map_err(|_| Error::invalid("a namespace id has 16 bytes").with("bytes", request.namespace_id.len()))?;
         return Ok(vec![NamespaceId(u128::from_be_bytes(id))]);
     }
     if request.tenant.is_empty() && !request.all_tenants_named_empty {
         return Err(Error::invalid("a purge names a namespace or a tenant"));
     }
     let is_its = |descriptor: &forebay_core::namespace::Descriptor| descriptor.tenant() == request.tenant;
-    Ok(state.descriptors.iter().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id).collect())
+    Ok(state.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id).collect())
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {
     let reports = state.core.namespaces().into_iter().map(|report| {
-        let descriptor = state.descriptors.iter().find(|(id, _)| *id == report.id);
+        let descriptor = state.descriptors.values().find(|(id, _)| *id == report.id);
         let fields = descriptor.into_iter().flat_map(|(_, descriptor)| descriptor.fields());
         let group = |&(group, block_bytes, ready_blocks): &(u16, u64, u64)| GroupInfo {
             group: group.into(),

@@ -51,12 +51,7 @@ pub fn open_namespace(shared: &Shared, request: OpenNamespaceRequest) -> Result<
         let index = state.open_namespace(descriptor, &layout)?;
         let (_, member) = state.instances.of_session(request.session)?;
         let session = member.session.as_mut().expect("found by its session");
-        let known = session.namespaces.iter().position(|known| *known == index);
-        let handle = known.unwrap_or_else(|| {
-            session.namespaces.push(index);
-            session.namespaces.len() - 1
-        });
-        Ok(OpenNamespaceReply { namespace: handle as u32, namespace_id })
+        Ok(OpenNamespaceReply { namespace: session.open_namespace(index), namespace_id })
     })
 }
 
@@ -81,7 +76,7 @@ fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instanc
     let (instance, member) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
     let id = state.next_session;
     state.next_session += 1;
-    let session = Session { id, events, namespaces: Vec::new(), was_told_attached: false };
+    let session = Session { id, events, namespaces: Default::default(), was_told_attached: false };
     // Dropping the old one ends its stream.
     member.session = Some(session);
     if request.ranks > 0 {
@@ -99,7 +94,13 @@ fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instanc
     let (_, member) = state.instances.of_session(id)?;
     member.session.as_ref().expect("just set").tell(Event::Welcome(welcome));
     tell_attached(member);
-    tracing::info!(session = id, instance = instance.0, engine_id = request.engine_id, ranks = request.ranks, "session opened");
+    tracing::info!(
+        session = id,
+        instance = instance.0,
+        engine_id = request.engine_id,
+        ranks = request.ranks,
+        "session opened"
+    );
     Ok(id)
 }
 

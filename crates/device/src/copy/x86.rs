@@ -10,9 +10,10 @@ use super::fold::{FACTORS, Lanes};
 pub(super) const LINE_BYTES: usize = 64;
 pub(super) const STRIDE_BYTES: usize = 256;
 
-/// The folding loop fills the vector schedulers before the machine has asked memory for enough lines, and the
-/// hardware's prefetchers start again in each 4 KiB page. So it asks for the next page itself, across the end
-/// of a fragment too: blocks of 32 fragments of 16 KiB went from 1.0 to 1.2 times memcpy.
+/// How far the folding loop asks memory ahead, across the end of a fragment too. Without it the loop keeps fewer
+/// loads under way than a plain copy does (its multiplications seem to fill the schedulers), and each 4 KiB page
+/// starts cold: blocks of 32 fragments of 16 KiB went from 1.0 to 1.2 times memcpy
+/// (bench/reports/2026-11-21-copy.md).
 const AHEAD_BYTES: usize = 4096;
 
 /// In longer fragments the hardware's prefetchers do better by themselves, except at the end: 1.36 against 1.25

@@ -45,7 +45,7 @@ mod tests;
 
 pub use config::{HugePages, PoolConfig};
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
-pub use format::{Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NamespaceRecord};
+pub use format::{Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord};
 pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
 pub use huge::HugePageReport;
 pub use mapping::{GeometryDescription, MapperFds, Mapping};

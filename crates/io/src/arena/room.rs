@@ -216,7 +216,8 @@ mod tests {
 
     #[test]
     fn a_group_allows_its_limit_less_what_cannot_be_dropped() {
-        let cases: [(&[(&str, &str)], Option<u64>); 5] = [
+        type Files = &'static [(&'static str, &'static str)];
+        let cases: [(Files, Option<u64>); 5] = [
             (&[("memory.max", "max\n"), ("memory.current", "5")], None),
             (&[("memory.max", "1000\n"), ("memory.current", "300\n")], Some(700)),
             (

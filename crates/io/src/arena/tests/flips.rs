@@ -65,7 +65,8 @@ fn a_free_slot_with_a_flipped_bit_is_not_taken_for_free_nor_for_a_block() {
     bench.pool.free(bench.slots[1], Generation(99));
     let mut torn = 0;
     for bit in 0..192 {
-        torn += (bench.flipped("table", format::ENTRIES_AT + format::ENTRY_BYTES, bit)[1].state == SlotState::Torn) as u32;
+        torn +=
+            (bench.flipped("table", format::ENTRIES_AT + format::ENTRY_BYTES, bit)[1].state == SlotState::Torn) as u32;
     }
     assert_eq!(torn, 192);
 }
@@ -114,7 +115,7 @@ fn a_checksum_covers_every_byte_of_a_large_block_whatever_its_length() {
     let home = Home::new();
     let pool = home.pool(4 * MIB);
     with_extent(&pool, MIB);
-    let bytes: Vec<u8> = (0..MIB).map(|i| (i * 2_654_435_761 >> 13) as u8).collect();
+    let bytes: Vec<u8> = (0..MIB).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect();
     pool.write(0, &bytes);
     for len in [1, 4095, 16_384, 16_385, 100_000, MIB as usize] {
         assert_eq!(pool.checksum(0, len as u64), checksum(&bytes[..len]), "{len} bytes");

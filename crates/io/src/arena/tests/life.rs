@@ -16,7 +16,8 @@ fn a_pool_is_found_again_as_it_was_left() {
     let (pool, id) = (&opened.pool, opened.pool.id());
     assert_eq!((pool.epoch(), pool.first_generation(), recovered(pool)), (1, Generation(1), vec![]));
     let extent = with_extent(pool, 8192);
-    let slot = |index| pool.geometry().slot(&extent, index);
+    let geometry = pool.geometry();
+    let slot = |index| geometry.slot(&extent, index);
     store(pool, slot(0), 5, 1);
     store(pool, slot(7), 900_000, 2);
     pool.reserve(slot(2), Generation(9));

@@ -1,0 +1,229 @@
+"""Every difference that changes blocks is another namespace, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from forebay.vllm.fingerprint import WHOLE_BYTES, Unreadable, fingerprint
+from forebay.vllm.identity import Identity, IdentityError
+from harness import Shape, kv_cache_config, vllm_config
+from rig import models
+from safetensors.numpy import load_file, save_file
+from vllm.config import ModelConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.lora.request import LoRARequest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import init_none_hash
+
+
+def fields(shape: Shape | None = None, change: Callable[[VllmConfig], Any] = id, tenant: str = "") -> dict[str, str]:
+    init_none_hash(sha256)
+    shape = shape or Shape()
+    config, groups = vllm_config(shape), kv_cache_config(shape)
+    change(config)
+    return Identity(config, groups, build_offloading_config(config, groups), tenant).fields()
+
+
+@pytest.fixture(scope="module")
+def usual() -> dict[str, str]:
+    return fields()
+
+
+def with_model(path: Path, **more: Any) -> Callable[[VllmConfig], None]:
+    def change(config: VllmConfig) -> None:
+        config.model_config = ModelConfig(str(path), dtype="float32", max_model_len=2048, **more)
+
+    return change
+
+
+def test_the_same_engine_twice_is_the_same(usual: dict[str, str]) -> None:
+    assert fields(Shape(engine_id="another")) == usual
+
+
+def test_fields_are_what_the_daemon_takes(usual: dict[str, str]) -> None:
+    assert all(re.fullmatch("[a-z0-9_.]+", name) for name in usual)
+    assert all(isinstance(value, str) for value in usual.values())
+    assert sum(len(name) + len(value) + 16 for name, value in usual.items()) < 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("group.0", Shape(block_size=32)),
+        ("group.1", Shape(groups="hybrid")),
+        ("group.1", Shape(groups="hybrid", window=80)),
+        ("layout", Shape(extra={"blocks_per_chunk": 2})),
+        ("parallel", Shape(ranks=2)),
+    ],
+)
+def test_another_layout_is_another_namespace(name: str, shape: Shape, usual: dict[str, str]) -> None:
+    other = fields(shape)
+    assert other.get(name) != usual.get(name)
+
+
+def test_windows_of_different_size_differ() -> None:
+    assert fields(Shape(groups="hybrid"))["group.1"] != fields(Shape(groups="hybrid", window=80))["group.1"]
+
+
+def test_tenants_differ(usual: dict[str, str]) -> None:
+    assert fields(tenant="blue") == usual | {"tenant": "blue"}
+
+
+def test_a_model_of_the_same_shape_with_other_weights_differs(usual: dict[str, str]) -> None:
+    other = fields(change=with_model(models.directory(models.OTHER_LLAMA)))
+    assert other["weights"] != usual["weights"]
+    assert other["config"] == usual["config"]
+
+
+def test_a_model_in_another_place_does_not_differ(usual: dict[str, str], tmp_path: Path) -> None:
+    copy = tmp_path / models.directory(models.LLAMA).name
+    shutil.copytree(models.directory(models.LLAMA), copy)
+    assert fields(change=with_model(copy)) == usual
+
+
+def test_overrides_of_the_model_differ(usual: dict[str, str]) -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}
+    other = fields(change=with_model(models.directory(models.LLAMA), hf_overrides=rope))
+    assert {name for name in other if other[name] != usual[name]} == {"config"}
+
+
+def test_a_rope_that_depends_on_the_longest_prompt_brings_it_in(usual: dict[str, str]) -> None:
+    rope = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}
+    other = fields(change=with_model(models.directory(models.LLAMA), hf_overrides=rope))
+    assert other["max_model_len"] == "2048"
+    assert "max_model_len" not in usual
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("dtype", lambda config: setattr(config.model_config, "dtype", "bfloat16")),
+        ("kv_dtype", lambda config: setattr(config.cache_config, "cache_dtype", "fp8_e5m2")),
+        ("quantization", lambda config: setattr(config.model_config, "quantization", "fp8")),
+        ("weights", lambda config: setattr(config.load_config, "load_format", "dummy")),
+    ],
+)
+def test_number_formats_and_ways_of_loading_differ(
+    name: str, change: Callable[[VllmConfig], None], usual: dict[str, str]
+) -> None:
+    assert fields(change=change)[name] != usual[name]
+
+
+def test_the_hash_algorithm_and_its_root_differ(usual: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    seeded = fields()
+    assert seeded["hash"] != usual["hash"]
+    assert seeded["hash"].startswith("sha256:")
+
+
+def test_a_hub_model_goes_by_its_revision() -> None:
+    def from_hub(config: VllmConfig) -> None:
+        config.model_config.model = "org/model"
+        config.model_config.hf_config._commit_hash = "abc123"
+
+    named = fields(change=from_hub)
+    assert (named["model"], named["weights"]) == ("org/model", "revision:abc123")
+
+    def unpinned(config: VllmConfig) -> None:
+        from_hub(config)
+        config.model_config.hf_config._commit_hash = None
+
+    with pytest.raises(IdentityError, match="pin it with `--revision`"):
+        fields(change=unpinned)
+
+
+def test_weights_trained_anew_have_another_fingerprint(tmp_path: Path) -> None:
+    source = models.directory(models.LLAMA)
+    shutil.copytree(source, tmp_path / "m")
+    assert fingerprint(tmp_path / "m") == fingerprint(source)
+    weights = load_file(tmp_path / "m" / "model.safetensors")
+    name = "model.layers.2.mlp.up_proj.weight"
+    weights[name] = weights[name] + np.float32(1e-3)
+    save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(tmp_path / "m") != fingerprint(source)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("whole", [0, WHOLE_BYTES])
+def test_any_file_can_be_told(file: str, whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.vllm.fingerprint.WHOLE_BYTES", whole)
+    seen = set()
+    contents = (b"", b"x", b"y", b"x" * 7, b"\xff" * 9, b"x" * 100_000, b"y" * 100_000)
+    for content in contents:
+        (tmp_path / file).write_bytes(content)
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == len(contents)
+
+
+def test_a_header_without_sense_is_an_error_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.vllm.fingerprint.WHOLE_BYTES", 0)
+    for header in (
+        b"[]",
+        b'{"a": 1}',
+        b'{"a": {"data_offsets": 3}}',
+        b'{"a": {"data_offsets": [1, "x"]}}',
+        b"\xff\xfe",
+    ):
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(Unreadable, match="makes no sense"):
+            fingerprint(tmp_path)
+
+
+def test_no_weights_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match="no weights"):
+        fingerprint(tmp_path)
+    with pytest.raises(Unreadable, match="No such file"):
+        fingerprint(tmp_path / "absent")
+
+
+@pytest.fixture
+def identity() -> Identity:
+    config, groups = vllm_config(Shape()), kv_cache_config(Shape())
+    return Identity(config, groups, build_offloading_config(config, groups), "")
+
+
+def adapter(path: Path, seed: int) -> str:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    weights = np.random.default_rng(seed).standard_normal((8, 64)).astype(np.float32)
+    save_file({"lora_A": weights}, path / "adapter_model.safetensors")
+    return str(path)
+
+
+def test_adapters_of_one_name_with_other_weights_differ(identity: Identity, tmp_path: Path) -> None:
+    block_hash = bytes(range(32))
+    masks = [
+        identity.adapter_mask(LoRARequest("sql", at + 1, adapter(tmp_path / place, seed)))
+        for at, (place, seed) in enumerate([("a", 1), ("b", 1), ("c", 2)])
+    ]
+    same, moved, other = (mask(block_hash) for mask in masks if mask)
+    assert same == moved
+    assert len({block_hash, same, other}) == 3
+    assert len(same) == 32
+    short = masks[0](block_hash[:16]) if masks[0] else b""
+    assert len(short) == 16 and short == same[:16]
+
+
+def test_an_adapter_that_cannot_be_told_is_not_cached(identity: Identity, tmp_path: Path) -> None:
+    assert identity.adapter_mask(LoRARequest("gone", 1, str(tmp_path / "nowhere"))) is None
+    reloaded = LoRARequest("again", 2, adapter(tmp_path / "a", 1), load_inplace=True)
+    assert identity.adapter_mask(reloaded) is None
+
+
+def test_a_drafter_is_part_of_the_identity(usual: dict[str, str]) -> None:
+    draft = ModelConfig(str(models.directory(models.OTHER_LLAMA)), dtype="float32", max_model_len=2048)
+    other = fields(change=lambda config: setattr(config, "speculative_config", _Speculative(draft)))
+    assert "draft" in other and "draft" not in usual
+
+
+class _Speculative(SimpleNamespace):
+    def __init__(self, draft: ModelConfig):
+        super().__init__(draft_model_config=draft)

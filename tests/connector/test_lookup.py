@@ -1,0 +1,141 @@
+"""Questions and answers of one request, without vLLM's scheduler: partial tails, late answers, leases over re-asking."""
+
+from __future__ import annotations
+
+import pytest
+from fake import FakeDaemon, FakeEngine, FakeSession
+from forebay.vllm.lookup import ASK_AGAIN_SECONDS, Lookup
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, make_offload_key
+
+HASHES = [bytes([at]) * 32 for at in range(1, 9)]
+
+
+@pytest.fixture
+def session(daemon: FakeDaemon) -> FakeSession:
+    session = FakeSession(daemon, "e", 1)
+    FakeEngine(daemon, "e", 0, [], [(0, False, []), (3, False, [])], 1)
+    session.set_namespace({"model": "m"}, [(0, "full", 16, False), (3, "windowed", 32, False)])
+    return session
+
+
+def store(session: FakeSession, group: int, hashes: list[bytes]) -> None:
+    slots, generations = session.reserve(group, len(hashes))
+    for at in range(len(hashes)):
+        number = int.from_bytes(slots[4 * at : 4 * at + 4], "little")
+        session.daemon.slots[number].births[0] = session.daemon.slots[number].generation
+    session.commit(group, hashes, None, slots, generations)
+
+
+def key(group: int, at: int) -> OffloadKey:
+    return make_offload_key(HASHES[at], group)
+
+
+def test_keys_are_answered_by_group(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    store(session, 3, HASHES[1:2])
+    lookup = Lookup(session, [(0, HASHES[:4]), (3, HASHES[1:4:2])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    assert [lookup.result(key(0, at)).name for at in range(4)] == ["HIT", "HIT", "HIT", "MISS"]
+    assert [lookup.result(key(3, at)).name for at in (1, 3)] == ["HIT", "MISS"]
+    assert lookup.pool == session.daemon.pool
+    place = lookup.place(key(3, 1))
+    assert place is not None
+    assert session.daemon.slots[int.from_bytes(place.slot, "little")].key == (session.namespace, 3, HASHES[1])
+    assert lookup.place(key(3, 3)) is None
+    lookup.release()
+    lookup.release()
+    assert session.daemon.leased == 0
+    assert lookup.result(key(0, 0)) is LookupResult.MISS
+    assert lookup.place(key(0, 0)) is None
+    assert lookup.is_resident(key(0, 0)) and not lookup.is_resident(key(0, 3))
+
+
+def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: FakeSession) -> None:
+    store(session, 0, HASHES[:5])
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    assert not lookup.ask_more()
+    assert lookup.result(key(0, 4)) is LookupResult.RETRY
+    assert lookup.result(key(3, 4)) is LookupResult.RETRY
+    assert lookup.ask_more()
+    assert not lookup.ask_more()
+    session.daemon.is_frozen = True
+    assert not lookup.poll(0, now=0)
+    session.daemon.is_frozen = False
+    assert lookup.poll(0, now=0)
+    assert lookup.result(key(0, 4)) is LookupResult.HIT
+    assert lookup.result(key(3, 4)) is LookupResult.MISS
+    assert lookup.result(key(0, 7)) is LookupResult.MISS  # a third batch there is not
+    assert session.daemon.lookups == 2
+    assert session.daemon.leased == 4
+    lookup.release()
+    assert session.daemon.leased == 0
+
+
+def test_the_lease_spans_asking_again(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    session.daemon.promotions = 1
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    assert lookup.result(key(0, 0)) is LookupResult.HIT_PENDING
+    assert lookup.poll(0, now=ASK_AGAIN_SECONDS / 2)
+    assert session.daemon.lookups == 1
+    assert lookup.poll(0, now=ASK_AGAIN_SECONDS)
+    assert lookup.result(key(0, 0)) is LookupResult.HIT
+    assert session.daemon.leased == 3
+    lookup.release()
+    assert session.daemon.leased == 0
+
+
+def test_a_daemon_lost_while_asking_again_takes_no_lease_along(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    session.daemon.promotions = 1
+    lookup = Lookup(session, [(0, HASHES[:3]), (3, HASHES[:1])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    session.daemon.is_up = False
+    assert lookup.poll(0, now=0.5)
+    assert lookup.result(key(0, 0)) is LookupResult.HIT_PENDING
+    assert lookup.poll(0, now=1)
+    assert lookup.is_late
+    assert lookup.result(key(0, 0)) is LookupResult.MISS
+
+
+def test_what_is_ready_at_the_deadline_counts(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    assert lookup.poll(0, now=5)
+    assert not lookup.is_late
+    assert lookup.result(key(0, 2)) is LookupResult.HIT
+
+
+def test_an_unanswered_lookup_gives_its_lease_back_when_the_answer_comes(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    session.daemon.is_frozen = True
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert not lookup.poll(0, now=0)
+    lookup.release()
+    session.daemon.is_frozen = False
+    assert session.tickets[-1].poll(0)
+    assert session.daemon.leased == 0
+
+
+def test_answers_from_two_pools_are_of_no_use(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    lookup = Lookup(session, [(0, HASHES[:2])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    session.daemon.replace_pool()
+    lookup.result(key(0, 2))
+    assert lookup.ask_more() and lookup.poll(0, now=0)
+    assert lookup.pool == b""
+
+
+def test_masked_hashes_are_asked_for_and_plain_ones_answered(session: FakeSession) -> None:
+    def mask(block_hash: bytes) -> bytes:
+        return bytes(byte ^ 0xFF for byte in block_hash)
+
+    store(session, 0, [mask(HASHES[0])])
+    lookup = Lookup(session, [(0, HASHES[:2])], mask, deadline=1)
+    assert lookup.poll(0, now=0)
+    assert lookup.result(key(0, 0)) is LookupResult.HIT
+    assert lookup.result(key(0, 1)) is LookupResult.MISS

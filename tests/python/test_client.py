@@ -1,0 +1,160 @@
+"""`forebay.Client` against the real daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import forebay
+import pytest
+from forebay import Client, ForebayError
+from harness import hashes
+from rig.daemon import Daemon
+from rig.process import wait_until
+
+BLOCK = 5000
+
+
+def blocks(name: str, count: int, first: int = 0, size: int = BLOCK) -> list[tuple[bytes, bytes]]:
+    keys = hashes(name, count, first)
+    return [(key, (key * (size // 32 + 1))[:size]) for key in keys]
+
+
+@pytest.fixture
+def client(sockets: Path) -> Client:
+    return Client(str(sockets), deadline=20.0)
+
+
+def test_the_package_needs_nothing_but_itself() -> None:
+    assert forebay.__version__.count(".") == 2
+    assert set(forebay.__all__) == {"Client", "ForebayError", "__version__"}
+
+
+def test_blocks_come_back_as_they_were_put(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a"}, {0: BLOCK})
+    stored = blocks("a", 5)
+    assert client.put(namespace, 0, stored) == ["stored"] * 5
+    keys = [key for key, _ in stored]
+    unknown = hashes("nobody", 1)
+    assert client.get(namespace, 0, [keys[3], *unknown, keys[0]]) == [stored[3][1], None, stored[0][1]]
+    assert client.lookup(namespace, 0, [*keys, *unknown]) == [True] * 5 + [False]
+    assert client.lookup(namespace, 0, tuple(keys)) == [True] * 5
+
+
+def test_outcomes_tell_what_became_of_each_block(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a"}, {0: BLOCK})
+    first, second = blocks("a", 1), blocks("a", 1, 1)
+    assert client.put(namespace, 0, second, predecessor=first[0][0]) == ["orphan"]
+    assert client.put(namespace, 0, first) == ["stored"]
+    assert client.put(namespace, 0, second, predecessor=first[0][0]) == ["stored"]
+    assert client.put(namespace, 0, first) == ["duplicate"]
+
+
+def test_what_exceeds_a_message_travels_in_parts(client: Client) -> None:
+    size = 3 << 20
+    namespace = client.open_namespace({"model": "a"}, {7: size})
+    stored = blocks("a", 7, size=size)
+    assert client.put(namespace, 7, stored) == ["stored"] * 7
+    assert client.get(namespace, 7, [key for key, _ in stored]) == [data for _, data in stored]
+
+
+def test_clients_share_and_namespaces_separate(client: Client, sockets: Path) -> None:
+    stored = blocks("a", 1)
+    client.put(client.open_namespace({"model": "a"}, {0: BLOCK}), 0, stored)
+    other = Client(str(sockets))
+    keys = [key for key, _ in stored]
+    assert other.lookup(other.open_namespace({"model": "a"}, {0: BLOCK}), 0, keys) == [True]
+    assert other.lookup(other.open_namespace({"model": "b"}, {0: BLOCK}), 0, keys) == [False]
+
+
+def test_a_client_outlives_its_daemon_and_finds_its_blocks_again(client: Client, daemon: Daemon) -> None:
+    namespace = client.open_namespace({"model": "a"}, {0: BLOCK})
+    stored = blocks("a", 3)
+    client.put(namespace, 0, stored)
+    keys = [key for key, _ in stored]
+    daemon.kill()
+    with pytest.raises(ForebayError) as raised:
+        client.get(namespace, 0, keys)
+    assert raised.value.kind == "unavailable"
+    assert raised.value.hint is not None and "forebay serve" in raised.value.hint
+    daemon.start()
+    found: list[bytes | None] = []
+
+    def is_found() -> bool:
+        found[:] = client.get(namespace, 0, keys)
+        return None not in found
+
+    wait_until("the recovered blocks are verified", is_found, 20)
+    assert found == [data for _, data in stored]
+
+
+def test_inspect_shows_what_there_is(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a", "tenant": "blue"}, {0: BLOCK})
+    client.put(namespace, 0, blocks("a", 2))
+    seen = client.inspect()
+    [shown] = seen["namespaces"]
+    assert shown["fields"] == {"model": "a", "tenant": "blue"}
+    assert shown["groups"] == [{"group": 0, "block_bytes": BLOCK, "ready_blocks": 2}]
+    assert seen["capacity_bytes"] == 64 << 20 and len(str(seen["pool_id"])) == 32
+
+
+def test_purge_takes_a_namespace_or_a_tenant(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a", "tenant": "blue"}, {0: BLOCK})
+    keys = [key for key, _ in blocks("a", 2)]
+    client.put(namespace, 0, blocks("a", 2))
+    [shown] = client.inspect()["namespaces"]
+    assert client.purge(tenant="red")["purged_blocks"] == 0
+    assert client.purge(namespace_id=shown["namespace_id"])["purged_blocks"] == 2
+    assert client.lookup(namespace, 0, keys) == [False, False]
+    client.put(namespace, 0, blocks("a", 2))
+    assert client.purge(tenant="blue")["purged_blocks"] == 2
+    for bad in ({}, {"tenant": "blue", "namespace_id": "00"}, {"namespace_id": "xyz"}, {"namespace_id": "123"}):
+        with pytest.raises(ForebayError) as raised:
+            client.purge(**bad)
+        assert raised.value.kind == "invalid"
+
+
+def test_mistakes_raise_with_their_kind(client: Client) -> None:
+    namespace = client.open_namespace({"model": "a"}, {0: BLOCK})
+    mistakes: list[tuple[Callable[[], object], str]] = [
+        (lambda: client.open_namespace({"model": "a"}, {0: BLOCK + 1}), "invalid"),
+        (lambda: client.open_namespace({"Model!": "a"}, {0: BLOCK}), "invalid"),
+        (lambda: client.open_namespace({"model": "huge"}, {0: 16 << 20}), "unsupported"),
+        (lambda: client.put(namespace, 0, [(hashes("a", 1)[0], b"short")]), "invalid"),
+        (lambda: client.get(namespace, 1, hashes("a", 1)), "invalid"),
+        (lambda: client.get(namespace + 9, 0, hashes("a", 1)), "invalid"),
+        (lambda: client.get(namespace, 0, [b"x" * 33]), "invalid"),
+        (lambda: client.get(namespace, 0, [b"x", b"xy"]), "invalid"),
+    ]
+    for mistake, kind in mistakes:
+        with pytest.raises(ForebayError) as raised:
+            mistake()
+        assert raised.value.kind == kind, raised.value
+    with pytest.raises(TypeError):
+        client.get(namespace, 0, ["text"])  # type: ignore[list-item]
+
+
+def test_a_closed_client_says_so(client: Client) -> None:
+    client.close()
+    client.close()
+    with pytest.raises(ForebayError, match="closed"):
+        client.inspect()
+
+
+def test_without_a_daemon_a_call_fails_soon_and_says_where_it_looked(tmp_path: Path) -> None:
+    client = Client(str(tmp_path))
+    with pytest.raises(ForebayError, match=str(tmp_path)) as raised:
+        client.inspect()
+    assert raised.value.kind == "unavailable"
+
+
+def test_a_frozen_daemon_is_a_timeout(sockets: Path, daemon: Daemon) -> None:
+    client = Client(str(sockets), deadline=0.3)
+    client.inspect()
+    daemon.freeze()
+    with pytest.raises(ForebayError) as raised:
+        client.inspect()
+    assert raised.value.kind == "timeout"
+    daemon.thaw()
+    client = Client(str(sockets), deadline=20.0)
+    client.inspect()

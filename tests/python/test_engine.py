@@ -1,0 +1,374 @@
+"""`EngineSession` and `WorkerEngine` together, against the real daemon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from forebay import ForebayError
+from forebay._native import EngineSession
+from harness import SECONDS, Engine, Group, Model, Rank, hashes, numbers, words
+from rig.daemon import Daemon
+from rig.process import wait_until
+
+FULL = Group(0, ((0, 1000), (1, 3000)))
+
+
+def expected(engine: Engine, group: Group, blocks: list[int]) -> list[list[bytes]]:
+    return [[rank.block(group, block) for block in blocks] for rank in engine.workers]
+
+
+def stored_and_loaded(engine: Engine, group: Group) -> None:
+    """Stores blocks 1, 5, 3 and loads them into 9, 2, 11 of cleared tensors."""
+    keys = hashes(f"group {group.group}", 3)
+    before = expected(engine, group, [1, 5, 3])
+    engine.store(group, keys, [1, 5, 3])
+    for rank in engine.workers:
+        rank.clear()
+    ticket = engine.hit(keys, group.group)
+    reports = engine.load(group, ticket, [9, 2, 11])
+    rank_bytes = sum(page for _, page in group.refs)
+    assert reports == [(True, 3 * rank_bytes)] * engine.ranks
+    assert expected(engine, group, [9, 2, 11]) == before
+    for rank in engine.workers:
+        untouched = [block for block in range(rank.model.rows) if block not in (9, 2, 11)]
+        assert all(not any(rank.block(group, block)) for block in untouched), "other blocks were written"
+        assert not any(rank.padding()), "bytes between pages were written"
+
+
+def test_a_block_comes_back_where_it_is_wanted(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        stored_and_loaded(engine.wait_ready(), FULL)
+        assert engine.session.stats()["stored"] == 3
+
+
+def test_each_rank_gets_its_own_slice(sockets: Path) -> None:
+    with Engine(sockets, ranks=2) as engine:
+        stored_and_loaded(engine.wait_ready(), FULL)
+
+
+def test_groups_of_different_shape_share_tensors_and_a_job(sockets: Path) -> None:
+    wide, narrow = Group(0, ((0, 1000), (1, 3000))), Group(3, ((1, 512),), attention="windowed")
+    with Engine(sockets, Model(groups=(wide, narrow))) as engine:
+        engine.wait_ready()
+        for group in (wide, narrow):
+            stored_and_loaded(engine, group)
+            engine.workers[0].fill(2)
+        slots = {group.group: engine.reserve(group.group, 2) for group in (wide, narrow)}
+        job = [(0, *slots[0], words([1, 2]), 0), (3, *slots[3], words([3, 4]), 0)]
+        assert engine.copy("store", engine.session.pool, job) == [(True, 2 * 4000 + 2 * 512)]
+        engine.commit(wide, hashes("w", 2), *slots[0])
+        engine.commit(narrow, hashes("n", 2), *slots[3])
+        ticket = engine.session.lookup([(0, hashes("w", 2)), (3, hashes("n", 2)), (3, [])])
+        assert ticket.poll(SECONDS)
+        assert [ticket.states(0), ticket.states(1), ticket.states(2)] == [b"\1\1", b"\1\1", b""]
+
+
+def test_a_replicated_group_is_stored_by_the_first_rank_and_loaded_by_all(sockets: Path) -> None:
+    group = Group(0, ((0, 1000),), is_replicated=True)
+    with Engine(sockets, Model(groups=(group,)), ranks=2) as engine:
+        engine.wait_ready()
+        first, second = engine.workers
+        keys = hashes("replicated", 1)
+        slots = engine.reserve(0, 1)
+        reports = engine.copy("store", engine.session.pool, [(0, *slots, words([4]), 0)])
+        assert reports == [(True, 1000), (True, 0)]
+        engine.commit(group, keys, *slots)
+        assert engine.session.stats()["stored"] == 1
+        wanted = first.block(group, 4)
+        assert wanted != second.block(group, 4)
+        engine.load(group, engine.hit(keys), [7])
+        assert [first.block(group, 7), second.block(group, 7)] == [wanted, wanted]
+
+
+def test_chunks_of_several_blocks_can_be_entered_in_the_middle(sockets: Path) -> None:
+    with Engine(sockets, Model(blocks_per_chunk=3)) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        keys = hashes("chunk", 2)
+        engine.store(FULL, keys, [1, 2, 3, 4, 5, 6])
+        wanted = [rank.block(FULL, block) for block in range(1, 7)]
+        rank.clear()
+        ticket = engine.hit(keys)
+        assert engine.load(FULL, ticket, [11, 12, 13, 14], skipped=2) == [(True, 4 * 4000)]
+        assert [rank.block(FULL, block) for block in range(11, 15)] == wanted[2:]
+        assert not any(rank.block(FULL, 10)), "a skipped block was written"
+
+
+def test_a_chunk_stored_in_part_is_no_block(sockets: Path) -> None:
+    with Engine(sockets, Model(blocks_per_chunk=2)) as engine:
+        engine.wait_ready()
+        slots = engine.reserve(0, 1)
+        assert engine.copy("store", engine.session.pool, [(0, *slots, words([1]), 1)]) == [(False, 0)]
+        engine.commit(FULL, hashes("part", 1), *slots)
+        assert engine.session.stats()["incomplete"] == 1
+
+
+def test_a_commit_without_a_copy_is_incomplete(sockets: Path) -> None:
+    with Engine(sockets, ranks=2) as engine:
+        engine.wait_ready()
+        slots = engine.reserve(0, 1)
+        engine.workers[0].worker.submit_store(1, engine.session.pool, [(0, *slots, words([1]), 0)])
+        assert engine.workers[0].finish(1) == (True, 4000)
+        engine.commit(FULL, hashes("half", 1), *slots)
+        assert engine.session.stats()["incomplete"] == 1
+        assert engine.look_up(hashes("half", 1)).states(0) == b"\0"
+
+
+def test_a_slot_that_changed_hands_is_neither_written_for_good_nor_loaded(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        keys = hashes("a", 1)
+        engine.store(FULL, keys, [1])
+        ticket = engine.hit(keys)
+        stale = words([numbers(ticket.generations(0))[0] + 1])
+        assert engine.copy("load", ticket.pool, [(0, ticket.slots(0), stale, words([2]), 0)]) == [(False, 0)]
+        slots, generations = engine.reserve(0, 1)
+        stale = words([numbers(generations)[0] + 1])
+        assert engine.copy("store", engine.session.pool, [(0, slots, stale, words([2]), 0)]) == [(False, 0)]
+        engine.commit(FULL, hashes("b", 1), slots, generations)
+        assert engine.session.stats()["incomplete"] == 1
+
+
+def test_jobs_for_a_pool_that_is_not_mapped_fail_at_once(sockets: Path, tmp_path: Path) -> None:
+    job = [(0, words([0]), words([1]), words([1]), 0)]
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        assert engine.copy("load", b"\7" * 16, job) == [(False, 0)]
+    nobody = Rank(tmp_path, "engine", 0, 1, Model(), 1)
+    nobody.worker.submit_store(5, b"\7" * 16, job)
+    assert nobody.finish(5) == (False, 0)
+    wait_until("the reason is known", lambda: "cannot reach" in (nobody.worker.reason() or ""), SECONDS)
+    assert nobody.worker.state() == "connecting"
+
+
+def test_jobs_outside_tensors_or_pool_fail_and_touch_nothing(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        engine.store(FULL, hashes("a", 1), [1])
+        ticket = engine.hit(hashes("a", 1))
+        before = [bytes(buffer) for buffer in rank.buffers]
+        good = (ticket.slots(0), ticket.generations(0))
+        beyond = (words([2**32 - 1]), good[1], 1)
+        for slots, generations, block in [(*good, rank.model.rows), (*good, 2**32 - 1), beyond]:
+            assert engine.copy("load", ticket.pool, [(0, slots, generations, words([block]), 0)]) == [(False, 0)]
+        assert [bytes(buffer) for buffer in rank.buffers] == before
+
+
+def test_lists_that_do_not_fit_together_are_mistakes(sockets: Path) -> None:
+    with Engine(sockets, Model(blocks_per_chunk=2)) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        one, two = words([1]), words([1, 2])
+        too_few_blocks = (0, one, one, one, 0)
+        no_generation = (0, one, b"", two, 0)
+        no_number = (0, b"\0", one, one, 0)
+        unknown_group = (9, one, one, two, 0)
+        skip_of_nothing = (0, b"", b"", b"", 1)
+        skip_of_all = (0, one, one, b"", 2)
+        for job in [too_few_blocks, no_generation, no_number, unknown_group, skip_of_nothing, skip_of_all]:
+            with pytest.raises(ForebayError) as raised:
+                rank.worker.submit_load(1, engine.session.pool, [job])
+            assert raised.value.kind == "invalid"
+        assert rank.worker.finished() == [], "a refused job is not reported"
+        assert rank.worker.wait([1, 99], 0.0), "unknown jobs count as finished"
+        with pytest.raises(ForebayError):
+            engine.session.commit(0, hashes("a", 2), None, one, one)
+
+
+def test_tensors_and_refs_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    bad = [
+        Model(groups=(Group(0, ((2, 100),)),)),
+        Model(groups=(Group(0, ((0, 1001),)),)),
+        Model(groups=(Group(0, ()),)),
+        Model(groups=(FULL, FULL)),
+        Model(pages=(5000,), groups=(Group(0, ((0, 5000),)),)),
+        Model(blocks_per_chunk=0),
+    ]
+    for model in bad:
+        with pytest.raises(ForebayError) as raised:
+            Rank(tmp_path, "engine", 0, 1, model, 1)
+        assert raised.value.kind == "invalid", model
+    with pytest.raises(ForebayError):
+        Rank(tmp_path, "engine", 2, 2, Model(), 1)
+    with pytest.raises(ForebayError):
+        EngineSession(str(tmp_path), "", 1)
+
+
+def test_lookups_miss_until_all_ranks_are_attached_and_after_one_left(sockets: Path) -> None:
+    with Engine(sockets, ranks=2) as engine:
+        engine.wait_ready()
+        engine.workers[1].worker.shutdown()
+        wait_until("the loss is known", lambda: engine.session.state() == "attaching", SECONDS)
+        assert engine.look_up(hashes("a", 1)).has_failed()
+        assert engine.session.pool == b"" and engine.session.reserve(0, 1) == (b"", b"")
+        assert engine.workers[1].worker.state() == "closed"
+        engine.workers[1] = Rank(sockets, "engine", 1, 2, engine.model, 1)
+        stored_and_loaded(engine.wait_ready(), FULL)
+
+
+def test_a_killed_daemon_costs_nothing_that_was_stored_or_leased(sockets: Path, daemon: Daemon) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        keys = hashes("a", 2)
+        engine.store(FULL, keys, [1, 2])
+        wanted = rank.block(FULL, 1)
+        held = engine.hit(keys[:1])
+        taken, generations = engine.reserve(0, 1)
+        pool = engine.session.pool
+        assert engine.copy("store", pool, [(0, taken, generations, words([3]), 0)]) == [(True, 4000)]
+        daemon.kill()
+        wait_until("the loss is known", lambda: engine.session.state() == "connecting", SECONDS)
+        assert engine.look_up(keys).has_failed()
+        rank.clear()
+        assert engine.load(FULL, held, [7]) == [(True, 4000)], "what is leased can be loaded without a daemon"
+        assert rank.block(FULL, 7) == wanted
+        engine.session.commit(0, hashes("late", 1), None, taken, generations)
+
+        daemon.start()
+        engine.wait_ready()
+        assert engine.session.pool == pool
+        wait_until("the commit is delivered", lambda: engine.session.stats()["queued"] == 0, SECONDS)
+        stats = engine.session.stats()
+        assert (stats["stored"], stats["lost"], stats["reconnects"]) == (3, 0, 1)
+        rank.clear()
+        assert engine.load(FULL, held, [5]) == [(True, 4000)]
+        assert rank.block(FULL, 5) == wanted
+        engine.hit([*keys, *hashes("late", 1)])
+        held.release()
+        stored_and_loaded(engine, FULL)
+
+
+def test_a_replaced_pool_is_mapped_and_the_old_one_s_jobs_fail(sockets: Path, daemon: Daemon) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        keys = hashes("a", 1)
+        engine.store(FULL, keys, [1])
+        held = engine.hit(keys)
+        old = engine.session.pool
+        taken = engine.reserve(0, 1)
+        daemon.kill()
+        daemon.drop_pool()
+        daemon.start()
+        wait_until("the new pool is there", lambda: engine.session.pool not in (b"", old), SECONDS)
+        engine.wait_ready()
+        assert engine.load(FULL, held, [7]) == [(False, 0)]
+        engine.commit(FULL, hashes("b", 1), *taken)
+        assert engine.session.stats()["lost"] == 1
+        assert engine.look_up(keys).states(0) == b"\0"
+        stored_and_loaded(engine, FULL)
+
+
+def test_a_frozen_daemon_costs_a_few_deadlines_and_then_nothing(sockets: Path, daemon: Daemon) -> None:
+    with Engine(sockets, deadline=0.5) as engine:
+        engine.wait_ready()
+        keys = hashes("a", 1)
+        engine.store(FULL, keys, [1])
+        daemon.freeze()
+        tickets = [engine.session.lookup([(0, keys)]) for _ in range(3)]
+        assert all(ticket.poll(SECONDS) and ticket.has_failed() for ticket in tickets)
+        wait_until("the breaker opens", lambda: engine.session.stats()["breaker_open"] == 1, SECONDS)
+        for _ in range(100):
+            ticket = engine.session.lookup([(0, keys)])
+            assert ticket.poll(0.0) and ticket.has_failed()
+        daemon.thaw()
+        engine.wait_ready()
+        engine.hit(keys)
+        assert engine.session.stats()["leases_held"] <= 1
+
+
+def test_waiting_for_an_answer_lets_other_threads_run(sockets: Path, daemon: Daemon) -> None:
+    with Engine(sockets, deadline=2.0) as engine:
+        engine.wait_ready()
+        daemon.freeze()
+        ticket = engine.session.lookup([(0, hashes("a", 1))])
+        waited = []
+
+        def wait() -> None:
+            begun = time.monotonic()
+            ticket.poll(SECONDS)
+            waited.append(time.monotonic() - begun)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        last, longest_gap = time.monotonic(), 0.0
+        while thread.is_alive():
+            now = time.monotonic()
+            last, longest_gap = now, max(longest_gap, now - last)
+        daemon.thaw()
+        assert longest_gap < waited[0] / 2, "this thread stood still while the other one waited"
+
+
+def test_another_namespace_does_not_see_the_first_one_s_blocks(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        keys = hashes("a", 1)
+        engine.store(FULL, keys, [1])
+        engine.name("model-b")
+        engine.wait_ready()
+        assert engine.look_up(keys).states(0) == b"\0"
+        engine.name("model-a")
+        engine.wait_ready()
+        engine.hit(keys)
+
+
+def test_two_engines_share_what_one_stored(sockets: Path) -> None:
+    with Engine(sockets, engine_id="one", seed=1) as one, Engine(sockets, engine_id="two", seed=50) as two:
+        one.wait_ready()
+        two.wait_ready()
+        keys = hashes("shared", 4)
+        one.store(FULL, keys, [1, 2, 3, 4])
+        two.load(FULL, two.hit(keys), [5, 6, 7, 8])
+        assert expected(two, FULL, [5, 6, 7, 8]) == expected(one, FULL, [1, 2, 3, 4])
+
+
+def test_engines_of_another_shape_under_the_same_name_are_refused(sockets: Path) -> None:
+    other = Model(groups=(Group(0, ((0, 500),)),))
+    with Engine(sockets, engine_id="one") as one:
+        one.wait_ready()
+        two = Engine(sockets, other, engine_id="two")
+        wait_until("it is refused", lambda: two.session.state() == "refused", SECONDS)
+        assert two.session.reason()
+        assert two.look_up(hashes("a", 1)).has_failed()
+        two.name("model-of-its-own")
+        two.wait_ready().close()
+
+
+def test_a_worker_that_is_shut_down_reports_what_comes_later_as_failed(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        pool = engine.session.pool
+        rank.worker.shutdown()
+        rank.worker.submit_load(3, pool, [(0, words([0]), words([1]), words([1]), 0)])
+        assert rank.finish(3) == (False, 0)
+        rank.worker.shutdown()
+
+
+def test_a_closed_session_misses_and_can_be_closed_again(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        engine.session.close()
+        assert engine.session.state() == "closed"
+        assert engine.look_up(hashes("a", 1)).has_failed()
+        engine.session.close()
+
+
+def test_an_engine_of_many_blocks_gets_each_of_them_back(sockets: Path) -> None:
+    rows = 600
+    model = Model(pages=(8192,), stride=8192, groups=(Group(0, ((0, 8192),)),), rows=rows)
+    with Engine(sockets, model, stock_blocks=256) as engine:
+        engine.wait_ready()
+        [rank] = engine.workers
+        [group] = model.groups
+        keys = hashes("many", rows)
+        blocks = list(range(rows))
+        wanted = [rank.block(group, block) for block in blocks]
+        engine.store(group, keys, blocks)
+        rank.clear()
+        assert engine.load(group, engine.hit(keys), blocks[::-1]) == [(True, rows * 8192)]
+        assert [rank.block(group, block) for block in blocks[::-1]] == wanted
