@@ -228,6 +228,7 @@ class FakeSession:
         self.is_closed = False
         self.faults: dict[str, Exception] = {}  # method to what it raises
         self.calls: list[str] = []
+        self.is_refilling = True
         daemon.sessions.append(self)
 
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
@@ -255,17 +256,19 @@ class FakeSession:
         self.namespace = frozenset(fields.items())
         self.attention = {group: attention for group, attention, *_ in groups}
         self.is_replicated = {group: is_replicated for group, _, _, is_replicated in groups}
+        self._refill()
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> FakeTicket:
         self._maybe_raise("lookup")
         ticket = FakeTicket(self, groups)
         self.tickets.append(ticket)
+        self._refill()
         return ticket
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         self._maybe_raise("reserve")
-        self._refill(group)
         taken, self.stock[group] = self.stock[group][:count], self.stock[group][count:]
+        self._refill()
         generations = (self.daemon.slots[number].generation for number in taken)
         return b"".join(n.to_bytes(4, "little") for n in taken), b"".join(g.to_bytes(4, "little") for g in generations)
 
@@ -288,7 +291,7 @@ class FakeSession:
         return self.daemon.pool if self.state() == "ready" else b""
 
     def stats(self) -> dict[str, int]:
-        return {"lookups": len(self.tickets)}
+        return {"lookups": len(self.tickets), "reserved_stock": sum(map(len, self.stock.values()))}
 
     def close(self) -> None:
         self.is_closed = True
@@ -298,13 +301,16 @@ class FakeSession:
         for ticket in self.tickets:
             ticket.forget()
 
-    def _refill(self, group: int) -> None:
-        stock = self.stock[group]
-        while self.state() == "ready" and not self.daemon.is_frozen and len(stock) < self.stock_blocks:
-            number = self.daemon.take(self)
-            if number is None:
-                return
-            stock.append(number)
+    def _refill(self) -> None:
+        """As the background thread does when something was used: what fell below half is filled up."""
+        for stock in self.stock.values():
+            wanted = self.stock_blocks - len(stock) if len(stock) * 2 < self.stock_blocks else 0
+            while wanted > 0 and self.is_refilling and self.state() == "ready" and not self.daemon.is_frozen:
+                number = self.daemon.take(self)
+                if number is None:
+                    break
+                stock.append(number)
+                wanted -= 1
 
     def _maybe_raise(self, method: str) -> None:
         self.calls.append(method)

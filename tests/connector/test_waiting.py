@@ -8,6 +8,8 @@ import pytest
 from fake import FakeDaemon
 from harness import Engine, Shape, prompt
 
+from forebay.vllm.manager import LOOKUPS_UNDER_WAY, RESTOCK_SECONDS
+
 
 def test_a_slow_answer_delays_its_request_and_no_other(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(daemon, monkeypatch)
@@ -61,7 +63,7 @@ def test_an_answer_after_the_deadline_is_a_miss_for_good(daemon: FakeDaemon, mon
     daemon.is_frozen = True
     start = time.monotonic()
     request = engine.add("late", prompt(1, 100))
-    while not engine.hits.get("late", -1) == 0:
+    while engine.hits.get("late", -1) != 0:
         engine.step()
     assert 0.05 <= time.monotonic() - start < 5
     daemon.is_frozen = False
@@ -213,3 +215,54 @@ def test_a_request_aborted_while_loading_keeps_its_lease_until_the_copy_is_over(
     engine.run()
     engine.assert_nothing_is_held()
     assert not engine.scheduler.requests
+
+
+def test_lookups_under_way_are_bounded_and_nobody_misses_for_it(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(blocks=200, max_requests=64, max_tokens_per_step=512, extra={"step_budget_ms": 0})
+    engine = Engine(daemon, monkeypatch, shape)
+    engine.run(*[engine.add(f"cold {at}", prompt(at, 32)) for at in range(40)])
+    engine.forget()
+    before = daemon.lookups
+    daemon.is_frozen = True
+    requests = [engine.add(str(at), prompt(at, 32)) for at in range(40)]
+    for _ in range(3):
+        engine.step()
+    assert daemon.lookups - before == LOOKUPS_UNDER_WAY < 40
+    daemon.is_frozen = False
+    engine.run(*requests)
+    assert all(engine.hits[str(at)] == 31 for at in range(40))
+    engine.assert_nothing_is_held()
+
+
+def test_after_a_pause_the_match_waits_for_slots_but_not_for_long(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("first", prompt(1, 100))
+    monkeypatch.setattr("forebay.vllm.manager.PAUSE_SECONDS", 0.0)
+    session = engine.session
+    session.is_refilling = False
+    for number in session.stock[0]:
+        daemon.slots[number].owner = None
+    session.stock[0] = []
+
+    request = engine.add("second", prompt(2, 100))
+    engine.step()
+    engine.step()
+    assert request.num_computed_tokens == 0
+    session.is_refilling = True
+    session._refill()
+    engine.run(request)
+    assert daemon.ready() == 12
+
+    session.is_refilling = False
+    for number in session.stock[0]:
+        daemon.slots[number].owner = None
+    session.stock[0] = []
+    start = time.monotonic()
+    engine.generate("third", prompt(3, 100))
+    assert RESTOCK_SECONDS <= time.monotonic() - start < 5
+    assert daemon.ready() == 12
+    engine.assert_nothing_is_held()

@@ -18,7 +18,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Answer, Duration, Engine, EngineConfig
-from rig.scenario import EXTERNAL_HITS, ask_anew, forget, wait_for_hits
+from rig.scenario import ask_anew, external_hits, forget, wait_for_hits
 from rig.workload import Workload, run, settle
 
 CASES = {
@@ -58,8 +58,7 @@ def course(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             settle(engine)
         warm_engine = stack.enter_context(_engine(config, daemon, run_dir, "warm"))
         warm = run(warm_engine, base.waves())
-        external_hits = warm_engine.metrics()[EXTERNAL_HITS]
-        yield Course(config, base, daemon, warm_engine, cold, cold_again, warm, external_hits)
+        yield Course(config, base, daemon, warm_engine, cold, cold_again, warm, external_hits(warm_engine))
 
 
 def test_an_engine_that_fills_the_pool_answers_as_without_it(course: Course) -> None:

@@ -9,7 +9,7 @@ from rig import compare, models
 from rig.baseline import baseline
 from rig.daemon import Daemon
 from rig.engine import Duration, Engine, EngineConfig
-from rig.scenario import PREEMPTIONS, ask, store
+from rig.scenario import PREEMPTIONS, ask, external_hits, store
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA, blocks=48, max_model_len=1024)
@@ -28,5 +28,6 @@ def test_preempted_requests_get_the_same_tokens(
         answers = ask(engine, base, [base.workload.together()])
         compare.enough_preemptions(engine.metrics()[PREEMPTIONS], 3)
         compare.enough_hits(answers, CONFIG.block_size, share=0.8)
+        assert external_hits(engine) > sum(answer.prompt_tokens for answer in answers) / 4
         report(engine)
         daemon.wait_for("no lease is left", lambda seen: all(s["leased_blocks"] == 0 for s in seen["sessions"]))

@@ -10,8 +10,12 @@ from rig.engine import Answer, Engine
 from rig.process import wait_until
 from rig.workload import Wave, run, settle
 
-EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 PREEMPTIONS = "vllm:num_preemptions"
+
+
+def external_hits(engine: Engine) -> float:
+    """Prompt tokens that came from the pool since the engine's start. Requests of one wave also hit each other's."""
+    return engine.metrics()["vllm:external_prefix_cache_hits"]
 
 
 def ask(engine: Engine, base: Baseline, waves: Sequence[Wave]) -> list[Answer]:
@@ -47,7 +51,8 @@ def wait_for_hits(engine: Engine, base: Baseline, wave: Wave, seconds: float = 3
     """
 
     def probe() -> list[Answer] | None:
+        before = external_hits(engine)
         answers = ask_anew(engine, base, [wave])
-        return answers if sum(answer.hit_tokens for answer in answers) else None
+        return answers if external_hits(engine) > before else None
 
     return wait_until(f"hits in `{wave.name}`", probe, seconds)

@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 pub use forebay_io::arena::HugePages;
-pub use load::{CONFIG_VARIABLE, Loaded, Origin, Sources, load, nearest};
+pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
 pub use table::Key;
 pub use value::{Bytes, HttpAddress};

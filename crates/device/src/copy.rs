@@ -1,7 +1,7 @@
 //! The copy itself: gather fragments into a slice of a slot with its checksum, scatter a slice back.
 //!
 //! Holds true: all `unsafe` of the host engine is in this module and its children; whoever calls `gather` and
-//! `scatter` passes [`Span`]s, which cannot reach outside their [`Memory`]. When either returns, its bytes are
+//! `scatter` passes `Span`s, which cannot reach outside their [`Memory`]. When either returns, its bytes are
 //! visible to every thread and process that then learns of it: streaming stores are weakly ordered, so both
 //! end with a store fence.
 //!

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 SCHEDULER = KVConnectorRole.SCHEDULER
 
-# Slots in stock for one step's stores: 512 blocks of 16 tokens are a step of 8,192 tokens, vLLM's usual largest.
-MAX_STOCK_BLOCKS = 512
+# Slots in stock: twice the 512 blocks of 16 tokens that are a step of 8,192 tokens, vLLM's usual largest.
+MAX_STOCK_BLOCKS = 1024
 
 Slots = TypeVar("Slots")
 
@@ -118,10 +118,10 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
     ]
 
 
-def blocks_per_step(vllm_config: VllmConfig, shapes: Sequence[Shape]) -> int:
-    """Blocks of one group that a step can fill, as far as it is worth keeping slots for."""
+def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape]) -> int:
+    """Slots of each group to keep at hand: what two steps can fill, since a stock is refilled when half of it is gone."""
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    return min(MAX_STOCK_BLOCKS, tokens // min(shape.tokens_per_block for shape in shapes) + 1)
+    return min(MAX_STOCK_BLOCKS, 2 * (tokens // min(shape.tokens_per_block for shape in shapes) + 1))
 
 
 def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterator[tuple[int, Slots]]:
@@ -257,7 +257,6 @@ __all__ = [
     "CacheHitSource",
     "HashRoot",
     "KVConnectorTransferResults",
-    "blocks_per_step",
     "complete",
     "completed_jobs",
     "device",
@@ -270,5 +269,6 @@ __all__ = [
     "missing",
     "new_stats",
     "register",
+    "stock_blocks",
     "unsupported",
 ]

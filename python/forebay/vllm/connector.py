@@ -72,11 +72,11 @@ class ForebayConnector(OffloadingConnector):
             logger.warning("forebay: %s", warning)
         shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
         identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant)
-        stock = spec.settings.stock_blocks or compat.blocks_per_step(vllm_config, shapes)
+        stock = spec.settings.stock_blocks or compat.stock_blocks(vllm_config, shapes)
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
         self.timings = self.manager.timings
-        self.manager.open(session, shapes, identity, self.breaker)
+        self.manager.open(session, shapes, identity, stock, self.breaker)
 
     @property
     def manager(self) -> ForebayManager:

@@ -40,8 +40,14 @@ if TYPE_CHECKING:
 
     from forebay.vllm.spec import ForebaySpec
 
-# How often the session is asked for its health, for the gauges.
+# How often the session is asked for its health, for the gauges and the log.
 HEALTH_SECONDS = 1.0
+# Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
+LOOKUPS_UNDER_WAY = 32
+# A session gives most of its stock back when it was not asked for two seconds. The first match after a pause is held back
+# for this long at most while the stock fills up again, or the blocks of its first step would find no slots.
+PAUSE_SECONDS = 1.0
+RESTOCK_SECONDS = 0.02
 
 
 class ForebayManager(OffloadingManager):
@@ -59,9 +65,12 @@ class ForebayManager(OffloadingManager):
         self._is_named = False
         self._salt = ""
         self._settle_until = 0.0
+        self._stock_blocks = 0
+        self._asked_at = self._restock_until = 0.0
         self._budget = spec.settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
         self._leased: set[Lookup] = set()
+        self._unanswered: set[Lookup] = set()
         self._stores = Stores(self._session)
         self._loads: dict[int, Lookup] = {}  # by serial
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
@@ -70,10 +79,15 @@ class ForebayManager(OffloadingManager):
         self._counted = dict.fromkeys((metrics.FAILED_LOADS, metrics.LATE_LOOKUPS, metrics.REFUSED_BLOCKS), 0)
         self._step_seconds: list[float] = []
         self._health_at = 0.0
+        self._is_ready: bool | None = None
+        self._has_news = False
 
-    def open(self, session: Session, shapes: Sequence[Shape], identity: Identity, breaker: Breaker) -> None:
+    def open(
+        self, session: Session, shapes: Sequence[Shape], identity: Identity, stock_blocks: int, breaker: Breaker
+    ) -> None:
         """Gives the manager its session; until then everything misses."""
         self._session = session
+        self._stock_blocks = stock_blocks
         self._stores = Stores(session)
         # Full attention first: where it has a gap, blocks of the other groups are of no use.
         self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
@@ -106,13 +120,13 @@ class ForebayManager(OffloadingManager):
             asked.lookup, asked.is_placed = None, False
         now = time.monotonic()
         if asked.lookup is None:
-            if self._is_settling(now):
+            if self._is_settling(now) or len(self._unanswered) >= LOOKUPS_UNDER_WAY:
                 return False
             if self._session.state() != "ready" or self._is_at_limit():
                 return True
             self._ask(asked, now)
         assert asked.lookup is not None
-        return self._poll(asked.lookup, now)
+        return self._poll(asked.lookup, now) and not self._is_restocking(now)
 
     @guarded(lambda *_: False)
     def asks_more(self, request: Request) -> bool:
@@ -258,7 +272,9 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def step_ended(self) -> None:
         self._step_seconds.append(self.timings.end_step())
-        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
+        if (now := time.monotonic()) >= self._health_at:
+            self._health_at = now + HEALTH_SECONDS
+            self._look_after_session()
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
@@ -271,16 +287,16 @@ class ForebayManager(OffloadingManager):
             if count:
                 stats.increase_counter(name, count)
                 self._counted[name] = 0
-        if (now := time.monotonic()) >= self._health_at:
-            self._health_at = now + HEALTH_SECONDS
-            stats.set_gauge(metrics.IS_READY, int(self._session.state() == "ready"))
+        if self._has_news:
+            self._has_news = False
+            stats.set_gauge(metrics.IS_READY, int(bool(self._is_ready)))
             stats.set_gauge(metrics.FAULTS, self.breaker.faults)
         return None if stats.is_empty() else stats
 
     @guarded(nothing)
     def shutdown(self) -> None:
         """Ends the session; waits at most its deadline."""
-        self.timings.report(is_last=True, session=self._session.stats(), faults=self.breaker.faults)
+        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
         self._session.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
@@ -299,6 +315,18 @@ class ForebayManager(OffloadingManager):
         self._is_named = True
         self._settle_until = time.monotonic() + self._settings.lookup_deadline_ms / 1e3
 
+    def _look_after_session(self) -> None:
+        """Once a second: one line in the log when the session becomes ready or ceases to be."""
+        reason = self._session.reason()
+        if (is_ready := reason is None) is not self._is_ready and self._is_named:
+            self._is_ready = is_ready
+            if is_ready:
+                logger.info("forebay is ready, pool %s", self._session.pool.hex())
+            else:
+                logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
+        self._has_news = True
+        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
+
     def _is_settling(self, now: float) -> bool:
         """Whether the namespace was set just now and is on its way: worth waiting for, once."""
         return self._is_named and now < self._settle_until and self._session.state() in ("attaching", "naming")
@@ -313,10 +341,21 @@ class ForebayManager(OffloadingManager):
         asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
         asked.asked_at = self._stores.now
         self._leased.add(asked.lookup)
+        self._unanswered.add(asked.lookup)
+        if now - self._asked_at > PAUSE_SECONDS:
+            self._restock_until = now + RESTOCK_SECONDS
+        self._asked_at = now
+
+    def _is_restocking(self, now: float) -> bool:
+        """Whether the stock is about to be filled again after a pause: worth waiting for, in steps."""
+        wanted = len(self._shapes) * self._stock_blocks // 2
+        return now < self._restock_until and self._session.stats().get("reserved_stock", wanted) < wanted
 
     def _poll(self, lookup: Lookup, now: float) -> bool:
         was_late = lookup.is_late
         is_answered = lookup.poll(max(0.0, self._budget), now)
+        if is_answered:
+            self._unanswered.discard(lookup)
         waited = time.monotonic() - now
         self._budget -= waited
         self.timings.waited(int(waited * 1e9))
@@ -327,6 +366,7 @@ class ForebayManager(OffloadingManager):
         if asked.lookup is not None and not asked.lookup.is_loading:
             asked.lookup.release()
             self._leased.discard(asked.lookup)
+            self._unanswered.discard(asked.lookup)
 
     def _finish(self, serial: int) -> None:
         if lookup := self._loads.pop(serial, None):

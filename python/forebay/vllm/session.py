@@ -14,6 +14,9 @@ from forebay.vllm.settings import Settings
 
 Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
 
+# After this long without an answer a call counts as failed; a request that waits for less time has its own deadline.
+CALL_SECONDS = 1.0
+
 
 class Ticket(Protocol):
     """A lookup on its way, and the lease its answer brings; see `forebay._native.Ticket`."""
@@ -63,7 +66,7 @@ def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: i
     try:
         from forebay._native import EngineSession
 
-        deadline = settings.lookup_deadline_ms / 1e3
+        deadline = max(CALL_SECONDS, settings.lookup_deadline_ms / 1e3)
         return EngineSession(settings.socket, engine_id, ranks, stock_blocks=stock_blocks, deadline=deadline)
     except Exception as error:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot open a session")

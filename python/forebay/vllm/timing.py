@@ -1,7 +1,7 @@
 """What Forebay costs the scheduler: time per call and per step, in small histograms.
 
 Holds true: a quantile is at most 1/16 above the true one; recording costs about a microsecond; the report named by
-`FOREBAY_STEP_STATS` is replaced whole, at most once a second and at the end, so that it survives a killed engine.
+`FOREBAY_STEP_STATS` is replaced whole each time, so that it survives a killed engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 REPORT_VARIABLE = "FOREBAY_STEP_STATS"
-REPORT_SECONDS = 1.0
 
 
 class Histogram:
@@ -62,7 +61,6 @@ class Timings:
         self.waits = Histogram()
         self._step_ns = 0
         self._wait_ns = 0
-        self._report_at = 0.0
 
     def called(self, name: str, ns: int) -> None:
         self._step_ns += ns
@@ -84,13 +82,11 @@ class Timings:
         calls = {name: histogram.summary() for name, histogram in sorted(self.calls.items())}
         return {"step": self.steps.summary(), "wait": self.waits.summary(), "calls": calls}
 
-    def report(self, *, is_last: bool = False, **more: Any) -> None:
-        """Writes the summary to the file named by `FOREBAY_STEP_STATS`, if it is set and time."""
+    def report(self, **more: Any) -> None:
+        """Writes the summary to the file named by `FOREBAY_STEP_STATS`, if it is set."""
         path = os.environ.get(REPORT_VARIABLE)
-        now = time.monotonic()
-        if not path or (now < self._report_at and not is_last):
+        if not path:
             return
-        self._report_at = now + REPORT_SECONDS
         draft = f"{path}.{os.getpid()}"
         with open(draft, "w") as file:
             json.dump(self.summary() | more, file)

@@ -35,7 +35,9 @@ fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     if let Err(error) = room.check(capacity_bytes.saturating_sub(held_bytes)) {
         return Check::failed("memory", &error);
     }
-    let cgroup = room.cgroup_available_bytes.map(|bytes| format!(", {} in the control group", size(bytes)));
+    // Some kernels write "unlimited" as a number beyond any memory.
+    let limit_bytes = room.cgroup_available_bytes.filter(|bytes| *bytes < room.memory_total_bytes);
+    let cgroup = limit_bytes.map(|bytes| format!(", {} in the control group", size(bytes)));
     let (available, cgroup) = (size(room.memory_available_bytes), cgroup.unwrap_or_default());
     let (held, capacity) = (size(held_bytes.min(capacity_bytes)), size(capacity_bytes));
     Check::ok("memory", format!("{available} available{cgroup}; of the pool's {capacity} there are {held}"))
@@ -133,6 +135,8 @@ mod tests {
         let narrow = room(64 << 30).map(|room| Room { cgroup_available_bytes: Some(2 << 30), ..room });
         assert_eq!(memory(&narrow, 4 << 30, 0).verdict, Verdict::Fail);
         assert!(memory(&narrow, 1 << 30, 0).finding.contains("2.0 GiB in the control group"));
+        let endless = room(64 << 30).map(|room| Room { cgroup_available_bytes: Some(i64::MAX as u64), ..room });
+        assert!(!memory(&endless, 4 << 30, 0).finding.contains("control group"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::index::Fingerprint;
 
 /// Ghosts for each resident block. Shorter lists cannot learn how late blocks come back, longer ones learn more
 /// slowly; measured flat between 4 and 6 on three traces, and 6 is better when half the requests are scans.
-const GHOSTS_PER_BLOCK: usize = 6;
+const GHOSTS_PER_BLOCK: usize = 8;
 /// Fewest evictions between two lessons: a lesson costs as much as about 20 evictions.
 const LEAST_BETWEEN_LESSONS: u32 = 64;
 

@@ -14,7 +14,7 @@ use super::check::first_unmet;
 use super::{Config, KEYS, Key};
 
 /// The variable that names the file.
-pub const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
+const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
 
 const PREFIX: &str = "FOREBAY_";
 

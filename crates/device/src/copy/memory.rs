@@ -1,6 +1,6 @@
 //! Memory the engine may touch, and bounds-checked pieces of it.
 //!
-//! Holds true: a [`Memory`] stays mapped while any clone of it lives; a [`Span`] never reaches outside its
+//! Holds true: a [`Memory`] stays mapped while any clone of it lives; a `Span` never reaches outside its
 //! memory. Neither ever hands out a reference that outlives a call, since other threads and processes write
 //! the same bytes at other times.
 

@@ -49,6 +49,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_seen_by_other_descriptions_until_the_last_descriptor_of_its_own_is_closed() {
+        let _turn = crate::arena::tests::with_others();
         let named = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
         let open = || File::options().read(true).write(true).open(named.path()).unwrap();
         let (holder, other) = (open(), open());

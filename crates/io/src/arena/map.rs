@@ -158,7 +158,7 @@ fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
 
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-/// Maps at a multiple of `align`: finds room, then takes it unless another thread was quicker.
+/// Maps at a multiple of `align`, inside a longer range of addresses that is reserved for it first.
 fn map_aligned(
     file: BorrowedFd<'_>,
     offset: u64,
@@ -166,30 +166,23 @@ fn map_aligned(
     protection: ProtFlags,
     align: usize,
 ) -> io::Result<NonNull<u8>> {
-    let mut tries_left = 16;
-    loop {
-        let base = find_room(len, align)?;
-        let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: the kernel maps here only if nothing else is mapped in this range.
-        match unsafe { mmap(base as *mut _, len, protection, flags, file, offset) } {
-            Ok(mapped) => return Ok(NonNull::new(mapped.cast()).expect("room is never at address zero")),
-            Err(Errno::EXIST) if tries_left > 0 => tries_left -= 1,
-            Err(errno) => return Err(errno.into()),
+    let page = rustix::param::page_size();
+    let span = len.next_multiple_of(page).checked_add(align).ok_or(Errno::NOMEM)?;
+    // SAFETY: the kernel chooses the place, so nothing existing is replaced.
+    let reserved = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE) }? as usize;
+    let (base, end) = (reserved.next_multiple_of(align), reserved + span);
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: the new mapping replaces a part of the range just reserved, which nobody else uses. Where it
+    // fails the range stays reserved: the kernel may have emptied it, and another thread may use it by now.
+    let mapped = unsafe { mmap(base as *mut _, len, protection, flags, file, offset) }?;
+    let kept_end = base + len.next_multiple_of(page);
+    for (start, end) in [(reserved, base), (kept_end, end)] {
+        if start < end {
+            // SAFETY: this is what is left of the reserved range, before and after the part that is kept.
+            let _ = unsafe { munmap(start as *mut _, end - start) };
         }
     }
-}
-
-/// The first multiple of `align` in a range of free addresses that is long enough; nothing is mapped there.
-fn find_room(len: usize, align: usize) -> io::Result<usize> {
-    let len = len.checked_add(align).ok_or(Errno::NOMEM)?;
-    // SAFETY: the kernel chooses the place, so nothing existing is replaced; what is unmapped again is the
-    // mapping just made, of which no address was used.
-    let base = unsafe {
-        let base = mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), MapFlags::PRIVATE)?;
-        munmap(base, len)?;
-        base
-    };
-    Ok((base as usize).next_multiple_of(align))
+    Ok(NonNull::new(mapped.cast()).expect("the kernel maps nothing at address zero unasked"))
 }
 
 /// The address range of a region as it stands in `/proc/self/smaps`.

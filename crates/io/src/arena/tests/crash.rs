@@ -33,8 +33,8 @@ enum Step {
 }
 
 impl Traced {
-    fn start(part: &str, directory: &Path) -> Traced {
-        let actor = act(part, directory, false);
+    /// Waits until the child is at the beginning of its work.
+    fn seize(actor: Actor) -> Traced {
         let thread = actor.hear().parse().unwrap();
         let traced = Traced { actor, thread };
         assert!(traced.wait(), "the child did not get as far as its work");
@@ -68,6 +68,15 @@ impl Traced {
     }
 }
 
+impl Drop for Traced {
+    fn drop(&mut self) {
+        let _ = self.actor.child.kill();
+        // A traced thread is reaped by its tracer; the process cannot be before.
+        // SAFETY: no status is asked for.
+        unsafe { libc::waitpid(self.thread, null_mut(), libc::__WALL) };
+    }
+}
+
 /// In the child: lets the test trace this thread, and waits for its first step.
 fn begin_work(socket: &UnixStream) {
     // SAFETY: these calls touch no memory of ours.
@@ -87,7 +96,7 @@ fn end_work() {
 
 /// Copies a pool's files, holes as holes.
 fn image_of(directory: &Path) -> Home {
-    let image = Home::new();
+    let image = Home::another();
     for path in files_in(directory) {
         let (from, name) = (File::open(&path).unwrap(), path.file_name().unwrap());
         let to = File::create(image.path().join(name)).unwrap();
@@ -197,13 +206,13 @@ fn judge(home: &Home) -> &'static str {
 
 #[test]
 fn a_crash_at_any_instruction_of_a_store_leaves_the_old_block_the_new_one_or_none() {
-    let home = Home::new();
+    let home = Home::alone();
     let pool = home.pool(2 * MIB);
     with_extent(&pool, 4096);
     store(&pool, SlotId(0), 6, 9);
     store(&pool, SLOT, 7, OLD);
     drop(pool);
-    let traced = Traced::start("store", home.path());
+    let traced = Traced::seize(act("store", home.path(), false));
     let watched = Watched::new(&home);
     let (mut last, mut seen, mut images, mut steps) = (watched.bytes(), BTreeSet::from([judge(&home)]), 1, 0);
     while traced.advance(Step::Instruction) {
@@ -235,9 +244,7 @@ pub fn play_open(socket: &UnixStream, directory: &Path) {
 fn kill_while_opening(home: &Home, capacity_bytes: u64, mut judge: impl FnMut(Home)) {
     let actor = act("open", home.path(), false);
     actor.say(&capacity_bytes.to_string(), &[]);
-    let thread = actor.hear().parse().unwrap();
-    let traced = Traced { actor, thread };
-    assert!(traced.wait());
+    let traced = Traced::seize(actor);
     let mut images = 0;
     while traced.advance(Step::SystemCall) {
         judge(image_of(home.path()));
@@ -249,7 +256,7 @@ fn kill_while_opening(home: &Home, capacity_bytes: u64, mut judge: impl FnMut(Ho
 
 #[test]
 fn a_crash_at_any_call_while_a_pool_is_made_leaves_one_that_can_be_made() {
-    let home = Home::new();
+    let home = Home::alone();
     let mut outcomes = BTreeSet::new();
     kill_while_opening(&home, 2 * MIB, |image| {
         let opened = image.open(2 * MIB);
@@ -266,7 +273,7 @@ fn a_crash_at_any_call_while_a_pool_is_made_leaves_one_that_can_be_made() {
 
 #[test]
 fn a_crash_at_any_call_while_a_pool_grows_loses_no_block() {
-    let home = Home::new();
+    let home = Home::alone();
     let pool = home.pool(2 * MIB);
     with_extent(&pool, 4096);
     store(&pool, SLOT, 7, OLD);
@@ -284,7 +291,7 @@ fn a_crash_at_any_call_while_a_pool_grows_loses_no_block() {
 
 #[test]
 fn a_crash_at_any_call_while_a_pool_is_replaced_leaves_the_old_one_or_an_empty_one() {
-    let home = Home::new();
+    let home = Home::alone();
     let pool = home.pool(6 * MIB);
     with_extent(&pool, 4096);
     store(&pool, SLOT, 7, OLD);

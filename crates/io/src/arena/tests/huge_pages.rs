@@ -95,6 +95,7 @@ fn a_pool_on_small_pages_is_replaced_when_huge_ones_become_required() {
 
 #[test]
 fn a_pool_whose_directory_is_on_a_disk_lies_in_memory_all_the_same_or_is_refused() {
+    let _turn = with_others();
     let directory = tempfile::tempdir().unwrap();
     let is_memory = mount_of(directory.path()).unwrap().filesystem == "tmpfs";
     let config = PoolConfig { huge_pages: HugePages::Off, ..auto(directory.path(), 4 * MIB) };

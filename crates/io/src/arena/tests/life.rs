@@ -84,7 +84,7 @@ fn a_second_daemon_is_refused_by_directory_and_by_table() {
     };
     refusal(home.path());
     // The same files by another way, as from another container.
-    let elsewhere = Home::new();
+    let elsewhere = Home::another();
     for name in ["table", "data"] {
         std::os::unix::fs::symlink(home.path().join(name), elsewhere.path().join(name)).unwrap();
     }
@@ -159,8 +159,9 @@ fn a_table_that_cannot_be_read_is_replaced_and_says_why() {
         ("of another pool", |home| write_at(home, "generation", 16, &[1; 16])),
         ("table is gone", |home| std::fs::remove_file(home.path().join("table")).unwrap()),
     ];
+    let _turn = with_others();
     for (expected, damage) in cases {
-        let home = Home::new();
+        let home = Home::another();
         let pool = home.pool(4 * MIB);
         let (id, extent) = (pool.id(), with_extent(&pool, 4096));
         store(&pool, pool.geometry().slot(&extent, 0), 1, 1);
@@ -262,7 +263,7 @@ fn removing_a_pool_leaves_an_empty_directory() {
 
 #[test]
 fn another_user_is_refused_where_it_may_not_write_and_served_where_it_may() {
-    let home = Home::new();
+    let home = Home::alone();
     std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let (locked, owned) = (home.path().join("locked"), home.path().join("owned"));
     for (directory, mode) in [(&locked, 0o500), (&owned, 0o777)] {

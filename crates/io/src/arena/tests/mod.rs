@@ -15,6 +15,7 @@ mod workers;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use forebay_core::checksum::checksum;
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
@@ -23,16 +24,50 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
+/// A process that starts a child has all its descriptors twice until the child has become another program, and
+/// with them all locks. So tests that start children run alone, and those that watch locks beside each other.
+static CHILDREN: RwLock<()> = RwLock::new(());
+
+#[allow(dead_code, reason = "held for its lock")]
+pub enum Turn {
+    WithOthers(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
+/// For tests that watch locks and start no children.
+pub fn with_others() -> Turn {
+    Turn::WithOthers(CHILDREN.read().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// A pool's directory that goes away with all that was made in it.
-struct Home(tempfile::TempDir);
+struct Home {
+    directory: tempfile::TempDir,
+    _turn: Option<Turn>,
+}
 
 impl Home {
+    /// For a test that starts no children.
     fn new() -> Home {
-        Home(tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap())
+        Home::in_turn(Some(with_others()))
+    }
+
+    /// For a test that starts children.
+    fn alone() -> Home {
+        Home::in_turn(Some(Turn::Alone(CHILDREN.write().unwrap_or_else(PoisonError::into_inner))))
+    }
+
+    /// For a test that has its turn already.
+    fn another() -> Home {
+        Home::in_turn(None)
+    }
+
+    fn in_turn(turn: Option<Turn>) -> Home {
+        let directory = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+        Home { directory, _turn: turn }
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        self.directory.path()
     }
 
     fn file(&self, name: &str) -> File {

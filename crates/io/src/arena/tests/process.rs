@@ -77,6 +77,9 @@ impl Drop for Actor {
 #[test]
 #[ignore = "the entry point of child processes"]
 fn plays_its_part() {
+    // Whatever goes wrong, it does not stay for ever.
+    // SAFETY: the call touches no memory.
+    unsafe { libc::alarm(120) };
     let part = std::env::var(PART).expect("started by another test");
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).unwrap());
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());

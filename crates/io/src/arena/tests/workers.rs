@@ -40,7 +40,7 @@ pub fn play_worker(socket: &UnixStream) {
 
 #[test]
 fn a_worker_counts_as_alive_until_its_process_is_gone_even_when_stopped() {
-    let home = Home::new();
+    let home = Home::alone();
     let pool = home.pool(4 * MIB);
     assert!(!pool.lock_held(Instance(5)).unwrap());
     let mut actor = attach(&home, &pool, Instance(5), 63);
@@ -70,7 +70,7 @@ fn a_worker_counts_as_alive_until_its_process_is_gone_even_when_stopped() {
 
 #[test]
 fn a_worker_outlives_the_daemon_and_the_next_daemon_sees_it() {
-    let home = Home::new();
+    let home = Home::alone();
     let pool = home.pool(4 * MIB);
     let extent = with_extent(&pool, 4096);
     let slot = pool.geometry().slot(&extent, 3);

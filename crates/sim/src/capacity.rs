@@ -1,0 +1,96 @@
+//! Capacities as people write them: bytes, tokens, blocks, or a share of the different blocks of a trace.
+
+use std::fmt;
+use std::str::FromStr;
+
+use forebay_core::{Error, Result};
+
+use crate::trace::Trace;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Capacity {
+    Bytes(u64),
+    Tokens(u64),
+    Blocks(u64),
+    /// Of the trace's different blocks.
+    Share(f64),
+}
+
+/// Fewer blocks than this are no cache.
+const LEAST_BLOCKS: u64 = 4;
+/// Of a block whose bytes nobody said.
+pub const ASSUMED_BLOCK_BYTES: u64 = 4096;
+
+impl Capacity {
+    /// In blocks of the trace's first shape.
+    pub fn blocks(self, trace: &Trace) -> u64 {
+        let shape = trace.shapes[0];
+        let blocks = match self {
+            Capacity::Bytes(bytes) => bytes / block_bytes(trace),
+            Capacity::Tokens(tokens) => tokens / u64::from(shape.block_tokens),
+            Capacity::Blocks(blocks) => blocks,
+            Capacity::Share(share) => (share * trace.unique() as f64) as u64,
+        };
+        blocks.max(LEAST_BLOCKS)
+    }
+}
+
+/// Of the trace's first shape.
+pub fn block_bytes(trace: &Trace) -> u64 {
+    trace.shapes[0].block_bytes.unwrap_or(ASSUMED_BLOCK_BYTES)
+}
+
+impl FromStr for Capacity {
+    type Err = Error;
+
+    /// `5%`, `64GiB`, `1000000tokens`, `5000blocks`.
+    fn from_str(text: &str) -> Result<Capacity> {
+        let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let wrong = || {
+            let error = Error::invalid("a capacity is a number and a unit").with("capacity", text);
+            error.hint("such as `5%`, `64GiB`, `1000000tokens` or `5000blocks`")
+        };
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let bytes = |shift: u32| Capacity::Bytes((number * f64::from(shift).exp2()) as u64);
+        match unit.trim() {
+            "%" if (0.0..=1000.0).contains(&number) => Ok(Capacity::Share(number / 100.0)),
+            "blocks" => Ok(Capacity::Blocks(number as u64)),
+            "tokens" => Ok(Capacity::Tokens(number as u64)),
+            "B" => Ok(bytes(0)),
+            "KiB" => Ok(bytes(10)),
+            "MiB" => Ok(bytes(20)),
+            "GiB" => Ok(bytes(30)),
+            "TiB" => Ok(bytes(40)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Capacity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Capacity::Bytes(bytes) => write!(f, "{bytes}B"),
+            Capacity::Tokens(tokens) => write!(f, "{tokens}tokens"),
+            Capacity::Blocks(blocks) => write!(f, "{blocks}blocks"),
+            Capacity::Share(share) => write!(f, "{}%", (share * 1e6).round() / 1e4),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacities_read_as_people_write_them() {
+        assert_eq!("0.5%".parse::<Capacity>().unwrap(), Capacity::Share(0.005));
+        assert_eq!("64GiB".parse::<Capacity>().unwrap(), Capacity::Bytes(64 << 30));
+        assert_eq!("10tokens".parse::<Capacity>().unwrap(), Capacity::Tokens(10));
+        assert_eq!("7blocks".parse::<Capacity>().unwrap(), Capacity::Blocks(7));
+        for wrong in ["", "5", "GiB", "5 parsecs", "-1%", "1e9%", "nan%"] {
+            assert!(wrong.parse::<Capacity>().is_err(), "`{wrong}` was read");
+        }
+        assert_eq!(Capacity::Share(0.005).to_string(), "0.5%");
+    }
+}

@@ -1,0 +1,255 @@
+//! Traces on disk, one JSON object a line, plain or zstd-compressed.
+//!
+//! Three forms, told apart by their fields:
+//!
+//! - Mooncake: `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [..]}`, one id per
+//!   512 tokens unless the lengths say otherwise;
+//! - Qwen-Bailian: the same with `chat_id`, seconds in `timestamp`, and 16 tokens a block;
+//! - our own: a first line `{"forebay_trace": 1, "namespaces": [{"block_tokens": 16, "block_bytes": 2097152}]}`,
+//!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal.
+//!
+//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`] and [`MAX_ACCESSES`], and errors name the
+//! line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use forebay_core::{Error, ErrorKind, Result};
+use serde::Deserialize;
+
+use crate::trace::{Numbering, Shape, Trace};
+
+/// A request of a million tokens in blocks of 16 has lines of half a megabyte.
+pub const MAX_LINE_BYTES: usize = 16 << 20;
+/// Each costs 4 bytes here and up to 40 where it is new: 256 Mi stay below 11 GiB.
+pub const MAX_ACCESSES: usize = 256 << 20;
+
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// What may be told about a trace that it does not say itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hints {
+    pub block_tokens: Option<u32>,
+    pub block_bytes: Option<u64>,
+    /// Ids name a block alone, not with all before it.
+    pub is_chaining: bool,
+}
+
+/// Reads the trace at `path`. Errors with `Io`, or with `Invalid` and the line.
+pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
+    let file = |error| Error::new(ErrorKind::Io, "cannot read trace").with("path", path.display()).source(error);
+    let mut input = BufReader::with_capacity(1 << 20, File::open(path).map_err(file)?);
+    let is_zstd = input.fill_buf().map_err(file)?.starts_with(&ZSTD_MAGIC);
+    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let name = name.trim_end_matches(".zst").trim_end_matches(".jsonl");
+    let trace = if is_zstd {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(input);
+        let decoder = decoder.map_err(|error| file(std::io::Error::other(error.to_string())))?;
+        read_lines(name, BufReader::with_capacity(1 << 20, decoder), hints)
+    } else {
+        read_lines(name, input, hints)
+    };
+    trace.map_err(|error| error.with("path", path.display()))
+}
+
+/// Reads a trace from plain text.
+pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<Trace> {
+    let mut reading = Reading { trace: Trace::new(name, Vec::new()), numbering: Numbering::new(hints.is_chaining), hints };
+    let mut line = Vec::new();
+    for number in 1u64.. {
+        line.clear();
+        if !next_line(&mut input, &mut line).map_err(|error| error.with("line", number))? {
+            break;
+        }
+        if !line.iter().all(u8::is_ascii_whitespace) {
+            reading.line(&line).map_err(|error| error.with("line", number))?;
+        }
+    }
+    if reading.trace.is_empty() {
+        return Err(Error::invalid("the trace has no requests"));
+    }
+    Ok(reading.trace)
+}
+
+/// False at the end of the input. A last line without its end is taken as it is: if it was cut, it is no JSON.
+fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> Result<bool> {
+    let limit = MAX_LINE_BYTES as u64 + 1;
+    let read = input.by_ref().take(limit).read_until(b'\n', line);
+    let read = read.map_err(|error| Error::new(ErrorKind::Io, "cannot read trace").source(error))?;
+    if read as u64 == limit {
+        return Err(Error::invalid("a line is longer than 16 MiB").hint("is this a trace of one request a line?"));
+    }
+    Ok(read > 0)
+}
+
+struct Reading {
+    trace: Trace,
+    numbering: Numbering,
+    hints: Hints,
+}
+
+/// All forms in one: each line has the fields of its own.
+#[derive(Deserialize)]
+struct Line {
+    // Mooncake and Bailian.
+    timestamp: Option<f64>,
+    input_length: Option<u64>,
+    hash_ids: Option<Vec<u64>>,
+    chat_id: Option<serde_json::Value>,
+    // Our own.
+    forebay_trace: Option<u32>,
+    namespaces: Option<Vec<Described>>,
+    at_us: Option<u64>,
+    #[serde(default)]
+    namespace: u16,
+    keys: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Described {
+    block_tokens: u32,
+    block_bytes: u64,
+}
+
+impl Reading {
+    fn line(&mut self, line: &[u8]) -> Result<()> {
+        let line: Line = serde_json::from_slice(line).map_err(|error| {
+            let what = if error.is_eof() { "a line is cut short" } else { "a line is not a request" };
+            Error::invalid(what).with("column", error.column()).source(error)
+        })?;
+        match line {
+            Line { forebay_trace: Some(version), namespaces, .. } => self.header(version, namespaces),
+            Line { at_us: Some(at_us), keys: Some(keys), namespace, .. } => self.recorded(at_us, namespace, &keys),
+            Line { timestamp: Some(at), hash_ids: Some(ids), input_length, chat_id, .. } => {
+                self.published(at, input_length, &ids, chat_id.is_some())
+            }
+            _ => Err(Error::invalid("a line has neither `timestamp` and `hash_ids` nor `at_us` and `keys`")),
+        }
+    }
+
+    fn header(&mut self, version: u32, namespaces: Option<Vec<Described>>) -> Result<()> {
+        if version != 1 {
+            let error = Error::new(ErrorKind::Unsupported, "this trace is of a newer form").with("forebay_trace", version);
+            return Err(error.hint("use the forebay that recorded it"));
+        }
+        let namespaces = namespaces.unwrap_or_default();
+        if namespaces.is_empty() || !self.trace.shapes.is_empty() || namespaces.iter().any(|n| n.block_tokens == 0) {
+            return Err(Error::invalid("a trace has one header, with `namespaces` whose blocks have tokens"));
+        }
+        let shape = |n: &Described| Shape { block_tokens: n.block_tokens, block_bytes: Some(n.block_bytes) };
+        self.trace.shapes = namespaces.iter().map(shape).collect();
+        Ok(())
+    }
+
+    fn recorded(&mut self, at_us: u64, namespace: u16, keys: &[String]) -> Result<()> {
+        if usize::from(namespace) >= self.trace.shapes.len() {
+            return Err(Error::invalid("the header names no such namespace").with("namespace", namespace));
+        }
+        let parse = |key: &String| {
+            let is_hex = (1..=32).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let value = is_hex.then(|| u128::from_str_radix(key, 16).ok()).flatten();
+            value.ok_or_else(|| Error::invalid("a key is 1 to 32 hexadecimal digits"))
+        };
+        let ids = keys.iter().map(parse).collect::<Result<Vec<u128>>>()?;
+        self.add(at_us, namespace, &ids)
+    }
+
+    fn published(&mut self, at: f64, input_length: Option<u64>, ids: &[u64], is_bailian: bool) -> Result<()> {
+        let at_us = at * if is_bailian { 1e6 } else { 1e3 };
+        if !(0.0..1e18).contains(&at_us) {
+            return Err(Error::invalid("`timestamp` is no time").with("timestamp", at));
+        }
+        if self.trace.shapes.is_empty() {
+            let block_tokens = self.hints.block_tokens.unwrap_or_else(|| tokens_per_block(input_length, ids.len(), is_bailian));
+            self.trace.shapes.push(Shape { block_tokens, block_bytes: self.hints.block_bytes });
+        }
+        let ids: Vec<u128> = ids.iter().map(|id| u128::from(*id)).collect();
+        self.add(at_us as u64, 0, &ids)
+    }
+
+    fn add(&mut self, at_us: u64, namespace: u16, ids: &[u128]) -> Result<()> {
+        if self.trace.accesses() + ids.len() > MAX_ACCESSES {
+            return Err(Error::invalid("the trace asks for more than 256 Mi blocks").hint("cut it into parts"));
+        }
+        self.numbering.add(&mut self.trace, at_us, namespace, ids)
+    }
+}
+
+/// 16 or 512, whichever the first request's lengths are closer to.
+fn tokens_per_block(input_length: Option<u64>, blocks: usize, is_bailian: bool) -> u32 {
+    let tokens = input_length.unwrap_or(0) / blocks.max(1) as u64;
+    if is_bailian || (1..=64).contains(&tokens) { 16 } else { 512 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Trace> {
+        read_lines("test", text.as_bytes(), Hints::default())
+    }
+
+    fn error(text: &str) -> String {
+        parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_three_forms_read_alike() {
+        let mooncake = parse("{\"timestamp\": 5, \"input_length\": 1100, \"output_length\": 1, \"hash_ids\": [10, 11, 12]}\n").unwrap();
+        let bailian = parse("{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0.005, \"input_length\": 40, \"output_length\": 3, \"type\": \"text\", \"turn\": 1, \"hash_ids\": [7, 8, 9]}").unwrap();
+        let own = parse("{\"forebay_trace\":1,\"namespaces\":[{\"block_tokens\":16,\"block_bytes\":4096}]}\n{\"at_us\":5000,\"namespace\":0,\"keys\":[\"aa\",\"bb\",\"cc\"]}").unwrap();
+        for trace in [&mooncake, &bailian, &own] {
+            let request = trace.request(0);
+            assert_eq!((request.at_us, request.blocks), (5000, &[0, 1, 2][..]));
+        }
+        assert_eq!([&mooncake, &bailian, &own].map(|t| t.shapes[0].block_tokens), [512, 16, 16]);
+    }
+
+    #[test]
+    fn a_bad_line_is_named_with_what_is_wrong() {
+        let good = "{\"timestamp\": 5, \"hash_ids\": [0, 1]}\n";
+        let cases = [
+            ("{\"timestamp\": 6, \"hash_ids\": [0, 1", "a line is cut short"),
+            ("{\"timestamp\": 6, \"hash_ids\": [\"x\"]}", "a line is not a request"),
+            ("{\"timestamp\": 6, \"hash_ids\": [-4]}", "a line is not a request"),
+            ("{\"timestamp\": 4, \"hash_ids\": [0, 1]}", "a request is earlier"),
+            ("{\"timestamp\": 6, \"hash_ids\": [1, 0]}", "a block id follows two different ones"),
+            ("{\"timestamp\": 6, \"hash_ids\": [0, 1, 1]}", "a block id follows two different ones"),
+            ("{\"timestamp\": -6, \"hash_ids\": [0]}", "`timestamp` is no time"),
+            ("{\"at_us\": 6, \"namespace\": 3, \"keys\": [\"00\"]}", "no such namespace"),
+            ("{\"at_us\": 6, \"keys\": [\"zz\"]}", "hexadecimal"),
+            ("[1, 2]", "a line is not a request"),
+            ("{}", "neither"),
+        ];
+        for (bad, message) in cases {
+            let error = error(&format!("{good}\n{bad}\n{good}"));
+            assert!(error.contains(message) && error.contains("line=`3`"), "{bad}: {error}");
+        }
+        assert!(error("").contains("no requests"));
+        assert!(error("{\"forebay_trace\":2}").contains("newer form"));
+    }
+
+    #[test]
+    fn an_endless_line_is_refused_before_it_is_read() {
+        struct Endless(u64);
+        impl Read for Endless {
+            fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+                self.0 += buffer.len() as u64;
+                assert!(self.0 < 2 * MAX_LINE_BYTES as u64, "read on and on");
+                buffer.fill(b'1');
+                Ok(buffer.len())
+            }
+        }
+        let error = read_lines("endless", BufReader::new(Endless(0)), Hints::default()).unwrap_err();
+        assert!(error.to_string().contains("longer than 16 MiB"), "{error}");
+    }
+
+    #[test]
+    fn ids_of_single_blocks_are_chained_on_demand() {
+        let text = "{\"timestamp\": 1, \"hash_ids\": [5, 6, 5]}\n{\"timestamp\": 2, \"hash_ids\": [6, 5]}\n";
+        let trace = read_lines("chain", text.as_bytes(), Hints { is_chaining: true, ..Hints::default() }).unwrap();
+        assert_eq!(trace.unique(), 5);
+        assert!(parse(text).is_err());
+    }
+}

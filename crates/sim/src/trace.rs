@@ -1,0 +1,168 @@
+//! A trace in memory: who asked for which blocks, when.
+//!
+//! Invariants: blocks are numbered from 0 in order of first appearance; a number names a block with all before
+//! it, so each has one parent, and its namespace; requests are in time order.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use forebay_core::{Error, Result};
+
+/// Marks the first block of a prompt.
+pub const ROOT: u32 = u32::MAX;
+
+/// What the blocks of one model and tenant are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub block_tokens: u32,
+    /// Unknown in traces of token counts alone.
+    pub block_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    pub name: String,
+    pub shapes: Vec<Shape>,
+    requests: Vec<Header>,
+    blocks: Vec<u32>,
+    /// By block number.
+    parents: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Header {
+    at_us: u64,
+    namespace: u16,
+    end: usize,
+}
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub at_us: u64,
+    pub namespace: u16,
+    /// In prefix order.
+    pub blocks: &'a [u32],
+}
+
+impl Trace {
+    pub fn new(name: &str, shapes: Vec<Shape>) -> Trace {
+        Trace { name: name.to_owned(), shapes, ..Trace::default() }
+    }
+
+    /// Number of requests.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    pub fn request(&self, at: usize) -> Request<'_> {
+        let start = at.checked_sub(1).map_or(0, |before| self.requests[before].end);
+        let Header { at_us, namespace, end } = self.requests[at];
+        Request { at_us, namespace, blocks: &self.blocks[start..end] }
+    }
+
+    pub fn requests(&self) -> impl Iterator<Item = Request<'_>> {
+        (0..self.len()).map(|at| self.request(at))
+    }
+
+    /// How many blocks were asked for.
+    pub fn accesses(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// How many different ones.
+    pub fn unique(&self) -> usize {
+        self.parents.len()
+    }
+
+    /// The block before `block` in its prompt, or [`ROOT`].
+    pub fn parent(&self, block: u32) -> u32 {
+        self.parents[block as usize]
+    }
+
+    /// Blocks that every cache must miss once; the rest is what an infinite one hits.
+    pub fn infinite_hits(&self) -> u64 {
+        (self.accesses() - self.unique()) as u64
+    }
+
+    /// The name of `block` on the wire, 16 bytes. Another salt gives an equivalent trace.
+    pub fn hash(block: u32, salt: u64) -> [u8; 16] {
+        let low = mix(u64::from(block) ^ salt.rotate_left(32));
+        let high = mix(low ^ salt ^ 0x517c_c1b7_2722_0a95);
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&low.to_le_bytes());
+        hash[8..].copy_from_slice(&high.to_le_bytes());
+        hash
+    }
+
+    /// Adds a request whose blocks are numbered already; new numbers come in order.
+    pub fn push(&mut self, at_us: u64, namespace: u16, blocks: &[u32]) {
+        let mut parent = ROOT;
+        for block in blocks {
+            if *block as usize == self.parents.len() {
+                self.parents.push(parent);
+            }
+            assert!(self.parents[*block as usize] == parent, "block {block} has two parents");
+            parent = *block;
+        }
+        self.blocks.extend_from_slice(blocks);
+        self.requests.push(Header { at_us, namespace, end: self.blocks.len() });
+    }
+}
+
+/// The finalizer of SplitMix64.
+pub(crate) fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+/// Numbers the blocks of a trace while it is read.
+pub struct Numbering {
+    numbers: HashMap<(u16, u32, u128), u32>,
+    /// Ids name a block alone, not with all before it.
+    is_chaining: bool,
+}
+
+impl Numbering {
+    pub fn new(is_chaining: bool) -> Numbering {
+        Numbering { numbers: HashMap::new(), is_chaining }
+    }
+
+    /// Adds a request with the ids of its file. Errors with `Invalid` if an id was at another place before.
+    pub fn add(&mut self, trace: &mut Trace, at_us: u64, namespace: u16, ids: &[u128]) -> Result<()> {
+        if trace.requests.last().is_some_and(|last| last.at_us > at_us) {
+            let last = trace.requests.last().expect("just seen").at_us;
+            return Err(Error::invalid("a request is earlier than the one before it")
+                .with("at_us", at_us)
+                .with("before_at_us", last)
+                .hint("sort the trace by time"));
+        }
+        let mut parent = ROOT;
+        for id in ids {
+            let next = trace.parents.len() as u32;
+            let place = if self.is_chaining { parent } else { ROOT };
+            let number = match self.numbers.entry((namespace, place, *id)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(vacant) => {
+                    trace.parents.push(parent);
+                    *vacant.insert(next)
+                }
+            };
+            if trace.parents[number as usize] != parent {
+                return Err(Error::invalid("a block id follows two different ones").with("id", id).hint(
+                    "ids must name a block with all before it; if they name it alone, pass `--chain`",
+                ));
+            }
+            trace.blocks.push(number);
+            parent = number;
+        }
+        trace.requests.push(Header { at_us, namespace, end: trace.blocks.len() });
+        Ok(())
+    }
+}
