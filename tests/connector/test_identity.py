@@ -29,7 +29,9 @@ def fields(shape: Shape | None = None, change: Callable[[VllmConfig], Any] = id,
     shape = shape or Shape()
     config, groups = vllm_config(shape), kv_cache_config(shape)
     change(config)
-    return Identity(config, groups, build_offloading_config(config, groups), tenant).fields()
+    named = Identity(config, groups, build_offloading_config(config, groups), tenant).fields()
+    assert named is not None
+    return named
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,11 @@ def test_the_hash_algorithm_and_its_root_differ(usual: dict[str, str], monkeypat
     seeded = fields()
     assert seeded["hash"] != usual["hash"]
     assert seeded["hash"].startswith("sha256:")
+
+
+def test_before_the_hash_root_is_set_there_is_no_name(identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("vllm.v1.core.kv_cache_utils.NONE_HASH")
+    assert identity.fields() is None
 
 
 def test_a_hub_model_goes_by_its_revision() -> None:

@@ -6,9 +6,8 @@ import time
 
 import pytest
 from fake import FakeDaemon
-from harness import Engine, Shape, prompt
-
 from forebay.vllm.manager import LOOKUPS_UNDER_WAY, RESTOCK_SECONDS
+from harness import Engine, Shape, prompt
 
 
 def test_a_slow_answer_delays_its_request_and_no_other(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +109,23 @@ def test_the_first_request_waits_for_the_namespace(daemon: FakeDaemon, monkeypat
     daemon.engines = attached
     second.run(request)
     assert second.hits["warm"] == 96
+
+
+def test_the_namespace_is_named_before_the_first_request(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch)
+    assert engine.session.namespace is None
+    assert not engine.scheduler.has_requests()  # as the engine core's loop asks before it waits for a request
+    assert engine.session.namespace is not None
+
+
+def test_a_daemon_that_restarts_later_is_not_waited_for(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("first", prompt(1, 100))
+    daemon.engines.clear()
+    steps = engine.steps
+    engine.generate("second", prompt(2, 100))
+    assert engine.steps - steps <= 8
+    assert engine.connector.timings.calls["get_num_new_matched_tokens"].max_ns < 100e6
 
 
 def test_ranks_that_never_attach_are_waited_for_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

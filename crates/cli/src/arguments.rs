@@ -18,6 +18,8 @@ pub enum Command {
     Serve(Settings),
     /// Show what the daemon holds: namespaces, slots, sessions
     Inspect(Inspect),
+    /// Compare every block of the pool with its checksum, while it serves
+    Audit(Audit),
     /// Drop the blocks of a namespace or of a tenant
     Purge(Purge),
     /// Print the effective configuration and where each value comes from
@@ -31,6 +33,15 @@ pub enum Command {
 
 #[derive(Args, Debug)]
 pub struct Inspect {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Audit {
     #[command(flatten)]
     pub daemon: Daemon,
     /// Print one JSON object

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod audit;
 mod bench;
 mod client;
 mod config;
@@ -39,6 +40,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

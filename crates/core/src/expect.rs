@@ -18,7 +18,7 @@ use crate::key::{BlockHash, Instance};
 /// Thousandths of the pool that may be wanted: the rest turns over, so that a queue longer than the pool can
 /// serve leaves room for blocks being stored. Hit rates grow slowly from 500 to 900.
 const SHARE_PERMILLE: u64 = 750;
-/// Keys honoured in one step: an index probe and a list move each.
+/// Once so many keys are honoured, the next request is left to the next step: an index probe and a list move each.
 const KEYS_PER_STEP: usize = 512;
 
 /// Names what one waiting request expects. 0 is nothing.
@@ -60,6 +60,7 @@ impl Core {
         hash_bytes: usize,
     ) -> ExpectationId {
         let count = hashes.len() / hash_bytes;
+        debug_assert!(count <= Core::MAX_KEYS_PER_EVENT);
         let Some(class) = self.names.get(namespace).class(group) else { return ExpectationId(0) };
         if count == 0 || self.expectations.keys + count > Core::MAX_EXPECTED_KEYS {
             return ExpectationId(0);
@@ -96,14 +97,15 @@ impl Core {
     /// Goes on honouring. True if there is more to do now.
     pub(crate) fn step_expectations(&mut self) -> bool {
         let limit = self.space.capacity_bytes() / 1000 * SHARE_PERMILLE;
-        let mut left = KEYS_PER_STEP;
-        while left > 0 {
-            let Some(keys) = self.expectations.honour(limit, left) else { return false };
-            left -= keys.len().min(left);
-            // Last to first, like touches, so that recency stays leaf-first.
-            for key in keys.iter().rev() {
-                self.refresh_resident(*key);
+        let mut done = 0;
+        while done < KEYS_PER_STEP {
+            let keys = self.expectations.honour(limit);
+            if keys.is_empty() {
+                return false;
             }
+            done += keys.len();
+            // Last to first, like touches, so that recency stays leaf-first.
+            keys.into_iter().rev().for_each(|key| self.refresh_resident(key));
         }
         true
     }
@@ -129,12 +131,12 @@ impl Expectations {
         self.wanted.is_empty()
     }
 
-    /// Counts up to `limit_keys` more keys of the first request that is not honoured in full, as `limit` bytes
-    /// allow, and returns them. `None` if there is nothing to count or no room.
-    fn honour(&mut self, limit: u64, limit_keys: usize) -> Option<Vec<Fingerprint>> {
-        let first = self.queue.get_mut(self.honoured)?;
+    /// Counts as many more keys of the first request that is not honoured in full as `limit` bytes allow, and
+    /// returns all that are counted by now, so that they stay in order. None if there was nothing to count.
+    fn honour(&mut self, limit: u64) -> Vec<Fingerprint> {
+        let Some(first) = self.queue.get_mut(self.honoured) else { return Vec::new() };
         let from = first.honoured;
-        for key in first.keys[from..].iter().take(limit_keys) {
+        for key in &first.keys[from..] {
             let is_new = !self.wanted.contains_key(&key.0);
             if is_new && self.wanted_bytes + first.slot_bytes > limit {
                 break;
@@ -146,7 +148,7 @@ impl Expectations {
         if first.honoured == first.keys.len() {
             self.honoured += 1;
         }
-        (first.honoured > from).then(|| first.keys[from..first.honoured].to_vec())
+        if first.honoured > from { first.keys[..first.honoured].to_vec() } else { Vec::new() }
     }
 
     fn remove(&mut self, at: usize) {

@@ -2,7 +2,8 @@
 
 use crate::block::{BlockId, ClassId, NamespaceIndex, State};
 use crate::core::Core;
-use crate::key::{Instance, NamespaceId};
+use crate::key::{BlockKey, Instance, NamespaceId, SlotId};
+use crate::miss::Fate;
 use crate::space::Class;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,14 @@ pub struct Held {
     pub fenced_bytes: u64,
     pub fenced_blocks: u64,
     pub leases: u64,
+}
+
+/// A ready block under audit.
+#[derive(Clone, Copy, Debug)]
+pub struct Audited {
+    pub block: BlockId,
+    pub slot: SlotId,
+    pub key: BlockKey,
 }
 
 impl Core {
@@ -89,6 +98,30 @@ impl Core {
 
     pub fn populated_bytes(&self) -> u64 {
         self.space.populated_bytes()
+    }
+
+    /// Ready blocks among the records from `cursor` on, pinned so that they stay while they are read; give each
+    /// back with [`Core::audited`]. Looks at `limit` records; `None` as the next cursor at the end.
+    pub fn audit_piece(&mut self, cursor: u32, limit: u32) -> (Vec<Audited>, Option<u32>) {
+        let end = cursor.saturating_add(limit).min(self.blocks.end());
+        let mut piece = Vec::new();
+        for block in (cursor..end).map(BlockId).filter(|block| self.blocks[*block].state == State::Ready) {
+            let record = &self.blocks[block];
+            let namespace = self.names.get(record.namespace).id;
+            let key = BlockKey { namespace, group: record.group, hash: record.hash };
+            piece.push(Audited { block, slot: record.slot, key });
+        }
+        piece.iter().for_each(|audited| self.pin(audited.block, None));
+        (piece, (end < self.blocks.end()).then_some(end))
+    }
+
+    /// The block was read; one that is not whole is dropped.
+    pub fn audited(&mut self, block: BlockId, is_whole: bool) {
+        if !is_whole && self.is_indexed(block) {
+            self.stats.corrupt += 1;
+            self.forget(block, Fate::Failed);
+        }
+        self.unpin(block);
     }
 
     /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks

@@ -87,6 +87,8 @@ impl Core {
         if predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group) {
             self.stats.orphans += 1;
             self.memory.note(namespace, group, &hash, Fate::Refused);
+            let key = self.fingerprint(namespace, group, &hash);
+            self.policies[class.0 as usize].refuse(&mut self.nodes, key);
             self.unreserve(block);
             return CommitOutcome::Orphan;
         }

@@ -108,11 +108,9 @@ impl Client {
     ) -> PyResult<Bound<'py, PyDict>> {
         let request = match (namespace_id, tenant) {
             (Some(id), None) => PurgeRequest { namespace_id: from_hex(id)?, ..PurgeRequest::default() },
-            (None, Some(tenant)) => PurgeRequest {
-                all_tenants_named_empty: tenant.is_empty(),
-                tenant,
-                ..PurgeRequest::default()
-            },
+            (None, Some(tenant)) => {
+                PurgeRequest { all_tenants_named_empty: tenant.is_empty(), tenant, ..PurgeRequest::default() }
+            }
             _ => return Err(Raised::from(Error::invalid("a purge names a namespace or a tenant")).into()),
         };
         let reply = self.call(py, async |client| client.purge(request).await)?;

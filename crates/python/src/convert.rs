@@ -74,8 +74,11 @@ pub fn hex(bytes: &[u8]) -> String {
 
 pub fn from_hex(text: &str) -> Result<Vec<u8>, Raised> {
     let no_hex = || Raised::from(Error::invalid("an id is written in pairs of hexadecimal digits").with("id", text));
-    let digits: Vec<u8> =
-        text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>().ok_or_else(no_hex)?;
+    let digits: Vec<u8> = text
+        .chars()
+        .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
+        .collect::<Option<_>>()
+        .ok_or_else(no_hex)?;
     let (pairs, rest) = digits.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(no_hex());

@@ -25,9 +25,8 @@ impl From<Raised> for PyErr {
         Python::attach(|py| {
             let raised = ForebayError::new_err(error.to_string());
             let value = raised.value(py);
-            let attributes = value
-                .setattr("kind", kind_name(error.kind()))
-                .and_then(|()| value.setattr("hint", error.hint_text()));
+            let attributes =
+                value.setattr("kind", kind_name(error.kind())).and_then(|()| value.setattr("hint", error.hint_text()));
             attributes.err().unwrap_or(raised)
         })
     }

@@ -102,12 +102,7 @@ impl EngineSession {
     }
 
     /// (slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits.
-    fn reserve<'py>(
-        &self,
-        py: Python<'py>,
-        group: u32,
-        count: usize,
-    ) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
+    fn reserve<'py>(&self, py: Python<'py>, group: u32, count: usize) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
         let slots = self.0.reserve(group, count);
         let numbers: Vec<u8> = slots.iter().flat_map(|held| held.slot.to_le_bytes()).collect();
         let generations: Vec<u8> = slots.iter().flat_map(|held| held.generation.to_le_bytes()).collect();

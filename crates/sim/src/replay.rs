@@ -18,7 +18,7 @@ use crate::trace::{Request, Trace};
 
 /// Slots asked for at once; fewer where the whole cache is small, so that one request does not evict much of
 /// itself.
-pub const STORE_BATCH: usize = 1;
+pub const STORE_BATCH: usize = 16;
 /// Length of the hashes on the wire.
 pub const HASH_BYTES: usize = 16;
 
@@ -204,7 +204,7 @@ impl Replay {
             self.slots.clear();
             self.core.reserve(ENGINE, namespace, GROUP, batch, false, &mut self.slots);
             let slots = std::mem::take(&mut self.slots);
-            let mut is_closed = slots.len() == batch;
+            let is_full = slots.len() < batch;
             // Freed slots are noted before they are filled again.
             self.follow_effects();
             for slot in &slots {
@@ -215,12 +215,11 @@ impl Replay {
                     self.blocks[slot.0.0 as usize] = block;
                     self.is_resident[block as usize] = true;
                 }
-                is_closed &= outcome != CommitOutcome::Orphan;
                 at += 1;
             }
             self.slots = slots;
             // What comes behind a block that could not be stored could never be hit.
-            if !is_closed {
+            if is_full {
                 return;
             }
         }

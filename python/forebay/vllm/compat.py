@@ -184,11 +184,13 @@ class HashRoot:
     is_random: bool
 
 
-def hash_root(vllm_config: VllmConfig) -> HashRoot:
-    """Runs the engine's own hash with its current root. The engine core sets the root after the connector is made."""
+def hash_root(vllm_config: VllmConfig) -> HashRoot | None:
+    """Runs the engine's own hash with its current root; None if the engine core has not set it yet."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
 
+    if not hasattr(kv_cache_utils, "NONE_HASH"):
+        return None
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     hash_function = get_hash_fn_by_name(algorithm)
     first = kv_cache_utils.hash_block_tokens(hash_function, None, range(16), (("cache_salt", "forebay"),))

@@ -154,6 +154,8 @@ class ForebayConnector(OffloadingConnector):
 
     @guarded(lambda *_: False)
     def has_pending_push_work(self) -> bool:
+        """vLLM's loop asks before the first request is there: the first moment at which the namespace can be named."""
+        self.manager.get_ready()
         return super().has_pending_push_work()
 
     @timed

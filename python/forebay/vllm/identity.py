@@ -44,9 +44,11 @@ class Identity:
         self._fields = dict(_fixed_fields(vllm_config, kv_cache_config, config)) | {"tenant": tenant}
         self._adapters: dict[tuple[int, str], Mask | None] = {}
 
-    def fields(self) -> dict[str, str]:
-        """The namespace's fields. Only once vLLM's hash root is set, which is at the first request."""
+    def fields(self) -> dict[str, str] | None:
+        """The namespace's fields; None as long as vLLM's hash root is not set, which is until the engine core is made."""
         root = compat.hash_root(self._vllm_config)
+        if root is None:
+            return None
         if root.is_random:
             raise IdentityError(
                 f"block hashes by `{root.algorithm}` start from a random root in this process, so nobody could ever find "

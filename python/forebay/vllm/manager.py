@@ -64,7 +64,7 @@ class ForebayManager(OffloadingManager):
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
         self._salt = ""
-        self._settle_until = 0.0
+        self._settle_until: float | None = None  # None until somebody had to wait
         self._stock_blocks = 0
         self._asked_at = self._restock_until = 0.0
         self._budget = spec.settings.step_budget_ms / 1e3
@@ -97,11 +97,16 @@ class ForebayManager(OffloadingManager):
     # ---- the match -------------------------------------------------------------------------------------------------
 
     @guarded(nothing)
-    def new_request(self, request: Request) -> None:
-        """Starts to know a request. The first one names the namespace: vLLM's hash root is set only by then."""
-        asked = self._requests[request.request_id] = _Asked(request)
+    def get_ready(self) -> None:
+        """Names the namespace as soon as that can be done, which is after the connector was made."""
         if not self._is_named and self._identity is not None:
             self._name()
+
+    @guarded(nothing)
+    def new_request(self, request: Request) -> None:
+        """Starts to know a request."""
+        asked = self._requests[request.request_id] = _Asked(request)
+        self.get_ready()
         if request.lora_request is not None and self._identity is not None:
             asked.mask = self._identity.adapter_mask(request.lora_request)
             asked.is_excluded = asked.mask is None
@@ -120,7 +125,7 @@ class ForebayManager(OffloadingManager):
             asked.lookup, asked.is_placed = None, False
         now = time.monotonic()
         if asked.lookup is None:
-            if self._is_settling(now) or len(self._unanswered) >= LOOKUPS_UNDER_WAY:
+            if self._settle(now) or len(self._unanswered) >= LOOKUPS_UNDER_WAY:
                 return False
             if self._session.state() != "ready" or self._is_at_limit():
                 return True
@@ -309,11 +314,13 @@ class ForebayManager(OffloadingManager):
             self._identity = None
             logger.warning("forebay stores and loads nothing: %s", error)
             return
+        if fields is None:
+            return
         if self._salt:
             fields["salt"] = self._salt
         self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
         self._is_named = True
-        self._settle_until = time.monotonic() + self._settings.lookup_deadline_ms / 1e3
+        self._settle_until = None
 
     def _look_after_session(self) -> None:
         """Once a second: one line in the log when the session becomes ready or ceases to be."""
@@ -327,9 +334,17 @@ class ForebayManager(OffloadingManager):
         self._has_news = True
         self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
 
-    def _is_settling(self, now: float) -> bool:
-        """Whether the namespace was set just now and is on its way: worth waiting for, once."""
-        return self._is_named and now < self._settle_until and self._session.state() in ("attaching", "naming")
+    def _settle(self, now: float) -> bool:
+        """Whether to wait for a namespace that was set just now, or for ranks at the start: worth it once, not longer."""
+        if not self._is_named or self._session.state() not in ("attaching", "naming"):
+            return False
+        if self._settle_until is None:
+            self._settle_until = now + self._settings.lookup_deadline_ms / 1e3
+        if now >= self._settle_until:
+            return False
+        time.sleep(max(0.0, self._budget))  # leaves the processor to those who are waited for
+        self._spend(now)
+        return True
 
     def _is_at_limit(self) -> bool:
         return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
@@ -340,6 +355,7 @@ class ForebayManager(OffloadingManager):
         groups = [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
         asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
         asked.asked_at = self._stores.now
+        self._settle_until = self._settle_until or now
         self._leased.add(asked.lookup)
         self._unanswered.add(asked.lookup)
         if now - self._asked_at > PAUSE_SECONDS:
@@ -356,11 +372,14 @@ class ForebayManager(OffloadingManager):
         is_answered = lookup.poll(max(0.0, self._budget), now)
         if is_answered:
             self._unanswered.discard(lookup)
-        waited = time.monotonic() - now
-        self._budget -= waited
-        self.timings.waited(int(waited * 1e9))
+        self._spend(now)
         self._counted[metrics.LATE_LOOKUPS] += lookup.is_late and not was_late
         return is_answered
+
+    def _spend(self, since: float) -> None:
+        waited = time.monotonic() - since
+        self._budget -= waited
+        self.timings.waited(int(waited * 1e9))
 
     def _release(self, asked: _Asked) -> None:
         if asked.lookup is not None and not asked.lookup.is_loading:

@@ -51,15 +51,14 @@ impl Policy for Arc {
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
         self.ghosts.iter_mut().for_each(|ghosts| ghosts.fit(self.lists.len() as usize));
         let target = self.target;
-        let block = self.lists.evict(nodes, residents, |lists, _| choose(lists, target))?;
+        let block = self.lists.evict(nodes, residents, |lists: &Lists, _: &Nodes, _| choose(lists, target))?;
         let ghost = Ghost { touched: nodes[block].touched, mark: false };
         self.ghosts[Lists::of(&nodes[block])].insert(residents.fingerprint(block), ghost, nodes.clock);
         Some(block)
     }
 
-    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
-        let list = choose(&self.lists, self.target);
-        self.lists.tail(list).or_else(|| self.lists.tail(1 - list))
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, |lists: &Lists, _: &Nodes, _| choose(lists, self.target))
     }
 
     fn ghost_bytes(&self) -> usize {

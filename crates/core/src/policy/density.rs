@@ -38,14 +38,26 @@ impl Policy for Density {
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key);
         self.lists.insert(nodes, block, parent, ghost.is_some());
+        set_used(nodes, block, nodes[block].touched);
         if let Some(ghost) = ghost {
             self.worth[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
         }
     }
 
+    /// Seen and gone: remembered like one that was evicted at once, so that its return is known.
+    fn refuse(&mut self, nodes: &mut Nodes, key: Fingerprint) {
+        nodes.clock = nodes.clock.wrapping_add(1);
+        let known = self.ghosts.take(key);
+        if let Some(ghost) = known {
+            self.worth[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
+        }
+        self.remember(nodes, key, Ghost { touched: nodes.clock, mark: known.is_some() });
+    }
+
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
-        self.worth[Lists::of(&nodes[block])].hit(nodes.age(block));
+        self.worth[Lists::of(&nodes[block])].hit(age(nodes, block));
         self.lists.lift(nodes, block, REUSED);
+        set_used(nodes, block, nodes.clock);
     }
 
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
@@ -59,16 +71,14 @@ impl Policy for Density {
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
         self.learn_now_and_then();
         let worth = &self.worth;
-        let block = self.lists.evict(nodes, residents, |lists, nodes| choose(lists, nodes, worth))?;
-        let ghost = Ghost { touched: nodes[block].touched, mark: Lists::of(&nodes[block]) == REUSED };
-        if let Some(lost) = self.ghosts.insert(residents.fingerprint(block), ghost, nodes.clock) {
-            self.worth[usize::from(lost.mark)].lapse(nodes.clock.wrapping_sub(lost.touched));
-        }
+        let block = self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, worth, at))?;
+        let ghost = Ghost { touched: used(nodes, block), mark: Lists::of(&nodes[block]) == REUSED };
+        self.remember(nodes, residents.fingerprint(block), ghost);
         Some(block)
     }
 
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
-        self.lists.tail(choose(&self.lists, nodes, &self.worth)).or(self.lists.tail(REUSED))
+        self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.worth, at))
     }
 
     fn ghost_bytes(&self) -> usize {
@@ -77,6 +87,12 @@ impl Policy for Density {
 }
 
 impl Density {
+    fn remember(&mut self, nodes: &Nodes, key: Fingerprint, ghost: Ghost) {
+        if let Some(lost) = self.ghosts.insert(key, ghost, nodes.clock) {
+            self.worth[usize::from(lost.mark)].lapse(nodes.clock.wrapping_sub(lost.touched));
+        }
+    }
+
     fn learn_now_and_then(&mut self) {
         if self.evictions_to_lesson > 0 {
             self.evictions_to_lesson -= 1;
@@ -89,8 +105,22 @@ impl Density {
     }
 }
 
-fn choose(lists: &Lists, nodes: &Nodes, worth: &[Worth; 2]) -> usize {
-    let (Some(fresh), Some(reused)) = (lists.tail(FRESH), lists.tail(REUSED)) else { return FRESH };
-    let [fresh, reused] = [nodes.age(fresh), nodes.age(reused)];
-    usize::from(reused > fresh && worth[REUSED].at(reused) <= worth[FRESH].at(fresh))
+fn choose(nodes: &Nodes, worth: &[Worth; 2], [fresh, reused]: [BlockId; 2]) -> usize {
+    let is_colder = nodes.age(reused) > nodes.age(fresh);
+    let is_worth_less = || worth[REUSED].at(age(nodes, reused)) <= worth[FRESH].at(age(nodes, fresh));
+    usize::from(is_colder && is_worth_less())
+}
+
+/// Since the last use proper: a refresh is none, or what is learned would be the queue's length.
+fn age(nodes: &Nodes, block: BlockId) -> u32 {
+    nodes.clock.wrapping_sub(used(nodes, block))
+}
+
+/// In the mark, above the list's bit, whose place it leaves out.
+fn used(nodes: &Nodes, block: BlockId) -> u32 {
+    nodes[block].mark & !1
+}
+
+fn set_used(nodes: &mut Nodes, block: BlockId, clock: u32) {
+    nodes[block].mark = clock & !1 | nodes[block].mark & 1;
 }

@@ -10,6 +10,10 @@ use crate::block::BlockId;
 pub const FRESH: usize = 0;
 pub const REUSED: usize = 1;
 
+/// Says from which list a block should go, given a candidate of each.
+pub trait Choose: Fn(&Lists, &Nodes, [BlockId; 2]) -> usize {}
+impl<F: Fn(&Lists, &Nodes, [BlockId; 2]) -> usize> Choose for F {}
+
 #[derive(Default)]
 pub struct Lists {
     /// By number: [`FRESH`], [`REUSED`].
@@ -24,10 +28,6 @@ impl Lists {
 
     pub fn len(&self) -> u32 {
         self.lists[FRESH].len + self.lists[REUSED].len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     pub fn len_of(&self, list: usize) -> u32 {
@@ -74,25 +74,42 @@ impl Lists {
         self.lists[Lists::of(&nodes[block])].unlink(nodes, block);
     }
 
-    /// Takes a tail out, that of the list `choose` names or of the one that is not empty. What is held, or
-    /// wanted as long as something else turns up, goes to the head: it is in use, hence not old, and every later
-    /// eviction would meet it again.
-    pub fn evict(
-        &mut self,
-        nodes: &mut Nodes,
-        residents: &dyn Residents,
-        mut choose: impl FnMut(&Lists, &Nodes) -> usize,
-    ) -> Option<BlockId> {
-        for passed in 1..=MAX_SCAN {
-            let list = choose(self, nodes);
-            let block = self.tail(list).or_else(|| self.tail(1 - list))?;
-            if residents.is_held(block) || (passed < MAX_SCAN && residents.is_wanted(block)) {
+    /// Takes the coldest block out that is neither held nor wanted, as `choose` compares the two lists. If all
+    /// that were looked at are wanted, the coldest of those: a leaf. Held blocks go to the head: they are in
+    /// use, and every later eviction would meet them again. Wanted ones keep their place, or a child could
+    /// become more recent than its parent.
+    pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
+        let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
+        let mut wanted = None;
+        for _ in 0..MAX_SCAN {
+            let Some(list) = self.pick(nodes, at, &choose) else { break };
+            let block = at[list];
+            at[list] = nodes[block].prev;
+            if residents.is_held(block) {
                 self.refresh(nodes, block);
-                continue;
+            } else if residents.is_wanted(block) {
+                wanted.get_or_insert(block);
+            } else {
+                self.remove(nodes, block);
+                return Some(block);
             }
-            self.remove(nodes, block);
-            return Some(block);
         }
-        None
+        self.remove(nodes, wanted?);
+        wanted
+    }
+
+    /// What `evict` looks at first.
+    pub fn coldest(&self, nodes: &Nodes, choose: impl Choose) -> Option<BlockId> {
+        let tails = [self.lists[FRESH].tail, self.lists[REUSED].tail];
+        self.pick(nodes, tails, &choose).map(|list| tails[list])
+    }
+
+    fn pick(&self, nodes: &Nodes, at: [BlockId; 2], choose: &impl Choose) -> Option<usize> {
+        match at {
+            [BlockId::NONE, BlockId::NONE] => None,
+            [_, BlockId::NONE] => Some(FRESH),
+            [BlockId::NONE, _] => Some(REUSED),
+            both => Some(choose(self, nodes, both)),
+        }
     }
 }

@@ -33,10 +33,10 @@ impl Policy for Lru {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.lists.evict(nodes, residents, |_, _| FRESH)
+        self.lists.evict(nodes, residents, |_: &Lists, _: &Nodes, _| FRESH)
     }
 
-    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
-        self.lists.tail(FRESH)
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, |_: &Lists, _: &Nodes, _| FRESH)
     }
 }

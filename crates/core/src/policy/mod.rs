@@ -96,6 +96,9 @@ pub trait Policy: Send {
     /// child goes right behind its parent, so that a prompt stored piece by piece ends up leaf-first too.
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>);
 
+    /// A block of this key came and was not admitted, since its parent is not resident.
+    fn refuse(&mut self, _nodes: &mut Nodes, _key: Fingerprint) {}
+
     /// `block` was asked for and found.
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
 

@@ -60,7 +60,7 @@ impl Policy for S3Fifo {
             }
             self.lists.lift(nodes, block, REUSED);
         }
-        let block = self.lists.evict(nodes, residents, |lists, _| choose(lists))?;
+        let block = self.lists.evict(nodes, residents, choose)?;
         if Lists::of(&nodes[block]) == FRESH {
             let ghost = Ghost { touched: nodes[block].touched, mark: false };
             self.ghosts.insert(residents.fingerprint(block), ghost, nodes.clock);
@@ -68,9 +68,8 @@ impl Policy for S3Fifo {
         Some(block)
     }
 
-    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
-        let list = choose(&self.lists);
-        self.lists.tail(list).or_else(|| self.lists.tail(1 - list))
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, choose)
     }
 
     fn ghost_bytes(&self) -> usize {
@@ -78,7 +77,7 @@ impl Policy for S3Fifo {
     }
 }
 
-fn choose(lists: &Lists) -> usize {
+fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
     if lists.len_of(FRESH) * SMALL >= lists.len() { FRESH } else { REUSED }
 }
 

@@ -55,14 +55,13 @@ impl Policy for TinyLfu {
         if self.sketch.capacity() < self.lists.len() as usize {
             self.sketch = Sketch::new(self.lists.len() as usize * 2);
         }
-        let block = self.lists.evict(nodes, residents, |lists, _| choose(lists))?;
+        let block = self.lists.evict(nodes, residents, choose)?;
         self.sketch.raise(residents.fingerprint(block), self.popularity(nodes, block));
         Some(block)
     }
 
-    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
-        let list = choose(&self.lists);
-        self.lists.tail(list).or_else(|| self.lists.tail(1 - list))
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, choose)
     }
 
     fn ghost_bytes(&self) -> usize {
@@ -97,6 +96,6 @@ impl TinyLfu {
     }
 }
 
-fn choose(lists: &Lists) -> usize {
+fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
     if lists.len_of(FRESH) * WINDOW >= lists.len() { FRESH } else { REUSED }
 }

@@ -44,15 +44,14 @@ impl Policy for TwoQ {
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
         self.ghosts.fit(self.lists.len() as usize * GHOSTS_PER_BLOCK);
-        let block = self.lists.evict(nodes, residents, |lists, _| choose(lists))?;
+        let block = self.lists.evict(nodes, residents, choose)?;
         let ghost = Ghost { touched: nodes[block].touched, mark: false };
         self.ghosts.insert(residents.fingerprint(block), ghost, nodes.clock);
         Some(block)
     }
 
-    fn coldest(&self, _nodes: &Nodes) -> Option<BlockId> {
-        let list = choose(&self.lists);
-        self.lists.tail(list).or_else(|| self.lists.tail(1 - list))
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, choose)
     }
 
     fn ghost_bytes(&self) -> usize {
@@ -60,6 +59,6 @@ impl Policy for TwoQ {
     }
 }
 
-fn choose(lists: &Lists) -> usize {
+fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
     if lists.len_of(FRESH) * PROBATION >= lists.len() { FRESH } else { REUSED }
 }

@@ -4,6 +4,7 @@
 //! takes slots in several steps holds what it took in a guard, so that a call that is cancelled half-way gives
 //! it back.
 
+mod audit;
 mod copying;
 mod load;
 mod report;
@@ -110,6 +111,10 @@ impl Forebay for Service {
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {
         self.answer("inspect", report::inspect(&self.shared))
+    }
+
+    async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {
+        self.answer("audit", audit::audit(&self.shared, &self.copies).await)
     }
 
     async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {

@@ -13,8 +13,10 @@ pub(super) struct Mount {
     /// The directory of the filesystem that is mounted; other than `/` for bind mounts and in containers.
     pub root: PathBuf,
     pub point: PathBuf,
-    /// Whether what is mounted below it appears in other mount namespaces too.
+    /// Whether what is mounted below it appears in the other mount namespaces of its peer group.
     pub is_shared: bool,
+    /// Whether it only receives what is mounted elsewhere, as in a container or a sandboxed service.
+    pub is_slave: bool,
     pub filesystem: String,
     pub options: Vec<String>,
 }
@@ -61,6 +63,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         root: path(before.get(3)?),
         point: path(before.get(4)?),
         is_shared: before.iter().skip(6).any(|field| field.starts_with(b"shared:")),
+        is_slave: before.iter().skip(6).any(|field| field.starts_with(b"master:")),
         filesystem: String::from_utf8_lossy(after.get(1)?).into_owned(),
         options: String::from_utf8_lossy(after.get(3)?).split(',').map(str::to_owned).collect(),
     })
@@ -91,9 +94,15 @@ mod tests {
             31 23 0:28 / /dev/hugepages rw - hugetlbfs none rw,pagesize=2M\n";
         let mounts = parse(text);
         assert_eq!(mounts.len(), 3);
-        assert_eq!((&mounts[0].point, mounts[0].is_shared), (&PathBuf::from("/mnt/a b"), true));
+        assert_eq!(
+            (&mounts[0].point, mounts[0].is_shared, mounts[0].is_slave),
+            (&PathBuf::from("/mnt/a b"), true, true)
+        );
         assert!(mounts[0].gives_huge_pages());
-        assert_eq!((&mounts[1].root, mounts[1].is_shared), (&PathBuf::from("/var/x"), false));
+        assert_eq!(
+            (&mounts[1].root, mounts[1].is_shared, mounts[1].is_slave),
+            (&PathBuf::from("/var/x"), false, false)
+        );
         assert_eq!(mounts[1].device, rustix::fs::makedev(254, 1));
         assert_eq!(mounts[2].option("pagesize"), Some("2M"));
     }

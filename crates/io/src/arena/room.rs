@@ -194,6 +194,7 @@ mod tests {
             root: root.into(),
             point: point.into(),
             is_shared: false,
+            is_slave: false,
             filesystem: filesystem.into(),
             options: options.iter().map(|option| option.to_string()).collect(),
         };

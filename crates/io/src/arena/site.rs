@@ -101,7 +101,7 @@ fn on_own_tmpfs(directory: &Directory, ground: &Mount) -> Result<Site, String> {
 }
 
 fn on_private_mount(directory: &Directory, ground: &Mount) -> Result<Site, String> {
-    if ground.filesystem == "tmpfs" && !mounts_last(ground) {
+    if ground.filesystem == "tmpfs" && !Surroundings::look().keep_mounts(ground) {
         return Err("a tmpfs mounted here would end with this container, and the pool with it".to_owned());
     }
     let was_mounted = directory.private_mount().map_err(text)?.is_some();
@@ -156,15 +156,33 @@ pub(super) fn unmount(directory: &Directory) -> io::Result<()> {
     fs::remove_dir(&point)
 }
 
-/// Whether a mount made below `ground` is still there for the next daemon: it is shared with other mount
-/// namespaces, or this is the host's own.
-fn mounts_last(ground: &Mount) -> bool {
-    /// The kernel's number for the first PID namespace.
-    const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
-    let link = |path: &str| fs::read_link(path).ok();
-    let is_host = link("/proc/self/ns/pid").is_some_and(|name| name == Path::new(HOST_PID_NAMESPACE));
-    let mine = link("/proc/self/ns/mnt");
-    ground.is_shared || (is_host && mine.is_some() && mine == link("/proc/1/ns/mnt"))
+/// What is known about the mount namespace this process is in.
+struct Surroundings {
+    is_host_pid_namespace: bool,
+    /// Whether it is the namespace of the first process; unknown without the right to look at that.
+    is_first_process_namespace: Option<bool>,
+    root_filesystem: String,
+}
+
+impl Surroundings {
+    fn look() -> Surroundings {
+        /// The kernel's number for the first PID namespace.
+        const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
+        let link = |path: &str| fs::read_link(path).ok();
+        let (mine, first) = (link("/proc/self/ns/mnt"), link("/proc/1/ns/mnt"));
+        Surroundings {
+            is_host_pid_namespace: link("/proc/self/ns/pid").is_some_and(|name| name == Path::new(HOST_PID_NAMESPACE)),
+            is_first_process_namespace: mine.zip(first).map(|(mine, first)| mine == first),
+            root_filesystem: mount_of(Path::new("/")).map_or_else(|_| String::new(), |root| root.filesystem),
+        }
+    }
+
+    /// Whether a mount made below `ground` is still there for the next daemon: it reaches the host, or this is
+    /// the host. A guess where the kernel does not tell; a wrong one costs the pool's content at a restart.
+    fn keep_mounts(&self, ground: &Mount) -> bool {
+        let is_host = self.is_first_process_namespace.unwrap_or(self.root_filesystem != "overlay");
+        !ground.is_slave && (ground.is_shared || (self.is_host_pid_namespace && is_host))
+    }
 }
 
 /// The site with its data in `home`, if a file there really gets a huge page.
@@ -232,6 +250,38 @@ mod tests {
         let cases = [("2M", Some(2 << 20)), ("1024M", Some(1 << 30)), ("1G", Some(1 << 30)), ("64K", Some(65_536))];
         for (text, bytes) in cases.into_iter().chain([("", None), ("M", None), ("2MM", None), ("two", None)]) {
             assert_eq!(size(text), bytes, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_mount_lasts_where_it_reaches_the_host() {
+        let ground = |is_shared, is_slave| {
+            let mount = mount_of(Path::new("/proc")).unwrap();
+            Mount { is_shared, is_slave, ..mount }
+        };
+        let host = || Surroundings {
+            is_host_pid_namespace: true,
+            is_first_process_namespace: Some(true),
+            root_filesystem: "ext4".to_owned(),
+        };
+        let container =
+            || Surroundings { is_host_pid_namespace: false, root_filesystem: "overlay".to_owned(), ..host() };
+        let sandboxed_service = || Surroundings { is_first_process_namespace: Some(false), ..host() };
+        let untold =
+            |root: &str| Surroundings { is_first_process_namespace: None, root_filesystem: root.to_owned(), ..host() };
+        let cases = [
+            (host(), ground(false, false), true),
+            (host(), ground(true, false), true),
+            (container(), ground(false, false), false),
+            (container(), ground(false, true), false),
+            (container(), ground(true, false), true),
+            (sandboxed_service(), ground(true, true), false),
+            (sandboxed_service(), ground(false, false), false),
+            (untold("ext4"), ground(false, false), true),
+            (untold("overlay"), ground(false, false), false),
+        ];
+        for (case, (surroundings, ground, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(surroundings.keep_mounts(&ground), expected, "case {case}");
         }
     }
 }

@@ -154,9 +154,11 @@ fn wait(sockets: &[&UnixStream], timeout: Option<Duration>) -> Result<Option<usi
 }
 
 fn description(reply: &AttachReply) -> Result<GeometryDescription> {
-    let pool_id: [u8; 16] = reply.pool_id.as_slice().try_into().map_err(|_| {
-        Error::new(ErrorKind::Io, "a pool's id has 16 bytes").with("bytes", reply.pool_id.len())
-    })?;
+    let pool_id: [u8; 16] = reply
+        .pool_id
+        .as_slice()
+        .try_into()
+        .map_err(|_| Error::new(ErrorKind::Io, "a pool's id has 16 bytes").with("bytes", reply.pool_id.len()))?;
     let pool_id = u128::from_be_bytes(pool_id);
     Ok(GeometryDescription { pool_id, unit_bytes: reply.unit_bytes, units: reply.units })
 }

@@ -7,9 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, PAGE_BYTES, Result};
-use forebay_device::{
-    Completion, CopyEngine, Direction, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors,
-};
+use forebay_device::{Completion, CopyEngine, Direction, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors};
 use forebay_io::arena::Mapping;
 use forebay_rpc::client::SessionState;
 use forebay_rpc::proto::Held;
@@ -118,7 +116,8 @@ impl Copies {
             let inner = self.inner();
             (inner.engine.clone(), inner.pool.clone().filter(|mapped| mapped.id == pool))
         };
-        let begun = engine.zip(mapped).is_some_and(|(engine, mapped)| self.begin(&engine, &mapped, direction, job, &groups));
+        let begun =
+            engine.zip(mapped).is_some_and(|(engine, mapped)| self.begin(&engine, &mapped, direction, job, &groups));
         if !begun {
             self.inner().done.push(End { job, is_whole: false, bytes: 0, elapsed: Duration::ZERO });
         }
@@ -193,9 +192,9 @@ impl Copies {
     }
 
     fn check(&self, job: &GroupJob) -> Result<()> {
-        let (_, _) = self.shape(job.group).ok_or_else(|| {
-            Error::invalid("a job names a group that the worker has not").with("group", job.group)
-        })?;
+        let (_, _) = self
+            .shape(job.group)
+            .ok_or_else(|| Error::invalid("a job names a group that the worker has not").with("group", job.group))?;
         let expected = job.slots.len() as u64 * u64::from(self.blocks_per_chunk);
         let is_skip_inside = job.skipped == 0 || job.skipped < self.blocks_per_chunk && !job.slots.is_empty();
         if !is_skip_inside || job.block_ids.len() as u64 + u64::from(job.skipped) != expected {

@@ -96,7 +96,8 @@ impl WorkerEngine {
     fn wait(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> bool {
         let now = Instant::now();
         // A deadline too far to be a time is a day away: nobody waits longer for a copy.
-        let deadline = now.checked_add(convert::duration(timeout)).unwrap_or(now + std::time::Duration::from_secs(86_400));
+        let deadline =
+            now.checked_add(convert::duration(timeout)).unwrap_or(now + std::time::Duration::from_secs(86_400));
         py.detach(|| self.copies.wait(&jobs, deadline))
     }
 
@@ -107,13 +108,7 @@ impl WorkerEngine {
 }
 
 impl WorkerEngine {
-    fn submit(
-        &self,
-        direction: Direction,
-        job: u64,
-        pool: &[u8],
-        groups: Vec<JobTuple<'_>>,
-    ) -> Result<(), Raised> {
+    fn submit(&self, direction: Direction, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
         let read = |(group, slots, generations, block_ids, skipped): JobTuple<'_>| -> Result<GroupJob, Raised> {
             let slots = convert::held(&slots, &generations)?;
             Ok(GroupJob { group, slots, block_ids: convert::words(&block_ids)?, skipped })
@@ -163,7 +158,8 @@ fn layout(tensors: Vec<TensorTuple>, groups: Vec<GroupTuple>, blocks: u32) -> Re
 
 fn tensor((address, rows, row_stride_bytes, page_bytes): TensorTuple) -> Result<Tensor> {
     let before_last = u64::from(rows.saturating_sub(1)).checked_mul(row_stride_bytes);
-    let bytes = before_last.and_then(|bytes| bytes.checked_add(page_bytes)).and_then(|bytes| usize::try_from(bytes).ok());
+    let bytes =
+        before_last.and_then(|bytes| bytes.checked_add(page_bytes)).and_then(|bytes| usize::try_from(bytes).ok());
     let bytes = bytes.ok_or_else(|| Error::invalid("a tensor is larger than memory").with("rows", rows))?;
     Ok(Tensor { memory: buffers::tensor(address, bytes)?, offset: 0, rows, row_stride_bytes })
 }

@@ -12,8 +12,8 @@ use forebay_core::{Error, ErrorKind, Result};
 use tonic::{Response, Status, Streaming};
 
 use super::connect::{Rpc, connect};
-use crate::proto::{self, CommitOutcome};
 use crate::from_status;
+use crate::proto::{self, CommitOutcome};
 use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 
 /// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
@@ -111,8 +111,7 @@ impl Client {
             let last = blocks.last().map(|block| block.hash.clone());
             let request = proto::PutRequest { group, predecessor, blocks, ..Default::default() };
             let ask = async |mut to: Target| {
-                let request =
-                    proto::PutRequest { session: to.session, namespace: to.namespace, ..request.clone() };
+                let request = proto::PutRequest { session: to.session, namespace: to.namespace, ..request.clone() };
                 to.rpc.put(request).await
             };
             let reply: proto::PutReply = self.ask(namespace, ask).await?;
@@ -156,8 +155,7 @@ impl Client {
                 hash_bytes: hashes.hash_bytes() as u32,
                 hashes: hashes.clone().into_packed(),
             };
-            let request =
-                proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
+            let request = proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
             let reply = to.rpc.lookup(request).await?;
             if reply.get_ref().lease != 0 {
                 let leases = vec![reply.get_ref().lease];
@@ -175,6 +173,13 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.inspect(proto::InspectRequest {}).await).await
     }
 
+    /// Compares the whole pool with its checksums. One round trip, as long as reading the pool; no session, no
+    /// deadline.
+    pub async fn audit(&mut self) -> Result<proto::AuditReply> {
+        let mut rpc = connect(&self.directory, self.deadline).await?;
+        rpc.audit(proto::AuditRequest {}).await.map(Response::into_inner).map_err(from_status)
+    }
+
     /// Drops blocks; see the protocol. One round trip, no session.
     pub async fn purge(&mut self, request: proto::PurgeRequest) -> Result<proto::PurgeReply> {
         self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await
@@ -183,7 +188,9 @@ impl Client {
     fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
         let groups = &self.namespace(namespace)?.groups;
         let found = groups.iter().find(|other| other.group == group);
-        found.map(|group| group.bytes).ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))
+        found
+            .map(|group| group.bytes)
+            .ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))
     }
 
     fn namespace(&self, handle: u32) -> Result<&Namespace> {
@@ -191,11 +198,7 @@ impl Client {
         found.ok_or_else(|| Error::invalid("there is no such namespace").with("namespace", handle))
     }
 
-    async fn ask<R>(
-        &mut self,
-        namespace: u32,
-        ask: impl AsyncFn(Target) -> Result<Response<R>, Status>,
-    ) -> Result<R> {
+    async fn ask<R>(&mut self, namespace: u32, ask: impl AsyncFn(Target) -> Result<Response<R>, Status>) -> Result<R> {
         self.namespace(namespace)?;
         self.repeat(async |client: &mut Client| {
             let target = client.target(namespace).await?;
@@ -204,10 +207,7 @@ impl Client {
         .await
     }
 
-    async fn ask_without_session<R>(
-        &mut self,
-        ask: impl AsyncFn(Rpc) -> Result<Response<R>, Status>,
-    ) -> Result<R> {
+    async fn ask_without_session<R>(&mut self, ask: impl AsyncFn(Rpc) -> Result<Response<R>, Status>) -> Result<R> {
         self.repeat(async |client: &mut Client| {
             let rpc = client.connection().await?.rpc.clone();
             ask(rpc).await.map(Response::into_inner).map_err(from_status)

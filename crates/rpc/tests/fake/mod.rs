@@ -294,7 +294,8 @@ impl Forebay for Service {
         let mut outcomes = Vec::new();
         for block in &request.blocks {
             let old = memory.blocks.insert(block.hash.clone(), block.data.clone());
-            outcomes.push(if old.is_none() { CommitOutcome::CommitStored } else { CommitOutcome::CommitDuplicate } as i32);
+            outcomes
+                .push(if old.is_none() { CommitOutcome::CommitStored } else { CommitOutcome::CommitDuplicate } as i32);
         }
         memory.puts.push(request);
         Ok(Response::new(PutReply { outcomes }))
@@ -315,6 +316,10 @@ impl Forebay for Service {
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {
         let memory = self.answer("inspect").await;
         Ok(Response::new(InspectReply { pool_id: memory.pool.clone(), ..InspectReply::default() }))
+    }
+
+    async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {
+        Ok(Response::new(AuditReply::default()))
     }
 
     async fn purge(&self, _: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 use std::ptr::null_mut;
 
+use forebay_core::Instance;
 use rustix::fs::SeekFrom;
 
 use super::process::{Actor, act, soon};
@@ -122,7 +123,7 @@ pub fn play_store(socket: &UnixStream, directory: &Path) {
         huge_pages: HugePages::Off,
     };
     let pool = Pool::open(&config).unwrap().pool;
-    let worker = Mapping::new(pool.mapper_fds(forebay_core::Instance(3), 0).unwrap(), &pool.description()).unwrap();
+    let worker = Mapping::new(pool.mapper_fds(Instance(3), 0).unwrap(), &pool.description()).unwrap();
     let (entry, bytes) = block(NEW);
     begin_work(socket);
     pool.free(SLOT, Generation(20));
@@ -241,9 +242,14 @@ pub fn play_open(socket: &UnixStream, directory: &Path) {
 }
 
 /// Opens a pool of `capacity_bytes` in a child, and at each of its system calls asks `judge` about an image.
-fn kill_while_opening(home: &Home, capacity_bytes: u64, mut judge: impl FnMut(Home)) {
+fn kill_while_opening(home: &Home, capacity_bytes: u64, judge: impl FnMut(Home)) {
     let actor = act("open", home.path(), false);
     actor.say(&capacity_bytes.to_string(), &[]);
+    let images = kill_at_each_call(home, actor, judge);
+    assert!(images > 20, "only {images} system calls were seen");
+}
+
+fn kill_at_each_call(home: &Home, actor: Actor, mut judge: impl FnMut(Home)) -> u32 {
     let traced = Traced::seize(actor);
     let mut images = 0;
     while traced.advance(Step::SystemCall) {
@@ -251,7 +257,59 @@ fn kill_while_opening(home: &Home, capacity_bytes: u64, mut judge: impl FnMut(Ho
         images += 1;
     }
     judge(image_of(home.path()));
-    assert!(images > 20, "only {images} system calls were seen");
+    images
+}
+
+fn engine(name: &str) -> InstanceRecord {
+    InstanceRecord { engine_id: name.as_bytes().to_vec(), ranks: name.len() as u32 }
+}
+
+/// Replaces an instance and a namespace, makes an extent and takes it away.
+pub fn play_records(socket: &UnixStream, directory: &Path) {
+    let config = PoolConfig { directory: directory.to_owned(), capacity_bytes: 4 * MIB, unit_bytes: None, huge_pages: HugePages::Off };
+    let pool = Pool::open(&config).unwrap().pool;
+    pool.populate_unit(1).unwrap();
+    begin_work(socket);
+    pool.set_instance(Instance(5), &engine("new")).unwrap();
+    pool.set_namespace(7, NamespaceId(2), "new", b"new layout").unwrap();
+    pool.set_extent(&Extent { first_unit: 1, units: 1, slot_bytes: 8192 }).unwrap();
+    pool.clear_extent(1).unwrap();
+    end_work();
+}
+
+#[test]
+fn a_crash_at_any_call_while_records_change_leaves_the_old_one_the_new_one_or_none() {
+    let home = Home::alone();
+    let pool = home.pool(4 * MIB);
+    let extent = with_extent(&pool, 4096);
+    store(&pool, SLOT, 7, OLD);
+    pool.set_instance(Instance(5), &engine("older")).unwrap();
+    pool.set_namespace(7, NamespaceId(1), "older", b"older layout").unwrap();
+    drop(pool);
+    let mut seen = BTreeSet::new();
+    kill_at_each_call(&home, act("records", home.path(), false), |image| {
+        let pool = image.pool(4 * MIB);
+        assert_eq!(block_in(&pool, &recovered(&pool)[SLOT.0 as usize]), Some(block(OLD).0));
+        let instances = pool.instances().unwrap();
+        assert!([vec![], vec![(Instance(5), engine("older"))], vec![(Instance(5), engine("new"))]].contains(&instances));
+        let namespace = pool.namespaces().unwrap().pop().map(|(_, record)| (record.id.0, record.descriptor, record.layout));
+        let either = [(1, "older", "older layout"), (2, "new", "new layout")].map(|(id, name, layout)| {
+            Some((id, name.to_owned(), layout.as_bytes().to_vec()))
+        });
+        assert!(namespace.is_none() || either.contains(&namespace), "{namespace:?}");
+        let extents = pool.recovered_extents();
+        assert!(extents[0] == extent && pool.unreadable_units().is_empty());
+        seen.insert((instances.first().map(|(_, record)| record.ranks), namespace.map(|(id, ..)| id), extents.len()));
+    });
+    let expected = [
+        (Some(5), Some(1), 1),
+        (None, Some(1), 1),
+        (Some(3), Some(1), 1),
+        (Some(3), None, 1),
+        (Some(3), Some(2), 1),
+        (Some(3), Some(2), 2),
+    ];
+    assert_eq!(seen, BTreeSet::from(expected));
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn plays_its_part() {
         "unprivileged" => life::play_unprivileged(&socket, &directory),
         "store" => crash::play_store(&socket, &directory),
         "open" => crash::play_open(&socket, &directory),
+        "records" => crash::play_records(&socket, &directory),
         part => panic!("there is no part `{part}`"),
     }
 }

@@ -165,8 +165,10 @@ impl Drop for Sending<'_> {
 /// Keeps the stock.
 async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
     loop {
-        let (refill, epoch, namespace) = shared.ledger().refill(Instant::now());
-        shared.wake_deliver.notify_one();
+        let (refill, epoch, namespace, has_surplus) = shared.ledger().refill(Instant::now());
+        if has_surplus {
+            shared.wake_deliver.notify_one();
+        }
         match refill {
             Refill::Reserve { group, count } => {
                 let request = proto::ReserveRequest { session, namespace, group, count: count as u32 };
@@ -175,7 +177,9 @@ async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::In
                     let pairs = reply.slots.into_iter().zip(reply.generations);
                     pairs.map(|(slot, generation)| Held { slot, generation }).collect()
                 });
-                shared.ledger().stocked(epoch, group, count, slots, Instant::now());
+                if shared.ledger().stocked(epoch, group, count, slots, Instant::now()) {
+                    shared.wake_deliver.notify_one();
+                }
             }
             Refill::Wait(None) => shared.wake_stock.notified().await,
             Refill::Wait(Some(until)) => {

@@ -9,7 +9,6 @@ use std::time::Instant;
 use forebay_core::Error;
 
 use super::leases::Leases;
-use super::limits::LOOKUP_KEYS;
 use super::link::{Link, SessionState};
 use super::outbox::{Batch, Commit, Outbox};
 use super::stats::Stats;
@@ -22,7 +21,8 @@ use crate::proto::{CommitOutcome, Held, Welcome};
 /// See the module's head.
 pub(super) struct Ledger {
     pub link: Link,
-    pub lookups_in_flight: usize,
+    lookups_in_flight: usize,
+    keys_in_flight: usize,
     leases: Leases,
     reservations: Reservations,
     outbox: Outbox,
@@ -42,6 +42,7 @@ impl Ledger {
         Ledger {
             link: Link::default(),
             lookups_in_flight: 0,
+            keys_in_flight: 0,
             leases: Leases::default(),
             reservations: Reservations::new(stock_blocks, now),
             outbox: Outbox::default(),
@@ -62,18 +63,21 @@ impl Ledger {
         self.leave_namespace();
     }
 
-    /// The epoch to ask in; `None` if the answer is a miss.
-    pub fn begin_lookup(&mut self, keys: usize, now: Instant) -> Option<u64> {
+    /// The epoch to ask in, `None` if the answer is a miss; and whether the engine was idle.
+    pub fn begin_lookup(&mut self, keys: usize, now: Instant) -> (Option<u64>, bool) {
         self.stats.lookups += 1;
-        self.reservations.used(now);
-        let has_room =
-            self.lookups_in_flight < limits::LOOKUPS && keys <= LOOKUP_KEYS && !self.leases.is_full();
+        let was_idle = self.reservations.used(now);
+        let has_room = self.lookups_in_flight < limits::LOOKUPS
+            && keys <= limits::KEYS_PER_LOOKUP
+            && self.keys_in_flight + keys <= limits::LOOKUP_KEYS
+            && !self.leases.is_full();
         if self.link.state() != SessionState::Ready || !has_room {
             self.stats.lookup_failures += 1;
-            return None;
+            return (None, was_idle);
         }
         self.lookups_in_flight += 1;
-        Some(self.link.epoch())
+        self.keys_in_flight += keys;
+        (Some(self.link.epoch()), was_idle)
     }
 
     /// Answers with misses, unless there is an answer.
@@ -84,22 +88,30 @@ impl Ledger {
         }
     }
 
-    /// The daemon's answer, if it could be read, with the slots it leased.
-    pub fn end_lookup(&mut self, cell: &Cell, epoch: u64, lease: u64, answer: Option<(Answer, Vec<Held>)>) {
+    /// The daemon's answer, if it could be read, with the slots it leased. Whether there is something to deliver.
+    pub fn answer_lookup(&mut self, cell: &Cell, epoch: u64, lease: u64, answer: Option<(Answer, Vec<Held>)>) -> bool {
         let is_wanted = cell.is_waiting() && epoch == self.link.epoch();
         self.stats.lookups_late += u64::from(!is_wanted);
-        let answer = answer.filter(|_| is_wanted).filter(|(_, held)| {
-            lease == 0 && held.is_empty() || lease != 0 && self.leases.hold(cell.id, lease, held.clone())
+        let held = answer.filter(|_| is_wanted).and_then(|(answer, slots)| {
+            let is_held = if lease == 0 { slots.is_empty() } else { self.leases.hold(cell.id, lease, slots) };
+            is_held.then_some(answer)
         });
-        match answer {
-            Some((answer, _)) => cell.settle(answer.in_pool(self.link.pool())),
-            None => {
-                if lease != 0 {
-                    self.outbox.release(lease);
-                }
-                self.fail_lookup(cell);
-            }
+        if let Some(answer) = held {
+            cell.settle(answer.in_pool(self.link.pool()));
+            return false;
         }
+        self.fail_lookup(cell);
+        if lease != 0 {
+            self.outbox.release(lease);
+        }
+        lease != 0
+    }
+
+    /// The lookup is not on its way any more.
+    pub fn end_lookup(&mut self, cell: &Cell) {
+        self.fail_lookup(cell);
+        self.lookups_in_flight -= 1;
+        self.keys_in_flight -= cell.keys();
     }
 
     pub fn release(&mut self, ticket: u64) {
@@ -112,9 +124,7 @@ impl Ledger {
     pub fn reserve(&mut self, group: u32, count: usize, now: Instant) -> Vec<Held> {
         self.reservations.used(now);
         let slots = match self.link.state() {
-            SessionState::Ready => {
-                self.reservations.take(group, count, self.outbox.blocks(), self.link.epoch())
-            }
+            SessionState::Ready => self.reservations.take(group, count, self.outbox.blocks(), self.link.epoch()),
             _ => Vec::new(),
         };
         self.stats.reserve_short += (count - slots.len()) as u64;
@@ -231,21 +241,22 @@ impl Ledger {
         }
     }
 
-    /// What to do for the stock, and for which namespace.
-    pub fn refill(&mut self, now: Instant) -> (Refill, u64, u32) {
+    /// What to do for the stock, in which epoch for which namespace; and whether there is something to deliver.
+    pub fn refill(&mut self, now: Instant) -> (Refill, u64, u32, bool) {
         let epoch = self.link.epoch();
         match self.link.handle(epoch).filter(|_| self.link.state() == SessionState::Ready) {
             Some(handle) => {
                 let (refill, surplus) = self.reservations.refill(now);
+                let has_surplus = !surplus.is_empty();
                 self.outbox.abort(surplus);
-                (refill, epoch, handle)
+                (refill, epoch, handle, has_surplus)
             }
-            None => (Refill::Wait(None), epoch, 0),
+            None => (Refill::Wait(None), epoch, 0, false),
         }
     }
 
-    /// The daemon reserved these; `None` if it could not be asked.
-    pub fn stocked(&mut self, epoch: u64, group: u32, asked: usize, slots: Option<Vec<Held>>, now: Instant) {
+    /// The daemon reserved these, `None` if it could not be asked; whether there is something to deliver.
+    pub fn stocked(&mut self, epoch: u64, group: u32, asked: usize, slots: Option<Vec<Held>>, now: Instant) -> bool {
         let unusable = match slots {
             Some(slots) if epoch == self.link.epoch() => self.reservations.stocked(group, slots, asked, now),
             Some(slots) => slots,
@@ -254,7 +265,9 @@ impl Ledger {
                 Vec::new()
             }
         };
+        let has_surplus = !unusable.is_empty();
         self.outbox.abort(unusable);
+        has_surplus
     }
 
     pub fn session_refused(&mut self, error: &Error) {
@@ -349,8 +362,8 @@ mod tests {
         let slots = ledger.reserve(0, 3, Instant::now());
         commit(&mut ledger, &slots[..1]);
         let cell = Cell::new(vec![1]);
-        let epoch = ledger.begin_lookup(1, Instant::now()).unwrap();
-        ledger.end_lookup(&cell, epoch, 9, Some((Answer::default(), vec![held(7)])));
+        let epoch = ledger.begin_lookup(1, Instant::now()).0.unwrap();
+        ledger.answer_lookup(&cell, epoch, 9, Some((Answer::default(), vec![held(7)])));
         reconnect(&mut ledger, Welcome { lease: 4, ..welcome([2; 16]) });
         assert_eq!(batches(&mut ledger), [Batch::Releases(vec![4])], "a lease declared of the old pool is given back");
         commit(&mut ledger, &slots[1..2]);
@@ -404,13 +417,13 @@ mod tests {
         for is_epoch_old in [false, true] {
             let mut ledger = ready();
             let cell = Cell::new(vec![1]);
-            let epoch = ledger.begin_lookup(1, Instant::now()).unwrap();
+            let epoch = ledger.begin_lookup(1, Instant::now()).0.unwrap();
             match is_epoch_old {
                 true => ledger.set_namespace(namespace("b")),
                 false => ledger.fail_lookup(&cell),
             }
             batches(&mut ledger);
-            ledger.end_lookup(&cell, epoch, 9, answer());
+            ledger.answer_lookup(&cell, epoch, 9, answer());
             assert_eq!(batches(&mut ledger), [Batch::Releases(vec![9])]);
             assert_eq!((ledger.stats().lookups_late, ledger.stats().leases_held), (1, 0));
         }
@@ -420,8 +433,8 @@ mod tests {
     fn an_unreadable_answer_is_a_failure_and_its_lease_is_given_back() {
         let mut ledger = ready();
         let cell = Cell::new(vec![1]);
-        let epoch = ledger.begin_lookup(1, Instant::now()).unwrap();
-        ledger.end_lookup(&cell, epoch, 9, None);
+        let epoch = ledger.begin_lookup(1, Instant::now()).0.unwrap();
+        ledger.answer_lookup(&cell, epoch, 9, None);
         assert_eq!(batches(&mut ledger), [Batch::Releases(vec![9])]);
         assert_eq!(ledger.stats().lookup_failures, 1);
         assert!(!cell.is_waiting());
@@ -430,12 +443,16 @@ mod tests {
     #[test]
     fn lookups_on_their_way_are_limited() {
         let mut ledger = ready();
-        assert!(ledger.begin_lookup(LOOKUP_KEYS + 1, Instant::now()).is_none());
-        for _ in 0..limits::LOOKUPS {
-            assert!(ledger.begin_lookup(1, Instant::now()).is_some());
-        }
-        assert!(ledger.begin_lookup(1, Instant::now()).is_none());
-        assert_eq!(ledger.stats().lookup_failures, 2);
+        let mut begin = |keys| ledger.begin_lookup(keys, Instant::now()).0.is_some();
+        assert!(!begin(limits::KEYS_PER_LOOKUP + 1));
+        let full = limits::LOOKUP_KEYS / limits::KEYS_PER_LOOKUP;
+        assert!((0..full - 1).all(|_| begin(limits::KEYS_PER_LOOKUP)));
+        assert!((full..=limits::LOOKUPS).all(|_| begin(1)));
+        assert!(!begin(1), "there are too many");
+        ledger.end_lookup(&Cell::new(vec![1]));
+        let mut begin = |keys| ledger.begin_lookup(keys, Instant::now()).0.is_some();
+        assert!(!begin(limits::KEYS_PER_LOOKUP), "there are too many keys");
+        assert!(begin(1));
     }
 
     #[test]
@@ -454,7 +471,7 @@ mod tests {
         let mut ledger = ready();
         ledger.link.draining();
         assert_eq!(ledger.reserve(0, 1, Instant::now()), []);
-        assert!(ledger.begin_lookup(1, Instant::now()).is_none());
+        assert!(ledger.begin_lookup(1, Instant::now()).0.is_none());
         assert_eq!(ledger.stats().reserve_short, 1);
     }
 }

@@ -44,10 +44,13 @@ use ticket::{Answer, Cell, Lookup};
 pub mod limits {
     use std::time::Duration;
 
-    /// Lookups on their way, late ones included. An engine asks once for each request that waits.
-    pub const LOOKUPS: usize = 64;
-    /// Keys of one lookup: 16 million tokens, and still well inside a message.
-    pub const LOOKUP_KEYS: usize = 1 << 18;
+    /// Lookups on their way, late ones included. An engine asks once for each request that waits, and a burst of
+    /// a thousand requests is not unusual.
+    pub const LOOKUPS: usize = 1024;
+    /// Keys of all lookups on their way, 32 MiB. A request of a million tokens in blocks of 16 has 65,536.
+    pub const LOOKUP_KEYS: usize = 1 << 20;
+    /// Keys of one lookup, which stays well inside a message.
+    pub const KEYS_PER_LOOKUP: usize = 1 << 18;
     /// Blocks under lease. All of them must fit one message when they are declared after a reconnect.
     pub const LEASED_BLOCKS: usize = 1 << 19;
     /// Slots with the engine or in queued commits.
@@ -126,8 +129,10 @@ impl EngineSession {
     /// Asks for all keys of all groups of one request, in prefix order.
     pub fn lookup(&self, groups: Vec<(u32, Hashes)>) -> Ticket {
         let cell = Arc::new(Cell::new(groups.iter().map(|(_, hashes)| hashes.len()).collect()));
-        let begun = self.shared.ledger().begin_lookup(cell.keys(), Instant::now());
-        self.shared.wake_stock.notify_one();
+        let (begun, was_idle) = self.shared.ledger().begin_lookup(cell.keys(), Instant::now());
+        if was_idle {
+            self.shared.wake_stock.notify_one();
+        }
         match begun {
             // The channel is full only if the thread is stuck; the lookup then fails as it is dropped.
             Some(epoch) => drop(self.lookups.try_send(Lookup::new(self.shared.clone(), cell.clone(), epoch, groups))),

@@ -77,9 +77,11 @@ impl Reservations {
         self.taken.keys().copied()
     }
 
-    /// The engine works: its stock is kept full for a while.
-    pub fn used(&mut self, now: Instant) {
+    /// The engine works: its stock is kept full for a while. True if it did not just before.
+    pub fn used(&mut self, now: Instant) -> bool {
+        let was_idle = now >= self.last_use + IDLE;
         self.last_use = now;
+        was_idle
     }
 
     /// The groups that are reserved for; what was in stock comes back to be aborted.

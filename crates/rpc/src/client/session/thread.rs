@@ -11,8 +11,8 @@ use super::calls::{self, Open};
 use super::ticket::Lookup;
 use crate::PROTOCOL_VERSION;
 use crate::client::{Backoff, connect};
-use crate::proto::{OpenSessionRequest, SessionEvent, session_event::Event};
 use crate::from_status;
+use crate::proto::{OpenSessionRequest, SessionEvent, session_event::Event};
 
 /// A daemon that drops sessions sooner than this is not reconnected to at full speed.
 const STEADY: Duration = Duration::from_secs(2);

@@ -213,16 +213,15 @@ impl Lookup {
     pub fn answer(self, reply: proto::LookupReply) {
         let lease = reply.lease;
         let read = read(reply, &self.cell.keys);
-        self.shared.ledger().end_lookup(&self.cell, self.epoch, lease, read);
-        self.shared.wake_deliver.notify_one();
+        if self.shared.ledger().answer_lookup(&self.cell, self.epoch, lease, read) {
+            self.shared.wake_deliver.notify_one();
+        }
     }
 }
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        let mut ledger = self.shared.ledger();
-        ledger.fail_lookup(&self.cell);
-        ledger.lookups_in_flight -= 1;
+        self.shared.ledger().end_lookup(&self.cell);
     }
 }
 

