@@ -77,7 +77,7 @@ def test_a_daemon_that_comes_later_is_used_from_then_on(daemon: FakeDaemon, monk
 def test_the_log_says_once_when_the_daemon_goes_and_comes(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
-    monkeypatch.setattr("forebay.vllm.manager.HEALTH_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.vllm.health.LOOK_SECONDS", 0.0)
     engine = Engine(daemon, monkeypatch)
     for at, is_up in enumerate([True, True, False, False, True]):
         daemon.is_up = is_up

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from rig.daemon import Daemon
 from rig.engine import Duration, Engine, EngineConfig
 from rig.paths import CACHE

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-
 from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
@@ -58,10 +57,12 @@ def bench(start_engine: Callable[..., Engine]) -> Iterator[Bench]:
 
 @pytest.fixture(autouse=True)
 def never_stalls(bench: Bench, report: Report) -> Iterator[None]:
-    """After every test: no step of the scheduler waited for the daemon."""
+    """After every test: no step of the scheduler waited for the daemon, and every byte in the pool is right."""
     bench.engine.durations()
     yield
     assert report(bench.engine).max_ms < STALL_MS
+    if bench.daemon.is_running():
+        bench.daemon.audit()
 
 
 def test_an_engine_without_a_daemon_answers(bench: Bench) -> None:

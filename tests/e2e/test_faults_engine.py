@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-
 from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
@@ -54,6 +53,7 @@ def test_slots_of_an_engine_killed_mid_store_come_back(bench: Bench, when: str, 
     assert held > 0, "the engine holds no slots: it was not killed in a store"
     engine.kill()
     bench.daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0)
+    assert bench.daemon.audit() > 0
 
 
 def test_a_daemon_killed_with_its_engine_mid_store_has_only_whole_blocks(bench: Bench) -> None:
@@ -62,6 +62,7 @@ def test_a_daemon_killed_with_its_engine_mid_store_has_only_whole_blocks(bench: 
     engine.kill()
     bench.daemon.start()
     bench.daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0 and seen["fenced_bytes"] == 0)
+    assert bench.daemon.audit() > 0
     with bench.engine("heir") as heir:
         _inherit(bench, heir)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from rig import models
 from rig.baseline import baseline
 from rig.daemon import Daemon
@@ -45,3 +44,4 @@ def test_a_short_pool_changes_no_token_and_stops_nobody(
         store(engine, base, [last])
         wait_for_hits(engine, base, last)
         report(engine)
+    assert daemon.audit() > 0

@@ -41,3 +41,4 @@ def test_a_connection_cut_in_the_middle_of_a_load_costs_no_token(
         wait_for_hits(engine, base, known)
         daemon.wait_for("no lease is left", lambda seen: all(s["leased_blocks"] == 0 for s in seen["sessions"]))
         report(engine)
+    assert daemon.audit() > 0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-
 from rig import compare, models
 from rig.daemon import Daemon
 from rig.engine import Answer, Engine, EngineConfig

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
@@ -93,6 +92,7 @@ def test_a_killed_daemon_comes_back_with_every_block(course: Course, report: Cal
 def test_nothing_stays_held_when_the_engine_is_gone(course: Course) -> None:
     course.warm_engine.kill()
     course.daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0 and seen["fenced_bytes"] == 0)
+    assert course.daemon.audit() > 0
 
 
 def _engine(config: EngineConfig, daemon: Daemon, run_dir: Path, name: str) -> Engine:

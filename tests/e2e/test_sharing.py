@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-
 from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon

@@ -55,7 +55,7 @@ class Daemon:
 
     def launch(self) -> None:
         """Starts it; does not wait."""
-        assert self.child is None or not self.child.is_running(), "the daemon is running already"
+        assert not self.is_running(), "the daemon is running already"
         config = self.directory / "forebay.toml"
         config.write_text(self._config())
         argv = [str(forebay_binary()), "serve", "--config", str(config)]
@@ -73,6 +73,9 @@ class Daemon:
     def running(self) -> Child:
         assert self.child is not None, "the daemon was never started"
         return self.child
+
+    def is_running(self) -> bool:
+        return self.child is not None and self.child.is_running()
 
     def kill(self) -> None:
         """SIGKILL: no drain, no farewell."""
@@ -111,13 +114,12 @@ class Daemon:
 
     def inspect(self) -> dict[str, Any]:
         """What `forebay inspect` says."""
-        argv = [str(forebay_binary()), "inspect", "--json"]
-        env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(self.socket.parent)}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
-        if done.returncode != 0:
-            raise self.running.failure(f"could not be inspected: {done.stderr}")
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+        return self._ask("inspect")
+
+    def audit(self) -> int:
+        """Reads every ready block and fails if one is not what was stored; how many there were."""
+        blocks: int = self._ask("audit")["blocks"]
+        return blocks
 
     def wait_for(self, what: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 30) -> dict[str, Any]:
         """Waits until what `inspect` says satisfies `holds`."""
@@ -137,6 +139,15 @@ class Daemon:
     def connector(self, socket: Path | None = None) -> dict[str, Any]:
         """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
         return connector(socket or self.socket)
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        argv = [str(forebay_binary()), command, "--json"]
+        env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(self.socket.parent)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise self.running.failure(f"failed `forebay {command}`: {done.stderr}{done.stdout}")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     def _config(self) -> str:
         sections: Mapping[str, Mapping[str, Any]] = {

@@ -174,11 +174,13 @@ class Engine:
     def stop_at(self, call: str, nth: int, when: str, rank: int = 0) -> None:
         """Arms a trap: that worker stops itself (SIGSTOP) at its nth `submit_store` or `submit_load` from now.
 
-        `when` is "before" the copy was handed over, or "after", when it has begun.
+        `when` is "before" the copy was handed over, or "after", when it has begun. Takes the place of an earlier trap
+        at the same call.
         """
         self.call("stop_at", call=call, nth=nth, when=when, rank=rank)
 
     def wait_stopped(self, rank: int = 0, seconds: float = 60) -> None:
+        """Waits until the trap has shut."""
         pid = self.ready().pids[rank]
         try:
             wait_until(f"pid {pid} stops itself", lambda: is_stopped(pid) or self._died(), seconds)
@@ -186,8 +188,9 @@ class Engine:
             raise self.child.failure(str(error)) from None
         self._check_alive()
 
-    def resume(self, rank: int = 0) -> None:
-        os.kill(self.pids[rank], signal.SIGCONT)
+    def resume(self) -> None:
+        """Lets every worker go on, stopped or not."""
+        self.child.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self.child.kill()

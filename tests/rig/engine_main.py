@@ -7,10 +7,10 @@ adds only looks (`Stopwatch`, page digests) or does harm on command (`worker_pro
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
@@ -38,7 +38,7 @@ def main() -> None:
             try:
                 answer(replies, number, getattr(served, command.pop("command"))(**command))
             except Exception as error:
-                traceback.print_exc()
+                logging.exception("a command failed")
                 answer(replies, number, {"error": f"{type(error).__name__}: {error}"})
     # The pipe was closed: the test is over, and nobody is left to whom an orderly end would matter.
     os._exit(0)

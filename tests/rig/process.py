@@ -7,7 +7,6 @@ leader dies with the test process, whatever ends that; a failure carries the end
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -53,14 +52,13 @@ class Child:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                argv,
+                ["setpriv", "--pdeathsig", "KILL", *argv],
                 env=dict(os.environ if env is None else env),
                 stdin=stdin,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
 
     @property
@@ -158,11 +156,3 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -47,7 +47,8 @@ class WorkerProbe:
 
         worker: Any = get_kv_transfer_group().connector_worker.worker  # type: ignore[attr-defined]
         method = f"submit_{call}"
-        original = getattr(worker, method)
+        # On the class lies what a trap of before replaced on the instance.
+        original = getattr(type(worker), method).__get__(worker)
         left = nth
 
         def trapped(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,8 @@ pub fn run(arguments: &Audit) -> Result<(), Failure> {
     let AuditReply { blocks, bytes, corrupt, misnamed, complaint } = runtime()?.block_on(client.audit())?;
     if arguments.json {
         let facts = [("blocks", blocks), ("bytes", bytes), ("corrupt", corrupt), ("misnamed", misnamed)];
-        let mut object: serde_json::Map<_, _> = facts.map(|(name, value)| (name.to_string(), json!(value))).into_iter().collect();
+        let mut object: serde_json::Map<_, _> =
+            facts.map(|(name, value)| (name.to_string(), json!(value))).into_iter().collect();
         object.insert("complaint".to_string(), json!(complaint));
         print_json(&object.into());
     } else {

@@ -167,6 +167,7 @@ fn two_ranks_lie_side_by_side_and_a_block_without_both_births_is_not_stored() {
     second.acknowledge();
     assert!(matches!(client.event(), session_event::Event::Attached(_)));
     let namespace = client.namespace("t", vec![group()]).unwrap();
+    wait_until("the pool is populated", || client.inspect().populated_bytes == client.inspect().capacity_bytes);
     let slots = client.reserve(namespace, 2);
     for held in &slots {
         first.fill(held, 1);

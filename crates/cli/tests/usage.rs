@@ -8,8 +8,17 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 8] =
-        [&[], &["serve"], &["inspect"], &["purge"], &["config"], &["doctor"], &["bench", "copy"], &["bench", "lookup"]];
+    let commands: [&[&str]; 9] = [
+        &[],
+        &["serve"],
+        &["inspect"],
+        &["audit"],
+        &["purge"],
+        &["config"],
+        &["doctor"],
+        &["bench", "copy"],
+        &["bench", "lookup"],
+    ];
     let mut text = String::new();
     for command in commands {
         let answer = run(&[command, &["--help"]].concat());

@@ -26,7 +26,7 @@ pub async fn serve(config: Config) -> Result<()> {
     // The sockets come first: a second daemon stops here, before it looks at the pool.
     let rpc = listen::bind(&config.socket.directory, RPC_SOCKET, &config.socket.allow_uids)?;
     let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
-    let pages = http::bind(config.http.address.clone()).await?;
+    let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
     let (shared, to_verify) = open(config)?;
     verify::start(&shared, to_verify);

@@ -4,8 +4,8 @@ Users write `--kv-transfer-config '{"kv_connector":"ForebayConnector","kv_role":
 
 Read in the order of a request: `connector` (vLLM's hooks), `manager` (the scheduler's side) with `lookup` and `stores`,
 `slots` (what travels to the workers), `worker` (the copies). Around them: `identity` (who may share with whom), `settings`
-(what users set), `session` (the way to the daemon), `guard` (no exception reaches the engine), `timing` (what it costs),
-`compat` (all that depends on vLLM's version).
+(what users set), `session` (the way to the daemon), `guard` (no exception reaches the engine), `health` and `timing` (how
+it does and what it costs), `compat` (all that depends on vLLM's version).
 """
 
 from forebay.vllm.names import CONNECTOR, CONNECTOR_MODULE, SPEC, SPEC_MODULE
@@ -14,15 +14,23 @@ __all__ = ["CONNECTOR", "CONNECTOR_MODULE", "SPEC", "SPEC_MODULE", "register"]
 
 
 def register() -> None:
-    """The `vllm.general_plugins` entry point: makes the connector known by name in this process.
+    """The `vllm.general_plugins` entry point: tells vLLM's factories where the classes are, and imports none of them.
 
     vLLM calls it in the front end, the engine core and every worker, perhaps more than once. Never raises: an engine that
     does not use Forebay must start even where it cannot work.
     """
     try:
-        from forebay.vllm import compat
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-        compat.register(CONNECTOR, CONNECTOR_MODULE, SPEC, SPEC_MODULE)
+        for add, name, module in (
+            (KVConnectorFactory.register_connector, CONNECTOR, CONNECTOR_MODULE),
+            (OffloadingSpecFactory.register_spec, SPEC, SPEC_MODULE),
+        ):
+            try:
+                add(name, module, name)
+            except ValueError:  # registered before
+                pass
     except Exception:
         import logging
 

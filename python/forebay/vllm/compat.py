@@ -42,22 +42,7 @@ MAX_STOCK_BLOCKS = 1024
 Slots = TypeVar("Slots")
 
 
-# ---- registration and configuration --------------------------------------------------------------------------------
-
-
-def register(connector: str, connector_module: str, spec: str, spec_module: str) -> None:
-    """Tells vLLM's factories where the classes are. Idempotent; imports no class of ours."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.v1.kv_offload.factory import OffloadingSpecFactory
-
-    for add, name, module in (
-        (KVConnectorFactory.register_connector, connector, connector_module),
-        (OffloadingSpecFactory.register_spec, spec, spec_module),
-    ):
-        try:
-            add(name, module, name)
-        except ValueError:  # registered before
-            pass
+# ---- configuration ----------------------------------------------------------------------------------------------------
 
 
 def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> list[str]:
@@ -270,7 +255,6 @@ __all__ = [
     "metadata_without_jobs",
     "missing",
     "new_stats",
-    "register",
     "stock_blocks",
     "unsupported",
 ]

@@ -75,7 +75,7 @@ class ForebayConnector(OffloadingConnector):
         stock = spec.settings.stock_blocks or compat.stock_blocks(vllm_config, shapes)
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
-        self.timings = self.manager.timings
+        self.timings = self.manager.health.timings
         self.manager.open(session, shapes, identity, stock, self.breaker)
 
     @property

@@ -26,12 +26,12 @@ from vllm.v1.kv_offload.base import (
 
 from forebay.vllm import compat, metrics
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
+from forebay.vllm.health import Health
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.lookup import Lookup, group_of
 from forebay.vllm.session import AbsentSession, Session
 from forebay.vllm.slots import PoolSlots
 from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
-from forebay.vllm.timing import Timings
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from forebay.vllm.spec import ForebaySpec
 
-# How often the session is asked for its health, for the gauges and the log.
-HEALTH_SECONDS = 1.0
 # Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
 LOOKUPS_UNDER_WAY = 32
 # A session gives most of its stock back when it was not asked for two seconds. The first match after a pause is held back
@@ -56,7 +54,7 @@ class ForebayManager(OffloadingManager):
     def __init__(self, spec: ForebaySpec):
         self.spec = spec
         self.breaker = Breaker()
-        self.timings = Timings()
+        self.health = Health()
         self._settings = spec.settings
         self._workers = spec.config.parallel.world_size
         self._session: Session = AbsentSession("the connector did not open it")
@@ -76,11 +74,6 @@ class ForebayManager(OffloadingManager):
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
         self._fresh: set[int] = set()  # stores that no job carries yet
         self._serials = itertools.count()
-        self._counted = dict.fromkeys((metrics.FAILED_LOADS, metrics.LATE_LOOKUPS, metrics.REFUSED_BLOCKS), 0)
-        self._step_seconds: list[float] = []
-        self._health_at = 0.0
-        self._is_ready: bool | None = None
-        self._has_news = False
 
     def open(
         self, session: Session, shapes: Sequence[Shape], identity: Identity, stock_blocks: int, breaker: Breaker
@@ -178,7 +171,7 @@ class ForebayManager(OffloadingManager):
     def load_failed(self, request_ids: Collection[str]) -> None:
         """These are computed now: asking again would find the same blocks and fail for ever."""
         for asked in filter(None, map(self._requests.get, request_ids)):
-            self._counted[metrics.FAILED_LOADS] += 1
+            self.health.count(metrics.FAILED_LOADS)
             asked.is_barred = True
             # A load that all workers reported is over already; what is left was lost before it reached them.
             for serial in [serial for serial, lookup in self._loads.items() if lookup is asked.lookup]:
@@ -276,32 +269,18 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def step_ended(self) -> None:
-        self._step_seconds.append(self.timings.end_step())
-        if (now := time.monotonic()) >= self._health_at:
-            self._health_at = now + HEALTH_SECONDS
-            self._look_after_session()
+        if self._is_named:
+            self.health.step_ended(self._session, self.breaker)
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""
-        stats = compat.new_stats()
-        for seconds in self._step_seconds:
-            stats.observe_histogram(metrics.STEP_SECONDS, seconds)
-        self._step_seconds.clear()
-        for name, count in self._counted.items():
-            if count:
-                stats.increase_counter(name, count)
-                self._counted[name] = 0
-        if self._has_news:
-            self._has_news = False
-            stats.set_gauge(metrics.IS_READY, int(bool(self._is_ready)))
-            stats.set_gauge(metrics.FAULTS, self.breaker.faults)
-        return None if stats.is_empty() else stats
+        return self.health.take_stats()
 
     @guarded(nothing)
     def shutdown(self) -> None:
         """Ends the session; waits at most its deadline."""
-        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
+        self.health.look(self._session, self.breaker)
         self._session.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
@@ -321,18 +300,6 @@ class ForebayManager(OffloadingManager):
         self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
         self._is_named = True
         self._settle_until = None
-
-    def _look_after_session(self) -> None:
-        """Once a second: one line in the log when the session becomes ready or ceases to be."""
-        reason = self._session.reason()
-        if (is_ready := reason is None) is not self._is_ready and self._is_named:
-            self._is_ready = is_ready
-            if is_ready:
-                logger.info("forebay is ready, pool %s", self._session.pool.hex())
-            else:
-                logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
-        self._has_news = True
-        self.timings.report(session=self._session.stats(), faults=self.breaker.faults)
 
     def _settle(self, now: float) -> bool:
         """Whether to wait for a namespace that was set just now, or for ranks at the start: worth it once, not longer."""
@@ -373,13 +340,13 @@ class ForebayManager(OffloadingManager):
         if is_answered:
             self._unanswered.discard(lookup)
         self._spend(now)
-        self._counted[metrics.LATE_LOOKUPS] += lookup.is_late and not was_late
+        self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         return is_answered
 
     def _spend(self, since: float) -> None:
         waited = time.monotonic() - since
         self._budget -= waited
-        self.timings.waited(int(waited * 1e9))
+        self.health.timings.waited(int(waited * 1e9))
 
     def _release(self, asked: _Asked) -> None:
         if asked.lookup is not None and not asked.lookup.is_loading:
@@ -411,7 +378,7 @@ class ForebayManager(OffloadingManager):
             return _Taken(shape.group, [], b"", b"", [])
         slots, generations = self._session.reserve(shape.group, len(wanted))
         count = len(slots) // 4
-        self._counted[metrics.REFUSED_BLOCKS] += len(wanted) - count
+        self.health.count(metrics.REFUSED_BLOCKS, len(wanted) - count)
         asked.has_gap = shape.is_full and count < len(wanted)
         # A prefix needs its first blocks, a window its last.
         keys = wanted[:count] if shape.is_full else wanted[len(wanted) - count :]

@@ -15,6 +15,9 @@ pub mod tinylfu;
 pub mod twoq;
 pub mod worth;
 
+#[cfg(test)]
+mod tests;
+
 use crate::block::BlockId;
 use crate::chunked::Chunked;
 use crate::index::Fingerprint;

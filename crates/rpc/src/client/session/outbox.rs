@@ -219,7 +219,7 @@ mod tests {
         let runs = whole.clone().only(|slot| ![1, 4, 5].contains(&slot.slot));
         assert_eq!(runs, [commit(1, &[1], &[2, 3]), commit(1, &[5], &[6])]);
         assert_eq!(whole.clone().only(|slot| slot.slot != 6), [commit(1, b"p", &[1, 2, 3, 4, 5])]);
-        assert_eq!(whole.clone().only(|_| true), [whole.clone()]);
+        assert_eq!(whole.clone().only(|_| true), std::slice::from_ref(&whole));
         assert_eq!(whole.only(|_| false), []);
     }
 
