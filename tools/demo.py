@@ -151,6 +151,7 @@ def show(rows: Sequence[Row], verdicts: Sequence[str]) -> None:
         ratio = cold.ttft_ms / restarted.ttft_ms
         print("\nThe prompts' KV cache outlived the engine and the daemon: after the restart the first token came")
         print(f"{ratio:.0f} times sooner, and every answer was the same, token for token.")
+        print("(What a killed daemon left behind is checked against its checksums before any of it is served.)")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,15 @@ fi
 
 echo "installing vLLM $vllm_version for CPU into $venv (5 GB, several minutes the first time)" >&2
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+log=$venv/install.log
+# pip's resolver complains about what is left out on purpose; all of it is shown if a step fails.
+pip() {
+  "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@" >>"$log" 2>&1 && return
+  cat "$log" >&2
+  echo "error: pip $* failed" >&2
+  echo "hint: a package registry must be reachable and 6 GB be free; run make again to go on" >&2
+  exit 1
+}
 
 pip install -U 'pip>=24' wheel packaging 'setuptools==78.1.1'
 pip install --no-deps "torch==$torch_version"

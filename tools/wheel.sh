@@ -2,25 +2,24 @@
 # Builds the wheel into dist/: `tools/wheel.sh [VENV]`.
 #
 # The wheel carries the `forebay` binary as one of its scripts, so that `pip install` gives the command itself and
-# no wrapper, beside the package and its native module. It serves every CPython from 3.11 on; the platform tag says
-# which glibc it needs, which is that of this machine or less. VENV (default .venv) gets maturin if it has none;
-# it is made if it does not exist.
+# no wrapper, beside the package and its native module. It serves every CPython from 3.11 on; its platform tag says
+# which glibc it needs. VENV (default .venv) is made if it does not exist and gets maturin if it has none.
 set -euo pipefail
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-venv=${1:-$root/.venv}
-cd "$root"
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+target=${CARGO_TARGET_DIR:-target}
+# Where maturin looks for files that a wheel installs beside the package; named after the native module.
+data=forebay._native.data
 
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 [ -x "$venv/bin/maturin" ] || "$venv/bin/python" -m pip --disable-pip-version-check --quiet install 'maturin>=1.16,<2'
 
-target=${CARGO_TARGET_DIR:-target}
 cargo build --release --locked --package forebay-cli
-
-# `data` in pyproject.toml; what lies in its `scripts` is installed beside the interpreter. Symbols are more than
-# half of the binary, and a backtrace names functions without them.
-install -d target/wheel/scripts dist
-strip --strip-debug -o target/wheel/scripts/forebay "$target/release/forebay"
+trap 'rm -rf "$data"' EXIT
+install -d "$data/scripts" dist
+# Debug information is five sixths of the binary; backtraces name functions without it.
+strip --strip-debug -o "$data/scripts/forebay" "$target/release/forebay"
 
 rm -f dist/forebay-*.whl
 "$venv/bin/maturin" build --release --strip --out dist --interpreter "$venv/bin/python"

@@ -10,7 +10,7 @@ use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::{NamespaceId, Result};
-use forebay_io::arena::{NamespaceRecord, Pool, RecoveredSlot, RecoveryCursor, SlotState};
+use forebay_io::arena::{NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
 
 use crate::state::State;
 
@@ -37,15 +37,6 @@ pub fn recover(state: &mut State) -> Result<()> {
     state.core.finish_restore();
     state.apply();
     Ok(())
-}
-
-/// Generations continue above all that an earlier epoch gave out, those of free slots included.
-pub fn first_generation(pool: &Pool) -> u32 {
-    let mut highest = 0;
-    pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| highest = highest.max(slot.generation.0));
-    // Slots outside all extents keep numbers that are not looked at; fences protect them anyway, and a gap
-    // makes an equal number improbable.
-    highest.wrapping_add(1 << 16).max(1)
 }
 
 fn restore_slots(state: &mut State, mut slots: Vec<RecoveredSlot>, names: &HashMap<NamespaceId, NamespaceIndex>) {

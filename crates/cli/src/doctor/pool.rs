@@ -77,7 +77,8 @@ fn try_out(pool_directory: &Path, capacity_bytes: u64, huge_pages: HugePages) ->
     let config = PoolConfig {
         directory: directory.path().to_path_buf(),
         capacity_bytes,
-        unit_bytes: Some(MIN_UNIT_BYTES),
+        // The smallest that such a pool can have: one unit is populated.
+        unit_bytes: Some((capacity_bytes / MAX_UNITS).next_power_of_two().max(MIN_UNIT_BYTES)),
         huge_pages,
     };
     let report = Pool::open(&config).and_then(|opened| {
@@ -87,6 +88,9 @@ fn try_out(pool_directory: &Path, capacity_bytes: u64, huge_pages: HugePages) ->
     let removed = remove(directory.path());
     report.and_then(|report| removed.map(|()| report))
 }
+
+/// Units that a pool may have.
+const MAX_UNITS: u64 = 65_536;
 
 #[cfg(test)]
 mod tests {

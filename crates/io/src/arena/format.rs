@@ -96,7 +96,6 @@ impl Backing {
 /// Whether the files beside the table are all there.
 pub(super) const CREATING: u32 = 0x5441_4552;
 pub(super) const LIVE: u32 = 0x4556_494c;
-pub(super) const DISCARDED: u32 = 0x4452_4353;
 
 /// The start of `table`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,7 +138,6 @@ impl Header {
         match u32_at(bytes, 12) {
             LIVE => {}
             CREATING => return Err("its creation was cut short".to_owned()),
-            DISCARDED => return Err("its removal was cut short".to_owned()),
             state => return Err(format!("its table has the unknown state {state:#x}")),
         }
         let broken = || "its table's header is damaged".to_owned();
@@ -184,10 +182,10 @@ pub(super) fn encode_generation_header(id: u128) -> [u8; 32] {
     bytes
 }
 
-/// The pool's id, or nothing where the file is not a `generation` file of this version.
-pub(super) fn decode_generation_header(bytes: &[u8; 32]) -> Option<u128> {
+/// The pool's id and whether it is retired, or nothing where the file is not a `generation` file of this version.
+pub(super) fn decode_generation_header(bytes: &[u8; 32]) -> Option<(u128, bool)> {
     let is_ours = bytes[..8] == GENERATION_MAGIC && u32_at(bytes, 8) == VERSION;
-    is_ours.then(|| u128::from_le_bytes(bytes[16..].try_into().unwrap()))
+    is_ours.then(|| (u128::from_le_bytes(bytes[16..].try_into().unwrap()), u32_at(bytes, RETIRED_WORD * 4) != 0))
 }
 
 /// One word a unit: zero, or the extent that begins here, with a check so that a damaged word is not believed.

@@ -63,6 +63,7 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
     }
     let content = read_header(&table).and_then(|header| {
         let data = data.as_ref().ok_or("its data file is gone")?;
+        check_length(TABLE_NAME, &table, table_bytes(&header.geometry))?;
         Ok((header, open_files(&home, &data.1, &header)?))
     });
     Ok(Some(Found { home, table: Some(table), data, content, is_attached }))
@@ -119,13 +120,13 @@ fn open_files(home: &Path, data: &File, header: &Header) -> Result<Files, String
         Ok::<File, String>(file)
     };
     let geometry: &Geometry = &header.geometry;
-    let table_file = open(TABLE_NAME, table_bytes(geometry))?;
-    drop(table_file);
     let generation = open(GENERATION_NAME, generation_bytes(geometry))?;
     let mut head = [0; 32];
     generation.read_exact_at(&mut head, 0).map_err(|error| error.to_string())?;
-    if decode_generation_header(&head) != Some(header.id) {
-        return Err("its `generation` file is of another pool".to_owned());
+    match decode_generation_header(&head) {
+        Some((id, false)) if id == header.id => {}
+        Some((id, true)) if id == header.id => return Err("it was retired".to_owned()),
+        _ => return Err("its `generation` file is of another pool".to_owned()),
     }
     let birth = open(BIRTH_NAME, birth_bytes(geometry))?;
     let namespaces = open(NAMESPACE_NAME, u64::from(NAMESPACES) * NAMESPACE_BYTES)?;
@@ -157,11 +158,9 @@ pub(super) fn retire_in(home: &Path) -> io::Result<()> {
 }
 
 /// Takes a pool's files away. Its data stays under another name where workers map it, so that a later daemon
-/// knows too that its memory is not free yet. A crash leaves a table that says what it is.
+/// knows too that its memory is not free yet. A retired pool does not count any more, so this can be cut short
+/// anywhere; the table goes last, because its lock covers the rest.
 pub(super) fn discard(found: &Found) -> io::Result<()> {
-    if let Some(table) = &found.table {
-        table.write_all_at(&DISCARDED.to_le_bytes(), STATE_AT)?;
-    }
     retire_in(&found.home)?;
     for name in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME] {
         remove_if_there(&found.home.join(name))?;

@@ -60,7 +60,7 @@ impl Generations {
     pub fn pool_id(&self) -> Option<u128> {
         let mut bytes = [0; 32];
         self.region.read(0, &mut bytes);
-        decode_generation_header(&bytes)
+        decode_generation_header(&bytes).map(|(id, _)| id)
     }
 }
 

@@ -13,7 +13,7 @@ use super::room::kib_field;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HugePageReport {
     pub backing: Backing,
-    /// Bytes of the pool that have memory and are mapped.
+    /// Bytes of the pool that have memory and are mapped by this process.
     pub mapped_bytes: u64,
     /// Of these, bytes mapped by huge pages.
     pub huge_bytes: u64,

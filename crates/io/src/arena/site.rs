@@ -142,8 +142,10 @@ fn mount_privately(directory: &Directory, huge: &str) -> Result<PathBuf, String>
                 fs::create_dir(&point).map_err(cannot)?;
             }
             let options = std::ffi::CString::new(format!("huge={huge},size=0,mode=0700")).expect("no zero byte in it");
-            rustix::mount::mount("forebay", &point, "tmpfs", flags, options.as_c_str())
-                .map_err(|e| cannot(e.into()))?;
+            if let Err(errno) = rustix::mount::mount("forebay", &point, "tmpfs", flags, options.as_c_str()) {
+                let _ = fs::remove_dir(&point);
+                return Err(cannot(errno.into()));
+            }
         }
     }
     Ok(point)

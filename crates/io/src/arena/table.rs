@@ -174,6 +174,7 @@ impl Table {
 
     /// What a ready slot holds; `generation` is the published one.
     pub fn content(&self, slot: SlotId, generation: Generation) -> Option<Entry> {
+        self.find(slot)?;
         match self.state(slot, generation) {
             SlotState::Ready(content) => Some(content),
             SlotState::Free | SlotState::Reserved { .. } | SlotState::Torn => None,
@@ -214,7 +215,7 @@ impl Table {
     }
 
     fn extent_at(&self, unit: u32) -> Option<Extent> {
-        let word = self.extents[unit as usize].load(Relaxed);
+        let word = self.extents.get(unit as usize)?.load(Relaxed);
         let (first_unit, slot_pages, units) = (word as u32 & 0xffff, word >> 16 & 0xffff_ffff, (word >> 48) as u32);
         (word != 0).then(|| Extent { first_unit, units, slot_bytes: slot_pages * forebay_core::PAGE_BYTES })
     }
@@ -228,12 +229,16 @@ impl Table {
     }
 
     fn entry(&self, slot: SlotId) -> &[AtomicU64] {
-        let extent = self.extent_of(slot);
-        let first = self.geometry.slot(&extent, 0).0;
-        let index = (slot.0 - first) / extent.slot_pages();
-        let is_slot = (slot.0 - first).is_multiple_of(extent.slot_pages()) && index < self.geometry.slots(&extent);
-        assert!(is_slot, "{slot:?} is not where a slot of {extent:?} begins");
-        self.words(self.first_entry(&extent) + index as usize)
+        self.find(slot).unwrap_or_else(|| panic!("{slot:?} is not where a slot begins"))
+    }
+
+    /// The entry of `slot`, if a slot of an extent begins there.
+    fn find(&self, slot: SlotId) -> Option<&[AtomicU64]> {
+        let extent = self.extent_at(self.geometry.unit_of(slot))?;
+        let (first, pages) = (self.geometry.slot(&extent, 0).0, extent.slot_pages());
+        let (index, rest) = ((slot.0 - first) / pages, (slot.0 - first) % pages);
+        let is_slot = rest == 0 && index < self.geometry.slots(&extent);
+        is_slot.then(|| self.words(self.first_entry(&extent) + index as usize))
     }
 
     fn entries_of(&self, extent: &Extent) -> impl Iterator<Item = &[AtomicU64]> {

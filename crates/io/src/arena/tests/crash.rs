@@ -266,7 +266,12 @@ fn engine(name: &str) -> InstanceRecord {
 
 /// Replaces an instance and a namespace, makes an extent and takes it away.
 pub fn play_records(socket: &UnixStream, directory: &Path) {
-    let config = PoolConfig { directory: directory.to_owned(), capacity_bytes: 4 * MIB, unit_bytes: None, huge_pages: HugePages::Off };
+    let config = PoolConfig {
+        directory: directory.to_owned(),
+        capacity_bytes: 4 * MIB,
+        unit_bytes: None,
+        huge_pages: HugePages::Off,
+    };
     let pool = Pool::open(&config).unwrap().pool;
     pool.populate_unit(1).unwrap();
     begin_work(socket);
@@ -291,11 +296,13 @@ fn a_crash_at_any_call_while_records_change_leaves_the_old_one_the_new_one_or_no
         let pool = image.pool(4 * MIB);
         assert_eq!(block_in(&pool, &recovered(&pool)[SLOT.0 as usize]), Some(block(OLD).0));
         let instances = pool.instances().unwrap();
-        assert!([vec![], vec![(Instance(5), engine("older"))], vec![(Instance(5), engine("new"))]].contains(&instances));
-        let namespace = pool.namespaces().unwrap().pop().map(|(_, record)| (record.id.0, record.descriptor, record.layout));
-        let either = [(1, "older", "older layout"), (2, "new", "new layout")].map(|(id, name, layout)| {
-            Some((id, name.to_owned(), layout.as_bytes().to_vec()))
-        });
+        assert!(
+            [vec![], vec![(Instance(5), engine("older"))], vec![(Instance(5), engine("new"))]].contains(&instances)
+        );
+        let namespace =
+            pool.namespaces().unwrap().pop().map(|(_, record)| (record.id.0, record.descriptor, record.layout));
+        let either = [(1, "older", "older layout"), (2, "new", "new layout")]
+            .map(|(id, name, layout)| Some((id, name.to_owned(), layout.as_bytes().to_vec())));
         assert!(namespace.is_none() || either.contains(&namespace), "{namespace:?}");
         let extents = pool.recovered_extents();
         assert!(extents[0] == extent && pool.unreadable_units().is_empty());
@@ -358,6 +365,8 @@ fn a_crash_at_any_call_while_a_pool_is_replaced_leaves_the_old_one_or_an_empty_o
     kill_while_opening(&home, 2 * MIB, |image| {
         // A daemon with the old configuration, so that what is left of the old pool shows.
         let opened = image.open(6 * MIB);
+        let worker = Mapping::new(opened.pool.mapper_fds(Instance(0), 0).unwrap(), &opened.pool.description()).unwrap();
+        assert!(!worker.is_retired());
         let slots = recovered(&opened.pool);
         let found = slots.iter().filter_map(|slot| block_in(&opened.pool, slot)).collect::<Vec<_>>();
         assert!(found.is_empty() || found == [block(OLD).0], "{found:?}");

@@ -16,6 +16,7 @@ fn a_pool_lies_on_huge_pages_entirely_or_says_why_not_and_stays_there_after_a_re
     let home = Home::new();
     let config = auto(home.path(), 64 * MIB);
     let opened = Pool::open(&config).unwrap();
+    assert_eq!(opened.pool.huge_page_report().unwrap().mapped_bytes, 0);
     populate(&opened.pool);
     let report = opened.pool.huge_page_report().unwrap();
     println!("{report:?}");

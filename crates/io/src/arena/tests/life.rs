@@ -42,7 +42,9 @@ fn a_pool_is_found_again_as_it_was_left() {
     assert_eq!(pool.namespaces().unwrap()[0].1.descriptor, "model=m");
     assert_eq!(pool.instances().unwrap()[0].1.ranks, 8);
     assert_eq!(pool.entry(slot(7)), Some(block(2).0));
-    assert_eq!(pool.entry(slot(2)), None);
+    for no_block in [slot(2), slot(3), SlotId(1), SlotId(pool.geometry().pages - 1)] {
+        assert_eq!(pool.entry(no_block), None, "{no_block:?}");
+    }
 }
 
 #[test]
@@ -91,6 +93,16 @@ fn a_second_daemon_is_refused_by_directory_and_by_table() {
     refusal(elsewhere.path());
     drop(pool);
     assert_eq!(home.open(4 * MIB).outcome, Outcome::Recovered { previous_epoch: 1, grown_by_units: 0 });
+}
+
+#[test]
+fn a_second_daemon_is_refused_before_there_is_a_table() {
+    let home = Home::new();
+    let claim = directory::Directory::claim(home.path()).unwrap();
+    assert_eq!(Pool::open(&home.config(4 * MIB)).err().expect("both make a pool").kind(), ErrorKind::Unavailable);
+    assert_eq!(files_in(home.path()), [] as [PathBuf; 0]);
+    drop(claim);
+    assert_eq!(home.open(4 * MIB).outcome, Outcome::Created);
 }
 
 #[test]
@@ -152,7 +164,7 @@ fn a_table_that_cannot_be_read_is_replaced_and_says_why() {
         ("version 2", |home| write_at(home, "table", 8, &2u32.to_le_bytes())),
         ("other bytes", |home| write_at(home, "table", 0, b"X")),
         ("creation was cut short", |home| write_at(home, "table", 12, &format::CREATING.to_le_bytes())),
-        ("removal was cut short", |home| write_at(home, "table", 12, &format::DISCARDED.to_le_bytes())),
+        ("it was retired", |home| home.pool(4 * MIB).retire()),
         ("header is damaged", |home| write_at(home, "table", 33, &[0xff])),
         ("too short", |home| home.file("table").set_len(10).unwrap()),
         ("`data` file has 4096 bytes", |home| home.file("data").set_len(4096).unwrap()),
@@ -242,7 +254,7 @@ fn a_pool_larger_than_memory_is_refused_with_numbers_and_leaves_nothing() {
 }
 
 #[test]
-fn a_directory_on_a_disk_or_that_cannot_be_made_is_refused_with_a_hint() {
+fn a_directory_that_cannot_be_made_is_refused_with_a_hint() {
     let home = Home::new();
     std::fs::write(home.path().join("file"), b"").unwrap();
     let config = PoolConfig { directory: home.path().join("file/pool"), ..home.config(4 * MIB) };
@@ -289,6 +301,7 @@ pub fn play_unprivileged(socket: &UnixStream, directory: &Path) {
     assert!(error.hint_text().unwrap().contains("pool.directory"), "{error}");
     send_fds(socket, b"refused", &[], soon()).unwrap();
     let pool = Pool::open(&config("owned")).unwrap().pool;
+    assert!(!directory.join("owned/mnt").exists(), "what could not be mounted on is gone");
     (0..2).for_each(|unit| pool.populate_unit(unit).unwrap());
     let report = pool.huge_page_report().unwrap();
     let text = match report.backing {
