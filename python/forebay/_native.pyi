@@ -68,7 +68,8 @@ class EngineSession:
 
         `stock_blocks`: slots of each group kept reserved ahead; a step that stores more gets only so many. An
         engine that asks for nothing for 2 s keeps 4. `deadline`: of each call; `breaker_failures` late or lost
-        calls in a row make every lookup a miss until the daemon was reached again.
+        calls, with no lookup answered in time between them, make every lookup a miss until the daemon was reached
+        again.
         Raises ForebayError (invalid).
         """
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
@@ -161,8 +162,9 @@ class WorkerEngine:
         """Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
 
         `groups`: (group, slots u32, generations u32, block ids i32, skipped): `blocks_per_chunk` block ids a
-        slot, one after another; `skipped` is how many sub-blocks at the start of the first chunk are absent from
-        the block ids (they are not copied; a store that skips any fails, since half a block is none).
+        slot, one after another, perhaps fewer of the last; `skipped` is how many sub-blocks at the start of the
+        first chunk are absent from the block ids. Absent ones are not copied; a store that lacks any fails, since
+        half a block is none.
         Of replicated groups rank 0 alone copies. Raises ForebayError (invalid) if the lists do not fit together.
         """
 

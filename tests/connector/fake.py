@@ -38,8 +38,10 @@ class FakeDaemon:
         self.is_up = True
         self.is_frozen = False  # lookups are not answered
         self.promotions = 0  # so many answers say "promoting" where they would say "ready"
+        self.promoted: set[bytes] | None = None  # of these hashes alone
         self.outcomes: list[str] = []  # of commits
         self.lookups = 0
+        self.waits: list[float] = []  # how long each poll was ready to wait in vain
         self.engines: list[FakeEngine] = []
         self.sessions: list[FakeSession] = []
         self._ids = itertools.count(1)
@@ -154,6 +156,7 @@ class FakeTicket:
             )
             return True
         if daemon.is_frozen:
+            daemon.waits.append(timeout)
             time.sleep(timeout)
             return False
         self._answer(daemon)
@@ -198,7 +201,7 @@ class FakeTicket:
             states, slots, generations = bytearray(), b"", b""
             for hash_ in hashes:
                 number = daemon.index.get((self._session.namespace, group, hash_))
-                if number is None or is_promoting:
+                if number is None or (is_promoting and (daemon.promoted is None or hash_ in daemon.promoted)):
                     states.append(MISS if number is None else PROMOTING)
                     slots, generations = slots + NONE, generations + NONE
                     continue
@@ -302,9 +305,9 @@ class FakeSession:
             ticket.forget()
 
     def _refill(self) -> None:
-        """As the background thread does when something was used: what fell below half is filled up."""
+        """As the background thread does when something was used."""
         for stock in self.stock.values():
-            wanted = self.stock_blocks - len(stock) if len(stock) * 2 < self.stock_blocks else 0
+            wanted = self.stock_blocks - len(stock)
             while wanted > 0 and self.is_refilling and self.state() == "ready" and not self.daemon.is_frozen:
                 number = self.daemon.take(self)
                 if number is None:

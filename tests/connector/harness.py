@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from fake import FakeDaemon, FakeEngine, FakeSession
@@ -55,7 +55,7 @@ class Shape:
     max_tokens_per_step: int = 128
     max_requests: int = 16
     extra: dict[str, Any] = field(default_factory=dict)
-    hash_algorithm: str = "sha256"
+    hash_algorithm: Literal["sha256", "xxhash"] = "sha256"
     engine_id: str = "engine"
 
 
@@ -86,7 +86,8 @@ def vllm_config(shape: Shape, rank: int = 0) -> VllmConfig:
         kv_connector="ForebayConnector",
         kv_role="kv_both",
         engine_id=shape.engine_id,
-        kv_connector_extra_config={"socket": "/nowhere"} | shape.extra,
+        # No deadline ends a wait by accident, however slow the machine; tests of deadlines set their own.
+        kv_connector_extra_config={"socket": "/nowhere", "lookup_deadline_ms": 60_000} | shape.extra,
     )
     parallel = ParallelConfig(tensor_parallel_size=shape.ranks, distributed_executor_backend="mp")
     parallel.rank = rank
@@ -131,7 +132,7 @@ class Worker:
         for layer, pages in self.pages.items():
             spec = specs[layer]
             typed = pages.view(torch.float32)
-            views[layer] = typed.view(shape.blocks, spec.block_size, spec.num_kv_heads, -1).transpose(1, 2)
+            views[layer] = typed.view(shape.blocks, spec.block_size, spec.num_heads, -1).transpose(1, 2)
         self.connector.register_kv_caches(views)
 
     def fill(self, layer: str, block: int, content: bytes) -> None:
@@ -191,11 +192,11 @@ class Engine:
         return session
 
     def add(self, name: str, tokens: Sequence[int], max_tokens: int = 4, **more: Any) -> Request:
-        extra = more.pop("kv_transfer_params", None)
+        extra, adapter = more.pop("kv_transfer_params", None), more.pop("lora_request", None)
         params = SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, extra_args={"kv_transfer_params": extra} if extra else None, **more
         )
-        request = Request(name, list(tokens), params, None, block_hasher=self._hasher)
+        request = Request(name, list(tokens), params, None, block_hasher=self._hasher, lora_request=adapter)
         self.scheduler.add_request(request)
         return request
 
@@ -215,7 +216,7 @@ class Engine:
         self.preemptions += len(output.preempted_req_ids or ())
         for new in output.scheduled_new_reqs:
             self.hits.setdefault(new.req_id, new.num_computed_tokens)
-        outputs = [self._work(worker, output) for worker in self.workers]
+        outputs: list[ModelRunnerOutput | None] = [self._work(worker, output) for worker in self.workers]
         whole = self._aggregator.aggregate(outputs)
         assert whole is not None
         for core in self.scheduler.update_from_output(output, whole).values():

@@ -123,6 +123,25 @@ def test_a_load_from_a_pool_that_was_replaced_is_computed(
     engine.assert_no_faults()
 
 
+def test_slots_taken_while_the_pool_was_replaced_are_not_used(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.connector.manager.get_ready()
+    reserve = engine.session.reserve
+
+    def reserve_and_replace(group: int, count: int) -> tuple[bytes, bytes]:
+        slots = reserve(group, count)
+        daemon.replace_pool()
+        return slots
+
+    monkeypatch.setattr(engine.session, "reserve", reserve_and_replace)
+    assert engine.generate("r0", PROMPTS[0]) == expected[0]
+    assert daemon.outcomes == []
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
 @pytest.mark.parametrize("groups", ["full", "hybrid"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_load_that_fails_in_one_rank_is_computed_and_never_tried_again(

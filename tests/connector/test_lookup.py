@@ -38,15 +38,18 @@ def test_keys_are_answered_by_group(session: FakeSession) -> None:
     assert [lookup.result(key(0, at)).name for at in range(4)] == ["HIT", "HIT", "HIT", "MISS"]
     assert [lookup.result(key(3, at)).name for at in (1, 3)] == ["HIT", "MISS"]
     assert lookup.pool == session.daemon.pool
-    place = lookup.place(key(3, 1))
-    assert place is not None
-    assert session.daemon.slots[int.from_bytes(place.slot, "little")].key == (session.namespace, 3, HASHES[1])
-    assert lookup.place(key(3, 3)) is None
+    places = lookup.places([key(3, 1)])
+    assert places is not None
+    assert session.daemon.slots[int.from_bytes(places[0], "little")].key == (session.namespace, 3, HASHES[1])
+    whole = lookup.places([key(0, at) for at in range(3)])
+    assert whole == tuple(map(b"".join, zip(*(lookup.places([key(0, at)]) or () for at in range(3)), strict=True)))
+    assert lookup.places([key(3, 3)]) is None
+    assert lookup.places([key(0, 2), key(0, 3)]) is None
     lookup.release()
     lookup.release()
     assert session.daemon.leased == 0
     assert lookup.result(key(0, 0)) is LookupResult.MISS
-    assert lookup.place(key(0, 0)) is None
+    assert lookup.places([key(0, 0)]) is None
     assert lookup.is_resident(key(0, 0)) and not lookup.is_resident(key(0, 3))
 
 
@@ -68,6 +71,10 @@ def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: Fak
     assert lookup.result(key(0, 7)) is LookupResult.MISS  # a third batch there is not
     assert session.daemon.lookups == 2
     assert session.daemon.leased == 4
+    with_tail = lookup.places([key(0, 1), key(0, 2), key(0, 4)])
+    assert with_tail is not None and len(with_tail[0]) == len(with_tail[1]) == 12
+    assert with_tail[0][8:] == (lookup.places([key(0, 4)]) or (b"",))[0]
+    assert lookup.places([key(0, 2), key(3, 4)]) is None
     lookup.release()
     assert session.daemon.leased == 0
 
@@ -75,13 +82,19 @@ def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: Fak
 def test_the_lease_spans_asking_again(session: FakeSession) -> None:
     store(session, 0, HASHES[:3])
     session.daemon.promotions = 1
+    session.daemon.promoted = {HASHES[2]}
     lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
     assert lookup.poll(0, now=0)
-    assert lookup.result(key(0, 0)) is LookupResult.HIT_PENDING
+    assert [lookup.result(key(0, at)).name for at in range(3)] == ["HIT", "HIT", "HIT_PENDING"]
+    assert session.daemon.leased == 2
     assert lookup.poll(0, now=ASK_AGAIN_SECONDS / 2)
     assert session.daemon.lookups == 1
+    session.daemon.is_frozen = True
+    assert lookup.poll(0, now=ASK_AGAIN_SECONDS)  # the old answer holds until there is a new one
+    assert session.daemon.leased == 2
+    session.daemon.is_frozen = False
     assert lookup.poll(0, now=ASK_AGAIN_SECONDS)
-    assert lookup.result(key(0, 0)) is LookupResult.HIT
+    assert lookup.result(key(0, 2)) is LookupResult.HIT
     assert session.daemon.leased == 3
     lookup.release()
     assert session.daemon.leased == 0

@@ -5,9 +5,12 @@ The harness checks every block that a request relies on; these tests say how muc
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake import FakeDaemon
 from harness import Engine, Shape, prompt
+from vllm.lora.request import LoRARequest
 
 SHAPES = {
     "one group": Shape(),
@@ -63,6 +66,7 @@ def test_requests_at_once_share_a_prefix(daemon: FakeDaemon, monkeypatch: pytest
     assert all(engine.hits[f"{at} again"] >= 96 for at in range(4))
     # Each block of the prefix was stored once, although four requests computed it or offered it.
     assert daemon.ready() == 96 // 16 + 4 * ((96 + 40) // 16 - 96 // 16)
+    assert set(daemon.outcomes) == {"stored"}
     engine.assert_nothing_is_held()
 
 
@@ -98,8 +102,44 @@ def test_preempted_requests_find_their_blocks_again(
     found = tight.run(*[tight.add(str(at), some, max_tokens=50) for at, some in enumerate(tokens)])
     assert found == expected
     assert tight.preemptions >= 3
+    assert daemon.lookups == len(tokens) + tight.preemptions
     tight.assert_nothing_is_held()
     tight.assert_no_faults()
+
+
+def test_a_load_may_begin_in_the_middle_of_a_chunk(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"blocks_per_chunk": 2}))
+    cold = engine.generate("cold", prompt(1, 140))
+    engine.forget()
+    engine.generate("local", prompt(1, 50))  # three blocks in the engine's own cache, a chunk and a half
+    loaded = engine.stats["vllm:kv_offload_load_bytes"]
+    assert engine.generate("warm", prompt(1, 140)) == cold
+    assert engine.hits["warm"] == 128
+    block_bytes = 2 * 4096
+    assert engine.stats["vllm:kv_offload_load_bytes"] - loaded == 5 * block_bytes
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+@pytest.mark.parametrize(("group", "kept"), [(0, [0, 1]), (1, [4, 5])])
+def test_when_slots_run_out_a_prefix_keeps_its_first_blocks_and_a_window_its_last(
+    group: int, kept: list[int], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(groups="hybrid"))
+    engine.connector.manager.get_ready()
+    session = engine.session
+    session.is_refilling = False
+    surplus, session.stock[group] = session.stock[group][2:], session.stock[group][:2]
+    for number in surplus:
+        daemon.slots[number].owner = None
+    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 0.0)
+    request = engine.add("a", prompt(1, 100))
+    engine.run(request)
+    stored = [hash_ for _, of, hash_ in daemon.index if of == group]
+    assert [request.block_hashes.index(hash_) for hash_ in stored] == kept
+    # Windows behind a gap in the prefix are of no use, the prefix without its windows is.
+    assert daemon.ready(1 - group) == (0 if group == 0 else 6)
+    engine.assert_nothing_is_held()
 
 
 def test_local_hits_are_not_stored_again(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +181,34 @@ def test_tenants_share_nothing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPat
         assert engine.hits[tenant] == 0
         assert engine.session.fields["tenant"] == tenant
     assert daemon.ready() == 12
+
+
+def test_an_adapter_shares_with_itself_until_its_weights_change(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = tmp_path / "adapter_model.safetensors"
+    sql = LoRARequest("sql", 1, str(tmp_path))
+    hits = []
+    for turn, content in enumerate([b"first", b"first", b"retrained"]):
+        weights.write_bytes(content)
+        engine = Engine(daemon, monkeypatch, Shape(engine_id=str(turn)))
+        engine.generate("adapted", prompt(1, 100), lora_request=sql)
+        engine.generate("longer", prompt(1, 100) + prompt(2, 60), lora_request=sql)
+        engine.generate("plain", prompt(1, 100))
+        hits.append((engine.hits["adapted"], engine.hits["plain"]))
+        engine.assert_nothing_is_held()
+        engine.assert_no_faults()
+    assert hits == [(0, 0), (96, 96), (0, 96)]
+    assert set(daemon.outcomes) == {"stored"}
+
+
+def test_an_adapter_that_cannot_be_told_is_neither_looked_up_nor_stored(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("a", prompt(1, 100), lora_request=LoRARequest("gone", 1, str(tmp_path / "nowhere")))
+    assert daemon.lookups == 0 and daemon.ready() == 0
+    engine.assert_no_faults()
 
 
 def test_a_request_that_must_not_read_caches_reads_nothing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

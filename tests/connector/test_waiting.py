@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm.manager import LOOKUPS_UNDER_WAY, RESTOCK_SECONDS
+from forebay.vllm.manager import LOOKUPS_UNDER_WAY
 from harness import Engine, Shape, prompt
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.v1.kv_offload.base import make_offload_key
 
 
 def test_a_slow_answer_delays_its_request_and_no_other(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,10 +38,12 @@ def test_waits_of_one_step_share_its_budget(daemon: FakeDaemon, monkeypatch: pyt
     daemon.is_frozen = True
     requests = [engine.add(str(at), prompt(at, 100)) for at in range(10)]
     for _ in range(10):
+        daemon.waits.clear()
         engine.step()
-    waits = engine.connector.timings.waits
-    # Ten requests wait in each step: with the budget for each of them it would be 50 ms.
-    assert 4e6 <= waits.max_ns < 20e6
+        assert len(daemon.waits) == 10
+        assert max(daemon.waits) == 0.005
+        assert sum(daemon.waits) < 0.006  # with the budget for each of them it would be 50 ms
+    assert engine.connector.timings.waits.max_ns >= 5e6
     assert daemon.lookups == 11  # each is asked about once, however long it waits
     daemon.is_frozen = False
     engine.run(*requests)
@@ -64,7 +69,7 @@ def test_an_answer_after_the_deadline_is_a_miss_for_good(daemon: FakeDaemon, mon
     request = engine.add("late", prompt(1, 100))
     while engine.hits.get("late", -1) != 0:
         engine.step()
-    assert 0.05 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.05
     daemon.is_frozen = False
     assert engine.run(request)["late"] == cold
     assert engine.hits["late"] == 0
@@ -125,7 +130,6 @@ def test_a_daemon_that_restarts_later_is_not_waited_for(daemon: FakeDaemon, monk
     steps = engine.steps
     engine.generate("second", prompt(2, 100))
     assert engine.steps - steps <= 8
-    assert engine.connector.timings.calls["get_num_new_matched_tokens"].max_ns < 100e6
 
 
 def test_ranks_that_never_attach_are_waited_for_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +152,32 @@ def test_one_lookup_serves_all_groups_and_all_steps_of_waiting(
     engine.run(*requests)
     assert engine.steps > 30
     assert daemon.lookups == 3
+
+
+def test_keys_beyond_whole_blocks_are_asked_for_in_the_same_match(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for partial tails, whose keys only vLLM's own matching knows."""
+    original = OffloadingConnectorScheduler._lookup
+    seen = []
+
+    def with_tail(self: OffloadingConnectorScheduler, status: Any, *args: Any) -> int | None:
+        result = original(self, status, *args)
+        inside_a_block = make_offload_key(status.req.block_hashes[4], 1)
+        seen.append(self.manager.lookup(inside_a_block, status.req_context).name)
+        return result
+
+    engine = Engine(daemon, monkeypatch, Shape(groups="mixed"))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    monkeypatch.setattr(OffloadingConnectorScheduler, "_lookup", with_tail)
+    lookups, steps = daemon.lookups, engine.steps
+    assert engine.generate("warm", prompt(1, 100)) == cold
+    assert seen == ["RETRY", "MISS"]
+    assert daemon.lookups == lookups + 2
+    assert engine.steps - steps <= 8
+    assert engine.hits["warm"] == 96
+    engine.assert_nothing_is_held()
 
 
 def test_leases_of_one_engine_are_bounded(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +288,7 @@ def test_after_a_pause_the_match_waits_for_slots_but_not_for_long(
     engine = Engine(daemon, monkeypatch)
     engine.generate("first", prompt(1, 100))
     monkeypatch.setattr("forebay.vllm.manager.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 60.0)
     session = engine.session
     session.is_refilling = False
     for number in session.stock[0]:
@@ -277,8 +308,15 @@ def test_after_a_pause_the_match_waits_for_slots_but_not_for_long(
     for number in session.stock[0]:
         daemon.slots[number].owner = None
     session.stock[0] = []
+    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 0.05)
     start = time.monotonic()
     engine.generate("third", prompt(3, 100))
-    assert RESTOCK_SECONDS <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.05
     assert daemon.ready() == 12
+
+    engine.forget()
+    steps = engine.steps
+    engine.generate("hit", prompt(1, 97))  # wants no slots, so it waits for none
+    assert engine.hits["hit"] == 96
+    assert engine.steps - steps <= 8
     engine.assert_nothing_is_held()

@@ -38,6 +38,7 @@ def test_a_short_pool_changes_no_token_and_stops_nobody(
         assert ready_bytes > capacity_bytes // 2, (
             f"only {ready_bytes} of {capacity_bytes} bytes are used: the pool is not full"
         )
+        assert daemon.metrics()["forebay_evicted_blocks_total"] > 0
         assert all(s["leased_blocks"] == 0 for s in seen["sessions"])
         # What was asked last is still there: progress, not thrashing.
         last = base.workload.about(0)

@@ -21,10 +21,11 @@ from rig.engine import Engine, EngineConfig
 from rig.scenario import ask_anew, external_hits, forget, store, wait_for_hits
 from rig.workload import Wave, Workload
 
-CONFIG = EngineConfig(models.LLAMA)
+# Short steps: an engine keeps as many slots at hand as one step can fill, and these two share a small pool.
+CONFIG = EngineConfig(models.LLAMA, max_batched_tokens=512)
 WORKLOAD = Workload(seed=6, prefixes=20, tails=2)
-# A prefix with its two tails is about 2.5 MiB of KV: the fourteen the other engine stores are twice this pool.
-POOL_BYTES = 16 << 20
+# 256 blocks of 128 KiB; the other engine's fourteen prefixes need 20 each.
+POOL_BYTES = 32 << 20
 # The longest any part of Forebay waits for another is 10 s.
 PAST_EVERY_TIMEOUT_SECONDS = 11.0
 OTHERS = range(6, 20)
@@ -45,7 +46,9 @@ class Bench:
                 store(self.other, self.base, [self.about(prefix)])
                 ask_anew(self.other, self.base, [self.about(prefix)])
             if time.monotonic() > until:
-                return
+                break
+        evicted = self.daemon.metrics()["forebay_evicted_blocks_total"]
+        assert evicted > 0, "the pool had room for all: nobody needed the paused worker's slots"
 
     def about(self, prefix: int) -> Wave:
         return self.base.workload.about(prefix)

@@ -95,13 +95,17 @@ def test_chunks_of_several_blocks_can_be_entered_in_the_middle(sockets: Path) ->
         assert engine.load(FULL, ticket, [11, 12, 13, 14], skipped=2) == [(True, 4 * 4000)]
         assert [rank.block(FULL, block) for block in range(11, 15)] == wanted[2:]
         assert not any(rank.block(FULL, 10)), "a skipped block was written"
+        rank.clear()
+        assert engine.load(FULL, ticket, [8, 9, 10, 11], skipped=1) == [(True, 4 * 4000)]
+        assert [rank.block(FULL, block) for block in range(8, 12)] == wanted[1:5], "and left before the end"
 
 
-def test_a_chunk_stored_in_part_is_no_block(sockets: Path) -> None:
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_chunk_stored_in_part_is_no_block(sockets: Path, skipped: int) -> None:
     with Engine(sockets, Model(blocks_per_chunk=2)) as engine:
         engine.wait_ready()
         slots = engine.reserve(0, 1)
-        assert engine.copy("store", engine.session.pool, [(0, *slots, words([1]), 1)]) == [(False, 0)]
+        assert engine.copy("store", engine.session.pool, [(0, *slots, words([1]), skipped)]) == [(False, 0)]
         engine.commit(FULL, hashes("part", 1), *slots)
         assert engine.session.stats()["incomplete"] == 1
 
@@ -163,13 +167,16 @@ def test_lists_that_do_not_fit_together_are_mistakes(sockets: Path) -> None:
         engine.wait_ready()
         [rank] = engine.workers
         one, two = words([1]), words([1, 2])
-        too_few_blocks = (0, one, one, one, 0)
+        too_few_blocks = (0, two, two, two, 0)
+        too_many_blocks = (0, one, one, words([1, 2, 3]), 0)
         no_generation = (0, one, b"", two, 0)
         no_number = (0, b"\0", one, one, 0)
         unknown_group = (9, one, one, two, 0)
         skip_of_nothing = (0, b"", b"", b"", 1)
-        skip_of_all = (0, one, one, b"", 2)
-        for job in [too_few_blocks, no_generation, no_number, unknown_group, skip_of_nothing, skip_of_all]:
+        skip_of_all = (0, one, one, b"", 1)
+        skip_of_more = (0, two, two, one, 2)
+        lists = [too_few_blocks, too_many_blocks, no_generation, no_number, unknown_group]
+        for job in [*lists, skip_of_nothing, skip_of_all, skip_of_more]:
             with pytest.raises(ForebayError) as raised:
                 rank.worker.submit_load(1, engine.session.pool, [job])
             assert raised.value.kind == "invalid"
@@ -196,6 +203,26 @@ def test_tensors_and_refs_that_cannot_be_are_refused(tmp_path: Path) -> None:
         Rank(tmp_path, "engine", 2, 2, Model(), 1)
     with pytest.raises(ForebayError):
         EngineSession(str(tmp_path), "", 1)
+
+
+def test_an_engine_that_starts_before_its_daemon_is_ready_soon_after_it(daemon: Daemon, sockets: Path) -> None:
+    daemon.drain()
+    with Engine(sockets) as engine:
+        [rank] = engine.workers
+        wait_until("both know", lambda: "cannot reach" in (rank.worker.reason() or ""), SECONDS)
+        assert engine.look_up(hashes("a", 1)).has_failed()
+        daemon.start()
+        stored_and_loaded(engine.wait_ready(), FULL)
+
+
+def test_a_rank_the_daemon_refuses_says_why(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        odd = Rank(sockets, engine.engine_id, 1, 2, engine.model, 1)
+        wait_until("it is refused", lambda: odd.worker.state() == "refused", SECONDS)
+        assert "number of ranks" in (odd.worker.reason() or ""), odd.worker.reason()
+        stored_and_loaded(engine, FULL)
+        odd.worker.shutdown()
 
 
 def test_lookups_miss_until_all_ranks_are_attached_and_after_one_left(sockets: Path) -> None:
@@ -301,6 +328,15 @@ def test_waiting_for_an_answer_lets_other_threads_run(sockets: Path, daemon: Dae
             last, longest_gap = now, max(longest_gap, now - last)
         daemon.thaw()
         assert longest_gap < waited[0] / 2, "this thread stood still while the other one waited"
+
+
+def test_an_idle_engine_uses_no_processor(sockets: Path) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        wait_until("the stock shrinks", lambda: engine.session.stats()["reserved_stock"] == 4, SECONDS)
+        begun, used = time.monotonic(), time.process_time()
+        threading.Event().wait(1.0)
+        assert time.process_time() - used < 0.05 * (time.monotonic() - begun)
 
 
 def test_another_namespace_does_not_see_the_first_one_s_blocks(sockets: Path) -> None:

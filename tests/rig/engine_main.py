@@ -22,6 +22,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.metrics.reader import Counter, Gauge
 
+logger = logging.getLogger(__name__)
+
 # A step takes some ten ms; this many without a finished request means that nothing moves any more.
 IDLE_STEPS = 200_000
 
@@ -38,7 +40,7 @@ def main() -> None:
             try:
                 answer(replies, number, getattr(served, command.pop("command"))(**command))
             except Exception as error:
-                logging.exception("a command failed")
+                logger.exception("a command failed")
                 answer(replies, number, {"error": f"{type(error).__name__}: {error}"})
     # The pipe was closed: the test is over, and nobody is left to whom an orderly end would matter.
     os._exit(0)
@@ -95,7 +97,8 @@ class Served:
 
     def probe(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of `WorkerProbe` in every worker."""
-        return self.engine.collective_rpc(method, args=args)
+        answers: list[Any] = self.engine.collective_rpc(method, args=args)
+        return answers
 
     def _run(self, requests: list[dict[str, Any]], gaps: bool) -> dict[str, RequestOutput]:
         names = {}
@@ -216,10 +219,10 @@ class _PagesAtFinish:
             self._take(request)
             return self._free(request, *args, **kwargs)
 
-        scheduler._free_request = free  # type: ignore[method-assign]
+        scheduler._free_request = free
 
     def __exit__(self, *_: object) -> None:
-        self._served.scheduler._free_request = self._free  # type: ignore[method-assign]
+        self._served.scheduler._free_request = self._free
 
     def _take(self, request: Any) -> None:
         blocks = self._served.scheduler.kv_cache_manager.get_block_ids(request.request_id)

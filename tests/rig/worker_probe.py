@@ -45,7 +45,7 @@ class WorkerProbe:
             return
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        worker: Any = get_kv_transfer_group().connector_worker.worker  # type: ignore[attr-defined]
+        worker: Any = get_kv_transfer_group().connector_worker.worker
         method = f"submit_{call}"
         # On the class lies what a trap of before replaced on the instance.
         original = getattr(type(worker), method).__get__(worker)
@@ -76,7 +76,8 @@ class WorkerProbe:
         start = table.offset + table.layers.index(layer) * table.layer_stride + block * table.block_stride
         storage = self._probe_storage(layer)
         whole = torch.tensor([], dtype=torch.uint8).set_(storage)
-        return whole[start : start + spec.page_size_bytes].numpy()
+        page: np.ndarray = whole[start : start + spec.page_size_bytes].numpy()
+        return page
 
     def _probe_storage(self, layer: str) -> torch.UntypedStorage:
         context = self.model_runner.vllm_config.compilation_config.static_forward_context

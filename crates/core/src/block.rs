@@ -4,6 +4,8 @@
 //! with its policy node, its share of the index and its entry in the slot map a resident block costs about
 //! 100 bytes (measured by `cargo bench`-like example `core_speed`).
 
+use std::hint::black_box;
+
 use crate::chunked::Chunked;
 use crate::key::{BlockHash, Generation, SlotId};
 
@@ -41,6 +43,7 @@ pub enum State {
 }
 
 #[derive(Clone)]
+#[repr(align(64))]
 pub struct Block {
     /// Instances that were handed this slot and may still touch it; mirrors the table.
     pub holders: u64,
@@ -53,15 +56,15 @@ pub struct Block {
     pub namespace: NamespaceIndex,
     pub slot: SlotId,
     pub generation: Generation,
-    /// Leases that cover it, plus one while it is being verified.
+    /// Leases and lookups that cover it, plus one while it is being verified.
     pub pins: u32,
 }
 
 const _: () = assert!(size_of::<Block>() == 64, "a block's record fits one cache line");
 
 impl Block {
-    pub fn is_held(&self) -> bool {
-        self.pins > 0 || self.holders != 0
+    pub fn has_key(&self, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> bool {
+        self.hash.is(hash) && self.namespace == namespace && self.group == group
     }
 }
 
@@ -87,6 +90,12 @@ impl Blocks {
         assert!(self[id].state != State::Vacant, "block {id:?} is removed twice");
         self[id].state = State::Vacant;
         self.vacant.push(id.0);
+    }
+
+    /// Brings records into the processor's cache, all at once instead of one after another.
+    pub fn warm(&self, blocks: &[BlockId]) {
+        let there = blocks.iter().filter(|block| **block != BlockId::NONE);
+        black_box(there.fold(0, |sum, block| sum ^ self[*block].pins));
     }
 
     /// One more than the largest id ever given.

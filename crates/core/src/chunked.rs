@@ -9,7 +9,8 @@ const CHUNK_BITS: u32 = 12;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 pub struct Chunked<T> {
-    chunks: Vec<Vec<T>>,
+    /// Of a fixed length, so that an access checks one bound and follows one pointer.
+    chunks: Vec<Box<[T; CHUNK]>>,
     len: u32,
 }
 
@@ -19,7 +20,7 @@ impl<T> Default for Chunked<T> {
     }
 }
 
-impl<T> Chunked<T> {
+impl<T: Clone> Chunked<T> {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u32 {
         self.len
@@ -27,30 +28,37 @@ impl<T> Chunked<T> {
 
     /// Appends `value` and returns its index.
     pub fn push(&mut self, value: T) -> u32 {
-        if self.len as usize % CHUNK == 0 {
-            self.chunks.push(Vec::with_capacity(CHUNK));
-        }
-        self.chunks.last_mut().expect("a chunk was just added").push(value);
+        let (index, is_new_chunk) = (self.len, self.len as usize % CHUNK == 0);
         self.len += 1;
-        self.len - 1
+        if is_new_chunk {
+            let chunk = vec![value; CHUNK].into_boxed_slice();
+            self.chunks.push(chunk.try_into().unwrap_or_else(|_| unreachable!("a chunk has its length")));
+        } else {
+            self[index] = value;
+        }
+        index
     }
 
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
+        self.chunks.len() * size_of::<[T; CHUNK]>() + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()
     }
 }
 
 impl<T> Index<u32> for Chunked<T> {
     type Output = T;
 
+    #[inline]
     fn index(&self, index: u32) -> &T {
-        &self.chunks[(index >> CHUNK_BITS) as usize][index as usize & (CHUNK - 1)]
+        debug_assert!(index < self.len);
+        &self.chunks[(index >> CHUNK_BITS) as usize][index as usize % CHUNK]
     }
 }
 
 impl<T> IndexMut<u32> for Chunked<T> {
+    #[inline]
     fn index_mut(&mut self, index: u32) -> &mut T {
-        &mut self.chunks[(index >> CHUNK_BITS) as usize][index as usize & (CHUNK - 1)]
+        debug_assert!(index < self.len);
+        &mut self.chunks[(index >> CHUNK_BITS) as usize][index as usize % CHUNK]
     }
 }

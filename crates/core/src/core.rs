@@ -7,7 +7,7 @@
 //! Invariants: a slot is in one hand (free, one reservation, or one block); a held block is never evicted; a
 //! block in the index is `Unverified`, `Verifying` or `Ready`, in its class's policy, and has a slot.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::block::{Block, BlockId, Blocks, NamespaceIndex, State};
 use crate::error::Result;
@@ -18,10 +18,10 @@ use crate::layout::Layout;
 use crate::load::Lease;
 use crate::miss::{Fate, Memory};
 use crate::names::Names;
-use crate::policy::{Nodes, Policy, Residents};
+use crate::policy::{List, Nodes, Policy, Residents};
 use crate::purge::Purge;
 use crate::room::Drain;
-use crate::space::{ExtentId, Space};
+use crate::space::Space;
 use crate::stats::Stats;
 
 pub struct Config {
@@ -60,6 +60,9 @@ impl Config {
     }
 }
 
+/// Loads from memory that are started together: about as many as a processor core can have under way.
+pub(crate) const WARM: usize = 32;
+
 /// What the outside has to do, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -96,6 +99,14 @@ pub enum Effect {
     },
 }
 
+/// Blocks of a class that are in somebody's hand.
+#[derive(Clone, Default)]
+pub(crate) struct Tally {
+    pub pinned: u64,
+    pub reserved: u64,
+    pub fenced: u64,
+}
+
 pub struct Core {
     pub(crate) config: Config,
     pub(crate) names: Names,
@@ -106,24 +117,26 @@ pub struct Core {
     /// By class.
     pub(crate) policies: Vec<Box<dyn Policy>>,
     pub(crate) memory: Memory,
-    pub(crate) leases: HashMap<u64, Lease>,
+    pub(crate) leases: BTreeMap<u64, Lease>,
     pub(crate) next_lease: u64,
     /// Leases of each instance.
     pub(crate) lease_counts: [u64; Instance::MAX],
     pub(crate) next_generation: u32,
+    /// Blocks of leases that ended, to be unpinned.
+    pub(crate) ended: Vec<BlockId>,
     pub(crate) pinned_bytes: u64,
-    /// Blocks with a pin, by class.
-    pub(crate) pinned: Vec<u64>,
     pub(crate) reserved_bytes: u64,
-    /// The blocks in state `Reserved`.
-    pub(crate) reserved: HashSet<BlockId>,
+    /// By class.
+    pub(crate) tallies: Vec<Tally>,
+    /// The blocks in state `Reserved`, by owner. No policy has them, so they use its nodes.
+    pub(crate) reserved: Vec<List>,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     pub(crate) earlier: u64,
-    /// Blocks that wait for their last holder.
-    pub(crate) fenced: Vec<BlockId>,
+    /// The blocks in state `Fenced`. No policy has them either.
+    pub(crate) fenced: List,
     /// Blocks to be touched, coldest first; applied after the reply.
-    pub(crate) touches: Vec<BlockId>,
-    pub(crate) drain: Option<Drain>,
+    pub(crate) touches: VecDeque<BlockId>,
+    pub(crate) drains: Vec<Drain>,
     pub(crate) purges: Vec<Purge>,
     pub(crate) expectations: Expectations,
     pub(crate) stats: Stats,
@@ -136,27 +149,29 @@ impl Core {
             space: Space::new(config.unit_bytes, config.units),
             memory: Memory::new(config.memory_entries, config.seed),
             next_generation: config.first_generation.max(1),
-            config,
             names: Names::default(),
             blocks: Blocks::default(),
             index: Index::default(),
             nodes: Nodes::default(),
             policies: Vec::new(),
-            leases: HashMap::new(),
-            next_lease: 1,
+            leases: BTreeMap::new(),
+            // A release that was sent before a restart must not end a lease given after it.
+            next_lease: u64::from(config.first_generation) << 32 | 1,
             lease_counts: [0; Instance::MAX],
+            ended: Vec::new(),
             pinned_bytes: 0,
-            pinned: Vec::new(),
             reserved_bytes: 0,
-            reserved: HashSet::new(),
+            tallies: Vec::new(),
+            reserved: (0..Instance::MAX).map(|_| List::default()).collect(),
             earlier: 0,
-            fenced: Vec::new(),
-            touches: Vec::new(),
-            drain: None,
+            fenced: List::default(),
+            touches: VecDeque::new(),
+            drains: Vec::new(),
             purges: Vec::new(),
             expectations: Expectations::default(),
             stats: Stats::default(),
             effects: Vec::new(),
+            config,
         }
     }
 
@@ -166,15 +181,11 @@ impl Core {
     }
 
     /// The short name of a namespace. Errors with `Invalid` if it is known with other sizes, with `Full` if
-    /// the pool has too many size classes.
+    /// the pool cannot hold such blocks or has too many size classes.
     pub fn open_namespace(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
-        let index = self.names.open(id, layout, &mut self.space)?;
-        for (class, _) in self.space.classes().skip(self.policies.len()) {
-            debug_assert_eq!(class.0 as usize, self.policies.len());
-            self.policies.push((self.config.policy)());
-            self.pinned.push(0);
-        }
-        Ok(index)
+        let index = self.names.open(id, layout, &mut self.space);
+        self.cover_classes();
+        index
     }
 
     /// Forgets a namespace that holds no blocks. False if it does, or is unknown.
@@ -184,16 +195,29 @@ impl Core {
 
     /// Takes what has to be done since the last call.
     pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
-        into.append(&mut self.effects);
+        if into.is_empty() {
+            std::mem::swap(into, &mut self.effects);
+        } else {
+            into.append(&mut self.effects);
+        }
     }
 
-    /// Goes on with work that was cut into pieces: touches, drains, purges. True if there is more.
+    /// Does one piece of the work that was cut up: ended leases, touches, purges, expectations, drains. True if
+    /// there is more to do now.
     pub fn step(&mut self) -> bool {
-        self.settle(Core::TOUCHES_PER_STEP);
-        self.step_drain();
-        self.step_purge();
-        let has_expectations = self.step_expectations();
-        has_expectations || !self.touches.is_empty() || !self.purges.is_empty()
+        let has_expectations =
+            self.ended.is_empty() && self.touches.is_empty() && self.purges.is_empty() && self.step_expectations();
+        if !self.ended.is_empty() {
+            self.unpin_ended();
+        } else if !self.touches.is_empty() {
+            self.settle(Core::TOUCHES_PER_STEP);
+        } else if !self.purges.is_empty() {
+            self.step_purge();
+        } else if !has_expectations {
+            self.step_drain();
+        }
+        let is_draining = self.drains.iter().any(|drain| !drain.is_waiting);
+        has_expectations || !self.ended.is_empty() || !self.touches.is_empty() || !self.purges.is_empty() || is_draining
     }
 
     pub fn stats(&self) -> &Stats {
@@ -223,42 +247,61 @@ impl Core {
     }
 
     /// 2,048 list moves of three cache misses each stay below 200 µs.
-    const TOUCHES_PER_STEP: usize = 2048;
+    pub(crate) const TOUCHES_PER_STEP: usize = 2048;
 
     /// Applies pending touches, at most `limit`.
     pub(crate) fn settle(&mut self, limit: usize) {
         let count = limit.min(self.touches.len());
-        for at in 0..count {
-            let block = self.touches[at];
-            // It may have been corrupt or purged meanwhile, and its record reused.
-            if self.is_indexed(block) {
-                let class = self.blocks[block].class;
-                self.policies[class.0 as usize].touch(&mut self.nodes, block);
+        let touches: Vec<BlockId> = self.touches.drain(..count).collect();
+        for batch in touches.chunks(WARM) {
+            self.nodes.warm(batch);
+            for block in batch {
+                // It may have been corrupt or purged meanwhile, and its record reused.
+                if self.is_indexed(*block) {
+                    let class = self.blocks[*block].class;
+                    self.policies[class.0 as usize].touch(&mut self.nodes, *block);
+                }
             }
         }
-        self.touches.drain(..count);
     }
 
-    pub(crate) fn fingerprint(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> Fingerprint {
+    /// Every class has a policy and a tally.
+    pub(crate) fn cover_classes(&mut self) {
+        let count = self.space.classes().count();
+        self.policies.resize_with(count, self.config.policy);
+        self.tallies.resize(count, Tally::default());
+    }
+
+    pub(crate) fn fingerprint(&self, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
         Fingerprint::new(self.config.seed, namespace, group, hash)
     }
 
     pub(crate) fn find(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> Option<BlockId> {
-        let is_match = |id: BlockId| {
-            let block = &self.blocks[id];
-            block.hash == *hash && block.namespace == namespace && block.group == group
-        };
-        self.index.find(self.fingerprint(namespace, group, hash), is_match)
+        let hash = hash.as_bytes();
+        let key = self.fingerprint(namespace, group, hash);
+        self.index.find(key, |id| self.blocks[id].has_key(namespace, group, hash))
+    }
+
+    /// The key of a block, as the index and the policies know it.
+    pub(crate) fn key_of(&self, block: BlockId) -> Fingerprint {
+        let record = &self.blocks[block];
+        self.fingerprint(record.namespace, record.group, record.hash.as_bytes())
     }
 
     pub(crate) fn is_indexed(&self, block: BlockId) -> bool {
         matches!(self.blocks[block].state, State::Ready | State::Unverified | State::Verifying)
     }
 
+    /// Thousandths of the pool, in bytes.
+    pub(crate) fn share(&self, permille: u32) -> u64 {
+        self.space.capacity_bytes() * u64::from(permille) / 1000
+    }
+
     pub(crate) fn slot_bytes(&self, block: BlockId) -> u64 {
         self.space.class_info(self.blocks[block].class).slot_bytes
     }
 
+    #[inline]
     /// One more lease covers `block`; `instance` may touch it from now on.
     pub(crate) fn pin(&mut self, block: BlockId, instance: Option<Instance>) {
         let slot_bytes = self.slot_bytes(block);
@@ -266,7 +309,7 @@ impl Core {
         record.pins += 1;
         if record.pins == 1 {
             self.pinned_bytes += slot_bytes;
-            self.pinned[record.class.0 as usize] += 1;
+            self.tallies[record.class.0 as usize].pinned += 1;
         }
         let bit = instance.map_or(0, Instance::bit);
         if record.holders & bit != bit {
@@ -285,14 +328,14 @@ impl Core {
             return;
         }
         self.pinned_bytes -= slot_bytes;
-        self.pinned[record.class.0 as usize] -= 1;
+        self.tallies[record.class.0 as usize].pinned -= 1;
         let holders = record.holders & earlier;
         if record.holders != holders {
             record.holders = holders;
             self.effects.push(Effect::Held { slot: record.slot, holders });
         }
         if record.state == State::Fenced && holders == 0 {
-            self.fenced.retain(|fenced| *fenced != block);
+            self.unfence(block);
             self.release_slot(block);
         }
     }
@@ -311,17 +354,28 @@ impl Core {
         self.unindex(block);
         self.memory.note(namespace, group, &hash, fate);
         if self.is_held(block) {
-            self.blocks[block].state = State::Fenced;
-            self.fenced.push(block);
+            self.fence(block);
         } else {
             self.release_slot(block);
         }
     }
 
+    /// The slot is out of use until its last holder is gone.
+    pub(crate) fn fence(&mut self, block: BlockId) {
+        let record = &mut self.blocks[block];
+        record.state = State::Fenced;
+        self.tallies[record.class.0 as usize].fenced += 1;
+        self.fenced.push_head(&mut self.nodes, block);
+    }
+
+    pub(crate) fn unfence(&mut self, block: BlockId) {
+        self.tallies[self.blocks[block].class.0 as usize].fenced -= 1;
+        self.fenced.unlink(&mut self.nodes, block);
+    }
+
     pub(crate) fn unindex(&mut self, block: BlockId) {
-        let record = &self.blocks[block];
-        let (namespace, group, hash) = (record.namespace, record.group, record.hash);
-        self.index.remove(self.fingerprint(namespace, group, &hash), block);
+        self.index.remove(self.key_of(block), block);
+        let Block { namespace, group, .. } = self.blocks[block];
         self.names.get_mut(namespace).leave(group);
     }
 
@@ -333,13 +387,6 @@ impl Core {
         if let Some(extent) = self.space.free(slot) {
             self.give_back(extent);
         }
-    }
-
-    pub(crate) fn give_back(&mut self, extent: ExtentId) {
-        let (first_unit, units) = self.space.give_back(extent);
-        self.stats.extents_moved += 1;
-        self.effects.push(Effect::ExtentCleared { first_unit, units });
-        self.drain.take_if(|drain| drain.extent == extent);
     }
 
     pub(crate) fn generation(&mut self) -> Generation {
@@ -370,6 +417,6 @@ impl Residents for View<'_> {
 
     fn fingerprint(&self, block: BlockId) -> Fingerprint {
         let record = &self.blocks[block];
-        Fingerprint::new(self.seed, record.namespace, record.group, &record.hash)
+        Fingerprint::new(self.seed, record.namespace, record.group, record.hash.as_bytes())
     }
 }

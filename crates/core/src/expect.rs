@@ -10,14 +10,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::block::{BlockId, NamespaceIndex};
+use crate::block::NamespaceIndex;
 use crate::core::Core;
 use crate::index::Fingerprint;
-use crate::key::{BlockHash, Instance};
+use crate::key::Instance;
 
 /// Thousandths of the pool that may be wanted: the rest turns over, so that a queue longer than the pool can
 /// serve leaves room for blocks being stored. Hit rates grow slowly from 500 to 900.
-const SHARE_PERMILLE: u64 = 750;
+const SHARE_PERMILLE: u32 = 750;
 /// Once so many keys are honoured, the next request is left to the next step: an index probe and a list move each.
 const KEYS_PER_STEP: usize = 512;
 
@@ -65,7 +65,7 @@ impl Core {
         if count == 0 || self.expectations.keys + count > Core::MAX_EXPECTED_KEYS {
             return ExpectationId(0);
         }
-        let key = |hash| self.fingerprint(namespace, group, &BlockHash::new(hash).expect("the wire checked it"));
+        let key = |hash| self.fingerprint(namespace, group, hash);
         let keys: Vec<Fingerprint> = hashes.chunks_exact(hash_bytes).map(key).collect();
         let slot_bytes = self.space.class_info(class).slot_bytes;
         self.expectations.keys += count;
@@ -96,7 +96,7 @@ impl Core {
 
     /// Goes on honouring. True if there is more to do now.
     pub(crate) fn step_expectations(&mut self) -> bool {
-        let limit = self.space.capacity_bytes() / 1000 * SHARE_PERMILLE;
+        let limit = self.share(SHARE_PERMILLE);
         let mut done = 0;
         while done < KEYS_PER_STEP {
             let keys = self.expectations.honour(limit);
@@ -111,11 +111,7 @@ impl Core {
     }
 
     fn refresh_resident(&mut self, key: Fingerprint) {
-        let is_match = |block: BlockId| {
-            let record = &self.blocks[block];
-            self.fingerprint(record.namespace, record.group, &record.hash) == key
-        };
-        if let Some(block) = self.index.find(key, is_match) {
+        if let Some(block) = self.index.find(key, |block| self.key_of(block) == key) {
             let class = self.blocks[block].class;
             self.policies[class.0 as usize].refresh(&mut self.nodes, block);
         }
@@ -163,5 +159,101 @@ impl Expectations {
                 self.wanted_bytes -= gone.slot_bytes;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Config;
+    use crate::key::{BlockHash, NamespaceId};
+    use crate::layout::{Attention, GroupLayout, Layout};
+    use crate::store::CommitOutcome;
+
+    const ENGINE: Instance = Instance(0);
+    const SLOTS: u32 = 16;
+
+    fn core() -> (Core, NamespaceIndex) {
+        let mut config = Config::new(u64::from(SLOTS) * 4096, 1);
+        config.policy = crate::policy::by_name("lru").unwrap();
+        config.reserve_permille = 1000;
+        let mut core = Core::new(config);
+        core.populate(0);
+        let group = GroupLayout {
+            attention: Attention::Full,
+            tokens_per_block: 16,
+            rank_bytes: vec![4096],
+            is_replicated: false,
+        };
+        let namespace = core.open_namespace(NamespaceId(1), &Layout::new(vec![(0, group)]).unwrap()).unwrap();
+        (core, namespace)
+    }
+
+    fn store(core: &mut Core, namespace: NamespaceIndex, block: u8) {
+        let mut slots = Vec::new();
+        core.reserve(ENGINE, namespace, 0, 1, false, &mut slots);
+        let outcome = core.commit(ENGINE, namespace, 0, BlockHash::new(&[block]).unwrap(), None, slots[0], true);
+        assert_eq!(outcome, CommitOutcome::Stored);
+    }
+
+    fn is_resident(core: &Core, namespace: NamespaceIndex, block: u8) -> bool {
+        core.find(namespace, 0, &BlockHash::new(&[block]).unwrap()).is_some()
+    }
+
+    #[test]
+    fn expected_blocks_outlive_others_until_their_request_is_met() {
+        let (mut core, namespace) = core();
+        (0..16).for_each(|block| store(&mut core, namespace, block));
+        // 40 is not there yet; it is wanted from the moment it is stored.
+        let id = core.expect(ENGINE, namespace, 0, &[0, 1, 40], 1);
+        while core.step() {}
+        store(&mut core, namespace, 40);
+        (50..80).for_each(|block| store(&mut core, namespace, block));
+        assert!([0, 1, 40].iter().all(|block| is_resident(&core, namespace, *block)));
+        core.met(ENGINE, id);
+        (80..100).for_each(|block| store(&mut core, namespace, block));
+        assert!(![0, 1, 40].iter().any(|block| is_resident(&core, namespace, *block)));
+    }
+
+    #[test]
+    fn no_more_is_wanted_than_its_share_and_those_behind_move_up() {
+        let (mut core, namespace) = core();
+        let ids: Vec<_> = (0..4u8)
+            .map(|n| {
+                let keys: Vec<u8> = (0..8).map(|block| n * 8 + block).collect();
+                core.expect(ENGINE, namespace, 0, &keys, 1)
+            })
+            .collect();
+        while core.step() {}
+        assert_eq!(core.expectations.wanted.len(), 12, "three quarters of 16");
+        core.met(ENGINE, ids[0]);
+        core.met(ENGINE, ids[0]);
+        core.met(Instance(1), ids[1]);
+        while core.step() {}
+        assert_eq!((core.expectations.wanted.len(), core.expectations.honoured), (12, 1));
+        core.met(ENGINE, ids[2]);
+        core.met(ENGINE, ids[3]);
+        assert_eq!((core.expectations.wanted.len(), core.expectations.keys), (8, 8));
+        core.instance_gone(ENGINE);
+        assert_eq!((core.expectations.wanted.len(), core.expectations.wanted_bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_pool_full_of_wanted_blocks_still_takes_new_ones() {
+        let (mut core, namespace) = core();
+        (0..16).for_each(|block| store(&mut core, namespace, block));
+        core.expect(ENGINE, namespace, 0, &(0..16).collect::<Vec<u8>>(), 1);
+        while core.step() {}
+        (20..60).for_each(|block| store(&mut core, namespace, block));
+        assert!(is_resident(&core, namespace, 59));
+    }
+
+    #[test]
+    fn there_is_a_limit_on_what_is_expected() {
+        let (mut core, namespace) = core();
+        let keys = vec![7; 2048];
+        let full = (0..=Core::MAX_EXPECTED_KEYS / 2048).map(|_| core.expect(ENGINE, namespace, 0, &keys, 1)).last();
+        assert_eq!(full, Some(ExpectationId(0)));
+        assert_eq!(core.expect(ENGINE, namespace, 9, &keys, 1), ExpectationId(0), "there is no such group");
     }
 }

@@ -6,7 +6,6 @@
 //! one growth far below 200 µs.
 
 use crate::block::{BlockId, NamespaceIndex};
-use crate::key::BlockHash;
 
 const SHARD_BITS: u32 = 12;
 const FIRST_TABLE: usize = 8;
@@ -16,21 +15,28 @@ const FIRST_TABLE: usize = 8;
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
-    pub fn new(seed: u64, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> Fingerprint {
-        let mut state = seed ^ (u64::from(namespace.0) << 16 | u64::from(group));
-        let bytes = hash.as_bytes();
-        let mut chunks = bytes.chunks_exact(8);
-        for chunk in &mut chunks {
-            state = mix(state, u64::from_le_bytes(chunk.try_into().expect("chunks of 8")));
+    pub fn new(seed: u64, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
+        // Both factors of a product hold a part of the seed, or a client could make them zero.
+        let one = seed ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(namespace.0) << 16 | u64::from(group));
+        let other = seed.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03 ^ hash.len() as u64;
+        // Each part is mixed on its own, so that the multiplications overlap.
+        let mix_part = |part: &[u8; 16]| {
+            let part = u128::from_le_bytes(*part);
+            mix(part as u64 ^ one, (part >> 64) as u64 ^ other)
+        };
+        let (parts, rest) = hash.as_chunks::<16>();
+        let mut sum = parts.iter().fold(0u64, |sum, part| sum.rotate_left(23) ^ mix_part(part));
+        if !rest.is_empty() {
+            let mut last = [0; 16];
+            last[..rest.len()].copy_from_slice(rest);
+            sum = sum.rotate_left(23) ^ mix_part(&last);
         }
-        let mut rest = [0; 8];
-        rest[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
-        Fingerprint(mix(state ^ bytes.len() as u64, u64::from_le_bytes(rest)))
+        Fingerprint(mix(sum ^ one, other))
     }
 }
 
 fn mix(a: u64, b: u64) -> u64 {
-    let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xd1b5_4a32_d192_ed03);
+    let product = u128::from(a) * u128::from(b);
     (product as u64) ^ (product >> 64) as u64
 }
 
@@ -78,10 +84,18 @@ impl Index {
         }
     }
 
-    /// The first candidate of `key` without looking at its record: lets a caller start many loads at once and
-    /// compare records afterwards, while they arrive from memory.
-    pub fn candidate(&self, key: Fingerprint) -> Option<BlockId> {
-        self.find(key, |_| true)
+    /// For each key the first block that may be its own, to be compared by the caller, or `NONE`. Touches all
+    /// homes first, so that no load from memory waits for another one or for a branch.
+    pub fn candidates<const N: usize>(&self, keys: &[Fingerprint; N]) -> [BlockId; N] {
+        let homes = keys.map(|key| {
+            let entries = &self.shards[shard_of(key)].entries;
+            entries.get(home(tag(key), entries.len().wrapping_sub(1))).copied().unwrap_or(0)
+        });
+        std::array::from_fn(|at| match homes[at] {
+            0 => BlockId::NONE,
+            entry if (entry >> 32) as u32 == tag(keys[at]) => block_of(entry),
+            _ => self.find(keys[at], |_| true).unwrap_or(BlockId::NONE),
+        })
     }
 
     /// `block` must not be in the index.

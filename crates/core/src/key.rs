@@ -34,6 +34,9 @@ impl BlockHash {
     /// SHA-256 is the longest hash an engine uses today.
     pub const MAX_LEN: usize = 32;
 
+    /// Equal to no hash: of a slot that has no key.
+    pub(crate) const NONE: BlockHash = BlockHash { len: 0, bytes: [0; BlockHash::MAX_LEN] };
+
     /// Errors with `Invalid` if the hash is empty or longer than 32 bytes.
     pub fn new(hash: &[u8]) -> Result<BlockHash> {
         if hash.is_empty() || hash.len() > BlockHash::MAX_LEN {
@@ -42,6 +45,19 @@ impl BlockHash {
         let mut bytes = [0; BlockHash::MAX_LEN];
         bytes[..hash.len()].copy_from_slice(hash);
         Ok(BlockHash { len: hash.len() as u8, bytes })
+    }
+
+    /// Whether these are its bytes. Hashes of full length, the usual ones, are compared without a call.
+    #[inline]
+    pub fn is(&self, hash: &[u8]) -> bool {
+        match hash.as_chunks::<16>() {
+            ([low, high], []) => {
+                let (own, _) = self.bytes.as_chunks::<16>();
+                let is_same = |at: usize, part| u128::from_ne_bytes(own[at]) == u128::from_ne_bytes(part);
+                self.len as usize == BlockHash::MAX_LEN && is_same(0, *low) && is_same(1, *high)
+            }
+            _ => self.as_bytes() == hash,
+        }
     }
 
     pub fn as_bytes(&self) -> &[u8] {

@@ -9,9 +9,11 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod ceiling;
 pub mod checksum;
 mod chunked;
 pub mod core;
+pub mod curve;
 pub mod error;
 pub mod expect;
 pub mod index;

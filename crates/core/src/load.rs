@@ -4,10 +4,12 @@
 //! is long. What it reports as ready is pinned at once and stays so until its lease is released or its instance
 //! is gone: what was promised as a hit is there when the engine comes for it.
 
-use crate::block::{BlockId, NamespaceIndex, State};
-use crate::core::{Core, Effect};
+use std::cmp::Reverse;
+
+use crate::block::{Block, BlockId, NamespaceIndex, State};
+use crate::core::{Core, Effect, WARM};
 use crate::index::Fingerprint;
-use crate::key::{BlockHash, Generation, Instance};
+use crate::key::{Generation, Instance};
 use crate::layout::Attention;
 use crate::miss::{Fate, MissReason};
 
@@ -20,15 +22,32 @@ pub(crate) struct Lease {
     pub blocks: Vec<BlockId>,
 }
 
-/// A lookup under way.
+/// A lookup under way. It pins what it found: it ends by `finish_lookup` or `cancel_lookup`.
+#[must_use]
 pub struct Lookup {
     /// Who gets the lease; `None` only asks.
     instance: Option<Instance>,
     namespace: NamespaceIndex,
-    /// Found ready, with the token position they end at.
-    found: Vec<(u64, BlockId)>,
-    /// The group being looked at, how many of its keys were seen, and why its prefix ended, if it did.
-    group: Option<(u16, u64, Option<MissReason>)>,
+    /// Found ready, and the token position each ends at.
+    found: Vec<BlockId>,
+    ends: Vec<u64>,
+    /// The group being looked at.
+    place: Option<Place>,
+}
+
+/// Where a lookup is in the keys of a group.
+#[derive(Clone, Copy)]
+struct Place {
+    group: u16,
+    attention: Attention,
+    tokens: u64,
+    slot_bytes: u64,
+    /// Bytes that may be pinned.
+    limit: u64,
+    /// Keys seen.
+    position: u64,
+    /// Why the prefix ended, if it did; `NotYet` if more of it is on its way.
+    gap: Option<MissReason>,
 }
 
 /// States of keys, as they travel.
@@ -46,55 +65,74 @@ pub struct Answer {
     pub generations: Vec<u32>,
 }
 
-/// Keys whose index probes are started before the first record is compared.
-const BATCH: usize = 32;
-
 impl Core {
     /// Keys that one `look` may carry: 2,048 stay below 200 µs.
     pub const MAX_KEYS_PER_EVENT: usize = 2048;
+    /// Touches that may wait for `step`; over it a lookup applies as many as it adds.
+    const MAX_TOUCHES: usize = 1 << 16;
 
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         self.stats.lookups += 1;
-        Lookup { instance, namespace, found: Vec::new(), group: None }
+        Lookup { instance, namespace, found: Vec::new(), ends: Vec::new(), place: None }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
     /// come one after another. A group that is not in the layout misses.
     pub fn look(&mut self, lookup: &mut Lookup, group: u16, hashes: &[u8], hash_bytes: usize, answer: &mut Answer) {
-        debug_assert!(hashes.len() / hash_bytes <= Core::MAX_KEYS_PER_EVENT);
-        if lookup.group.is_none_or(|(current, ..)| current != group) {
-            lookup.group = Some((group, 0, None));
-        }
         let count = (hashes.len() / hash_bytes) as u64;
+        debug_assert!(count <= Core::MAX_KEYS_PER_EVENT as u64);
         self.stats.keys += count;
-        let layout = self.names.get(lookup.namespace).layout.group(group);
-        let Some((attention, tokens)) = layout.map(|l| (l.attention, l.tokens_per_block)) else {
+        let Some(layout) = self.names.get(lookup.namespace).layout.group(group) else {
             self.stats.misses[MissReason::NeverSeen as usize] += count;
             return;
         };
-        let mut seen = Seen { attention, tokens: u64::from(tokens), group, done: 0 };
-        for batch in hashes.chunks(BATCH * hash_bytes) {
-            if let Some((_, _, Some(reason))) = lookup.group
-                && reason != MissReason::NotYet
-                && attention == Attention::Full
-            {
-                self.stats.misses[reason as usize] += count - seen.done;
-                return;
+        let start = Place {
+            group,
+            attention: layout.attention,
+            tokens: layout.tokens_per_block.into(),
+            slot_bytes: layout.slot_bytes(),
+            limit: self.share(self.config.promise_permille),
+            position: 0,
+            gap: None,
+        };
+        let mut place = lookup.place.filter(|place| place.group == group).unwrap_or(start);
+        let end = place.position + count;
+        let found = lookup.found.len();
+        lookup.found.reserve(count as usize);
+        lookup.ends.reserve(count as usize);
+        answer.reserve(count as usize);
+        for batch in hashes.chunks(WARM * hash_bytes) {
+            if place.is_over() {
+                break;
             }
-            self.look_batch(lookup, &mut seen, batch, hash_bytes, answer);
+            self.look_batch(lookup, &mut place, batch, hash_bytes, answer);
         }
+        // Behind the end of a prefix all misses have its reason.
+        if let Some(reason) = place.gap {
+            self.stats.misses[reason as usize] += end - place.position;
+        }
+        lookup.place = Some(Place { position: end, ..place });
+        let hits = (lookup.found.len() - found) as u64;
+        self.stats.hits += hits;
+        self.stats.hit_bytes += hits * place.slot_bytes;
     }
 
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
-    pub fn finish_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
+    pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
+        let Lookup { instance, found, ends, .. } = lookup;
         // Last token position first, across groups: recency becomes leaf-first.
-        lookup.found.sort_by_key(|(end, _)| std::cmp::Reverse(*end));
-        self.touches.extend(lookup.found.iter().map(|(_, block)| *block));
-        match lookup.instance {
-            Some(instance) if !lookup.found.is_empty() => {
-                let blocks = lookup.found.into_iter().map(|(_, block)| block).collect();
-                self.add_lease(Lease { instance, blocks })
-            }
+        if ends.is_sorted() {
+            self.touches.extend(found.iter().rev());
+        } else {
+            let mut order: Vec<usize> = (0..found.len()).collect();
+            order.sort_by_key(|at| Reverse(ends[*at]));
+            self.touches.extend(order.into_iter().map(|at| found[at]));
+        }
+        if self.touches.len() > Core::MAX_TOUCHES {
+            self.settle(found.len());
+        }
+        match instance {
+            Some(instance) if !found.is_empty() => self.add_lease(Lease { instance, blocks: found }),
             _ => LeaseId(0),
         }
     }
@@ -102,7 +140,8 @@ impl Core {
     /// Gives a lookup's pins back without an answer.
     pub fn cancel_lookup(&mut self, lookup: Lookup) {
         if lookup.instance.is_some() {
-            lookup.found.iter().for_each(|(_, block)| self.unpin(*block));
+            self.ended.extend(lookup.found);
+            self.unpin_ended();
         }
     }
 
@@ -111,7 +150,16 @@ impl Core {
         if self.leases.get(&lease.0).is_some_and(|lease| lease.instance == instance) {
             let lease = self.leases.remove(&lease.0).expect("it was just there");
             self.lease_counts[instance.0 as usize] -= 1;
-            lease.blocks.iter().for_each(|block| self.unpin(*block));
+            self.ended.extend(lease.blocks);
+            self.unpin_ended();
+        }
+    }
+
+    /// Unpins what was leased, as much as one event may; `step` goes on.
+    pub(crate) fn unpin_ended(&mut self) {
+        for _ in 0..Core::MAX_KEYS_PER_EVENT {
+            let Some(block) = self.ended.pop() else { return };
+            self.unpin(block);
         }
     }
 
@@ -139,116 +187,127 @@ impl Core {
         LeaseId(id)
     }
 
-    /// Probes first, records afterwards: the probes of a batch do not wait for each other, so their cache
-    /// misses overlap.
+    /// First starts all loads from memory that the batch needs, so that they overlap, then looks.
     fn look_batch(
         &mut self,
         lookup: &mut Lookup,
-        seen: &mut Seen,
+        place: &mut Place,
         hashes: &[u8],
         hash_bytes: usize,
         answer: &mut Answer,
     ) {
-        let mut keys = [(Fingerprint(0), None); BATCH];
-        let count = hashes.len() / hash_bytes;
-        for (key, hash) in keys.iter_mut().zip(hashes.chunks_exact(hash_bytes)) {
-            let hash = BlockHash::new(hash).expect("the wire checked the length of hashes");
-            *key = (self.fingerprint(lookup.namespace, seen.group, &hash), Some(hash));
+        let mut keys = [Fingerprint(0); WARM];
+        let hashes = hashes.chunks_exact(hash_bytes);
+        for (key, hash) in keys.iter_mut().zip(hashes.clone()) {
+            *key = self.fingerprint(lookup.namespace, place.group, hash);
         }
-        let candidates: [Option<BlockId>; BATCH] =
-            std::array::from_fn(|at| if at < count { self.index.candidate(keys[at].0) } else { None });
-        for (at, (_, hash)) in keys[..count].iter().enumerate() {
-            let hash = hash.expect("filled above");
-            let is_match = |id: &BlockId| {
-                let block = &self.blocks[*id];
-                block.hash == hash && block.namespace == lookup.namespace && block.group == seen.group
-            };
-            let block = match candidates[at] {
-                Some(id) if is_match(&id) => Some(id),
-                Some(_) => self.find(lookup.namespace, seen.group, &hash),
-                None => None,
-            };
-            self.answer_key(lookup, seen, block, &hash, answer);
-            seen.done += 1;
-            if seen.attention == Attention::Full
-                && let Some((_, _, Some(reason))) = lookup.group
-                && reason != MissReason::NotYet
-            {
+        let candidates = self.index.candidates(&keys);
+        self.blocks.warm(&candidates[..hashes.len()]);
+        for (at, hash) in hashes.enumerate() {
+            if place.is_over() {
                 return;
+            }
+            place.position += 1;
+            let is_match = |id: BlockId| self.blocks[id].has_key(lookup.namespace, place.group, hash);
+            let block = match candidates[at] {
+                BlockId::NONE => None,
+                candidate if is_match(candidate) => Some(candidate),
+                _ => self.index.find(keys[at], is_match),
+            };
+            let missed = match block {
+                Some(block) => self.promise(lookup, place, block, answer),
+                None => Some(self.explain(lookup.namespace, place.group, hash)),
+            };
+            if let Some(reason) = missed {
+                self.miss(place, reason, answer);
             }
         }
     }
 
-    fn answer_key(
+    /// Answers with `block` and pins it, or says why not.
+    fn promise(
         &mut self,
         lookup: &mut Lookup,
-        seen: &Seen,
-        block: Option<BlockId>,
-        hash: &BlockHash,
+        place: &Place,
+        block: BlockId,
         answer: &mut Answer,
-    ) {
-        let (_, position, ended) = lookup.group.as_mut().expect("set by look");
-        *position += 1;
-        let end = *position * seen.tokens;
-        let is_behind_gap = seen.attention == Attention::Full && ended.is_some();
-        let miss = match block {
-            None => Some(self.memory.explain(lookup.namespace, seen.group, hash)),
-            Some(block) => self.why_not(block, is_behind_gap, lookup.instance.is_some()),
-        };
-        let Some(reason) = miss else {
-            let block = block.expect("only a block can be a hit");
-            if lookup.instance.is_some() {
-                self.pin(block, lookup.instance);
-            }
-            lookup.found.push((end, block));
-            self.stats.hits += 1;
-            self.stats.hit_bytes += self.slot_bytes(block);
-            answer.pad(*position - 1);
-            answer.states.push(STATE_READY);
-            answer.slots.push(self.blocks[block].slot.0);
-            answer.generations.push(self.blocks[block].generation.0);
-            return;
-        };
+    ) -> Option<MissReason> {
+        if let Some(reason) = self.why_not(block, place, lookup.instance.is_some()) {
+            return Some(reason);
+        }
+        if lookup.instance.is_some() {
+            self.pin(block, lookup.instance);
+        }
+        lookup.found.push(block);
+        lookup.ends.push(place.position * place.tokens);
+        answer.push_ready(place.position, &self.blocks[block]);
+        None
+    }
+
+    fn miss(&mut self, place: &mut Place, reason: MissReason, answer: &mut Answer) {
         self.stats.misses[reason as usize] += 1;
-        ended.get_or_insert(reason);
+        if place.attention == Attention::Full {
+            place.gap = Some(reason);
+        }
         if reason == MissReason::NotYet {
-            answer.pad(*position - 1);
-            answer.states.push(STATE_NOT_YET);
-        } else if seen.attention == Attention::Full {
-            // A gap for good behind blocks that are on their way ends the prefix all the same.
-            *ended = Some(reason);
+            answer.push(place.position, STATE_NOT_YET);
         }
     }
 
     /// Why a block that is here cannot be handed out now, if so. Starts its verification if it needs one.
-    fn why_not(&mut self, block: BlockId, is_behind_gap: bool, wants_lease: bool) -> Option<MissReason> {
-        if self.blocks[block].state == State::Unverified {
+    fn why_not(&mut self, block: BlockId, place: &Place, wants_lease: bool) -> Option<MissReason> {
+        let Block { state, pins, .. } = self.blocks[block];
+        // At least one block can always be pinned, or a small pool could never serve a large one.
+        let is_over = pins == 0 && self.pinned_bytes > 0 && self.pinned_bytes + place.slot_bytes > place.limit;
+        if state == State::Unverified && !is_over {
             self.blocks[block].state = State::Verifying;
             self.pin(block, None);
-            let record = &self.blocks[block];
-            self.effects.push(Effect::Verify { block, slot: record.slot, generation: record.generation });
+            let Block { slot, generation, .. } = self.blocks[block];
+            self.effects.push(Effect::Verify { block, slot, generation });
         }
-        if self.blocks[block].state == State::Verifying || is_behind_gap {
+        if state != State::Ready || place.gap.is_some() {
             return Some(MissReason::NotYet);
         }
-        let limit = self.space.capacity_bytes() / 1000 * u64::from(self.config.promise_permille);
-        let is_new_pin = self.blocks[block].pins == 0;
-        let is_over = wants_lease && is_new_pin && self.pinned_bytes + self.slot_bytes(block) > limit;
-        is_over.then_some(MissReason::OverLimit)
+        (wants_lease && is_over).then_some(MissReason::OverLimit)
+    }
+
+    /// Why a key has no block.
+    fn explain(&self, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> MissReason {
+        match self.memory.recall(group, hash) {
+            None => MissReason::NeverSeen,
+            Some((other, _)) if !self.names.is_same(other, namespace) => MissReason::OtherNamespace,
+            Some((_, Fate::Refused)) => MissReason::Refused,
+            Some((_, Fate::Failed)) => MissReason::Failed,
+            // Stored and yet not here: it was purged or lost with its slot, which people call evicted.
+            Some((_, Fate::Evicted | Fate::Stored)) => MissReason::Evicted,
+        }
     }
 }
 
-/// Where a `look` is.
-struct Seen {
-    attention: Attention,
-    tokens: u64,
-    group: u16,
-    done: u64,
+impl Place {
+    /// No later key of the group can be a hit, nor become one.
+    fn is_over(&self) -> bool {
+        self.attention == Attention::Full && self.gap.is_some_and(|reason| reason != MissReason::NotYet)
+    }
 }
 
 impl Answer {
-    /// Misses before key number `position` that were cut off so far.
-    fn pad(&mut self, position: u64) {
-        self.states.resize(position as usize, STATE_MISS);
+    fn reserve(&mut self, keys: usize) {
+        self.states.reserve(keys);
+        self.slots.reserve(keys);
+        self.generations.reserve(keys);
+    }
+
+    /// The state of key number `position`, counted from 1; those before it that were not told are misses.
+    fn push(&mut self, position: u64, state: u8) {
+        self.states.resize(position as usize - 1, STATE_MISS);
+        self.states.push(state);
+    }
+
+    #[inline]
+    fn push_ready(&mut self, position: u64, block: &Block) {
+        self.push(position, STATE_READY);
+        self.slots.push(block.slot.0);
+        self.generations.push(block.generation.0);
     }
 }

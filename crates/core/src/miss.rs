@@ -75,32 +75,24 @@ impl Memory {
     }
 
     pub fn note(&mut self, namespace: NamespaceIndex, group: u16, hash: &BlockHash, fate: Fate) {
-        let (at, tag) = self.place(group, hash);
+        let (at, tag) = self.place(group, hash.as_bytes());
         self.entries[at] = tag << 32 | u64::from(namespace.0 & 0xff_ffff) << 8 | fate as u64;
     }
 
-    pub fn explain(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> MissReason {
+    /// What happened last to this hash, and in which namespace.
+    pub fn recall(&self, group: u16, hash: &[u8]) -> Option<(NamespaceIndex, Fate)> {
         let (at, tag) = self.place(group, hash);
         let entry = self.entries[at];
-        if entry == 0 || entry >> 32 != tag {
-            return MissReason::NeverSeen;
-        }
-        if (entry >> 8) as u32 & 0xff_ffff != namespace.0 & 0xff_ffff {
-            return MissReason::OtherNamespace;
-        }
-        match entry as u8 {
-            fate if fate == Fate::Refused as u8 => MissReason::Refused,
-            fate if fate == Fate::Failed as u8 => MissReason::Failed,
-            // `Stored` and yet not found: it was purged or lost with its slot, which an operator reads as evicted.
-            _ => MissReason::Evicted,
-        }
+        let fate =
+            [Fate::Stored, Fate::Evicted, Fate::Refused, Fate::Failed].into_iter().find(|f| *f as u8 == entry as u8)?;
+        (entry >> 32 == tag).then_some((NamespaceIndex((entry >> 8) as u32 & 0xff_ffff), fate))
     }
 
     pub fn heap_bytes(&self) -> usize {
         self.entries.len() * 8
     }
 
-    fn place(&self, group: u16, hash: &BlockHash) -> (usize, u64) {
+    fn place(&self, group: u16, hash: &[u8]) -> (usize, u64) {
         let key = crate::index::Fingerprint::new(self.seed, NamespaceIndex(0), group, hash).0;
         (key as usize & (self.entries.len() - 1), key >> 32)
     }

@@ -15,6 +15,8 @@ pub struct Namespace {
     pub id: NamespaceId,
     pub layout: Layout,
     pub groups: Vec<GroupState>,
+    /// No id means it any more: it takes no new blocks.
+    is_retired: bool,
 }
 
 /// A group of a namespace: its class and how many of its blocks are in the index.
@@ -52,15 +54,12 @@ impl Names {
                 .hint("restart the daemon; the pool stays"));
         }
         let groups = layout.groups().map(|(group, info)| {
-            let class = space.class(info.slot_bytes()).ok_or_else(|| {
-                Error::new(ErrorKind::Full, "the pool cannot hold blocks of this size")
-                    .with("slot_bytes", info.slot_bytes())
-                    .with("max_classes", Space::MAX_CLASSES)
-            })?;
+            let slot_bytes = info.slot_bytes();
+            let class = space.class(slot_bytes).ok_or_else(|| no_class(slot_bytes, space))?;
             Ok(GroupState { group, class, blocks: 0 })
         });
         let groups = groups.collect::<Result<Vec<_>>>()?;
-        Ok(self.add(Namespace { id, layout: layout.clone(), groups }))
+        Ok(self.add(Namespace { id, layout: layout.clone(), groups, is_retired: false }))
     }
 
     /// From now on `id` means an empty namespace of another short name. Returns (old, new).
@@ -69,7 +68,8 @@ impl Names {
         let Namespace { layout, groups, .. } = self.get(old);
         let layout = layout.clone();
         let groups = groups.iter().map(|g| GroupState { group: g.group, class: g.class, blocks: 0 }).collect();
-        Some((old, self.add(Namespace { id, layout, groups })))
+        self.get_mut(old).is_retired = true;
+        Some((old, self.add(Namespace { id, layout, groups, is_retired: false })))
     }
 
     /// Forgets an empty namespace. False if it holds blocks or is unknown.
@@ -79,6 +79,7 @@ impl Names {
             return false;
         }
         self.by_id.remove(&id);
+        self.get_mut(index).is_retired = true;
         self.clear(index);
         true
     }
@@ -99,6 +100,11 @@ impl Names {
         &mut self.all[index.0 as usize]
     }
 
+    /// Whether two short names mean one namespace, before and after a purge.
+    pub fn is_same(&self, one: NamespaceIndex, other: NamespaceIndex) -> bool {
+        self.get(one).id == self.get(other).id
+    }
+
     /// The namespaces that ids mean at present.
     pub fn current(&self) -> impl Iterator<Item = &Namespace> {
         let is_current = |(i, ns): &(usize, &Namespace)| self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32));
@@ -114,8 +120,9 @@ impl Names {
 }
 
 impl Namespace {
+    /// The class of new blocks of `group`.
     pub fn class(&self, group: u16) -> Option<ClassId> {
-        self.state(group).map(|at| self.groups[at].class)
+        self.state(group).filter(|_| !self.is_retired).map(|at| self.groups[at].class)
     }
 
     pub fn enter(&mut self, group: u16) {
@@ -131,4 +138,16 @@ impl Namespace {
     fn state(&self, group: u16) -> Option<usize> {
         self.groups.iter().position(|state| state.group == group)
     }
+}
+
+fn no_class(slot_bytes: u64, space: &Space) -> Error {
+    if slot_bytes > space.max_slot_bytes() {
+        return Error::new(ErrorKind::Full, "the pool is too small for blocks of this size")
+            .with("slot_bytes", slot_bytes)
+            .with("largest_bytes", space.max_slot_bytes())
+            .hint("make the pool larger, or the engine's blocks smaller");
+    }
+    Error::new(ErrorKind::Full, "the pool holds too many sizes of blocks")
+        .with("limit", Space::MAX_CLASSES)
+        .hint("restart the daemon with a fresh pool")
 }

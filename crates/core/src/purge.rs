@@ -20,8 +20,9 @@ pub struct Purged {
     pub bytes: u64,
 }
 
-/// Records looked at in one step.
-const RECORDS_PER_STEP: u32 = 2048;
+/// Records looked at in one step, and how many of them may be dropped: the latter costs several cache misses.
+const RECORDS_PER_STEP: u32 = 4096;
+const DROPS_PER_STEP: u32 = 512;
 
 impl Core {
     /// Empties a namespace. Returns what it held and its short names (old, new); holders of the old one must
@@ -38,14 +39,18 @@ impl Core {
 
     pub(crate) fn step_purge(&mut self) {
         let Some(Purge { namespace, cursor }) = self.purges.pop() else { return };
+        let (mut at, mut dropped) = (cursor, 0);
         let end = (cursor + RECORDS_PER_STEP).min(self.blocks.end());
-        for block in (cursor..end).map(BlockId) {
+        while at < end && dropped < DROPS_PER_STEP {
+            let block = BlockId(at);
             if self.is_indexed(block) && self.blocks[block].namespace == namespace {
                 self.forget(block, Fate::Evicted);
+                dropped += 1;
             }
+            at += 1;
         }
-        if end < self.blocks.end() {
-            self.purges.push(Purge { namespace, cursor: end });
+        if at < self.blocks.end() {
+            self.purges.push(Purge { namespace, cursor: at });
         } else {
             self.names.clear(namespace);
         }

@@ -3,10 +3,13 @@
 //! A slot that was handed to an instance in an earlier epoch is not reused until that instance has come back
 //! and said what it still holds, or its workers are gone. Until then such blocks can be hit, but not evicted.
 
+use std::collections::BTreeSet;
+
 use crate::block::{Block, BlockId, NamespaceIndex, State};
 use crate::core::Core;
 use crate::key::{BlockHash, Generation, Instance, SlotId};
 use crate::load::{Lease, LeaseId};
+use crate::policy::List;
 
 /// A slot found in the table of an earlier epoch.
 pub struct Recovered {
@@ -41,7 +44,9 @@ impl Core {
 
     /// An extent of the earlier epoch. False if it cannot be there; then nothing of it is recovered.
     pub fn restore_extent(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> bool {
-        self.space.restore(slot_bytes, first_unit, units).is_some()
+        let is_restored = self.space.restore(slot_bytes, first_unit, units).is_some();
+        self.cover_classes();
+        is_restored
     }
 
     /// What lies in this unit is unknown and may still be touched: it is never used.
@@ -62,8 +67,7 @@ impl Core {
         if key.is_none() && holders == 0 {
             return Recovery::Dropped;
         }
-        let fenced_hash = BlockHash::new(&[0]).expect("one byte is a hash");
-        let (namespace, group, hash) = key.unwrap_or((NamespaceIndex(0), 0, fenced_hash));
+        let (namespace, group, hash) = key.unwrap_or((NamespaceIndex(0), 0, BlockHash::NONE));
         let is_duplicate = key.is_some() && self.find(namespace, group, &hash).is_some();
         if is_duplicate && holders == 0 {
             return Recovery::Dropped;
@@ -97,7 +101,7 @@ impl Core {
             self.stats.recovered += 1;
             Recovery::Block
         } else {
-            self.fenced.push(block);
+            self.fence(block);
             Recovery::Fenced
         }
     }
@@ -118,22 +122,21 @@ impl Core {
         let mut lost = Vec::new();
         let mut held = Vec::new();
         for at in leases {
-            match self.declared(*at, |core, block| core.is_indexed(block)) {
+            match self.declared(*at).filter(|block| self.may_read(instance, *block)) {
                 Some(block) => held.push(block),
                 None => lost.push(*at),
             }
         }
         held.iter().for_each(|block| self.pin(*block, Some(instance)));
-        let mut kept = Vec::new();
-        for at in reservations {
-            match self.declared(*at, |core, block| core.may_fill(instance, block)) {
-                Some(block) => kept.push(block),
+        let mut others = std::mem::take(&mut self.reserved[instance.0 as usize]);
+        for at in BTreeSet::from_iter(reservations) {
+            match self.declared(*at).filter(|block| self.may_fill(instance, *block)) {
+                Some(block) => self.keep(instance, block, &mut others),
                 None => lost.push(*at),
             }
         }
-        kept.iter().for_each(|block| self.adopt(instance, *block));
         self.drop_leases(instance);
-        self.drop_reservations(instance, &kept);
+        self.drop_reservations(others);
         self.resolve(instance);
         let lease = if held.is_empty() { LeaseId(0) } else { self.add_lease(Lease { instance, blocks: held }) };
         (lease, lost)
@@ -143,7 +146,8 @@ impl Core {
     pub fn instance_gone(&mut self, instance: Instance) {
         self.drop_leases(instance);
         self.drop_expectations(instance);
-        self.drop_reservations(instance, &[]);
+        let reserved = std::mem::take(&mut self.reserved[instance.0 as usize]);
+        self.drop_reservations(reserved);
         self.resolve(instance);
     }
 
@@ -151,16 +155,18 @@ impl Core {
     pub fn holdings(&self, instance: Instance) -> (u64, u64, u64) {
         let leases = self.leases.values().filter(|lease| lease.instance == instance);
         let (count, blocks) = leases.fold((0, 0), |(n, blocks), lease| (n + 1, blocks + lease.blocks.len() as u64));
-        (count, blocks, self.reservations(instance).len() as u64)
+        (count, blocks, self.reserved[instance.0 as usize].len.into())
     }
 
-    fn declared(
-        &self,
-        (slot, generation): (SlotId, Generation),
-        is_right: impl Fn(&Core, BlockId) -> bool,
-    ) -> Option<BlockId> {
+    fn declared(&self, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {
         let block = self.space.block_at(slot)?;
-        (self.blocks[block].generation == generation && is_right(self, block)).then_some(block)
+        (self.blocks[block].generation == generation).then_some(block)
+    }
+
+    /// A hit of its own. What was purged or found corrupt since is a hit no more, but it is still being read.
+    fn may_read(&self, instance: Instance, block: BlockId) -> bool {
+        let record = &self.blocks[block];
+        self.is_indexed(block) || record.state == State::Fenced && record.holders & instance.bit() != 0
     }
 
     /// A slot it was filling: in this epoch, or in an earlier one, where it is fenced since.
@@ -173,46 +179,43 @@ impl Core {
         }
     }
 
-    fn adopt(&mut self, instance: Instance, block: BlockId) {
-        if self.blocks[block].state == State::Fenced {
-            self.fenced.retain(|fenced| *fenced != block);
-            self.blocks[block].state = State::Reserved;
-            self.blocks[block].owner = instance.0;
-            self.reserved_bytes += self.slot_bytes(block);
-            self.reserved.insert(block);
+    /// The slot is, or is again, a reservation of `instance`, whose other ones are in `others`.
+    fn keep(&mut self, instance: Instance, block: BlockId, others: &mut List) {
+        if self.blocks[block].state == State::Reserved {
+            others.unlink(&mut self.nodes, block);
+            self.reserved[instance.0 as usize].push_head(&mut self.nodes, block);
+        } else {
+            self.unfence(block);
+            self.hand_out(instance, block);
         }
     }
 
     fn drop_leases(&mut self, instance: Instance) {
-        let mut ids: Vec<u64> = self.leases.iter().filter(|(_, l)| l.instance == instance).map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        for id in ids {
-            self.release(instance, LeaseId(id));
-        }
+        let its = self.leases.extract_if(.., |_, lease| lease.instance == instance);
+        self.ended.extend(its.flat_map(|(_, lease)| lease.blocks));
+        self.lease_counts[instance.0 as usize] = 0;
+        self.unpin_ended();
     }
 
-    fn drop_reservations(&mut self, instance: Instance, except: &[BlockId]) {
-        for block in self.reservations(instance) {
-            if !except.contains(&block) {
-                self.unreserve(block);
-            }
+    fn drop_reservations(&mut self, mut reserved: List) {
+        while reserved.tail != BlockId::NONE {
+            let block = reserved.tail;
+            reserved.unlink(&mut self.nodes, block);
+            self.vacate(block);
         }
-    }
-
-    /// In order of their ids, so that the same events give the same state.
-    fn reservations(&self, instance: Instance) -> Vec<BlockId> {
-        let reserved = self.reserved.iter().copied();
-        let mut its: Vec<BlockId> = reserved.filter(|block| self.blocks[*block].owner == instance.0).collect();
-        its.sort_unstable();
-        its
     }
 
     /// Nothing of an earlier epoch is held by `instance` any more.
     fn resolve(&mut self, instance: Instance) {
         self.earlier &= !instance.bit();
-        let fenced = std::mem::take(&mut self.fenced);
-        let (still, free): (Vec<_>, Vec<_>) = fenced.into_iter().partition(|block| self.is_held(*block));
-        self.fenced = still;
-        free.into_iter().for_each(|block| self.release_slot(block));
+        let mut next = self.fenced.head;
+        while next != BlockId::NONE {
+            let block = next;
+            next = self.nodes[block].next;
+            if !self.is_held(block) {
+                self.unfence(block);
+                self.release_slot(block);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What the core shows to people: fill by class and namespace, and what is held.
 
 use crate::block::{BlockId, ClassId, NamespaceIndex, State};
-use crate::core::Core;
+use crate::core::{Core, Tally};
 use crate::key::{BlockKey, Instance, NamespaceId, SlotId};
 use crate::miss::Fate;
 use crate::space::Class;
@@ -47,26 +47,22 @@ pub struct Audited {
 
 impl Core {
     pub fn classes(&self) -> Vec<ClassReport> {
-        let report = |(id, class): (ClassId, &Class)| {
-            let of_class = |block: &&BlockId| self.blocks[**block].class == id;
-            let reserved = self.reserved.iter().filter(of_class).count() as u64;
-            let fenced = self.fenced.iter().filter(of_class).count() as u64;
-            ClassReport {
-                slot_bytes: class.slot_bytes,
-                slots: class.slots,
-                used: class.used,
-                ready: class.used - reserved - fenced,
-                pinned: self.pinned[id.0 as usize],
-                reserved,
-                fenced,
-            }
+        let report = |((_, class), tally): ((ClassId, &Class), &Tally)| ClassReport {
+            slot_bytes: class.slot_bytes,
+            slots: class.slots,
+            used: class.used,
+            ready: class.used - tally.reserved - tally.fenced,
+            pinned: tally.pinned,
+            reserved: tally.reserved,
+            fenced: tally.fenced,
         };
-        self.space.classes().map(report).collect()
+        self.space.classes().zip(&self.tallies).map(report).collect()
     }
 
     /// Blocks of a namespace that wait for their last holder.
     pub fn fenced_of(&self, namespace: NamespaceIndex) -> u64 {
-        self.fenced.iter().filter(|block| self.blocks[**block].namespace == namespace).count() as u64
+        let fenced = self.fenced.iter(&self.nodes);
+        fenced.filter(|block| self.blocks[*block].namespace == namespace).count() as u64
     }
 
     pub fn lease_count(&self, instance: Instance) -> u64 {
@@ -86,8 +82,8 @@ impl Core {
         Held {
             pinned_bytes: self.pinned_bytes,
             reserved_bytes: self.reserved_bytes,
-            fenced_bytes: self.fenced.iter().map(|block| self.slot_bytes(*block)).sum(),
-            fenced_blocks: self.fenced.len() as u64,
+            fenced_bytes: self.classes().iter().map(|class| class.fenced * class.slot_bytes).sum(),
+            fenced_blocks: self.fenced.len.into(),
             leases: self.leases.len() as u64,
         }
     }
@@ -152,7 +148,7 @@ impl Core {
         expect("indexed blocks", indexed, self.index.len())?;
         expect("reserved bytes", reserved, self.reserved_bytes)?;
         expect("pinned bytes", pinned, self.pinned_bytes)?;
-        expect("fenced blocks", fenced, self.fenced.len() as u64)?;
+        expect("fenced blocks", fenced, self.fenced.len.into())?;
         expect("used slots", u64::from(self.blocks.count()), self.space.classes().map(|(_, class)| class.used).sum())?;
         expect("misses and hits", self.stats.keys, self.stats.hits + self.stats.miss_count())
     }

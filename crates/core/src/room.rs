@@ -1,24 +1,34 @@
-//! Making room: free slots, new extents, eviction, and extents that move between classes.
+//! Making room: free slots, new extents, eviction, and units that move between classes.
 //!
 //! A class first uses its free slots, then free units, then evicts its own coldest. Now and then it compares
-//! its coldest block with that of the other classes; where another class keeps much colder ones, one of that
-//! class's extents is drained (nothing new goes in, what is not held is evicted, the rest is waited for) and its
-//! units are free for all. Draining goes on in pieces, one extent at a time.
+//! its coldest block with that of the other classes; where another class keeps much colder ones, or has none to
+//! lose, a run of units is drained for it: nothing new goes in, what is not held is evicted, the rest is waited
+//! for, and all the while its empty units go to nobody else, or a busy class would take them back. Draining
+//! goes on in pieces.
 
 use crate::block::{BlockId, ClassId};
 use crate::core::{Core, Effect, View};
 use crate::key::SlotId;
 use crate::miss::Fate;
-use crate::space::ExtentId;
+use crate::policy::MAX_SCAN;
+use crate::space::{Extent, ExtentId, Run};
 
 pub(crate) struct Drain {
-    pub extent: ExtentId,
-    /// Slots before this one were looked at in this pass.
-    cursor: u32,
+    run: Run,
+    /// Who gets the units.
+    heir: ClassId,
+    /// Where this pass stands: the extent at or behind `unit`, from `slot` on.
+    unit: u32,
+    slot: u32,
+    /// A whole pass was made; what is left is held.
+    pub is_waiting: bool,
 }
 
-/// Slots of a draining extent looked at in one step.
+/// Slots of a draining run looked at in one step.
 const DRAIN_SLOTS_PER_STEP: u32 = 256;
+/// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
+/// keep classes from growing.
+const MAX_DRAINS: usize = 4;
 /// Evictions between two comparisons with the other classes: rare enough to cost nothing, often enough that a
 /// shift of load moves an extent within one turnover of it.
 const COMPARE_EVERY: u64 = 256;
@@ -27,48 +37,75 @@ const COMPARE_EVERY: u64 = 256;
 const MUCH_COLDER: u64 = 2;
 
 impl Core {
-    /// A slot of `class`, which belongs to `block` from now on. `None` if everything is held.
-    pub(crate) fn take_slot(&mut self, class: ClassId, block: BlockId) -> Option<SlotId> {
-        if let Some(slot) = self.space.take(class, block) {
+    /// A slot of `class`, which belongs to `block` from now on. `None` if everything is held, or if finding one
+    /// takes more than `budget` evictions.
+    pub(crate) fn take_slot(&mut self, class: ClassId, block: BlockId, budget: &mut usize) -> Option<SlotId> {
+        if let Some(slot) = self.take_free(class, block) {
             return Some(slot);
         }
-        if let Some(extent) = self.space.grow(class) {
-            let (first_unit, units) = (self.space.extent(extent).first_unit, self.space.extent(extent).units);
-            let slot_bytes = self.space.class_info(class).slot_bytes;
-            self.effects.push(Effect::ExtentMade { first_unit, units, slot_bytes });
-            return self.space.take(class, block);
+        if self.stats.evicted.is_multiple_of(COMPARE_EVERY) {
+            self.consider_drain(class, self.coldness(class));
         }
-        if self.stats.evicted.is_multiple_of(COMPARE_EVERY) || self.space.class_info(class).slots == 0 {
-            self.consider_drain(class);
-        }
-        self.step_drain();
-        while self.evict(class) {
+        let mut is_stuck = false;
+        while *budget > 0 {
+            let has_evicted = self.evict(class);
+            is_stuck |= !has_evicted;
+            *budget = budget.saturating_sub(if has_evicted { 1 } else { MAX_SCAN });
             // The victim may have been in a draining extent, whose slots are not taken again.
             if let Some(slot) = self.space.take(class, block) {
                 return Some(slot);
             }
         }
-        self.consider_drain(class);
-        None
+        if is_stuck {
+            self.consider_drain(class, None);
+        }
+        self.take_free(class, block)
     }
 
-    /// Goes on with the drain under way.
+    /// Goes on with one of the drains under way.
     pub(crate) fn step_drain(&mut self) {
-        let Some(Drain { extent, cursor }) = self.drain else { return };
-        let slots = self.space.extent(extent).slots;
-        let end = (cursor + DRAIN_SLOTS_PER_STEP).min(slots);
-        // What is held stays for the next pass.
-        self.drain = Some(Drain { extent, cursor: if end == slots { 0 } else { end } });
-        let blocks: Vec<BlockId> = self.space.blocks_in(extent, cursor, end).collect();
+        let Some(drain) = self.drains.first_mut() else { return };
+        let Some(id) = self.space.extent_from(drain.run, drain.unit) else {
+            (drain.unit, drain.slot, drain.is_waiting) = (drain.run.first_unit, 0, true);
+            return self.drains.rotate_left(1);
+        };
+        let Extent { first_unit, units, slots, .. } = *self.space.extent(id);
+        let from = drain.slot;
+        let to = (from + DRAIN_SLOTS_PER_STEP).min(slots);
+        (drain.unit, drain.slot) = if to == slots { (first_unit + units, 0) } else { (first_unit, to) };
+        let blocks: Vec<BlockId> = self.space.blocks_in(id, from, to).collect();
         for block in blocks {
             if self.is_indexed(block) && !self.is_held(block) {
                 self.count_eviction(block);
                 self.forget(block, Fate::Evicted);
             }
         }
-        if self.drain.is_some() && self.space.extent(extent).used() == 0 {
-            self.give_back(extent);
+    }
+
+    /// The last slot of a draining extent is free.
+    pub(crate) fn give_back(&mut self, extent: ExtentId) {
+        let Run { first_unit, units } = self.space.give_back(extent);
+        self.stats.extents_moved += 1;
+        self.effects.push(Effect::ExtentCleared { first_unit, units });
+        let space = &mut self.space;
+        if let Some(at) = self.drains.iter().position(|drain| space.finish_drain(drain.run)) {
+            let heir = self.drains.remove(at).heir;
+            self.grow(heir);
         }
+    }
+
+    /// Makes an extent of free units, if there are any for it.
+    fn grow(&mut self, class: ClassId) -> bool {
+        let Some(id) = self.space.grow(class) else { return false };
+        let Extent { first_unit, units, .. } = *self.space.extent(id);
+        let slot_bytes = self.space.class_info(class).slot_bytes;
+        self.effects.push(Effect::ExtentMade { first_unit, units, slot_bytes });
+        true
+    }
+
+    fn take_free(&mut self, class: ClassId, block: BlockId) -> Option<SlotId> {
+        let free = self.space.take(class, block);
+        free.or_else(|| if self.grow(class) { self.space.take(class, block) } else { None })
     }
 
     /// Evicts one block of `class`. False if all that were looked at are held.
@@ -90,45 +127,60 @@ impl Core {
         self.stats.evicted_bytes += self.slot_bytes(block);
     }
 
-    /// Starts to drain an extent of the class with the coldest block, if that is much colder than the coldest
-    /// of `class`, or if `class` has nothing to evict.
-    fn consider_drain(&mut self, class: ClassId) {
-        if self.drain.is_some() {
+    /// Starts to drain a run of the class with the coldest block, if that is much colder than `own`, the age of
+    /// `class`'s coldest, or if there is no such.
+    fn consider_drain(&mut self, class: ClassId, own: Option<u64>) {
+        if self.drains.len() >= MAX_DRAINS || self.drains.iter().any(|drain| !drain.is_waiting) {
             return;
         }
-        let own = self.coldest_age(class).unwrap_or(0);
         let others = self.space.classes().map(|(other, _)| other).filter(|other| *other != class);
-        let donor = others.filter_map(|other| Some((self.coldest_age(other)?, other))).max_by_key(|(age, _)| *age);
+        let donor = others.filter_map(|other| Some((self.spareness(other)?, other))).max_by_key(|(age, _)| *age);
         let Some((age, donor)) = donor else { return };
-        let has_nothing = self.coldest_age(class).is_none();
-        if !has_nothing && u64::from(age) <= MUCH_COLDER * u64::from(own) {
+        if own.is_some_and(|own| age <= MUCH_COLDER * own) {
             return;
         }
-        if let Some(extent) = self.coldest_extent(donor) {
-            self.space.drain(extent);
-            self.drain = Some(Drain { extent, cursor: 0 });
-            self.step_drain();
+        if let Some(run) = self.coldest_run(donor, class) {
+            let (unit, slot, is_waiting) = (run.first_unit, 0, false);
+            self.drains.insert(0, Drain { run, heir: class, unit, slot, is_waiting });
+            let empty = self.space.drain(run);
+            empty.into_iter().for_each(|extent| self.give_back(extent));
         }
     }
 
-    /// Inserts and touches since the coldest block of `class` was last used.
-    fn coldest_age(&self, class: ClassId) -> Option<u32> {
-        self.policies[class.0 as usize].coldest(&self.nodes).map(|block| self.nodes.age(block))
+    /// Inserts and touches since the coldest block of `class` was last used. `None` if there is nothing to evict.
+    fn coldness(&self, class: ClassId) -> Option<u64> {
+        self.policies[class.0 as usize].coldest(&self.nodes).map(|block| self.nodes.age(block).into())
     }
 
-    /// The extent whose sampled blocks are oldest, among a few, so that the choice stays cheap.
-    fn coldest_extent(&self, class: ClassId) -> Option<ExtentId> {
+    /// As `coldness`; what is empty is colder than all.
+    fn spareness(&self, class: ClassId) -> Option<u64> {
+        if self.space.empty_extent(class).is_some() { Some(u64::MAX) } else { self.coldness(class) }
+    }
+
+    /// The run that `heir` needs, around the extent of `donor` whose sampled slots are coldest, among a few, so
+    /// that the choice stays cheap.
+    fn coldest_run(&self, donor: ClassId, heir: ClassId) -> Option<Run> {
         const EXTENTS: usize = 16;
-        const BLOCKS: u32 = 32;
-        let all: Vec<ExtentId> = self.space.extents_of(class).map(|(id, _)| id).collect();
-        let stride = all.len().div_ceil(EXTENTS).max(1);
-        let age = |extent: &ExtentId| {
-            let step = (self.space.extent(*extent).slots / BLOCKS).max(1);
-            let sample = (0..BLOCKS).flat_map(|i| self.space.blocks_in(*extent, i * step, i * step + 1));
-            let ages: Vec<u64> = sample.map(|block| u64::from(self.nodes.age(block))).collect();
-            // An empty extent costs nothing to give.
-            if ages.is_empty() { u64::MAX } else { ages.iter().sum::<u64>() / ages.len() as u64 }
+        let all: Vec<ExtentId> = self.space.extents_of(donor).map(|(id, _)| id).collect();
+        let sampled = all.iter().step_by(all.len().div_ceil(EXTENTS).max(1)).copied();
+        let mut sampled: Vec<(u64, ExtentId)> = sampled.map(|id| (self.warmth(id), id)).collect();
+        sampled.sort_unstable_by_key(|(warmth, id)| (*warmth, id.0));
+        let candidates = self.space.empty_extent(donor).into_iter().chain(sampled.into_iter().map(|(_, id)| id));
+        candidates.into_iter().find_map(|id| self.space.run_around(id, heir))
+    }
+
+    /// How much is lost with an extent: the less, the fewer and the older its blocks are. What is held counts
+    /// most, since it has to be waited for.
+    fn warmth(&self, id: ExtentId) -> u64 {
+        const SLOTS: u32 = 32;
+        let slots = self.space.extent(id).slots;
+        let sample = (0..slots).step_by(slots.div_ceil(SLOTS) as usize);
+        let count = sample.len() as u64;
+        let blocks = sample.flat_map(|at| self.space.blocks_in(id, at, at + 1));
+        let warmth = |block| {
+            let is_movable = self.is_indexed(block) && !self.is_held(block);
+            u64::from(if is_movable { u32::MAX - self.nodes.age(block) } else { u32::MAX })
         };
-        all.into_iter().step_by(stride).max_by_key(age)
+        blocks.map(warmth).sum::<u64>() / count
     }
 }

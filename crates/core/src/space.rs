@@ -1,14 +1,22 @@
 //! The pool's memory: units, extents and exact-size classes.
 //!
 //! Invariants: a slot is in one extent, an extent in one class, a unit in at most one extent; a slot is on its
-//! extent's free list or in its slot map, never both; an extent never crosses a 1 GiB boundary, because GPU and
-//! disk registrations are made in pieces of 1 GiB. At most 5 % of an extent is lost to its slot size where a
-//! run of units allows it.
+//! extent's free list or in its slot map, never both; an extent is a naturally aligned run of units and never
+//! crosses a 1 GiB boundary, because GPU and disk registrations are made in pieces of 1 GiB; units of a run that
+//! is being drained go to nobody before all of them are empty. At most 5 % of an extent is lost to its slot size
+//! where a run of free units allows it.
 
 use crate::block::{BlockId, ClassId};
 use crate::key::{PAGE_BYTES, SlotId};
 
 const REGISTRATION_BYTES: u64 = 1 << 30;
+
+/// Units side by side, as many as a power of two, beginning at a multiple of their number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    pub first_unit: u32,
+    pub units: u32,
+}
 
 /// Index of an extent; reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -43,6 +51,8 @@ enum Unit {
     Absent,
     Free,
     Used(ExtentId),
+    /// Empty, in a run that is not.
+    Drained,
     /// Out of use for this epoch.
     Excluded,
 }
@@ -59,6 +69,8 @@ impl Space {
     /// A pool of `units` units, none of which may be used yet.
     pub fn new(unit_bytes: u64, units: u32) -> Space {
         assert!(unit_bytes.is_power_of_two() && (PAGE_BYTES..=REGISTRATION_BYTES).contains(&unit_bytes));
+        let pages = u64::from(units) * (unit_bytes / PAGE_BYTES);
+        assert!(pages <= u64::from(u32::MAX), "slots are named by 32-bit page numbers, {pages} pages are too many");
         let units = vec![Unit::Absent; units as usize];
         Space { unit_bytes, units, free_units: 0, extents: Vec::new(), classes: Vec::new() }
     }
@@ -87,7 +99,7 @@ impl Space {
 
     /// Bytes that may be used or are in use.
     pub fn populated_bytes(&self) -> u64 {
-        let is_there = |unit: &&Unit| matches!(unit, Unit::Free | Unit::Used(_));
+        let is_there = |unit: &&Unit| matches!(unit, Unit::Free | Unit::Used(_) | Unit::Drained);
         self.units.iter().filter(is_there).count() as u64 * self.unit_bytes
     }
 
@@ -97,7 +109,8 @@ impl Space {
         if let Some(at) = self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
             return Some(ClassId(at as u16));
         }
-        if slot_bytes > REGISTRATION_BYTES || self.classes.len() >= Space::MAX_CLASSES {
+        let is_possible = slot_bytes > 0 && slot_bytes % PAGE_BYTES == 0 && slot_bytes <= self.max_slot_bytes();
+        if !is_possible || self.classes.len() >= Space::MAX_CLASSES {
             return None;
         }
         self.classes.push(Class { slot_bytes, slots: 0, used: 0, available: Vec::new() });
@@ -106,6 +119,12 @@ impl Space {
 
     /// Different slot sizes in one pool; each model has one a group.
     pub const MAX_CLASSES: usize = 256;
+
+    /// Bytes of the longest extent this pool could have.
+    pub fn max_slot_bytes(&self) -> u64 {
+        let longest = self.units.len().checked_ilog2().map_or(0, |bits| 1 << bits);
+        (longest * self.unit_bytes).min(REGISTRATION_BYTES)
+    }
 
     pub fn classes(&self) -> impl Iterator<Item = (ClassId, &Class)> {
         self.classes.iter().enumerate().map(|(i, class)| (ClassId(i as u16), class))
@@ -181,35 +200,29 @@ impl Space {
 
     /// Gives a run of free units to `class`. `None` if there is no run that fits.
     pub fn grow(&mut self, class: ClassId) -> Option<ExtentId> {
-        let slot_bytes = self.classes[class.0 as usize].slot_bytes;
-        let first_choice = self.run_units(slot_bytes);
-        let smallest = slot_bytes.div_ceil(self.unit_bytes).next_power_of_two() as u32;
-        let mut units = first_choice;
-        loop {
+        let smallest = self.smallest_run(class);
+        let mut units = self.best_run(self.classes[class.0 as usize].slot_bytes).max(smallest);
+        while units >= smallest {
             if let Some(first) = self.find_run(units) {
                 return Some(self.place_extent(class, first, units));
             }
             // A shorter run wastes more, but more than nothing is there to gain.
             units /= 2;
-            if units < smallest.max(1) {
-                return None;
-            }
         }
+        None
     }
 
     /// Puts an extent of an earlier epoch back where it was; nothing is taken from it before
     /// [`Space::finish_restore`]. `None` if that is not possible any more.
     pub fn restore(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> Option<ExtentId> {
-        let class = self.class(slot_bytes)?;
         let range = first_unit as usize..first_unit.checked_add(units)? as usize;
         let is_free = self.units.get(range.clone())?.iter().all(|unit| matches!(unit, Unit::Absent | Unit::Free));
-        let fits = units.is_power_of_two()
-            && first_unit % units == 0
-            && u64::from(units) * self.unit_bytes <= REGISTRATION_BYTES
-            && slot_bytes <= u64::from(units) * self.unit_bytes;
-        if !is_free || !fits {
+        let is_run = units.is_power_of_two() && first_unit.is_multiple_of(units);
+        let bytes = u64::from(units) * self.unit_bytes;
+        if !is_free || !is_run || bytes > REGISTRATION_BYTES || slot_bytes > bytes {
             return None;
         }
+        let class = self.class(slot_bytes)?;
         // An extent was only ever made of populated units.
         range.for_each(|unit| self.populate(unit as u32));
         let id = self.place_extent(class, first_unit, units);
@@ -240,24 +253,70 @@ impl Space {
         }
     }
 
-    /// Nothing is taken from the extent any more.
-    pub fn drain(&mut self, id: ExtentId) {
-        let extent = self.extents[id.0 as usize].as_mut().expect("drained extents live");
-        extent.is_draining = true;
-        let class = &mut self.classes[extent.class.0 as usize];
-        class.slots -= u64::from(extent.slots);
-        class.available.retain(|available| *available != id);
+    /// The run around `id` that an extent of `class` needs, if all of it is in use or free.
+    pub fn run_around(&self, id: ExtentId, class: ClassId) -> Option<Run> {
+        let extent = self.extent(id);
+        let units = extent.units.max(self.smallest_run(class));
+        let first_unit = extent.first_unit / units * units;
+        let is_usable = |unit: &Unit| match unit {
+            Unit::Free => true,
+            Unit::Used(id) => !self.extent(*id).is_draining,
+            Unit::Absent | Unit::Drained | Unit::Excluded => false,
+        };
+        let all = self.units.get(first_unit as usize..(first_unit + units) as usize)?;
+        all.iter().all(is_usable).then_some(Run { first_unit, units })
     }
 
-    /// The empty, draining extent's units are free for any class. Returns (first unit, units).
-    pub fn give_back(&mut self, id: ExtentId) -> (u32, u32) {
+    /// Nothing is taken from the run's extents and free units any more. Returns the extents that are empty; the
+    /// caller then calls [`Space::give_back`] for each.
+    pub fn drain(&mut self, run: Run) -> Vec<ExtentId> {
+        let mut empty = Vec::new();
+        for unit in run.first_unit..run.first_unit + run.units {
+            match self.units[unit as usize] {
+                Unit::Free => {
+                    self.units[unit as usize] = Unit::Drained;
+                    self.free_units -= 1;
+                }
+                Unit::Used(id) if !self.extent(id).is_draining => {
+                    self.drain_extent(id);
+                    empty.extend((self.extent(id).used() == 0).then_some(id));
+                }
+                _ => {}
+            }
+        }
+        empty
+    }
+
+    /// The first extent of the run at or behind `unit`.
+    pub fn extent_from(&self, run: Run, unit: u32) -> Option<ExtentId> {
+        let units = &self.units[unit as usize..(run.first_unit + run.units) as usize];
+        units.iter().find_map(|unit| if let Unit::Used(id) = unit { Some(*id) } else { None })
+    }
+
+    /// The empty, draining extent is no more. Returns its units.
+    pub fn give_back(&mut self, id: ExtentId) -> Run {
         let extent = self.extents[id.0 as usize].take().expect("given-back extents live");
         assert!(extent.is_draining && extent.used() == 0, "extent {id:?} is given back while in use");
-        for unit in extent.first_unit..extent.first_unit + extent.units {
-            self.units[unit as usize] = Unit::Free;
+        let (first_unit, units) = (extent.first_unit, extent.units);
+        self.units[first_unit as usize..(first_unit + units) as usize].fill(Unit::Drained);
+        Run { first_unit, units }
+    }
+
+    /// If all of a draining run is empty, its units are free for any class.
+    pub fn finish_drain(&mut self, run: Run) -> bool {
+        let units = &mut self.units[run.first_unit as usize..(run.first_unit + run.units) as usize];
+        let is_empty = units.iter().all(|unit| *unit == Unit::Drained);
+        if is_empty {
+            units.fill(Unit::Free);
+            self.free_units += run.units;
         }
-        self.free_units += extent.units;
-        (extent.first_unit, extent.units)
+        is_empty
+    }
+
+    /// An extent of `class` with no slot in use.
+    pub fn empty_extent(&self, class: ClassId) -> Option<ExtentId> {
+        let mut available = self.classes[class.0 as usize].available.iter();
+        available.find(|id| self.extent(**id).used() == 0).copied()
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -293,18 +352,33 @@ impl Space {
         id
     }
 
+    fn drain_extent(&mut self, id: ExtentId) {
+        let extent = self.extents[id.0 as usize].as_mut().expect("drained extents live");
+        extent.is_draining = true;
+        let class = &mut self.classes[extent.class.0 as usize];
+        class.slots -= u64::from(extent.slots);
+        class.available.retain(|available| *available != id);
+    }
+
     /// Units in an extent of this slot size: the shortest run that loses at most 5 %, else the one that loses
     /// least.
-    fn run_units(&self, slot_bytes: u64) -> u32 {
-        let longest = (REGISTRATION_BYTES / self.unit_bytes) as u32;
-        let runs = (0..).map(|bits| 1u32 << bits).take_while(|units| *units <= longest);
+    fn best_run(&self, slot_bytes: u64) -> u32 {
+        let longest = REGISTRATION_BYTES / self.unit_bytes;
+        let runs = (0..=longest.ilog2()).map(|bits| 1u32 << bits);
+        // Bytes lost in as many of these runs as make a registration, so that runs compare.
         let waste = |units: u32| {
             let bytes = u64::from(units) * self.unit_bytes;
-            // In thousandths; a run that holds no slot loses all.
-            if bytes < slot_bytes { 1000 } else { (bytes % slot_bytes) * 1000 / bytes }
+            bytes % slot_bytes * (REGISTRATION_BYTES / bytes)
         };
-        let fits = |units: &u32| waste(*units) <= 50;
-        runs.clone().find(fits).unwrap_or_else(|| runs.min_by_key(|units| waste(*units)).unwrap_or(1))
+        let fits = |units: &u32| slot_bytes <= u64::from(*units) * self.unit_bytes;
+        let is_good = |units: &u32| waste(*units) * 20 <= REGISTRATION_BYTES;
+        let fitting = runs.filter(fits);
+        fitting.clone().find(is_good).or_else(|| fitting.min_by_key(|units| waste(*units))).unwrap_or(1)
+    }
+
+    /// Units of the shortest run that holds a slot of `class`.
+    fn smallest_run(&self, class: ClassId) -> u32 {
+        self.classes[class.0 as usize].slot_bytes.div_ceil(self.unit_bytes).next_power_of_two() as u32
     }
 
     /// First of a naturally aligned run of free units, which therefore crosses no registration.

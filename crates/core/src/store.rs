@@ -27,10 +27,12 @@ pub enum CommitOutcome {
 impl Core {
     /// Slots that one `reserve` may ask for: each may evict, which is three cache misses and an index removal.
     pub const MAX_RESERVE_PER_EVENT: usize = 256;
+    /// More than that only if the coldest blocks are held or in draining extents.
+    const MAX_EVICTIONS_PER_EVENT: usize = 2 * Core::MAX_RESERVE_PER_EVENT;
 
     /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
-    /// full of held blocks or the instance's share is used up. `holds_mapping` is false for callers that never
-    /// learn the offset.
+    /// full of held blocks, the share of reservations is used up, or room is still being made.
+    /// `holds_mapping` is false for callers that never learn the offset.
     pub fn reserve(
         &mut self,
         instance: Instance,
@@ -40,19 +42,21 @@ impl Core {
         holds_mapping: bool,
         slots: &mut Vec<(SlotId, Generation)>,
     ) {
-        self.settle(usize::MAX);
         let Some(class) = self.names.get(namespace).class(group) else { return };
+        self.settle(Core::TOUCHES_PER_STEP);
+        self.step_drain();
+        let mut budget = Core::MAX_EVICTIONS_PER_EVENT;
         let slot_bytes = self.space.class_info(class).slot_bytes;
-        let limit = self.space.capacity_bytes() / 1000 * u64::from(self.config.reserve_permille);
+        let limit = self.share(self.config.reserve_permille);
         for _ in 0..count.min(Core::MAX_RESERVE_PER_EVENT) {
             // One slot is always granted if there is one, or a small pool could never store a large block.
             let is_over = self.reserved_bytes > 0 && self.reserved_bytes + slot_bytes > limit;
-            let taken = if is_over { None } else { self.reserve_one(instance, namespace, group, class, holds_mapping) };
-            let Some(taken) = taken else {
+            let block = if is_over { None } else { self.place(class, &mut budget) };
+            let Some(block) = block else {
                 self.stats.reserve_refused += 1;
                 return;
             };
-            slots.push(taken);
+            slots.push(self.grant(instance, block, holds_mapping));
         }
     }
 
@@ -87,7 +91,7 @@ impl Core {
         if predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group) {
             self.stats.orphans += 1;
             self.memory.note(namespace, group, &hash, Fate::Refused);
-            let key = self.fingerprint(namespace, group, &hash);
+            let key = self.fingerprint(namespace, group, hash.as_bytes());
             self.policies[class.0 as usize].refuse(&mut self.nodes, key);
             self.unreserve(block);
             return CommitOutcome::Orphan;
@@ -104,24 +108,42 @@ impl Core {
         }
     }
 
-    /// Frees a reserved slot; its filler said that nobody writes there any more.
-    pub(crate) fn unreserve(&mut self, block: BlockId) {
-        self.reserved_bytes -= self.slot_bytes(block);
-        self.reserved.remove(&block);
+    /// The slot is the instance's to fill.
+    pub(crate) fn hand_out(&mut self, instance: Instance, block: BlockId) {
+        let record = &mut self.blocks[block];
+        record.state = State::Reserved;
+        record.owner = instance.0;
+        self.tallies[record.class.0 as usize].reserved += 1;
+        self.reserved_bytes += self.space.class_info(record.class).slot_bytes;
+        self.reserved[instance.0 as usize].push_head(&mut self.nodes, block);
+    }
+
+    /// Frees a slot that is on no list of reservations any more: nobody writes there.
+    pub(crate) fn vacate(&mut self, block: BlockId) {
+        self.count_filled(block);
         self.blocks[block].holders = 0;
         self.release_slot(block);
     }
 
+    /// Frees a reserved slot; its filler said that nobody writes there any more.
+    fn unreserve(&mut self, block: BlockId) {
+        self.take_off(block);
+        self.vacate(block);
+    }
+
+    fn take_off(&mut self, block: BlockId) {
+        self.reserved[self.blocks[block].owner as usize].unlink(&mut self.nodes, block);
+    }
+
+    fn count_filled(&mut self, block: BlockId) {
+        self.tallies[self.blocks[block].class.0 as usize].reserved -= 1;
+        self.reserved_bytes -= self.slot_bytes(block);
+    }
+
     /// Puts a filled slot into the index, right behind its parent.
-    pub(crate) fn make_ready(
-        &mut self,
-        block: BlockId,
-        ns: NamespaceIndex,
-        group: u16,
-        hash: BlockHash,
-        parent: Option<BlockId>,
-    ) {
-        let slot_bytes = self.slot_bytes(block);
+    fn make_ready(&mut self, block: BlockId, ns: NamespaceIndex, group: u16, hash: BlockHash, parent: Option<BlockId>) {
+        self.take_off(block);
+        self.count_filled(block);
         let earlier = self.earlier;
         let record = &mut self.blocks[block];
         record.state = State::Ready;
@@ -130,61 +152,56 @@ impl Core {
         record.hash = hash;
         record.holders &= earlier;
         let (class, slot, holders) = (record.class, record.slot, record.holders);
-        self.reserved_bytes -= slot_bytes;
-        self.reserved.remove(&block);
         self.effects.push(Effect::Held { slot, holders });
         self.enter(block, class, parent);
         self.memory.note(ns, group, &hash, Fate::Stored);
         self.stats.stored += 1;
-        self.stats.stored_bytes += slot_bytes;
+        self.stats.stored_bytes += self.slot_bytes(block);
     }
 
     /// Index, counts and policy of a block whose record is complete.
     pub(crate) fn enter(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
-        let record = &self.blocks[block];
-        let (namespace, group) = (record.namespace, record.group);
-        let key = self.fingerprint(namespace, group, &record.hash);
+        let key = self.key_of(block);
+        let Block { namespace, group, .. } = self.blocks[block];
         self.index.insert(key, block);
         self.names.get_mut(namespace).enter(group);
         let parent = parent.filter(|parent| self.blocks[*parent].class == class);
         self.policies[class.0 as usize].insert(&mut self.nodes, block, key, parent);
     }
 
-    fn reserve_one(
-        &mut self,
-        instance: Instance,
-        namespace: NamespaceIndex,
-        group: u16,
-        class: ClassId,
-        holds_mapping: bool,
-    ) -> Option<(SlotId, Generation)> {
-        let generation = self.generation();
-        let holders = if holds_mapping { instance.bit() } else { 0 };
-        let hash = BlockHash::new(&[0]).expect("one byte is a hash");
-        let state = State::Reserved;
+    /// A record with a slot of `class`.
+    fn place(&mut self, class: ClassId, budget: &mut usize) -> Option<BlockId> {
         let block = self.blocks.add(Block {
-            holders,
-            hash,
-            state,
+            holders: 0,
+            hash: BlockHash::NONE,
+            state: State::Reserved,
             class,
-            group,
-            owner: instance.0,
-            namespace,
+            group: 0,
+            owner: 0,
+            namespace: NamespaceIndex(0),
             slot: SlotId(0),
-            generation,
+            generation: Generation(0),
             pins: 0,
         });
         self.nodes.cover(block);
-        let Some(slot) = self.take_slot(class, block) else {
+        let Some(slot) = self.take_slot(class, block, budget) else {
             self.blocks.remove(block);
             return None;
         };
         self.blocks[block].slot = slot;
-        self.reserved_bytes += self.slot_bytes(block);
-        self.reserved.insert(block);
+        Some(block)
+    }
+
+    fn grant(&mut self, instance: Instance, block: BlockId, holds_mapping: bool) -> (SlotId, Generation) {
+        self.hand_out(instance, block);
+        let generation = self.generation();
+        let holders = if holds_mapping { instance.bit() } else { 0 };
+        let record = &mut self.blocks[block];
+        record.generation = generation;
+        record.holders = holders;
         self.stats.reserved += 1;
-        self.effects.push(Effect::Reserved { slot, generation, holders });
-        Some((slot, generation))
+        self.effects.push(Effect::Reserved { slot: record.slot, generation, holders });
+        (record.slot, generation)
     }
 
     fn reserved_by(&self, instance: Instance, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {

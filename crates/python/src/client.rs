@@ -5,9 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_core::{Error, ErrorKind};
 use forebay_rpc::client::{self, GroupBytes};
-use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, PurgeRequest};
+use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict};
 use tokio::runtime::Runtime;
 
 use crate::convert::{self, from_hex, hex};
@@ -162,51 +162,56 @@ fn outcome_name(outcome: CommitOutcome) -> &'static str {
 }
 
 fn inspected<'py>(py: Python<'py>, reply: &InspectReply) -> PyResult<Bound<'py, PyDict>> {
-    let all = PyDict::new(py);
-    all.set_item("boot_id", reply.boot_id)?;
+    let names = ["boot_id", "capacity_bytes", "populated_bytes", "huge_bytes", "pinned_bytes", "fenced_bytes"];
+    let numbers = [
+        reply.boot_id,
+        reply.capacity_bytes,
+        reply.populated_bytes,
+        reply.huge_bytes,
+        reply.pinned_bytes,
+        reply.fenced_bytes,
+    ];
+    let all = dict(py, &names, &numbers)?;
     all.set_item("pool_id", hex(&reply.pool_id))?;
-    all.set_item("capacity_bytes", reply.capacity_bytes)?;
-    all.set_item("populated_bytes", reply.populated_bytes)?;
-    all.set_item("huge_bytes", reply.huge_bytes)?;
-    all.set_item("pinned_bytes", reply.pinned_bytes)?;
-    all.set_item("fenced_bytes", reply.fenced_bytes)?;
-    let namespaces = PyList::empty(py);
-    for namespace in &reply.namespaces {
-        let entry = PyDict::new(py);
-        entry.set_item("namespace_id", hex(&namespace.namespace_id))?;
-        entry.set_item("fields", &namespace.fields)?;
-        let groups = namespace.groups.iter().map(|group| {
-            let names = ["group", "block_bytes", "ready_blocks"];
-            dict(py, &names, &[group.group.into(), group.block_bytes, group.ready_blocks])
-        });
-        entry.set_item("groups", groups.collect::<PyResult<Vec<_>>>()?)?;
-        namespaces.append(entry)?;
-    }
-    all.set_item("namespaces", namespaces)?;
-    let sessions = PyList::empty(py);
-    for session in &reply.sessions {
-        let names = ["session", "instance", "ranks", "attached_ranks", "leases", "leased_blocks", "reserved_blocks"];
-        let numbers = [
-            session.session,
-            session.instance.into(),
-            session.ranks.into(),
-            session.attached_ranks.into(),
-            session.leases,
-            session.leased_blocks,
-            session.reserved_blocks,
-        ];
-        let entry = dict(py, &names, &numbers)?;
-        entry.set_item("engine_id", &session.engine_id)?;
-        entry.set_item("is_connected", session.is_connected)?;
-        sessions.append(entry)?;
-    }
-    all.set_item("sessions", sessions)?;
+    let namespaces = reply.namespaces.iter().map(|namespace| namespace_dict(py, namespace));
+    all.set_item("namespaces", namespaces.collect::<PyResult<Vec<_>>>()?)?;
+    let sessions = reply.sessions.iter().map(|session| session_dict(py, session));
+    all.set_item("sessions", sessions.collect::<PyResult<Vec<_>>>()?)?;
     let classes = reply.classes.iter().map(|class| {
         let names = ["slot_bytes", "slots", "ready", "free", "pinned"];
         dict(py, &names, &[class.slot_bytes, class.slots, class.ready, class.free, class.pinned])
     });
     all.set_item("classes", classes.collect::<PyResult<Vec<_>>>()?)?;
     Ok(all)
+}
+
+fn namespace_dict<'py>(py: Python<'py>, namespace: &NamespaceInfo) -> PyResult<Bound<'py, PyDict>> {
+    let groups = namespace.groups.iter().map(|group| {
+        let names = ["group", "block_bytes", "ready_blocks"];
+        dict(py, &names, &[group.group.into(), group.block_bytes, group.ready_blocks])
+    });
+    let entry = PyDict::new(py);
+    entry.set_item("namespace_id", hex(&namespace.namespace_id))?;
+    entry.set_item("fields", &namespace.fields)?;
+    entry.set_item("groups", groups.collect::<PyResult<Vec<_>>>()?)?;
+    Ok(entry)
+}
+
+fn session_dict<'py>(py: Python<'py>, session: &SessionInfo) -> PyResult<Bound<'py, PyDict>> {
+    let names = ["session", "instance", "ranks", "attached_ranks", "leases", "leased_blocks", "reserved_blocks"];
+    let numbers = [
+        session.session,
+        session.instance.into(),
+        session.ranks.into(),
+        session.attached_ranks.into(),
+        session.leases,
+        session.leased_blocks,
+        session.reserved_blocks,
+    ];
+    let entry = dict(py, &names, &numbers)?;
+    entry.set_item("engine_id", &session.engine_id)?;
+    entry.set_item("is_connected", session.is_connected)?;
+    Ok(entry)
 }
 
 fn dict<'py>(py: Python<'py>, names: &[&str], numbers: &[u64]) -> PyResult<Bound<'py, PyDict>> {

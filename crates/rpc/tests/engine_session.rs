@@ -312,6 +312,22 @@ fn a_frozen_daemon_costs_a_few_lookups_and_then_nothing_until_it_thaws() {
 }
 
 #[test]
+fn a_daemon_that_is_always_late_is_no_better_than_a_frozen_one() {
+    let fake = Fake::started();
+    let session = ready_with(&fake, SessionConfig { deadline: Duration::from_millis(200), ..config(&fake) });
+    for late in 1..=3 {
+        fake.hold(&["lookup"]);
+        let ticket = look_up(&session, 1);
+        assert!(ticket.poll(PATIENCE) && ticket.has_failed());
+        fake.resume();
+        if late < 3 {
+            eventually("the late answer came", || session.stats().lookups_late == late);
+        }
+    }
+    eventually("the connection is given up", || session.stats().reconnects == 1);
+}
+
+#[test]
 fn the_stock_is_refilled_behind_the_engine_s_back() {
     let fake = Fake::started();
     let session = stocked(&fake);

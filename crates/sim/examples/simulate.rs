@@ -14,7 +14,9 @@ struct Example {
 fn main() -> std::process::ExitCode {
     let Example { arguments, json } = Example::parse();
     match forebay_sim::simulate(&arguments, &mut std::io::stderr()) {
-        Ok(rows) if json => rows.iter().for_each(|row| println!("{}", serde_json::to_string(row).expect("rows are plain"))),
+        Ok(rows) if json => {
+            rows.iter().for_each(|row| println!("{}", serde_json::to_string(row).expect("rows are plain")))
+        }
         Ok(rows) => print!("{}", forebay_sim::table::table(&rows)),
         Err(error) => {
             eprintln!("error: {error}");

@@ -77,7 +77,8 @@ mod tests {
             let mut after: HashMap<BTreeSet<u32>, u64> = HashMap::new();
             for (kept, hits) in states {
                 let hits = hits + request.blocks.iter().take_while(|block| kept.contains(block)).count() as u64;
-                let all: Vec<u32> = kept.iter().chain(request.blocks).copied().collect::<BTreeSet<_>>().into_iter().collect();
+                let all: Vec<u32> =
+                    kept.iter().chain(request.blocks).copied().collect::<BTreeSet<_>>().into_iter().collect();
                 for chosen in 0..1u32 << all.len() {
                     let set: BTreeSet<u32> = (0..all.len()).filter(|i| chosen >> i & 1 == 1).map(|i| all[i]).collect();
                     if set.len() <= capacity {

@@ -13,7 +13,11 @@ const BOUND: &str = "#444444";
 /// Rows of one or several traces.
 pub fn svg(rows: &[Row]) -> String {
     let mut traces: Vec<&str> = Vec::new();
-    rows.iter().for_each(|row| if !traces.contains(&row.trace.as_str()) { traces.push(&row.trace) });
+    rows.iter().for_each(|row| {
+        if !traces.contains(&row.trace.as_str()) {
+            traces.push(&row.trace)
+        }
+    });
     let width = traces.len() as f64 * (PANEL.0 + MARGIN.0 + MARGIN.2);
     let height = PANEL.1 + MARGIN.1 + MARGIN.3;
     let mut text = format!(
@@ -59,13 +63,19 @@ impl Panel {
         self.line(&ends, BOUND, "2 3", text);
         let mut legend = vec![("ceiling", BOUND, "2 3")];
         let first = rows.iter().filter(|row| row.policy == rows[0].policy);
-        let opt: Vec<_> = first.filter_map(|row| Some((row.capacity_share, row.opt_prefix_hits? as f64 / row.blocks as f64))).collect();
+        let opt: Vec<_> = first
+            .filter_map(|row| Some((row.capacity_share, row.opt_prefix_hits? as f64 / row.blocks as f64)))
+            .collect();
         if !opt.is_empty() {
             self.line(&opt, BOUND, "7 3", text);
             legend.push(("optimum", BOUND, "7 3"));
         }
         let mut policies: Vec<&str> = Vec::new();
-        rows.iter().for_each(|row| if !policies.contains(&row.policy.as_str()) { policies.push(&row.policy) });
+        rows.iter().for_each(|row| {
+            if !policies.contains(&row.policy.as_str()) {
+                policies.push(&row.policy)
+            }
+        });
         for (at, policy) in policies.iter().enumerate() {
             let own = rows.iter().filter(|row| row.policy == *policy);
             let points: Vec<_> = own.map(|row| (row.capacity_share, row.hit_ratio())).collect();
@@ -78,12 +88,23 @@ impl Panel {
 
     fn axes(&self, trace: &str, rows: &[&Row], text: &mut String) {
         let (right, bottom) = (self.left + PANEL.0, MARGIN.1 + PANEL.1);
-        let _ = writeln!(text, "<text x=\"{}\" y=\"20\" font-size=\"13\" font-weight=\"bold\">{}</text>", self.left, escape(trace));
+        let _ = writeln!(
+            text,
+            "<text x=\"{}\" y=\"20\" font-size=\"13\" font-weight=\"bold\">{}</text>",
+            self.left,
+            escape(trace)
+        );
         let step = [0.01, 0.02, 0.05, 0.1, 0.2].into_iter().find(|step| self.highest / step <= 6.0).unwrap_or(0.2);
         for n in 0..=(self.highest / step) as usize {
             let (ratio, y) = (n as f64 * step, self.y(n as f64 * step));
             let _ = writeln!(text, "<path d=\"M{:.1} {y:.1}H{right:.1}\" stroke=\"#e0e0e0\"/>", self.left);
-            let _ = writeln!(text, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0}%</text>", self.left - 6.0, y + 4.0, ratio * 100.0);
+            let _ = writeln!(
+                text,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0}%</text>",
+                self.left - 6.0,
+                y + 4.0,
+                ratio * 100.0
+            );
         }
         let mut shares: Vec<f64> = rows.iter().map(|row| row.capacity_share).collect();
         shares.sort_by(f64::total_cmp);
@@ -91,11 +112,24 @@ impl Panel {
         shares.dedup_by(|a, b| (*a / *b - 1.0).abs() < 0.02);
         for share in shares {
             let label = (share * 1e4).round() / 1e2;
-            let _ = writeln!(text, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}%</text>", self.x(share), bottom + 15.0);
+            let _ = writeln!(
+                text,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}%</text>",
+                self.x(share),
+                bottom + 15.0
+            );
         }
-        let _ = writeln!(text, "<path d=\"M{:.1} {:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#888888\"/>", self.left, MARGIN.1);
+        let _ = writeln!(
+            text,
+            "<path d=\"M{:.1} {:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#888888\"/>",
+            self.left, MARGIN.1
+        );
         let middle = self.left + PANEL.0 / 2.0;
-        let _ = writeln!(text, "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">capacity, share of different blocks</text>", bottom + 30.0);
+        let _ = writeln!(
+            text,
+            "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">capacity, share of different blocks</text>",
+            bottom + 30.0
+        );
     }
 
     fn line(&self, points: &[(f64, f64)], colour: &str, dash: &str, text: &mut String) {
@@ -113,7 +147,10 @@ impl Panel {
         for (at, (name, colour, dash)) in entries.iter().enumerate() {
             let x = self.left + (at % COLUMNS) as f64 * PANEL.0 / COLUMNS as f64;
             let y = MARGIN.1 + PANEL.1 + 44.0 + (at / COLUMNS) as f64 * 14.0;
-            let _ = writeln!(text, "<path d=\"M{x:.1} {y:.1}h22\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>");
+            let _ = writeln!(
+                text,
+                "<path d=\"M{x:.1} {y:.1}h22\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>"
+            );
             let _ = writeln!(text, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 27.0, y + 4.0, escape(name));
         }
     }

@@ -55,7 +55,8 @@ pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
 
 /// Reads a trace from plain text.
 pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<Trace> {
-    let mut reading = Reading { trace: Trace::new(name, Vec::new()), numbering: Numbering::new(hints.is_chaining), hints };
+    let mut reading =
+        Reading { trace: Trace::new(name, Vec::new()), numbering: Numbering::new(hints.is_chaining), hints };
     let mut line = Vec::new();
     for number in 1u64.. {
         line.clear();
@@ -130,7 +131,8 @@ impl Reading {
 
     fn header(&mut self, version: u32, namespaces: Option<Vec<Described>>) -> Result<()> {
         if version != 1 {
-            let error = Error::new(ErrorKind::Unsupported, "this trace is of a newer form").with("forebay_trace", version);
+            let error =
+                Error::new(ErrorKind::Unsupported, "this trace is of a newer form").with("forebay_trace", version);
             return Err(error.hint("use the forebay that recorded it"));
         }
         let namespaces = namespaces.unwrap_or_default();
@@ -161,7 +163,8 @@ impl Reading {
             return Err(Error::invalid("`timestamp` is no time").with("timestamp", at));
         }
         if self.trace.shapes.is_empty() {
-            let block_tokens = self.hints.block_tokens.unwrap_or_else(|| tokens_per_block(input_length, ids.len(), is_bailian));
+            let block_tokens =
+                self.hints.block_tokens.unwrap_or_else(|| tokens_per_block(input_length, ids.len(), is_bailian));
             self.trace.shapes.push(Shape { block_tokens, block_bytes: self.hints.block_bytes });
         }
         let ids: Vec<u128> = ids.iter().map(|id| u128::from(*id)).collect();
@@ -196,7 +199,9 @@ mod tests {
 
     #[test]
     fn the_three_forms_read_alike() {
-        let mooncake = parse("{\"timestamp\": 5, \"input_length\": 1100, \"output_length\": 1, \"hash_ids\": [10, 11, 12]}\n").unwrap();
+        let mooncake =
+            parse("{\"timestamp\": 5, \"input_length\": 1100, \"output_length\": 1, \"hash_ids\": [10, 11, 12]}\n")
+                .unwrap();
         let bailian = parse("{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0.005, \"input_length\": 40, \"output_length\": 3, \"type\": \"text\", \"turn\": 1, \"hash_ids\": [7, 8, 9]}").unwrap();
         let own = parse("{\"forebay_trace\":1,\"namespaces\":[{\"block_tokens\":16,\"block_bytes\":4096}]}\n{\"at_us\":5000,\"namespace\":0,\"keys\":[\"aa\",\"bb\",\"cc\"]}").unwrap();
         for trace in [&mooncake, &bailian, &own] {

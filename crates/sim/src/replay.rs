@@ -56,9 +56,9 @@ pub struct Outcome {
 
 /// The requests of a trace as a daemon would be asked: namespace and hashes, in order.
 pub fn keys(trace: &Trace, salt: u64) -> impl Iterator<Item = (u16, Vec<[u8; HASH_BYTES]>)> {
-    trace.requests().map(move |request| {
-        (request.namespace, request.blocks.iter().map(|block| Trace::hash(*block, salt)).collect())
-    })
+    trace
+        .requests()
+        .map(move |request| (request.namespace, request.blocks.iter().map(|block| Trace::hash(*block, salt)).collect()))
 }
 
 /// How many slots a request may ask for at once in a cache of this size.

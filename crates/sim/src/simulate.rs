@@ -172,7 +172,9 @@ fn policies(names: &[String]) -> Result<Vec<(&'static str, Make)>> {
     let find = |name: &String| {
         let found = policy::ALL.iter().find(|(known, _)| known == name).copied();
         let known = policy::ALL.map(|(name, _)| name).join(", ");
-        found.ok_or_else(|| Error::invalid("there is no such policy").with("policy", name).hint(format!("one of {known}")))
+        found.ok_or_else(|| {
+            Error::invalid("there is no such policy").with("policy", name).hint(format!("one of {known}"))
+        })
     };
     names.iter().map(find).collect()
 }

@@ -13,7 +13,8 @@ pub fn table(rows: &[Row]) -> String {
     );
     for row in rows {
         let of = |hits: u64| 100.0 * hits as f64 / row.blocks as f64;
-        let optional = |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
+        let optional =
+            |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
         let _ = writeln!(
             text,
             "{:width$}  {:8} {:>9} {:>6.2}% {:>6.2}% {:>7} {:>6.2}% {:>8} {:>8}",
@@ -41,7 +42,11 @@ pub fn lru_ratio(rows: &[Row], row: &Row) -> Option<f64> {
 fn summary(rows: &[Row]) -> String {
     let mut text = String::new();
     let mut policies: Vec<&str> = Vec::new();
-    rows.iter().for_each(|row| if !policies.contains(&row.policy.as_str()) { policies.push(&row.policy) });
+    rows.iter().for_each(|row| {
+        if !policies.contains(&row.policy.as_str()) {
+            policies.push(&row.policy)
+        }
+    });
     for policy in policies {
         let own: Vec<&Row> = rows.iter().filter(|row| row.policy == policy).collect();
         let mean = own.iter().map(|row| row.opt_ratio()).sum::<Option<f64>>().map(|sum| sum / own.len() as f64);

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 SCHEDULER = KVConnectorRole.SCHEDULER
 
-# Slots in stock: twice the 512 blocks of 16 tokens that are a step of 8,192 tokens, vLLM's usual largest.
-MAX_STOCK_BLOCKS = 1024
+# Slots in stock: 512 blocks of 16 tokens are a step of 8,192 tokens, vLLM's usual largest. More would be memory that no
+# engine uses.
+MAX_STOCK_BLOCKS = 512
 
 Slots = TypeVar("Slots")
 
@@ -104,9 +105,9 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
 
 
 def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape]) -> int:
-    """Slots of each group to keep at hand: what two steps can fill, since a stock is refilled when half of it is gone."""
+    """Slots of each group to keep at hand: what one step can fill."""
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    return min(MAX_STOCK_BLOCKS, 2 * (tokens // min(shape.tokens_per_block for shape in shapes) + 1))
+    return min(MAX_STOCK_BLOCKS, tokens // min(shape.tokens_per_block for shape in shapes) + 1)
 
 
 def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterator[tuple[int, Slots]]:

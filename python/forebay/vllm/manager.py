@@ -1,6 +1,6 @@
 """The scheduler's side: answers vLLM's questions about blocks, and keeps what was promised and reserved until it is over.
 
-Holds true: no method raises, and only `is_answered` waits, all its calls of one step together at most the step's budget.
+Holds true: no method raises into vLLM, and only `is_answered` waits, in all its calls of a step at most the step's budget.
 What leaves here for the workers is tracked by job, not by vLLM's `complete_*`, which never come for jobs that a reset of
 the cache dropped: leases and slots go back only when every worker has reported.
 """
@@ -124,7 +124,7 @@ class ForebayManager(OffloadingManager):
                 return True
             self._ask(asked, now)
         assert asked.lookup is not None
-        return self._poll(asked.lookup, now) and not self._is_restocking(now)
+        return self._poll(asked.lookup, now) and not self._is_restocking(asked.lookup, now)
 
     @guarded(lambda *_: False)
     def asks_more(self, request: Request) -> bool:
@@ -145,9 +145,8 @@ class ForebayManager(OffloadingManager):
             asked.is_placed = True
             self._release(asked)
 
-    @guarded(lambda *_: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """From the answer at hand; no round trip."""
+        """From the answer at hand; no round trip. Called for each key, and only under the connector's guard."""
         asked = self._requests.get(req_context.req_id)
         return LookupResult.MISS if asked is None or asked.lookup is None else asked.lookup.result(key)
 
@@ -162,7 +161,7 @@ class ForebayManager(OffloadingManager):
             return PoolSlots(serial, req_context.req_id, b"", ())
         lookup.is_loading = True
         self._loads[serial] = lookup
-        return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, keys))
+        return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, list(keys)))
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> compat.CacheHitSource:
         return compat.CacheHitSource.HOST
@@ -280,7 +279,8 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def shutdown(self) -> None:
         """Ends the session; waits at most its deadline."""
-        self.health.look(self._session, self.breaker)
+        if self._is_named:
+            self.health.look(self._session, self.breaker)
         self._session.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
@@ -329,10 +329,12 @@ class ForebayManager(OffloadingManager):
             self._restock_until = now + RESTOCK_SECONDS
         self._asked_at = now
 
-    def _is_restocking(self, now: float) -> bool:
-        """Whether the stock is about to be filled again after a pause: worth waiting for, in steps."""
-        wanted = len(self._shapes) * self._stock_blocks // 2
-        return now < self._restock_until and self._session.stats().get("reserved_stock", wanted) < wanted
+    def _is_restocking(self, lookup: Lookup, now: float) -> bool:
+        """Whether the stock is filling up again after a pause, and lacks slots that this request will want."""
+        if now >= self._restock_until:
+            return False
+        wanted = min(lookup.missing, len(self._shapes) * self._stock_blocks // 2)
+        return self._session.stats().get("reserved_stock", wanted) < wanted
 
     def _poll(self, lookup: Lookup, now: float) -> bool:
         was_late = lookup.is_late
@@ -426,17 +428,14 @@ class _Taken:
     runs: list[Run]
 
 
-def _leased_slots(lookup: Lookup, keys: Collection[OffloadKey]) -> tuple[tuple[int, bytes, bytes], ...]:
+def _leased_slots(lookup: Lookup, keys: Sequence[OffloadKey]) -> tuple[tuple[int, bytes, bytes], ...]:
     """By group, in the order of the keys; nothing at all if one of them is not leased."""
-    places = [lookup.place(key) for key in keys]
-    if not all(places):
-        return ()
-    together = itertools.groupby(zip(keys, places, strict=True), lambda pair: group_of(pair[0]))
-    groups = ((group, [place for _, place in pairs if place]) for group, pairs in together)
-    return tuple(
-        (group, b"".join(place.slot for place in some), b"".join(place.generation for place in some))
-        for group, some in groups
-    )
+    found = []
+    for group, some in itertools.groupby(keys, group_of):
+        if (places := lookup.places(list(some))) is None:
+            return ()
+        found.append((group, *places))
+    return tuple(found)
 
 
 def _nothing_to_store() -> PrepareStoreOutput:

@@ -57,7 +57,7 @@ class Settings:
     lookup_deadline_ms: float = 1000.0
     """Longest time a request waits for an answer and for promotions; then it is computed."""
     stock_blocks: int = 0
-    """Empty slots of each group kept at hand for stores. 0: what two steps can fill."""
+    """Empty slots of each group kept at hand for stores. 0: what one step can fill."""
     max_leased_requests: int = 256
     """Requests that may hold leases at once; over it requests miss. vLLM's usual bound on running requests."""
     threads: int = 0

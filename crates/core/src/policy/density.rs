@@ -15,8 +15,8 @@ use super::{Nodes, Policy, Residents};
 use crate::block::BlockId;
 use crate::index::Fingerprint;
 
-/// Ghosts for each resident block. Shorter lists cannot learn how late blocks come back, longer ones learn more
-/// slowly; measured flat between 4 and 6 on three traces, and 6 is better when half the requests are scans.
+/// Ghosts for each resident block. With fewer it cannot learn how late blocks come back: 4, 6, 8 and 10 gave 0.622,
+/// 0.634, 0.639 and 0.640 of the optimum (bench/reports/2026-11-21-policy.md).
 const GHOSTS_PER_BLOCK: usize = 8;
 /// Fewest evictions between two lessons: a lesson costs as much as about 20 evictions.
 const LEAST_BETWEEN_LESSONS: u32 = 64;
@@ -98,7 +98,7 @@ impl Density {
             self.evictions_to_lesson -= 1;
             return;
         }
-        let residents = self.lists.len();
+        let residents = self.lists.count();
         self.evictions_to_lesson = (residents / Worth::LESSONS_PER_TURNOVER).max(LEAST_BETWEEN_LESSONS);
         self.ghosts.fit(residents as usize * GHOSTS_PER_BLOCK);
         self.worth.iter_mut().for_each(Worth::learn);

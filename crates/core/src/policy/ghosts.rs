@@ -69,7 +69,7 @@ impl Ghosts {
 
     fn bucket(&mut self, key: Fingerprint) -> &mut [u64] {
         let buckets = self.places.len() / BUCKET;
-        let at = (u128::from(key.0) * buckets as u128 >> 64) as usize * BUCKET;
+        let at = ((u128::from(key.0) * buckets as u128) >> 64) as usize * BUCKET;
         &mut self.places[at..(at + BUCKET).min(at + buckets * BUCKET)]
     }
 }

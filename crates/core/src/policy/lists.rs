@@ -26,7 +26,7 @@ impl Lists {
         (node.mark & 1) as usize
     }
 
-    pub fn len(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.lists[FRESH].len + self.lists[REUSED].len
     }
 

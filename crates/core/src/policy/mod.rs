@@ -18,6 +18,8 @@ pub mod worth;
 #[cfg(test)]
 mod tests;
 
+use std::hint::black_box;
+
 use crate::block::BlockId;
 use crate::chunked::Chunked;
 use crate::index::Fingerprint;
@@ -47,6 +49,11 @@ impl Nodes {
         while self.nodes.len() <= block.0 {
             self.nodes.push(Node { prev: BlockId::NONE, next: BlockId::NONE, touched: 0, mark: 0 });
         }
+    }
+
+    /// Brings nodes into the processor's cache, all at once instead of one after another.
+    pub fn warm(&self, blocks: &[BlockId]) {
+        black_box(blocks.iter().fold(0, |sum, block| sum ^ self[*block].mark));
     }
 
     pub fn stamp(&mut self, block: BlockId) {
@@ -179,6 +186,12 @@ impl List {
             next => nodes[next].prev = block,
         }
         self.len += 1;
+    }
+
+    /// From the head on.
+    pub fn iter<'a>(&self, nodes: &'a Nodes) -> impl Iterator<Item = BlockId> + 'a {
+        let is_there = |block: BlockId| (block != BlockId::NONE).then_some(block);
+        std::iter::successors(is_there(self.head), move |block| is_there(nodes[*block].next))
     }
 
     pub fn unlink(&mut self, nodes: &mut Nodes, block: BlockId) {

@@ -47,7 +47,7 @@ impl Policy for S3Fifo {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.ghosts.fit(self.lists.len() as usize);
+        self.ghosts.fit(self.lists.count() as usize);
         for _ in 0..MAX_SCAN {
             let block = self.coldest(nodes)?;
             let (list, hits) = (Lists::of(&nodes[block]), hits(nodes, block));
@@ -78,7 +78,7 @@ impl Policy for S3Fifo {
 }
 
 fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
-    if lists.len_of(FRESH) * SMALL >= lists.len() { FRESH } else { REUSED }
+    if lists.len_of(FRESH) * SMALL >= lists.count() { FRESH } else { REUSED }
 }
 
 fn hits(nodes: &Nodes, block: BlockId) -> u32 {

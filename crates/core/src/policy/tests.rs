@@ -81,17 +81,15 @@ impl Cache {
         let hits = path.iter().take_while(|block| self.residents.contains_key(block)).count();
         path[..hits].iter().rev().for_each(|block| self.policy.touch(&mut self.nodes, BlockId(*block)));
         for at in hits..path.len() {
+            if self.residents.len() == self.capacity {
+                self.evict();
+            }
             let parent = at.checked_sub(1).map(|before| path[before]);
-            if parent.is_some_and(|parent| !self.residents.contains_key(&parent)) {
+            if parent.is_none_or(|parent| self.residents.contains_key(&parent)) {
+                self.store(path[at], parent);
+            } else {
                 let key = self.world.fingerprint(BlockId(path[at]));
                 self.policy.refuse(&mut self.nodes, key);
-                continue;
-            }
-            let victim = self.store(path[at], parent);
-            // It may have been the parent, then the child has none.
-            if victim.is_some() && victim == parent {
-                self.policy.remove(&mut self.nodes, BlockId(path[at]));
-                self.residents.remove(&path[at]);
             }
         }
     }
@@ -173,7 +171,7 @@ fn share_of_hits_under_scan(name: &str) -> f64 {
     let mut cache = Cache::new(name, 100);
     let (mut hits, mut asked) = (0, 0);
     for round in 0..400u32 {
-        let block = round % 80;
+        let block = round % 40;
         if round >= 160 {
             asked += 1;
             hits += u32::from(cache.residents.contains_key(&block));

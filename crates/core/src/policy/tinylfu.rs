@@ -52,8 +52,8 @@ impl Policy for TinyLfu {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        if self.sketch.capacity() < self.lists.len() as usize {
-            self.sketch = Sketch::new(self.lists.len() as usize * 2);
+        if self.sketch.capacity() < self.lists.count() as usize {
+            self.sketch = Sketch::new(self.lists.count() as usize * 2);
         }
         let block = self.lists.evict(nodes, residents, choose)?;
         self.sketch.raise(residents.fingerprint(block), self.popularity(nodes, block));
@@ -71,7 +71,7 @@ impl Policy for TinyLfu {
 
 impl TinyLfu {
     fn admits(&self, nodes: &Nodes, block: BlockId) -> bool {
-        let has_room = self.lists.len_of(FRESH) * WINDOW > self.lists.len();
+        let has_room = self.lists.len_of(FRESH) * WINDOW > self.lists.count();
         let victim = self.lists.tail(REUSED);
         has_room || victim.is_none_or(|victim| self.popularity(nodes, block) >= self.popularity(nodes, victim))
     }
@@ -86,7 +86,7 @@ impl TinyLfu {
     /// Sets the count to one more than `before`.
     fn count(&mut self, nodes: &mut Nodes, block: BlockId, before: u8) {
         self.counted += 1;
-        if self.counted >= self.lists.len() * FADE {
+        if self.counted >= self.lists.count() * FADE {
             self.counted = 0;
             self.halvings = self.halvings.wrapping_add(1);
             self.sketch.halve();
@@ -97,5 +97,5 @@ impl TinyLfu {
 }
 
 fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
-    if lists.len_of(FRESH) * WINDOW >= lists.len() { FRESH } else { REUSED }
+    if lists.len_of(FRESH) * WINDOW >= lists.count() { FRESH } else { REUSED }
 }

@@ -43,7 +43,7 @@ impl Policy for TwoQ {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.ghosts.fit(self.lists.len() as usize * GHOSTS_PER_BLOCK);
+        self.ghosts.fit(self.lists.count() as usize * GHOSTS_PER_BLOCK);
         let block = self.lists.evict(nodes, residents, choose)?;
         let ghost = Ghost { touched: nodes[block].touched, mark: false };
         self.ghosts.insert(residents.fingerprint(block), ghost, nodes.clock);
@@ -60,5 +60,5 @@ impl Policy for TwoQ {
 }
 
 fn choose(lists: &Lists, _: &Nodes, _: [BlockId; 2]) -> usize {
-    if lists.len_of(FRESH) * PROBATION >= lists.len() { FRESH } else { REUSED }
+    if lists.len_of(FRESH) * PROBATION >= lists.count() { FRESH } else { REUSED }
 }

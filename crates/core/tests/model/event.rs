@@ -130,7 +130,7 @@ pub enum Event {
 
 pub fn setup() -> impl Strategy<Value = Setup> {
     let shares = prop::sample::select(vec![(500, 250), (500, 1000), (100, 500), (1000, 1000), (20, 20)]);
-    (1u32..14, any::<u64>(), shares, 0u32..14).prop_map(|(units, seed, (promise_permille, reserve_permille), skip)| {
+    (2u32..14, any::<u64>(), shares, 0u32..14).prop_map(|(units, seed, (promise_permille, reserve_permille), skip)| {
         Setup { units, seed, promise_permille, reserve_permille, populated: units.saturating_sub(skip / 2) }
     })
 }

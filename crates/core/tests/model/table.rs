@@ -51,17 +51,22 @@ pub struct Table {
     pub extents: BTreeMap<u32, Extent>,
     /// Verifications asked for and not answered.
     pub verifying: Vec<(BlockId, SlotId, Generation)>,
+    /// No generation up to this one is ever published again.
+    pub last_generation: u32,
 }
 
 impl Table {
     pub fn new(unit_bytes: u64) -> Table {
-        Table { unit_bytes, rows: BTreeMap::new(), extents: BTreeMap::new(), verifying: Vec::new() }
+        Table { unit_bytes, rows: BTreeMap::new(), extents: BTreeMap::new(), verifying: Vec::new(), last_generation: 0 }
     }
 
     /// Does what the daemon does for `effect`. `is_touched` says whether an engine may still touch a slot.
     pub fn apply(&mut self, effect: Effect, is_touched: impl Fn(SlotId, Generation) -> bool) {
         match effect {
-            Effect::Reserved { slot, generation, holders } => self.reserve(slot, generation, holders),
+            Effect::Reserved { slot, generation, holders } => {
+                self.give(generation);
+                self.reserve(slot, generation, holders);
+            }
             Effect::Freed { slot, .. } => {
                 let row = self.rows.remove(&slot).unwrap_or_else(|| panic!("{slot:?} is freed, but was not in use"));
                 assert!(!is_touched(slot, row.generation), "{slot:?} is freed under somebody who touches it: {row:?}");
@@ -86,6 +91,11 @@ impl Table {
                 self.verifying.push((block, slot, generation));
             }
         }
+    }
+
+    fn give(&mut self, generation: Generation) {
+        assert!(generation.0 > self.last_generation, "{generation:?} is given out twice");
+        self.last_generation = generation.0;
     }
 
     pub fn row(&mut self, slot: SlotId) -> &mut Row {

@@ -76,7 +76,6 @@ pub struct World {
     shorts: Vec<Option<NamespaceIndex>>,
     open: Vec<Open>,
     populated: BTreeSet<u32>,
-    last_generation: u32,
 }
 
 impl World {
@@ -89,7 +88,6 @@ impl World {
             shorts: vec![None; NAMESPACES as usize],
             open: Vec::new(),
             populated: BTreeSet::new(),
-            last_generation: 0,
             setup,
         };
         (0..world.setup.populated).for_each(|unit| world.populate(unit));
@@ -129,7 +127,7 @@ impl World {
             Event::ReleaseForeign { engine, which } => {
                 let leases = &self.engines[(engine % ENGINES) as usize].leases;
                 if let Some(at) = pick(leases, which) {
-                    self.core.release(Instance((engine + 1) % ENGINES), leases[at].id);
+                    self.core.release(Instance((engine % ENGINES + 1) % ENGINES), leases[at].id);
                 }
             }
             Event::Reserve { engine, namespace, group, count, maps } => {
@@ -227,10 +225,10 @@ impl World {
         state.must_resume = false;
         state.leases = vec![Leased { id: LeaseId(0), blocks: leases.clone() }];
         let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
-        let lies = if lies { self.lies(engine) } else { Vec::new() };
+        let lies = if lies { self.lies(engine) } else { BTreeSet::new() };
         filling.extend(&lies);
         let (id, lost) = self.core.resume(Instance(engine), &leases, &filling);
-        assert_eq!(lost, lies, "what engine {engine} named and does not have");
+        assert_eq!(BTreeSet::from_iter(lost), lies, "what engine {engine} named and does not have");
         assert_eq!(id == LeaseId(0), leases.is_empty());
         let state = &mut self.engines[engine as usize];
         state.leases[0].id = id;
@@ -241,11 +239,12 @@ impl World {
     }
 
     /// Reservations that `engine` does not have: others', stale ones, and such that cannot be.
-    fn lies(&self, engine: u8) -> Vec<At> {
+    fn lies(&self, engine: u8) -> BTreeSet<At> {
         let others = self.engines.iter().enumerate().filter(|(at, _)| *at != engine as usize);
-        let mut lies: Vec<At> = others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
-        lies.push((SlotId(u32::MAX), Generation(1)));
-        lies.push((SlotId(1), Generation(self.last_generation + 1)));
+        let mut lies: BTreeSet<At> =
+            others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
+        lies.insert((SlotId(u32::MAX), Generation(1)));
+        lies.insert((SlotId(1), Generation(self.table.last_generation + 1)));
         let stale = self.table.rows.iter().map(|(slot, row)| (*slot, Generation(row.generation.0 + 1_000_000)));
         lies.extend(stale.take(3));
         lies
@@ -424,7 +423,6 @@ impl World {
         assert!(slots.len() <= count);
         let slot_bytes = layout(namespace).group(group).map_or(0, |group| group.slot_bytes());
         for at in &slots {
-            self.last_generation = self.last_generation.max(at.1.0);
             self.engines[engine as usize].filling.push(Filling { at: *at, slot_bytes, maps });
         }
         self.settle();
@@ -505,7 +503,7 @@ impl World {
         if outcome == CommitOutcome::Stored {
             let row = self.table.row(at.0);
             assert_eq!((row.key, row.generation), (None, at.1), "{key:?} is stored over something");
-            row.key = Some(key);
+            (row.key, row.trust, row.is_fenced) = (Some(key), Trust::Verified, false);
             self.engines[engine as usize].committed.push(Committed { key, predecessor, at });
         }
         self.settle();
@@ -513,6 +511,10 @@ impl World {
 
     /// Repeated, a commit changes nothing; it is `Stored` exactly as long as its block is still there.
     fn commit_again(&mut self, engine: u8, Committed { key, predecessor, at }: Committed) {
+        if self.shorts[key.namespace as usize] != Some(key.short) {
+            // Purged since; the daemon tells sessions the new short name.
+            return;
+        }
         let is_there = self.table.resident(&key).is_some_and(|(slot, row)| (slot, row.generation) == at);
         let expected = if is_there { CommitOutcome::Stored } else { CommitOutcome::Lost };
         let outcome = self.core.commit(Instance(engine), key.short, key.group, key.hash, predecessor, at, true);
@@ -571,13 +573,13 @@ impl World {
             engine.must_resume = engine.is_alive;
             // Offsets that no worker knows died with the daemon, like all lease ids.
             engine.filling.retain(|filling| filling.maps);
-            engine.released.clear();
+            engine.released.extend(engine.leases.iter().map(|lease| lease.id));
             engine.committed.clear();
         }
         if loses_extent {
             self.lose_extent();
         }
-        self.core = Core::new(config(&self.setup, self.last_generation + 1));
+        self.core = Core::new(config(&self.setup, self.table.last_generation + 1));
         for namespace in 0..NAMESPACES {
             if self.shorts[namespace as usize].take().is_some() {
                 self.short(namespace);

@@ -3,6 +3,7 @@
 //! Holds true: a job is either with the copy engine or in `done`, until it is reported; what cannot be copied is
 //! in `done` at once.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ const QUEUE_JOBS: usize = 16_384;
 pub struct GroupJob {
     pub group: u32,
     pub slots: Vec<Held>,
-    /// `blocks_per_chunk` of each slot, one after another.
+    /// `blocks_per_chunk` of each slot, one after another; fewer of the last one if a load ends inside it.
     pub block_ids: Vec<u32>,
     /// Blocks at the start of the first slot that are not among them.
     pub skipped: u32,
@@ -166,23 +167,20 @@ impl Copies {
         let (mut items, mut block_ids, mut slots, mut lengths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for group in groups {
             let (position, shape) = self.shape(group.group)?;
-            if is_store && group.skipped > 0 {
-                return None;
-            }
             if is_store && shape.is_replicated && self.rank != 0 {
                 continue;
             }
-            let mut skipped = group.skipped;
-            for slot in &group.slots {
-                let start = items_start(&items);
-                let blocks = start..start + self.blocks_per_chunk - skipped;
-                let offset = u64::from(slot.slot) * PAGE_BYTES
-                    + offsets.get(&group.group)?
-                    + u64::from(skipped) * shape.block_bytes;
+            let base = block_ids.len() as u32;
+            for (slot, chunk) in group.slots.iter().zip(group.chunks(self.blocks_per_chunk)) {
+                if is_store && chunk.blocks.len() as u32 != self.blocks_per_chunk {
+                    return None;
+                }
+                let skipped_bytes = u64::from(chunk.skipped) * shape.block_bytes;
+                let offset = u64::from(slot.slot) * PAGE_BYTES + offsets.get(&group.group)? + skipped_bytes;
+                let blocks = base + chunk.blocks.start..base + chunk.blocks.end;
                 items.push(Item { offset, group: position, blocks });
                 slots.push(*slot);
                 lengths.push(shape.slice_bytes);
-                skipped = 0;
             }
             block_ids.extend_from_slice(&group.block_ids);
         }
@@ -192,13 +190,13 @@ impl Copies {
     }
 
     fn check(&self, job: &GroupJob) -> Result<()> {
-        let (_, _) = self
-            .shape(job.group)
-            .ok_or_else(|| Error::invalid("a job names a group that the worker has not").with("group", job.group))?;
-        let expected = job.slots.len() as u64 * u64::from(self.blocks_per_chunk);
-        let is_skip_inside = job.skipped == 0 || job.skipped < self.blocks_per_chunk && !job.slots.is_empty();
-        if !is_skip_inside || job.block_ids.len() as u64 + u64::from(job.skipped) != expected {
-            return Err(Error::invalid("a job has `blocks_per_chunk` block ids for each slot, less those skipped")
+        if self.shape(job.group).is_none() {
+            return Err(Error::invalid("a job names a group that the worker has not").with("group", job.group));
+        }
+        let blocks = job.block_ids.len() as u64 + u64::from(job.skipped);
+        let is_skip_inside = job.skipped < self.blocks_per_chunk && (job.skipped == 0 || !job.block_ids.is_empty());
+        if !is_skip_inside || blocks.div_ceil(self.blocks_per_chunk.into()) != job.slots.len() as u64 {
+            return Err(Error::invalid("a job's block ids do not fill its slots")
                 .with("slots", job.slots.len())
                 .with("blocks_per_chunk", self.blocks_per_chunk)
                 .with("block_ids", job.block_ids.len())
@@ -219,9 +217,24 @@ impl Copies {
     }
 }
 
-/// Where the next item's blocks begin in the job's list.
-fn items_start(items: &[Item]) -> u32 {
-    items.last().map_or(0, |item| item.blocks.end)
+/// The blocks of one slot.
+struct Chunk {
+    /// Blocks at its start that are left out.
+    skipped: u32,
+    /// Which of the group's block ids.
+    blocks: Range<u32>,
+}
+
+impl GroupJob {
+    fn chunks(&self, blocks_per_chunk: u32) -> impl Iterator<Item = Chunk> {
+        let (end, mut start, mut skipped) = (self.block_ids.len() as u32, 0, self.skipped);
+        std::iter::from_fn(move || {
+            let blocks = start..end.min(start + blocks_per_chunk - skipped);
+            start = blocks.end;
+            let skipped = std::mem::take(&mut skipped);
+            (!blocks.is_empty()).then_some(Chunk { skipped, blocks })
+        })
+    }
 }
 
 fn end(completion: Completion) -> End {

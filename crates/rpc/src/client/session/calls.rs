@@ -75,7 +75,7 @@ async fn name(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infa
         };
         let fields = namespace.fields.clone().into_iter().collect();
         let request = proto::OpenNamespaceRequest { session, fields, groups: namespace.groups.clone() };
-        match watched(shared, rpc.open_namespace(request), || ()).await {
+        match watched(shared, rpc.open_namespace(request), None).await {
             Ok(reply) => {
                 shared.ledger().link.named(epoch, reply.namespace);
                 shared.wake_all();
@@ -133,7 +133,7 @@ impl Sending<'_> {
             Batch::Commits(commits) => {
                 let groups = commits.iter().map(|commit| commit.message()).collect();
                 let call = rpc.commit(proto::CommitRequest { session, namespace, groups });
-                let reply = watched(self.shared, call, || ()).await?;
+                let reply = watched(self.shared, call, None).await?;
                 let expected: usize = commits.iter().map(|commit| commit.slots.len()).sum();
                 match reply.outcomes.len() {
                     count if count == expected => Ok(reply.outcomes().collect()),
@@ -144,11 +144,11 @@ impl Sending<'_> {
             }
             Batch::Aborts(slots) => {
                 let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone() });
-                watched(self.shared, call, || ()).await.map(|_| Vec::new())
+                watched(self.shared, call, None).await.map(|_| Vec::new())
             }
             Batch::Releases(leases) => {
                 let call = rpc.release(proto::ReleaseRequest { session, leases: leases.clone() });
-                watched(self.shared, call, || ()).await.map(|_| Vec::new())
+                watched(self.shared, call, None).await.map(|_| Vec::new())
             }
         }
     }
@@ -172,7 +172,7 @@ async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::In
         match refill {
             Refill::Reserve { group, count } => {
                 let request = proto::ReserveRequest { session, namespace, group, count: count as u32 };
-                let reply = watched(shared, rpc.reserve(request), || ()).await;
+                let reply = watched(shared, rpc.reserve(request), None).await;
                 let slots = reply.ok().map(|reply| {
                     let pairs = reply.slots.into_iter().zip(reply.generations);
                     pairs.map(|(slot, generation)| Held { slot, generation }).collect()
@@ -209,39 +209,22 @@ async fn look_up(
 
 async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup) {
     let Some(request) = lookup.request(session) else { return };
-    if let Ok(reply) = watched(&shared, rpc.lookup(request), || lookup.give_up()).await {
+    if let Ok(reply) = watched(&shared, rpc.lookup(request), Some(&lookup)).await {
         lookup.answer(reply);
     }
 }
 
-/// Awaits a call. Past the deadline it counts as failed and `late` is called, but its answer is still waited
-/// for: the daemon may have given away a lease or slots with it.
+/// Awaits a call and keeps account of the daemon's health. Only a lookup that is answered in time ends a row of
+/// failures, since it is lookups that the breaker spares the engine.
 async fn watched<T>(
     shared: &Shared,
     call: impl Future<Output = Result<Response<T>, Status>>,
-    late: impl FnOnce(),
+    lookup: Option<&Lookup>,
 ) -> Result<T> {
-    let mut call = std::pin::pin!(call);
-    let deadline = shared.config.deadline;
-    let (outcome, is_late) = match tokio::time::timeout(deadline, &mut call).await {
-        Ok(outcome) => (outcome, false),
-        Err(_) => {
-            late();
-            let error = Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
-                .with("deadline_seconds", deadline.as_secs_f64());
-            fail(shared, &error);
-            match tokio::time::timeout(deadline * limits::LATE_FACTOR, &mut call).await {
-                Ok(outcome) => (outcome, true),
-                Err(_) => {
-                    shared.break_off();
-                    return Err(error);
-                }
-            }
-        }
-    };
+    let (outcome, is_late) = awaited(shared, call, lookup).await?;
     match outcome {
         Ok(response) => {
-            if !is_late {
+            if lookup.is_some() && !is_late {
                 shared.ledger().link.succeeded();
             }
             Ok(response.into_inner())
@@ -255,6 +238,31 @@ async fn watched<T>(
                 // The daemon does not know the session any more.
                 shared.break_off();
             }
+            Err(error)
+        }
+    }
+}
+
+/// The call's outcome, and whether it came late. Past the deadline the call counts as failed and the engine goes
+/// on without it, but its answer is still waited for: the daemon may have given away a lease or slots with it.
+async fn awaited<T>(
+    shared: &Shared,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+    lookup: Option<&Lookup>,
+) -> Result<(Result<Response<T>, Status>, bool)> {
+    let mut call = std::pin::pin!(call);
+    let deadline = shared.config.deadline;
+    if let Ok(outcome) = tokio::time::timeout(deadline, &mut call).await {
+        return Ok((outcome, false));
+    }
+    lookup.into_iter().for_each(Lookup::give_up);
+    let error = Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
+        .with("deadline_seconds", deadline.as_secs_f64());
+    fail(shared, &error);
+    match tokio::time::timeout(deadline * limits::LATE_FACTOR, &mut call).await {
+        Ok(outcome) => Ok((outcome, true)),
+        Err(_) => {
+            shared.break_off();
             Err(error)
         }
     }

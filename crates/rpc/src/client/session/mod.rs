@@ -77,7 +77,8 @@ pub struct SessionConfig {
     pub stock_blocks: usize,
     /// After this long a call counts as failed.
     pub deadline: Duration,
-    /// Failures in a row after which the daemon is not asked until it was reached again.
+    /// Failures, with no lookup answered in time between them, after which the daemon is not asked until it was
+    /// reached again.
     pub breaker_failures: u32,
 }
 

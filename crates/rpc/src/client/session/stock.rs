@@ -225,6 +225,8 @@ mod tests {
         reservations.used(now);
         reservations.take(0, 8, 0, 1);
         assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 8 }, "the pause is over");
+        reservations.stocked(0, Vec::new(), 8, now);
+        assert_eq!(reservations.refill(now).0, Refill::Wait(Some(now + FIRST_PAUSE)), "and the next one short again");
     }
 
     #[test]
