@@ -290,6 +290,27 @@ def test_a_replaced_pool_is_mapped_and_the_old_one_s_jobs_fail(sockets: Path, da
         stored_and_loaded(engine, FULL)
 
 
+def test_a_pool_that_grew_over_a_restart_is_mapped_anew_and_keeps_its_blocks(sockets: Path, daemon: Daemon) -> None:
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        keys = hashes("a", 2)
+        engine.store(FULL, keys, [1, 2])
+        pool = engine.session.pool
+        daemon.kill()
+        daemon.capacity_bytes *= 2
+        daemon.start()
+        wait_until("the engine is back", lambda: engine.session.stats()["reconnects"] == 1, SECONDS)
+        engine.wait_ready()
+        assert engine.session.pool == pool
+        [rank] = engine.workers
+        wanted = rank.block(FULL, 1)
+        rank.clear()
+        assert engine.load(FULL, engine.hit(keys), [7, 8]) == [(True, 8000)]
+        assert rank.block(FULL, 7) == wanted
+        rank.fill(3)
+        stored_and_loaded(engine, FULL)
+
+
 def test_a_frozen_daemon_costs_a_few_deadlines_and_then_nothing(sockets: Path, daemon: Daemon) -> None:
     with Engine(sockets, deadline=0.5) as engine:
         engine.wait_ready()

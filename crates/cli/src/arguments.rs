@@ -29,6 +29,17 @@ pub enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+    /// Replay request traces on the real core: hit rate by policy and capacity, beside the best possible
+    Simulate(Simulate),
+}
+
+#[derive(Args, Debug)]
+pub struct Simulate {
+    #[command(flatten)]
+    pub simulation: forebay_sim::Arguments,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -20,7 +20,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
 }
 
 /// The object that `--json` prints: what was run, where, and the rows.
-fn print_report(bench: &str, rows: &[impl Serialize]) {
+pub fn print_report(bench: &str, rows: &[impl Serialize]) {
     let command = std::env::args().enumerate().map(|(at, word)| if at == 0 { "forebay".to_string() } else { word });
     print_json(&json!({
         "bench": bench,

@@ -21,6 +21,7 @@ mod output;
 mod purge;
 mod serve;
 mod settings;
+mod simulate;
 
 use std::process::ExitCode;
 
@@ -45,5 +46,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Config(arguments) => config::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
     }
 }

@@ -1,11 +1,13 @@
 //! How fast and how small the core is with millions of resident blocks, and how long its longest event is.
 //!
-//! `cargo run --release -p forebay-core --example core_speed [blocks in Mi, default 8] [runs, default 3]`
+//! `cargo run --release -p forebay-core --example core_speed [Mi blocks, 8] [runs, 3] [policy, the default one]`
 //!
 //! Each run builds the same core and sends it the same events. The core is deterministic, so an event does the
 //! same work in every run, and the shortest of its times is what the core takes; what is above that in one run
 //! alone (`max_seen_us`) is the machine's doing. Blocks are stored position by position across all prompts, so
 //! that neighbours in a prompt lie far apart in every table: the worst case for caches.
+
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures time")]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use forebay_core::block::NamespaceIndex;
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::load::{Answer, LeaseId};
+use forebay_core::policy::{self, Make};
 use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, SlotId};
 
 const SLOT_BYTES: u64 = 16 << 10;
@@ -22,19 +25,26 @@ const PROMPT: usize = 1024;
 const ENGINE: Instance = Instance(0);
 const LOOKUPS: usize = 8192;
 /// Blocks stored at a full pool, as a share of all: each evicts one.
-const TURNOVER: usize = 4;
+const TURNOVER: usize = 8;
+/// As many as the daemon puts into one event.
+const COMMITS_PER_EVENT: usize = 128;
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse().expect("a number"));
-    let blocks = arguments.next().unwrap_or(8) << 20;
-    let runs = arguments.next().unwrap_or(3);
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |default| arguments.next().map_or(default, |argument| argument.parse().expect("a number"));
+    let (blocks, runs) = (number(8) << 20, number(3));
+    let policy = arguments.next().unwrap_or(policy::ALL[0].0.to_owned());
+    let make = policy::by_name(&policy).expect("the name of a policy");
     let mut times = Times::default();
     let mut sizes = Vec::new();
     for run in 0..runs {
         let rss = resident_bytes();
-        let mut bench = Bench::new(blocks);
+        let mut bench = Bench::new(blocks, make);
         bench.fill();
-        sizes = bench.sizes(rss);
+        if run == 0 {
+            // Later runs reuse the memory of the first.
+            sizes = bench.sizes(rss);
+        }
         bench.look_up(false);
         bench.look_up(true);
         bench.turn_over();
@@ -44,7 +54,7 @@ fn main() {
         bench.core.audit().expect("the core's books are right");
         times.merge(bench.times, run == 0);
     }
-    print(blocks, &sizes, &times);
+    print(blocks, &policy, &sizes, &times);
 }
 
 struct Bench {
@@ -58,9 +68,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(blocks: usize) -> Bench {
+    fn new(blocks: usize, policy: Make) -> Bench {
         let units = (blocks as u64 * SLOT_BYTES / UNIT_BYTES) as u32;
-        let mut core = Core::new(Config { promise_permille: 900, ..Config::new(UNIT_BYTES, units) });
+        let mut core = Core::new(Config { policy, promise_permille: 900, ..Config::new(UNIT_BYTES, units) });
         (0..units).for_each(|unit| core.populate(unit));
         let namespace = core.open_namespace(NamespaceId(1), &layout(SLOT_BYTES)).expect("the layout is right");
         core.resume(ENGINE, &[], &[]);
@@ -72,7 +82,7 @@ impl Bench {
         for position in 0..PROMPT {
             for first in (0..self.prompts).step_by(Core::MAX_RESERVE_PER_EVENT) {
                 let prompts: Vec<usize> = (first..(first + Core::MAX_RESERVE_PER_EVENT).min(self.prompts)).collect();
-                self.store("fill", prompts.into_iter().map(|prompt| (prompt, position)));
+                self.store(["fill_reserve", "fill_commit"], prompts.into_iter().map(|prompt| (prompt, position)));
             }
         }
         assert_eq!(self.core.resident_blocks() as usize, self.prompts * PROMPT);
@@ -109,19 +119,25 @@ impl Bench {
         }
     }
 
-    /// A full pool: each reservation evicts.
+    /// A full pool: each reservation evicts. First prompt by prompt, as engines store, then the worst case:
+    /// position by position across prompts, so that no block is near its parent.
     fn turn_over(&mut self) {
         let before = self.core.stats().evicted;
         let (first, count) = (self.prompts, self.prompts / TURNOVER);
-        for position in 0..PROMPT {
-            let mut at = 0;
-            while at < count {
-                let end = (at + Core::MAX_RESERVE_PER_EVENT).min(count);
-                self.store("cycle", (first + at..first + end).map(|prompt| (prompt, position)));
-                at = end;
+        for prompt in first..first + count {
+            for start in (0..PROMPT).step_by(Core::MAX_RESERVE_PER_EVENT) {
+                let positions = start..start + Core::MAX_RESERVE_PER_EVENT;
+                self.store(["cycle_reserve", "cycle_commit"], positions.map(|position| (prompt, position)));
             }
         }
-        assert_eq!((self.core.stats().evicted - before) as usize, count * PROMPT, "each store evicts one");
+        let first = first + count;
+        for position in 0..PROMPT {
+            for start in (first..first + count).step_by(Core::MAX_RESERVE_PER_EVENT) {
+                let prompts = start..(start + Core::MAX_RESERVE_PER_EVENT).min(first + count);
+                self.store(["scattered_reserve", "scattered_commit"], prompts.map(|prompt| (prompt, position)));
+            }
+        }
+        assert_eq!((self.core.stats().evicted - before) as usize, 2 * count * PROMPT, "each store evicts one");
     }
 
     /// An engine with 64 leased prompts and 1,024 reservations is gone; another declares as much after a restart.
@@ -135,9 +151,7 @@ impl Bench {
                 let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespace);
                 self.core.look(&mut lookup, 0, &hashes, hashes.len() / PROMPT, &mut answer);
                 assert_ne!(self.core.finish_lookup(lookup), LeaseId(0));
-                held.extend(
-                    answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))),
-                );
+                held.extend(answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))));
             }
             let mut filling = Vec::new();
             for _ in 0..4 {
@@ -176,25 +190,23 @@ impl Bench {
     }
 
     /// One reservation for all of `blocks`, then commits as many an event as the daemon does.
-    fn store(&mut self, name: &'static str, blocks: impl Iterator<Item = (usize, usize)>) {
-        let (reserve, commit) =
-            if name == "fill" { ("fill_reserve", "fill_commit") } else { ("cycle_reserve", "cycle_commit") };
+    fn store(&mut self, [reserve, commit]: [&'static str; 2], blocks: impl Iterator<Item = (usize, usize)>) {
+        let named = |(prompt, position)| BlockHash::new(&hash(prompt, position)).expect("32 bytes");
         let blocks: Vec<(usize, usize)> = blocks.collect();
+        let hashes: Vec<BlockHash> = blocks.iter().map(|block| named(*block)).collect();
+        let before = |&(prompt, position): &(usize, usize)| Some((prompt, position.checked_sub(1)?));
+        let predecessors: Vec<Option<BlockHash>> = blocks.iter().map(|block| before(block).map(named)).collect();
         let mut slots = Vec::with_capacity(blocks.len());
         self.time(reserve, blocks.len(), |core, namespace| {
-            core.reserve(ENGINE, namespace, 0, blocks.len(), true, &mut slots)
+            core.reserve(ENGINE, namespace, 0, hashes.len(), true, &mut slots);
         });
         assert_eq!(slots.len(), blocks.len(), "nothing is held, so there is room");
-        for (blocks, slots) in blocks.chunks(128).zip(slots.chunks(128)) {
-            let hash = |prompt, position| BlockHash::new(&hash(prompt, position)).expect("32 bytes");
-            let named: Vec<(BlockHash, Option<BlockHash>, (SlotId, Generation))> = (blocks.iter().zip(slots))
-                .map(|(&(prompt, position), at)| {
-                    (hash(prompt, position), position.checked_sub(1).map(|before| hash(prompt, before)), *at)
-                })
-                .collect();
-            self.time(commit, named.len(), |core, namespace| {
-                for (hash, predecessor, at) in named {
-                    core.commit(ENGINE, namespace, 0, hash, predecessor, at, true);
+        for from in (0..blocks.len()).step_by(COMMITS_PER_EVENT) {
+            let piece = from..(from + COMMITS_PER_EVENT).min(blocks.len());
+            self.time(commit, piece.len(), |core, namespace| {
+                core.prepare_commits(namespace, 0, &hashes[piece.clone()]);
+                for at in piece {
+                    core.commit(ENGINE, namespace, 0, hashes[at], predecessors[at], slots[at], true);
                 }
             });
         }
@@ -249,11 +261,7 @@ impl Times {
         }
         for (name, other) in other.by_name {
             let series = self.by_name.get_mut(name).expect("all runs have the same events");
-            assert_eq!(
-                (series.keys, series.nanos.len()),
-                (other.keys, other.nanos.len()),
-                "{name} differs between runs"
-            );
+            assert_eq!((series.keys, series.nanos.len()), (other.keys, other.nanos.len()), "{name} differs between runs");
             series.max_seen = series.max_seen.max(other.max_seen);
             series.nanos.iter_mut().zip(other.nanos).for_each(|(best, time)| *best = time.min(*best));
         }
@@ -266,7 +274,7 @@ impl Times {
     }
 }
 
-fn print(blocks: usize, sizes: &[(&str, f64)], times: &Times) {
+fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
     let mut rows: Vec<String> = Vec::new();
     let rates = [
         ("lookup and release", &["lookup", "release"][..]),
@@ -274,9 +282,10 @@ fn print(blocks: usize, sizes: &[(&str, f64)], times: &Times) {
         ("lookup and release, in cache", &["lookup_warm", "release_warm"]),
         ("reserve and commit, empty pool", &["fill_commit", "fill_reserve"]),
         ("reserve, commit and evict, full pool", &["cycle_commit", "cycle_reserve"]),
+        ("the same, scattered", &["scattered_commit", "scattered_reserve"]),
     ];
     for (op, names) in rates {
-        rows.push(format!(r#"{{"op":"{op}","blocks":{blocks},"million_per_s":{:.2}}}"#, times.rate(names)));
+        rows.push(format!(r#"{{"op":"{op}","policy":"{policy}","blocks":{blocks},"million_per_s":{:.2}}}"#, times.rate(names)));
     }
     rows.extend(sizes.iter().map(|(name, bytes)| format!(r#"{{"op":"size","blocks":{blocks},"{name}":{bytes:.1}}}"#)));
     for (name, series) in &times.by_name {
@@ -330,11 +339,7 @@ fn machine() -> String {
         line.split(':').nth(1).unwrap_or("").trim().to_owned()
     };
     let cpus = read("/proc/cpuinfo").lines().filter(|line| line.starts_with("processor")).count();
-    format!(
-        "{}, {cpus} CPUs, memory {}",
-        field(&read("/proc/cpuinfo"), "model name"),
-        field(&read("/proc/meminfo"), "MemTotal")
-    )
+    format!("{}, {cpus} CPUs, memory {}", field(&read("/proc/cpuinfo"), "model name"), field(&read("/proc/meminfo"), "MemTotal"))
 }
 
 fn resident_bytes() -> u64 {

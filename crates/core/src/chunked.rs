@@ -28,7 +28,7 @@ impl<T: Clone> Chunked<T> {
 
     /// Appends `value` and returns its index.
     pub fn push(&mut self, value: T) -> u32 {
-        let (index, is_new_chunk) = (self.len, self.len as usize % CHUNK == 0);
+        let (index, is_new_chunk) = (self.len, (self.len as usize).is_multiple_of(CHUNK));
         self.len += 1;
         if is_new_chunk {
             let chunk = vec![value; CHUNK].into_boxed_slice();

@@ -137,6 +137,8 @@ pub struct Core {
     /// Blocks to be touched, coldest first; applied after the reply.
     pub(crate) touches: VecDeque<BlockId>,
     pub(crate) drains: Vec<Drain>,
+    /// Evictions after which classes are compared again.
+    pub(crate) next_comparison: u64,
     pub(crate) purges: Vec<Purge>,
     pub(crate) expectations: Expectations,
     pub(crate) stats: Stats,
@@ -167,6 +169,7 @@ impl Core {
             fenced: List::default(),
             touches: VecDeque::new(),
             drains: Vec::new(),
+            next_comparison: 0,
             purges: Vec::new(),
             expectations: Expectations::default(),
             stats: Stats::default(),
@@ -348,11 +351,10 @@ impl Core {
 
     /// Takes `block` out of the index; its slot is free now, or when the last holder is gone.
     pub(crate) fn forget(&mut self, block: BlockId, fate: Fate) {
-        let record = &self.blocks[block];
-        let (namespace, group, hash, class) = (record.namespace, record.group, record.hash, record.class);
+        let class = self.blocks[block].class;
         self.policies[class.0 as usize].remove(&mut self.nodes, block);
+        self.remember(block, fate);
         self.unindex(block);
-        self.memory.note(namespace, group, &hash, fate);
         if self.is_held(block) {
             self.fence(block);
         } else {
@@ -371,6 +373,12 @@ impl Core {
     pub(crate) fn unfence(&mut self, block: BlockId) {
         self.tallies[self.blocks[block].class.0 as usize].fenced -= 1;
         self.fenced.unlink(&mut self.nodes, block);
+    }
+
+    /// Keeps in mind what became of a block's key.
+    pub(crate) fn remember(&mut self, block: BlockId, fate: Fate) {
+        let Block { namespace, group, hash, .. } = &self.blocks[block];
+        self.memory.note(*namespace, *group, hash, fate);
     }
 
     pub(crate) fn unindex(&mut self, block: BlockId) {

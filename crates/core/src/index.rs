@@ -1,9 +1,11 @@
 //! From key to block: open addressing in many small tables.
 //!
-//! Invariants: an entry is never zero; a table is at most 7/8 full; probing never leaves its table. Each entry
+//! Invariants: an entry is never zero; a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves its table. Each entry
 //! carries the upper 32 bits of its key's hash, so that a probe reads a block's record only where it almost
 //! surely matches, and deletion can shift entries back without reading records. Small tables keep the cost of
 //! one growth far below 200 µs.
+
+use std::hint::black_box;
 
 use crate::block::{BlockId, NamespaceIndex};
 
@@ -87,10 +89,7 @@ impl Index {
     /// For each key the first block that may be its own, to be compared by the caller, or `NONE`. Touches all
     /// homes first, so that no load from memory waits for another one or for a branch.
     pub fn candidates<const N: usize>(&self, keys: &[Fingerprint; N]) -> [BlockId; N] {
-        let homes = keys.map(|key| {
-            let entries = &self.shards[shard_of(key)].entries;
-            entries.get(home(tag(key), entries.len().wrapping_sub(1))).copied().unwrap_or(0)
-        });
+        let homes = keys.map(|key| self.home_entry(key));
         std::array::from_fn(|at| match homes[at] {
             0 => BlockId::NONE,
             entry if (entry >> 32) as u32 == tag(keys[at]) => block_of(entry),
@@ -98,10 +97,15 @@ impl Index {
         })
     }
 
+    /// Brings what the index knows of `keys` into the processor's cache.
+    pub fn warm(&self, keys: &[Fingerprint]) {
+        black_box(keys.iter().fold(0, |sum, key| sum ^ self.home_entry(*key)));
+    }
+
     /// `block` must not be in the index.
     pub fn insert(&mut self, key: Fingerprint, block: BlockId) {
         let shard = &mut self.shards[shard_of(key)];
-        if (shard.used + 1) * 8 > shard.entries.len() * 7 {
+        if (shard.used + 1) * 4 > shard.entries.len() * 3 {
             shard.grow();
         }
         shard.place(u64::from(tag(key)) << 32 | u64::from(block.0 + 1));
@@ -121,6 +125,12 @@ impl Index {
         shard.close_gap(at);
         shard.used -= 1;
         self.count -= 1;
+    }
+
+    /// The entry where a probe for `key` begins; zero if there is none.
+    fn home_entry(&self, key: Fingerprint) -> u64 {
+        let entries = &self.shards[shard_of(key)].entries;
+        entries.get(home(tag(key), entries.len().wrapping_sub(1))).copied().unwrap_or(0)
     }
 
     pub fn heap_bytes(&self) -> usize {

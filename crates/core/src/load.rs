@@ -84,6 +84,7 @@ impl Core {
         self.stats.keys += count;
         let Some(layout) = self.names.get(lookup.namespace).layout.group(group) else {
             self.stats.misses[MissReason::NeverSeen as usize] += count;
+            lookup.place = None;
             return;
         };
         let start = Place {

@@ -2,6 +2,8 @@
 //!
 //! One entry a place, newest wins; a forgotten key is reported as never seen. Reasons add up to all misses.
 
+use std::hint::black_box;
+
 use crate::block::NamespaceIndex;
 use crate::key::BlockHash;
 
@@ -77,6 +79,11 @@ impl Memory {
     pub fn note(&mut self, namespace: NamespaceIndex, group: u16, hash: &BlockHash, fate: Fate) {
         let (at, tag) = self.place(group, hash.as_bytes());
         self.entries[at] = tag << 32 | u64::from(namespace.0 & 0xff_ffff) << 8 | fate as u64;
+    }
+
+    /// Brings entries into the processor's cache.
+    pub fn warm<'a>(&self, keys: impl Iterator<Item = (u16, &'a [u8])>) {
+        black_box(keys.fold(0, |sum, (group, hash)| sum ^ self.entries[self.place(group, hash).0]));
     }
 
     /// What happened last to this hash, and in which namespace.

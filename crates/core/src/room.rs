@@ -7,8 +7,8 @@
 //! goes on in pieces.
 
 use crate::block::{BlockId, ClassId};
-use crate::core::{Core, Effect, View};
-use crate::key::SlotId;
+use crate::core::{Core, Effect, View, WARM};
+use crate::index::Fingerprint;
 use crate::miss::Fate;
 use crate::policy::MAX_SCAN;
 use crate::space::{Extent, ExtentId, Run};
@@ -37,29 +37,29 @@ const COMPARE_EVERY: u64 = 256;
 const MUCH_COLDER: u64 = 2;
 
 impl Core {
-    /// A slot of `class`, which belongs to `block` from now on. `None` if everything is held, or if finding one
-    /// takes more than `budget` evictions.
-    pub(crate) fn take_slot(&mut self, class: ClassId, block: BlockId, budget: &mut usize) -> Option<SlotId> {
-        if let Some(slot) = self.take_free(class, block) {
-            return Some(slot);
-        }
-        if self.stats.evicted.is_multiple_of(COMPARE_EVERY) {
+    /// Whether `class` has a free slot, or gets one from free units.
+    pub(crate) fn has_room(&mut self, class: ClassId) -> bool {
+        self.space.has_free(class) || self.grow(class)
+    }
+
+    /// Frees up to `want` slots of `class`. False if everything looked at is held, or if it would take more than
+    /// `budget` evictions.
+    pub(crate) fn make_room(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
+        if self.stats.evicted >= self.next_comparison {
+            self.next_comparison = self.stats.evicted + COMPARE_EVERY;
             self.consider_drain(class, self.coldness(class));
         }
         let mut is_stuck = false;
-        while *budget > 0 {
-            let has_evicted = self.evict(class);
-            is_stuck |= !has_evicted;
-            *budget = budget.saturating_sub(if has_evicted { 1 } else { MAX_SCAN });
-            // The victim may have been in a draining extent, whose slots are not taken again.
-            if let Some(slot) = self.space.take(class, block) {
-                return Some(slot);
-            }
+        while *budget > 0 && !self.space.has_free(class) {
+            // The victims may be in a draining extent, whose slots are not taken again.
+            let evicted = self.evict(class, want.min(*budget));
+            is_stuck |= evicted == 0;
+            *budget = budget.saturating_sub(if evicted > 0 { evicted } else { MAX_SCAN });
         }
         if is_stuck {
             self.consider_drain(class, None);
         }
-        self.take_free(class, block)
+        self.has_room(class)
     }
 
     /// Goes on with one of the drains under way.
@@ -103,23 +103,38 @@ impl Core {
         true
     }
 
-    fn take_free(&mut self, class: ClassId, block: BlockId) -> Option<SlotId> {
-        let free = self.space.take(class, block);
-        free.or_else(|| if self.grow(class) { self.space.take(class, block) } else { None })
+    /// Evicts up to `want` blocks of `class`, some at a time, so that their loads from memory overlap. Returns
+    /// how many; none if all that were looked at are held.
+    fn evict(&mut self, class: ClassId, want: usize) -> usize {
+        let want = want.min(WARM);
+        self.warm_victims(class, want);
+        (0..want).take_while(|_| self.evict_one(class)).count()
     }
 
-    /// Evicts one block of `class`. False if all that were looked at are held.
-    fn evict(&mut self, class: ClassId) -> bool {
+    fn evict_one(&mut self, class: ClassId) -> bool {
         let Core { blocks, earlier, expectations, .. } = self;
         let view = View { blocks, earlier: *earlier, seed: self.config.seed, expectations };
         let Some(block) = self.policies[class.0 as usize].evict(&mut self.nodes, &view) else { return false };
         self.count_eviction(block);
-        let record = &self.blocks[block];
-        let (namespace, group, hash) = (record.namespace, record.group, record.hash);
+        self.remember(block, Fate::Evicted);
         self.unindex(block);
-        self.memory.note(namespace, group, &hash, Fate::Evicted);
         self.release_slot(block);
         true
+    }
+
+    /// Brings what the next evictions will look at into the processor's cache. A guess: those that lie before
+    /// the coldest in its list.
+    fn warm_victims(&self, class: ClassId, count: usize) {
+        let policy = &self.policies[class.0 as usize];
+        let is_there = |block: &BlockId| *block != BlockId::NONE;
+        let before = |block: &BlockId| Some(self.nodes[*block].prev).filter(is_there);
+        let victims: Vec<BlockId> = std::iter::successors(policy.coldest(&self.nodes), before).take(count).collect();
+        self.blocks.warm(&victims);
+        let keys: Vec<Fingerprint> = victims.iter().map(|block| self.key_of(*block)).collect();
+        policy.warm(&keys);
+        self.index.warm(&keys);
+        self.space.warm(victims.iter().map(|block| self.blocks[*block].slot));
+        self.memory.warm(victims.iter().map(|block| (self.blocks[*block].group, self.blocks[*block].hash.as_bytes())));
     }
 
     fn count_eviction(&mut self, block: BlockId) {

@@ -6,6 +6,8 @@
 //! is being drained go to nobody before all of them are empty. At most 5 % of an extent is lost to its slot size
 //! where a run of free units allows it.
 
+use std::hint::black_box;
+
 use crate::block::{BlockId, ClassId};
 use crate::key::{PAGE_BYTES, SlotId};
 
@@ -109,7 +111,7 @@ impl Space {
         if let Some(at) = self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
             return Some(ClassId(at as u16));
         }
-        let is_possible = slot_bytes > 0 && slot_bytes % PAGE_BYTES == 0 && slot_bytes <= self.max_slot_bytes();
+        let is_possible = slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES) && slot_bytes <= self.max_slot_bytes();
         if !is_possible || self.classes.len() >= Space::MAX_CLASSES {
             return None;
         }
@@ -142,6 +144,10 @@ impl Space {
         self.extents.iter().enumerate().filter_map(move |(i, extent)| {
             extent.as_ref().filter(|extent| extent.class == class).map(|extent| (ExtentId(i as u32), extent))
         })
+    }
+
+    pub fn has_free(&self, class: ClassId) -> bool {
+        !self.classes[class.0 as usize].available.is_empty()
     }
 
     /// A free slot of `class`, if one of its extents has one. It belongs to `block` from now on.
@@ -185,6 +191,11 @@ impl Space {
     pub fn block_at(&self, slot: SlotId) -> Option<BlockId> {
         let (id, index) = self.locate(slot)?;
         self.extent(id).map[index as usize].checked_sub(1).map(BlockId)
+    }
+
+    /// Brings what is known about the slots into the processor's cache.
+    pub fn warm(&self, slots: impl Iterator<Item = SlotId>) {
+        black_box(slots.fold(0, |sum, slot| sum ^ self.block_at(slot).map_or(0, |block| block.0)));
     }
 
     /// The class of the extent that `slot` lies in.
@@ -396,7 +407,7 @@ impl Space {
         let extent = self.extent(id);
         let page = slot.0 - self.first_page(extent.first_unit);
         let pages = self.slot_pages(extent.class);
-        (page % pages == 0 && page / pages < extent.slots).then_some((id, page / pages))
+        (page.is_multiple_of(pages) && page / pages < extent.slots).then_some((id, page / pages))
     }
 
     fn first_page(&self, unit: u32) -> u32 {

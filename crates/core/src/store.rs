@@ -6,6 +6,7 @@
 
 use crate::block::{Block, BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Effect};
+use crate::index::Fingerprint;
 use crate::key::{BlockHash, Generation, Instance, SlotId};
 use crate::layout::Attention;
 use crate::miss::Fate;
@@ -46,18 +47,24 @@ impl Core {
         self.settle(Core::TOUCHES_PER_STEP);
         self.step_drain();
         let mut budget = Core::MAX_EVICTIONS_PER_EVENT;
-        let slot_bytes = self.space.class_info(class).slot_bytes;
-        let limit = self.share(self.config.reserve_permille);
-        for _ in 0..count.min(Core::MAX_RESERVE_PER_EVENT) {
-            // One slot is always granted if there is one, or a small pool could never store a large block.
-            let is_over = self.reserved_bytes > 0 && self.reserved_bytes + slot_bytes > limit;
-            let block = if is_over { None } else { self.place(class, &mut budget) };
-            let Some(block) = block else {
-                self.stats.reserve_refused += 1;
-                return;
-            };
-            slots.push(self.grant(instance, block, holds_mapping));
+        let wanted = count.min(Core::MAX_RESERVE_PER_EVENT) as u64;
+        let mut left = self.reservations_left(class).min(wanted);
+        let is_short = left < wanted;
+        while left > 0 && (self.has_room(class) || self.make_room(class, left as usize, &mut budget)) {
+            slots.push(self.grant(instance, class, holds_mapping));
+            left -= 1;
         }
+        self.stats.reserve_refused += u64::from(is_short || left > 0);
+    }
+
+    /// Brings what commits of these keys will look at into the processor's cache, all at once. Changes nothing.
+    pub fn prepare_commits(&self, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
+        let Some(class) = self.names.get(namespace).class(group) else { return };
+        let key = |hash: &BlockHash| self.fingerprint(namespace, group, hash.as_bytes());
+        let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
+        self.index.warm(&keys);
+        self.policies[class.0 as usize].warm(&keys);
+        self.memory.warm(hashes.iter().map(|hash| (group, hash.as_bytes())));
     }
 
     /// Names a filled slot. `predecessor` is the block before it in its prompt, `None` at the start. Whether all
@@ -169,39 +176,37 @@ impl Core {
         self.policies[class.0 as usize].insert(&mut self.nodes, block, key, parent);
     }
 
-    /// A record with a slot of `class`.
-    fn place(&mut self, class: ClassId, budget: &mut usize) -> Option<BlockId> {
+    /// How many more slots of `class` may be reserved.
+    fn reservations_left(&self, class: ClassId) -> u64 {
+        let left = self.share(self.config.reserve_permille).saturating_sub(self.reserved_bytes);
+        // One is always granted, or a small pool could never store a large block.
+        let least = u64::from(self.reserved_bytes == 0);
+        (left / self.space.class_info(class).slot_bytes).max(least)
+    }
+
+    /// Takes a slot of `class`, which has a free one.
+    fn grant(&mut self, instance: Instance, class: ClassId, holds_mapping: bool) -> (SlotId, Generation) {
+        let generation = self.generation();
+        let holders = if holds_mapping { instance.bit() } else { 0 };
         let block = self.blocks.add(Block {
-            holders: 0,
+            holders,
             hash: BlockHash::NONE,
             state: State::Reserved,
             class,
             group: 0,
-            owner: 0,
+            owner: instance.0,
             namespace: NamespaceIndex(0),
             slot: SlotId(0),
-            generation: Generation(0),
+            generation,
             pins: 0,
         });
         self.nodes.cover(block);
-        let Some(slot) = self.take_slot(class, block, budget) else {
-            self.blocks.remove(block);
-            return None;
-        };
+        let slot = self.space.take(class, block).expect("the class has a free slot");
         self.blocks[block].slot = slot;
-        Some(block)
-    }
-
-    fn grant(&mut self, instance: Instance, block: BlockId, holds_mapping: bool) -> (SlotId, Generation) {
         self.hand_out(instance, block);
-        let generation = self.generation();
-        let holders = if holds_mapping { instance.bit() } else { 0 };
-        let record = &mut self.blocks[block];
-        record.generation = generation;
-        record.holders = holders;
         self.stats.reserved += 1;
-        self.effects.push(Effect::Reserved { slot: record.slot, generation, holders });
-        (record.slot, generation)
+        self.effects.push(Effect::Reserved { slot, generation, holders });
+        (slot, generation)
     }
 
     fn reserved_by(&self, instance: Instance, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {

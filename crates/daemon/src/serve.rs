@@ -96,6 +96,8 @@ async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
+        // A session may have a thousand lookups under way; `limits.lookups_in_flight` is the bound that counts.
+        .max_concurrent_streams(4096)
         .add_service(service)
         .serve_with_incoming(incoming)
         .await

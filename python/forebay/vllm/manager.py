@@ -172,9 +172,6 @@ class ForebayManager(OffloadingManager):
         for asked in filter(None, map(self._requests.get, request_ids)):
             self.health.count(metrics.FAILED_LOADS)
             asked.is_barred = True
-            # A load that all workers reported is over already; what is left was lost before it reached them.
-            for serial in [serial for serial, lookup in self._loads.items() if lookup is asked.lookup]:
-                self._finish(serial)
             self._release(asked)
             asked.lookup = None
 

@@ -61,6 +61,10 @@ impl Policy for Arc {
         self.lists.coldest(nodes, |lists: &Lists, _: &Nodes, _| choose(lists, self.target))
     }
 
+    fn warm(&self, keys: &[Fingerprint]) {
+        self.ghosts.iter().for_each(|ghosts| ghosts.warm(keys));
+    }
+
     fn ghost_bytes(&self) -> usize {
         self.ghosts.iter().map(Ghosts::heap_bytes).sum()
     }

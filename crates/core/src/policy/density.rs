@@ -81,6 +81,10 @@ impl Policy for Density {
         self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.worth, at))
     }
 
+    fn warm(&self, keys: &[Fingerprint]) {
+        self.ghosts.warm(keys);
+    }
+
     fn ghost_bytes(&self) -> usize {
         self.ghosts.heap_bytes()
     }

@@ -124,6 +124,10 @@ pub trait Policy: Send {
     /// The block that `evict` would look at first.
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
 
+    /// `insert` or `evict` is about to be called for blocks of these keys, if the guess is right: a chance to
+    /// start loads from memory, so that they overlap.
+    fn warm(&self, _keys: &[Fingerprint]) {}
+
     /// Bytes on the heap that remember keys without blocks.
     fn ghost_bytes(&self) -> usize {
         0

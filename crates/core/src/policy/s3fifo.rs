@@ -72,6 +72,10 @@ impl Policy for S3Fifo {
         self.lists.coldest(nodes, choose)
     }
 
+    fn warm(&self, keys: &[Fingerprint]) {
+        self.ghosts.warm(keys);
+    }
+
     fn ghost_bytes(&self) -> usize {
         self.ghosts.heap_bytes()
     }

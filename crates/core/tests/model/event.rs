@@ -14,6 +14,8 @@ pub struct Setup {
     pub reserve_permille: u32,
     /// Units whose memory is there from the start.
     pub populated: u32,
+    /// Number of the policy.
+    pub policy: usize,
 }
 
 /// A run of blocks of one prompt.
@@ -38,100 +40,49 @@ pub enum Fault {
     WrongGeneration,
     Foreign,
     OtherGroup,
+    /// Into a namespace that was purged or closed meanwhile.
+    Retired,
     Again,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Populate(u8),
-    Start {
-        engine: u8,
-    },
+    Start { engine: u8 },
     /// All groups of a prompt at once, `piece` keys an event.
-    Lookup {
-        engine: Option<u8>,
-        prompt: Prompt,
-        piece: u8,
-        end: End,
-    },
-    Begin {
-        engine: u8,
-        prompt: Prompt,
-    },
-    Look {
-        which: u8,
-        group: u8,
-        from: u8,
-        blocks: u8,
-    },
-    End {
-        which: u8,
-        end: End,
-    },
-    Release {
-        engine: u8,
-        which: u8,
-    },
-    ReleaseAgain {
-        engine: u8,
-        which: u8,
-    },
-    ReleaseForeign {
-        engine: u8,
-        which: u8,
-    },
-    Reserve {
-        engine: u8,
-        namespace: u8,
-        group: u8,
-        count: u8,
-        maps: bool,
-    },
-    Commit {
-        engine: u8,
-        which: u8,
-        chain: u8,
-        position: u8,
-        fault: Fault,
-    },
-    Abort {
-        engine: u8,
-        which: u8,
-        is_foreign: bool,
-    },
+    Lookup { engine: Option<u8>, prompt: Prompt, piece: u8, end: End },
+    Begin { engine: u8, prompt: Prompt },
+    Look { which: u8, group: u8, from: u8, blocks: u8 },
+    End { which: u8, end: End },
+    Release { engine: u8, which: u8 },
+    ReleaseAgain { engine: u8, which: u8 },
+    ReleaseForeign { engine: u8, which: u8 },
+    Reserve { engine: u8, namespace: u8, group: u8, count: u8, maps: bool },
+    Commit { engine: u8, which: u8, chain: u8, position: u8, fault: Fault },
+    Abort { engine: u8, which: u8, is_foreign: bool },
     /// Lookup, reserve what is missing, commit it, release: what an engine does all day.
-    Store {
-        engine: u8,
-        prompt: Prompt,
-        at_once: u8,
-    },
-    Purge {
-        namespace: u8,
-    },
+    Store { engine: u8, prompt: Prompt, at_once: u8 },
+    Purge { namespace: u8 },
+    Close { namespace: u8 },
+    Expect { engine: u8, prompt: Prompt },
+    Met { engine: u8, which: u8 },
     Step,
-    Verified {
-        which: u8,
-    },
-    Corrupt {
-        which: u8,
-    },
-    Restart {
-        loses_extent: bool,
-    },
-    Resume {
-        engine: u8,
-        keep: u32,
-        lies: bool,
-    },
-    Gone {
-        engine: u8,
-    },
+    Verified { which: u8 },
+    Corrupt { which: u8 },
+    Audit { from: u8, records: u8 },
+    Audited { which: u8, is_whole: bool },
+    /// `loses` names an extent that cannot be read any more.
+    Restart { loses: Option<u8> },
+    Resume { engine: u8, keep: u32, lies: bool },
+    Gone { engine: u8 },
 }
 
 pub fn setup() -> impl Strategy<Value = Setup> {
     let shares = prop::sample::select(vec![(500, 250), (500, 1000), (100, 500), (1000, 1000), (20, 20)]);
-    (2u32..14, any::<u64>(), shares, 0u32..14).prop_map(|(units, seed, (promise_permille, reserve_permille), skip)| {
-        Setup { units, seed, promise_permille, reserve_permille, populated: units.saturating_sub(skip / 2) }
+    let policy = 0..forebay_core::policy::ALL.len();
+    (2u32..14, any::<u64>(), shares, 0u32..7, policy).prop_map(|(units, seed, shares, absent, policy)| {
+        let (promise_permille, reserve_permille) = shares;
+        Setup { units, seed, promise_permille, reserve_permille, populated: units.saturating_sub(absent), policy }
     })
 }
 
@@ -152,7 +103,7 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(which, group, from, blocks)| Event::Look { which, group, from, blocks }),
         4 => (index(), end()).prop_map(|(which, end)| Event::End { which, end }),
         6 => (index(), index()).prop_map(|(engine, which)| Event::Release { engine, which }),
-        1 => (index(), index()).prop_map(|(engine, which)| Event::ReleaseAgain { engine, which }),
+        3 => (index(), index()).prop_map(|(engine, which)| Event::ReleaseAgain { engine, which }),
         1 => (index(), index()).prop_map(|(engine, which)| Event::ReleaseForeign { engine, which }),
         6 => (index(), index(), index(), 0u8..24, any::<bool>())
             .prop_map(|(engine, namespace, group, count, maps)| Event::Reserve { engine, namespace, group, count, maps }),
@@ -162,10 +113,15 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(engine, which, is_foreign)| Event::Abort { engine, which, is_foreign }),
         20 => (index(), prompt(), 1u8..8).prop_map(|(engine, prompt, at_once)| Event::Store { engine, prompt, at_once }),
         1 => index().prop_map(|namespace| Event::Purge { namespace }),
+        1 => index().prop_map(|namespace| Event::Close { namespace }),
+        2 => (index(), prompt()).prop_map(|(engine, prompt)| Event::Expect { engine, prompt }),
+        1 => (index(), index()).prop_map(|(engine, which)| Event::Met { engine, which }),
         4 => Just(Event::Step),
         8 => index().prop_map(|which| Event::Verified { which }),
         1 => index().prop_map(|which| Event::Corrupt { which }),
-        2 => prop::bool::weighted(0.2).prop_map(|loses_extent| Event::Restart { loses_extent }),
+        1 => (index(), index()).prop_map(|(from, records)| Event::Audit { from, records }),
+        3 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_whole)| Event::Audited { which, is_whole }),
+        2 => prop::option::weighted(0.2, index()).prop_map(|loses| Event::Restart { loses }),
         4 => (index(), any::<u32>(), any::<bool>()).prop_map(|(engine, keep, lies)| Event::Resume { engine, keep, lies }),
         1 => index().prop_map(|engine| Event::Gone { engine }),
     ]
@@ -182,6 +138,7 @@ fn fault() -> impl Strategy<Value = Fault> {
         1 => Just(Fault::WrongGeneration),
         1 => Just(Fault::Foreign),
         1 => Just(Fault::OtherGroup),
+        1 => Just(Fault::Retired),
         2 => Just(Fault::Again),
     ]
 }

@@ -17,7 +17,7 @@ const REGRESSIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regress
 
 fn config() -> ProptestConfig {
     let failure_persistence = Some(Box::new(FileFailurePersistence::Direct(REGRESSIONS)) as _);
-    ProptestConfig { failure_persistence, max_shrink_iters: 20_000, ..ProptestConfig::default() }
+    ProptestConfig { failure_persistence, ..ProptestConfig::default() }
 }
 
 proptest! {

@@ -36,6 +36,6 @@ pub fn hash(namespace: u8, chain: u8, position: u8) -> Vec<u8> {
     let chain = chain % 6;
     let chain = if position < chain * 2 { 0 } else { chain };
     let mut hash = vec![0xa5; hash_bytes(namespace)];
-    hash[0] = chain << 5 | position % 32;
+    hash[0] = (chain << 5) | (position % 32);
     hash
 }

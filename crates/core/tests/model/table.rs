@@ -51,13 +51,25 @@ pub struct Table {
     pub extents: BTreeMap<u32, Extent>,
     /// Verifications asked for and not answered.
     pub verifying: Vec<(BlockId, SlotId, Generation)>,
+    /// Blocks that an audit is reading.
+    pub audited: Vec<(BlockId, SlotId)>,
+    /// Units that cannot be read and may be touched by the engines of a mask.
+    pub excluded: BTreeMap<u32, u64>,
     /// No generation up to this one is ever published again.
     pub last_generation: u32,
 }
 
 impl Table {
     pub fn new(unit_bytes: u64) -> Table {
-        Table { unit_bytes, rows: BTreeMap::new(), extents: BTreeMap::new(), verifying: Vec::new(), last_generation: 0 }
+        Table {
+            unit_bytes,
+            rows: BTreeMap::new(),
+            extents: BTreeMap::new(),
+            verifying: Vec::new(),
+            audited: Vec::new(),
+            excluded: BTreeMap::new(),
+            last_generation: 0,
+        }
     }
 
     /// Does what the daemon does for `effect`. `is_touched` says whether an engine may still touch a slot.
@@ -72,17 +84,14 @@ impl Table {
                 assert!(!is_touched(slot, row.generation), "{slot:?} is freed under somebody who touches it: {row:?}");
                 let is_verified = self.verifying.iter().any(|(_, s, g)| (*s, *g) == (slot, row.generation));
                 assert!(!is_verified, "{slot:?} is freed while it is being read to verify it");
+                assert!(self.audited.iter().all(|(_, audited)| *audited != slot), "{slot:?} is freed under an audit");
             }
             Effect::Held { slot, holders } => self.row(slot).holders = holders,
             Effect::ExtentMade { first_unit, units, slot_bytes } => self.make_extent(first_unit, units, slot_bytes),
             Effect::ExtentCleared { first_unit, units } => {
                 let extent = self.extents.remove(&first_unit).expect("a cleared extent was made");
                 assert_eq!(extent.units, units, "the extent at unit {first_unit} has another length");
-                assert_eq!(
-                    self.rows_of(first_unit, extent).count(),
-                    0,
-                    "extent {first_unit} is cleared with rows in it"
-                );
+                assert_eq!(self.rows_of(first_unit, extent).count(), 0, "extent {first_unit} is cleared with rows in it");
             }
             Effect::Verify { block, slot, generation } => {
                 let row = self.row(slot);
@@ -110,6 +119,11 @@ impl Table {
         one
     }
 
+    /// Whether the slot lies where nothing is known any more.
+    pub fn is_excluded(&self, slot: SlotId) -> bool {
+        self.excluded.contains_key(&((slot.offset() / self.unit_bytes) as u32))
+    }
+
     pub fn rows_of(&self, first_unit: u32, extent: Extent) -> impl Iterator<Item = (&SlotId, &Row)> {
         let page = |unit: u32| SlotId((u64::from(unit) * self.unit_bytes / PAGE_BYTES) as u32);
         self.rows.range(page(first_unit)..page(first_unit + extent.units))
@@ -121,12 +135,9 @@ impl Table {
         let within = slot.offset() - u64::from(*first) * self.unit_bytes;
         let end = u64::from(extent.units) * self.unit_bytes;
         let slot_bytes = extent.slot_bytes;
-        assert!(within % slot_bytes == 0 && within + slot_bytes <= end, "{slot:?} is no slot of its extent");
+        assert!(within.is_multiple_of(slot_bytes) && within + slot_bytes <= end, "{slot:?} is no slot of its extent");
         if let Some((before, row)) = self.rows.range(..=slot).next_back() {
-            assert!(
-                before.offset() + row.slot_bytes <= slot.offset(),
-                "{slot:?} is handed out over {before:?}: {row:?}"
-            );
+            assert!(before.offset() + row.slot_bytes <= slot.offset(), "{slot:?} is handed out over {before:?}: {row:?}");
         }
         if let Some((behind, row)) = self.rows.range(slot..).next() {
             assert!(slot.offset() + slot_bytes <= behind.offset(), "{slot:?} is handed out over {behind:?}: {row:?}");
@@ -153,6 +164,7 @@ impl Table {
         assert!(before.is_none_or(|(first, extent)| first + extent.units <= first_unit), "extents overlap");
         let behind = self.extents.range(first_unit..).next();
         assert!(behind.is_none_or(|(first, _)| first_unit + units <= *first), "extents overlap");
+        assert!(self.excluded.range(first_unit..first_unit + units).next().is_none(), "an excluded unit is used");
         self.extents.insert(first_unit, Extent { units, slot_bytes });
     }
 }

@@ -11,14 +11,16 @@ use forebay_core::key::BlockHash;
 use forebay_core::layout::Attention;
 use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
+use forebay_core::expect::ExpectationId;
 use forebay_core::recover::{Recovered, Recovery};
+use forebay_core::report::Audited;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
 use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
 
 use crate::event::{End, Event, Fault, Prompt, Setup};
 use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
-use crate::table::{Key, Table, Trust};
+use crate::table::{Key, Row, Table, Trust};
 
 const ENGINES: u8 = 3;
 
@@ -54,6 +56,7 @@ struct Engine {
     filling: Vec<Filling>,
     released: Vec<LeaseId>,
     committed: Vec<Committed>,
+    expected: Vec<ExpectationId>,
 }
 
 /// A lookup between two of its pieces.
@@ -74,6 +77,8 @@ pub struct World {
     table: Table,
     engines: Vec<Engine>,
     shorts: Vec<Option<NamespaceIndex>>,
+    /// Short names that no namespace has any more.
+    retired: Vec<(u8, NamespaceIndex)>,
     open: Vec<Open>,
     populated: BTreeSet<u32>,
 }
@@ -86,6 +91,7 @@ impl World {
             table: Table::new(UNIT_BYTES),
             engines: (0..ENGINES).map(|_| Engine::default()).collect(),
             shorts: vec![None; NAMESPACES as usize],
+            retired: Vec::new(),
             open: Vec::new(),
             populated: BTreeSet::new(),
             setup,
@@ -145,6 +151,14 @@ impl World {
                 }
             }
             Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
+            Event::Close { namespace } => self.close(namespace % NAMESPACES),
+            Event::Expect { engine, prompt } => self.expect(engine % ENGINES, prompt),
+            Event::Met { engine, which } => {
+                let expected = &self.engines[(engine % ENGINES) as usize].expected;
+                if let Some(at) = pick(expected, which) {
+                    self.core.met(Instance(engine % ENGINES), expected[at]);
+                }
+            }
             Event::Step => {
                 self.core.step();
             }
@@ -155,7 +169,9 @@ impl World {
                     row.is_corrupt = true;
                 }
             }
-            Event::Restart { loses_extent } => self.restart(loses_extent),
+            Event::Audit { from, records } => self.audit(from, records),
+            Event::Audited { which, is_whole } => self.audited(which, is_whole),
+            Event::Restart { loses } => self.restart(loses),
             Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
             Event::Gone { engine } => self.gone(engine % ENGINES),
         }
@@ -176,12 +192,15 @@ impl World {
         while !self.table.verifying.is_empty() {
             self.verified(0);
         }
+        while !self.table.audited.is_empty() {
+            self.audited(0, true);
+        }
         self.step_to_the_end();
         let held = self.core.held();
         assert_eq!(held, Default::default(), "all is released and all are gone");
         let held = self.table.rows.values().filter(|row| row.key.is_none() || row.is_fenced).count();
         assert_eq!(held, 0, "slots are in use that nobody holds");
-        if self.setup.reserve_permille == 1000 {
+        if self.setup.reserve_permille == 1000 && self.table.excluded.is_empty() {
             (0..self.setup.units).for_each(|unit| self.populate(unit));
             (0..NAMESPACES).for_each(|namespace| self.fill(namespace));
         }
@@ -225,24 +244,26 @@ impl World {
         state.must_resume = false;
         state.leases = vec![Leased { id: LeaseId(0), blocks: leases.clone() }];
         let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
-        let lies = if lies { self.lies(engine) } else { BTreeSet::new() };
-        filling.extend(&lies);
+        let mut expected = if lies { self.lies(engine) } else { BTreeSet::new() };
+        filling.extend(&expected);
+        // What lay in a unit that cannot be read is lost too.
+        let is_lost = |at: &At| self.table.is_excluded(at.0);
+        expected.extend(leases.iter().chain(&filling).copied().filter(is_lost));
         let (id, lost) = self.core.resume(Instance(engine), &leases, &filling);
-        assert_eq!(BTreeSet::from_iter(lost), lies, "what engine {engine} named and does not have");
-        assert_eq!(id == LeaseId(0), leases.is_empty());
+        assert_eq!(BTreeSet::from_iter(lost), expected, "what engine {engine} named and does not have");
         let state = &mut self.engines[engine as usize];
+        state.filling.retain(|filling| !is_lost(&filling.at));
         state.leases[0].id = id;
-        if leases.is_empty() {
-            state.leases.clear();
-        }
+        state.leases[0].blocks.retain(|at| !is_lost(at));
+        assert_eq!(id == LeaseId(0), state.leases[0].blocks.is_empty());
+        state.leases.retain(|lease| lease.id != LeaseId(0));
         self.settle();
     }
 
     /// Reservations that `engine` does not have: others', stale ones, and such that cannot be.
     fn lies(&self, engine: u8) -> BTreeSet<At> {
         let others = self.engines.iter().enumerate().filter(|(at, _)| *at != engine as usize);
-        let mut lies: BTreeSet<At> =
-            others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
+        let mut lies: BTreeSet<At> = others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
         lies.insert((SlotId(u32::MAX), Generation(1)));
         lies.insert((SlotId(1), Generation(self.table.last_generation + 1)));
         let stale = self.table.rows.iter().map(|(slot, row)| (*slot, Generation(row.generation.0 + 1_000_000)));
@@ -297,6 +318,7 @@ impl World {
             open.answer = Answer::default();
         }
         let before = (open.keys.len(), open.answer.slots.len(), self.core.stats().clone());
+        let pinned = self.core.held().pinned_bytes;
         let mut packed = Vec::new();
         for (chain, position) in blocks {
             let hash = hash(open.namespace, chain, position);
@@ -307,6 +329,15 @@ impl World {
         self.core.look(&mut open.lookup, group, &packed, hash_bytes(open.namespace), &mut open.answer);
         self.apply(open);
         self.check_answer(open, before);
+        self.check_share(pinned);
+    }
+
+    /// A look pins no more than the share of promises, or a single block.
+    fn check_share(&self, before: u64) {
+        let now = self.core.held().pinned_bytes;
+        let share = u64::from(self.setup.units) * UNIT_BYTES * u64::from(self.setup.promise_permille) / 1000;
+        let is_one_block = before == 0 && self.core.classes().iter().any(|class| class.slot_bytes == now);
+        assert!(now <= before.max(share) || is_one_block, "{now} bytes are pinned, the share is {share}");
     }
 
     fn check_answer(&self, open: &mut Open, (keys, found, stats): (usize, usize, Stats)) {
@@ -433,8 +464,7 @@ impl World {
         let namespace = prompt.namespace % NAMESPACES;
         let (_, states) = self.lookup(Some(engine), prompt, 7, End::Finish);
         for (nth, ((group, _), states)) in groups(namespace).into_iter().zip(states).enumerate() {
-            let missing: Vec<u8> =
-                (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
+            let missing: Vec<u8> = (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
             for positions in missing.chunks(at_once as usize) {
                 let first = self.engines[engine as usize].filling.len();
                 let count = self.reserve(engine, namespace, nth as u8, positions.len(), true);
@@ -443,7 +473,7 @@ impl World {
                 }
             }
         }
-        if at_once % 2 == 0 {
+        if at_once.is_multiple_of(2) {
             self.release(engine, u8::MAX);
         }
     }
@@ -460,10 +490,8 @@ impl World {
         let Some(at) = pick(&state.filling, which) else { return };
         let slot_bytes = state.filling[at].slot_bytes;
         // The namespace and group of this size, or any other where that is the fault.
-        let all = (0..NAMESPACES)
-            .flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
-        let fits =
-            |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
+        let all = (0..NAMESPACES).flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
+        let fits = |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
         let wants_fit = !matches!(fault, Fault::OtherGroup);
         let fitting: Vec<(u8, u16)> = all.filter(|target| fits(target) == wants_fit).collect();
         let (namespace, group) = fitting[chain as usize % fitting.len()];
@@ -471,7 +499,12 @@ impl World {
     }
 
     fn commit(&mut self, engine: u8, which: usize, namespace: u8, group: u16, chain: u8, position: u8, fault: Fault) {
-        let short = self.short(namespace);
+        let retired = self.retired.iter().rev().find(|(of, _)| *of == namespace);
+        let (short, fault) = match (fault, retired) {
+            (Fault::Retired, Some((_, short))) => (*short, Fault::Retired),
+            (Fault::Retired, None) => (self.short(namespace), Fault::None),
+            _ => (self.short(namespace), fault),
+        };
         let key_at = |position| {
             let hash = BlockHash::new(&hash(namespace, chain, position)).unwrap();
             Key { short, namespace, group, hash }
@@ -488,7 +521,7 @@ impl World {
         let is_orphan = predecessor.is_some_and(|key| self.table.resident(&key).is_none());
         let expected = match fault {
             Fault::WrongGeneration | Fault::Foreign => CommitOutcome::Lost,
-            Fault::Incomplete | Fault::OtherGroup => CommitOutcome::Incomplete,
+            Fault::Incomplete | Fault::OtherGroup | Fault::Retired => CommitOutcome::Incomplete,
             _ if self.table.resident(&key).is_some() => CommitOutcome::Duplicate,
             _ if is_full && is_orphan => CommitOutcome::Orphan,
             _ => CommitOutcome::Stored,
@@ -507,6 +540,10 @@ impl World {
             self.engines[engine as usize].committed.push(Committed { key, predecessor, at });
         }
         self.settle();
+        if outcome == CommitOutcome::Stored {
+            let holders = self.table.rows[&at.0].holders & !self.core.earlier();
+            assert_eq!(holders, 0, "{at:?} is written down as held, though its filler is done");
+        }
     }
 
     /// Repeated, a commit changes nothing; it is `Stored` exactly as long as its block is still there.
@@ -544,7 +581,7 @@ impl World {
         let Some(short) = self.shorts[namespace as usize] else {
             return assert!(self.core.purge(id).is_none(), "purged what was never opened");
         };
-        let is_its = |row: &&crate::table::Row| row.key.is_some_and(|key| key.short == short) && !row.is_fenced;
+        let is_its = |row: &&Row| row.key.is_some_and(|key| key.short == short) && !row.is_fenced;
         let (blocks, bytes) = {
             let rows = self.table.rows.values().filter(is_its);
             rows.fold((0, 0), |(blocks, bytes), row| (blocks + 1, bytes + row.slot_bytes))
@@ -552,6 +589,50 @@ impl World {
         let (purged, old, new) = self.core.purge(id).expect("the namespace is open");
         assert_eq!((purged.blocks, purged.bytes, old), (blocks, bytes, short));
         self.shorts[namespace as usize] = Some(new);
+        self.retired.push((namespace, short));
+        self.settle();
+    }
+
+    fn close(&mut self, namespace: u8) {
+        let short = self.shorts[namespace as usize];
+        let holds_blocks =
+            self.table.rows.values().any(|row| row.key.is_some_and(|key| Some(key.short) == short) && !row.is_fenced);
+        let is_closed = self.core.close_namespace(NamespaceId(namespace.into()));
+        assert_eq!(is_closed, short.is_some() && !holds_blocks, "closing namespace {namespace}");
+        if let (true, Some(short)) = (is_closed, short) {
+            self.shorts[namespace as usize] = None;
+            self.retired.push((namespace, short));
+        }
+    }
+
+    fn expect(&mut self, engine: u8, prompt: Prompt) {
+        if !self.is_serving(engine) {
+            return;
+        }
+        let namespace = prompt.namespace % NAMESPACES;
+        let short = self.short(namespace);
+        let hashes: Vec<u8> = (0..prompt.blocks).flat_map(|at| hash(namespace, prompt.chain, at)).collect();
+        let id = self.core.expect(Instance(engine), short, 0, &hashes, hash_bytes(namespace));
+        self.engines[engine as usize].expected.push(id);
+        self.settle();
+    }
+
+    fn audit(&mut self, from: u8, records: u8) {
+        let (piece, _) = self.core.audit_piece(from.into(), records.into());
+        for Audited { block, slot, key } in piece {
+            let row = self.table.row(slot);
+            assert_eq!(row.key.map(|row| (row.group, row.hash)), Some((key.group, key.hash)), "{slot:?} under audit");
+            assert_eq!(row.trust, Trust::Verified, "{slot:?} under audit");
+            self.table.audited.push((block, slot));
+        }
+        self.settle();
+    }
+
+    fn audited(&mut self, which: u8, is_whole: bool) {
+        let Some(at) = pick(&self.table.audited, which) else { return };
+        let (block, slot) = self.table.audited.remove(at);
+        self.table.row(slot).is_fenced |= !is_whole;
+        self.core.audited(block, is_whole);
         self.settle();
     }
 
@@ -566,9 +647,11 @@ impl World {
         self.settle();
     }
 
-    fn restart(&mut self, loses_extent: bool) {
+    fn restart(&mut self, loses: Option<u8>) {
         self.open.clear();
+        self.retired.clear();
         self.table.verifying.clear();
+        self.table.audited.clear();
         for engine in &mut self.engines {
             engine.must_resume = engine.is_alive;
             // Offsets that no worker knows died with the daemon, like all lease ids.
@@ -576,8 +659,11 @@ impl World {
             engine.released.extend(engine.leases.iter().map(|lease| lease.id));
             engine.committed.clear();
         }
-        if loses_extent {
-            self.lose_extent();
+        let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
+        let alive = alive.fold(0, |mask, engine| mask | Instance(engine).bit());
+        self.table.excluded.retain(|_, mask| *mask & alive != 0);
+        if let Some(which) = loses {
+            self.lose_extent(which, alive);
         }
         self.core = Core::new(config(&self.setup, self.table.last_generation + 1));
         for namespace in 0..NAMESPACES {
@@ -585,9 +671,8 @@ impl World {
                 self.short(namespace);
             }
         }
-        let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
-        let alive = alive.fold(0, |mask, engine| mask | Instance(engine).bit());
         self.core.set_earlier(alive);
+        self.table.excluded.keys().for_each(|unit| self.core.exclude(*unit));
         for (first, extent) in &self.table.extents {
             assert!(self.core.restore_extent(extent.slot_bytes, *first, extent.units), "{first}: {extent:?}");
         }
@@ -597,19 +682,19 @@ impl World {
         self.settle();
     }
 
-    /// One extent that nobody touches cannot be read any more.
-    fn lose_extent(&mut self) {
-        let touched = self.touched();
-        let is_lost = |first: u32, extent| {
-            !self.table.rows_of(first, extent).any(|(slot, row)| touched.contains(&(*slot, row.generation)))
-        };
-        let Some((first, extent)) = self.table.extents.iter().map(|(f, e)| (*f, *e)).find(|(f, e)| is_lost(*f, *e))
-        else {
-            return;
-        };
-        let slots: Vec<SlotId> = self.table.rows_of(first, extent).map(|(slot, _)| *slot).collect();
-        slots.iter().for_each(|slot| drop(self.table.rows.remove(slot)));
+    /// An extent cannot be read any more. If somebody may touch what lies there, its units are not used.
+    fn lose_extent(&mut self, which: u8, alive: u64) {
+        let extents: Vec<_> = self.table.extents.iter().map(|(first, extent)| (*first, *extent)).collect();
+        let Some(at) = pick(&extents, which) else { return };
+        let (first, extent) = extents[at];
+        let rows = self.table.rows_of(first, extent);
+        let (slots, holders): (Vec<SlotId>, Vec<u64>) = rows.map(|(slot, row)| (*slot, row.holders)).unzip();
+        self.table.rows.retain(|slot, _| !slots.contains(slot));
         self.table.extents.remove(&first);
+        let holders = holders.into_iter().fold(0, |all, holders| all | holders) & alive;
+        if holders != 0 {
+            self.table.excluded.extend((first..first + extent.units).map(|unit| (unit, holders)));
+        }
     }
 
     fn restore_rows(&mut self, alive: u64) {
@@ -617,12 +702,13 @@ impl World {
         if self.setup.seed % 2 == 1 {
             rows.reverse();
         }
-        let mut restored = BTreeMap::new();
+        let mut restored: BTreeMap<SlotId, Row> = BTreeMap::new();
         let touched = self.touched();
         for (slot, mut row) in rows {
-            row.key = row.key.map(|key| Key { short: self.shorts[key.namespace as usize].unwrap(), ..key });
+            let renamed = |key: Key| Some(Key { short: self.shorts[key.namespace as usize]?, ..key });
+            row.key = row.key.and_then(renamed);
             let is_held = row.holders & alive != 0;
-            let is_resident = |other: &crate::table::Row| other.key == row.key && !other.is_fenced;
+            let is_resident = |other: &Row| other.key == row.key && !other.is_fenced;
             let expected = match row.key {
                 Some(_) if !restored.values().any(is_resident) => Recovery::Block,
                 _ if is_held => Recovery::Fenced,
@@ -680,11 +766,17 @@ impl World {
         for (number, engine) in self.engines.iter().enumerate() {
             let bit = Instance(number as u8).bit();
             for (slot, generation) in engine.leases.iter().flat_map(|lease| &lease.blocks) {
+                if self.table.is_excluded(*slot) {
+                    continue;
+                }
                 let row = &self.table.rows[slot];
-                assert!(row.generation == *generation && row.key.is_some(), "engine {number} lost {slot:?}: {row:?}");
+                assert_eq!(row.generation, *generation, "engine {number} lost {slot:?}: {row:?}");
                 assert_ne!(row.holders & bit, 0, "{slot:?} is not written down as read by engine {number}");
             }
             for Filling { at: (slot, generation), maps, .. } in &engine.filling {
+                if self.table.is_excluded(*slot) {
+                    continue;
+                }
                 let row = &self.table.rows[slot];
                 assert!(row.generation == *generation && row.key.is_none(), "engine {number} lost {slot:?}: {row:?}");
                 assert!(!maps || row.holders & bit != 0, "{slot:?} is not written down as filled by engine {number}");
@@ -698,7 +790,9 @@ impl World {
         let leased = serving().flat_map(|engine| engine.leases.iter().flat_map(|lease| &lease.blocks));
         let promised = self.open.iter().flat_map(|open| &open.found);
         let verifying = self.table.verifying.iter().map(|(_, slot, _)| *slot);
-        let pinned: BTreeSet<SlotId> = leased.chain(promised).map(|(slot, _)| *slot).chain(verifying).collect();
+        let audited = self.table.audited.iter().map(|(_, slot)| *slot);
+        let promised = leased.chain(promised).map(|(slot, _)| *slot);
+        let pinned: BTreeSet<SlotId> = promised.chain(verifying).chain(audited).collect();
         let pinned_bytes: u64 = pinned.iter().map(|slot| self.table.rows[slot].slot_bytes).sum();
         let reserved_bytes: u64 = serving().flat_map(|engine| engine.filling.iter().map(|f| f.slot_bytes)).sum();
         let held = self.core.held();
@@ -746,6 +840,7 @@ fn config(setup: &Setup, first_generation: u32) -> Config {
         reserve_permille,
         // Few, so that keys forget each other.
         memory_entries: 64,
+        policy: forebay_core::policy::ALL[setup.policy].1,
         first_generation,
         ..Config::new(UNIT_BYTES, setup.units)
     }

@@ -101,6 +101,10 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
         copies.map(reply.pool_id, mapping)?;
     } else if held.as_ref() != Some(&reply.pool_id) {
         return Err(Error::new(ErrorKind::Io, "the daemon sent no files of a pool that is not mapped here"));
+    } else if copies.mapped_bytes() != Some(u64::from(reply.units) * reply.unit_bytes) {
+        // The lock goes with the old mapping, so files of the new size can only come at the next attempt.
+        copies.unmap()?;
+        return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew"));
     }
     Ok(stream)
 }

@@ -93,6 +93,20 @@ impl Copies {
         self.inner().pool.as_ref().map(|pool| pool.id.clone())
     }
 
+    /// Bytes of the pool that is mapped.
+    pub fn mapped_bytes(&self) -> Option<u64> {
+        self.inner().pool.as_ref().map(|pool| pool.mapping.len() as u64)
+    }
+
+    /// Lets go of the mapping, which goes with the last job on it.
+    pub fn unmap(&self) -> Result<()> {
+        let (engine, old) = {
+            let mut inner = self.inner();
+            (inner.engine.clone(), inner.pool.take())
+        };
+        engine.zip(old).map_or(Ok(()), |(engine, old)| engine.detach_pool(old.handle))
+    }
+
     /// Another mapping takes the place of the present one, which goes with the last job on it.
     pub fn map(&self, id: Vec<u8>, mapping: Mapping) -> Result<()> {
         let mapping = Arc::new(mapping);
