@@ -136,16 +136,22 @@ class Daemon:
             raise self.running.failure(f"{error}; last seen: {json.dumps(seen)}") from None
         return seen
 
-    def connector(self, socket: Path | None = None) -> dict[str, Any]:
-        """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
-        return connector(socket or self.socket)
+    def purge(self, tenant: str) -> int:
+        """Drops a tenant's blocks; how many there were."""
+        blocks: int = self._ask("purge", "--tenant", tenant)["purged_blocks"]
+        return blocks
 
-    def _ask(self, command: str) -> dict[str, Any]:
-        argv = [str(forebay_binary()), command, "--json"]
+    def connector(self, socket: Path | None = None, **options: str) -> dict[str, Any]:
+        """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
+        extra = {"socket": str(socket or self.socket)} | options
+        return {"kv_connector": "ForebayConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+    def _ask(self, *command: str) -> dict[str, Any]:
+        argv = [str(forebay_binary()), *command, "--json"]
         env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(self.socket.parent)}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
-            raise self.running.failure(f"failed `forebay {command}`: {done.stderr}{done.stdout}")
+            raise self.running.failure(f"failed `forebay {command[0]}`: {done.stderr}{done.stdout}")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
@@ -171,14 +177,6 @@ class Daemon:
                 print(f"the end of the daemon's log:\n{self.child.tail()}")
         _remove_pool(self.pool_directory)
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def connector(socket: Path) -> dict[str, Any]:
-    return {
-        "kv_connector": "ForebayConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"socket": str(socket)},
-    }
 
 
 def parse_metrics(text: str) -> dict[str, float]:

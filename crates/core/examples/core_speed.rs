@@ -151,7 +151,9 @@ impl Bench {
                 let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespace);
                 self.core.look(&mut lookup, 0, &hashes, hashes.len() / PROMPT, &mut answer);
                 assert_ne!(self.core.finish_lookup(lookup), LeaseId(0));
-                held.extend(answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))));
+                held.extend(
+                    answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))),
+                );
             }
             let mut filling = Vec::new();
             for _ in 0..4 {
@@ -261,7 +263,11 @@ impl Times {
         }
         for (name, other) in other.by_name {
             let series = self.by_name.get_mut(name).expect("all runs have the same events");
-            assert_eq!((series.keys, series.nanos.len()), (other.keys, other.nanos.len()), "{name} differs between runs");
+            assert_eq!(
+                (series.keys, series.nanos.len()),
+                (other.keys, other.nanos.len()),
+                "{name} differs between runs"
+            );
             series.max_seen = series.max_seen.max(other.max_seen);
             series.nanos.iter_mut().zip(other.nanos).for_each(|(best, time)| *best = time.min(*best));
         }
@@ -285,7 +291,10 @@ fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
         ("the same, scattered", &["scattered_commit", "scattered_reserve"]),
     ];
     for (op, names) in rates {
-        rows.push(format!(r#"{{"op":"{op}","policy":"{policy}","blocks":{blocks},"million_per_s":{:.2}}}"#, times.rate(names)));
+        rows.push(format!(
+            r#"{{"op":"{op}","policy":"{policy}","blocks":{blocks},"million_per_s":{:.2}}}"#,
+            times.rate(names)
+        ));
     }
     rows.extend(sizes.iter().map(|(name, bytes)| format!(r#"{{"op":"size","blocks":{blocks},"{name}":{bytes:.1}}}"#)));
     for (name, series) in &times.by_name {
@@ -339,7 +348,11 @@ fn machine() -> String {
         line.split(':').nth(1).unwrap_or("").trim().to_owned()
     };
     let cpus = read("/proc/cpuinfo").lines().filter(|line| line.starts_with("processor")).count();
-    format!("{}, {cpus} CPUs, memory {}", field(&read("/proc/cpuinfo"), "model name"), field(&read("/proc/meminfo"), "MemTotal"))
+    format!(
+        "{}, {cpus} CPUs, memory {}",
+        field(&read("/proc/cpuinfo"), "model name"),
+        field(&read("/proc/meminfo"), "MemTotal")
+    )
 }
 
 fn resident_bytes() -> u64 {

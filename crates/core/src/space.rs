@@ -111,7 +111,8 @@ impl Space {
         if let Some(at) = self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
             return Some(ClassId(at as u16));
         }
-        let is_possible = slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES) && slot_bytes <= self.max_slot_bytes();
+        let is_possible =
+            slot_bytes > 0 && slot_bytes.is_multiple_of(PAGE_BYTES) && slot_bytes <= self.max_slot_bytes();
         if !is_possible || self.classes.len() >= Space::MAX_CLASSES {
             return None;
         }

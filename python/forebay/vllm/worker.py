@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
@@ -25,6 +24,8 @@ from forebay.vllm.settings import bounded_engine_id
 from forebay.vllm.slots import PoolSlots
 
 if TYPE_CHECKING:
+    import torch
+
     from forebay.vllm.spec import ForebaySpec
 
 # A copy takes milliseconds; one that takes longer than this is worth a line in the log.

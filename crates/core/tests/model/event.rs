@@ -48,33 +48,108 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Populate(u8),
-    Start { engine: u8 },
+    Start {
+        engine: u8,
+    },
     /// All groups of a prompt at once, `piece` keys an event.
-    Lookup { engine: Option<u8>, prompt: Prompt, piece: u8, end: End },
-    Begin { engine: u8, prompt: Prompt },
-    Look { which: u8, group: u8, from: u8, blocks: u8 },
-    End { which: u8, end: End },
-    Release { engine: u8, which: u8 },
-    ReleaseAgain { engine: u8, which: u8 },
-    ReleaseForeign { engine: u8, which: u8 },
-    Reserve { engine: u8, namespace: u8, group: u8, count: u8, maps: bool },
-    Commit { engine: u8, which: u8, chain: u8, position: u8, fault: Fault },
-    Abort { engine: u8, which: u8, is_foreign: bool },
+    Lookup {
+        engine: Option<u8>,
+        prompt: Prompt,
+        piece: u8,
+        end: End,
+    },
+    Begin {
+        engine: u8,
+        prompt: Prompt,
+    },
+    Look {
+        which: u8,
+        group: u8,
+        from: u8,
+        blocks: u8,
+    },
+    End {
+        which: u8,
+        end: End,
+    },
+    Release {
+        engine: u8,
+        which: u8,
+    },
+    ReleaseAgain {
+        engine: u8,
+        which: u8,
+    },
+    ReleaseForeign {
+        engine: u8,
+        which: u8,
+    },
+    Reserve {
+        engine: u8,
+        namespace: u8,
+        group: u8,
+        count: u8,
+        maps: bool,
+    },
+    Commit {
+        engine: u8,
+        which: u8,
+        chain: u8,
+        position: u8,
+        fault: Fault,
+    },
+    Abort {
+        engine: u8,
+        which: u8,
+        is_foreign: bool,
+    },
     /// Lookup, reserve what is missing, commit it, release: what an engine does all day.
-    Store { engine: u8, prompt: Prompt, at_once: u8 },
-    Purge { namespace: u8 },
-    Close { namespace: u8 },
-    Expect { engine: u8, prompt: Prompt },
-    Met { engine: u8, which: u8 },
+    Store {
+        engine: u8,
+        prompt: Prompt,
+        at_once: u8,
+    },
+    Purge {
+        namespace: u8,
+    },
+    Close {
+        namespace: u8,
+    },
+    Expect {
+        engine: u8,
+        prompt: Prompt,
+    },
+    Met {
+        engine: u8,
+        which: u8,
+    },
     Step,
-    Verified { which: u8 },
-    Corrupt { which: u8 },
-    Audit { from: u8, records: u8 },
-    Audited { which: u8, is_whole: bool },
+    Verified {
+        which: u8,
+    },
+    Corrupt {
+        which: u8,
+    },
+    Audit {
+        from: u8,
+        records: u8,
+    },
+    Audited {
+        which: u8,
+        is_whole: bool,
+    },
     /// `loses` names an extent that cannot be read any more.
-    Restart { loses: Option<u8> },
-    Resume { engine: u8, keep: u32, lies: bool },
-    Gone { engine: u8 },
+    Restart {
+        loses: Option<u8>,
+    },
+    Resume {
+        engine: u8,
+        keep: u32,
+        lies: bool,
+    },
+    Gone {
+        engine: u8,
+    },
 }
 
 pub fn setup() -> impl Strategy<Value = Setup> {

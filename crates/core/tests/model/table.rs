@@ -91,7 +91,11 @@ impl Table {
             Effect::ExtentCleared { first_unit, units } => {
                 let extent = self.extents.remove(&first_unit).expect("a cleared extent was made");
                 assert_eq!(extent.units, units, "the extent at unit {first_unit} has another length");
-                assert_eq!(self.rows_of(first_unit, extent).count(), 0, "extent {first_unit} is cleared with rows in it");
+                assert_eq!(
+                    self.rows_of(first_unit, extent).count(),
+                    0,
+                    "extent {first_unit} is cleared with rows in it"
+                );
             }
             Effect::Verify { block, slot, generation } => {
                 let row = self.row(slot);
@@ -137,7 +141,10 @@ impl Table {
         let slot_bytes = extent.slot_bytes;
         assert!(within.is_multiple_of(slot_bytes) && within + slot_bytes <= end, "{slot:?} is no slot of its extent");
         if let Some((before, row)) = self.rows.range(..=slot).next_back() {
-            assert!(before.offset() + row.slot_bytes <= slot.offset(), "{slot:?} is handed out over {before:?}: {row:?}");
+            assert!(
+                before.offset() + row.slot_bytes <= slot.offset(),
+                "{slot:?} is handed out over {before:?}: {row:?}"
+            );
         }
         if let Some((behind, row)) = self.rows.range(slot..).next() {
             assert!(slot.offset() + slot_bytes <= behind.offset(), "{slot:?} is handed out over {behind:?}: {row:?}");

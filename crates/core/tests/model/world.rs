@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_core::block::NamespaceIndex;
+use forebay_core::expect::ExpectationId;
 use forebay_core::key::BlockHash;
 use forebay_core::layout::Attention;
 use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
-use forebay_core::expect::ExpectationId;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::report::Audited;
 use forebay_core::stats::Stats;
@@ -263,7 +263,8 @@ impl World {
     /// Reservations that `engine` does not have: others', stale ones, and such that cannot be.
     fn lies(&self, engine: u8) -> BTreeSet<At> {
         let others = self.engines.iter().enumerate().filter(|(at, _)| *at != engine as usize);
-        let mut lies: BTreeSet<At> = others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
+        let mut lies: BTreeSet<At> =
+            others.flat_map(|(_, other)| other.filling.iter().map(|filling| filling.at)).collect();
         lies.insert((SlotId(u32::MAX), Generation(1)));
         lies.insert((SlotId(1), Generation(self.table.last_generation + 1)));
         let stale = self.table.rows.iter().map(|(slot, row)| (*slot, Generation(row.generation.0 + 1_000_000)));
@@ -464,7 +465,8 @@ impl World {
         let namespace = prompt.namespace % NAMESPACES;
         let (_, states) = self.lookup(Some(engine), prompt, 7, End::Finish);
         for (nth, ((group, _), states)) in groups(namespace).into_iter().zip(states).enumerate() {
-            let missing: Vec<u8> = (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
+            let missing: Vec<u8> =
+                (0..prompt.blocks).filter(|at| states.get(*at as usize) != Some(&STATE_READY)).collect();
             for positions in missing.chunks(at_once as usize) {
                 let first = self.engines[engine as usize].filling.len();
                 let count = self.reserve(engine, namespace, nth as u8, positions.len(), true);
@@ -490,8 +492,10 @@ impl World {
         let Some(at) = pick(&state.filling, which) else { return };
         let slot_bytes = state.filling[at].slot_bytes;
         // The namespace and group of this size, or any other where that is the fault.
-        let all = (0..NAMESPACES).flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
-        let fits = |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
+        let all = (0..NAMESPACES)
+            .flat_map(|namespace| groups(namespace).into_iter().map(move |(group, _)| (namespace, group)));
+        let fits =
+            |(namespace, group): &(u8, u16)| layout(*namespace).group(*group).unwrap().slot_bytes() == slot_bytes;
         let wants_fit = !matches!(fault, Fault::OtherGroup);
         let fitting: Vec<(u8, u16)> = all.filter(|target| fits(target) == wants_fit).collect();
         let (namespace, group) = fitting[chain as usize % fitting.len()];
