@@ -212,20 +212,20 @@ class _PagesAtFinish:
         self._collected = collected
 
     def __enter__(self) -> None:
-        scheduler = self._served.scheduler
-        self._free = scheduler._free_request
+        self._scheduler: Any = self._served.scheduler
+        self._free = self._scheduler._free_request
 
         def free(request: Any, *args: Any, **kwargs: Any) -> Any:
             self._take(request)
             return self._free(request, *args, **kwargs)
 
-        scheduler._free_request = free
+        self._scheduler._free_request = free
 
     def __exit__(self, *_: object) -> None:
-        self._served.scheduler._free_request = self._free
+        self._scheduler._free_request = self._free
 
     def _take(self, request: Any) -> None:
-        blocks = self._served.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
         by_rank = self._served.probe("probe_page_digests", [list(group) for group in blocks])
         self._collected[request.request_id] = [list(_join_ranks(group)) for group in zip(*by_rank, strict=True)]
 

@@ -45,7 +45,8 @@ class WorkerProbe:
             return
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        worker: Any = get_kv_transfer_group().connector_worker.worker
+        group: Any = get_kv_transfer_group()
+        worker = group.connector_worker.worker
         method = f"submit_{call}"
         # On the class lies what a trap of before replaced on the instance.
         original = getattr(type(worker), method).__get__(worker)

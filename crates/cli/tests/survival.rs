@@ -84,7 +84,7 @@ fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
     let leased: Vec<u32> = lease.groups[0].slots.clone();
     // Turn the whole pool over, twice.
     let mut seed = 1_000;
-    for _ in 0..(2 * 32 << 20) / 20_480 / 64 {
+    for _ in 0..(64 << 20) / 20_480 / 64 {
         let slots = other.reserve(namespace, 64);
         assert!(!slots.is_empty(), "the rest of the pool is usable");
         for held in &slots {

@@ -260,16 +260,23 @@ impl Core {
         let Block { state, pins, .. } = self.blocks[block];
         // At least one block can always be pinned, or a small pool could never serve a large one.
         let is_over = pins == 0 && self.pinned_bytes > 0 && self.pinned_bytes + place.slot_bytes > place.limit;
-        if state == State::Unverified && !is_over {
-            self.blocks[block].state = State::Verifying;
-            self.pin(block, None);
-            let Block { slot, generation, .. } = self.blocks[block];
-            self.effects.push(Effect::Verify { block, slot, generation });
+        match state {
+            // Not "not yet": nobody would wait for it in vain.
+            State::Unverified if is_over => Some(MissReason::OverLimit),
+            State::Unverified => {
+                self.verify(block);
+                Some(MissReason::NotYet)
+            }
+            State::Ready if place.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
+            _ => Some(MissReason::NotYet),
         }
-        if state != State::Ready || place.gap.is_some() {
-            return Some(MissReason::NotYet);
-        }
-        (wants_lease && is_over).then_some(MissReason::OverLimit)
+    }
+
+    fn verify(&mut self, block: BlockId) {
+        self.blocks[block].state = State::Verifying;
+        self.pin(block, None);
+        let Block { slot, generation, .. } = self.blocks[block];
+        self.effects.push(Effect::Verify { block, slot, generation });
     }
 
     /// Why a key has no block.
@@ -310,5 +317,55 @@ impl Answer {
         self.push(position, STATE_READY);
         self.slots.push(block.slot.0);
         self.generations.push(block.generation.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Config;
+    use crate::key::{BlockHash, NamespaceId, SlotId};
+    use crate::layout::{GroupLayout, Layout};
+
+    fn hash(low: u8, high: u8) -> [u8; 32] {
+        std::array::from_fn(|at| if at < 16 { low } else { high })
+    }
+
+    /// Fingerprints of keys do collide, once in 2^44 pairs; here they are made to.
+    #[test]
+    fn a_key_that_collides_with_another_finds_no_block_of_the_other() {
+        let group = GroupLayout {
+            attention: Attention::Windowed,
+            tokens_per_block: 16,
+            rank_bytes: vec![4096],
+            is_replicated: false,
+        };
+        let mut core = Core::new(Config::new(4096, 64));
+        (0..64).for_each(|unit| core.populate(unit));
+        let layout = Layout::new(vec![(0, group.clone()), (1, group)]).unwrap();
+        let ns = core.open_namespace(NamespaceId(1), &layout).unwrap();
+        let other_ns = core.open_namespace(NamespaceId(2), &layout).unwrap();
+        let mut slots: Vec<(SlotId, Generation)> = Vec::new();
+        core.reserve(Instance(0), ns, 0, 1, true, &mut slots);
+        core.commit(Instance(0), ns, 0, BlockHash::new(&hash(1, 2)).unwrap(), None, slots[0], true);
+        let block = core.space.block_at(slots[0].0).unwrap();
+        let short = &hash(1, 2)[..31];
+        let others = [
+            (ns, 0, &hash(1, 3)[..]),
+            (ns, 0, &hash(3, 2)),
+            (ns, 0, short),
+            (ns, 1, &hash(1, 2)),
+            (other_ns, 0, &hash(1, 2)),
+        ];
+        for (ns, group, hash) in others {
+            let key = core.fingerprint(ns, group, hash);
+            core.index.insert(key, block);
+            let (mut answer, mut lookup) = (Answer::default(), core.begin_lookup(Some(Instance(0)), ns));
+            core.look(&mut lookup, group, hash, hash.len(), &mut answer);
+            assert_eq!(core.finish_lookup(lookup), LeaseId(0), "{hash:?} of group {group} in {ns:?}");
+            assert_eq!(answer, Answer::default());
+            core.index.remove(key, block);
+        }
+        assert!(core.find(ns, 0, &BlockHash::new(&hash(1, 2)).unwrap()).is_some());
     }
 }

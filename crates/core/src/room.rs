@@ -45,9 +45,8 @@ impl Core {
     /// Frees up to `want` slots of `class`. False if everything looked at is held, or if it would take more than
     /// `budget` evictions.
     pub(crate) fn make_room(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
-        if self.stats.evicted >= self.next_comparison {
+        if self.stats.evicted >= self.next_comparison && !self.consider_drain(class, self.coldness(class)) {
             self.next_comparison = self.stats.evicted + COMPARE_EVERY;
-            self.consider_drain(class, self.coldness(class));
         }
         let mut is_stuck = false;
         while *budget > 0 && !self.space.has_free(class) {
@@ -143,23 +142,20 @@ impl Core {
     }
 
     /// Starts to drain a run of the class with the coldest block, if that is much colder than `own`, the age of
-    /// `class`'s coldest, or if there is no such.
-    fn consider_drain(&mut self, class: ClassId, own: Option<u64>) {
+    /// `class`'s coldest, or if there is no such. False if nothing is to be had.
+    fn consider_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
         if self.drains.len() >= MAX_DRAINS || self.drains.iter().any(|drain| !drain.is_waiting) {
-            return;
+            return false;
         }
         let others = self.space.classes().map(|(other, _)| other).filter(|other| *other != class);
         let donor = others.filter_map(|other| Some((self.spareness(other)?, other))).max_by_key(|(age, _)| *age);
-        let Some((age, donor)) = donor else { return };
-        if own.is_some_and(|own| age <= MUCH_COLDER * own) {
-            return;
-        }
-        if let Some(run) = self.coldest_run(donor, class) {
-            let (unit, slot, is_waiting) = (run.first_unit, 0, false);
-            self.drains.insert(0, Drain { run, heir: class, unit, slot, is_waiting });
-            let empty = self.space.drain(run);
-            empty.into_iter().for_each(|extent| self.give_back(extent));
-        }
+        let is_worth_it = |age: u64| own.is_none_or(|own| age > MUCH_COLDER * own);
+        let donor = donor.filter(|(age, _)| is_worth_it(*age));
+        let Some(run) = donor.and_then(|(_, donor)| self.coldest_run(donor, class)) else { return false };
+        self.drains.insert(0, Drain { run, heir: class, unit: run.first_unit, slot: 0, is_waiting: false });
+        let empty = self.space.drain(run);
+        empty.into_iter().for_each(|extent| self.give_back(extent));
+        true
     }
 
     /// Inserts and touches since the coldest block of `class` was last used. `None` if there is nothing to evict.

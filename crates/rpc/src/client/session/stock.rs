@@ -1,7 +1,7 @@
 //! Slots reserved ahead, and slots in the engine's hands.
 //!
 //! Holds true: a slot is in the stock, in the engine's hands, or in the outbox, never in two of them. The stock
-//! of a group is refilled when it falls below half, with a pause after the daemon gave less than asked; an idle
+//! of a group is refilled when it is not full, with a pause after the daemon gave less than asked; an idle
 //! engine's stock shrinks to a few slots, so that it does not keep memory from others.
 //!
 //! Slots of a pool that is gone stay *void* until the engine is done with them: another pool may hand out the
@@ -15,7 +15,9 @@ use crate::proto::Held;
 
 /// Pauses after the daemon gave less than asked: a full pool drains as fast as engines finish loads.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Slots asked for in one call: what the daemon gives in one event.
+const RESERVE_AT_ONCE: usize = 64;
 
 /// See the module's head.
 pub(super) struct Reservations {
@@ -113,7 +115,7 @@ impl Reservations {
         let is_usable = |slot: &Held| !void.contains(slot) && !taken.contains_key(slot);
         let (usable, unusable): (Vec<_>, Vec<_>) = slots.into_iter().partition(is_usable);
         let Some(stock) = self.stocks.get_mut(&group) else { return [usable, unusable].concat() };
-        stock.rest(usable.len() >= asked, now);
+        stock.rest(usable.len(), asked, now);
         stock.free.extend(usable);
         unusable
     }
@@ -121,7 +123,7 @@ impl Reservations {
     /// The daemon could not be asked.
     pub fn not_stocked(&mut self, group: u32, now: Instant) {
         if let Some(stock) = self.stocks.get_mut(&group) {
-            stock.rest(false, now);
+            stock.rest(0, 1, now);
         }
     }
 
@@ -133,10 +135,10 @@ impl Reservations {
         let mut wake = None;
         for (group, stock) in &mut self.stocks {
             surplus.extend(stock.free.drain(..stock.free.len().saturating_sub(target)));
-            if stock.free.len() * 2 < target {
+            if stock.free.len() < target {
                 match stock.paused_until.filter(|until| *until > now) {
                     None => {
-                        let count = target - stock.free.len();
+                        let count = (target - stock.free.len()).min(RESERVE_AT_ONCE);
                         return (Refill::Reserve { group: *group, count }, surplus);
                     }
                     Some(until) => wake = earliest(wake, until),
@@ -168,13 +170,14 @@ impl Reservations {
 }
 
 impl Stock {
-    fn rest(&mut self, was_enough: bool, now: Instant) {
-        if was_enough {
-            (self.pause, self.paused_until) = (Duration::ZERO, None);
-        } else {
-            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            self.paused_until = Some(now + self.pause);
-        }
+    /// Pauses grow while the daemon gives nothing at all: the engine's share, or the pool, is used up.
+    fn rest(&mut self, given: usize, asked: usize, now: Instant) {
+        self.pause = match given {
+            given if given >= asked => Duration::ZERO,
+            0 => (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            _ => FIRST_PAUSE,
+        };
+        self.paused_until = (self.pause > Duration::ZERO).then(|| now + self.pause);
     }
 }
 
@@ -198,17 +201,26 @@ mod tests {
     }
 
     #[test]
-    fn the_stock_is_refilled_when_below_half() {
+    fn the_stock_is_refilled_when_it_is_not_full() {
         let now = Instant::now();
         let mut reservations = with_stock(0..8, now);
-        reservations.take(0, 4, 0, 1);
         assert!(matches!(reservations.refill(now).0, Refill::Wait(_)));
-        assert_eq!(reservations.take(0, 1, 0, 1), held(4..5));
-        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 5 });
+        assert_eq!(reservations.take(0, 1, 0, 1), held(0..1));
+        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 1 });
     }
 
     #[test]
-    fn a_daemon_that_gives_less_is_asked_again_after_pauses_up_to_a_second() {
+    fn a_large_stock_is_filled_in_pieces() {
+        let now = Instant::now();
+        let mut reservations = Reservations::new(100, now);
+        reservations.set_groups([0]);
+        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 64 });
+        reservations.stocked(0, held(0..64), 64, now);
+        assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 36 });
+    }
+
+    #[test]
+    fn a_daemon_that_gives_less_is_asked_again_after_growing_pauses() {
         let mut now = Instant::now();
         let mut reservations = with_stock(0..0, now);
         let mut pauses = Vec::new();
@@ -220,7 +232,7 @@ mod tests {
             pauses.push((until - now).as_millis());
             now = until;
         }
-        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 250, 250, 250, 250, 250]);
         reservations.stocked(0, held(0..8), 8, now);
         reservations.used(now);
         reservations.take(0, 8, 0, 1);
