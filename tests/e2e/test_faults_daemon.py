@@ -18,7 +18,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Answer, Duration, Engine, EngineConfig
-from rig.scenario import ask, ask_anew, external_hits, forget, store, wait_for_hits
+from rig.scenario import ask, ask_anew, external_hits, forget, join, store, wait_for_hits
 from rig.workload import Wave, Workload
 
 CONFIG = EngineConfig(models.LLAMA)
@@ -73,7 +73,7 @@ def test_an_engine_without_a_daemon_answers(bench: Bench) -> None:
 
 def test_an_engine_finds_a_daemon_that_came_later(bench: Bench) -> None:
     bench.daemon.start()
-    bench.daemon.wait_for("the engine attached", lambda seen: any(s["attached_ranks"] == 1 for s in seen["sessions"]))
+    join(bench.daemon, bench.engine)
     store(bench.engine, bench.base, [bench.known()])
     bench.wait_for_hits()
 

@@ -14,7 +14,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Engine, EngineConfig
-from rig.scenario import ask, ask_anew, store
+from rig.scenario import ask, ask_anew, join, store
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA)
@@ -29,7 +29,9 @@ class Bench:
     start_engine: Callable[..., Engine]
 
     def engine(self, name: str) -> Engine:
-        return self.start_engine(CONFIG, self.daemon.connector(), name)
+        engine = self.start_engine(CONFIG, self.daemon.connector(), name)
+        join(self.daemon, engine)
+        return engine
 
     def killed_mid_store(self, name: str, prefix: int, when: str) -> Engine:
         """An engine that stands stopped in a store of this prefix."""

@@ -9,7 +9,8 @@ from rig import models
 from rig.baseline import baseline
 from rig.daemon import Daemon
 from rig.engine import Duration, Engine, EngineConfig
-from rig.scenario import ask_anew, store, wait_for_hits
+from rig.process import wait_until
+from rig.scenario import ask_anew, join, store, wait_for_hits
 from rig.workload import Workload, settle
 
 CONFIG = EngineConfig(models.LLAMA)
@@ -30,15 +31,19 @@ def test_a_short_pool_changes_no_token_and_stops_nobody(
     capacity_bytes, unit_bytes = POOLS[pool]
     daemon = start_daemon(capacity_bytes=capacity_bytes, unit_bytes=unit_bytes)
     with start_engine(CONFIG, daemon.connector(), pool) as engine:
-        for _ in range(3):
+        join(daemon, engine)
+
+        def is_turning_over() -> bool:
             ask_anew(engine, base, [base.workload.together()])
+            return daemon.metrics()["forebay_evicted_blocks_total"] > 0
+
+        wait_until("the pool is full and evicts", is_turning_over, 60)
         settle(engine)
         seen = daemon.inspect()
         ready_bytes = sum(c["ready"] * c["slot_bytes"] for c in seen["classes"])
         assert ready_bytes > capacity_bytes // 2, (
             f"only {ready_bytes} of {capacity_bytes} bytes are used: the pool is not full"
         )
-        assert daemon.metrics()["forebay_evicted_blocks_total"] > 0
         assert all(s["leased_blocks"] == 0 for s in seen["sessions"])
         # What was asked last is still there: progress, not thrashing.
         last = base.workload.about(0)

@@ -18,7 +18,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Engine, EngineConfig
-from rig.scenario import ask_anew, external_hits, forget, store, wait_for_hits
+from rig.scenario import ask_anew, external_hits, forget, join, store, wait_for_hits
 from rig.workload import Wave, Workload
 
 # Short steps: an engine keeps as many slots at hand as one step can fill, and these two share a small pool.
@@ -63,8 +63,9 @@ class Bench:
 def bench(start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]) -> Bench:
     base = baseline(CONFIG, WORKLOAD)
     daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20)
-    paused = start_engine(CONFIG, daemon.connector(), "paused")
-    return Bench(base, daemon, paused, start_engine(CONFIG, daemon.connector(), "other"))
+    paused, other = (start_engine(CONFIG, daemon.connector(), name) for name in ("paused", "other"))
+    join(daemon, paused, other)
+    return Bench(base, daemon, paused, other)
 
 
 # What the worker was doing, where it was stopped, whether the daemon is killed meanwhile, and what about: each case

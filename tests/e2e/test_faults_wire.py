@@ -9,7 +9,7 @@ from rig.baseline import baseline
 from rig.daemon import Daemon
 from rig.engine import Duration, Engine, EngineConfig
 from rig.proxy import Wire
-from rig.scenario import ask_anew, external_hits, forget, store, wait_for_hits
+from rig.scenario import ask_anew, external_hits, forget, join, store, wait_for_hits
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA)
@@ -24,6 +24,7 @@ def test_a_connection_cut_in_the_middle_of_a_load_costs_no_token(
     daemon = start_daemon()
     with Wire(daemon.socket) as wire:
         engine = start_engine(CONFIG, daemon.connector(wire.socket), "cut-off")
+        join(daemon, engine)
         store(engine, base, [known])
         wait_for_hits(engine, base, known)
         forget(engine)

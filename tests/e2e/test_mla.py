@@ -14,6 +14,7 @@ import pytest
 from rig import compare, models
 from rig.daemon import Daemon
 from rig.engine import Answer, Engine, EngineConfig
+from rig.scenario import join
 from rig.workload import Workload, settle
 
 # The head size of 576 forces blocks of 16 tokens.
@@ -32,8 +33,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory, start_daemon: Callable[..., 
     daemon = start_daemon()
     run_dir = tmp_path_factory.mktemp("mla")
     with Engine(CONFIG, run_dir, connector=daemon.connector(), name="cold") as engine:
+        join(daemon, engine)
         computed = _each_alone(engine)
     with Engine(CONFIG, run_dir, connector=daemon.connector(), name="warm") as engine:
+        join(daemon, engine)
         loaded = _each_alone(engine)
     yield Pages(computed, loaded)
 

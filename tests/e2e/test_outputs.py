@@ -17,7 +17,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Answer, Duration, Engine, EngineConfig
-from rig.scenario import ask_anew, external_hits, forget, wait_for_hits
+from rig.scenario import ask_anew, external_hits, forget, join, wait_for_hits
 from rig.workload import Workload, run, settle
 
 CASES = {
@@ -50,12 +50,14 @@ def course(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         daemon = stack.enter_context(Daemon()).start()
         run_dir = tmp_path_factory.mktemp("course")
         with _engine(config, daemon, run_dir, "cold") as engine:
+            join(daemon, engine)
             cold = run(engine, base.waves())
             settle(engine)
             forget(engine)
             cold_again = run(engine, [base.workload.together()])
             settle(engine)
         warm_engine = stack.enter_context(_engine(config, daemon, run_dir, "warm"))
+        join(daemon, warm_engine)
         warm = run(warm_engine, base.waves())
         yield Course(config, base, daemon, warm_engine, cold, cold_again, warm, external_hits(warm_engine))
 

@@ -9,7 +9,7 @@ from rig import compare, models
 from rig.baseline import baseline
 from rig.daemon import Daemon
 from rig.engine import Duration, Engine, EngineConfig
-from rig.scenario import PREEMPTIONS, ask, external_hits, store
+from rig.scenario import PREEMPTIONS, ask, external_hits, join, store
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA, blocks=48, max_model_len=1024)
@@ -22,9 +22,11 @@ def test_preempted_requests_get_the_same_tokens(
     base = baseline(CONFIG, WORKLOAD)
     daemon = start_daemon()
     with Engine(CONFIG, tmp_path, connector=daemon.connector(), name="cold") as engine:
+        join(daemon, engine)
         store(engine, base, [base.workload.together()])
         compare.enough_preemptions(engine.metrics()[PREEMPTIONS], 3)
     with Engine(CONFIG, tmp_path, connector=daemon.connector(), name="warm") as engine:
+        join(daemon, engine)
         answers = ask(engine, base, [base.workload.together()])
         compare.enough_preemptions(engine.metrics()[PREEMPTIONS], 3)
         compare.enough_hits(answers, CONFIG.block_size, share=0.8)

@@ -7,18 +7,21 @@ from pathlib import Path
 
 from rig import models
 from rig.daemon import Daemon
-from rig.engine import EngineConfig
+from rig.engine import EngineConfig, Request
 from rig.server import Completion, Server
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA, block_size=128, max_model_len=8192, max_batched_tokens=8192)
 WORKLOAD = Workload(seed=3, prefixes=2, tails=2, prefix_tokens=2100)
+SHORT = Request("short", tuple(range(100, 108)), max_tokens=4)
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 
 
 def test_a_restarted_server_serves_from_the_pool(tmp_path: Path, start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     with Server(CONFIG, tmp_path, daemon.connector(), "before").ready() as server:
+        server.complete(SHORT)  # the first request opens the namespace
+        daemon.wait_for("slots are at hand", lambda seen: any(s["reserved_blocks"] for s in seen["sessions"]))
         before = _complete_all(server)
         assert server.stop() == 0
     with Server(CONFIG, tmp_path, daemon.connector(), "after").ready() as server:

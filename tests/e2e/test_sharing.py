@@ -10,7 +10,7 @@ from rig import compare, models
 from rig.baseline import Baseline, baseline
 from rig.daemon import Daemon
 from rig.engine import Engine, EngineConfig
-from rig.scenario import ask, ask_anew, forget, store
+from rig.scenario import ask, ask_anew, forget, join, store
 from rig.workload import Workload
 
 CONFIG = EngineConfig(models.LLAMA)
@@ -30,6 +30,7 @@ def fleet(start_daemon: Callable[..., Daemon], start_engine: Callable[..., Engin
     base = baseline(CONFIG, Workload())
     daemon = start_daemon()
     first, second = (start_engine(CONFIG, daemon.connector(), name) for name in ("first", "second"))
+    join(daemon, first, second)
     store(first, base, base.waves())
     return Fleet(base, first, second, daemon)
 
@@ -54,6 +55,7 @@ def test_two_engines_load_the_same_blocks_at_the_same_time(fleet: Fleet) -> None
 def test_another_model_of_the_same_shape_gets_none_of_it(fleet: Fleet, start_engine: Callable[..., Engine]) -> None:
     base = baseline(OTHER, Workload())
     with start_engine(OTHER, fleet.daemon.connector(), "other-model") as other:
+        join(fleet.daemon, other)
         lone = store(other, base, base.workload.alone())
         assert sum(answer.hit_tokens for answer in lone) == 0
         again = ask_anew(other, base, base.workload.alone())

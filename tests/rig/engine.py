@@ -130,7 +130,9 @@ class Engine:
         """Waits until the engine can take requests."""
         if not self._is_ready:
             seconds = START_SECONDS - (time.monotonic() - self.started_at)
-            self.pids: list[int] = self._reply(0, seconds)["pids"]
+            greeting = self._reply(0, seconds)
+            self.pids: list[int] = greeting["pids"]  # of the workers, by rank
+            self.id: str = greeting["id"]  # what the daemon knows it by
             self._is_ready = True
         return self
 

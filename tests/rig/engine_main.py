@@ -13,12 +13,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TextIO, cast
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.outputs import RequestOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.metrics.reader import Counter, Gauge
 
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[2])
     with os.fdopen(reply_fd, "w", buffering=1) as replies:
         served = Served(arguments)
-        answer(replies, 0, {"pids": served.probe("probe_pid")})
+        answer(replies, 0, {"pids": served.probe("probe_pid"), "id": served.engine_id})
         for line in sys.stdin:
             command = json.loads(line)
             number = command.pop("number")
@@ -58,14 +58,16 @@ class Served:
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
         arguments["worker_extension_cls"] = "rig.worker_probe.WorkerProbe"
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        transfer_config = self.engine.vllm_config.kv_transfer_config
+        self.engine_id = transfer_config.engine_id if transfer_config else None
         core = cast(InprocClient, self.engine.engine_core).engine_core
-        self.scheduler = cast(Scheduler, core.scheduler)
+        self.scheduler: Any = core.scheduler
         self.stopwatch = Stopwatch()
         self._watch()
 
     def generate(self, requests: list[dict[str, Any]], gaps: bool, pages: bool) -> dict[str, Any]:
         collected: dict[str, list[list[str | None]]] = {}
-        with _PagesAtFinish(self, collected) if pages else _Nothing():
+        with _PagesAtFinish(self, collected) if pages else nullcontext():
             outputs = self._run(requests, gaps)
         return {"answers": [_answer(outputs[r["id"]], gaps, collected) for r in requests]}
 
@@ -212,7 +214,7 @@ class _PagesAtFinish:
         self._collected = collected
 
     def __enter__(self) -> None:
-        self._scheduler: Any = self._served.scheduler
+        self._scheduler = self._served.scheduler
         self._free = self._scheduler._free_request
 
         def free(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,15 +237,9 @@ def _join_ranks(by_rank: tuple[list[str | None], ...]) -> Iterator[str | None]:
         yield None if digests[0] is None else "+".join(cast(tuple[str, ...], digests))
 
 
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def _answer(output: RequestOutput, gaps: bool, pages: dict[str, list[list[str | None]]]) -> dict[str, Any]:
     completion = output.outputs[0]
-    collected = [digests for name, digests in pages.items() if name.startswith(output.request_id)]
+    collected = [digests for name, digests in pages.items() if name.startswith(f"{output.request_id}-")]
     return {
         "id": output.request_id,
         "tokens": list(completion.token_ids),

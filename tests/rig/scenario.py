@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rig import compare
 from rig.baseline import Baseline
+from rig.daemon import Daemon
 from rig.engine import Answer, Engine
 from rig.process import wait_until
 from rig.workload import Wave, run, settle
@@ -16,6 +18,27 @@ PREEMPTIONS = "vllm:num_preemptions"
 def external_hits(engine: Engine) -> float:
     """Prompt tokens that came from the pool since the engine's start. Requests of one wave also hit each other's."""
     return engine.metrics()["vllm:external_prefix_cache_hits"]
+
+
+def join(daemon: Daemon, *engines: Engine) -> None:
+    """Waits until the daemon serves these engines: ranks attached, namespace open, slots at hand.
+
+    What comes earlier is answered as well, but need not be stored.
+    """
+
+    def sessions(seen: dict[str, Any]) -> list[dict[str, Any]]:
+        by_id = {session["engine_id"]: session for session in seen["sessions"] if session["is_connected"]}
+        return [by_id[engine.id] for engine in engines if engine.id in by_id]
+
+    def all_have(seen: dict[str, Any], has: Callable[[dict[str, Any]], bool]) -> bool:
+        return sum(has(session) for session in sessions(seen)) == len(engines)
+
+    for engine in engines:
+        engine.ready()
+    daemon.wait_for("all ranks attach", lambda seen: all_have(seen, lambda s: s["attached_ranks"] == s["ranks"]))
+    for engine in engines:
+        settle(engine)  # the first request opens the namespace
+    daemon.wait_for("slots are at hand", lambda seen: all_have(seen, lambda s: s["reserved_blocks"] > 0))
 
 
 def ask(engine: Engine, base: Baseline, waves: Sequence[Wave]) -> list[Answer]:
