@@ -22,6 +22,8 @@ use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, Slot
 const SLOT_BYTES: u64 = 16 << 10;
 const UNIT_BYTES: u64 = 256 << 20;
 const PROMPT: usize = 1024;
+/// Where reservations begin in a prompt.
+const PIECES: [usize; 4] = [0, 256, 512, 768];
 const ENGINE: Instance = Instance(0);
 const LOOKUPS: usize = 8192;
 /// Blocks stored at a full pool, as a share of all: each evicts one.
@@ -48,6 +50,9 @@ fn main() {
         bench.look_up(false);
         bench.look_up(true);
         bench.turn_over();
+        if run == 0 {
+            sizes.push(("ghost_bytes_per_block", bench.core.ghost_bytes() as f64 / blocks as f64));
+        }
         bench.come_and_go();
         bench.change_sizes();
         bench.purge();
@@ -119,25 +124,29 @@ impl Bench {
         }
     }
 
-    /// A full pool: each reservation evicts. First prompt by prompt, as engines store, then the worst case:
-    /// position by position across prompts, so that no block is near its parent.
+    /// A full pool: each reservation evicts. Prompt by prompt, as engines store: first while the policy's ghosts
+    /// get their memory from the system, then as it goes on for ever. Then the worst case, position by position
+    /// across prompts, so that no block is near its parent.
     fn turn_over(&mut self) {
         let before = self.core.stats().evicted;
-        let (first, count) = (self.prompts, self.prompts / TURNOVER);
-        for prompt in first..first + count {
-            for start in (0..PROMPT).step_by(Core::MAX_RESERVE_PER_EVENT) {
+        let count = self.prompts / TURNOVER;
+        for (nth, names) in
+            [["first_reserve", "first_commit"], ["cycle_reserve", "cycle_commit"]].into_iter().enumerate()
+        {
+            let first = self.prompts + nth * count;
+            for (prompt, start) in (first..first + count).flat_map(|prompt| PIECES.map(|start| (prompt, start))) {
                 let positions = start..start + Core::MAX_RESERVE_PER_EVENT;
-                self.store(["cycle_reserve", "cycle_commit"], positions.map(|position| (prompt, position)));
+                self.store(names, positions.map(|position| (prompt, position)));
             }
         }
-        let first = first + count;
+        let first = self.prompts + 2 * count;
         for position in 0..PROMPT {
             for start in (first..first + count).step_by(Core::MAX_RESERVE_PER_EVENT) {
                 let prompts = start..(start + Core::MAX_RESERVE_PER_EVENT).min(first + count);
                 self.store(["scattered_reserve", "scattered_commit"], prompts.map(|prompt| (prompt, position)));
             }
         }
-        assert_eq!((self.core.stats().evicted - before) as usize, 2 * count * PROMPT, "each store evicts one");
+        assert_eq!((self.core.stats().evicted - before) as usize, 3 * count * PROMPT, "each store evicts one");
     }
 
     /// An engine with 64 leased prompts and 1,024 reservations is gone; another declares as much after a restart.
@@ -288,6 +297,7 @@ fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
         ("lookup and release, in cache", &["lookup_warm", "release_warm"]),
         ("reserve and commit, empty pool", &["fill_commit", "fill_reserve"]),
         ("reserve, commit and evict, full pool", &["cycle_commit", "cycle_reserve"]),
+        ("the same, first turnover", &["first_commit", "first_reserve"]),
         ("the same, scattered", &["scattered_commit", "scattered_reserve"]),
     ];
     for (op, names) in rates {
@@ -296,7 +306,11 @@ fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
             times.rate(names)
         ));
     }
-    rows.extend(sizes.iter().map(|(name, bytes)| format!(r#"{{"op":"size","blocks":{blocks},"{name}":{bytes:.1}}}"#)));
+    rows.extend(
+        sizes.iter().map(|(name, bytes)| {
+            format!(r#"{{"op":"size","policy":"{policy}","blocks":{blocks},"{name}":{bytes:.1}}}"#)
+        }),
+    );
     for (name, series) in &times.by_name {
         let mut sorted = series.nanos.clone();
         sorted.sort_unstable();

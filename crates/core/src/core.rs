@@ -37,6 +37,8 @@ pub struct Config {
     pub reserve_permille: u32,
     /// Entries of the memory that explains misses, 8 bytes each.
     pub memory_entries: usize,
+    /// Counts the pool's openings; lease ids begin with it.
+    pub epoch: u32,
     /// Larger than any generation an earlier epoch gave out.
     pub first_generation: u32,
 }
@@ -55,6 +57,7 @@ impl Config {
             reserve_permille: 250,
             // 1 Mi: explains misses of the last million keys with 8 MiB.
             memory_entries: 1 << 20,
+            epoch: 1,
             first_generation: 1,
         }
     }
@@ -158,7 +161,7 @@ impl Core {
             policies: Vec::new(),
             leases: BTreeMap::new(),
             // A release that was sent before a restart must not end a lease given after it.
-            next_lease: u64::from(config.first_generation) << 32 | 1,
+            next_lease: u64::from(config.epoch) << 32 | 1,
             lease_counts: [0; Instance::MAX],
             ended: Vec::new(),
             pinned_bytes: 0,
@@ -206,21 +209,19 @@ impl Core {
     }
 
     /// Does one piece of the work that was cut up: ended leases, touches, purges, expectations, drains. True if
-    /// there is more to do now.
+    /// there may be more to do now.
     pub fn step(&mut self) -> bool {
-        let has_expectations =
-            self.ended.is_empty() && self.touches.is_empty() && self.purges.is_empty() && self.step_expectations();
         if !self.ended.is_empty() {
             self.unpin_ended();
         } else if !self.touches.is_empty() {
             self.settle(Core::TOUCHES_PER_STEP);
         } else if !self.purges.is_empty() {
             self.step_purge();
-        } else if !has_expectations {
+        } else if !self.step_expectations() {
             self.step_drain();
+            return self.drains.iter().any(|drain| !drain.is_waiting);
         }
-        let is_draining = self.drains.iter().any(|drain| !drain.is_waiting);
-        has_expectations || !self.ended.is_empty() || !self.touches.is_empty() || !self.purges.is_empty() || is_draining
+        true
     }
 
     pub fn stats(&self) -> &Stats {

@@ -164,7 +164,7 @@ impl Core {
         }
     }
 
-    /// The comparison asked for by [`Effect::Verify`] is done.
+    /// The comparison asked for by [`Effect::Verify`] is done; called once for each.
     pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool) {
         let record = &mut self.blocks[block];
         if record.generation != generation || !matches!(record.state, State::Verifying | State::Fenced) {

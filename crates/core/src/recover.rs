@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId, NamespaceIndex, State};
-use crate::core::Core;
+use crate::core::{Core, WARM};
 use crate::key::{BlockHash, Generation, Instance, SlotId};
 use crate::load::{Lease, LeaseId};
 use crate::policy::List;
@@ -121,13 +121,19 @@ impl Core {
     ) -> (LeaseId, Vec<(SlotId, Generation)>) {
         let mut lost = Vec::new();
         let mut held = Vec::new();
-        for at in leases {
-            match self.declared(*at).filter(|block| self.may_read(instance, *block)) {
-                Some(block) => held.push(block),
-                None => lost.push(*at),
+        for batch in leases.chunks(WARM) {
+            let known: Vec<BlockId> = batch.iter().filter_map(|(slot, _)| self.space.block_at(*slot)).collect();
+            self.blocks.warm(&known);
+            for at in batch {
+                match self.declared(*at).filter(|block| self.may_read(instance, *block)) {
+                    Some(block) => {
+                        self.pin(block, Some(instance));
+                        held.push(block);
+                    }
+                    None => lost.push(*at),
+                }
             }
         }
-        held.iter().for_each(|block| self.pin(*block, Some(instance)));
         let mut others = std::mem::take(&mut self.reserved[instance.0 as usize]);
         for at in BTreeSet::from_iter(reservations) {
             match self.declared(*at).filter(|block| self.may_fill(instance, *block)) {

@@ -212,6 +212,9 @@ impl Space {
 
     /// Gives a run of free units to `class`. `None` if there is no run that fits.
     pub fn grow(&mut self, class: ClassId) -> Option<ExtentId> {
+        if self.free_units == 0 {
+            return None;
+        }
         let smallest = self.smallest_run(class);
         let mut units = self.best_run(self.classes[class.0 as usize].slot_bytes).max(smallest);
         while units >= smallest {

@@ -219,7 +219,7 @@ fn a_release_from_before_a_restart_ends_no_lease_given_after_it() {
     let ns = rig.open(1, &layout(SMALL));
     rig.store(ns, None, &[1]);
     let (_, old) = rig.lease(ns, &[1]);
-    let (mut rig, ns) = recovered(Config { first_generation: 1000, ..Config::new(UNIT_BYTES, 1) }, &[1]);
+    let (mut rig, ns) = recovered(Config { epoch: 2, ..Config::new(UNIT_BYTES, 1) }, &[1]);
     rig.reason(ns, 0, 1);
     let Some(Effect::Verify { block, generation, .. }) = rig.effects().pop() else { panic!("nothing to verify") };
     rig.core.verified(block, generation, true);
@@ -357,6 +357,42 @@ fn a_table_that_lies_about_extents_is_not_believed() {
     assert_eq!(core.restore(twice()), Recovery::Dropped);
     core.finish_restore();
     core.audit().unwrap();
+}
+
+#[test]
+fn a_block_purged_under_its_reader_stays_the_readers_when_it_attaches_again() {
+    let mut rig = Rig::new(1);
+    let ns = rig.open(1, &layout(SMALL));
+    rig.store(ns, None, &[1]);
+    let (answer, _) = rig.look(Some(ENGINE), ns, 0, &[1]);
+    let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
+    rig.core.purge(NamespaceId(1)).unwrap();
+    rig.step_to_the_end();
+    let (lease, lost) = rig.core.resume(ENGINE, &[at], &[]);
+    assert_eq!(lost, []);
+    // Another engine named it, and never had it.
+    assert_eq!(rig.core.resume(Instance(1), &[at], &[]), (LeaseId(0), vec![at]));
+    assert_eq!(rig.core.held().fenced_blocks, 1);
+    rig.core.release(ENGINE, lease);
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn a_namespace_that_was_purged_or_closed_takes_no_blocks_by_its_old_name() {
+    let mut rig = Rig::new(1);
+    let purged = rig.open(1, &layout(SMALL));
+    let closed = rig.open(2, &layout(SMALL));
+    let (first, second) = (rig.reserve(purged, 1)[0], rig.reserve(closed, 1)[0]);
+    rig.core.purge(NamespaceId(1)).unwrap();
+    assert!(rig.core.close_namespace(NamespaceId(2)));
+    for (ns, at) in [(purged, first), (closed, second)] {
+        assert_eq!(rig.commit(ns, 1, None, at), CommitOutcome::Incomplete);
+        assert_eq!(rig.reserve(ns, 1), []);
+    }
+    rig.step_to_the_end();
+    assert_eq!((rig.core.held(), rig.core.resident_blocks()), (Default::default(), 0));
+    rig.audit();
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<crate::state:
     let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
     core.seed = random()?;
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
+    core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
     let (sender, receiver) = mpsc::unbounded_channel();
     let mut state = State::new(config, Core::new(core), pool, random()?, sender);

@@ -16,8 +16,11 @@ use world::World;
 const REGRESSIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/model.txt");
 
 fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    // A few seconds, unless somebody asks for more or less.
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 4096 };
     let failure_persistence = Some(Box::new(FileFailurePersistence::Direct(REGRESSIONS)) as _);
-    ProptestConfig { failure_persistence, ..ProptestConfig::default() }
+    ProptestConfig { cases, failure_persistence, ..default }
 }
 
 proptest! {

@@ -74,6 +74,8 @@ struct Open {
 pub struct World {
     setup: Setup,
     core: Core,
+    /// As the pool counts them.
+    epoch: u32,
     table: Table,
     engines: Vec<Engine>,
     shorts: Vec<Option<NamespaceIndex>>,
@@ -85,7 +87,7 @@ pub struct World {
 
 impl World {
     pub fn new(setup: Setup) -> World {
-        let core = Core::new(config(&setup, 1));
+        let core = Core::new(config(&setup, 1, 1));
         let mut world = World {
             core,
             table: Table::new(UNIT_BYTES),
@@ -93,6 +95,7 @@ impl World {
             shorts: vec![None; NAMESPACES as usize],
             retired: Vec::new(),
             open: Vec::new(),
+            epoch: 1,
             populated: BTreeSet::new(),
             setup,
         };
@@ -670,7 +673,8 @@ impl World {
         if let Some(which) = loses {
             self.lose_extent(which, alive);
         }
-        self.core = Core::new(config(&self.setup, self.table.last_generation + 1));
+        self.epoch += 1;
+        self.core = Core::new(config(&self.setup, self.epoch, self.table.last_generation + 1));
         for namespace in 0..NAMESPACES {
             if self.shorts[namespace as usize].take().is_some() {
                 self.short(namespace);
@@ -837,7 +841,7 @@ impl World {
     }
 }
 
-fn config(setup: &Setup, first_generation: u32) -> Config {
+fn config(setup: &Setup, epoch: u32, first_generation: u32) -> Config {
     let (promise_permille, reserve_permille) = (setup.promise_permille, setup.reserve_permille);
     Config {
         seed: setup.seed,
@@ -846,6 +850,7 @@ fn config(setup: &Setup, first_generation: u32) -> Config {
         // Few, so that keys forget each other.
         memory_entries: 64,
         policy: forebay_core::policy::ALL[setup.policy].1,
+        epoch,
         first_generation,
         ..Config::new(UNIT_BYTES, setup.units)
     }
