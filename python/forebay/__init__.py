@@ -1,8 +1,9 @@
 """Forebay keeps the KV cache of LLM engines on the host: shared between engines, alive across restarts.
 
-`Client` is for any program. Engines use `forebay.vllm`. The daemon is the command `forebay serve`.
+`Client` is for any program: it copies blocks through the daemon. An engine that maps the pool has an `EngineSession`
+in its scheduler and a `WorkerEngine` in each worker; `forebay.vllm` is one. The daemon is the command `forebay serve`.
 """
 
-from forebay._native import Client, ForebayError, __version__
+from forebay._native import Client, EngineSession, ForebayError, Ticket, WorkerEngine, __version__
 
-__all__ = ["Client", "ForebayError", "__version__"]
+__all__ = ["Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"]

@@ -1,6 +1,6 @@
 """The native module's interface over a dictionary: a daemon, sessions and copy engines in one process, made to be harmed.
 
-Holds true: it keeps the promises of `forebay._native` that the connector relies on (leases pin, generations fence, a block
+Holds true: it keeps the promises of `forebay` that the connector relies on (leases pin, generations fence, a block
 is named only after every rank left a birth record and, under full attention, after its predecessor), and every broken
 promise of the *connector* is an error: a slot committed twice, a slot given back while a copy of it is under way, a lease
 given back twice. Bytes are really copied from and to the addresses given.

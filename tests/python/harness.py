@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from forebay._native import EngineSession, Ticket, WorkerEngine
+from forebay import EngineSession, Ticket, WorkerEngine
 from rig.process import wait_until
 
 SECONDS = 20.0

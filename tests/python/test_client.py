@@ -27,7 +27,7 @@ def client(sockets: Path) -> Client:
 
 def test_the_package_needs_nothing_but_itself() -> None:
     assert forebay.__version__.count(".") == 2
-    assert set(forebay.__all__) == {"Client", "ForebayError", "__version__"}
+    assert set(forebay.__all__) == {"Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"}
 
 
 def test_blocks_come_back_as_they_were_put(client: Client) -> None:

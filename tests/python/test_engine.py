@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forebay import ForebayError
-from forebay._native import EngineSession
+from forebay import EngineSession, ForebayError
 from harness import SECONDS, Engine, Group, Model, Rank, hashes, numbers, words
 from rig.daemon import Daemon
 from rig.process import wait_until

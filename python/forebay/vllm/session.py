@@ -19,7 +19,7 @@ CALL_SECONDS = 1.0
 
 
 class Ticket(Protocol):
-    """A lookup on its way, and the lease its answer brings; see `forebay._native.Ticket`."""
+    """A lookup on its way, and the lease its answer brings; see `forebay.Ticket`."""
 
     def poll(self, timeout: float) -> bool: ...
     def states(self, position: int) -> bytes: ...
@@ -32,7 +32,7 @@ class Ticket(Protocol):
 
 
 class Session(Protocol):
-    """The scheduler's side; see `forebay._native.EngineSession`."""
+    """The scheduler's side; see `forebay.EngineSession`."""
 
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]: ...
     def reason(self) -> str | None: ...
@@ -52,7 +52,7 @@ class Session(Protocol):
 
 
 class CopyEngine(Protocol):
-    """The worker's side; see `forebay._native.WorkerEngine`."""
+    """The worker's side; see `forebay.WorkerEngine`."""
 
     def submit_store(self, job: int, pool: bytes, groups: Groups) -> None: ...
     def submit_load(self, job: int, pool: bytes, groups: Groups) -> None: ...
@@ -64,7 +64,7 @@ class CopyEngine(Protocol):
 def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: int) -> Session:
     """A session that connects in the background. Returns at once."""
     try:
-        from forebay._native import EngineSession
+        from forebay import EngineSession
 
         deadline = max(CALL_SECONDS, settings.lookup_deadline_ms / 1e3)
         return EngineSession(settings.socket, engine_id, ranks, stock_blocks=stock_blocks, deadline=deadline)
@@ -84,7 +84,7 @@ def open_engine(
 ) -> CopyEngine:
     """A copy engine that attaches in the background. Returns at once."""
     try:
-        from forebay._native import WorkerEngine
+        from forebay import WorkerEngine
 
         return WorkerEngine(
             settings.socket,

@@ -1,0 +1,52 @@
+"""The built wheel, installed into an empty environment, is the whole product: the package and the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rig.process import Child, wait_until
+
+ROOT = Path(__file__).parents[2]
+ROUND = """
+import sys, forebay
+client = forebay.Client(sys.argv[1])
+namespace = client.open_namespace({"model": "wheel"}, {0: 4096})
+assert client.put(namespace, 0, [(b"k" * 32, b"v" * 4096)]) == ["stored"]
+assert client.get(namespace, 0, [b"k" * 32]) == [b"v" * 4096]
+"""
+
+
+def run(*argv: str | Path, env: dict[str, str]) -> str:
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    venv = tmp_path_factory.mktemp("wheel") / "venv"
+    built = run(ROOT / "tools" / "wheel.sh", sys.prefix, env=dict(os.environ)).splitlines()[-1]
+    run(sys.executable, "-m", "venv", venv, env=dict(os.environ))
+    run(venv / "bin" / "pip", "install", "--quiet", "--no-index", ROOT / built, env=dict(os.environ))
+    return venv
+
+
+def test_the_wheel_brings_the_command_and_the_package(empty_venv: Path, tmp_path: Path) -> None:
+    env = {"PATH": f"{empty_venv / 'bin'}:/usr/bin:/bin", "FOREBAY_SOCKET_DIRECTORY": str(tmp_path / "run")}
+    assert run("forebay", "--version", env=env).startswith("forebay ")
+    assert "torch" not in run(empty_venv / "bin" / "pip", "list", env=env)
+    options = ["--pool.capacity_bytes", "64MiB", "--pool.directory", str(tmp_path / "pool"), "--http.address", "off"]
+    command = str(empty_venv / "bin" / "forebay")
+    daemon = Child("forebay serve", [command, "serve", *options], tmp_path / "daemon.log", env=env)
+    try:
+        socket = tmp_path / "run" / "forebay.sock"
+        wait_until("the daemon listens", lambda: socket.exists() or not daemon.is_running(), 30)
+        run(empty_venv / "bin" / "python", "-c", ROUND, tmp_path / "run", env=env)
+        assert "wheel" in run("forebay", "inspect", env=env)
+        run("forebay", "doctor", env=env)
+    finally:
+        daemon.kill()
