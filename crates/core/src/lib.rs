@@ -4,10 +4,12 @@
 //! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
-//! `core` (the state machine), `load`, `store`, `room` (its paths), `recover`, `purge` (what outlives whom).
+//! `core` (the state machine), `load`, `store`, `room` (its paths), `below` (the tiers under the pool), `recover`,
+//! `purge` (what outlives whom).
 
 #![forbid(unsafe_code)]
 
+pub mod below;
 pub mod block;
 pub mod ceiling;
 pub mod checksum;

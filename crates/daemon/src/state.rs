@@ -125,6 +125,9 @@ impl State {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
                 }
+                Effect::Load { .. } | Effect::Store { .. } | Effect::PurgeBelow { .. } => {
+                    unreachable!("no tier is open")
+                }
                 Effect::Verify { block, slot, generation } => {
                     // The thread lives as long as the daemon; without it the block just stays unverified.
                     let _ = self.to_verify.send(ToVerify { block, slot, generation });
