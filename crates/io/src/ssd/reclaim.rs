@@ -62,7 +62,7 @@ impl Disk {
         if self.reclaim.is_some() || coming >= READY {
             return;
         }
-        if let Some(victim) = self.space.closed.pop_front() {
+        if let Some(victim) = self.space.take_oldest() {
             let hot = self.hot_blocks(victim);
             self.reclaim = Some(Reclaim { victim, hot, carry: None, batches: Vec::new() });
         }
@@ -98,7 +98,9 @@ impl Disk {
     fn next_carry(&mut self, reclaim: &mut Reclaim) -> Option<Carry> {
         let (mut sources, mut pages) = (Vec::new(), 0);
         while let Some(record) = reclaim.hot.front() {
-            let is_current = self.index.get(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
+            // A copy beside a store of the same key on its way would count as the later one.
+            let is_current = !self.writer.is_busy(&record.key)
+                && self.index.get(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
             let needed = pages + record.payload_pages();
             if is_current && !self.space.active_has_room(sources.len() as u32 + 1, needed) {
                 if !sources.is_empty() || self.space.roll(0) {

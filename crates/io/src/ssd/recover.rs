@@ -136,13 +136,14 @@ impl Opening {
                 if *agreed.get_or_insert(header.geometry) != header.geometry {
                     return Err(disagreeing());
                 }
-                witnesses.push(at[index]);
+                witnesses.push(header.life);
             }
             segment_bytes *= 2;
         }
-        match witnesses.len() {
-            0 => Ok(None),
-            1 => Err(disagreeing()),
+        match witnesses[..] {
+            // One segment that was never used: all that came of a disk whose making was cut short.
+            [] | [0] => Ok(None),
+            [_] => Err(disagreeing()),
             _ => Ok(agreed.filter(|geometry| geometry.disk_bytes() <= bytes)),
         }
     }
@@ -201,6 +202,10 @@ impl Opening {
                 Some((footer, records)) => self.take_closed(contents, &footer, &records),
                 None => open.extend(self.scan(contents, *index, *life)?.then_some(*index)),
             }
+        }
+        if !open.is_empty() {
+            // What a killed daemon wrote may lie in the drive's cache; the next mark will call it flushed.
+            self.sync()?;
         }
         self.place_open(contents, &open);
         self.account(contents);

@@ -70,7 +70,7 @@ impl Segment {
         let records = self.appended + records;
         let needed = u64::from(self.next_page) + 1 + u64::from(payload_pages);
         records <= RECORDS_PER_SEGMENT
-            && needed + u64::from(Footer::record_pages(records)) + 1 <= u64::from(geometry.pages())
+            && needed + u64::from(Footer::record_pages(records)) < u64::from(geometry.pages())
     }
 }
 
@@ -132,6 +132,23 @@ impl Space {
             self.segment(active).state = SegmentState::Closing;
             self.closing.push_back(active);
         }
+    }
+
+    /// The segment has its footer, or has to do without.
+    pub fn close(&mut self, index: u32) {
+        let life = self.segments[index as usize].life;
+        self.segment(index).state = SegmentState::Closed;
+        // After a crash an older segment may get its footer later than a younger one.
+        let place = self.closed.partition_point(|other| self.segments[*other as usize].life < life);
+        self.closed.insert(place, index);
+    }
+
+    /// Takes the oldest segment, if it is closed.
+    pub fn take_oldest(&mut self) -> Option<u32> {
+        let oldest = *self.closed.front()?;
+        let life = self.segments[oldest as usize].life;
+        let is_closing = |segment: &Segment| segment.state == SegmentState::Closing && segment.life < life;
+        if self.segments.iter().any(is_closing) { None } else { self.closed.pop_front() }
     }
 
     /// Takes room for a batch in the active segment; returns the head's page.

@@ -4,9 +4,10 @@
 //! Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants: a store is
 //! answered as stored only when its batch and all before it in its segment were flushed, so that recovery, which
 //! follows the chain of heads, reaches it; a record that may not be whole holds its segment's mark down until the
-//! footer leaves it out.
+//! footer leaves it out; of a key, one store or removal is on its way at a time, so they count in the order in which
+//! they were asked for, in memory as on the disk.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
@@ -16,7 +17,6 @@ use forebay_core::{BlockKey, ErrorKind};
 use super::disk::{Disk, RETRY_INTERVAL, location};
 use super::io::Flight;
 use super::layout::{BatchHead, Footer, PAGE, PAGE_BYTES, RECORDS_PER_BATCH, Record, RecordKind};
-use super::space::SegmentState;
 use super::staging::Staging;
 use crate::uring::{Span, Work};
 
@@ -73,6 +73,8 @@ pub(super) struct Writer {
     pub erase: Option<Erase>,
     /// The segment whose footer is being written.
     pub footer: Option<u32>,
+    /// Keys of stores and removals that have begun and are not settled.
+    busy: HashSet<BlockKey>,
     /// Keys that were read for the first time since they were written.
     notes: VecDeque<BlockKey>,
     next_batch: u64,
@@ -91,6 +93,7 @@ impl Writer {
             batches: BTreeMap::new(),
             erase: None,
             footer: None,
+            busy: HashSet::new(),
             notes: VecDeque::new(),
             next_batch: 0,
             next_sequence,
@@ -117,6 +120,11 @@ impl Writer {
                 }
             }
         }
+    }
+
+    /// Whether the key's latest record is still on its way.
+    pub fn is_busy(&self, key: &BlockKey) -> bool {
+        self.busy.contains(key)
     }
 
     /// Payloads and heads on their way.
@@ -190,7 +198,9 @@ impl Disk {
     fn next_items(&mut self) -> (Vec<Item>, Vec<Option<Span>>) {
         let most = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
         let (mut items, mut payloads, mut pages) = (Vec::new(), Vec::new(), 0);
-        while let Some(&op) = self.writer.queue.front() {
+        while let Some(&op) = self.writer.queue.front()
+            && !self.writer.is_busy(&op.key)
+        {
             let item = Item::of(&op);
             let is_full = items.len() >= most.min(RECORDS_PER_BATCH) || pages >= BATCH_PAGES;
             let needed_pages = pages + item.record.payload_pages();
@@ -201,6 +211,7 @@ impl Disk {
                 if matches!(op.kind, OpKind::Remove { .. }) {
                     self.forget(&op.key);
                 }
+                self.writer.busy.insert(op.key);
                 payloads.push(self.slot_of(&op, u64::from(item.record.payload_pages()) * PAGE));
                 items.push(item);
                 pages = needed_pages;
@@ -417,6 +428,7 @@ impl Disk {
                 None => self.settle_record(&record, segment, moved_from),
             };
             if let Some(id) = op {
+                self.writer.busy.remove(&record.key);
                 self.complete(id, outcome);
             }
         }
@@ -486,8 +498,7 @@ impl Disk {
     /// A footer that could not be written costs a scan at the next start, nothing else.
     pub(super) fn footer_ended(&mut self) {
         let index = self.writer.footer.take().expect("its write was in flight");
-        self.space.segment(index).state = SegmentState::Closed;
-        self.space.closed.push_back(index);
+        self.space.close(index);
     }
 }
 

@@ -29,6 +29,8 @@ pub enum FaultKind {
     Delayed(u32),
     /// Says that it was done, and does nothing. Of a flush: the drive lies.
     Lies,
+    /// As [`FaultKind::Lies`] for flushes; transfers pass.
+    LyingFlush,
     /// A read's bytes arrive with one bit flipped.
     Flipped,
     /// This and all later I/Os are never answered.
@@ -216,7 +218,10 @@ impl Medium {
     fn next_fault(&mut self) -> Option<FaultKind> {
         let nth = self.ios;
         self.ios += 1;
-        self.faults.iter().find(|fault| (fault.nth..fault.nth + fault.count).contains(&nth)).map(|fault| fault.kind)
+        self.faults
+            .iter()
+            .find(|fault| (fault.nth..fault.nth.saturating_add(fault.count)).contains(&nth))
+            .map(|fault| fault.kind)
     }
 
     fn perform(
@@ -255,7 +260,7 @@ impl Medium {
                 (if fault == Some(FaultKind::Torn) { Err(Errno::IO) } else { Ok(moved) }, 0)
             }
             Work::Sync => {
-                if fault != Some(FaultKind::Lies) {
+                if !matches!(fault, Some(FaultKind::Lies | FaultKind::LyingFlush)) {
                     self.sync(writes_done);
                 }
                 (Ok(0), 0)

@@ -33,8 +33,6 @@ pub struct Bed {
     pub disk: SimulatedDisk,
     pub pool: Region,
     pub ssd: Ssd,
-    pub config: SsdConfig,
-    pub seed: Option<u64>,
     pub now: Duration,
     pub next_id: u64,
     pub outcomes: HashMap<OpId, Outcome>,
@@ -44,20 +42,7 @@ impl Bed {
     pub fn open(disk: &SimulatedDisk, config: &SsdConfig, seed: Option<u64>) -> forebay_core::Result<Bed> {
         let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
         let ssd = open_tier(disk, config, seed, &pool)?;
-        Ok(Bed {
-            disk: disk.clone(),
-            pool,
-            ssd,
-            config: config.clone(),
-            seed,
-            now: Duration::ZERO,
-            next_id: 0,
-            outcomes: HashMap::new(),
-        })
-    }
-
-    pub fn reopen(self) -> Bed {
-        Bed::open(&self.disk, &self.config, self.seed).unwrap()
+        Ok(Bed { disk: disk.clone(), pool, ssd, now: Duration::ZERO, next_id: 0, outcomes: HashMap::new() })
     }
 
     pub fn store(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {

@@ -5,5 +5,6 @@
 
 mod bed;
 mod conform;
+mod crash;
 mod files;
 mod fixture;
