@@ -1,0 +1,27 @@
+//! Open-file-description locks: who uses a file, including the kernel on behalf of a dead process.
+//!
+//! Invariant: such a lock goes with the last reference to its open file description. I/O in flight holds one, so
+//! the lock of a killed process ends when its last transfer is over, not before.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Takes the exclusive lock on one byte of `file`; false if another description holds it. Never waits.
+pub fn try_lock(file: impl AsFd, byte: u64) -> io::Result<bool> {
+    let request = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open for the call, and the kernel reads exactly one `flock`.
+    let rc = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &request) };
+    match io::Error::last_os_error() {
+        _ if rc == 0 => Ok(true),
+        error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        error => Err(error),
+    }
+}
