@@ -5,7 +5,7 @@
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
 //! `core` (the state machine), `load`, `store`, `room` (its paths), `below` (the tiers under the pool), `recover`,
-//! `purge` (what outlives whom).
+//! `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each).
 
 #![forbid(unsafe_code)]
 
@@ -16,8 +16,10 @@ pub mod checksum;
 mod chunked;
 pub mod core;
 pub mod curve;
+pub mod decorate;
 pub mod error;
 pub mod expect;
+pub mod histogram;
 pub mod index;
 pub mod key;
 pub mod layout;

@@ -4,13 +4,12 @@
 //! into a [`Snapshot`], and [`render`] writes it in the OpenMetrics text form that Prometheus reads.
 //! docs/metrics.md comes from the same table.
 
-mod histogram;
 mod table;
 
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
-pub use histogram::Histogram;
+pub use forebay_core::histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
 
 /// All that is measured, at one moment.

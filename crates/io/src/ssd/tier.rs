@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
+use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Tier};
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
@@ -199,6 +200,12 @@ impl Tier for Ssd {
             }
         }
         health
+    }
+}
+
+impl Timed for Ssd {
+    fn advance(&mut self, now: Duration) {
+        self.tick(now);
     }
 }
 
