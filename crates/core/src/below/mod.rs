@@ -20,6 +20,7 @@ use crate::block::{Block, BlockId, NamespaceIndex};
 use crate::core::{Core, Effect};
 use crate::index::Fingerprint;
 use crate::key::{BlockKey, Generation, Instance, NamespaceId};
+use crate::layout::GroupLayout;
 use crate::tier::Location;
 
 pub(crate) use promote::Allowance;
@@ -228,6 +229,15 @@ impl Core {
         BlockKey { namespace: self.names.get(namespace).id, group, hash }
     }
 
+    /// Bytes of the block that an effect names.
+    pub fn length_below(&self, block: BlockId) -> u64 {
+        self.group_below(block).map_or(0, |group| group.block_bytes())
+    }
+
+    pub fn tokens_below(&self, block: BlockId) -> u32 {
+        self.group_below(block).map_or(0, |group| group.tokens_per_block)
+    }
+
     /// Where a key lies, as far as is known.
     pub fn place_below(&self, key: &BlockKey) -> Option<Place> {
         self.below.residence.get(self.below_key(key)).map(|(place, _)| place)
@@ -273,6 +283,11 @@ impl Core {
         if self.below.is_on() {
             self.effects.push(Effect::PurgeBelow { namespace: old });
         }
+    }
+
+    fn group_below(&self, block: BlockId) -> Option<&GroupLayout> {
+        let Block { namespace, group, .. } = self.blocks[block];
+        self.names.get(namespace).layout.group(group)
     }
 
     /// Whether a tier is asked for blocks and given some.

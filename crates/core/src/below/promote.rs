@@ -156,9 +156,7 @@ impl Core {
 
     /// A block of another length was stored under another layout of the same name: it is not what was asked for.
     fn is_as_long(&self, block: BlockId, outcome: Outcome) -> bool {
-        let Block { namespace, group, .. } = self.blocks[block];
-        let expected = self.names.get(namespace).layout.group(group).map(|layout| layout.block_bytes());
-        matches!(outcome, Outcome::Loaded { length_bytes, .. } if Some(length_bytes) == expected)
+        matches!(outcome, Outcome::Loaded { length_bytes, .. } if length_bytes == self.length_below(block))
     }
 
     /// Counts a failure and decides whether the block is asked for again.
