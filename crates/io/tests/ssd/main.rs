@@ -6,5 +6,8 @@
 mod bed;
 mod conform;
 mod crash;
+mod damage;
+mod faults;
 mod files;
 mod fixture;
+mod limits;
