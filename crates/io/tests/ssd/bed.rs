@@ -10,6 +10,8 @@ use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, Slo
 use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig};
 use forebay_io::uring::{Memory, Region, Simulated, SimulatedDisk};
 
+use crate::files::turn_taken;
+
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 /// Slots of the bed's pool.
@@ -34,6 +36,8 @@ pub struct Bed {
     pub pool: Region,
     pub ssd: Ssd,
     pub now: Duration,
+    /// Turns wait for a real disk; a simulated one is never late.
+    is_on_file: bool,
     pub next_id: u64,
     pub outcomes: HashMap<OpId, Outcome>,
 }
@@ -47,7 +51,12 @@ impl Bed {
 
     pub fn with(ssd: Ssd, pool: Region, disk: &SimulatedDisk) -> Bed {
         let (now, outcomes) = (Duration::ZERO, HashMap::new());
-        Bed { disk: disk.clone(), pool, ssd, now, next_id: 0, outcomes }
+        Bed { disk: disk.clone(), pool, ssd, now, is_on_file: false, next_id: 0, outcomes }
+    }
+
+    /// A tier on a real file; the bed's own disk is never touched.
+    pub fn on_file(ssd: Ssd, pool: &Region) -> Bed {
+        Bed { is_on_file: true, ..Bed::with(ssd, pool.clone(), &SimulatedDisk::new(0)) }
     }
 
     pub fn store(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
@@ -80,6 +89,9 @@ impl Bed {
 
     /// One turn, 5 ms of the tier's time.
     pub fn turn(&mut self) {
+        if self.is_on_file {
+            turn_taken(&self.ssd, Duration::from_millis(5));
+        }
         let mut completions = Vec::new();
         self.now += Duration::from_millis(5);
         self.ssd.tick(self.now);

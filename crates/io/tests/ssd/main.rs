@@ -10,4 +10,6 @@ mod damage;
 mod faults;
 mod files;
 mod fixture;
+mod kill;
 mod limits;
+mod soak;
