@@ -45,6 +45,7 @@ pub(super) struct Opened {
     pub space: Space,
     pub next_sequence: u64,
     pub written_bytes: u64,
+    pub stored_bytes: u64,
     pub recovery: Recovery,
     pub device: Option<Device>,
 }
@@ -69,8 +70,9 @@ pub(super) struct Disk {
     evicted: VecDeque<BlockKey>,
     last_progress: Duration,
     next_probe: Duration,
-    /// Written to the disk before it was opened.
-    pub earlier_written_bytes: u64,
+    /// Written to the disk, and stored on it, before it was opened.
+    earlier_written_bytes: u64,
+    earlier_stored_bytes: u64,
     name: String,
     engine_why: String,
     is_direct: bool,
@@ -100,6 +102,7 @@ impl Disk {
             last_progress: Duration::ZERO,
             next_probe: Duration::ZERO,
             earlier_written_bytes: opened.written_bytes,
+            earlier_stored_bytes: opened.stored_bytes,
             name: opened.name,
             engine_why: opened.engine_why,
             is_direct: opened.is_direct,
@@ -205,10 +208,12 @@ impl Disk {
     }
 
     pub fn report(&self) -> DiskReport {
+        let written_bytes = self.lifetime_written_bytes();
         let segment = |(index, segment): (usize, &super::space::Segment)| SegmentReport {
             index: index as u32,
             state: segment.state,
             life: segment.life,
+            age_bytes: written_bytes - segment.began_at_bytes,
             used_bytes: u64::from(segment.next_page) * PAGE,
             live_blocks: segment.live_blocks,
             live_bytes: segment.live_bytes,
@@ -226,7 +231,8 @@ impl Disk {
             waiting_loads: self.loads.len(),
             waiting_stores: self.writer.queue.len(),
             transfers_in_flight: self.io.in_flight(),
-            lifetime_written_bytes: self.earlier_written_bytes + self.counters.written_bytes,
+            lifetime_written_bytes: written_bytes,
+            lifetime_stored_bytes: self.lifetime_stored_bytes(),
             counters: self.counters,
             recovery: self.recovery,
             segments: self.space.segments.iter().enumerate().map(segment).collect(),
@@ -265,8 +271,17 @@ impl Disk {
     pub(super) fn write(&mut self, flight: Flight, work: Work) {
         if let Work::Write { span, .. } = work {
             self.counters.written_bytes += u64::from(span.len);
+            self.budget.take(u64::from(span.len));
         }
         self.io.start(flight, work);
+    }
+
+    pub(super) fn lifetime_written_bytes(&self) -> u64 {
+        self.earlier_written_bytes + self.counters.written_bytes
+    }
+
+    pub(super) fn lifetime_stored_bytes(&self) -> u64 {
+        self.earlier_stored_bytes + self.counters.stored_bytes
     }
 
     fn discount(&mut self, entry: &Entry) {

@@ -5,6 +5,7 @@
 //! believed; the first 16 bytes of each keep their meaning in every version.
 
 use forebay_core::checksum::{Checksum, checksum};
+use forebay_core::tier::Location;
 use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 pub(super) const VERSION: u32 = 1;
@@ -57,6 +58,11 @@ impl Geometry {
     pub(super) fn at(&self, segment: u32, page: u32) -> u64 {
         assert!(segment < self.segments && page < self.pages(), "segment {segment} has no page {page}");
         FIRST_SEGMENT_AT + self.segment_bytes * u64::from(segment) + PAGE * u64::from(page)
+    }
+
+    /// Where the payload of a block begins, from its location.
+    pub fn offset_of(&self, location: Location) -> u64 {
+        self.at((location.0 >> 32) as u32, location.0 as u32)
     }
 
     /// The longest block that fits: beside the segment's header, a batch head and a footer of one record.
@@ -112,6 +118,8 @@ pub(super) struct SegmentHeader {
     pub life: u64,
     /// Bytes written to this disk since it was made, when this life began.
     pub written_bytes: u64,
+    /// Bytes of blocks stored on it since then, likewise.
+    pub stored_bytes: u64,
 }
 
 impl SegmentHeader {
@@ -122,6 +130,7 @@ impl SegmentHeader {
         put_u32(&mut page, 44, self.index);
         put_u64(&mut page, 48, self.life);
         put_u64(&mut page, 56, self.written_bytes);
+        put_u64(&mut page, 64, self.stored_bytes);
         sealed(page, SEAL_AT)
     }
 
@@ -132,6 +141,7 @@ impl SegmentHeader {
             index: u32_at(page, 44),
             life: u64_at(page, 48),
             written_bytes: u64_at(page, 56),
+            stored_bytes: u64_at(page, 64),
         })
     }
 }
@@ -382,7 +392,7 @@ mod tests {
     #[test]
     fn pages_read_as_they_were_written() {
         assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock()), Some(GEOMETRY));
-        let header = SegmentHeader { geometry: GEOMETRY, index: 3, life: 4, written_bytes: 5 };
+        let header = SegmentHeader { geometry: GEOMETRY, index: 3, life: 4, written_bytes: 5, stored_bytes: 6 };
         assert_eq!(SegmentHeader::decode(&header.encode()), Some(header));
         let records = vec![record(RecordKind::Block, 2), record(RecordKind::Removed, 0)];
         let head = BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, records };

@@ -229,12 +229,10 @@ impl Disk {
             return;
         }
         let Some(index) = self.space.begin_life() else { return };
-        let header = SegmentHeader {
-            geometry: self.geometry,
-            index,
-            life: self.space.segment(index).life,
-            written_bytes: self.earlier_written_bytes + self.counters.written_bytes,
-        };
+        let (written_bytes, stored_bytes) = (self.lifetime_written_bytes(), self.lifetime_stored_bytes());
+        let segment = self.space.segment(index);
+        segment.began_at_bytes = written_bytes;
+        let header = SegmentHeader { geometry: self.geometry, index, life: segment.life, written_bytes, stored_bytes };
         self.memory.write(Staging::header(), &header.encode());
         self.writer.erase = Some(Erase::Writing(index));
         let at = self.geometry.at(index, 0);

@@ -40,7 +40,7 @@ pub struct Medium {
 }
 
 /// Opens what is there, or makes a disk where there is nothing.
-pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig) -> Result<Disk> {
+pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, mode: Mode) -> Result<Disk> {
     let begun = Instant::now();
     let Medium { name, engine, engine_why, memory, bytes, is_direct, new_id } = medium;
     let named = |error: Error| error.with("disk", &name);
@@ -52,14 +52,15 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig) -
         depth,
         recovery: Recovery::default(),
     };
-    let geometry = opening.geometry(bytes, config, new_id).map_err(named)?;
-    let mut contents = Contents {
-        index: Index::new(geometry.segments),
-        space: Space::new(geometry),
-        last_sequence: 0,
-        written_bytes: 0,
+    let geometry = match mode {
+        Mode::Serve => opening.made_geometry(bytes, config, new_id).map_err(named)?,
+        Mode::Look => opening.geometry(bytes).and_then(|found| found.ok_or_else(holds_nothing)).map_err(named)?,
     };
-    opening.contents(&mut contents).map_err(named)?;
+    let contents = opening.contents(geometry).map_err(named)?;
+    if mode == Mode::Serve && opening.recovery.segments_scanned > 0 {
+        // What a killed daemon wrote may lie in the drive's cache; the next mark will call it flushed.
+        opening.sync().map_err(named)?;
+    }
     let Opening { io, mut recovery, .. } = opening;
     recovery.blocks = contents.index.len() as u64;
     recovery.took_us = begun.elapsed().as_micros() as u64;
@@ -73,6 +74,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig) -
         space: contents.space,
         next_sequence: contents.last_sequence + SEQUENCE_GAP,
         written_bytes: contents.written_bytes,
+        stored_bytes: contents.stored_bytes,
         recovery,
         device,
         name,
@@ -80,11 +82,21 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig) -
     Ok(Disk::new(opened, config))
 }
 
+/// What a disk is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mode {
+    /// A blank disk is made, a damaged superblock rebuilt.
+    Serve,
+    /// Nothing is written.
+    Look,
+}
+
 struct Contents {
     index: Index,
     space: Space,
     last_sequence: u64,
     written_bytes: u64,
+    stored_bytes: u64,
 }
 
 struct Opening {
@@ -97,13 +109,25 @@ struct Opening {
 
 /// The shape.
 impl Opening {
-    fn geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
+    fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
+        match self.geometry(bytes)? {
+            Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry),
+            Some(geometry) => Ok(geometry),
+            None => self.make(bytes, config, new_id),
+        }
+    }
+
+    /// The shape that the disk has; none if it is blank.
+    fn geometry(&mut self, bytes: u64) -> Result<Option<Geometry>> {
         let first = self.page(0)?;
         let geometry = match first.as_ref().and_then(Geometry::decode_superblock) {
             Some(geometry) => geometry,
             None => match self.agreed_geometry(bytes)? {
-                Some(geometry) => self.rebuild(geometry)?,
-                None if self.is_blank()? => return self.make(bytes, config, new_id),
+                Some(geometry) => {
+                    self.recovery.was_rebuilt = true;
+                    geometry
+                }
+                None if self.is_blank()? => return Ok(None),
                 None => return Err(not_ours(first.as_ref())),
             },
         };
@@ -117,7 +141,7 @@ impl Opening {
             let (made_bytes, id) = (geometry.disk_bytes(), format!("{:032x}", geometry.id));
             tracing::warn!(id, made_bytes, bytes, "a disk keeps the length it was made with; delete it to grow");
         }
-        Ok(geometry)
+        Ok(Some(geometry))
     }
 
     /// The shape that the segments' headers name, whatever segment size that is. None if none is readable.
@@ -150,7 +174,6 @@ impl Opening {
 
     fn rebuild(&mut self, geometry: Geometry) -> Result<Geometry> {
         tracing::warn!(id = format!("{:032x}", geometry.id), "a disk's superblock was unreadable and is rebuilt");
-        self.recovery.was_rebuilt = true;
         self.write_pages(&[(0, geometry.encode_superblock())])?;
         self.sync()?;
         Ok(geometry)
@@ -169,7 +192,7 @@ impl Opening {
     fn make(&mut self, bytes: u64, config: &SsdConfig, id: u128) -> Result<Geometry> {
         let (segment_bytes, segments) = config.segments(bytes)?;
         let geometry = Geometry { id, segment_bytes, segments };
-        let header = |index| SegmentHeader { geometry, index, life: 0, written_bytes: 0 };
+        let header = |index| SegmentHeader { geometry, index, life: 0, written_bytes: 0, stored_bytes: 0 };
         let headers: Vec<_> = (0..segments).map(|index| (geometry.at(index, 0), header(index).encode())).collect();
         self.write_pages(&headers)?;
         self.sync()?;
@@ -182,10 +205,16 @@ impl Opening {
 
 /// The blocks.
 impl Opening {
-    fn contents(&mut self, contents: &mut Contents) -> Result<()> {
-        let mut used = self.headers(contents)?;
+    fn contents(&mut self, geometry: Geometry) -> Result<Contents> {
+        let mut contents = Contents {
+            index: Index::new(geometry.segments),
+            space: Space::new(geometry),
+            last_sequence: 0,
+            written_bytes: 0,
+            stored_bytes: 0,
+        };
+        let mut used = self.headers(&mut contents)?;
         used.sort_by_key(|(life, _)| *life);
-        let geometry = contents.space.geometry;
         let last_pages: Vec<u64> = used.iter().map(|(_, index)| geometry.at(*index, geometry.pages() - 1)).collect();
         let last_pages = self.pages(&last_pages)?;
         let footers: Vec<Option<Footer>> = last_pages
@@ -199,17 +228,13 @@ impl Opening {
             contents.space.last_life = contents.space.last_life.max(*life);
             let records = footer.map(|footer| self.footer_records(&geometry, &footer)).transpose()?.flatten();
             match footer.zip(records) {
-                Some((footer, records)) => self.take_closed(contents, &footer, &records),
-                None => open.extend(self.scan(contents, *index, *life)?.then_some(*index)),
+                Some((footer, records)) => self.take_closed(&mut contents, &footer, &records),
+                None => open.extend(self.scan(&mut contents, *index, *life)?.then_some(*index)),
             }
         }
-        if !open.is_empty() {
-            // What a killed daemon wrote may lie in the drive's cache; the next mark will call it flushed.
-            self.sync()?;
-        }
-        self.place_open(contents, &open);
-        self.account(contents);
-        Ok(())
+        self.place_open(&mut contents, &open);
+        self.account(&mut contents);
+        Ok(contents)
     }
 
     /// Life and number of the segments that were ever used; the others are free.
@@ -222,6 +247,8 @@ impl Opening {
             match header.filter(|header| header.geometry == geometry && header.index == index) {
                 Some(header) => {
                     contents.written_bytes = contents.written_bytes.max(header.written_bytes);
+                    contents.stored_bytes = contents.stored_bytes.max(header.stored_bytes);
+                    contents.space.segment(index).began_at_bytes = header.written_bytes;
                     if header.life > 0 {
                         used.push((header.life, index));
                         continue;
@@ -274,7 +301,9 @@ impl Opening {
             page = head.next_page;
             records.extend(head.records);
         }
-        let mut segment = Segment { next_page: page, appended: records.len() as u32, ..Segment::free(life) };
+        let began_at_bytes = contents.space.segment(index).began_at_bytes;
+        let appended = records.len() as u32;
+        let mut segment = Segment { next_page: page, appended, began_at_bytes, ..Segment::free(life) };
         for record in records {
             contents.last_sequence = contents.last_sequence.max(record.sequence);
             if record.sequence < mark || self.is_whole(&geometry, index, &record)? {
@@ -322,22 +351,13 @@ impl Opening {
             return Ok(true);
         }
         self.recovery.verified_bytes += record.length_bytes;
-        let at = geometry.at(index, record.first_page);
-        let mut sums = Vec::new();
-        let parts: Vec<(u64, u32)> = pieces(record.length_bytes).collect();
-        for some in parts.chunks(CHUNKS as usize - 1) {
-            // The first chunk is the chain's window.
-            let work = |(chunk, (offset, len)): (u32, &(u64, u32))| {
-                let span = Staging::chunk(chunk, len.next_multiple_of(PAGE as u32));
-                Work::Read { at: at + offset, span, checksum: Some(Span { len: *len, ..span }) }
-            };
-            let work: Vec<Work> = (1..).zip(some).map(work).collect();
-            for sum in self.read(&work)? {
-                let Ok(sum) = sum else { return Ok(false) };
-                sums.push(sum);
-            }
-        }
-        Ok(joined(record.length_bytes, sums.into_iter()) == record.checksum)
+        is_whole(
+            &mut self.io,
+            geometry.at(index, record.first_page),
+            record.length_bytes,
+            record.checksum,
+            self.deadline,
+        )
     }
 
     /// The log goes on in the latest segment; the others get their footers.
@@ -357,7 +377,7 @@ impl Opening {
     }
 
     fn account(&mut self, contents: &mut Contents) {
-        let Contents { index, space, written_bytes, .. } = contents;
+        let Contents { index, space, written_bytes, stored_bytes, .. } = contents;
         for number in 0..space.geometry.segments {
             let (blocks, bytes) = index
                 .of_segment(number)
@@ -365,9 +385,31 @@ impl Opening {
             let segment = space.segment(number);
             (segment.live_blocks, segment.live_bytes) = (blocks, bytes);
         }
-        let active = space.active.map_or(0, |active| space.segments[active as usize].next_page);
-        *written_bytes += u64::from(active) * PAGE;
+        if let Some(active) = space.active {
+            let active = &space.segments[active as usize];
+            *written_bytes += u64::from(active.next_page) * PAGE;
+            *stored_bytes += active.whole.iter().map(|record| record.length_bytes).sum::<u64>();
+        }
     }
+}
+
+/// Whether the bytes at `at` have the checksum; on a disk that does nothing else.
+pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, deadline: Instant) -> Result<bool> {
+    let mut sums = Vec::new();
+    let parts: Vec<(u64, u32)> = pieces(length_bytes).collect();
+    for some in parts.chunks(CHUNKS as usize - 1) {
+        // The first chunk is the window on a chain.
+        let work = |(chunk, (offset, len)): (u32, &(u64, u32))| {
+            let span = Staging::chunk(chunk, len.next_multiple_of(PAGE as u32));
+            Work::Read { at: at + offset, span, checksum: Some(Span { len: *len, ..span }) }
+        };
+        let work: Vec<Work> = (1..).zip(some).map(work).collect();
+        for sum in io.run_all(&work, CHUNKS as usize, deadline)? {
+            let Ok(sum) = sum else { return Ok(false) };
+            sums.push(sum);
+        }
+    }
+    Ok(joined(length_bytes, sums.into_iter()) == checksum)
 }
 
 impl Contents {
@@ -438,6 +480,10 @@ impl Opening {
 
 fn unreadable(kind: ErrorKind, at: u64) -> Error {
     Error::new(kind, "cannot read a disk").with("offset", at)
+}
+
+fn holds_nothing() -> Error {
+    Error::invalid("this disk holds nothing yet").hint("name a file that a daemon has used")
 }
 
 fn disagreeing() -> Error {

@@ -36,8 +36,12 @@ pub struct Counters {
 impl Counters {
     /// Bytes written for each byte stored; none before something was.
     pub fn write_amplification(&self) -> Option<f64> {
-        (self.stored_bytes > 0).then(|| self.written_bytes as f64 / self.stored_bytes as f64)
+        amplification(self.written_bytes, self.stored_bytes)
     }
+}
+
+fn amplification(written_bytes: u64, stored_bytes: u64) -> Option<f64> {
+    (stored_bytes > 0).then(|| written_bytes as f64 / stored_bytes as f64)
 }
 
 /// How a disk was opened.
@@ -66,6 +70,8 @@ pub struct SegmentReport {
     pub state: SegmentState,
     /// Orders segments by age: the lowest is the oldest.
     pub life: u64,
+    /// Written to the disk since this life began.
+    pub age_bytes: u64,
     pub used_bytes: u64,
     pub live_blocks: u32,
     pub live_bytes: u64,
@@ -90,9 +96,23 @@ pub struct DiskReport {
     pub transfers_in_flight: usize,
     /// Written since the disk was made, for its endurance; a crash loses the count of one segment.
     pub lifetime_written_bytes: u64,
+    /// Of blocks that were stored, likewise.
+    pub lifetime_stored_bytes: u64,
     pub counters: Counters,
     pub recovery: Recovery,
     pub segments: Vec<SegmentReport>,
+}
+
+impl DiskReport {
+    /// Bytes written for each byte stored since the disk was made; none before something was.
+    pub fn lifetime_amplification(&self) -> Option<f64> {
+        amplification(self.lifetime_written_bytes, self.lifetime_stored_bytes)
+    }
+
+    /// How much of the disk's room for blocks holds blocks that can be loaded.
+    pub fn live_ratio(&self) -> f64 {
+        self.live_bytes as f64 / (self.geometry.segment_bytes * u64::from(self.geometry.segments)) as f64
+    }
 }
 
 /// A block on a disk, as the core learns of it after a restart.

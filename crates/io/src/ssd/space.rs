@@ -28,6 +28,8 @@ pub enum SegmentState {
 pub(super) struct Segment {
     pub state: SegmentState,
     pub life: u64,
+    /// Bytes written to the disk before this life began.
+    pub began_at_bytes: u64,
     /// Where the next batch begins.
     pub next_page: u32,
     /// Records that were appended, and so need room in the footer.
@@ -49,6 +51,7 @@ impl Segment {
         Segment {
             state: SegmentState::Free,
             life,
+            began_at_bytes: 0,
             next_page: 1,
             appended: 0,
             whole: Vec::new(),

@@ -15,7 +15,7 @@ use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use super::config::SsdConfig;
 use super::device::Device;
 use super::disk::Disk;
-use super::recover::{self, Medium};
+use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport};
 use super::staging::STAGING_BYTES;
 use crate::uring::{self, Memory, Region, Waker};
@@ -65,7 +65,7 @@ impl Claim {
                 is_direct: device.is_direct,
                 new_id: random_id()?,
             };
-            disks.push(recover::open(medium, Some(device), &self.config)?);
+            disks.push(recover::open(medium, Some(device), &self.config, Mode::Serve)?);
         }
         Ok(Ssd { disks, waker })
     }
@@ -80,7 +80,7 @@ pub struct Ssd {
 impl Ssd {
     /// Opens disks behind engines of the caller's, for tests and simulations.
     pub fn on(media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
-        let open = |medium| recover::open(medium, None, config);
+        let open = |medium| recover::open(medium, None, config, Mode::Serve);
         let disks = media.into_iter().map(open).collect::<Result<_>>()?;
         Ok(Ssd { disks, waker: Arc::new(Waker::new().map_err(no_memory)?) })
     }
@@ -216,6 +216,6 @@ fn random_id() -> Result<u128> {
     Ok(u128::from_le_bytes(bytes))
 }
 
-fn no_memory(error: std::io::Error) -> Error {
+pub(super) fn no_memory(error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot get what a disk needs from this machine").source(error)
 }

@@ -281,7 +281,6 @@ impl Disk {
     pub(super) fn reserve_batch(&mut self, mut items: Vec<Item>, stage: Stage) -> u64 {
         let pages = items.iter().map(|item| item.record.payload_pages()).sum();
         let (segment, page) = self.space.append(items.len() as u32, pages);
-        self.budget.take(u64::from(pages + 1) * PAGE);
         let mut first_page = page + 1;
         for item in &mut items {
             item.record.sequence = self.writer.next_sequence;

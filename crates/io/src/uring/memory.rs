@@ -51,9 +51,24 @@ impl Region {
 
     /// Zeroed memory of its own, taken from the machine as it is touched.
     pub fn anonymous(len: usize) -> io::Result<Region> {
-        let owner = Arc::new(Anonymous::map(len)?);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
+        Ok(Region::of_mapping(Mapped { base, len }))
+    }
+
+    /// The first `len` bytes of a file, shared with whoever else maps or reads it. It must stay that long.
+    pub fn of_file(file: &File, len: usize) -> io::Result<Region> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as for an anonymous one.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        Ok(Region::of_mapping(Mapped { base, len }))
+    }
+
+    fn of_mapping(mapped: Mapped) -> Region {
+        let (base, len) = (mapped.base.cast(), mapped.len);
         // SAFETY: the mapping is that long, and only its owner's end unmaps it.
-        Ok(unsafe { Region::from_raw(owner.base.cast(), len, owner) })
+        unsafe { Region::from_raw(base, len, Arc::new(mapped)) }
     }
 
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
@@ -84,26 +99,17 @@ impl Region {
     }
 }
 
-struct Anonymous {
+struct Mapped {
     base: *mut std::ffi::c_void,
     len: usize,
 }
 
 // SAFETY: only the address is kept; see `Region`.
-unsafe impl Send for Anonymous {}
+unsafe impl Send for Mapped {}
 // SAFETY: as above.
-unsafe impl Sync for Anonymous {}
+unsafe impl Sync for Mapped {}
 
-impl Anonymous {
-    fn map(len: usize) -> io::Result<Anonymous> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
-        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
-        Ok(Anonymous { base, len })
-    }
-}
-
-impl Drop for Anonymous {
+impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: this is the last owner, and whoever moves bytes holds one.
         let unmapped = unsafe { rustix::mm::munmap(self.base, self.len) };

@@ -5,7 +5,7 @@
 //! - [`Engine`] takes [`Request`]s and gives back [`Done`]s, in any order. [`Uring`] does it with one ring and one
 //!   thread per disk, [`Threads`] with plain system calls where rings are forbidden, [`Simulated`] on a disk in
 //!   memory that fails, tears, reorders and loses power as a test wishes. [`start`] picks one and says why.
-//! - [`try_lock`] marks a file as in use.
+//! - [`try_lock`] marks a file as in use, [`is_locked`] tells.
 //!
 //! Invariants: memory named by a request is mapped until its request is done, even when its owner is long gone;
 //! an engine repeats nothing and hides nothing: short transfers and `EINTR` are the caller's to continue.
@@ -19,7 +19,7 @@ mod simulated;
 mod threads;
 
 pub use engine::{Done, Engine, EngineChoice, Request, Started, Work, start};
-pub use lock::try_lock;
+pub use lock::{is_locked, try_lock};
 pub use memory::{Memory, Place, Region, Span};
 pub use ring::Uring;
 pub use shared::Waker;

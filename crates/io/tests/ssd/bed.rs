@@ -1,6 +1,6 @@
 //! A tier on a simulated disk, and blocks whose bytes are known from their number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome,
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig};
 use forebay_io::uring::{Memory, Region, Simulated, SimulatedDisk};
+
+use crate::files::turn_taken;
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -34,6 +36,8 @@ pub struct Bed {
     pub pool: Region,
     pub ssd: Ssd,
     pub now: Duration,
+    /// Turns wait for a real disk; a simulated one is never late.
+    is_on_file: bool,
     pub next_id: u64,
     pub outcomes: HashMap<OpId, Outcome>,
 }
@@ -42,7 +46,17 @@ impl Bed {
     pub fn open(disk: &SimulatedDisk, config: &SsdConfig, seed: Option<u64>) -> forebay_core::Result<Bed> {
         let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
         let ssd = open_tier(disk, config, seed, &pool)?;
-        Ok(Bed { disk: disk.clone(), pool, ssd, now: Duration::ZERO, next_id: 0, outcomes: HashMap::new() })
+        Ok(Bed::with(ssd, pool, disk))
+    }
+
+    pub fn with(ssd: Ssd, pool: Region, disk: &SimulatedDisk) -> Bed {
+        let (now, outcomes) = (Duration::ZERO, HashMap::new());
+        Bed { disk: disk.clone(), pool, ssd, now, is_on_file: false, next_id: 0, outcomes }
+    }
+
+    /// A tier on a real file; the bed's own disk is never touched.
+    pub fn on_file(ssd: Ssd, pool: &Region) -> Bed {
+        Bed { is_on_file: true, ..Bed::with(ssd, pool.clone(), &SimulatedDisk::new(0)) }
     }
 
     pub fn store(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
@@ -75,6 +89,9 @@ impl Bed {
 
     /// One turn, 5 ms of the tier's time.
     pub fn turn(&mut self) {
+        if self.is_on_file {
+            turn_taken(&self.ssd, Duration::from_millis(5));
+        }
         let mut completions = Vec::new();
         self.now += Duration::from_millis(5);
         self.ssd.tick(self.now);
@@ -134,6 +151,18 @@ impl Bed {
         panic!("the tier does not come to rest: {:?}", self.ssd.report());
     }
 
+    /// The blocks that are there, as stores that passed.
+    pub fn holds_numbers(&self) -> BTreeMap<u64, Outcome> {
+        self.ssd.blocks().map(|block| (number_of(&block.key), Outcome::Stored(block.location))).collect()
+    }
+
+    /// The blocks that the tier gave up since this was asked last.
+    pub fn evictions(&mut self) -> Vec<u64> {
+        let mut keys = Vec::new();
+        self.ssd.take_evicted(&mut keys);
+        keys.iter().map(number_of).collect()
+    }
+
     pub fn holds(&self) -> HashMap<BlockKey, BlockInfo> {
         self.ssd.blocks().map(|block| (block.key, block)).collect()
     }
@@ -145,18 +174,21 @@ pub fn open_tier(
     seed: Option<u64>,
     pool: &Region,
 ) -> forebay_core::Result<Ssd> {
+    Ssd::on(vec![medium(disk, seed, pool, 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff)], config)
+}
+
+pub fn medium(disk: &SimulatedDisk, seed: Option<u64>, pool: &Region, new_id: u128) -> Medium {
     let staging = Region::anonymous(STAGING_BYTES).unwrap();
     let memory = Arc::new(Memory::new(pool.clone(), staging));
-    let medium = Medium {
+    Medium {
         name: "simulated".to_owned(),
         engine: Box::new(Simulated::new(disk.clone(), memory.clone(), seed)),
         engine_why: "a test asks for it".to_owned(),
         memory,
         bytes: disk.len() as u64,
         is_direct: true,
-        new_id: 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff,
-    };
-    Ssd::on(vec![medium], config)
+        new_id,
+    }
 }
 
 pub fn key(number: u64) -> BlockKey {
@@ -178,11 +210,6 @@ pub fn block_bytes(number: u64, length_bytes: u64) -> Vec<u8> {
         bytes[..len].copy_from_slice(&tag[..len]);
     }
     bytes
-}
-
-/// Where a block's payload begins on the disk.
-pub fn offset_of(location: Location, segment_bytes: u64) -> u64 {
-    MIB + (location.0 >> 32) * segment_bytes + (location.0 & 0xffff_ffff) * PAGE_BYTES
 }
 
 /// Splitmix64: what a seed draws.

@@ -10,7 +10,7 @@ use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
 use forebay_io::ssd::{Claim, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region, SimulatedDisk};
 
-use crate::bed::{MIB, offset_of, open_tier};
+use crate::bed::{MIB, open_tier};
 use crate::files::{file_config, home, open_when_free, turn_taken};
 
 struct OnFile {
@@ -56,7 +56,7 @@ impl conformance::Bed for OnFile {
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
         let geometry = self.ssd().report()[0].geometry;
-        let at = offset_of(self.ssd().block(key).unwrap().location, geometry.segment_bytes) + length_bytes / 2;
+        let at = geometry.offset_of(self.ssd().block(key).unwrap().location) + length_bytes / 2;
         let file = std::fs::File::options().read(true).write(true).open(&self.config.disks[0].path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -93,8 +93,8 @@ impl conformance::Bed for OnSimulation {
     }
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
-        let segment_bytes = self.ssd.report()[0].geometry.segment_bytes;
-        let at = offset_of(self.ssd.block(key).unwrap().location, segment_bytes) + length_bytes / 2;
+        let geometry = self.ssd.report()[0].geometry;
+        let at = geometry.offset_of(self.ssd.block(key).unwrap().location) + length_bytes / 2;
         self.disk.alter(at as usize, |bytes| bytes[0] ^= 0x40);
         true
     }

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Completion, Tier};
-use forebay_io::ssd::{Claim, DiskConfig, Ssd, SsdConfig};
+use forebay_core::tier::{Completion, Outcome, Tier};
+use forebay_io::ssd::{Claim, DiskConfig, Inspection, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::bed::{MIB, SLOT_BYTES, SLOTS};
+use crate::bed::{Bed, MIB, SLOT_BYTES, SLOTS};
 
 /// A directory on a real disk: direct I/O is no such thing in memory.
 pub fn home() -> tempfile::TempDir {
@@ -119,6 +119,56 @@ fn a_smaller_capacity_than_a_disk_was_made_with_is_refused_with_its_number() {
     };
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.hint_text().unwrap().contains(&(64 * MIB).to_string()), "{error}");
+}
+
+/// A file that loses its end while it is used: its blocks there are misses, and nothing hangs.
+#[test]
+fn a_file_that_is_truncated_under_load_costs_blocks_and_nothing_else() {
+    let home = home();
+    for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+        let path = home.path().join(format!("{engine:?}"));
+        let config = SsdConfig { engine, segment_bytes: Some(MIB), ..file_config(&path, 24 * MIB) };
+        let pool = pool();
+        let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+        bed.store_all((0..300).map(|number| (number, 20_000)));
+        File::options().write(true).open(&path).unwrap().set_len(4 * MIB).unwrap();
+        let outcomes: Vec<Outcome> = (0..300).map(|number| bed.look(number, 20_000)).collect();
+        let loaded = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Loaded { .. })).count();
+        assert!((100..250).contains(&loaded), "the first three of six segments are left, {loaded} blocks");
+        for outcome in outcomes {
+            let is_honest = matches!(outcome, Outcome::Loaded { .. } | Outcome::Failed(_) | Outcome::Absent);
+            assert!(is_honest, "{outcome:?}");
+        }
+        // New blocks lengthen the file again; a failed disk is asked how it is.
+        let stores: Vec<_> = (400..440).map(|number| bed.store(number, number - 400, 20_000)).collect();
+        bed.run(&stores).unwrap();
+        drop(bed);
+        let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+        let outcomes: Vec<Outcome> = (0..300).map(|number| bed.look(number, 20_000)).collect();
+        assert!(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Loaded { .. })), "{engine:?}");
+        bed.store_all((500..520).map(|number| (number, 20_000)));
+    }
+}
+
+#[test]
+fn a_disk_is_inspected_while_no_daemon_uses_it() {
+    let home = home();
+    let config = file_config(&home.path().join("disk"), 32 * MIB);
+    let path = &config.disks[0].path;
+    let pool = pool();
+    let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+    bed.store_all((0..50).map(|number| (number, 20_000)));
+    let error = Inspection::open(path).err().expect("a daemon has it");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let mut held: Vec<_> = bed.ssd.blocks().collect();
+    drop(bed);
+    drop(open_when_free(&config, &pool));
+    let mut inspection = Inspection::open(path).unwrap();
+    let mut found: Vec<_> = inspection.blocks().collect();
+    held.sort_by_key(|block| (block.location.0, block.location.1));
+    found.sort_by_key(|block| (block.location.0, block.location.1));
+    assert_eq!(found, held);
+    assert_eq!(inspection.audit().unwrap().damaged_blocks, 0);
 }
 
 #[test]

@@ -6,5 +6,10 @@
 mod bed;
 mod conform;
 mod crash;
+mod damage;
+mod faults;
 mod files;
 mod fixture;
+mod kill;
+mod limits;
+mod soak;
