@@ -31,7 +31,9 @@ from rig.scenario import external_hits, join
 
 def wave(number: int, prompts: int, prompt_tokens: int, max_tokens: int) -> list[Request]:
     chosen = random.Random(f"no reuse {number}")
-    tokens = [tuple(chosen.randrange(FIRST_PLAIN_TOKEN, VOCABULARY) for _ in range(prompt_tokens)) for _ in range(prompts)]
+    tokens = [
+        tuple(chosen.randrange(FIRST_PLAIN_TOKEN, VOCABULARY) for _ in range(prompt_tokens)) for _ in range(prompts)
+    ]
     return [Request(f"wave-{number}-{at}", prompt, max_tokens) for at, prompt in enumerate(tokens)]
 
 
@@ -67,7 +69,9 @@ def main() -> None:
             if tokens["with"] != tokens["without"]:
                 sys.exit("error: the engines' tokens differ")
             if pair >= 0:  # the first ones warm both engines up
-                rows.append({"without_s": took["without"], "with_s": took["with"], "ratio": took["with"] / took["without"]})
+                rows.append(
+                    {"without_s": took["without"], "with_s": took["with"], "ratio": took["with"] / took["without"]}
+                )
         hits = external_hits(with_it)
         metrics = daemon.metrics()
     ratios = sorted(row["ratio"] for row in rows)
