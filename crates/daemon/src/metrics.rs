@@ -9,6 +9,7 @@ mod table;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
+pub use crate::tiers::{Report as Tier, Standing};
 pub use forebay_core::histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
 
@@ -22,6 +23,8 @@ pub struct Snapshot {
     /// What the core must not evict.
     pub held: Held,
     pub pool: Pool,
+    /// Those below the pool.
+    pub tiers: Vec<Tier>,
     pub clients: Clients,
     pub rpc: Rpc,
     /// From a lookup's arrival on the control plane to its answer.

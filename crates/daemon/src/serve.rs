@@ -168,6 +168,7 @@ impl http::Source for Pages {
             populated_bytes: state.core.populated_bytes(),
             needed_bytes: state.pool.geometry().unit_bytes,
             is_draining: state.is_draining,
+            tiers: state.tier_report().iter().map(told).collect(),
         }
     }
 
@@ -183,6 +184,7 @@ impl http::Source for Pages {
                 populated_bytes: state.core.populated_bytes(),
                 huge_bytes,
             },
+            tiers: state.tier_report().into_iter().collect(),
             clients: Clients {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
@@ -194,6 +196,11 @@ impl http::Source for Pages {
             start_time_seconds: self.start_time_seconds,
         })
     }
+}
+
+fn told(tier: &tiers::Report) -> (&'static str, &'static str, String) {
+    let (state, why) = tier.standing.told();
+    (tier.name, state, why.to_owned())
 }
 
 fn pool_config(config: &Config) -> PoolConfig {

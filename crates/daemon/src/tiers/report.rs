@@ -32,8 +32,20 @@ pub struct Report {
     pub disks: Vec<DiskReport>,
 }
 
+impl Standing {
+    /// In one word, and why.
+    pub fn told(&self) -> (&'static str, &str) {
+        match self {
+            Standing::Opening => ("opening", "its blocks are being read"),
+            Standing::Serving => ("serving", ""),
+            Standing::Sick(why) => ("sick", why),
+            Standing::Failed(why) => ("failed", why),
+        }
+    }
+}
+
 impl Driver {
-    fn standing(&self) -> Standing {
+    pub fn standing(&self) -> Standing {
         match (&self.tier, &self.failure) {
             (Some(tier), _) => match tier.health() {
                 Health::Healthy => Standing::Serving,
