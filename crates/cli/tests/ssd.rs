@@ -94,7 +94,7 @@ fn what_the_pool_has_no_room_for_comes_back_from_disk_byte_for_byte() {
         assert!(after.promoted_blocks >= 900, "{after:?}");
         assert_eq!((after.late_bytes, after.loading_blocks), (0, 0));
         assert_eq!(client.inspect().pinned_bytes, 0);
-        assert_eq!(after.disks[0].engine_why.is_empty(), false);
+        assert!(!after.disks[0].engine_why.is_empty());
     }
 }
 
