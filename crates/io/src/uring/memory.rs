@@ -198,7 +198,7 @@ impl Memory {
     }
 
     /// One `pwrite` from `span`; may be short.
-    pub(super) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
+    pub(crate) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
         let (from, len) = (self.pointer(span).cast_const().cast(), span.len as usize);
         // SAFETY: `pointer` checked that the source lies in the region, which `self` keeps mapped for the call.
         outcome(unsafe { libc::pwrite(file.as_raw_fd(), from, len, at as libc::off_t) })
