@@ -16,7 +16,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ class Daemon:
 
     capacity_bytes: int = 256 << 20
     unit_bytes: int | None = None
+    binary: Path = field(default_factory=forebay_binary)
 
     def __post_init__(self) -> None:
         _remove_leftovers()
@@ -58,7 +59,7 @@ class Daemon:
         assert not self.is_running(), "the daemon is running already"
         config = self.directory / "forebay.toml"
         config.write_text(self._config())
-        argv = [str(forebay_binary()), "serve", "--config", str(config)]
+        argv = [str(self.binary), "serve", "--config", str(config)]
         self.child = Child("forebay serve", argv, self.directory / "daemon.log", env=clean_env())
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> None:
@@ -155,7 +156,7 @@ class Daemon:
         return self.connector(lookup_deadline_ms="20000", **options)
 
     def _ask(self, *command: str) -> dict[str, Any]:
-        argv = [str(forebay_binary()), *command, "--json"]
+        argv = [str(self.binary), *command, "--json"]
         env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(self.socket.parent)}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0:
