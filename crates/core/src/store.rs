@@ -17,7 +17,7 @@ pub enum CommitOutcome {
     Stored,
     /// The same block was there already; the slot is free again.
     Duplicate,
-    /// Its predecessor is not here, so no prefix could ever reach it; the slot is free again.
+    /// Its predecessor is neither here nor on a tier, so no prefix could ever reach it; the slot is free again.
     Orphan,
     /// Not all ranks left a birth record; the slot is free again.
     Incomplete,
@@ -95,7 +95,8 @@ impl Core {
             return CommitOutcome::Duplicate;
         }
         let parent = predecessor.and_then(|hash| self.find(namespace, group, &hash));
-        if predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group) {
+        let is_orphan = predecessor.is_some_and(|hash| parent.is_none() && !self.is_below(namespace, group, &hash));
+        if is_orphan && self.needs_parent(namespace, group) {
             self.stats.orphans += 1;
             self.memory.note(namespace, group, &hash, Fate::Refused);
             let key = self.fingerprint(namespace, group, hash.as_bytes());
@@ -103,7 +104,11 @@ impl Core {
             self.unreserve(block);
             return CommitOutcome::Orphan;
         }
+        let is_returning = self.is_returning(namespace, group, &hash);
         self.make_ready(block, namespace, group, hash, parent);
+        if self.below.is_on() {
+            self.sight_stored(block, predecessor, is_returning);
+        }
         CommitOutcome::Stored
     }
 
@@ -168,11 +173,21 @@ impl Core {
 
     /// Index, counts and policy of a block whose record is complete.
     pub(crate) fn enter(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
-        let key = self.key_of(block);
+        self.name(block);
+        self.admit(block, class, parent);
+    }
+
+    /// From now on lookups find the block by its key.
+    pub(crate) fn name(&mut self, block: BlockId) {
         let Block { namespace, group, .. } = self.blocks[block];
-        self.index.insert(key, block);
+        self.index.insert(self.key_of(block), block);
         self.names.get_mut(namespace).enter(group);
-        let parent = parent.filter(|parent| self.blocks[*parent].class == class);
+    }
+
+    /// From now on the policy of its class decides how long the block stays.
+    pub(crate) fn admit(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
+        let key = self.key_of(block);
+        let parent = parent.filter(|parent| self.blocks[*parent].class == class && self.is_indexed(*parent));
         self.policies[class.0 as usize].insert(&mut self.nodes, block, key, parent);
     }
 
@@ -195,6 +210,7 @@ impl Core {
             class,
             group: 0,
             owner: instance.0,
+            below: 0,
             namespace: NamespaceIndex(0),
             slot: SlotId(0),
             generation,

@@ -6,7 +6,7 @@
 //! its own and comes back with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `tick`.
+//! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool).
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod serve;
 mod service;
 mod state;
 mod tick;
+mod tiers;
 mod verify;
 
 pub use serve::serve;

@@ -16,11 +16,13 @@ use tokio::sync::mpsc;
 use crate::config::Config;
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
+use crate::tiers::Driver;
 
 pub struct State {
     pub config: Config,
     pub core: Core,
     pub pool: Arc<Pool>,
+    pub tiers: Driver,
     pub instances: Instances,
     pub boot_id: u64,
     /// What each namespace id stands for, by the number of its record in the pool.
@@ -75,12 +77,13 @@ impl Shared {
 impl State {
     pub fn new(
         config: Config,
-        core: Core,
+        mut core: Core,
         pool: Arc<Pool>,
         boot_id: u64,
         to_verify: mpsc::UnboundedSender<ToVerify>,
     ) -> State {
         State {
+            tiers: Driver::new(&config.tier_ssd, &mut core),
             config,
             core,
             pool,
@@ -125,12 +128,20 @@ impl State {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
                 }
+                Effect::Load { block, slot, generation, .. } => {
+                    self.tiers.load(&self.core, block, slot, generation);
+                }
+                Effect::Store { block, slot, generation, .. } => {
+                    self.tiers.store(&self.core, &self.pool, block, slot, generation);
+                }
+                Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Verify { block, slot, generation } => {
                     // The thread lives as long as the daemon; without it the block just stays unverified.
                     let _ = self.to_verify.send(ToVerify { block, slot, generation });
                 }
             }
         }
+        self.tiers.submit();
     }
 
     /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.

@@ -24,6 +24,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 pub use session::{check_protocol, tell_attached};
+pub use store::make_ready;
 
 use crate::metrics::RpcErrors;
 use crate::state::Shared;
