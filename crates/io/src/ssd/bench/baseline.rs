@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, PAGE_BYTES, Result};
+use rustix::time::ClockId;
 use serde_json::Value;
 
 use super::run::{cpu_time, sample_of};
 use super::{Direction, Sample};
-use crate::ssd::SsdConfig;
 use crate::uring::{Memory, Region, Span};
 
 /// See the module's head.
@@ -38,14 +38,19 @@ impl Baseline {
 
     /// Writes the part that is written to later, so that no later write is the first to its place.
     pub fn prepare(&self) -> Result<()> {
-        self.sample(Direction::Write, self.part_bytes).map(drop)
+        self.sample(Direction::Write, self.part_bytes, u64::MAX).map(drop)
     }
 
-    pub fn sample(&self, direction: Direction, bytes: u64) -> Result<Sample> {
-        if self.has_fio { self.fio(direction, bytes) } else { self.plain(direction, bytes) }
+    pub fn sample(&self, direction: Direction, bytes: u64, writes_per_flush: u64) -> Result<Sample> {
+        let writes_per_flush = writes_per_flush.min(bytes / self.size_bytes).max(1);
+        if self.has_fio {
+            self.fio(direction, bytes, writes_per_flush)
+        } else {
+            self.plain(direction, bytes, writes_per_flush)
+        }
     }
 
-    fn fio(&self, direction: Direction, bytes: u64) -> Result<Sample> {
+    fn fio(&self, direction: Direction, bytes: u64, writes_per_flush: u64) -> Result<Sample> {
         let Baseline { path, part_bytes, size_bytes, depth, .. } = self;
         let (pattern, offset, section) = match direction {
             Direction::Read => ("randread", 0, "read"),
@@ -59,8 +64,7 @@ impl Baseline {
         command.arg(format!("--size={}", part_bytes - part_bytes % size_bytes)).arg(format!("--io_size={bytes}"));
         match direction {
             Direction::Read => command.arg("--readonly").arg(format!("--blockalign={PAGE_BYTES}")),
-            // The tier flushes as often.
-            Direction::Write => command.arg(format!("--fdatasync={}", writes_per_flush(*size_bytes))),
+            Direction::Write => command.arg(format!("--fdatasync={writes_per_flush}")),
         };
         let failed =
             |why: String| Error::new(ErrorKind::Unsupported, "fio cannot do what the tier does here").with("why", why);
@@ -77,20 +81,24 @@ impl Baseline {
         Ok(sample_of(moved as u64, took, Duration::from_secs_f64(elapsed_ms / 1e3 * busy)))
     }
 
-    fn plain(&self, direction: Direction, bytes: u64) -> Result<Sample> {
+    fn plain(&self, direction: Direction, bytes: u64, writes_per_flush: u64) -> Result<Sample> {
         let cannot = |error| Error::new(ErrorKind::Io, "cannot run the plain loop").source(error);
         let mut options = File::options();
         let file = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&self.path).map_err(cannot)?;
         let memory = Region::anonymous((self.size_bytes * u64::from(self.depth)) as usize).map_err(cannot)?;
+        memory.want_huge_pages();
         let memory = Memory::new(memory.clone(), memory);
         let (next, count) = (AtomicU64::new(0), bytes / self.size_bytes);
-        let (begun, cpu_begun) = (Instant::now(), cpu_time());
+        let (begun, cpu_begun) = (Instant::now(), cpu_time(ClockId::ProcessCPUTime));
         let work = |thread: u32| {
             let span = Span::pool(u64::from(thread) * self.size_bytes, self.size_bytes as u32);
             loop {
                 let nth = next.fetch_add(1, Ordering::Relaxed);
                 if nth >= count {
                     return Ok(());
+                }
+                if direction == Direction::Write && nth.is_multiple_of(writes_per_flush) {
+                    rustix::fs::fdatasync(&file)?;
                 }
                 self.move_one(&file, &memory, direction, span, nth)?;
             }
@@ -100,7 +108,7 @@ impl Baseline {
             threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
         })
         .map_err(cannot)?;
-        Ok(sample_of(count * self.size_bytes, begun.elapsed(), cpu_time() - cpu_begun))
+        Ok(sample_of(count * self.size_bytes, begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun))
     }
 
     fn move_one(
@@ -117,18 +125,8 @@ impl Baseline {
                 let place = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                 memory.pread(file, span, place % places * self.size_bytes)
             }
-            Direction::Write => {
-                if nth.is_multiple_of(writes_per_flush(self.size_bytes)) {
-                    rustix::fs::fdatasync(file)?;
-                }
-                memory.pwrite(file, span, self.part_bytes + nth % places * self.size_bytes)
-            }
+            Direction::Write => memory.pwrite(file, span, self.part_bytes + nth % places * self.size_bytes),
         };
         if moved? == span.len { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
     }
-}
-
-/// Writes between two flushes, as the tier does it when it has much to write.
-fn writes_per_flush(size_bytes: u64) -> u64 {
-    (SsdConfig::new(Vec::new()).flush_bytes / size_bytes).max(1)
 }

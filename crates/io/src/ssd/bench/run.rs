@@ -1,22 +1,28 @@
 //! The tier's side of a benchmark: as many operations in flight as asked for, and a clock.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_core::checksum::checksum;
+use forebay_core::checksum::{checksum, combine};
 use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{BenchConfig, Direction, Sample};
-use crate::ssd::{Claim, DiskConfig, Ssd, SsdConfig};
+use crate::ssd::reclaim::READY;
+use crate::ssd::{Claim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
 use crate::uring::{Memory, Region, Span};
 
 /// A disk that completes nothing for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Summed up to learn what a checksum costs: more than caches hold.
-const CHECKSUM_BYTES: u64 = 1 << 30;
+/// A block begins with its number; all other bytes are ones.
+const TAG_BYTES: u64 = 8;
+/// Summed up to learn what a checksum costs.
+const CHECKSUM_BYTES: u64 = 256 << 20;
 
 /// A tier, its pool, and what was stored on it.
 pub(super) struct Rig {
@@ -31,12 +37,18 @@ pub(super) struct Rig {
     /// Numbers of the blocks that are there, in no order.
     stored: Vec<u64>,
     checksums: HashMap<u64, u64>,
+    /// Of all that follows the first eight bytes of a block.
+    rest_checksum: u64,
+    path: PathBuf,
     capacity_bytes: u64,
     errors: u64,
 }
 
 impl Rig {
     pub fn new(config: &BenchConfig, size_bytes: u64, depth: u32) -> Result<Rig> {
+        if size_bytes < PAGE_BYTES {
+            return Err(Error::invalid("a benchmark's blocks have 4 KiB at least").with("size_bytes", size_bytes));
+        }
         let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes) };
         // Loads may take all of a disk's depth, stores half of it.
         let ssd_config = SsdConfig { engine: config.engine, depth: 2 * depth, ..SsdConfig::new(vec![disk]) };
@@ -44,6 +56,7 @@ impl Rig {
         let pool_bytes = slot_bytes * u64::from(depth);
         let pool = Region::anonymous(pool_bytes as usize)
             .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))?;
+        pool.want_huge_pages();
         let mut ssd = Claim::new(&ssd_config)?.open(pool.clone())?;
         pool.write(0, &vec![1; pool_bytes as usize]);
         ssd.register(pool_bytes);
@@ -58,6 +71,8 @@ impl Rig {
             next_block: 0,
             stored: Vec::new(),
             checksums: HashMap::new(),
+            rest_checksum: ones_checksum(size_bytes - TAG_BYTES),
+            path: config.path.clone(),
             capacity_bytes: config.capacity_bytes,
             errors: 0,
         })
@@ -73,31 +88,42 @@ impl Rig {
 
     /// Writes the whole disk once, so that no later write is the first to its place.
     pub fn fill(&mut self) -> Result<()> {
-        self.store(self.capacity_bytes + self.capacity_bytes / 4, &mut Vec::new())
+        self.store(self.capacity_bytes + self.capacity_bytes / 4, &mut Vec::new())?;
+        self.look_again()
     }
 
     pub fn sample(&mut self, direction: Direction, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<Sample> {
-        let (begun, cpu_begun) = (Instant::now(), cpu_time());
+        let (begun, cpu_begun) = (Instant::now(), cpu_time(ClockId::ProcessCPUTime));
         match direction {
             Direction::Read => self.load(bytes, latencies_us)?,
             Direction::Write => self.store(bytes, latencies_us)?,
         }
-        let (took, cpu) = (begun.elapsed(), cpu_time() - cpu_begun);
-        if direction == Direction::Read {
-            self.compare();
+        let (took, cpu) = (begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun);
+        match direction {
+            Direction::Read => self.compare(),
+            Direction::Write => self.look_again()?,
         }
         Ok(sample_of(bytes, took, cpu))
     }
 
-    /// What one core needs for the checksums alone, from memory that is in no cache.
-    pub fn checksum_ms_per_gb(&self) -> f64 {
-        let Ok(cold) = Region::anonymous((CHECKSUM_BYTES / 4) as usize) else { return f64::NAN };
-        let memory = Memory::new(cold.clone(), cold);
-        let all = Span::pool(0, (CHECKSUM_BYTES / 4) as u32);
-        std::hint::black_box(memory.checksum(all));
-        let begun = Instant::now();
-        (0..4).for_each(|_| _ = std::hint::black_box(memory.checksum(all)));
-        begun.elapsed().as_secs_f64() * 1e3 / (CHECKSUM_BYTES as f64 / 1e9)
+    /// What one core needs for the checksums alone, of bytes that have just arrived from this disk: they are in no
+    /// cache, which makes it two to three times what a second look at the same bytes costs.
+    pub fn checksum_ms_per_gb(&self) -> Result<f64> {
+        let cannot = |error| Error::new(ErrorKind::Io, "cannot read the benchmark's file").source(error);
+        let mut options = File::options();
+        let file = options.read(true).custom_flags(libc::O_DIRECT).open(&self.path).map_err(cannot)?;
+        let memory = Memory::new(self.pool.clone(), self.pool.clone());
+        let mut spent = Duration::ZERO;
+        for nth in 0..CHECKSUM_BYTES / self.size_bytes {
+            let slot = nth % u64::from(self.depth);
+            let span = Span::pool(slot * self.slot_bytes, self.size_bytes as u32);
+            let at = (nth * self.slot_bytes) % (self.capacity_bytes - self.slot_bytes);
+            memory.pread(&file, span, at - at % PAGE_BYTES).map_err(|error| cannot(error.into()))?;
+            let begun = cpu_time(ClockId::ThreadCPUTime);
+            std::hint::black_box(memory.checksum(span));
+            spent += cpu_time(ClockId::ThreadCPUTime) - begun;
+        }
+        Ok(spent.as_secs_f64() * 1e3 / (CHECKSUM_BYTES as f64 / 1e9))
     }
 
     /// Stores new blocks; each slot has its block's bytes, which differ in their first page.
@@ -107,18 +133,20 @@ impl Rig {
         self.next_block += count;
         self.drive(count, latencies_us, |rig, nth, slot| {
             let number = first + nth;
-            let tag = (number + 1).to_le_bytes();
-            rig.pool.write(slot * rig.slot_bytes, &tag[..tag.len().min(rig.size_bytes as usize)]);
+            rig.pool.write(slot * rig.slot_bytes, &number.to_le_bytes());
             // The workers of an engine bring the checksum with the block: it is none of the tier's cost.
             let sum = rig.checksum_of(number);
             rig.checksums.insert(number, sum);
             rig.stored.push(number);
             (number, OpKind::Store, sum)
         })?;
-        let mut evicted = Vec::new();
-        self.ssd.take_evicted(&mut evicted);
-        let ssd = &self.ssd;
-        let checksums = &mut self.checksums;
+        Ok(())
+    }
+
+    /// Waits until the disk is at rest, and forgets the blocks that it gave up.
+    fn look_again(&mut self) -> Result<()> {
+        self.settle()?;
+        let (ssd, checksums) = (&self.ssd, &mut self.checksums);
         self.stored.retain(|number| {
             let is_there = ssd.block(&key(*number)).is_some();
             if !is_there {
@@ -129,12 +157,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Of a block whose first eight bytes say its number, and whose others are ones.
     fn checksum_of(&self, number: u64) -> u64 {
-        let tag = (number + 1).to_le_bytes();
-        let head = tag.len().min(self.size_bytes as usize);
-        let rest = self.size_bytes - head as u64;
-        forebay_core::checksum::combine(checksum(&tag[..head]), ones_checksum(rest), rest)
+        combine(checksum(&number.to_le_bytes()), self.rest_checksum, self.size_bytes - TAG_BYTES)
     }
 
     fn load(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
@@ -146,12 +170,30 @@ impl Rig {
         })
     }
 
+    /// Until room is made for what comes next, so that no block that is asked for later is given up meanwhile.
+    fn settle(&mut self) -> Result<()> {
+        let (begun, mut completions) = (Instant::now(), Vec::new());
+        let is_ready = |segment: &&SegmentReport| segment.state == SegmentState::Ready;
+        while self.ssd.report()[0].segments.iter().filter(is_ready).count() < READY || !self.ssd.is_idle() {
+            self.turn(&mut completions);
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::new(ErrorKind::Timeout, "the disk makes no room"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes since the disk was opened.
+    pub fn flushes(&self) -> u64 {
+        self.ssd.report()[0].counters.flushes
+    }
+
     /// The bytes in the slots are those of blocks that were stored.
     fn compare(&mut self) {
         for slot in 0..u64::from(self.depth) {
             let mut bytes = vec![0; self.size_bytes as usize];
             self.pool.read(slot * self.slot_bytes, &mut bytes);
-            let number = u64::from_le_bytes(bytes[..8].try_into().expect("a block is longer")).wrapping_sub(1);
+            let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
             let is_whole = self.checksums.contains_key(&number) && bytes[8..].iter().all(|byte| *byte == 1);
             self.errors += u64::from(!is_whole);
         }
@@ -236,9 +278,9 @@ fn key(number: u64) -> BlockKey {
 fn ones_checksum(len: u64) -> u64 {
     let (mut sum, mut sum_len) = (0, 0);
     for bit in (0..u64::BITS - len.leading_zeros()).rev() {
-        (sum, sum_len) = (forebay_core::checksum::combine(sum, sum, sum_len), 2 * sum_len);
+        (sum, sum_len) = (combine(sum, sum, sum_len), 2 * sum_len);
         if len >> bit & 1 == 1 {
-            (sum, sum_len) = (forebay_core::checksum::combine(sum, checksum(&[1]), 1), sum_len + 1);
+            (sum, sum_len) = (combine(sum, checksum(&[1]), 1), sum_len + 1);
         }
     }
     sum
@@ -249,9 +291,9 @@ pub(super) fn sample_of(bytes: u64, took: Duration, cpu: Duration) -> Sample {
     Sample { gb_per_s: gb / took.as_secs_f64(), cpu_ms_per_gb: cpu.as_secs_f64() * 1e3 / gb }
 }
 
-/// CPU time of this process, all threads and the kernel's work for them.
-pub(super) fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+/// CPU time of this thread, or of all threads of this process, with the kernel's work for them.
+pub(super) fn cpu_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
