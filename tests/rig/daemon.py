@@ -175,8 +175,8 @@ class Daemon:
             "http": {"address": f"127.0.0.1:{self.port}"},
         }
         if self.ssd_bytes:
-            file = {"path": str(self.ssd_path), "capacity_bytes": self.ssd_bytes}
-            sections |= {"tier.ssd": {"disks": [file], "admission": self.ssd_admission}}
+            disks, capacity = [str(self.ssd_path)], self.ssd_bytes
+            sections["tier.ssd"] = {"disks": disks, "capacity_bytes": capacity, "admission": self.ssd_admission}
         return "\n".join(
             f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
             for section, keys in sections.items()
