@@ -68,6 +68,8 @@ pub(super) struct Disk {
     pub now: Duration,
     pub completions: Vec<Completion>,
     evicted: VecDeque<BlockKey>,
+    /// How many of them were evicted before the last poll gave its completions.
+    evicted_before_poll: usize,
     last_progress: Duration,
     next_probe: Duration,
     /// Written to the disk, and stored on it, before it was opened.
@@ -99,6 +101,7 @@ impl Disk {
             now: Duration::ZERO,
             completions: Vec::new(),
             evicted: VecDeque::new(),
+            evicted_before_poll: 0,
             last_progress: Duration::ZERO,
             next_probe: Duration::ZERO,
             earlier_written_bytes: opened.written_bytes,
@@ -142,6 +145,7 @@ impl Disk {
         finished.drain(..).for_each(|finished| self.ended(finished));
         self.finished = finished;
         self.start();
+        self.evicted_before_poll = self.evicted.len();
     }
 
     /// Loads first, then stores, then what makes room for them.
@@ -190,7 +194,9 @@ impl Disk {
     }
 
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
-        keys.extend(self.evicted.drain(..));
+        let count = std::mem::take(&mut self.evicted_before_poll);
+        // What was stored again meanwhile is there.
+        keys.extend(self.evicted.drain(..count).filter(|key| self.index.get(key).is_none()));
     }
 
     pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
@@ -263,6 +269,7 @@ impl Disk {
     pub(super) fn tell_evicted(&mut self, key: BlockKey) {
         if self.evicted.len() == MAX_EVICTED_KEYS {
             self.evicted.pop_front();
+            self.evicted_before_poll = self.evicted_before_poll.saturating_sub(1);
             self.counters.untold_evictions += 1;
         }
         self.evicted.push_back(key);

@@ -9,6 +9,7 @@
 //! bounded. The disk is drawn in `docs/formats/ssd.md`; what the tier promises and how it fails is told in
 //! `docs/tiers/ssd.md`.
 
+pub mod bench;
 mod budget;
 mod config;
 mod device;

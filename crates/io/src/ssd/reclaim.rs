@@ -18,7 +18,7 @@ use super::writer::{Erase, Item, Stage};
 use crate::uring::{Span, Work};
 
 /// Segments that are kept ready: two to write to, one that only carried blocks may use.
-const READY: usize = 3;
+pub(super) const READY: usize = 3;
 /// Blocks that are forgotten in one turn, so that a turn stays short.
 const FORGOTTEN_PER_TURN: usize = 256;
 

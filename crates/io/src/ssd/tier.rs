@@ -111,7 +111,8 @@ impl Ssd {
         self.disks.iter().flat_map(Disk::blocks)
     }
 
-    /// Appends the keys of blocks that the disks gave up to make room, since the last call.
+    /// Appends the keys of blocks that the disks gave up to make room, since the last call. Ask after `poll`, when
+    /// its completions were handled: a block may be stored and given up in one turn, and is then named here last.
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         self.disks.iter_mut().for_each(|disk| disk.take_evicted(keys));
     }

@@ -14,7 +14,7 @@ use std::{io, ptr};
 
 use forebay_core::checksum::Checksum;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::arena::Pool;
 
@@ -63,6 +63,13 @@ impl Region {
         // SAFETY: as for an anonymous one.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
         Ok(Region::of_mapping(Mapped { base, len }))
+    }
+
+    /// Asks for 2 MiB pages, as the pool has them, before anything is touched: a transfer is then made of few
+    /// pieces. Where there are none, it stays as it is.
+    pub fn want_huge_pages(&self) {
+        // SAFETY: the advice changes neither addresses nor contents of a mapping that `self` keeps.
+        let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, Advice::LinuxHugepage) };
     }
 
     fn of_mapping(mapped: Mapped) -> Region {
@@ -198,7 +205,7 @@ impl Memory {
     }
 
     /// One `pwrite` from `span`; may be short.
-    pub(super) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
+    pub(crate) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
         let (from, len) = (self.pointer(span).cast_const().cast(), span.len as usize);
         // SAFETY: `pointer` checked that the source lies in the region, which `self` keeps mapped for the call.
         outcome(unsafe { libc::pwrite(file.as_raw_fd(), from, len, at as libc::off_t) })

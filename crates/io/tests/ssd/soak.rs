@@ -51,7 +51,7 @@ impl Owner {
     }
 
     /// Frees the operation's slot.
-    fn answered(&mut self, bed: &Bed, id: OpId, outcome: Outcome) -> u64 {
+    fn answered(&mut self, bed: &Bed, id: OpId, outcome: Outcome, evicted: &[u64]) -> u64 {
         let (op, slot) = self.waiting.remove(&id).expect("an operation completes once");
         let number = number_of(&op.key);
         self.busy.remove(&number);
@@ -70,7 +70,11 @@ impl Owner {
                 assert!(bytes == block_bytes(number, op.length_bytes), "block {number} came back as other bytes");
                 "loaded"
             }
-            (OpKind::Load { .. }, Outcome::Absent) if !self.lengths.contains_key(&number) => "evicted while it waited",
+            (OpKind::Load { .. }, Outcome::Absent)
+                if !self.lengths.contains_key(&number) || evicted.contains(&number) =>
+            {
+                "evicted while it waited"
+            }
             other => panic!("block {number}: {other:?}"),
         };
         *self.tally.entry(what).or_default() += 1;
@@ -104,11 +108,12 @@ fn soak(bed: &mut Bed, operations: u64) -> Owner {
             asked += 1;
         }
         bed.turn();
-        for number in bed.evictions() {
-            owner.lengths.remove(&number);
-        }
+        let evicted = bed.evictions();
         for (id, outcome) in std::mem::take(&mut bed.outcomes) {
-            free.push(owner.answered(bed, id, outcome));
+            free.push(owner.answered(bed, id, outcome, &evicted));
+        }
+        for number in evicted {
+            owner.lengths.remove(&number);
         }
     }
     bed.settle();
