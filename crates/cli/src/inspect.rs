@@ -1,17 +1,22 @@
 //! `forebay inspect`: what the daemon holds. Tables for people, the same facts as JSON for programs.
 
+mod ssd;
+
 use std::collections::BTreeMap;
 
 use forebay_rpc::proto::{ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, TierInfo};
 use serde_json::{Value, json};
 
-use crate::arguments::Inspect;
+use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
 use crate::output::{Table, hex, print, print_json, size};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
+    if let Some(InspectWhat::Ssd(arguments)) = &arguments.what {
+        return ssd::run(arguments);
+    }
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
     let mut reply = runtime()?.block_on(client.inspect())?;
     sort(&mut reply);
@@ -129,7 +134,7 @@ fn tier_text(tier: &TierInfo) -> String {
 }
 
 /// Bytes written for each byte stored.
-pub fn amplification(written_bytes: u64, stored_bytes: u64) -> String {
+fn amplification(written_bytes: u64, stored_bytes: u64) -> String {
     if stored_bytes == 0 { "-".to_string() } else { format!("{:.2}", written_bytes as f64 / stored_bytes as f64) }
 }
 

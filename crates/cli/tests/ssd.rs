@@ -1,10 +1,12 @@
 //! The SSD tier behind the shipped daemon: a real file, real kills, and a worker that checks every byte.
 
+mod command;
 mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use command::run;
 use forebay_rpc::proto::*;
 use support::*;
 
@@ -94,7 +96,7 @@ fn what_the_pool_has_no_room_for_comes_back_from_disk_byte_for_byte() {
         assert!(after.promoted_blocks >= 900, "{after:?}");
         assert_eq!((after.late_bytes, after.loading_blocks), (0, 0));
         assert_eq!(client.inspect().pinned_bytes, 0);
-        assert_eq!(after.disks[0].engine_why.is_empty(), false);
+        assert!(!after.disks[0].engine_why.is_empty());
     }
 }
 
@@ -242,7 +244,15 @@ fn a_daemon_that_ends_well_finishes_what_it_is_writing() {
     .expect("it is ours");
     let (is_success, log) = daemon.finish();
     assert!(is_success && log.contains("drained"), "{log}");
+    let answer = run(&["inspect", "ssd", "--json", "--audit", disk.path.to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
+    let found = &report["disks"][0];
+    assert_eq!((&found["blocks"], &found["audit"]["damaged_blocks"]), (&100.into(), &0.into()), "{}", answer.out);
+    let text = run(&["inspect", "ssd", "--segments", disk.path.to_str().unwrap()]).out;
+    assert!(text.contains("100 blocks") && text.contains("active"), "{text}");
     let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let refused = run(&["inspect", "ssd", disk.path.to_str().unwrap()]);
+    assert!(refused.code != 0 && refused.err.contains("a daemon uses this disk"), "{}", refused.err);
     assert_eq!(tier(&client).blocks, 100);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     is_served(&client, &worker, namespace, 0..50);

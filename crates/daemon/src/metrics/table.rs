@@ -359,16 +359,13 @@ fn by_kind(snapshot: &Snapshot, read: fn(&Counts) -> u64) -> Samples {
 }
 
 fn tier_operations(snapshot: &Snapshot) -> Samples {
-    let outcomes: [(&str, fn(&Counts) -> u64); 3] =
-        [("done", |counts| counts.done), ("absent", |counts| counts.absent), ("failed", |counts| counts.failed)];
-    let of = |(outcome, read): (&str, fn(&Counts) -> u64)| {
-        let outcome = outcome.to_string();
-        by_kind(snapshot, read).into_iter().map(move |(mut labels, count)| {
-            labels.push(outcome.clone());
-            (labels, count)
-        })
+    let of = |outcome: &str, read: fn(&Counts) -> u64| {
+        let mut samples = by_kind(snapshot, read);
+        samples.iter_mut().for_each(|(labels, _)| labels.push(outcome.to_string()));
+        samples
     };
-    outcomes.into_iter().flat_map(of).collect()
+    let done = of("done", |counts| counts.done);
+    [done, of("absent", |counts| counts.absent), of("failed", |counts| counts.failed)].concat()
 }
 
 fn tier_times(snapshot: &Snapshot) -> Times<'_> {
