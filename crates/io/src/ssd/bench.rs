@@ -1,7 +1,7 @@
 //! `forebay bench ssd`: how fast the tier is, beside what the disk gives to anybody.
 //!
 //! A tier is made on a file and filled; then for each direction, size and depth the tier and a baseline move as
-//! many bytes, in turns: the tier through [`Tier`] with its checksums, the baseline ([`Baseline`]) by plain random
+//! many bytes, in turns: the tier through [`Tier`] with its checksums, the baseline by plain random
 //! reads in the part of the file that holds the blocks, or by plain writes in as much of the file behind it, with
 //! as many flushes as the tier made.
 //! Invariants: every block that is read back is compared, outside of the time that counts; a ratio is the median
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FallocateFlags;
 
-pub use self::baseline::Baseline;
+use self::baseline::Baseline;
 pub use self::recovery::{RecoveryRow, recovery};
 use self::run::Rig;
 use crate::uring::EngineChoice;
@@ -37,11 +37,14 @@ pub struct BenchConfig {
     pub engine: EngineChoice,
     pub directions: Vec<Direction>,
     pub sizes_bytes: Vec<u64>,
+    /// Transfers in flight.
     pub depths: Vec<u32>,
     /// Runs of tier and baseline for each row.
     pub pairs: usize,
     /// Moved in each run.
     pub run_bytes: u64,
+    /// fio is the baseline where it is installed; else, or without this, plain system calls are.
+    pub may_use_fio: bool,
 }
 
 impl BenchConfig {
@@ -57,6 +60,7 @@ impl BenchConfig {
             depths: vec![8, 32],
             pairs: 5,
             run_bytes: 1 << 30,
+            may_use_fio: true,
         }
     }
 }
@@ -78,7 +82,8 @@ pub struct Row {
     pub baseline: &'static str,
     /// Tier and baseline, pair by pair, in the order in which they ran.
     pub pairs: Vec<(Sample, Sample)>,
-    /// From submission to completion, over all runs of the tier.
+    /// From submission to completion, over all runs of the tier. Of a write: with its wait for room among the
+    /// `depth` transfers that are in flight, and for its flush.
     pub p50_us: u64,
     pub p99_us: u64,
     /// What summing up bytes that have just arrived costs one core; part of the tier's CPU time for reads.
@@ -123,7 +128,7 @@ pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>>
         for &depth in &config.depths {
             let mut rig = Rig::new(config, size_bytes, depth)?;
             lengthen(config)?;
-            let baseline = Baseline::find(&config.path, config.capacity_bytes, size_bytes, depth);
+            let baseline = Baseline::find(config, size_bytes, depth);
             rig.fill()?;
             baseline.prepare()?;
             for &direction in &config.directions {
@@ -157,7 +162,7 @@ fn measure(config: &BenchConfig, rig: &mut Rig, baseline: &Baseline, direction: 
         pairs,
         p50_us: quantile(0.5),
         p99_us: quantile(0.99),
-        checksum_ms_per_gb: rig.checksum_ms_per_gb()?,
+        checksum_ms_per_gb: rig.checksum_ms_per_gb(config.run_bytes)?,
         errors: rig.take_errors(),
     })
 }

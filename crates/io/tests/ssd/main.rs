@@ -4,6 +4,7 @@
 //! Simulated runs repeat from their seed, which a failure prints.
 
 mod bed;
+mod bench;
 mod conform;
 mod crash;
 mod damage;

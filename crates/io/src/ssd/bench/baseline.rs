@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use rustix::time::ClockId;
 use serde_json::Value;
 
 use super::run::{cpu_time, sample_of};
-use super::{Direction, Sample};
+use super::{BenchConfig, Direction, Sample};
 use crate::uring::{Memory, Region, Span};
 
 /// See the module's head.
-pub struct Baseline {
+pub(super) struct Baseline {
     path: PathBuf,
     /// Reads go to the first so many bytes of the file, writes to as many behind them.
     part_bytes: u64,
@@ -26,10 +26,11 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    pub fn find(path: &Path, part_bytes: u64, size_bytes: u64, depth: u32) -> Baseline {
-        let fio = Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        let has_fio = fio.is_ok_and(|status| status.success());
-        Baseline { path: path.to_owned(), part_bytes, size_bytes, depth, has_fio }
+    pub(super) fn find(config: &BenchConfig, size_bytes: u64, depth: u32) -> Baseline {
+        let fio = || Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let has_fio = config.may_use_fio && fio().is_ok_and(|status| status.success());
+        let (path, part_bytes) = (config.path.clone(), config.capacity_bytes);
+        Baseline { path, part_bytes, size_bytes, depth, has_fio }
     }
 
     pub fn name(&self) -> &'static str {

@@ -19,15 +19,20 @@ use crate::uring::{Memory, Region, Span};
 
 /// A disk that completes nothing for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Stores wait for their flush, in a queue that is longer than the disk's, as they do in the daemon; but in no more
+/// memory than this.
+const STORES_PER_TRANSFER: u64 = 8;
+const STORES_BYTES: u64 = 512 << 20;
 /// A block begins with its number; all other bytes are ones.
 const TAG_BYTES: u64 = 8;
-/// Summed up to learn what a checksum costs.
+/// Summed up at most to learn what a checksum costs.
 const CHECKSUM_BYTES: u64 = 256 << 20;
 
 /// A tier, its pool, and what was stored on it.
 pub(super) struct Rig {
     pub size_bytes: u64,
     pub depth: u32,
+    waiting_stores: u64,
     slot_bytes: u64,
     pool: Region,
     ssd: Ssd,
@@ -50,10 +55,12 @@ impl Rig {
             return Err(Error::invalid("a benchmark's blocks have 4 KiB at least").with("size_bytes", size_bytes));
         }
         let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes) };
-        // Loads may take all of a disk's depth, stores half of it.
+        // Stores take half of a disk's depth.
         let ssd_config = SsdConfig { engine: config.engine, depth: 2 * depth, ..SsdConfig::new(vec![disk]) };
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
-        let pool_bytes = slot_bytes * u64::from(depth);
+        let most = (STORES_BYTES / slot_bytes).max(u64::from(depth));
+        let waiting_stores = (STORES_PER_TRANSFER * u64::from(depth)).min(most);
+        let pool_bytes = slot_bytes * waiting_stores;
         let pool = Region::anonymous(pool_bytes as usize)
             .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))?;
         pool.want_huge_pages();
@@ -63,6 +70,7 @@ impl Rig {
         Ok(Rig {
             size_bytes,
             depth,
+            waiting_stores,
             slot_bytes,
             pool,
             ssd,
@@ -108,13 +116,14 @@ impl Rig {
 
     /// What one core needs for the checksums alone, of bytes that have just arrived from this disk: they are in no
     /// cache, which makes it two to three times what a second look at the same bytes costs.
-    pub fn checksum_ms_per_gb(&self) -> Result<f64> {
+    pub fn checksum_ms_per_gb(&self, most_bytes: u64) -> Result<f64> {
+        let count = most_bytes.min(CHECKSUM_BYTES) / self.size_bytes;
         let cannot = |error| Error::new(ErrorKind::Io, "cannot read the benchmark's file").source(error);
         let mut options = File::options();
         let file = options.read(true).custom_flags(libc::O_DIRECT).open(&self.path).map_err(cannot)?;
         let memory = Memory::new(self.pool.clone(), self.pool.clone());
         let mut spent = Duration::ZERO;
-        for nth in 0..CHECKSUM_BYTES / self.size_bytes {
+        for nth in 0..count {
             let slot = nth % u64::from(self.depth);
             let span = Span::pool(slot * self.slot_bytes, self.size_bytes as u32);
             let at = (nth * self.slot_bytes) % (self.capacity_bytes - self.slot_bytes);
@@ -123,7 +132,7 @@ impl Rig {
             std::hint::black_box(memory.checksum(span));
             spent += cpu_time(ClockId::ThreadCPUTime) - begun;
         }
-        Ok(spent.as_secs_f64() * 1e3 / (CHECKSUM_BYTES as f64 / 1e9))
+        Ok(spent.as_secs_f64() * 1e3 / ((count * self.size_bytes) as f64 / 1e9))
     }
 
     /// Stores new blocks; each slot has its block's bytes, which differ in their first page.
@@ -131,7 +140,7 @@ impl Rig {
         let first = self.next_block;
         let count = bytes / self.size_bytes;
         self.next_block += count;
-        self.drive(count, latencies_us, |rig, nth, slot| {
+        self.drive(count, self.waiting_stores, latencies_us, |rig, nth, slot| {
             let number = first + nth;
             rig.pool.write(slot * rig.slot_bytes, &number.to_le_bytes());
             // The workers of an engine bring the checksum with the block: it is none of the tier's cost.
@@ -163,9 +172,16 @@ impl Rig {
 
     fn load(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
         let mut seed = self.next_op;
-        self.drive(bytes / self.size_bytes, latencies_us, |rig, _, _| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let number = rig.stored[(seed >> 33) as usize % rig.stored.len()];
+        self.drive(bytes / self.size_bytes, u64::from(self.depth), latencies_us, |rig, _, _| {
+            // Notes of what was read take room too, so blocks are given up now and then.
+            let number = loop {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let drawn = (seed >> 33) as usize % rig.stored.len();
+                if rig.ssd.block(&key(rig.stored[drawn])).is_some() {
+                    break rig.stored[drawn];
+                }
+                rig.stored.swap_remove(drawn);
+            };
             (number, OpKind::Load { at: Location::default() }, rig.checksums[&number])
         })
     }
@@ -199,14 +215,15 @@ impl Rig {
         }
     }
 
-    /// Keeps `depth` operations in flight until `count` are done. `next` says what the nth is, in which slot.
+    /// Keeps `width` operations waiting until `count` are done. `next` says what the nth is, in which slot.
     fn drive(
         &mut self,
         count: u64,
+        width: u64,
         latencies_us: &mut Vec<u64>,
         mut next: impl FnMut(&mut Rig, u64, u64) -> (u64, OpKind, u64),
     ) -> Result<()> {
-        let mut free: Vec<u64> = (0..u64::from(self.depth)).collect();
+        let mut free: Vec<u64> = (0..width).collect();
         let (mut waiting, mut ready, mut completions) = (HashMap::new(), Vec::new(), Vec::new());
         let (mut asked, mut done, mut last_progress) = (0, 0, Instant::now());
         while done < count {
