@@ -7,9 +7,9 @@
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
 //! first and not the second knows that bytes may still be moving.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,10 +98,22 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             .hint("set `capacity_bytes` beside its path"));
     };
     if metadata.len() < wanted || metadata.len() == 0 {
-        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, wanted)
-            .map_err(|error| no_room(path, wanted, error))?;
+        lengthen(file, &metadata, wanted).map_err(|error| no_room(path, wanted, error))?;
     }
     Ok(wanted.max(metadata.len()))
+}
+
+/// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
+fn lengthen(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
+    let filesystem = rustix::fs::fstatvfs(file)?;
+    let available_bytes = filesystem.f_bavail * filesystem.f_frsize + metadata.blocks() * 512;
+    if available_bytes < wanted {
+        return Err(Errno::NOSPC);
+    }
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, wanted).inspect_err(|_| {
+        // Nothing more can be done; the error that is told is the first one.
+        let _ = file.set_len(metadata.len());
+    })
 }
 
 /// Opens the description that moves bytes, past the page cache where the filesystem allows it.
@@ -151,5 +163,8 @@ fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
 }
 
 fn cannot(what: &str, path: &Path, error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {what} a disk")).with("path", path.display()).source(error)
+    Error::new(ErrorKind::Io, format!("cannot {what} a disk"))
+        .with("path", path.display())
+        .source(error)
+        .hint("see that the path in `tier.ssd.disks` exists and that the daemon's user may read and write it")
 }

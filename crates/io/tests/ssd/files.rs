@@ -95,10 +95,14 @@ fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_file_that_does_not_fit_is_an_error_with_a_hint() {
+fn a_file_that_does_not_fit_is_an_error_with_a_hint_and_stays_as_it_is() {
     let home = home();
-    let error = Claim::new(&file_config(&home.path().join("disk"), 1 << 50)).err().expect("no disk is so large");
+    let path = home.path().join("disk");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let error = Claim::new(&file_config(&path, 1 << 50)).err().expect("no disk is so large");
+    assert_eq!(error.kind(), ErrorKind::Full);
     assert!(error.hint_text().unwrap().contains("capacity_bytes"), "{error}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
 }
 
 #[test]
