@@ -173,7 +173,11 @@ impl Core {
         self.index.insert(key, block);
         self.names.get_mut(namespace).enter(group);
         let parent = parent.filter(|parent| self.blocks[*parent].class == class);
-        self.policies[class.0 as usize].insert(&mut self.nodes, block, key, parent);
+        let policy = &mut self.policies[class.0 as usize];
+        match self.expectations.is_wanted(key) {
+            true => policy.insert_wanted(&mut self.nodes, block, key, parent),
+            false => policy.insert(&mut self.nodes, block, key, parent),
+        }
     }
 
     /// How many more slots of `class` may be reserved.
