@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 9] = [
+    let commands: [&[&str]; 11] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -18,6 +18,8 @@ fn help_is_the_golden_one() {
         &["doctor"],
         &["bench", "copy"],
         &["bench", "lookup"],
+        &["advise"],
+        &["trace", "record"],
     ];
     let mut text = String::new();
     for command in commands {

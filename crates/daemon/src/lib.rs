@@ -6,13 +6,14 @@
 //! its own and comes back with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `tick`.
+//! (workers), `recover`, `populate`, `verify`, `tick`, `insight` (how good the hit rate is).
 
 #![forbid(unsafe_code)]
 
 mod attach;
 pub mod config;
 pub mod http;
+mod insight;
 mod instances;
 mod listen;
 pub mod metrics;

@@ -10,6 +10,7 @@ mod table;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
+pub use crate::insight::Estimates;
 pub use histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
 
@@ -25,6 +26,8 @@ pub struct Snapshot {
     pub pool: Pool,
     pub clients: Clients,
     pub rpc: Rpc,
+    /// How good the hit rate could be.
+    pub estimates: Estimates,
     /// From a lookup's arrival on the control plane to its answer.
     pub lookup_time: Histogram,
     /// One event in the core's thread.

@@ -4,9 +4,11 @@ mod golden;
 
 use std::collections::HashSet;
 
+use forebay_core::ceiling::Estimate;
+use forebay_core::optimum::Sampled;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
-use forebay_daemon::metrics::{Clients, Pool, Rpc, RpcErrors, Snapshot, page, render};
+use forebay_daemon::metrics::{Clients, Estimates, Pool, Rpc, RpcErrors, Snapshot, page, render};
 use golden::assert_golden;
 
 fn class(slot_bytes: u64, slots: u64, [ready, reserved, fenced]: [u64; 3]) -> ClassReport {
@@ -49,6 +51,16 @@ fn snapshot() -> Snapshot {
             refused_peers: 82,
             errors: vec![RpcErrors { method: "Lookup", code: "invalid_argument", count: 83 }],
         },
+        estimates: Estimates {
+            windows: [
+                None,
+                Some(Estimate { window_us: 3_600_000_000, asked: 1000, different: 250.0 }),
+                Some(Estimate { window_us: 86_400_000_000, asked: 1000, different: 125.0 }),
+            ],
+            sampled: Sampled { asked: 190, again: 191, hits: 192, optimum_hits: 193 },
+            curve: vec![(1 << 30, 0.25), (2 << 30, 0.5)],
+            left_out: 194,
+        },
         start_time_seconds: 90,
         ..Snapshot::default()
     };
@@ -64,7 +76,7 @@ fn every_number_is_written_under_its_own_name() {
     // The golden file cannot hide a number that was forgotten.
     let values: HashSet<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
     let counts = (1..=4).chain(10..=17).chain(20..=35).chain(50..=54).chain(60..=62).chain(70..=72).chain(80..=83);
-    for count in counts.chain(101..=106).chain([500 - 306, 600 - 315, 90]) {
+    for count in counts.chain(101..=106).chain([190, 192, 193, 194]).chain([500 - 306, 600 - 315, 90]) {
         assert!(values.contains(count.to_string().as_str()), "{count} is nowhere in\n{text}");
     }
 }

@@ -66,17 +66,17 @@ impl Policy for Density {
 
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
         self.worth[kind(nodes, block)].hit(age(nodes, block));
-      self.lists.lift(nodes, block, REUSED);
+        self.lists.lift(nodes, block, REUSED);
         nodes[block].mark = nodes[block].mark & !PASSING | KNOWN;
         set_used(nodes, block, nodes.clock);
     }
 
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
-      self.lists.refresh(nodes, block);
+        self.lists.refresh(nodes, block);
     }
 
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
-      self.lists.remove(nodes, block);
+        self.lists.remove(nodes, block);
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
@@ -89,7 +89,7 @@ impl Policy for Density {
     }
 
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
-      self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.worth, at))
+        self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.worth, at))
     }
 
     fn warm(&self, keys: &[Fingerprint]) {
@@ -113,10 +113,10 @@ impl Density {
     ) {
         let passing_parent = parent.filter(|parent| nodes[*parent].mark & PASSING != 0);
         if has_place && passing_parent.is_none() {
-          self.lists.insert(nodes, block, parent, ghost.is_some());
+            self.lists.insert(nodes, block, parent, ghost.is_some());
             nodes[block].mark |= if Lists::of(&nodes[block]) == REUSED { KNOWN } else { 0 };
         } else {
-          self.lists.insert_coldest(nodes, block, passing_parent);
+            self.lists.insert_coldest(nodes, block, passing_parent);
             nodes[block].mark |= PASSING | if ghost.is_some() { KNOWN } else { 0 };
         }
         set_used(nodes, block, nodes[block].touched);
