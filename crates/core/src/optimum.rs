@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_sample_tells_about_what_the_whole_does() {
         // Half of the requests go to 4,000 keys, half to 400,000, with room for 40,000.
-        let key = |n: u64| if n % 2 == 0 { mix(mix(n) % 4000) } else { mix(4000 + mix(n) % 400_000) };
+        let key = |n: u64| if n.is_multiple_of(2) { mix(mix(n) % 4000) } else { mix(4000 + mix(n) % 400_000) };
         let ratio = |optimum: &Optimum| {
             let sampled = optimum.sampled();
             sampled.optimum_hits as f64 / sampled.asked as f64

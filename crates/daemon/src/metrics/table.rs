@@ -29,11 +29,12 @@ enum Read {
     Counters(&'static [&'static str], fn(&Snapshot) -> Samples),
     Gauges(&'static [&'static str], fn(&Snapshot) -> Samples),
     /// Shares, 0 to 1.
-    Ratios(&'static [&'static str], fn(&Snapshot) -> Vec<(Vec<String>, f64)>),
+    Ratios(&'static [&'static str], fn(&Snapshot) -> Shares),
     Seconds(fn(&Snapshot) -> &Histogram),
 }
 
 type Samples = Vec<(Vec<String>, u64)>;
+type Shares = Vec<(Vec<String>, f64)>;
 
 use Read::{Counter, Counters, Gauge, Gauges, Ratios, Seconds};
 
@@ -220,13 +221,13 @@ fn slots_by_class(snapshot: &Snapshot) -> Samples {
     snapshot.classes.iter().flat_map(one).collect()
 }
 
-fn ceilings(snapshot: &Snapshot) -> Vec<(Vec<String>, f64)> {
+fn ceilings(snapshot: &Snapshot) -> Shares {
     let one =
         |(estimate, name): (&Option<Estimate>, &str)| Some((vec![name.to_string()], estimate.as_ref()?.ceiling()?));
     snapshot.estimates.windows.iter().zip(["15m", "1h", "24h"]).filter_map(one).collect()
 }
 
-fn curve(snapshot: &Snapshot) -> Vec<(Vec<String>, f64)> {
+fn curve(snapshot: &Snapshot) -> Shares {
     snapshot.estimates.curve.iter().map(|(bytes, ratio)| (vec![bytes.to_string()], *ratio)).collect()
 }
 
