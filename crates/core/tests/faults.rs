@@ -225,7 +225,8 @@ impl World {
 
 #[test]
 fn a_failing_tier_costs_misses_and_never_wrong_bytes_or_a_hang() {
-    let seeds: u64 = std::env::var("FOREBAY_SEEDS").map_or(40, |seeds| seeds.parse().expect("a number"));
+    let number = |text: std::ffi::OsString| text.to_str().and_then(|text| text.parse().ok()).expect("a number");
+    let seeds: u64 = std::env::var_os("FOREBAY_SEEDS").map_or(40, number);
     let (mut promoted, mut failed, mut late, mut opened) = (0, 0, 0, 0);
     for seed in 0..seeds {
         println!("seed {seed}");
