@@ -198,6 +198,8 @@ fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
     assert_eq!(client.commit(namespace, &hashes(5000..5010), &slots), vec![CommitOutcome::CommitStored; 10]);
     is_served(&client, &worker, namespace, 5000..5010);
     assert!(daemon.is_running());
+    let after = tier(&client);
+    assert!(after.promoted_blocks > 0 && after.blocks < 2010, "what was cut off is forgotten: {after:?}");
 }
 
 #[test]
