@@ -78,7 +78,8 @@ impl Bench {
         let mut core = Core::new(Config { policy, promise_permille: 900, ..Config::new(UNIT_BYTES, units) });
         (0..units).for_each(|unit| core.populate(unit));
         let namespace = core.open_namespace(NamespaceId(1), &layout(SLOT_BYTES)).expect("the layout is right");
-        core.resume(ENGINE, &[], &[]);
+        let resumption = core.begin_resume(ENGINE);
+        core.resume(resumption, &[]);
         Bench { core, namespace, prompts: blocks / PROMPT, random: 1, effects: Vec::new(), times: Times::default() }
     }
 
@@ -169,7 +170,11 @@ impl Bench {
                 self.core.reserve(ENGINE, self.namespace, 0, 256, true, &mut filling);
             }
             self.work_off("step_lookups");
-            self.time("resume_64k_leased", held.len(), |core, _| core.resume(ENGINE, &held, &filling));
+            let mut resumption = self.core.begin_resume(ENGINE);
+            for piece in held.chunks(Core::MAX_HELD_PER_EVENT) {
+                self.time("resume_hold", piece.len(), |core, _| core.hold(&mut resumption, piece));
+            }
+            self.time("resume_64k_leased", held.len(), |core, _| core.resume(resumption, &filling));
             self.work_off("step_resumed");
             self.time("gone_64k_leased", held.len(), |core, _| core.instance_gone(ENGINE));
             self.work_off("step_gone");

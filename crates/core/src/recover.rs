@@ -31,7 +31,19 @@ pub enum Recovery {
     Dropped,
 }
 
+/// What an instance that came back holds, as far as it has said so. Its leases are pinned anew: it ends by
+/// [`Core::resume`] or [`Core::cancel_resume`].
+#[must_use]
+pub struct Resumption {
+    instance: Instance,
+    held: Vec<BlockId>,
+    lost: Vec<(SlotId, Generation)>,
+}
+
 impl Core {
+    /// Slots that one `hold` may name: each is a cache miss or two, and a note in the table.
+    pub const MAX_HELD_PER_EVENT: usize = 1024;
+
     /// Workers of these instances (a mask) were attached in an earlier epoch and may be alive.
     pub fn set_earlier(&mut self, instances: u64) {
         self.earlier = instances;
@@ -112,16 +124,15 @@ impl Core {
         self.space.finish_restore();
     }
 
-    /// The instance is back, or new, and holds just this: leases on ready slots and reservations. All else it
-    /// held is free. Returns the lease that covers the former, and the slots it named but does not have.
-    pub fn resume(
-        &mut self,
-        instance: Instance,
-        leases: &[(SlotId, Generation)],
-        reservations: &[(SlotId, Generation)],
-    ) -> (LeaseId, Vec<(SlotId, Generation)>) {
-        let mut lost = Vec::new();
-        let mut held = Vec::new();
+    /// The instance is back, or new, and will say what it holds.
+    pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
+        Resumption { instance, held: Vec::new(), lost: Vec::new() }
+    }
+
+    /// It still holds leases on these ready slots.
+    pub fn hold(&mut self, resumption: &mut Resumption, leases: &[(SlotId, Generation)]) {
+        debug_assert!(leases.len() <= Core::MAX_HELD_PER_EVENT);
+        let instance = resumption.instance;
         for batch in leases.chunks(WARM) {
             let known: Vec<BlockId> = batch.iter().filter_map(|(slot, _)| self.space.block_at(*slot)).collect();
             self.blocks.warm(&known);
@@ -129,12 +140,22 @@ impl Core {
                 match self.declared(*at).filter(|block| self.may_read(instance, *block)) {
                     Some(block) => {
                         self.pin(block, Some(instance));
-                        held.push(block);
+                        resumption.held.push(block);
                     }
-                    None => lost.push(*at),
+                    None => resumption.lost.push(*at),
                 }
             }
         }
+    }
+
+    /// It also holds these reservations, and nothing else: all it held besides is free. Returns the lease that
+    /// covers what [`Core::hold`] found, and the slots it named but does not have.
+    pub fn resume(
+        &mut self,
+        resumption: Resumption,
+        reservations: &[(SlotId, Generation)],
+    ) -> (LeaseId, Vec<(SlotId, Generation)>) {
+        let Resumption { instance, held, mut lost } = resumption;
         let mut others = std::mem::take(&mut self.reserved[instance.0 as usize]);
         for at in BTreeSet::from_iter(reservations) {
             match self.declared(*at).filter(|block| self.may_fill(instance, *block)) {
@@ -147,6 +168,12 @@ impl Core {
         self.resolve(instance);
         let lease = if held.is_empty() { LeaseId(0) } else { self.add_lease(Lease { instance, blocks: held }) };
         (lease, lost)
+    }
+
+    /// It went away before it had said all.
+    pub fn cancel_resume(&mut self, resumption: Resumption) {
+        self.ended.extend(resumption.held);
+        self.unpin_ended();
     }
 
     /// No process of the instance is left: all it held is free.

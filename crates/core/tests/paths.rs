@@ -380,10 +380,10 @@ fn a_block_purged_under_its_reader_stays_the_readers_when_it_attaches_again() {
     let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
     rig.core.purge(NamespaceId(1)).unwrap();
     rig.step_to_the_end();
-    let (lease, lost) = rig.core.resume(ENGINE, &[at], &[]);
+    let (lease, lost) = rig.resume(ENGINE, &[at]);
     assert_eq!(lost, []);
     // Another engine named it, and never had it.
-    assert_eq!(rig.core.resume(Instance(1), &[at], &[]), (LeaseId(0), vec![at]));
+    assert_eq!(rig.resume(Instance(1), &[at]), (LeaseId(0), vec![at]));
     assert_eq!(rig.core.held().fenced_blocks, 1);
     rig.core.release(ENGINE, lease);
     assert_eq!(rig.core.held(), Default::default());

@@ -32,6 +32,8 @@ pub struct Session {
     pub events: EventSender,
     /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
+    /// It has said what it holds, and may be told things.
+    pub is_welcome: bool,
     pub was_told_attached: bool,
 }
 

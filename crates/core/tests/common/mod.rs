@@ -34,6 +34,17 @@ impl Rig {
         Rig { core }
     }
 
+    /// The instance is back and holds leases on these slots, and no reservation.
+    pub fn resume(
+        &mut self,
+        instance: Instance,
+        leases: &[(SlotId, Generation)],
+    ) -> (LeaseId, Vec<(SlotId, Generation)>) {
+        let mut resumption = self.core.begin_resume(instance);
+        self.core.hold(&mut resumption, leases);
+        self.core.resume(resumption, &[])
+    }
+
     pub fn open(&mut self, id: u128, layout: &Layout) -> NamespaceIndex {
         self.core.open_namespace(NamespaceId(id), layout).expect("the layout fits")
     }

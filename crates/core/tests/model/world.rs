@@ -12,7 +12,7 @@ use forebay_core::key::BlockHash;
 use forebay_core::layout::Attention;
 use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
-use forebay_core::recover::{Recovered, Recovery};
+use forebay_core::recover::{Recovered, Recovery, Resumption};
 use forebay_core::report::Audited;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
@@ -236,7 +236,8 @@ impl World {
         let state = &mut self.engines[engine as usize];
         if !state.is_alive {
             *state = Engine { is_alive: true, ..Engine::default() };
-            let (lease, lost) = self.core.resume(Instance(engine), &[], &[]);
+            let resumption = self.core.begin_resume(Instance(engine));
+            let (lease, lost) = self.core.resume(resumption, &[]);
             assert_eq!((lease, lost), (LeaseId(0), Vec::new()));
             self.settle();
         }
@@ -270,10 +271,11 @@ impl World {
         let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
         let mut expected = if lies { self.lies(engine) } else { BTreeSet::new() };
         filling.extend(&expected);
+        let resumption = if keep & 4 == 0 { self.hold(engine, &leases) } else { self.hold_again(engine, &leases) };
         // What lay in a unit that cannot be read is lost too.
         let is_lost = |at: &At| self.table.is_excluded(at.0);
         expected.extend(leases.iter().chain(&filling).copied().filter(is_lost));
-        let (id, lost) = self.core.resume(Instance(engine), &leases, &filling);
+        let (id, lost) = self.core.resume(resumption, &filling);
         assert_eq!(BTreeSet::from_iter(lost), expected, "what engine {engine} named and does not have");
         let state = &mut self.engines[engine as usize];
         state.filling.retain(|filling| !is_lost(&filling.at));
@@ -282,6 +284,21 @@ impl World {
         assert_eq!(id == LeaseId(0), state.leases[0].blocks.is_empty());
         state.leases.retain(|lease| lease.id != LeaseId(0));
         self.settle();
+    }
+
+    fn hold(&mut self, engine: u8, leases: &[At]) -> Resumption {
+        let mut resumption = self.core.begin_resume(Instance(engine));
+        leases.chunks(3).for_each(|piece| self.core.hold(&mut resumption, piece));
+        resumption
+    }
+
+    /// The connection breaks half-way through, and the engine says it all once more.
+    fn hold_again(&mut self, engine: u8, leases: &[At]) -> Resumption {
+        let cut_off = self.hold(engine, &leases[..leases.len() / 2]);
+        self.settle();
+        self.core.cancel_resume(cut_off);
+        self.settle();
+        self.hold(engine, leases)
     }
 
     /// Reservations that `engine` does not have: others', stale ones, and such that cannot be.

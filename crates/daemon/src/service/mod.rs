@@ -74,7 +74,7 @@ impl Forebay for Service {
         &self,
         request: Request<OpenSessionRequest>,
     ) -> Result<Response<Self::OpenSessionStream>, Status> {
-        self.answer("open_session", session::open(&self.shared, request.into_inner()))
+        self.answer("open_session", session::open(&self.shared, request.into_inner()).await)
     }
 
     async fn open_namespace(

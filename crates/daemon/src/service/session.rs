@@ -5,7 +5,8 @@ use std::task::{Context, Poll};
 
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::namespace::Descriptor;
-use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
+use forebay_core::recover::Resumption;
+use forebay_core::{Core, Error, ErrorKind, Generation, Result, SlotId};
 use forebay_rpc::PROTOCOL_VERSION;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
@@ -24,12 +25,20 @@ use crate::state::{Shared, State};
 type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
 
 /// A second session of the same engine replaces the first: the engine would not open it if the first still
-/// served it.
-pub fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
+/// served it. What the engine holds is taken over in pieces, so that other calls get in between.
+pub async fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
     check_protocol(request.protocol)?;
     let (sender, receiver) = mpsc::channel(EVENTS);
-    let id = shared.event(|state| begin(state, &request, sender))?;
-    Ok(Box::pin(SessionStream { events: ReceiverStream::new(receiver), _end: End { shared: shared.clone(), id } }))
+    let (id, resumption) = shared.event(|state| begin(state, &request, sender))?;
+    let end = End { shared: shared.clone(), id };
+    let mut resuming = Resuming { shared: shared.clone(), resumption: Some(resumption) };
+    for piece in slots(&request.leases).chunks(Core::MAX_HELD_PER_EVENT) {
+        let resumption = resuming.resumption.as_mut().expect("taken only at the end");
+        shared.event(|state| state.core.hold(resumption, piece));
+        tokio::task::yield_now().await;
+    }
+    shared.event(|state| welcome(state, id, &request, &mut resuming.resumption))?;
+    Ok(Box::pin(SessionStream { events: ReceiverStream::new(receiver), _end: end }))
 }
 
 pub fn check_protocol(protocol: u32) -> Result<()> {
@@ -60,6 +69,7 @@ pub fn tell_attached(member: &mut Member) {
     let is_attached = member.ranks > 0 && member.is_attached();
     if let Some(session) = &mut member.session
         && is_attached
+        && session.is_welcome
         && !session.was_told_attached
     {
         session.was_told_attached = true;
@@ -67,7 +77,11 @@ pub fn tell_attached(member: &mut Member) {
     }
 }
 
-fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instances::EventSender) -> Result<u64> {
+fn begin(
+    state: &mut State,
+    request: &OpenSessionRequest,
+    events: crate::instances::EventSender,
+) -> Result<(u64, Resumption)> {
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is going away"));
     }
@@ -76,13 +90,26 @@ fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instanc
     let (instance, member) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
     let id = state.next_session;
     state.next_session += 1;
-    let session = Session { id, events, namespaces: Default::default(), was_told_attached: false };
+    let session = Session { id, events, namespaces: Default::default(), is_welcome: false, was_told_attached: false };
     // Dropping the old one ends its stream.
     member.session = Some(session);
     if request.ranks > 0 {
         state.record_instance(instance, &request.engine_id, request.ranks)?;
     }
-    let (lease, lost) = state.core.resume(instance, &slots(&request.leases), &slots(&request.reservations));
+    Ok((id, state.core.begin_resume(instance)))
+}
+
+/// The engine has said all it holds. An error if it opened yet another session meanwhile.
+fn welcome(
+    state: &mut State,
+    id: u64,
+    request: &OpenSessionRequest,
+    resumption: &mut Option<Resumption>,
+) -> Result<()> {
+    let (instance, member) = state.instances.of_session(id)?;
+    member.session.as_mut().expect("found by its session").is_welcome = true;
+    let resumption = resumption.take().expect("taken only here");
+    let (lease, lost) = state.core.resume(resumption, &slots(&request.reservations));
     let welcome = Welcome {
         session: id,
         boot_id: state.boot_id,
@@ -92,7 +119,7 @@ fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instanc
         lease: lease.0,
     };
     let (_, member) = state.instances.of_session(id)?;
-    member.session.as_ref().expect("just set").tell(Event::Welcome(welcome));
+    member.session.as_ref().expect("found by its session").tell(Event::Welcome(welcome));
     tell_attached(member);
     tracing::info!(
         session = id,
@@ -101,7 +128,21 @@ fn begin(state: &mut State, request: &OpenSessionRequest, events: crate::instanc
         ranks = request.ranks,
         "session opened"
     );
-    Ok(id)
+    Ok(())
+}
+
+/// What an engine has said of what it holds; forgotten when the call is cancelled.
+struct Resuming {
+    shared: Shared,
+    resumption: Option<Resumption>,
+}
+
+impl Drop for Resuming {
+    fn drop(&mut self) {
+        if let Some(resumption) = self.resumption.take() {
+            self.shared.event(|state| state.core.cancel_resume(resumption));
+        }
+    }
 }
 
 fn slots(held: &[Held]) -> Vec<(SlotId, Generation)> {
