@@ -42,7 +42,8 @@ check: build
 	cargo fmt --all --check
 	cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
 	$(BIN)/python tools/licences.py
-	$(BIN)/ruff check python tests tools
+	$(BIN)/ruff check bench python tests tools
+	$(BIN)/ruff format --check --quiet bench python tests tools
 	$(BIN)/mypy
 
 golden:

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--block-bytes", type=int, default=128 << 10)
     arguments = parser.parse_args()
     capacity_bytes = int(arguments.gib * (1 << 30))
-    binary = os.environ.get("FOREBAY_BIN", "forebay")
+    binary = os.environ.get("FOREBAY_BIN", "target/release/forebay")
     block = os.urandom(arguments.block_bytes)
     rows = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:

@@ -37,7 +37,15 @@ def is_permissive(expression: str) -> bool:
 
 
 def main() -> int:
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
+    command = [
+        "cargo",
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        "x86_64-unknown-linux-gnu",
+    ]
     packages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["packages"]
     bad = [p for p in packages if not p.get("license") or not is_permissive(p["license"])]
     for package in bad:

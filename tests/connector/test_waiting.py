@@ -50,6 +50,30 @@ def test_waits_of_one_step_share_its_budget(daemon: FakeDaemon, monkeypatch: pyt
     engine.assert_nothing_is_held()
 
 
+def test_only_an_idle_engine_spends_its_budget_on_promotions(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"step_budget_ms": 20, "lookup_deadline_ms": 60_000}))
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    daemon.promotions = 1000
+    waiting = engine.add("waiting", prompt(1, 100))
+    for _ in range(3):
+        engine.step()
+    assert engine.connector.timings.waits.max_ns >= 20e6
+    running = engine.add("running", prompt(2, 20), max_tokens=50)
+    while not running.output_token_ids:
+        engine.step()
+    engine.connector.timings.waits.max_ns = 0
+    for _ in range(5):
+        engine.step()
+    assert engine.connector.timings.waits.max_ns < 20e6
+    daemon.promotions = 0
+    engine.run(waiting, running)
+    assert engine.hits["waiting"] == 96
+    engine.assert_nothing_is_held()
+
+
 def test_without_a_budget_the_answer_is_taken_when_it_is_there(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,10 +32,10 @@ class Pages:
 def pages(tmp_path_factory: pytest.TempPathFactory, start_daemon: Callable[..., Daemon]) -> Iterator[Pages]:
     daemon = start_daemon()
     run_dir = tmp_path_factory.mktemp("mla")
-    with Engine(CONFIG, run_dir, connector=daemon.connector(), name="cold") as engine:
+    with Engine(CONFIG, run_dir, connector=daemon.patient_connector(), name="cold") as engine:
         join(daemon, engine)
         computed = _each_alone(engine)
-    with Engine(CONFIG, run_dir, connector=daemon.connector(), name="warm") as engine:
+    with Engine(CONFIG, run_dir, connector=daemon.patient_connector(), name="warm") as engine:
         join(daemon, engine)
         loaded = _each_alone(engine)
     yield Pages(computed, loaded)

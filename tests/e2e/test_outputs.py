@@ -98,4 +98,4 @@ def test_nothing_stays_held_when_the_engine_is_gone(course: Course) -> None:
 
 
 def _engine(config: EngineConfig, daemon: Daemon, run_dir: Path, name: str) -> Engine:
-    return Engine(config, run_dir, connector=daemon.connector(), name=name)
+    return Engine(config, run_dir, connector=daemon.patient_connector(), name=name)

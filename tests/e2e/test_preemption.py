@@ -21,11 +21,11 @@ def test_preempted_requests_get_the_same_tokens(
 ) -> None:
     base = baseline(CONFIG, WORKLOAD)
     daemon = start_daemon()
-    with Engine(CONFIG, tmp_path, connector=daemon.connector(), name="cold") as engine:
+    with Engine(CONFIG, tmp_path, connector=daemon.patient_connector(), name="cold") as engine:
         join(daemon, engine)
         store(engine, base, [base.workload.together()])
         compare.enough_preemptions(engine.metrics()[PREEMPTIONS], 3)
-    with Engine(CONFIG, tmp_path, connector=daemon.connector(), name="warm") as engine:
+    with Engine(CONFIG, tmp_path, connector=daemon.patient_connector(), name="warm") as engine:
         join(daemon, engine)
         answers = ask(engine, base, [base.workload.together()])
         compare.enough_preemptions(engine.metrics()[PREEMPTIONS], 3)

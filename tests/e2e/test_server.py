@@ -19,12 +19,12 @@ EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 
 def test_a_restarted_server_serves_from_the_pool(tmp_path: Path, start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
-    with Server(CONFIG, tmp_path, daemon.connector(), "before").ready() as server:
+    with Server(CONFIG, tmp_path, daemon.patient_connector(), "before").ready() as server:
         server.complete(SHORT)  # the first request opens the namespace
         daemon.wait_for("slots are at hand", lambda seen: any(s["reserved_blocks"] for s in seen["sessions"]))
         before = _complete_all(server)
         assert server.stop() == 0
-    with Server(CONFIG, tmp_path, daemon.connector(), "after").ready() as server:
+    with Server(CONFIG, tmp_path, daemon.patient_connector(), "after").ready() as server:
         after = _complete_all(server)
         external_hits = server.metrics()[EXTERNAL_HITS]
         server.stop()

@@ -29,7 +29,7 @@ class Fleet:
 def fleet(start_daemon: Callable[..., Daemon], start_engine: Callable[..., Engine]) -> Fleet:
     base = baseline(CONFIG, Workload())
     daemon = start_daemon()
-    first, second = (start_engine(CONFIG, daemon.connector(), name) for name in ("first", "second"))
+    first, second = (start_engine(CONFIG, daemon.patient_connector(), name) for name in ("first", "second"))
     join(daemon, first, second)
     store(first, base, base.waves())
     return Fleet(base, first, second, daemon)
@@ -54,7 +54,7 @@ def test_two_engines_load_the_same_blocks_at_the_same_time(fleet: Fleet) -> None
 
 def test_another_model_of_the_same_shape_gets_none_of_it(fleet: Fleet, start_engine: Callable[..., Engine]) -> None:
     base = baseline(OTHER, Workload())
-    with start_engine(OTHER, fleet.daemon.connector(), "other-model") as other:
+    with start_engine(OTHER, fleet.daemon.patient_connector(), "other-model") as other:
         join(fleet.daemon, other)
         lone = store(other, base, base.workload.alone())
         assert sum(answer.hit_tokens for answer in lone) == 0

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rig.process import Child, wait_until
+from rig.daemon import Daemon
 
 ROOT = Path(__file__).parents[2]
 ROUND = """
@@ -35,18 +35,14 @@ def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
-def test_the_wheel_brings_the_command_and_the_package(empty_venv: Path, tmp_path: Path) -> None:
-    env = {"PATH": f"{empty_venv / 'bin'}:/usr/bin:/bin", "FOREBAY_SOCKET_DIRECTORY": str(tmp_path / "run")}
-    assert run("forebay", "--version", env=env).startswith("forebay ")
-    assert "torch" not in run(empty_venv / "bin" / "pip", "list", env=env)
-    options = ["--pool.capacity_bytes", "64MiB", "--pool.directory", str(tmp_path / "pool"), "--http.address", "off"]
-    command = str(empty_venv / "bin" / "forebay")
-    daemon = Child("forebay serve", [command, "serve", *options], tmp_path / "daemon.log", env=env)
-    try:
-        socket = tmp_path / "run" / "forebay.sock"
-        wait_until("the daemon listens", lambda: socket.exists() or not daemon.is_running(), 30)
-        run(empty_venv / "bin" / "python", "-c", ROUND, tmp_path / "run", env=env)
-        assert "wheel" in run("forebay", "inspect", env=env)
+def test_the_wheel_brings_the_command_and_the_package(empty_venv: Path) -> None:
+    binaries = empty_venv / "bin"
+    with Daemon(capacity_bytes=64 << 20, binary=binaries / "forebay") as daemon:
+        env = {"PATH": f"{binaries}:/usr/bin:/bin", "FOREBAY_SOCKET_DIRECTORY": str(daemon.socket.parent)}
+        assert run("forebay", "--version", env=env).startswith("forebay ")
+        assert "torch" not in run("pip", "list", env=env)
+        daemon.start()
+        run("python", "-c", ROUND, daemon.socket.parent, env=env)
+        [namespace] = daemon.inspect()["namespaces"]
+        assert namespace["fields"]["model"] == "wheel"
         run("forebay", "doctor", env=env)
-    finally:
-        daemon.kill()

@@ -80,9 +80,34 @@ pub struct Simulate {
 }
 
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Inspect {
+    #[command(subcommand)]
+    pub what: Option<InspectWhat>,
     #[command(flatten)]
     pub daemon: Daemon,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum InspectWhat {
+    /// Read what a disk of the SSD tier holds, while no daemon uses it; changes nothing
+    Ssd(InspectSsd),
+}
+
+#[derive(Args, Debug)]
+pub struct InspectSsd {
+    /// Files or block devices, as in `tier.ssd.disks`
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<std::path::PathBuf>,
+    /// Read every block and compare its checksum
+    #[arg(long)]
+    pub audit: bool,
+    /// List every segment
+    #[arg(long)]
+    pub segments: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -143,6 +168,33 @@ pub enum Bench {
     Copy(BenchCopy),
     /// Lookups over the daemon's socket
     Lookup(BenchLookup),
+    /// The SSD tier on a file of its own, against fio or plain direct I/O on the same file
+    Ssd(BenchSsd),
+}
+
+#[derive(Args, Debug)]
+pub struct BenchSsd {
+    /// A file that does not exist, on the disk to be measured; it is removed at the end
+    #[arg(value_name = "PATH")]
+    pub path: std::path::PathBuf,
+    /// Bytes of a block; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub size_bytes: Vec<u64>,
+    /// Operations in flight; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub depth: Vec<u32>,
+    /// Runs of tier and baseline for each row; the ratio is the median over the pairs
+    #[arg(long, value_name = "COUNT")]
+    pub pairs: Option<usize>,
+    /// Bytes moved in each run
+    #[arg(long, value_name = "COUNT")]
+    pub run_bytes: Option<u64>,
+    /// Bytes of the tier; its file is twice as long
+    #[arg(long, value_name = "COUNT")]
+    pub capacity_bytes: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

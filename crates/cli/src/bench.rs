@@ -3,6 +3,7 @@
 mod copy;
 mod lookup;
 mod private;
+mod ssd;
 
 use serde::Serialize;
 use serde_json::json;
@@ -16,6 +17,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
     match arguments {
         Bench::Copy(arguments) => copy::run(arguments),
         Bench::Lookup(arguments) => lookup::run(arguments),
+        Bench::Ssd(arguments) => ssd::run(arguments),
     }
 }
 

@@ -1,17 +1,22 @@
 //! `forebay inspect`: what the daemon holds. Tables for people, the same facts as JSON for programs.
 
+mod ssd;
+
 use std::collections::BTreeMap;
 
-use forebay_rpc::proto::{ClassInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo};
+use forebay_rpc::proto::{ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, TierInfo};
 use serde_json::{Value, json};
 
-use crate::arguments::Inspect;
+use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
 use crate::output::{Table, hex, print, print_json, size};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
+    if let Some(InspectWhat::Ssd(arguments)) = &arguments.what {
+        return ssd::run(arguments);
+    }
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
     let mut reply = runtime()?.block_on(client.inspect())?;
     sort(&mut reply);
@@ -39,6 +44,9 @@ fn to_text(reply: &InspectReply) -> String {
     }
     if !reply.classes.is_empty() {
         text += &format!("\nslots\n{}", classes(&reply.classes));
+    }
+    for tier in &reply.tiers {
+        text += &format!("\n{}", tier_text(tier));
     }
     if !reply.sessions.is_empty() {
         text += &format!("\nsessions\n{}", sessions(&reply.sessions));
@@ -82,6 +90,54 @@ fn classes(classes: &[ClassInfo]) -> String {
     table.render("  ")
 }
 
+fn tier_text(tier: &TierInfo) -> String {
+    let colon = if tier.why.is_empty() { "" } else { ": " };
+    let mut text = format!("tier {} {}{colon}{}\n", tier.name, tier.state, tier.why.escape_debug());
+    let mut table =
+        Table::new(&[">blocks", ">stored", ">promoted", ">evicted", ">loading", ">writing", ">waiting", ">late"]);
+    table.row([
+        tier.blocks.to_string(),
+        tier.stored_blocks.to_string(),
+        tier.promoted_blocks.to_string(),
+        tier.evicted_blocks.to_string(),
+        tier.loading_blocks.to_string(),
+        tier.storing_blocks.to_string(),
+        tier.waiting_blocks.to_string(),
+        size(tier.late_bytes),
+    ]);
+    text += &table.render("  ");
+    let mut table = Table::new(&[
+        "disk",
+        "engine",
+        "i/o",
+        ">capacity",
+        ">live",
+        ">blocks",
+        ">written",
+        ">lifetime",
+        ">amplification",
+    ]);
+    for disk in &tier.disks {
+        table.row([
+            disk.name.escape_debug().to_string(),
+            disk.engine.clone(),
+            if disk.is_direct { "direct" } else { "buffered" }.to_string(),
+            size(disk.capacity_bytes),
+            size(disk.live_bytes),
+            disk.blocks.to_string(),
+            size(disk.written_bytes),
+            size(disk.lifetime_written_bytes),
+            amplification(disk.written_bytes, disk.stored_bytes),
+        ]);
+    }
+    text + &table.render("  ")
+}
+
+/// Bytes written for each byte stored.
+fn amplification(written_bytes: u64, stored_bytes: u64) -> String {
+    if stored_bytes == 0 { "-".to_string() } else { format!("{:.2}", written_bytes as f64 / stored_bytes as f64) }
+}
+
 fn sessions(sessions: &[SessionInfo]) -> String {
     let mut table =
         Table::new(&["engine", ">session", ">instance", "state", ">attached", ">leases", ">leased", ">reserved"]);
@@ -113,6 +169,7 @@ fn to_json(reply: &InspectReply) -> Value {
         "namespaces": reply.namespaces.iter().map(namespace_json).collect::<Vec<_>>(),
         "classes": reply.classes.iter().map(class_json).collect::<Vec<_>>(),
         "sessions": reply.sessions.iter().map(session_json).collect::<Vec<_>>(),
+        "tiers": reply.tiers.iter().map(tier_json).collect::<Vec<_>>(),
     })
 }
 
@@ -132,6 +189,40 @@ fn class_json(class: &ClassInfo) -> Value {
         "ready": class.ready,
         "free": class.free,
         "pinned": class.pinned,
+    })
+}
+
+fn tier_json(tier: &TierInfo) -> Value {
+    json!({
+        "name": tier.name,
+        "state": tier.state,
+        "why": tier.why,
+        "blocks": tier.blocks,
+        "loading_blocks": tier.loading_blocks,
+        "late_bytes": tier.late_bytes,
+        "waiting_blocks": tier.waiting_blocks,
+        "storing_blocks": tier.storing_blocks,
+        "promoted_blocks": tier.promoted_blocks,
+        "stored_blocks": tier.stored_blocks,
+        "evicted_blocks": tier.evicted_blocks,
+        "disks": tier.disks.iter().map(disk_json).collect::<Vec<_>>(),
+    })
+}
+
+fn disk_json(disk: &DiskInfo) -> Value {
+    json!({
+        "name": disk.name,
+        "engine": disk.engine,
+        "engine_why": disk.engine_why,
+        "is_direct": disk.is_direct,
+        "capacity_bytes": disk.capacity_bytes,
+        "blocks": disk.blocks,
+        "live_bytes": disk.live_bytes,
+        "written_bytes": disk.written_bytes,
+        "stored_bytes": disk.stored_bytes,
+        "lifetime_written_bytes": disk.lifetime_written_bytes,
+        "segments": disk.segments,
+        "segment_bytes": disk.segment_bytes,
     })
 }
 
@@ -177,6 +268,34 @@ mod tests {
             reserved_blocks: 64,
             is_connected,
         };
+        let disk = DiskInfo {
+            name: "/mnt/forebay".to_string(),
+            engine: "io_uring".to_string(),
+            engine_why: "this kernel allows io_uring".to_string(),
+            is_direct: true,
+            capacity_bytes: 64 << 30,
+            blocks: 12_345,
+            live_bytes: 12_345 * 196_608,
+            written_bytes: 3 << 30,
+            stored_bytes: 2 << 30,
+            lifetime_written_bytes: 1 << 40,
+            segments: 256,
+            segment_bytes: 256 << 20,
+        };
+        let tier = TierInfo {
+            name: "ssd".to_string(),
+            state: "sick".to_string(),
+            why: "io".to_string(),
+            blocks: 12_345,
+            loading_blocks: 4,
+            late_bytes: 196_608,
+            waiting_blocks: 17,
+            storing_blocks: 9,
+            promoted_blocks: 1_000,
+            stored_blocks: 10_922,
+            evicted_blocks: 55,
+            disks: vec![disk],
+        };
         InspectReply {
             boot_id: 0xfeed,
             pool_id: vec![0xab; 16],
@@ -198,6 +317,7 @@ mod tests {
             ],
             pinned_bytes: 164 * 196_608,
             fenced_bytes: 0,
+            tiers: vec![tier],
         }
     }
 
@@ -224,5 +344,7 @@ mod tests {
         assert_eq!(json["classes"][1]["pinned"], 100);
         assert_eq!(json["sessions"][0]["leased_blocks"], 100);
         assert_eq!(json["sessions"][1]["is_connected"], false);
+        assert_eq!(json["tiers"][0]["waiting_blocks"], 17);
+        assert_eq!(json["tiers"][0]["disks"][0]["lifetime_written_bytes"], 1u64 << 40);
     }
 }

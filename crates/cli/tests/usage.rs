@@ -8,16 +8,18 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 13] = [
         &[],
         &["serve"],
         &["inspect"],
+        &["inspect", "ssd"],
         &["audit"],
         &["purge"],
         &["config"],
         &["doctor"],
         &["bench", "copy"],
         &["bench", "lookup"],
+        &["bench", "ssd"],
         &["advise"],
         &["trace", "record"],
     ];

@@ -21,6 +21,10 @@ impl BlockId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct NamespaceIndex(pub u32);
 
+impl NamespaceIndex {
+    pub const NONE: NamespaceIndex = NamespaceIndex(u32::MAX);
+}
+
 /// A size class of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct ClassId(pub u16);
@@ -35,10 +39,12 @@ pub enum State {
     Unverified,
     /// The comparison runs.
     Verifying,
+    /// In the index, not in a policy: the tier in `owner` is filling its slot.
+    Promoting,
     /// Complete; never changes again.
     Ready,
-    /// Not in the index any more (purged, corrupt, or reserved in an earlier epoch), yet still held: the slot
-    /// becomes free when the last holder is gone.
+    /// Not in the index any more (purged, corrupt, reserved in an earlier epoch, or filled by a tier too late), yet
+    /// still held: the slot becomes free when the last holder is gone.
     Fenced,
 }
 
@@ -51,12 +57,14 @@ pub struct Block {
     pub state: State,
     pub class: ClassId,
     pub group: u16,
-    /// Who fills it, while `Reserved`.
+    /// Who fills it: an instance while `Reserved`, a tier while `Promoting`.
     pub owner: u8,
+    /// The tiers (a mask) where it is, or will be once what waits there is written.
+    pub below: u8,
     pub namespace: NamespaceIndex,
     pub slot: SlotId,
     pub generation: Generation,
-    /// Leases and lookups that cover it, plus one while it is being verified.
+    /// Leases and lookups that cover it, plus one while it is being verified, promoted, or written to a tier.
     pub pins: u32,
 }
 
@@ -89,6 +97,8 @@ impl Blocks {
     pub fn remove(&mut self, id: BlockId) {
         assert!(self[id].state != State::Vacant, "block {id:?} is removed twice");
         self[id].state = State::Vacant;
+        // An id that was found before finds no key any more.
+        self[id].namespace = NamespaceIndex::NONE;
         self.vacant.push(id.0);
     }
 

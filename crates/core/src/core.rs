@@ -5,10 +5,12 @@
 //! takes longer than about 200 µs: lookups come in pieces, and touches, drains and purges go on in `step`.
 //!
 //! Invariants: a slot is in one hand (free, one reservation, or one block); a held block is never evicted; a
-//! block in the index is `Unverified`, `Verifying` or `Ready`, in its class's policy, and has a slot.
+//! block in the index is `Unverified`, `Verifying` or `Ready`, in its class's policy, and has a slot; or it is
+//! `Promoting`, in no policy, and has a slot.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::below::{Below, TierId};
 use crate::block::{Block, BlockId, Blocks, NamespaceIndex, State};
 use crate::error::Result;
 use crate::expect::Expectations;
@@ -100,13 +102,35 @@ pub enum Effect {
         slot: SlotId,
         generation: Generation,
     },
+    /// Fill the slot from the tier and call [`Core::loaded`]; who the block is, [`Core::key_below`] says.
+    Load {
+        tier: TierId,
+        block: BlockId,
+        slot: SlotId,
+        generation: Generation,
+    },
+    /// Write the slot to the tier and call [`Core::stored`].
+    Store {
+        tier: TierId,
+        block: BlockId,
+        slot: SlotId,
+        generation: Generation,
+    },
+    /// Remove all blocks of this namespace from all tiers, tell each to [`Core::tier_evicted`], then call
+    /// [`Core::purged_below`].
+    PurgeBelow {
+        namespace: NamespaceIndex,
+    },
 }
+
+const _: () = assert!(size_of::<Effect>() <= 24, "effects are written on the fastest paths");
 
 /// Blocks of a class that are in somebody's hand.
 #[derive(Clone, Default)]
 pub(crate) struct Tally {
     pub pinned: u64,
     pub reserved: u64,
+    pub promoting: u64,
     pub fenced: u64,
 }
 
@@ -144,6 +168,7 @@ pub struct Core {
     pub(crate) next_comparison: u64,
     pub(crate) purges: Vec<Purge>,
     pub(crate) expectations: Expectations,
+    pub(crate) below: Below,
     pub(crate) stats: Stats,
     pub(crate) effects: Vec<Effect>,
 }
@@ -175,6 +200,7 @@ impl Core {
             next_comparison: 0,
             purges: Vec::new(),
             expectations: Expectations::default(),
+            below: Below::default(),
             stats: Stats::default(),
             effects: Vec::new(),
             config,
@@ -292,6 +318,7 @@ impl Core {
         self.fingerprint(record.namespace, record.group, record.hash.as_bytes())
     }
 
+    /// Whether `block` is in the index and in its class's policy.
     pub(crate) fn is_indexed(&self, block: BlockId) -> bool {
         matches!(self.blocks[block].state, State::Ready | State::Unverified | State::Verifying)
     }

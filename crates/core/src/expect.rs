@@ -111,7 +111,8 @@ impl Core {
     }
 
     fn refresh_resident(&mut self, key: Fingerprint) {
-        if let Some(block) = self.index.find(key, |block| self.key_of(block) == key) {
+        let found = self.index.find(key, |block| self.key_of(block) == key);
+        if let Some(block) = found.filter(|block| self.is_indexed(*block)) {
             let class = self.blocks[block].class;
             self.policies[class.0 as usize].refresh(&mut self.nodes, block);
         }

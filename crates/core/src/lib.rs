@@ -4,18 +4,22 @@
 //! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
-//! `core` (the state machine), `load`, `store`, `room` (its paths), `recover`, `purge` (what outlives whom).
+//! `core` (the state machine), `load`, `store`, `room` (its paths), `below` (the tiers under the pool), `recover`,
+//! `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each).
 
 #![forbid(unsafe_code)]
 
+pub mod below;
 pub mod block;
 pub mod ceiling;
 pub mod checksum;
 mod chunked;
 pub mod core;
 pub mod curve;
+pub mod decorate;
 pub mod error;
 pub mod expect;
+pub mod histogram;
 pub mod index;
 pub mod key;
 pub mod layout;

@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 
+use crate::below::Allowance;
 use crate::block::{Block, BlockId, NamespaceIndex, State};
 use crate::core::{Core, Effect, WARM};
 use crate::index::Fingerprint;
@@ -46,7 +47,7 @@ struct Place {
     limit: u64,
     /// Keys seen.
     position: u64,
-    /// Why the prefix ended, if it did; `NotYet` if more of it is on its way.
+    /// Why the prefix ended, if it did; a passing reason if more of it is on its way.
     gap: Option<MissReason>,
 }
 
@@ -102,11 +103,12 @@ impl Core {
         lookup.found.reserve(count as usize);
         lookup.ends.reserve(count as usize);
         answer.reserve(count as usize);
+        let mut allowance = Allowance::default();
         for batch in hashes.chunks(WARM * hash_bytes) {
             if place.is_over() {
                 break;
             }
-            self.look_batch(lookup, &mut place, batch, hash_bytes, answer);
+            self.look_batch(lookup, &mut place, &mut allowance, batch, hash_bytes, answer);
         }
         // Behind the end of a prefix all misses have its reason.
         if let Some(reason) = place.gap {
@@ -121,6 +123,9 @@ impl Core {
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
     pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
         let Lookup { instance, found, ends, .. } = lookup;
+        if self.below.is_on() {
+            self.sight(&found);
+        }
         // Last token position first, across groups: recency becomes leaf-first.
         if ends.is_sorted() {
             self.touches.extend(found.iter().rev());
@@ -193,6 +198,7 @@ impl Core {
         &mut self,
         lookup: &mut Lookup,
         place: &mut Place,
+        allowance: &mut Allowance,
         hashes: &[u8],
         hash_bytes: usize,
         answer: &mut Answer,
@@ -217,7 +223,7 @@ impl Core {
             };
             let missed = match block {
                 Some(block) => self.promise(lookup, place, block, answer),
-                None => Some(self.explain(lookup.namespace, place.group, hash)),
+                None => Some(self.fetch(lookup, place, hash, allowance)),
             };
             if let Some(reason) = missed {
                 self.miss(place, reason, answer);
@@ -250,7 +256,7 @@ impl Core {
         if place.attention == Attention::Full {
             place.gap = Some(reason);
         }
-        if reason == MissReason::NotYet {
+        if reason.is_passing() {
             answer.push(place.position, STATE_NOT_YET);
         }
     }
@@ -268,7 +274,8 @@ impl Core {
                 Some(MissReason::NotYet)
             }
             State::Ready if place.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
-            _ => Some(MissReason::NotYet),
+            State::Promoting => Some(MissReason::PromotionUnfinished),
+            _ => Some(place.gap.unwrap_or(MissReason::NotYet)),
         }
     }
 
@@ -277,6 +284,14 @@ impl Core {
         self.pin(block, None);
         let Block { slot, generation, .. } = self.blocks[block];
         self.effects.push(Effect::Verify { block, slot, generation });
+    }
+
+    /// Why a key has no block, after its promotion was started if a tier has it and a lease is wanted.
+    fn fetch(&mut self, lookup: &Lookup, place: &Place, hash: &[u8], allowance: &mut Allowance) -> MissReason {
+        let wants_it = lookup.instance.is_some() && self.below.is_on();
+        let fetched =
+            wants_it.then(|| self.promote(lookup.namespace, place.group, hash, place.limit, allowance)).flatten();
+        fetched.unwrap_or_else(|| self.explain(lookup.namespace, place.group, hash))
     }
 
     /// Why a key has no block.
@@ -295,7 +310,7 @@ impl Core {
 impl Place {
     /// No later key of the group can be a hit, nor become one.
     fn is_over(&self) -> bool {
-        self.attention == Attention::Full && self.gap.is_some_and(|reason| reason != MissReason::NotYet)
+        self.attention == Attention::Full && self.gap.is_some_and(|reason| !reason.is_passing())
     }
 }
 

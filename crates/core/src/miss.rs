@@ -19,16 +19,18 @@ pub enum MissReason {
     Failed,
     /// Found on a lower tier, but not in time.
     TooSlow,
-    /// On its way up, or being verified after a restart.
+    /// Being verified after a restart, or behind one that is not ready yet.
     NotYet,
     /// The same block exists under another model, layout or tenant.
     OtherNamespace,
     /// Ready, but the engine's promises are at their limit.
     OverLimit,
+    /// On its way up from a lower tier.
+    PromotionUnfinished,
 }
 
 impl MissReason {
-    pub const ALL: [MissReason; 8] = [
+    pub const ALL: [MissReason; 9] = [
         MissReason::NeverSeen,
         MissReason::Evicted,
         MissReason::Refused,
@@ -37,7 +39,13 @@ impl MissReason {
         MissReason::NotYet,
         MissReason::OtherNamespace,
         MissReason::OverLimit,
+        MissReason::PromotionUnfinished,
     ];
+
+    /// Whether the key may be a hit if it is asked for again soon.
+    pub fn is_passing(self) -> bool {
+        matches!(self, MissReason::NotYet | MissReason::PromotionUnfinished)
+    }
 
     /// As it stands in metrics.
     pub fn name(self) -> &'static str {
@@ -50,6 +58,7 @@ impl MissReason {
             MissReason::NotYet => "not_yet",
             MissReason::OtherNamespace => "other_namespace",
             MissReason::OverLimit => "over_limit",
+            MissReason::PromotionUnfinished => "promotion_unfinished",
         }
     }
 }

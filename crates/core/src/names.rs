@@ -92,6 +92,11 @@ impl Names {
         namespace.groups = Vec::new();
     }
 
+    /// What an id means at present.
+    pub fn current_index(&self, id: NamespaceId) -> Option<NamespaceIndex> {
+        self.by_id.get(&id).copied()
+    }
+
     pub fn get(&self, index: NamespaceIndex) -> &Namespace {
         &self.all[index.0 as usize]
     }

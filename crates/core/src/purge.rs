@@ -1,9 +1,9 @@
 //! Purging a namespace: gone for lookups at once, freed piece by piece.
 //!
 //! The namespace's id gets a new, empty short name, so nothing old can be hit; the old one's blocks are then
-//! dropped a few at a time. Held ones go when they are released.
+//! dropped a few at a time. Held ones go when they are released. Tiers below are emptied of it by their drivers.
 
-use crate::block::{BlockId, NamespaceIndex};
+use crate::block::{Block, BlockId, NamespaceIndex, State};
 use crate::core::Core;
 use crate::key::NamespaceId;
 use crate::miss::Fate;
@@ -33,6 +33,7 @@ impl Core {
         let blocks = groups.iter().map(|group| group.blocks).sum();
         let bytes = groups.iter().map(|group| group.blocks * self.space.class_info(group.class).slot_bytes).sum();
         self.purges.push(Purge { namespace: old, cursor: 0 });
+        self.purge_below(id, old);
         self.stats.purged += blocks;
         Some((Purged { blocks, bytes }, old, new))
     }
@@ -43,8 +44,12 @@ impl Core {
         let end = (cursor + RECORDS_PER_STEP).min(self.blocks.end());
         while at < end && dropped < DROPS_PER_STEP {
             let block = BlockId(at);
-            if self.is_indexed(block) && self.blocks[block].namespace == namespace {
+            let Block { namespace: its, state, .. } = self.blocks[block];
+            if its == namespace && self.is_indexed(block) {
                 self.forget(block, Fate::Evicted);
+                dropped += 1;
+            } else if its == namespace && state == State::Promoting {
+                self.abandon(block);
                 dropped += 1;
             }
             at += 1;

@@ -86,6 +86,7 @@ impl Core {
             class,
             group,
             owner: 0,
+            below: 0,
             namespace,
             slot,
             generation,

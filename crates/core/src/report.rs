@@ -10,12 +10,14 @@ use crate::space::Class;
 pub struct ClassReport {
     pub slot_bytes: u64,
     pub slots: u64,
-    /// Slots in use: `ready + reserved + fenced`.
+    /// Slots in use: `ready + reserved + promoting + fenced`.
     pub used: u64,
     pub ready: u64,
-    /// Of the used ones, those under a lease or being verified.
+    /// Of the used ones, those under a lease, being verified, promoted, or written to a tier.
     pub pinned: u64,
     pub reserved: u64,
+    /// Being filled by a tier.
+    pub promoting: u64,
     pub fenced: u64,
 }
 
@@ -28,7 +30,7 @@ pub struct NamespaceReport {
 
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Held {
-    /// Ready blocks under a lease, and blocks being verified.
+    /// Ready blocks under a lease, and blocks being verified, promoted, or written to a tier.
     pub pinned_bytes: u64,
     pub reserved_bytes: u64,
     /// Slots out of use until a holder of theirs is gone.
@@ -51,9 +53,10 @@ impl Core {
             slot_bytes: class.slot_bytes,
             slots: class.slots,
             used: class.used,
-            ready: class.used - tally.reserved - tally.fenced,
+            ready: class.used - tally.reserved - tally.promoting - tally.fenced,
             pinned: tally.pinned,
             reserved: tally.reserved,
+            promoting: tally.promoting,
             fenced: tally.fenced,
         };
         self.space.classes().zip(&self.tallies).map(report).collect()
@@ -123,7 +126,7 @@ impl Core {
     /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks
     /// everything: for tests and audits. Errors say what does not agree.
     pub fn audit(&self) -> Result<(), String> {
-        let (mut indexed, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0);
+        let (mut indexed, mut promoting, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0, 0);
         for block in (0..self.blocks.end()).map(BlockId) {
             let record = &self.blocks[block];
             if record.state == State::Vacant {
@@ -132,7 +135,8 @@ impl Core {
             if self.space.block_at(record.slot) != Some(block) {
                 return Err(format!("{block:?} is not in its slot {:?}", record.slot));
             }
-            if self.is_indexed(block) {
+            promoting += u64::from(record.state == State::Promoting);
+            if self.is_indexed(block) || record.state == State::Promoting {
                 indexed += 1;
                 if self.find(record.namespace, record.group, &record.hash) != Some(block) {
                     return Err(format!("{block:?} is not found by its key"));
@@ -150,6 +154,7 @@ impl Core {
         expect("pinned bytes", pinned, self.pinned_bytes)?;
         expect("fenced blocks", fenced, self.fenced.len.into())?;
         expect("used slots", u64::from(self.blocks.count()), self.space.classes().map(|(_, class)| class.used).sum())?;
+        self.audit_below(promoting)?;
         expect("misses and hits", self.stats.keys, self.stats.hits + self.stats.miss_count())
     }
 }

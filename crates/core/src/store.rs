@@ -17,7 +17,7 @@ pub enum CommitOutcome {
     Stored,
     /// The same block was there already; the slot is free again.
     Duplicate,
-    /// Its predecessor is not here, so no prefix could ever reach it; the slot is free again.
+    /// Its predecessor is neither here nor on a tier, so no prefix could ever reach it; the slot is free again.
     Orphan,
     /// Not all ranks left a birth record; the slot is free again.
     Incomplete,
@@ -97,7 +97,8 @@ impl Core {
             return CommitOutcome::Duplicate;
         }
         let parent = predecessor.and_then(|hash| self.find(namespace, group, &hash));
-        if predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group) {
+        let is_orphan = predecessor.is_some_and(|hash| parent.is_none() && !self.is_below(namespace, group, &hash));
+        if is_orphan && self.needs_parent(namespace, group) {
             self.stats.orphans += 1;
             self.memory.note(namespace, group, &hash, Fate::Refused);
             let key = policy_key(namespace, group, hash.as_bytes());
@@ -105,7 +106,11 @@ impl Core {
             self.unreserve(block);
             return CommitOutcome::Orphan;
         }
+        let is_returning = self.is_returning(namespace, group, &hash);
         self.make_ready(block, namespace, group, hash, parent);
+        if self.below.is_on() {
+            self.sight_stored(block, predecessor, is_returning);
+        }
         CommitOutcome::Stored
     }
 
@@ -170,15 +175,24 @@ impl Core {
 
     /// Index, counts and policy of a block whose record is complete.
     pub(crate) fn enter(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
-        let key = self.key_of(block);
+        self.name(block);
+        self.admit(block, class, parent);
+    }
+
+    /// From now on lookups find the block by its key.
+    pub(crate) fn name(&mut self, block: BlockId) {
         let Block { namespace, group, .. } = self.blocks[block];
-        self.index.insert(key, block);
+        self.index.insert(self.key_of(block), block);
         self.names.get_mut(namespace).enter(group);
-        let parent = parent.filter(|parent| self.blocks[*parent].class == class);
-        let policy = &mut self.policies[class.0 as usize];
-        let is_wanted = self.expectations.is_wanted(key);
+    }
+
+    /// From now on the policy of its class decides how long the block stays.
+    pub(crate) fn admit(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
+        let is_wanted = self.expectations.is_wanted(self.key_of(block));
+        let parent = parent.filter(|parent| self.blocks[*parent].class == class && self.is_indexed(*parent));
         let Block { namespace, group, hash, .. } = &self.blocks[block];
         let key = policy_key(*namespace, *group, hash.as_bytes());
+        let policy = &mut self.policies[class.0 as usize];
         match is_wanted {
             true => policy.insert_wanted(&mut self.nodes, block, key, parent),
             false => policy.insert(&mut self.nodes, block, key, parent),
@@ -204,6 +218,7 @@ impl Core {
             class,
             group: 0,
             owner: instance.0,
+            below: 0,
             namespace: NamespaceIndex(0),
             slot: SlotId(0),
             generation,

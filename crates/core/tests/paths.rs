@@ -3,13 +3,15 @@
 mod common;
 
 use common::{At, ENGINE, LARGE, Rig, SMALL, UNIT_BYTES, group, hash, layout};
+use forebay_core::below::Limits;
 use forebay_core::layout::{Attention, Layout};
 use forebay_core::load::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::policy;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::store::CommitOutcome;
-use forebay_core::{BlockHash, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, SlotId};
+use forebay_core::tier::Location;
+use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, SlotId};
 
 /// Recovers `keys` as ready blocks of one extent of small slots; the daemon was restarted.
 fn recovered(config: Config, keys: &[u64]) -> (Rig, forebay_core::block::NamespaceIndex) {
@@ -67,8 +69,18 @@ fn every_miss_has_its_reason() {
                 rig.store(ns, None, &[100]);
                 (ns, 100)
             }
-            // No tier below the pool is asked yet, so nothing can be too slow.
-            MissReason::TooSlow => continue,
+            MissReason::TooSlow | MissReason::PromotionUnfinished => {
+                let tier = rig.core.open_tier(Limits::default());
+                let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) };
+                rig.core.found_below(tier, &key, Location(0, 0));
+                assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::PromotionUnfinished));
+                if let (MissReason::TooSlow, [.., Effect::Load { block, generation, .. }]) =
+                    (reason, &rig.effects()[..])
+                {
+                    rig.core.give_up(*block, *generation);
+                }
+                (ns, 1)
+            }
         };
         assert_eq!(rig.reason(ns, 0, key), Some(reason));
         rig.audit();

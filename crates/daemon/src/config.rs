@@ -13,7 +13,9 @@ mod value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+pub use forebay_core::below::Admission;
 pub use forebay_io::arena::HugePages;
+pub use forebay_io::uring::EngineChoice;
 pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
 pub use table::Key;
@@ -50,6 +52,31 @@ table::settings! {
         promise_share: f64 = 0.5;
     }
 
+    /// Files or block devices that hold blocks the pool has no room for. They outlive the daemon, the pool and the
+    /// host's restarts.
+    tier_ssd: TierSsd {
+        /// One file or block device for each disk; none by default, which means no such tier. Blocks are spread over
+        /// them by key. A disk belongs to one daemon.
+        disks: Vec<PathBuf> = Vec::new();
+        /// Bytes of each disk. A file needs it and is preallocated to this length; a device without it is taken whole.
+        capacity_bytes: Option<Bytes> = None;
+        /// Space is reclaimed in segments of this size, a power of two; no block may be longer. Not set by default:
+        /// about a 64th of the disk, from 1 MiB to 256 MiB.
+        segment_bytes: Option<Bytes> = None;
+        /// How bytes are moved: `auto` takes `io_uring` where the kernel allows it and `threads` elsewhere.
+        engine: EngineChoice = EngineChoice::Auto;
+        /// Which blocks are written down: `second_sighting` those that were asked for again, or stored once more after
+        /// the pool had evicted them; `all` every one. Most blocks are never asked for twice, and a disk wears.
+        admission: Admission = Admission::SecondSighting;
+        /// How long a request may wait for a block to come up before it is a miss. A second is far more than a healthy
+        /// disk takes, and less than computing a long prefix.
+        load_deadline_ms: u64 = 1000;
+        /// Bytes that may be written to each disk in a second. Not limited by default.
+        write_bytes_per_second: Option<Bytes> = None;
+        /// Bytes that may be written to each disk in a day, for its endurance. Not limited by default.
+        write_bytes_per_day: Option<Bytes> = None;
+    }
+
     /// Metrics and health for people and supervisors, over plain HTTP.
     http: Http {
         /// Address of `/metrics`, `/livez` and `/readyz`, or `off`. Loopback by default: the pages are not
@@ -61,8 +88,8 @@ table::settings! {
 
     /// Bounds on what clients can ask for; a call over a bound is refused, and the engine goes on without it.
     limits: Limits {
-        /// Sessions at a time, 1 to 64: a slot's holders are one bit each in a word of 64.
-        sessions: u32 = 64;
+        /// Sessions at a time, 1 to 63: a slot's holders are one bit each in a word of 64, and one is the daemon's own.
+        sessions: u32 = 63;
         /// Largest message of the control plane, at most 16 MiB, which is what both sides of the protocol agreed on.
         message_bytes: Bytes = Bytes(16 << 20);
         /// Lookups that wait for the core at a time, over all sessions. At 50 us each, 1,024 are 50 ms of work: more

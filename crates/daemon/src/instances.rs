@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use forebay_core::below::TRANSFERS;
 use forebay_core::block::NamespaceIndex;
 use forebay_core::layout::Layout;
 use forebay_core::{Error, ErrorKind, Instance, Result};
@@ -50,7 +51,7 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// The member of this engine, made if new. Errors with `Full` at 64, with `Invalid` if its number of ranks
+    /// The member of this engine, made if new. Errors with `Full` at 63, with `Invalid` if its number of ranks
     /// is not what it was. `in_use` are numbers that older processes may still use.
     pub fn enter(&mut self, engine_id: &str, ranks: u32, in_use: u64, limit: usize) -> Result<(Instance, &mut Member)> {
         check_names(engine_id, ranks)?;
@@ -111,12 +112,12 @@ impl Instances {
     }
 
     fn vacant(&self, in_use: u64, limit: usize) -> Result<u8> {
-        let limit = limit.min(Instance::MAX);
+        let limit = limit.min(TRANSFERS.0.into());
         let is_vacant = |index: &u8| !self.members.contains_key(index) && in_use & Instance(*index).bit() == 0;
         (0..limit as u8).find(is_vacant).ok_or_else(|| {
             Error::new(ErrorKind::Full, "too many engines use this pool")
                 .with("limit", limit)
-                .hint("raise `limits.sessions` (at most 64), or run a second daemon with a pool of its own")
+                .hint("raise `limits.sessions` (at most 63), or run a second daemon with a pool of its own")
         })
     }
 }

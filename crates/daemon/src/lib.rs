@@ -6,7 +6,8 @@
 //! its own and comes back with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `tick`, `insight` (how good the hit rate is).
+//! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
+//! hit rate is).
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod serve;
 mod service;
 mod state;
 mod tick;
+mod tiers;
 mod verify;
 
 pub use serve::serve;

@@ -4,14 +4,14 @@
 //! into a [`Snapshot`], and [`render`] writes it in the OpenMetrics text form that Prometheus reads.
 //! docs/metrics.md comes from the same table.
 
-mod histogram;
 mod table;
 
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
 pub use crate::insight::Estimates;
-pub use histogram::Histogram;
+pub use crate::tiers::{Report as Tier, Standing};
+pub use forebay_core::histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
 
 /// All that is measured, at one moment.
@@ -24,6 +24,8 @@ pub struct Snapshot {
     /// What the core must not evict.
     pub held: Held,
     pub pool: Pool,
+    /// Those below the pool.
+    pub tiers: Vec<Tier>,
     pub clients: Clients,
     pub rpc: Rpc,
     /// How good the hit rate could be.

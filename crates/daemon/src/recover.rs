@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use forebay_core::below::TRANSFERS;
 use forebay_core::block::NamespaceIndex;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
@@ -17,8 +18,11 @@ use crate::state::State;
 /// Rebuilds everything. A million blocks take about a second; nothing is served before it is done.
 pub fn recover(state: &mut State) -> Result<()> {
     let namespaces = restore_namespaces(state)?;
-    restore_instances(state)?;
     let pool = state.pool.clone();
+    let mut slots: Vec<RecoveredSlot> = Vec::new();
+    pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
+    let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);
+    restore_instances(state, has_transfers)?;
     for unit in pool.unreadable_units() {
         // Without holders nothing there can be in use; with them the units stay out of use until a restart.
         if state.core.earlier() == 0 {
@@ -31,8 +35,6 @@ pub fn recover(state: &mut State) -> Result<()> {
         let is_restored = state.core.restore_extent(extent.slot_bytes, extent.first_unit, extent.units);
         assert!(is_restored, "the table admitted {extent:?}, the core does not");
     }
-    let mut slots: Vec<RecoveredSlot> = Vec::new();
-    pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
     restore_slots(state, slots, &namespaces);
     state.core.finish_restore();
     state.apply();
@@ -97,8 +99,13 @@ fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -
     Ok(index)
 }
 
-fn restore_instances(state: &mut State) -> Result<()> {
-    let mut earlier = 0;
+/// `has_transfers`: an earlier daemon was killed while a tier was filling slots. They stay fenced until the tier says
+/// that this is over; if it is not configured any more nobody can say so, and they stay fenced for good.
+fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
+    let mut earlier = if has_transfers || state.tiers.is_configured() { TRANSFERS.bit() } else { 0 };
+    if has_transfers && !state.tiers.is_configured() {
+        tracing::warn!("an earlier daemon was filling slots from a tier that is not configured; they stay out of use");
+    }
     for (instance, record) in state.pool.instances()? {
         if state.is_mapping(instance) {
             let engine_id = String::from_utf8_lossy(&record.engine_id);

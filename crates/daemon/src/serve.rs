@@ -18,7 +18,7 @@ use crate::http::{self, Health};
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State};
-use crate::{attach, listen, populate, recover, tick, verify};
+use crate::{attach, listen, populate, recover, tick, tiers, verify};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
@@ -28,9 +28,12 @@ pub async fn serve(config: Config) -> Result<()> {
     let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
     let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
+    // A disk that is misnamed or in use stops the start before the pool is touched.
+    let tier = tiers::claim(&config)?;
     let (shared, to_verify) = open(config)?;
     verify::start(&shared, to_verify);
     populate::start(&shared);
+    tiers::start(tier, &shared);
 
     if let Some(listener) = pages {
         if let Ok(address) = listener.local_addr() {
@@ -142,6 +145,11 @@ async fn drain(shared: &Shared) {
     while start.elapsed() < deadline && is_busy() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // What is being written to a tier may end; what waits is in the pool all the same.
+    shared.event(State::close_tiers);
+    while start.elapsed() < deadline && !shared.lock().tiers.is_idle() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
 }
 
@@ -160,6 +168,7 @@ impl http::Source for Pages {
             populated_bytes: state.core.populated_bytes(),
             needed_bytes: state.pool.geometry().unit_bytes,
             is_draining: state.is_draining,
+            tiers: state.tier_report().iter().map(told).collect(),
         }
     }
 
@@ -178,6 +187,7 @@ impl http::Source for Pages {
                 populated_bytes: state.core.populated_bytes(),
                 huge_bytes,
             },
+            tiers: state.tier_report().into_iter().collect(),
             clients: Clients {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
@@ -189,6 +199,11 @@ impl http::Source for Pages {
             start_time_seconds: self.start_time_seconds,
         })
     }
+}
+
+fn told(tier: &tiers::Report) -> (&'static str, &'static str, String) {
+    let (state, why) = tier.standing.told();
+    (tier.name, state, why.to_owned())
 }
 
 fn pool_config(config: &Config) -> PoolConfig {

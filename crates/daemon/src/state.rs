@@ -17,11 +17,13 @@ use crate::config::Config;
 use crate::insight::{History, Insight};
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
+use crate::tiers::Driver;
 
 pub struct State {
     pub config: Config,
     pub core: Core,
     pub pool: Arc<Pool>,
+    pub tiers: Driver,
     pub instances: Instances,
     pub boot_id: u64,
     /// What each namespace id stands for, by the number of its record in the pool.
@@ -78,7 +80,7 @@ impl Shared {
 impl State {
     pub fn new(
         config: Config,
-        core: Core,
+        mut core: Core,
         pool: Arc<Pool>,
         boot_id: u64,
         to_verify: mpsc::UnboundedSender<ToVerify>,
@@ -86,6 +88,7 @@ impl State {
         // Keys are hashed anew with each start.
         let insight = Insight::start(boot_id, core.capacity_bytes().max(pool.geometry().data_bytes()));
         State {
+            tiers: Driver::new(&config.tier_ssd, &mut core),
             config,
             core,
             pool,
@@ -132,12 +135,20 @@ impl State {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
                 }
+                Effect::Load { block, slot, generation, .. } => {
+                    self.tiers.load(&self.core, block, slot, generation);
+                }
+                Effect::Store { block, slot, generation, .. } => {
+                    self.tiers.store(&self.core, &self.pool, block, slot, generation);
+                }
+                Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Verify { block, slot, generation } => {
                     // The thread lives as long as the daemon; without it the block just stays unverified.
                     let _ = self.to_verify.send(ToVerify { block, slot, generation });
                 }
             }
         }
+        self.tiers.submit();
     }
 
     /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.

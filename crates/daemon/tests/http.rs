@@ -34,6 +34,7 @@ impl Source for Daemon {
             populated_bytes: 8 << 20,
             needed_bytes: 2 << 20,
             is_draining: self.is_draining.load(Ordering::Relaxed),
+            tiers: Vec::new(),
         }
     }
 

@@ -4,15 +4,96 @@ mod golden;
 
 use std::collections::HashSet;
 
+use forebay_core::below::{TierReport, TierStats};
 use forebay_core::ceiling::Estimate;
+use forebay_core::decorate::Counts;
 use forebay_core::optimum::Sampled;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
-use forebay_daemon::metrics::{Clients, Estimates, Pool, Rpc, RpcErrors, Snapshot, page, render};
+use forebay_core::tier::Health;
+use forebay_daemon::metrics::{Clients, Estimates, Pool, Rpc, RpcErrors, Snapshot, Standing, Tier, page, render};
+use forebay_io::ssd::{Counters, DiskReport, Geometry, Recovery};
 use golden::assert_golden;
 
-fn class(slot_bytes: u64, slots: u64, [ready, reserved, fenced]: [u64; 3]) -> ClassReport {
-    ClassReport { slot_bytes, slots, used: ready + reserved + fenced, ready, pinned: 7, reserved, fenced }
+fn class(slot_bytes: u64, slots: u64, [ready, reserved, promoting, fenced]: [u64; 4]) -> ClassReport {
+    let used = ready + reserved + promoting + fenced;
+    ClassReport { slot_bytes, slots, used, ready, pinned: 7, reserved, promoting, fenced }
+}
+
+fn tier() -> Tier {
+    let counts = |from: u64| {
+        let time = Default::default();
+        let [taken, refused, done, done_bytes, absent, failed] = std::array::from_fn(|at| from + at as u64);
+        let mut counts = Counts { taken, refused, done, done_bytes, absent, failed, time };
+        counts.time.record(from * 100);
+        counts
+    };
+    let stats = TierStats {
+        promotions: 200,
+        promoted: 201,
+        promoted_bytes: 202,
+        absent: 203,
+        corrupt: 204,
+        failed_loads: 205,
+        late: 206,
+        queued: 207,
+        stored: 208,
+        stored_bytes: 209,
+        failed_stores: 210,
+        dropped_full: 211,
+        dropped_gone: 212,
+        evicted: 213,
+    };
+    let core = TierReport {
+        stats,
+        is_open: false,
+        blocks: 220,
+        loading_blocks: 221,
+        loading_bytes: 222,
+        late_bytes: 223,
+        waiting_blocks: 224,
+        storing_blocks: 225,
+        storing_bytes: 226,
+    };
+    let kinds = [("load", counts(230)), ("store", counts(240))];
+    Tier {
+        name: "ssd",
+        standing: Standing::Sick("io".to_string()),
+        core,
+        counts: kinds.to_vec(),
+        waiting: 227,
+        breaker_opened: 228,
+        disks: vec![disk()],
+    }
+}
+
+fn disk() -> DiskReport {
+    let counters = Counters {
+        written_bytes: 250,
+        stored_bytes: 251,
+        carried_bytes: 252,
+        corrupt_blocks: 253,
+        ..Counters::default()
+    };
+    DiskReport {
+        name: "/mnt/forebay".to_string(),
+        engine: "threads",
+        engine_why: String::new(),
+        is_direct: true,
+        geometry: Geometry { id: 1, segment_bytes: 1 << 20, segments: 64 },
+        health: Health::Healthy,
+        blocks: 220,
+        index_room_blocks: 1024,
+        live_bytes: 254,
+        waiting_loads: 0,
+        waiting_stores: 0,
+        transfers_in_flight: 0,
+        lifetime_written_bytes: 255,
+        lifetime_stored_bytes: 256,
+        counters,
+        recovery: Recovery::default(),
+        segments: Vec::new(),
+    }
 }
 
 /// Every number is another one, so that two that are swapped show.
@@ -23,7 +104,7 @@ fn snapshot() -> Snapshot {
             keys: 2,
             hits: 3,
             hit_bytes: 4,
-            misses: [10, 11, 12, 13, 14, 15, 16, 17],
+            misses: [10, 11, 12, 13, 14, 15, 16, 17, 18],
             reserved: 20,
             reserve_refused: 21,
             stored: 22,
@@ -41,9 +122,10 @@ fn snapshot() -> Snapshot {
             corrupt: 34,
             extents_moved: 35,
         },
-        classes: vec![class(4096, 500, [101, 102, 103]), class(65536, 600, [104, 105, 106])],
+        classes: vec![class(4096, 500, [101, 102, 107, 103]), class(65536, 600, [104, 105, 108, 106])],
         held: Held { pinned_bytes: 50, reserved_bytes: 51, fenced_bytes: 52, fenced_blocks: 53, leases: 54 },
         pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
+        tiers: vec![tier()],
         clients: Clients { sessions: 70, attached_workers: 71, namespaces: 72 },
         rpc: Rpc {
             put_bytes: 80,
@@ -75,8 +157,13 @@ fn every_number_is_written_under_its_own_name() {
     assert_golden("tests/golden/metrics.txt", &text);
     // The golden file cannot hide a number that was forgotten.
     let values: HashSet<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
-    let counts = (1..=4).chain(10..=17).chain(20..=35).chain(50..=54).chain(60..=62).chain(70..=72).chain(80..=83);
-    for count in counts.chain(101..=106).chain([190, 192, 193, 194]).chain([500 - 306, 600 - 315, 90]) {
+    let counts = (1..=4).chain(10..=18).chain(20..=35).chain(50..=54).chain(60..=62).chain(70..=72).chain(80..=83);
+    let below =
+        [201, 202].into_iter().chain(203..=206).chain([208, 210, 211, 212, 213, 220, 222, 223, 224, 226, 227, 228]);
+    // Of those that were taken, what became of each is told.
+    let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
+    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([190, 192, 193, 194]);
+    for count in counts.chain(101..=108).chain([500 - 413, 600 - 423, 90]) {
         assert!(values.contains(count.to_string().as_str()), "{count} is nowhere in\n{text}");
     }
 }

@@ -6,3 +6,6 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+pub mod conformance;
+pub mod ssd;
+pub mod uring;

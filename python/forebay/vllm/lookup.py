@@ -42,10 +42,15 @@ class Lookup:
         if self.is_closed:
             return True
         if now >= self._deadline:
-            self.is_late |= not all(question.is_settled() for question in self._questions)
+            self.is_late |= not self._is_settled()
             return True
         answered = [question.poll(timeout, now) for question in self._questions]
         return all(answered)
+
+    @property
+    def is_promoting(self) -> bool:
+        """Whether blocks of it are on their way, and still waited for."""
+        return not self.is_closed and not self.is_late and not self._is_settled()
 
     def ask_more(self) -> bool:
         """Asks for the keys that `result` did not know. True if there were any; at most once."""
@@ -94,6 +99,9 @@ class Lookup:
         """The pool all leased blocks lie in; empty if the answers came from two, of which one must be gone."""
         pools = {question.pool for question in self._questions}
         return pools.pop() if len(pools) == 1 else b""
+
+    def _is_settled(self) -> bool:
+        return all(question.is_settled() for question in self._questions)
 
     def release(self) -> None:
         """Gives the leases back; from now on every key is a miss. Idempotent, never waits."""

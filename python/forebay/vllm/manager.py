@@ -63,6 +63,7 @@ class ForebayManager(OffloadingManager):
         self._is_named = False
         self._salt = ""
         self._settle_until: float | None = None  # None until somebody had to wait
+        self._is_idle = False  # the last step had nothing to run
         self._stock_blocks = 0
         self._asked_at = self._restock_until = 0.0
         self._budget = spec.settings.step_budget_ms / 1e3
@@ -264,7 +265,9 @@ class ForebayManager(OffloadingManager):
                 self._name()
 
     @guarded(nothing)
-    def step_ended(self) -> None:
+    def step_ended(self, *, is_idle: bool) -> None:
+        """The scheduler is done with a step, and found nothing to run if `is_idle`."""
+        self._is_idle = is_idle
         if self._is_named:
             self.health.step_ended(self._session, self.breaker)
 
@@ -338,6 +341,8 @@ class ForebayManager(OffloadingManager):
         is_answered = lookup.poll(max(0.0, self._budget), now)
         if is_answered:
             self._unanswered.discard(lookup)
+            if self._is_idle and lookup.is_promoting:
+                time.sleep(max(0.0, self._budget))  # nothing to run: leaves the processor to those who promote
         self._spend(now)
         self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         return is_answered

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{Client, GroupBytes, connect};
-use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest};
+use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest, TierInfo};
 use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
@@ -28,6 +28,8 @@ pub struct Findings {
     pub checks: Vec<Check>,
     /// None without a daemon.
     pub holdings: Option<Holdings>,
+    /// None without a daemon.
+    pub tiers: Option<Vec<TierInfo>>,
 }
 
 /// Asks the daemon whose sockets lie in `directory`, if there is one.
@@ -35,12 +37,15 @@ pub async fn examine(directory: &Path) -> Findings {
     let path = directory.join(RPC_SOCKET);
     let check = socket(&path, UnixStream::connect(&path).map(drop));
     if check.verdict != super::Verdict::Ok {
-        return Findings { checks: vec![check], holdings: None };
+        return Findings { checks: vec![check], holdings: None, tiers: None };
     }
     let mut client = client::connect(directory);
     let reply = match client.inspect().await {
         Ok(reply) => reply,
-        Err(error) => return Findings { checks: vec![check, Check::failed("daemon", &error)], holdings: None },
+        Err(error) => {
+            let checks = vec![check, Check::failed("daemon", &error)];
+            return Findings { checks, holdings: None, tiers: None };
+        }
     };
     let holdings = Holdings {
         capacity_bytes: reply.capacity_bytes,
@@ -48,7 +53,7 @@ pub async fn examine(directory: &Path) -> Findings {
         huge_bytes: reply.huge_bytes,
     };
     let checks = vec![check, versions(session(directory).await), self_test(&mut client).await];
-    Findings { checks, holdings: Some(holdings) }
+    Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers) }
 }
 
 /// `connected` is what came of an attempt to connect to `path`.

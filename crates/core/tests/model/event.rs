@@ -3,6 +3,7 @@
 //! Events name things by small numbers that the world takes modulo what is there (the third lease of engine 1),
 //! so that every event means something whatever came before it, also after others were shrunk away.
 
+use forebay_core::below::Admission;
 use proptest::prelude::*;
 
 /// The pool and the shares of one run.
@@ -16,6 +17,7 @@ pub struct Setup {
     pub populated: u32,
     /// Number of the policy.
     pub policy: usize,
+    pub tier: Option<Admission>,
 }
 
 /// A run of blocks of one prompt.
@@ -150,14 +152,50 @@ pub enum Event {
     Gone {
         engine: u8,
     },
+    /// A load from the tier ends.
+    Loaded {
+        which: u8,
+        how: Loading,
+    },
+    /// A load from the tier is late.
+    GiveUp {
+        which: u8,
+    },
+    /// A store to the tier ends.
+    Stored {
+        which: u8,
+        is_written: bool,
+    },
+    /// The tier gives a block up.
+    TierEvicts {
+        which: u8,
+    },
+    /// The tier removes a block of a purged namespace.
+    TierRemoves,
+    TierHealth {
+        is_healthy: bool,
+    },
+    Forgive,
+    /// What a killed daemon had in flight is over.
+    TransfersOver,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Loading {
+    Whole,
+    Corrupt,
+    OtherLength,
+    Io,
 }
 
 pub fn setup() -> impl Strategy<Value = Setup> {
     let shares = prop::sample::select(vec![(500, 250), (500, 1000), (100, 500), (1000, 1000), (20, 20)]);
     let policy = 0..forebay_core::policy::ALL.len();
-    (2u32..14, any::<u64>(), shares, 0u32..7, policy).prop_map(|(units, seed, shares, absent, policy)| {
+    let tier = prop::sample::select(vec![None, Some(Admission::SecondSighting), Some(Admission::All)]);
+    (2u32..14, any::<u64>(), shares, 0u32..7, policy, tier).prop_map(|(units, seed, shares, absent, policy, tier)| {
         let (promise_permille, reserve_permille) = shares;
-        Setup { units, seed, promise_permille, reserve_permille, populated: units.saturating_sub(absent), policy }
+        let populated = units.saturating_sub(absent);
+        Setup { units, seed, promise_permille, reserve_permille, populated, policy, tier }
     })
 }
 
@@ -199,6 +237,23 @@ fn event() -> impl Strategy<Value = Event> {
         2 => prop::option::weighted(0.2, index()).prop_map(|loses| Event::Restart { loses }),
         4 => (index(), any::<u32>(), any::<bool>()).prop_map(|(engine, keep, lies)| Event::Resume { engine, keep, lies }),
         1 => index().prop_map(|engine| Event::Gone { engine }),
+        8 => (index(), loading()).prop_map(|(which, how)| Event::Loaded { which, how }),
+        1 => index().prop_map(|which| Event::GiveUp { which }),
+        12 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_written)| Event::Stored { which, is_written }),
+        1 => index().prop_map(|which| Event::TierEvicts { which }),
+        3 => Just(Event::TierRemoves),
+        1 => prop::bool::weighted(0.7).prop_map(|is_healthy| Event::TierHealth { is_healthy }),
+        1 => Just(Event::Forgive),
+        1 => Just(Event::TransfersOver),
+    ]
+}
+
+fn loading() -> impl Strategy<Value = Loading> {
+    prop_oneof![
+        6 => Just(Loading::Whole),
+        1 => Just(Loading::Corrupt),
+        1 => Just(Loading::OtherLength),
+        1 => Just(Loading::Io),
     ]
 }
 

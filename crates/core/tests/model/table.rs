@@ -97,6 +97,8 @@ impl Table {
                     "extent {first_unit} is cleared with rows in it"
                 );
             }
+            // What moves between tiers is kept in `below`.
+            Effect::Load { .. } | Effect::Store { .. } | Effect::PurgeBelow { .. } => {}
             Effect::Verify { block, slot, generation } => {
                 let row = self.row(slot);
                 assert_eq!((row.generation, row.trust), (generation, Trust::Unverified), "{slot:?} to verify");

@@ -18,7 +18,8 @@ use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
 use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
 
-use crate::event::{End, Event, Fault, Prompt, Setup};
+use crate::below::Below;
+use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
 use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
 use crate::table::{Key, Row, Table, Trust};
 
@@ -83,6 +84,7 @@ pub struct World {
     retired: Vec<(u8, NamespaceIndex)>,
     open: Vec<Open>,
     populated: BTreeSet<u32>,
+    below: Below,
 }
 
 impl World {
@@ -97,8 +99,10 @@ impl World {
             open: Vec::new(),
             epoch: 1,
             populated: BTreeSet::new(),
+            below: Below::default(),
             setup,
         };
+        world.below.open(&mut world.core, world.setup.tier);
         (0..world.setup.populated).for_each(|unit| world.populate(unit));
         world
     }
@@ -177,6 +181,14 @@ impl World {
             Event::Restart { loses } => self.restart(loses),
             Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
             Event::Gone { engine } => self.gone(engine % ENGINES),
+            Event::Loaded { which, how } => self.loaded(which, how),
+            Event::GiveUp { which } => self.below.give_up(&mut self.core, which),
+            Event::Stored { which, is_written } => self.stored(which, is_written),
+            Event::TierEvicts { which } => self.below.evict(&mut self.core, which),
+            Event::TierRemoves => self.below.remove(&mut self.core),
+            Event::TierHealth { is_healthy } => self.below.set_healthy(&mut self.core, is_healthy),
+            Event::Forgive => self.below.forgive(&mut self.core),
+            Event::TransfersOver => self.transfers_over(),
         }
         self.check();
     }
@@ -197,6 +209,15 @@ impl World {
         }
         while !self.table.audited.is_empty() {
             self.audited(0, true);
+        }
+        self.transfers_over();
+        // No more is written, or an end would never come.
+        self.below.set_healthy(&mut self.core, false);
+        while !self.below.loads.is_empty() {
+            self.loaded(0, Loading::Whole);
+        }
+        while !self.below.stores.is_empty() {
+            self.stored(0, true);
         }
         self.step_to_the_end();
         let held = self.core.held();
@@ -393,6 +414,7 @@ impl World {
         let mut states = Vec::new();
         for (group, attention) in groups(open.namespace) {
             let over_limit = self.core.stats().misses[MissReason::OverLimit as usize];
+            let evicted = self.core.stats().evicted;
             let expected = self.expected(&open, group, attention, prompt);
             let positions: Vec<u8> = (0..prompt.blocks).collect();
             for piece in positions.chunks(piece as usize) {
@@ -401,7 +423,9 @@ impl World {
             let is_over = self.core.stats().misses[MissReason::OverLimit as usize] > over_limit;
             let is_verifying = expected.contains(&STATE_NOT_YET);
             assert!(!is_over || engine.is_some() || is_verifying, "who takes no lease cannot be over a limit");
-            if is_over {
+            if self.core.stats().evicted > evicted {
+                check_promoting(&open.answer.states, &expected);
+            } else if is_over {
                 check_shorter(&open.answer.states, &expected);
             } else {
                 assert_eq!(open.answer.states, expected, "group {group} of {prompt:?}");
@@ -419,6 +443,8 @@ impl World {
             let hash = BlockHash::new(&hash(open.namespace, prompt.chain, position)).unwrap();
             let key = Key { short: open.short, namespace: open.namespace, group, hash };
             let state = match self.table.resident(&key) {
+                None if self.below.is_promoting(&key) => STATE_NOT_YET,
+                None if open.engine.is_some() && self.below.would_promote(&self.core, &key) => STATE_NOT_YET,
                 None if attention == Attention::Full => break,
                 None => STATE_MISS,
                 Some((_, row)) if row.trust != Trust::Verified => STATE_NOT_YET,
@@ -526,11 +552,12 @@ impl World {
             _ => {}
         }
         let is_full = layout(namespace).group(group).unwrap().attention == Attention::Full;
-        let is_orphan = predecessor.is_some_and(|key| self.table.resident(&key).is_none());
+        let is_here = |key: &Key| self.table.resident(key).is_some() || self.below.is_promoting(key);
+        let is_orphan = predecessor.is_some_and(|key| !is_here(&key) && !self.below.is_known(&key));
         let expected = match fault {
             Fault::WrongGeneration | Fault::Foreign => CommitOutcome::Lost,
             Fault::Incomplete | Fault::OtherGroup | Fault::Retired => CommitOutcome::Incomplete,
-            _ if self.table.resident(&key).is_some() => CommitOutcome::Duplicate,
+            _ if is_here(&key) => CommitOutcome::Duplicate,
             _ if is_full && is_orphan => CommitOutcome::Orphan,
             _ => CommitOutcome::Stored,
         };
@@ -591,7 +618,8 @@ impl World {
         };
         let is_its = |row: &&Row| row.key.is_some_and(|key| key.short == short) && !row.is_fenced;
         let (blocks, bytes) = {
-            let rows = self.table.rows.values().filter(is_its);
+            let loading = self.below.promoting(short).map(|slot| &self.table.rows[&slot]);
+            let rows = self.table.rows.values().filter(is_its).chain(loading);
             rows.fold((0, 0), |(blocks, bytes), row| (blocks + 1, bytes + row.slot_bytes))
         };
         let (purged, old, new) = self.core.purge(id).expect("the namespace is open");
@@ -603,8 +631,9 @@ impl World {
 
     fn close(&mut self, namespace: u8) {
         let short = self.shorts[namespace as usize];
-        let holds_blocks =
-            self.table.rows.values().any(|row| row.key.is_some_and(|key| Some(key.short) == short) && !row.is_fenced);
+        let is_loading = short.is_some_and(|short| self.below.promoting(short).next().is_some());
+        let is_its = |row: &Row| row.key.is_some_and(|key| Some(key.short) == short) && !row.is_fenced;
+        let holds_blocks = is_loading || self.table.rows.values().any(is_its);
         let is_closed = self.core.close_namespace(NamespaceId(namespace.into()));
         assert_eq!(is_closed, short.is_some() && !holds_blocks, "closing namespace {namespace}");
         if let (true, Some(short)) = (is_closed, short) {
@@ -655,6 +684,28 @@ impl World {
         self.settle();
     }
 
+    // The tier below.
+
+    fn loaded(&mut self, which: u8, how: Loading) {
+        let Some((at, load, is_ready)) = self.below.end_load(&mut self.core, which, how) else { return };
+        self.settle();
+        if is_ready {
+            let row = self.table.row(at.0);
+            assert_eq!((row.generation, row.key), (at.1, None), "{load:?} is ready over something");
+            (row.key, row.trust) = (Some(load), Trust::Verified);
+        }
+    }
+
+    fn stored(&mut self, which: u8, is_written: bool) {
+        self.below.end_store(&mut self.core, which, is_written, &self.shorts);
+        self.settle();
+    }
+
+    fn transfers_over(&mut self) {
+        self.below.transfers_over(&mut self.core);
+        self.settle();
+    }
+
     fn restart(&mut self, loses: Option<u8>) {
         self.open.clear();
         self.retired.clear();
@@ -668,13 +719,14 @@ impl World {
             engine.committed.clear();
         }
         let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
-        let alive = alive.fold(0, |mask, engine| mask | Instance(engine).bit());
+        let alive = alive.fold(self.below.restart(), |mask, engine| mask | Instance(engine).bit());
         self.table.excluded.retain(|_, mask| *mask & alive != 0);
         if let Some(which) = loses {
             self.lose_extent(which, alive);
         }
         self.epoch += 1;
         self.core = Core::new(config(&self.setup, self.epoch, self.table.last_generation + 1));
+        self.below.open(&mut self.core, self.setup.tier);
         for namespace in 0..NAMESPACES {
             if self.shorts[namespace as usize].take().is_some() {
                 self.short(namespace);
@@ -756,7 +808,10 @@ impl World {
         let mut effects = Vec::new();
         self.core.take_effects(&mut effects);
         for effect in effects {
-            self.table.apply(effect, |slot, generation| touched.contains(&(slot, generation)));
+            // What effects before this one began is touched as well.
+            let is_touched = |at: &At| touched.contains(at) || self.below.touched().any(|moved| moved == *at);
+            self.table.apply(effect, |slot, generation| is_touched(&(slot, generation)));
+            self.below.apply(&self.core, effect, &self.table.rows, &self.shorts);
         }
     }
 
@@ -800,14 +855,16 @@ impl World {
         let promised = self.open.iter().flat_map(|open| &open.found);
         let verifying = self.table.verifying.iter().map(|(_, slot, _)| *slot);
         let audited = self.table.audited.iter().map(|(_, slot)| *slot);
+        let moving = self.below.pinned();
         let promised = leased.chain(promised).map(|(slot, _)| *slot);
-        let pinned: BTreeSet<SlotId> = promised.chain(verifying).chain(audited).collect();
+        let pinned: BTreeSet<SlotId> = promised.chain(verifying).chain(audited).chain(moving).collect();
         let pinned_bytes: u64 = pinned.iter().map(|slot| self.table.rows[slot].slot_bytes).sum();
         let reserved_bytes: u64 = serving().flat_map(|engine| engine.filling.iter().map(|f| f.slot_bytes)).sum();
         let held = self.core.held();
         assert_eq!((held.pinned_bytes, held.reserved_bytes), (pinned_bytes, reserved_bytes), "pinned, reserved");
         let used: u64 = self.core.classes().iter().map(|class| class.used).sum();
         assert_eq!(used, self.table.rows.len() as u64, "slots in use");
+        self.below.check(&self.core, &self.table.rows);
     }
 
     fn step_to_the_end(&mut self) {
@@ -865,6 +922,15 @@ fn check_shorter(states: &[u8], expected: &[u8]) {
     assert!(states.len() <= expected.len());
     for (state, expected) in states.iter().zip(expected) {
         assert!(*state == STATE_MISS || state == expected, "{states:?} where {expected:?} is there");
+    }
+}
+
+/// Promotions of a lookup may evict what it would have found later on.
+fn check_promoting(states: &[u8], expected: &[u8]) {
+    assert!(states.len() <= expected.len());
+    for (state, expected) in states.iter().zip(expected) {
+        let is_weaker = [STATE_MISS, STATE_NOT_YET].contains(state);
+        assert!(state == expected || is_weaker, "{states:?} where {expected:?} was there");
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Demand {
 
 /// The first demand that `config` does not meet.
 pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
-    let Config { socket, pool, http, limits, log, .. } = config;
+    let Config { socket, pool, tier_ssd, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let demands = [
         ("socket.directory", fits_a_socket(&socket.directory), "be a path of at most 94 bytes, as Unix sockets need"),
@@ -33,7 +33,18 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
             is_local(http.address) || http.allow_remote,
             "be loopback, or `http.allow_remote` must be true",
         ),
-        ("limits.sessions", (1..=64).contains(&limits.sessions), "be 1 to 64"),
+        ("limits.sessions", (1..=63).contains(&limits.sessions), "be 1 to 63"),
+        ("tier.ssd.load_deadline_ms", tier_ssd.load_deadline_ms > 0, "be at least 1"),
+        (
+            "tier.ssd.write_bytes_per_second",
+            tier_ssd.write_bytes_per_second.is_none_or(|bytes| bytes.0 > 0),
+            "be more than 0, or not be set",
+        ),
+        (
+            "tier.ssd.write_bytes_per_day",
+            tier_ssd.write_bytes_per_day.is_none_or(|bytes| bytes.0 > 0),
+            "be more than 0, or not be set",
+        ),
         (
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),

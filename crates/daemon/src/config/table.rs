@@ -64,12 +64,12 @@ macro_rules! settings {
         }
 
         /// The sections and what each is about, in the struct's order.
-        static SECTIONS: &[(&str, &[&str])] = &[$( (stringify!($section), &[$($about),+]), )+];
+        static SECTIONS: &[(&str, &[&str])] = &[$( (table::section!($section), &[$($about),+]), )+];
 
         /// Every key, in the struct's order.
         pub static KEYS: &[Key] = &[$($(
             Key {
-                name: concat!(stringify!($section), ".", stringify!($key)),
+                name: concat!(table::section!($section), ".", stringify!($key)),
                 meaning: &[$($meaning),+],
                 kind: <$Type as value::Setting>::KIND,
                 own_variable: table::only(&[$($variable)?]),
@@ -84,6 +84,17 @@ macro_rules! settings {
     };
 }
 pub(super) use settings;
+
+/// A section as it stands in the file: that of a tier is a table in a table.
+macro_rules! section {
+    (tier_ssd) => {
+        "tier.ssd"
+    };
+    ($section:ident) => {
+        stringify!($section)
+    };
+}
+pub(super) use section;
 
 /// The one entry of an optional part of the macro.
 pub(super) const fn only(part: &'static [&'static str]) -> Option<&'static str> {

@@ -4,7 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use forebay_core::below::Admission;
 use forebay_io::arena::HugePages;
+use forebay_io::uring::EngineChoice;
 use toml::Value;
 
 /// A type that can stand in the file. What `show` gives, `read` takes back.
@@ -70,6 +72,48 @@ impl Setting for HugePages {
             HugePages::Auto => "auto",
             HugePages::Off => "off",
             HugePages::Require => "require",
+        };
+        Some(Value::String(text.to_string()))
+    }
+}
+
+impl Setting for EngineChoice {
+    const KIND: &'static str = "`\"auto\"`, `\"uring\"` or `\"threads\"`";
+
+    fn read(value: &Value) -> Option<EngineChoice> {
+        match value.as_str()? {
+            "auto" => Some(EngineChoice::Auto),
+            "uring" => Some(EngineChoice::Uring),
+            "threads" => Some(EngineChoice::Threads),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            EngineChoice::Auto => "auto",
+            EngineChoice::Uring => "uring",
+            EngineChoice::Threads => "threads",
+        };
+        Some(Value::String(text.to_string()))
+    }
+}
+
+impl Setting for Admission {
+    const KIND: &'static str = "`\"second_sighting\"` or `\"all\"`";
+
+    fn read(value: &Value) -> Option<Admission> {
+        match value.as_str()? {
+            "second_sighting" => Some(Admission::SecondSighting),
+            "all" => Some(Admission::All),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            Admission::SecondSighting => "second_sighting",
+            Admission::All => "all",
         };
         Some(Value::String(text.to_string()))
     }
@@ -177,6 +221,23 @@ impl Setting for Vec<u32> {
 
     fn read(value: &Value) -> Option<Vec<u32>> {
         value.as_array()?.iter().map(u32::read).collect()
+    }
+
+    fn show(&self) -> Option<Value> {
+        self.iter().map(Setting::show).collect::<Option<Vec<Value>>>().map(Value::Array)
+    }
+}
+
+impl Setting for Vec<PathBuf> {
+    const KIND: &'static str = "a path, or a list of paths, such as `[\"/mnt/a/forebay\", \"/mnt/b/forebay\"]`";
+
+    /// Text that begins like a list is one, so that a variable can name several.
+    fn read(value: &Value) -> Option<Vec<PathBuf>> {
+        match value {
+            Value::Array(list) => list.iter().map(PathBuf::read).collect(),
+            Value::String(text) if text.starts_with('[') => None,
+            one => PathBuf::read(one).map(|path| vec![path]),
+        }
     }
 
     fn show(&self) -> Option<Value> {

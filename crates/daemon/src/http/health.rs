@@ -17,6 +17,8 @@ pub struct Health {
     /// What must be populated before the first block can be stored.
     pub needed_bytes: u64,
     pub is_draining: bool,
+    /// Of each tier below the pool: its name, its state, and why. None of them is needed to serve.
+    pub tiers: Vec<(&'static str, &'static str, String)>,
 }
 
 /// One reason for or against.
@@ -38,7 +40,12 @@ impl Health {
         let Health { populated_bytes, needed_bytes, .. } = self;
         let serving = if self.is_draining { "draining, nothing new is handed out" } else { "not draining" };
         let index = if self.is_recovered { "complete" } else { "still being read from the pool" };
-        vec![
+        let tiers = self.tiers.iter().map(|(name, state, why)| {
+            let colon = if why.is_empty() { "" } else { ": " };
+            // The rest serves on without it: an engine that is sent elsewhere would gain nothing.
+            check(name, true, format!("{state}{colon}{why}"))
+        });
+        let mut checks = vec![
             self.core(),
             check("index", self.is_recovered, index.to_string()),
             check(
@@ -47,7 +54,9 @@ impl Health {
                 format!("{} MiB populated, {} needed", populated_bytes >> 20, needed_bytes >> 20),
             ),
             check("drain", !self.is_draining, serving.to_string()),
-        ]
+        ];
+        checks.extend(tiers);
+        checks
     }
 
     fn core(&self) -> Check {
@@ -65,6 +74,7 @@ mod tests {
     use super::*;
 
     const WELL: Health = Health {
+        tiers: Vec::new(),
         core_silence: Duration::from_millis(10),
         is_recovered: true,
         populated_bytes: 2 << 20,
@@ -88,5 +98,13 @@ mod tests {
             assert_eq!(failing(health.ready()), [name]);
             assert_eq!(failing(health.live()).is_empty(), name != "core", "{health:?}");
         }
+    }
+
+    #[test]
+    fn a_sick_tier_is_told_and_does_not_send_engines_away() {
+        let health = Health { tiers: vec![("ssd", "sick", "io".to_string())], ..WELL };
+        let checks = health.ready();
+        assert_eq!(failing(checks.clone()), [""; 0]);
+        assert_eq!(checks.last().map(|check| (check.name, check.why.as_str())), Some(("ssd", "sick: io")));
     }
 }

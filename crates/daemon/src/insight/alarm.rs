@@ -99,7 +99,9 @@ fn cause_of_fall(most: MissReason) -> (&'static str, &'static str) {
             "the pool is too small for the prompts under way: raise `pool.capacity_bytes`",
         ),
         MissReason::Failed => ("blocks were damaged", "run `forebay audit` and a memory test"),
-        MissReason::TooSlow => ("a lower tier answers too late", "look at that tier's latency"),
+        MissReason::TooSlow | MissReason::PromotionUnfinished => {
+            ("a lower tier answers too late", "look at that tier's latency, or give the pool more memory")
+        }
         MissReason::NotYet => {
             ("the daemon restarted and compares blocks with their checksums", "nothing: this passes by itself")
         }

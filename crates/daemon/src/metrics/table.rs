@@ -3,15 +3,17 @@
 use std::fmt;
 
 use forebay_core::ceiling::Estimate;
+use forebay_core::decorate::Counts;
 use forebay_core::miss::MissReason;
 use forebay_core::report::ClassReport;
+use forebay_io::ssd::DiskReport;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::{Histogram, Snapshot};
+use super::{Histogram, Snapshot, Tier};
 
 /// What [`render`] writes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -31,12 +33,15 @@ enum Read {
     /// Shares, 0 to 1.
     Ratios(&'static [&'static str], fn(&Snapshot) -> Shares),
     Seconds(fn(&Snapshot) -> &Histogram),
+    SecondsBy(&'static [&'static str], fn(&Snapshot) -> Times),
 }
 
 type Samples = Vec<(Vec<String>, u64)>;
 type Shares = Vec<(Vec<String>, f64)>;
 
-use Read::{Counter, Counters, Gauge, Gauges, Ratios, Seconds};
+type Times<'a> = Vec<(Vec<String>, &'a Histogram)>;
+
+use Read::{Counter, Counters, Gauge, Gauges, Ratios, Seconds, SecondsBy};
 
 const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
     Metric { name, help, read }
@@ -119,6 +124,118 @@ static METRICS: &[Metric] = &[
         "Blocks whose checksum was wrong; none was served.",
         Counter(|s| s.core.corrupt),
     ),
+    // The tiers below the pool.
+    metric(
+        "forebay_tier_state",
+        "1 for the state the tier is in: opening, serving, sick or failed.",
+        Gauges(&["tier", "state"], tier_states),
+    ),
+    metric("forebay_tier_blocks", "Blocks known to lie on the tier.", Gauges(TIER, |s| tiers(s, |t| t.core.blocks))),
+    metric(
+        "forebay_tier_operations_total",
+        "Operations that ended, by kind and outcome.",
+        Counters(&["tier", "op", "outcome"], tier_operations),
+    ),
+    metric(
+        "forebay_tier_refused_operations_total",
+        "Operations that the tier's full queue sent back; each is offered again.",
+        Counters(&["tier", "op"], |s| by_kind(s, |counts| counts.refused)),
+    ),
+    metric(
+        "forebay_tier_operation_bytes_total",
+        "Bytes moved by operations that succeeded.",
+        Counters(&["tier", "op"], |s| by_kind(s, |counts| counts.done_bytes)),
+    ),
+    metric(
+        "forebay_tier_operation_seconds",
+        "From submission to completion, of operations that succeeded.",
+        SecondsBy(&["tier", "op"], tier_times),
+    ),
+    metric(
+        "forebay_tier_waiting_operations",
+        "Operations that wait to be taken by the tier.",
+        Gauges(TIER, |s| tiers(s, |t| t.waiting)),
+    ),
+    metric(
+        "forebay_tier_loading_bytes",
+        "Bytes of slots that the tier is filling.",
+        Gauges(TIER, |s| tiers(s, |t| t.core.loading_bytes)),
+    ),
+    metric(
+        "forebay_tier_late_bytes",
+        "Bytes of slots out of use until a late load ends; too many close the tier.",
+        Gauges(TIER, |s| tiers(s, |t| t.core.late_bytes)),
+    ),
+    metric(
+        "forebay_tier_storing_bytes",
+        "Bytes of blocks pinned while they are written.",
+        Gauges(TIER, |s| tiers(s, |t| t.core.storing_bytes)),
+    ),
+    metric(
+        "forebay_tier_waiting_blocks",
+        "Blocks that wait to be written.",
+        Gauges(TIER, |s| tiers(s, |t| t.core.waiting_blocks)),
+    ),
+    metric(
+        "forebay_tier_promotions_total",
+        "Promotions that ended, by outcome.",
+        Counters(&["tier", "outcome"], tier_promotions),
+    ),
+    metric(
+        "forebay_tier_promoted_bytes_total",
+        "Bytes that came up into the pool.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.promoted_bytes)),
+    ),
+    metric(
+        "forebay_tier_unwritten_blocks_total",
+        "Blocks that were to be written and were not, by reason.",
+        Counters(&["tier", "reason"], tier_unwritten),
+    ),
+    metric(
+        "forebay_tier_stored_blocks_total",
+        "Blocks written down.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.stored)),
+    ),
+    metric(
+        "forebay_tier_evicted_blocks_total",
+        "Blocks that the tier gave up, or removed for a purge.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.evicted)),
+    ),
+    metric(
+        "forebay_tier_breaker_opened_total",
+        "Times that the tier failed so often that it was left alone for a while.",
+        Counters(TIER, |s| tiers(s, |t| t.breaker_opened)),
+    ),
+    metric(
+        "forebay_disk_written_bytes_total",
+        "All bytes written to the disk; beside stored bytes, its write amplification.",
+        Counters(DISK, |s| disks(s, |disk| disk.counters.written_bytes)),
+    ),
+    metric(
+        "forebay_disk_stored_bytes_total",
+        "Bytes of the blocks stored on the disk.",
+        Counters(DISK, |s| disks(s, |disk| disk.counters.stored_bytes)),
+    ),
+    metric(
+        "forebay_disk_lifetime_written_bytes",
+        "Written since the disk was made, for its endurance.",
+        Gauges(DISK, |s| disks(s, |disk| disk.lifetime_written_bytes)),
+    ),
+    metric(
+        "forebay_disk_live_bytes",
+        "Bytes of the blocks that the disk holds.",
+        Gauges(DISK, |s| disks(s, |disk| disk.live_bytes)),
+    ),
+    metric(
+        "forebay_disk_carried_bytes_total",
+        "Bytes of hot blocks that were written again to outlive their segment.",
+        Counters(DISK, |s| disks(s, |disk| disk.counters.carried_bytes)),
+    ),
+    metric(
+        "forebay_disk_corrupt_blocks_total",
+        "Blocks that were not what was written; none was served.",
+        Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),
+    ),
     // Clients and the core.
     metric("forebay_sessions", "Open sessions.", Gauge(|s| s.clients.sessions)),
     metric("forebay_attached_workers", "Worker processes that map the pool.", Gauge(|s| s.clients.attached_workers)),
@@ -175,6 +292,11 @@ impl Metric {
                 let times = read(snapshot);
                 out.encode_histogram::<NoLabelSet>(times.sum_seconds(), times.count(), &times.buckets(), None)
             }
+            SecondsBy(names, read) => read(snapshot).into_iter().try_for_each(|(values, times)| {
+                let labels: Labels = names.iter().copied().zip(values).collect();
+                let mut out = out.encode_family(&labels)?;
+                out.encode_histogram::<NoLabelSet>(times.sum_seconds(), times.count(), &times.buckets(), None)
+            }),
         }
     }
 
@@ -182,13 +304,13 @@ impl Metric {
         match self.read {
             Counter(_) | Counters(..) => MetricType::Counter,
             Gauge(_) | Gauges(..) | Ratios(..) => MetricType::Gauge,
-            Seconds(_) => MetricType::Histogram,
+            Seconds(_) | SecondsBy(..) => MetricType::Histogram,
         }
     }
 
     fn labels(&self) -> &'static [&'static str] {
         match self.read {
-            Counters(names, _) | Gauges(names, _) | Ratios(names, _) => names,
+            Counters(names, _) | Gauges(names, _) | Ratios(names, _) | SecondsBy(names, _) => names,
             _ => &[],
         }
     }
@@ -214,6 +336,7 @@ fn slots_by_class(snapshot: &Snapshot) -> Samples {
         [
             sample("free", class.slots - class.used),
             sample("reserved", class.reserved),
+            sample("promoting", class.promoting),
             sample("ready", class.ready),
             sample("fenced", class.fenced),
         ]
@@ -253,6 +376,80 @@ fn unstored_by_reason(snapshot: &Snapshot) -> Samples {
     ]
     .map(|(reason, count)| (vec![reason.to_string()], count))
     .to_vec()
+}
+
+const TIER: &[&str] = &["tier"];
+const DISK: &[&str] = &["tier", "disk"];
+
+fn tiers(snapshot: &Snapshot, read: fn(&Tier) -> u64) -> Samples {
+    snapshot.tiers.iter().map(|tier| (vec![tier.name.to_string()], read(tier))).collect()
+}
+
+fn disks(snapshot: &Snapshot, read: fn(&DiskReport) -> u64) -> Samples {
+    let of = |tier: &Tier| {
+        let name = tier.name;
+        let one = |disk: &DiskReport| (vec![name.to_string(), disk.name.clone()], read(disk));
+        tier.disks.iter().map(one).collect::<Samples>()
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn by_kind(snapshot: &Snapshot, read: fn(&Counts) -> u64) -> Samples {
+    let of = |tier: &Tier| {
+        let name = tier.name;
+        let one = |(kind, counts): &(&str, Counts)| (vec![name.to_string(), kind.to_string()], read(counts));
+        tier.counts.iter().map(one).collect::<Samples>()
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn tier_operations(snapshot: &Snapshot) -> Samples {
+    let of = |outcome: &str, read: fn(&Counts) -> u64| {
+        let mut samples = by_kind(snapshot, read);
+        samples.iter_mut().for_each(|(labels, _)| labels.push(outcome.to_string()));
+        samples
+    };
+    let done = of("done", |counts| counts.done);
+    [done, of("absent", |counts| counts.absent), of("failed", |counts| counts.failed)].concat()
+}
+
+fn tier_times(snapshot: &Snapshot) -> Times<'_> {
+    let kinds = snapshot.tiers.iter().flat_map(|tier| tier.counts.iter().map(move |kind| (tier.name, kind)));
+    kinds.map(|(name, (kind, counts))| (vec![name.to_string(), kind.to_string()], &counts.time)).collect()
+}
+
+fn tier_states(snapshot: &Snapshot) -> Samples {
+    let of = |tier: &Tier| {
+        let (name, (state, _)) = (tier.name.to_string(), tier.standing.told());
+        let one = |known: &str| (vec![name.clone(), known.to_string()], u64::from(known == state));
+        ["opening", "serving", "sick", "failed"].map(one)
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn tier_promotions(snapshot: &Snapshot) -> Samples {
+    let of = |tier: &Tier| {
+        let (name, stats) = (tier.name.to_string(), tier.core.stats);
+        let outcomes = [
+            ("ready", stats.promoted),
+            ("absent", stats.absent),
+            ("corrupt", stats.corrupt),
+            ("failed", stats.failed_loads),
+            ("late", stats.late),
+        ];
+        outcomes.map(|(outcome, count)| (vec![name.clone(), outcome.to_string()], count))
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn tier_unwritten(snapshot: &Snapshot) -> Samples {
+    let of = |tier: &Tier| {
+        let (name, stats) = (tier.name.to_string(), tier.core.stats);
+        let reasons =
+            [("queue_full", stats.dropped_full), ("evicted", stats.dropped_gone), ("failed", stats.failed_stores)];
+        reasons.map(|(reason, count)| (vec![name.clone(), reason.to_string()], count))
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
 }
 
 fn errors_by_method(snapshot: &Snapshot) -> Samples {

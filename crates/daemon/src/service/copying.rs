@@ -4,6 +4,7 @@
 //! gone, because the slots are theirs until then.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_core::block::NamespaceIndex;
 use forebay_core::checksum::checksum;
@@ -93,6 +94,7 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
     let group = group_index(request.group)?;
     let mut blocks = Vec::new();
     let mut size = 0;
+    prefetch(shared, request, group, hash_bytes)?;
     for hash in request.hashes.chunks_exact(hash_bytes) {
         let Some(found) = pin(shared, request, group, hash, hash_bytes)? else { continue };
         size += found.length as usize + hash_bytes + 16;
@@ -113,6 +115,20 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
     Ok(GetReply { blocks })
 }
 
+/// Starts bringing up what lies on a tier, so that the blocks are not waited for one after another.
+fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize) -> Result<()> {
+    for piece in request.hashes.chunks(Core::MAX_KEYS_PER_EVENT * hash_bytes) {
+        shared.event(|state| -> Result<()> {
+            let (instance, namespace, _) = target(state, request.session, request.namespace, group)?;
+            let mut lookup = state.core.begin_lookup(Some(instance), namespace);
+            state.core.look(&mut lookup, group, piece, hash_bytes, &mut Answer::default());
+            state.core.cancel_lookup(lookup);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 struct Pinned {
     instance: Instance,
     lease: LeaseId,
@@ -120,9 +136,11 @@ struct Pinned {
     length: u64,
 }
 
-/// The block of one key, under a lease of its own. Blocks of an earlier epoch are waited for, a little.
+/// The block of one key, under a lease of its own. Blocks that are being verified or brought up are waited for.
 fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
-    for _ in 0..VERIFY_TRIES {
+    let start = Instant::now();
+    let deadline = Duration::from_millis(shared.lock().config.tier_ssd.load_deadline_ms).max(VERIFY_DEADLINE);
+    while start.elapsed() < deadline {
         let (answer, instance, lease, length) = shared.event(|state| -> Result<_> {
             let (instance, namespace, length) = target(state, request.session, request.namespace, group)?;
             let mut lookup = state.core.begin_lookup(Some(instance), namespace);
@@ -135,15 +153,15 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
             Some(&STATE_READY) => {
                 return Ok(Some(Pinned { instance, lease, slot: SlotId(answer.slots[0]), length }));
             }
-            // Being verified: 16 MiB take about a millisecond.
-            Some(_) => std::thread::sleep(VERIFY_PAUSE),
+            // 16 MiB are verified in about a millisecond, and read in some.
+            Some(_) => std::thread::sleep(PAUSE),
         }
     }
     Ok(None)
 }
 
-const VERIFY_TRIES: usize = 50;
-const VERIFY_PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Whose call it is, where it goes, and how long a block is there.
 fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(Instance, NamespaceIndex, u64)> {

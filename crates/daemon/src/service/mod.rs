@@ -26,6 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 pub use session::{check_protocol, tell_attached};
+pub use store::make_ready;
 
 use crate::metrics::RpcErrors;
 use crate::state::Shared;

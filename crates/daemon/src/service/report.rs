@@ -1,7 +1,12 @@
 //! Inspect and purge.
 
+use std::time::{Duration, Instant};
+
 use forebay_core::{Error, NamespaceId, Result};
-use forebay_rpc::proto::{ClassInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo};
+use forebay_io::ssd::DiskReport;
+use forebay_rpc::proto::{
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo, TierInfo,
+};
 
 use crate::instances::Member;
 use crate::state::{Shared, State};
@@ -22,14 +27,18 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             classes: classes(state),
             pinned_bytes: held.pinned_bytes + held.reserved_bytes,
             fenced_bytes: held.fenced_bytes,
+            tiers: state.tier_report().iter().map(tier).collect(),
         }
     }))
 }
 
+/// A disk removes thousands of blocks a second; one that is sick is not waited for.
+const PURGE_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Gone for lookups at once; the reply waits until all that nobody holds is free.
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply::default();
-    let mut purged = Vec::new();
+    let (mut purged, mut ids) = (Vec::new(), Vec::new());
     shared.event(|state| -> Result<()> {
         for id in named(state, &request)? {
             let Some((gone, old, new)) = state.core.purge(id) else { continue };
@@ -37,14 +46,29 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
             reply.purged_blocks += gone.blocks;
             reply.purged_bytes += gone.bytes;
             purged.push(old);
+            ids.push(id);
         }
         Ok(())
     })?;
     work_off(shared).await;
+    let is_done = purged_below(shared, &ids).await;
+    if !is_done {
+        tracing::warn!("blocks of a purged namespace are still on a tier; none is served, and removing them goes on");
+    }
     reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
     tracing::info!(blocks = reply.purged_blocks, held = reply.held_blocks, "purged");
     Ok(reply)
+}
+
+/// Waits until the tiers hold nothing of these namespaces, if that does not take too long.
+async fn purged_below(shared: &Shared, ids: &[NamespaceId]) -> bool {
+    let is_done = || !ids.iter().any(|id| shared.lock().core.is_purging_below(*id));
+    let start = Instant::now();
+    while !is_done() && start.elapsed() < PURGE_DEADLINE {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    is_done()
 }
 
 fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
@@ -93,6 +117,43 @@ fn session(state: &State, instance: forebay_core::Instance, member: &Member) -> 
         leased_blocks,
         reserved_blocks,
         is_connected: member.session.is_some(),
+    }
+}
+
+fn tier(report: &crate::tiers::Report) -> TierInfo {
+    let core = report.core;
+    let (state, why) = report.standing.told();
+    TierInfo {
+        name: report.name.to_owned(),
+        state: state.to_owned(),
+        why: why.to_owned(),
+        blocks: core.blocks,
+        loading_blocks: core.loading_blocks,
+        late_bytes: core.late_bytes,
+        waiting_blocks: core.waiting_blocks,
+        storing_blocks: core.storing_blocks,
+        promoted_blocks: core.stats.promoted,
+        stored_blocks: core.stats.stored,
+        evicted_blocks: core.stats.evicted,
+        disks: report.disks.iter().map(disk).collect(),
+    }
+}
+
+fn disk(report: &DiskReport) -> DiskInfo {
+    let segment_bytes = report.geometry.segment_bytes;
+    DiskInfo {
+        name: report.name.clone(),
+        engine: report.engine.to_owned(),
+        engine_why: report.engine_why.clone(),
+        is_direct: report.is_direct,
+        capacity_bytes: report.segments.len() as u64 * segment_bytes,
+        blocks: report.blocks,
+        live_bytes: report.live_bytes,
+        written_bytes: report.counters.written_bytes,
+        stored_bytes: report.counters.stored_bytes,
+        lifetime_written_bytes: report.lifetime_written_bytes,
+        segments: report.segments.len() as u64,
+        segment_bytes,
     }
 }
 

@@ -1,0 +1,126 @@
+//! The SSD tier: what a running daemon says of it, else whether its disks can be had.
+
+use std::path::Path;
+
+use forebay_daemon::config::TierSsd;
+use forebay_rpc::proto::TierInfo;
+
+use super::Check;
+use crate::output::size;
+
+/// `running` is what the daemon says, if one runs. Nothing to say where no tier is configured.
+pub fn checks(config: &TierSsd, running: Option<&[TierInfo]>) -> Vec<Check> {
+    match running {
+        Some(tiers) => tiers.iter().map(served).collect(),
+        None => config.disks.iter().map(|disk| wanted(disk, config.capacity_bytes.map(|bytes| bytes.0))).collect(),
+    }
+}
+
+fn served(tier: &TierInfo) -> Check {
+    let disks: Vec<String> =
+        tier.disks.iter().map(|disk| format!("`{}` by {}: {}", disk.name, disk.engine, disk.engine_why)).collect();
+    let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, disks.join("; "));
+    let buffered = tier.disks.iter().find(|disk| !disk.is_direct);
+    match (tier.state.as_str(), buffered) {
+        ("serving", None) => Check::ok("ssd", finding),
+        ("serving", Some(disk)) => Check::warn(
+            "ssd",
+            finding,
+            format!("`{}` lies on a filesystem without direct i/o: bytes are copied once more", disk.name),
+        ),
+        ("failed", _) => {
+            Check::fail("ssd", format!("failed: {}", tier.why), "look at the disk, and restart the daemon")
+        }
+        ("opening", _) => Check::warn("ssd", "its blocks are being read", "ask again in a moment"),
+        _ => Check::warn("ssd", format!("sick: {}", tier.why), "look at the disk; it is tried again by itself"),
+    }
+}
+
+/// A disk that no daemon has opened yet.
+fn wanted(path: &Path, capacity_bytes: Option<u64>) -> Check {
+    let shown = path.display();
+    if path.exists() {
+        return Check::ok("ssd", format!("`{shown}` is there"));
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Some(wanted_bytes) = capacity_bytes else {
+        return Check::fail(
+            "ssd",
+            format!("`{shown}` is not there"),
+            "a file needs `tier.ssd.capacity_bytes` to be made",
+        );
+    };
+    match rustix::fs::statvfs(parent) {
+        Err(error) => Check::fail("ssd", format!("`{shown}` cannot be made: {error}"), "make its directory first"),
+        Ok(found) => {
+            let free_bytes = found.f_bavail * found.f_frsize;
+            let finding = format!("`{shown}` will be made: {} of {} free", size(wanted_bytes), size(free_bytes));
+            if free_bytes >= wanted_bytes {
+                Check::ok("ssd", finding)
+            } else {
+                Check::fail("ssd", finding, "lower `tier.ssd.capacity_bytes`, or free space")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict;
+    use super::*;
+    use forebay_daemon::config::Bytes;
+    use forebay_rpc::proto::DiskInfo;
+
+    fn tier(state: &str, is_direct: bool) -> TierInfo {
+        let disk = DiskInfo {
+            name: "/mnt/ssd".to_string(),
+            engine: "threads".to_string(),
+            engine_why: "io_uring is not to be had".to_string(),
+            is_direct,
+            ..DiskInfo::default()
+        };
+        TierInfo { name: "ssd".to_string(), state: state.to_string(), disks: vec![disk], ..TierInfo::default() }
+    }
+
+    #[test]
+    fn a_running_tier_is_judged_by_its_state_and_says_which_engine_and_why() {
+        let config = TierSsd { disks: vec!["/mnt/ssd".into()], ..forebay_daemon::config::Config::default().tier_ssd };
+        for (state, is_direct, verdict) in [
+            ("serving", true, Verdict::Ok),
+            ("serving", false, Verdict::Warn),
+            ("opening", true, Verdict::Warn),
+            ("sick", true, Verdict::Warn),
+            ("failed", true, Verdict::Fail),
+        ] {
+            let checks = checks(&config, Some(&[tier(state, is_direct)]));
+            assert_eq!(checks.iter().map(|check| check.verdict).collect::<Vec<_>>(), [verdict], "{state}");
+            if state == "serving" {
+                assert!(checks[0].finding.contains("threads: io_uring is not to be had"), "{:?}", checks[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_daemon_a_disk_is_there_or_can_be_made_or_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let there = directory.path().join("there");
+        std::fs::write(&there, "").unwrap();
+        for (path, capacity_bytes, verdict) in [
+            (there, None, Verdict::Ok),
+            (directory.path().join("new"), Some(4096), Verdict::Ok),
+            (directory.path().join("new"), None, Verdict::Fail),
+            (directory.path().join("new"), Some(1 << 60), Verdict::Fail),
+            (directory.path().join("no/such"), Some(4096), Verdict::Fail),
+        ] {
+            let capacity_bytes = capacity_bytes.map(Bytes);
+            let config = TierSsd {
+                disks: vec![path.clone()],
+                capacity_bytes,
+                ..forebay_daemon::config::Config::default().tier_ssd
+            };
+            let found: Vec<Verdict> = checks(&config, None).iter().map(|check| check.verdict).collect();
+            assert_eq!(found, [verdict], "{path:?}");
+        }
+        assert!(checks(&forebay_daemon::config::Config::default().tier_ssd, None).is_empty());
+    }
+}

@@ -1,0 +1,121 @@
+//! `forebay inspect ssd`: what a disk says of itself while no daemon uses it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use forebay_io::ssd::{Audit, DiskReport, Inspection, SegmentReport, SegmentState};
+use serde_json::{Value, json};
+
+use crate::arguments::InspectSsd;
+use crate::failure::Failure;
+use crate::output::{Table, print, print_json, size};
+
+pub fn run(arguments: &InspectSsd) -> Result<(), Failure> {
+    let mut all = Vec::new();
+    for path in &arguments.paths {
+        let (report, audit) = look(path, arguments.audit)?;
+        if !arguments.json {
+            print(&to_text(&report, audit.as_ref(), arguments.segments));
+        }
+        all.push(to_json(&report, audit.as_ref()));
+    }
+    if arguments.json {
+        print_json(&json!({"disks": all}));
+    }
+    Ok(())
+}
+
+fn look(path: &Path, wants_audit: bool) -> Result<(DiskReport, Option<Audit>), Failure> {
+    let mut inspection = Inspection::open(path)?;
+    let audit = if wants_audit { Some(inspection.audit()?) } else { None };
+    Ok((inspection.report(), audit))
+}
+
+fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> String {
+    let mut table = Table::new(&["disk", &report.name]);
+    let capacity_bytes = report.geometry.segment_bytes * u64::from(report.geometry.segments);
+    let amplification = report.lifetime_amplification().map_or("-".to_string(), |ratio| format!("{ratio:.2}"));
+    let recovery = report.recovery;
+    let rows = [
+        ("id", format!("{:032x}", report.geometry.id)),
+        ("capacity", size(capacity_bytes)),
+        ("live", format!("{} in {} blocks, {:.2} of it", size(report.live_bytes), report.blocks, report.live_ratio())),
+        ("written", format!("{} in its lifetime", size(report.lifetime_written_bytes))),
+        ("amplification", amplification),
+        ("segments", states(report)),
+        ("not whole", format!("{} blocks, {} segments lost", recovery.blocks_not_whole, recovery.segments_lost)),
+    ];
+    rows.into_iter().for_each(|(name, value)| table.row([name.to_string(), value]));
+    if let Some(audit) = audit {
+        let Audit { blocks, bytes, damaged_blocks, .. } = audit;
+        table.row(["audit".to_string(), format!("{blocks} blocks, {}, {damaged_blocks} damaged", size(*bytes))]);
+    }
+    let text = table.render("");
+    if wants_segments { text + "\n" + &segments(&report.segments) } else { text }
+}
+
+/// How many segments are in each state.
+fn states(report: &DiskReport) -> String {
+    let mut counts = BTreeMap::new();
+    report.segments.iter().for_each(|segment| *counts.entry(state(segment.state)).or_insert(0u32) += 1);
+    let counts = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect::<Vec<_>>().join(", ");
+    format!("{} of {}: {counts}", report.segments.len(), size(report.geometry.segment_bytes))
+}
+
+fn segments(segments: &[SegmentReport]) -> String {
+    let mut table = Table::new(&[">segment", "state", ">age", ">used", ">live", ">blocks"]);
+    for segment in segments {
+        table.row([
+            segment.index.to_string(),
+            state(segment.state).to_string(),
+            size(segment.age_bytes),
+            size(segment.used_bytes),
+            size(segment.live_bytes),
+            segment.live_blocks.to_string(),
+        ]);
+    }
+    table.render("  ")
+}
+
+fn state(state: SegmentState) -> &'static str {
+    match state {
+        SegmentState::Free => "free",
+        SegmentState::Erasing => "erasing",
+        SegmentState::Ready => "ready",
+        SegmentState::Active => "active",
+        SegmentState::Closing => "closing",
+        SegmentState::Closed => "closed",
+    }
+}
+
+fn to_json(report: &DiskReport, audit: Option<&Audit>) -> Value {
+    let segment = |segment: &SegmentReport| {
+        json!({
+            "segment": segment.index,
+            "state": state(segment.state),
+            "age_bytes": segment.age_bytes,
+            "used_bytes": segment.used_bytes,
+            "live_bytes": segment.live_bytes,
+            "live_blocks": segment.live_blocks,
+        })
+    };
+    json!({
+        "disk": report.name,
+        "id": format!("{:032x}", report.geometry.id),
+        "segment_bytes": report.geometry.segment_bytes,
+        "blocks": report.blocks,
+        "live_bytes": report.live_bytes,
+        "lifetime_written_bytes": report.lifetime_written_bytes,
+        "lifetime_amplification": report.lifetime_amplification(),
+        "blocks_not_whole": report.recovery.blocks_not_whole,
+        "segments_lost": report.recovery.segments_lost,
+        "recovery_us": report.recovery.took_us,
+        "segments": report.segments.iter().map(segment).collect::<Vec<_>>(),
+        "audit": audit.map(|audit| json!({
+            "blocks": audit.blocks,
+            "bytes": audit.bytes,
+            "damaged_blocks": audit.damaged_blocks,
+            "damaged": audit.damaged.iter().map(|key| format!("{}/{}/{}", key.namespace, key.group, key.hash)).collect::<Vec<_>>(),
+        })),
+    })
+}

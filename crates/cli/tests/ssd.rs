@@ -1,0 +1,259 @@
+//! The SSD tier behind the shipped daemon: a real file, real kills, and a worker that checks every byte.
+
+mod command;
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use command::run;
+use forebay_rpc::proto::*;
+use support::*;
+
+const BYTES: u64 = 20_000;
+
+/// A disk's file, where files are kept on a disk.
+struct DiskFile {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl DiskFile {
+    fn new() -> DiskFile {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let path = directory.path().join("ssd");
+        DiskFile { _directory: directory, path }
+    }
+}
+
+fn start(place: &Place, disk: &Path, more: &[&str]) -> Daemon {
+    let disk = disk.to_str().expect("a path in UTF-8");
+    let mut arguments = vec!["--pool.capacity_bytes", "16MiB", "--tier.ssd.disks", disk];
+    arguments.extend(["--tier.ssd.capacity_bytes", "64MiB", "--tier.ssd.admission", "all"]);
+    arguments.extend(more);
+    Daemon::start(place, &arguments)
+}
+
+/// A daemon with an open tier, and an engine.
+fn serving(place: &Place, disk: &Path, more: &[&str]) -> (Daemon, Client, Worker) {
+    let daemon = start(place, disk, more);
+    let (client, worker) = engine(place, "a", BYTES);
+    wait_until("the tier serves", || tier(&client).state == "serving");
+    (daemon, client, worker)
+}
+
+fn tier(client: &Client) -> TierInfo {
+    client.inspect().tiers.first().cloned().expect("a tier is configured")
+}
+
+/// Stores blocks as prompts of 50 and waits until all are on the disk.
+fn store(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) {
+    for first in seeds.clone().step_by(50) {
+        let seeds: Vec<u64> = (first..(first + 50).min(seeds.end)).collect();
+        let hashes: Vec<[u8; 32]> = seeds.iter().copied().map(hash).collect();
+        let mut slots = Vec::new();
+        while slots.len() < seeds.len() {
+            slots.extend(client.reserve(namespace, (seeds.len() - slots.len()) as u32));
+        }
+        seeds.iter().zip(&slots).for_each(|(seed, held)| worker.fill(held, *seed));
+        let outcomes = client.commit(namespace, &hashes, &slots);
+        assert!(outcomes.iter().all(|outcome| *outcome == CommitOutcome::CommitStored), "{outcomes:?}");
+        written(client);
+    }
+}
+
+/// Waits until nothing waits to be written.
+fn written(client: &Client) {
+    wait_until("all is written", || {
+        let tier = tier(client);
+        tier.waiting_blocks == 0 && tier.storing_blocks == 0
+    });
+}
+
+/// All blocks of a prompt come back, whole; they were not in the pool.
+fn is_served(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) {
+    let reply = client.lookup_settled(namespace, &hashes(seeds.clone()));
+    assert_eq!(reply.groups[0].states, vec![1; (seeds.end - seeds.start) as usize], "{seeds:?}");
+    for (seed, slot) in seeds.zip(&reply.groups[0].slots) {
+        assert!(worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
+    }
+    client.release(reply.lease);
+}
+
+#[test]
+fn what_the_pool_has_no_room_for_comes_back_from_disk_byte_for_byte() {
+    for engine in ["auto", "threads"] {
+        let (place, disk) = (Place::new(), DiskFile::new());
+        let (_daemon, client, worker) = serving(&place, &disk.path, &["--tier.ssd.engine", engine]);
+        let namespace = client.namespace("t", vec![group()]).unwrap();
+        // The pool holds 819 of them.
+        store(&client, &worker, namespace, 0..2000);
+        let before = tier(&client);
+        assert_eq!((before.stored_blocks, before.blocks, before.promoted_blocks), (2000, 2000, 0));
+        assert_eq!(client.lookup(namespace, &hashes(0..50)).groups[0].states, vec![2; 50], "not yet");
+        (0..20).for_each(|prompt| is_served(&client, &worker, namespace, prompt * 50..prompt * 50 + 50));
+        let after = tier(&client);
+        assert!(after.promoted_blocks >= 900, "{after:?}");
+        assert_eq!((after.late_bytes, after.loading_blocks), (0, 0));
+        assert_eq!(client.inspect().pinned_bytes, 0);
+        assert!(!after.disks[0].engine_why.is_empty());
+    }
+}
+
+#[test]
+fn blocks_outlive_a_killed_daemon_and_the_loss_of_the_pool() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..500);
+    drop((client, worker));
+    daemon.kill();
+    forebay_io::arena::remove(&place.pool()).expect("the pool is removed");
+
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    assert_eq!(tier(&client).blocks, 500);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    (0..10).for_each(|prompt| is_served(&client, &worker, namespace, prompt * 50..prompt * 50 + 50));
+}
+
+#[test]
+fn a_daemon_killed_while_blocks_come_up_serves_them_after_its_restart() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (mut daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..1500);
+    drop((client, worker));
+    for round in 0..5 {
+        let client = Client::open(&place, "b", 0);
+        let fields = [("model", "test"), ("tenant", "t")];
+        let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let groups = vec![Group { rank_bytes: vec![BYTES], ..group() }];
+        let request = OpenNamespaceRequest { session: client.welcome.session, fields, groups };
+        let namespace = call!(client, open_namespace, request).expect("a namespace").namespace;
+        // Asks for 50 blocks; the answer to the last of them is not waited for.
+        let hashes = hashes(round * 50..round * 50 + 50).concat();
+        let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+        let mut rpc = client.rpc.clone();
+        let asked = client.runtime.block_on(async {
+            tokio::time::timeout(std::time::Duration::from_millis(3 * round), rpc.get(request)).await
+        });
+        assert!(asked.is_err() || asked.is_ok_and(|reply| reply.is_ok()));
+        daemon.kill();
+        drop(client);
+        daemon = start(&place, &disk.path, &[]);
+    }
+    let (client, worker) = engine(&place, "a", BYTES);
+    wait_until("the tier serves", || tier(&client).state == "serving");
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    (0..30).for_each(|prompt| is_served(&client, &worker, namespace, prompt * 50..prompt * 50 + 50));
+    assert_eq!(client.inspect().fenced_bytes, 0, "what the killed daemons were filling is free");
+    let audit = call!(client, audit, AuditRequest {}).expect("an audit");
+    assert_eq!((audit.corrupt, audit.misnamed, audit.complaint), (0, 0, String::new()));
+}
+
+#[test]
+fn a_purged_namespace_is_gone_from_the_disk_and_stays_gone() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let (doomed, kept) = (client.namespace("t", vec![group()]).unwrap(), client.namespace("u", vec![group()]).unwrap());
+    store(&client, &worker, doomed, 0..500);
+    store(&client, &worker, kept, 0..500);
+    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+    call!(client, purge, request).expect("a purge");
+    assert_eq!(tier(&client).blocks, 500);
+    assert_eq!(client.lookup_settled(doomed, &hashes(0..50)).groups[0].states, vec![0u8; 0]);
+    // Stored again, it is there again.
+    store(&client, &worker, doomed, 0..50);
+    assert_eq!(tier(&client).blocks, 550);
+    drop((client, worker));
+    daemon.kill();
+    forebay_io::arena::remove(&place.pool()).expect("the pool is removed");
+
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    assert_eq!(tier(&client).blocks, 550);
+    let (doomed, kept) = (client.namespace("t", vec![group()]).unwrap(), client.namespace("u", vec![group()]).unwrap());
+    is_served(&client, &worker, kept, 0..50);
+    is_served(&client, &worker, doomed, 0..50);
+    assert_eq!(client.lookup_settled(doomed, &hashes(50..100)).groups[0].states, vec![0u8; 0]);
+}
+
+#[test]
+fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (mut daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..2000);
+    fs::File::options().write(true).open(&disk.path).unwrap().set_len(8 << 20).unwrap();
+    for prompt in 0..40 {
+        let seeds = prompt * 50..prompt * 50 + 50;
+        let reply = client.lookup_settled(namespace, &hashes(seeds.clone()));
+        for (seed, slot) in seeds.zip(&reply.groups[0].slots) {
+            assert!(worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
+        }
+        client.release(reply.lease);
+    }
+    // The pool serves on, whatever becomes of the disk.
+    let slots = client.reserve(namespace, 10);
+    (5000..5010).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+    assert_eq!(client.commit(namespace, &hashes(5000..5010), &slots), vec![CommitOutcome::CommitStored; 10]);
+    is_served(&client, &worker, namespace, 5000..5010);
+    assert!(daemon.is_running());
+}
+
+#[test]
+fn a_full_disk_gives_up_its_oldest_blocks_and_serves_the_rest() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    // Twice what it holds.
+    store(&client, &worker, namespace, 0..6000);
+    let tier = tier(&client);
+    assert!(tier.evicted_blocks > 2000 && tier.blocks > 1500, "{tier:?}");
+    assert_eq!(tier.blocks, tier.disks[0].blocks, "the core knows what is there");
+    is_served(&client, &worker, namespace, 5950..6000);
+    is_served(&client, &worker, namespace, 4500..4550);
+    assert_eq!(client.lookup_settled(namespace, &hashes(0..50)).groups[0].states, vec![0u8; 0]);
+}
+
+#[test]
+fn a_disk_that_cannot_be_had_stops_the_start_with_a_hint() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, _client, _worker) = serving(&place, &disk.path, &[]);
+    let other = Place::new();
+    let path = disk.path.to_str().unwrap();
+    let second = ["--tier.ssd.disks", path, "--tier.ssd.capacity_bytes", "64MiB"];
+    let without_capacity = ["--tier.ssd.disks", "/dev/null/no/such/file"];
+    for (arguments, says) in [(&second[..], "another daemon uses this disk"), (&without_capacity, "cannot open a disk")]
+    {
+        let (is_success, log) = Daemon::spawn(&other, arguments).finish();
+        assert!(!is_success && log.contains(says), "{log}");
+    }
+}
+
+#[test]
+fn a_daemon_that_ends_well_finishes_what_it_is_writing() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..100);
+    drop((client, worker));
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(daemon.pid()).expect("a pid"),
+        rustix::process::Signal::TERM,
+    )
+    .expect("it is ours");
+    let (is_success, log) = daemon.finish();
+    assert!(is_success && log.contains("drained"), "{log}");
+    let answer = run(&["inspect", "ssd", "--json", "--audit", disk.path.to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&answer.out).expect("JSON");
+    let found = &report["disks"][0];
+    assert_eq!((&found["blocks"], &found["audit"]["damaged_blocks"]), (&100.into(), &0.into()), "{}", answer.out);
+    let text = run(&["inspect", "ssd", "--segments", disk.path.to_str().unwrap()]).out;
+    assert!(text.contains("100 blocks") && text.contains("active"), "{text}");
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let refused = run(&["inspect", "ssd", disk.path.to_str().unwrap()]);
+    assert!(refused.code != 0 && refused.err.contains("a daemon uses this disk"), "{}", refused.err);
+    assert_eq!(tier(&client).blocks, 100);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    is_served(&client, &worker, namespace, 0..50);
+}

@@ -1,0 +1,197 @@
+//! `forebay bench ssd`: how fast the tier is, beside what the disk gives to anybody.
+//!
+//! A tier is made on a file and filled; then for each direction, size and depth the tier and a baseline move as
+//! many bytes, in turns: the tier through [`Tier`] with its checksums, the baseline by plain random
+//! reads in the part of the file that holds the blocks, or by plain writes in as much of the file behind it, with
+//! as many flushes as the tier made.
+//! Invariants: every block that is read back is compared, outside of the time that counts; a ratio is the median
+//! over pairs, never of a best run.
+
+mod baseline;
+mod recovery;
+mod run;
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::fs::FallocateFlags;
+
+use self::baseline::Baseline;
+pub use self::recovery::{RecoveryRow, recovery};
+use self::run::Rig;
+use crate::uring::EngineChoice;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    Read,
+    Write,
+}
+
+/// What is measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BenchConfig {
+    /// Made anew, twice `capacity_bytes` long, and removed at the end.
+    pub path: PathBuf,
+    pub capacity_bytes: u64,
+    pub engine: EngineChoice,
+    pub directions: Vec<Direction>,
+    pub sizes_bytes: Vec<u64>,
+    /// Transfers in flight.
+    pub depths: Vec<u32>,
+    /// Runs of tier and baseline for each row.
+    pub pairs: usize,
+    /// Moved in each run.
+    pub run_bytes: u64,
+    /// fio is the baseline where it is installed; else, or without this, plain system calls are.
+    pub may_use_fio: bool,
+}
+
+impl BenchConfig {
+    /// Shapes that fill an NVMe drive, in two to three minutes on one of 2 GB/s.
+    pub fn new(path: PathBuf) -> BenchConfig {
+        BenchConfig {
+            path,
+            capacity_bytes: 4 << 30,
+            engine: EngineChoice::Auto,
+            // Blocks that were read are hot, and would be carried over by the writes that follow.
+            directions: vec![Direction::Write, Direction::Read],
+            sizes_bytes: vec![64 << 10, 256 << 10, 1 << 20, 4 << 20],
+            depths: vec![8, 32],
+            pairs: 5,
+            run_bytes: 1 << 30,
+            may_use_fio: true,
+        }
+    }
+}
+
+/// One run of the tier or of the baseline.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sample {
+    pub gb_per_s: f64,
+    pub cpu_ms_per_gb: f64,
+}
+
+/// One direction, size and depth.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row {
+    pub direction: Direction,
+    pub size_bytes: u64,
+    pub depth: u32,
+    pub engine: &'static str,
+    pub baseline: &'static str,
+    /// Tier and baseline, pair by pair, in the order in which they ran.
+    pub pairs: Vec<(Sample, Sample)>,
+    /// From submission to completion, over all runs of the tier. Of a write: with its wait for room among the
+    /// `depth` transfers that are in flight, and for its flush.
+    pub p50_us: u64,
+    pub p99_us: u64,
+    /// What summing up bytes that have just arrived costs one core; part of the tier's CPU time for reads.
+    pub checksum_ms_per_gb: f64,
+    /// Operations that failed and blocks that came back as other bytes.
+    pub errors: u64,
+}
+
+impl Row {
+    pub fn gb_per_s(&self) -> f64 {
+        median(self.pairs.iter().map(|(tier, _)| tier.gb_per_s))
+    }
+
+    pub fn cpu_ms_per_gb(&self) -> f64 {
+        median(self.pairs.iter().map(|(tier, _)| tier.cpu_ms_per_gb))
+    }
+
+    pub fn baseline_gb_per_s(&self) -> f64 {
+        median(self.pairs.iter().map(|(_, baseline)| baseline.gb_per_s))
+    }
+
+    pub fn baseline_cpu_ms_per_gb(&self) -> f64 {
+        median(self.pairs.iter().map(|(_, baseline)| baseline.cpu_ms_per_gb))
+    }
+
+    /// Tier over baseline.
+    pub fn ratio(&self) -> f64 {
+        median(self.pairs.iter().map(|(tier, baseline)| tier.gb_per_s / baseline.gb_per_s))
+    }
+}
+
+/// Measures all rows; each is handed to `tell` as it is done.
+pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>> {
+    if config.path.exists() {
+        return Err(Error::invalid("a benchmark makes its own file")
+            .with("path", config.path.display())
+            .hint("name a file that does not exist, on the disk to be measured"));
+    }
+    let remove = RemoveAtEnd(&config.path);
+    let mut rows = Vec::new();
+    for &size_bytes in &config.sizes_bytes {
+        for &depth in &config.depths {
+            let mut rig = Rig::new(config, size_bytes, depth)?;
+            lengthen(config)?;
+            let baseline = Baseline::find(config, size_bytes, depth);
+            rig.fill()?;
+            baseline.prepare()?;
+            for &direction in &config.directions {
+                let row = measure(config, &mut rig, &baseline, direction)?;
+                tell(&row);
+                rows.push(row);
+            }
+            drop(rig);
+            std::fs::remove_file(remove.0).map_err(|error| cannot(config, error))?;
+        }
+    }
+    Ok(rows)
+}
+
+fn measure(config: &BenchConfig, rig: &mut Rig, baseline: &Baseline, direction: Direction) -> Result<Row> {
+    let (mut pairs, mut latencies_us) = (Vec::new(), Vec::new());
+    for _ in 0..config.pairs {
+        let flushes_before = rig.flushes();
+        let tier = rig.sample(direction, config.run_bytes, &mut latencies_us)?;
+        let writes_per_flush = config.run_bytes / rig.size_bytes / (rig.flushes() - flushes_before).max(1);
+        pairs.push((tier, baseline.sample(direction, config.run_bytes, writes_per_flush.max(1))?));
+    }
+    latencies_us.sort_unstable();
+    let quantile = |share: f64| latencies_us.get((latencies_us.len() as f64 * share) as usize).copied().unwrap_or(0);
+    Ok(Row {
+        direction,
+        size_bytes: rig.size_bytes,
+        depth: rig.depth,
+        engine: rig.engine(),
+        baseline: baseline.name(),
+        pairs,
+        p50_us: quantile(0.5),
+        p99_us: quantile(0.99),
+        checksum_ms_per_gb: rig.checksum_ms_per_gb(config.run_bytes)?,
+        errors: rig.take_errors(),
+    })
+}
+
+/// Gives the baseline its part of the file, behind the tier's.
+fn lengthen(config: &BenchConfig) -> Result<()> {
+    let file = File::options().write(true).open(&config.path).map_err(|error| cannot(config, error))?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 2 * config.capacity_bytes)
+        .map_err(|error| cannot(config, error.into()))
+}
+
+fn cannot(config: &BenchConfig, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot use the benchmark's file").with("path", config.path.display()).source(error)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        len => (values[(len - 1) / 2] + values[len / 2]) / 2.0,
+    }
+}
+
+/// Leaves no gigabytes behind, however the benchmark ends.
+struct RemoveAtEnd<'a>(&'a PathBuf);
+
+impl Drop for RemoveAtEnd<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
+}

@@ -1,0 +1,327 @@
+//! The tier's side of a benchmark: as many operations in flight as asked for, and a clock.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_core::checksum::{checksum, combine};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{BenchConfig, Direction, Sample};
+use crate::ssd::reclaim::READY;
+use crate::ssd::{Claim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
+use crate::uring::{Memory, Region, Span};
+
+/// A disk that completes nothing for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Stores wait for their flush, in a queue that is longer than the disk's, as they do in the daemon; but in no more
+/// memory than this.
+const STORES_PER_TRANSFER: u64 = 8;
+const STORES_BYTES: u64 = 512 << 20;
+/// A block begins with its number; all other bytes are ones.
+const TAG_BYTES: u64 = 8;
+/// Summed up at most to learn what a checksum costs.
+const CHECKSUM_BYTES: u64 = 256 << 20;
+
+/// A tier, its pool, and what was stored on it.
+pub(super) struct Rig {
+    pub size_bytes: u64,
+    pub depth: u32,
+    waiting_stores: u64,
+    slot_bytes: u64,
+    pool: Region,
+    ssd: Ssd,
+    begun: Instant,
+    next_op: u64,
+    next_block: u64,
+    /// Numbers of the blocks that are there, in no order.
+    stored: Vec<u64>,
+    checksums: HashMap<u64, u64>,
+    /// Of all that follows the first eight bytes of a block.
+    rest_checksum: u64,
+    path: PathBuf,
+    capacity_bytes: u64,
+    errors: u64,
+}
+
+impl Rig {
+    pub fn new(config: &BenchConfig, size_bytes: u64, depth: u32) -> Result<Rig> {
+        if size_bytes < PAGE_BYTES {
+            return Err(Error::invalid("a benchmark's blocks have 4 KiB at least").with("size_bytes", size_bytes));
+        }
+        let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes) };
+        // Stores take half of a disk's depth.
+        let ssd_config = SsdConfig { engine: config.engine, depth: 2 * depth, ..SsdConfig::new(vec![disk]) };
+        let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
+        let most = (STORES_BYTES / slot_bytes).max(u64::from(depth));
+        let waiting_stores = (STORES_PER_TRANSFER * u64::from(depth)).min(most);
+        let pool_bytes = slot_bytes * waiting_stores;
+        let pool = Region::anonymous(pool_bytes as usize)
+            .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))?;
+        pool.want_huge_pages();
+        let mut ssd = Claim::new(&ssd_config)?.open(pool.clone())?;
+        pool.write(0, &vec![1; pool_bytes as usize]);
+        ssd.register(pool_bytes);
+        Ok(Rig {
+            size_bytes,
+            depth,
+            waiting_stores,
+            slot_bytes,
+            pool,
+            ssd,
+            begun: Instant::now(),
+            next_op: 0,
+            next_block: 0,
+            stored: Vec::new(),
+            checksums: HashMap::new(),
+            rest_checksum: ones_checksum(size_bytes - TAG_BYTES),
+            path: config.path.clone(),
+            capacity_bytes: config.capacity_bytes,
+            errors: 0,
+        })
+    }
+
+    pub fn engine(&self) -> &'static str {
+        self.ssd.report()[0].engine
+    }
+
+    pub fn take_errors(&mut self) -> u64 {
+        std::mem::take(&mut self.errors)
+    }
+
+    /// Writes the whole disk once, so that no later write is the first to its place.
+    pub fn fill(&mut self) -> Result<()> {
+        self.store(self.capacity_bytes + self.capacity_bytes / 4, &mut Vec::new())?;
+        self.look_again()
+    }
+
+    pub fn sample(&mut self, direction: Direction, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<Sample> {
+        let (begun, cpu_begun) = (Instant::now(), cpu_time(ClockId::ProcessCPUTime));
+        match direction {
+            Direction::Read => self.load(bytes, latencies_us)?,
+            Direction::Write => self.store(bytes, latencies_us)?,
+        }
+        let (took, cpu) = (begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun);
+        match direction {
+            Direction::Read => self.compare(),
+            Direction::Write => self.look_again()?,
+        }
+        Ok(sample_of(bytes, took, cpu))
+    }
+
+    /// What one core needs for the checksums alone, of bytes that have just arrived from this disk: they are in no
+    /// cache, which makes it two to three times what a second look at the same bytes costs.
+    pub fn checksum_ms_per_gb(&self, most_bytes: u64) -> Result<f64> {
+        let count = most_bytes.min(CHECKSUM_BYTES) / self.size_bytes;
+        let cannot = |error| Error::new(ErrorKind::Io, "cannot read the benchmark's file").source(error);
+        let mut options = File::options();
+        let file = options.read(true).custom_flags(libc::O_DIRECT).open(&self.path).map_err(cannot)?;
+        let memory = Memory::new(self.pool.clone(), self.pool.clone());
+        let mut spent = Duration::ZERO;
+        for nth in 0..count {
+            let slot = nth % u64::from(self.depth);
+            let span = Span::pool(slot * self.slot_bytes, self.size_bytes as u32);
+            let at = (nth * self.slot_bytes) % (self.capacity_bytes - self.slot_bytes);
+            memory.pread(&file, span, at - at % PAGE_BYTES).map_err(|error| cannot(error.into()))?;
+            let begun = cpu_time(ClockId::ThreadCPUTime);
+            std::hint::black_box(memory.checksum(span));
+            spent += cpu_time(ClockId::ThreadCPUTime) - begun;
+        }
+        Ok(spent.as_secs_f64() * 1e3 / ((count * self.size_bytes) as f64 / 1e9))
+    }
+
+    /// Stores new blocks; each slot has its block's bytes, which differ in their first page.
+    fn store(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
+        let first = self.next_block;
+        let count = bytes / self.size_bytes;
+        self.next_block += count;
+        self.drive(count, self.waiting_stores, latencies_us, |rig, nth, slot| {
+            let number = first + nth;
+            rig.pool.write(slot * rig.slot_bytes, &number.to_le_bytes());
+            // The workers of an engine bring the checksum with the block: it is none of the tier's cost.
+            let sum = rig.checksum_of(number);
+            rig.checksums.insert(number, sum);
+            rig.stored.push(number);
+            (number, OpKind::Store, sum)
+        })?;
+        Ok(())
+    }
+
+    /// Waits until the disk is at rest, and forgets the blocks that it gave up.
+    fn look_again(&mut self) -> Result<()> {
+        self.settle()?;
+        let (ssd, checksums) = (&self.ssd, &mut self.checksums);
+        self.stored.retain(|number| {
+            let is_there = ssd.block(&key(*number)).is_some();
+            if !is_there {
+                checksums.remove(number);
+            }
+            is_there
+        });
+        Ok(())
+    }
+
+    fn checksum_of(&self, number: u64) -> u64 {
+        combine(checksum(&number.to_le_bytes()), self.rest_checksum, self.size_bytes - TAG_BYTES)
+    }
+
+    fn load(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
+        let mut seed = self.next_op;
+        self.drive(bytes / self.size_bytes, u64::from(self.depth), latencies_us, |rig, _, _| {
+            // Notes of what was read take room too, so blocks are given up now and then.
+            let number = loop {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let drawn = (seed >> 33) as usize % rig.stored.len();
+                if rig.ssd.block(&key(rig.stored[drawn])).is_some() {
+                    break rig.stored[drawn];
+                }
+                rig.stored.swap_remove(drawn);
+            };
+            (number, OpKind::Load { at: Location::default() }, rig.checksums[&number])
+        })
+    }
+
+    /// Until room is made for what comes next, so that no block that is asked for later is given up meanwhile.
+    fn settle(&mut self) -> Result<()> {
+        let (begun, mut completions) = (Instant::now(), Vec::new());
+        let is_ready = |segment: &&SegmentReport| segment.state == SegmentState::Ready;
+        while self.ssd.report()[0].segments.iter().filter(is_ready).count() < READY || !self.ssd.is_idle() {
+            self.turn(&mut completions);
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::new(ErrorKind::Timeout, "the disk makes no room"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes since the disk was opened.
+    pub fn flushes(&self) -> u64 {
+        self.ssd.report()[0].counters.flushes
+    }
+
+    /// The bytes in the slots are those of blocks that were stored.
+    fn compare(&mut self) {
+        for slot in 0..u64::from(self.depth) {
+            let mut bytes = vec![0; self.size_bytes as usize];
+            self.pool.read(slot * self.slot_bytes, &mut bytes);
+            let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+            let is_whole = self.checksums.contains_key(&number) && bytes[8..].iter().all(|byte| *byte == 1);
+            self.errors += u64::from(!is_whole);
+        }
+    }
+
+    /// Keeps `width` operations waiting until `count` are done. `next` says what the nth is, in which slot.
+    fn drive(
+        &mut self,
+        count: u64,
+        width: u64,
+        latencies_us: &mut Vec<u64>,
+        mut next: impl FnMut(&mut Rig, u64, u64) -> (u64, OpKind, u64),
+    ) -> Result<()> {
+        let mut free: Vec<u64> = (0..width).collect();
+        let (mut waiting, mut ready, mut completions) = (HashMap::new(), Vec::new(), Vec::new());
+        let (mut asked, mut done, mut last_progress) = (0, 0, Instant::now());
+        while done < count {
+            while asked < count
+                && let Some(slot) = free.pop()
+            {
+                let (number, kind, sum) = next(self, asked, slot);
+                ready.push(self.operation(number, kind, sum, slot));
+                asked += 1;
+            }
+            let taken = self.ssd.submit(&ready);
+            for op in ready.drain(..taken) {
+                waiting.insert(op.id, (op, Instant::now()));
+            }
+            self.turn(&mut completions);
+            for Completion { id, outcome } in completions.drain(..) {
+                let (op, begun) = waiting.remove(&id).expect("an operation completes once");
+                latencies_us.push(begun.elapsed().as_micros() as u64);
+                self.errors += u64::from(!is_as_asked(&op, outcome));
+                free.push(u64::from(op.slot.expect("it has one").0.0) * PAGE_BYTES / self.slot_bytes);
+                done += 1;
+                last_progress = Instant::now();
+            }
+            if last_progress.elapsed() > PATIENCE {
+                return Err(Error::new(ErrorKind::Timeout, "the disk completes nothing").with("waiting", waiting.len()));
+            }
+        }
+        Ok(())
+    }
+
+    fn operation(&mut self, number: u64, kind: OpKind, checksum: u64, slot: u64) -> Operation {
+        self.next_op += 1;
+        let slot = SlotId((slot * self.slot_bytes / PAGE_BYTES) as u32);
+        let priority = if kind == OpKind::Store { Priority::Store } else { Priority::Load };
+        Operation {
+            id: OpId(self.next_op),
+            kind,
+            priority,
+            key: key(number),
+            slot: Some((slot, Generation(0))),
+            length_bytes: self.size_bytes,
+            checksum,
+        }
+    }
+
+    fn turn(&mut self, completions: &mut Vec<Completion>) {
+        let descriptor = self.ssd.wake_fd();
+        let timeout = Duration::from_millis(5).try_into().expect("5 ms");
+        let _ = rustix::event::poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout));
+        self.ssd.tick(self.begun.elapsed());
+        self.ssd.poll(completions);
+    }
+}
+
+fn is_as_asked(op: &Operation, outcome: Outcome) -> bool {
+    match (op.kind, outcome) {
+        (OpKind::Store, Outcome::Stored(_)) => true,
+        (OpKind::Load { .. }, Outcome::Loaded { checksum, .. }) => checksum == op.checksum,
+        _ => false,
+    }
+}
+
+fn key(number: u64) -> BlockKey {
+    let hash = BlockHash::new(&number.to_be_bytes()).expect("eight bytes");
+    BlockKey { namespace: NamespaceId(0), group: 0, hash }
+}
+
+/// The checksum of `len` bytes of ones, by doubling.
+fn ones_checksum(len: u64) -> u64 {
+    let (mut sum, mut sum_len) = (0, 0);
+    for bit in (0..u64::BITS - len.leading_zeros()).rev() {
+        (sum, sum_len) = (combine(sum, sum, sum_len), 2 * sum_len);
+        if len >> bit & 1 == 1 {
+            (sum, sum_len) = (combine(sum, checksum(&[1]), 1), sum_len + 1);
+        }
+    }
+    sum
+}
+
+pub(super) fn sample_of(bytes: u64, took: Duration, cpu: Duration) -> Sample {
+    let gb = bytes as f64 / 1e9;
+    Sample { gb_per_s: gb / took.as_secs_f64(), cpu_ms_per_gb: cpu.as_secs_f64() * 1e3 / gb }
+}
+
+/// CPU time of this thread, or of all threads of this process, with the kernel's work for them.
+pub(super) fn cpu_time(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ones_are_summed_up_as_if_one_by_one() {
+        for len in [0, 1, 2, 7, 4096, 100_003] {
+            assert_eq!(ones_checksum(len), checksum(&vec![1; len as usize]), "{len} bytes");
+        }
+    }
+}

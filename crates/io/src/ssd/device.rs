@@ -1,0 +1,170 @@
+//! A file or block device as it is claimed: who else uses it, how long it is, whether it takes direct I/O.
+//!
+//! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
+//! is over; nothing that is not ours is ever written to.
+//!
+//! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
+//! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
+//! first and not the second knows that bytes may still be moving.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::config::DiskConfig;
+use super::layout::PAGE;
+use crate::uring::{Memory, Region, Span, try_lock};
+
+/// The byte that a daemon locks as long as it lives; far behind what any disk holds.
+pub const DAEMON_BYTE: u64 = i64::MAX as u64 - 2;
+/// The byte that is locked on the description that moves bytes.
+pub const TRANSFERS_BYTE: u64 = i64::MAX as u64 - 1;
+
+/// A disk that no other daemon uses.
+pub(super) struct Device {
+    pub path: PathBuf,
+    pub file: Arc<File>,
+    pub bytes: u64,
+    pub is_direct: bool,
+    has_transfers_lock: bool,
+    _daemon_lock: File,
+}
+
+impl Device {
+    /// Claims the disk, and makes or lengthens the file where that is needed. Takes as long as `fallocate` does.
+    pub fn claim(config: &DiskConfig) -> Result<Device> {
+        let path = config.path.clone();
+        let daemon_lock = open(&path, OFlags::empty()).map_err(|error| cannot("open", &path, error))?;
+        if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
+            return Err(Error::new(ErrorKind::Unavailable, "another daemon uses this disk")
+                .with("path", path.display())
+                .hint("stop it, or name another file in `tier.ssd.disks`"));
+        }
+        let bytes = sized(&daemon_lock, config)?;
+        let (file, is_direct) = open_for_transfers(&path, &daemon_lock)?;
+        Ok(Device {
+            path,
+            file: Arc::new(file),
+            bytes,
+            is_direct,
+            has_transfers_lock: false,
+            _daemon_lock: daemon_lock,
+        })
+    }
+
+    /// Whether no transfer of an earlier daemon can move bytes any more. Once true, it stays so.
+    pub fn is_earlier_io_done(&mut self) -> Result<bool> {
+        if !self.has_transfers_lock {
+            let locked = try_lock(&*self.file, TRANSFERS_BYTE);
+            self.has_transfers_lock = locked.map_err(|error| cannot("lock", &self.path, error))?;
+        }
+        Ok(self.has_transfers_lock)
+    }
+}
+
+/// The length of the disk, after a file was given its own.
+fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
+    let path = &config.path;
+    let metadata = file.metadata().map_err(|error| cannot("look at", path, error))?;
+    if metadata.file_type().is_block_device() {
+        let mut device = file;
+        let bytes = device.seek(SeekFrom::End(0)).map_err(|error| cannot("measure", path, error))?;
+        let sector_bytes = rustix::fs::ioctl_blksszget(file).map_err(|error| cannot("measure", path, error.into()))?;
+        if u64::from(sector_bytes) > PAGE {
+            return Err(Error::new(ErrorKind::Unsupported, "a disk's sectors are longer than 4 KiB")
+                .with("path", path.display())
+                .with("sector_bytes", sector_bytes));
+        }
+        return match config.capacity_bytes {
+            Some(wanted) if wanted > bytes => Err(Error::invalid("a device is smaller than its configured capacity")
+                .with("path", path.display())
+                .with("bytes", bytes)
+                .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
+            wanted => Ok(wanted.unwrap_or(bytes)),
+        };
+    }
+    if !metadata.is_file() {
+        return Err(Error::invalid("a disk is a file or a block device").with("path", path.display()));
+    }
+    let Some(wanted) = config.capacity_bytes else {
+        return Err(Error::invalid("a file needs a capacity")
+            .with("path", path.display())
+            .hint("set `capacity_bytes` beside its path"));
+    };
+    if metadata.len() < wanted || metadata.len() == 0 {
+        lengthen(file, &metadata, wanted).map_err(|error| no_room(path, wanted, error))?;
+    }
+    Ok(wanted.max(metadata.len()))
+}
+
+/// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
+fn lengthen(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
+    let filesystem = rustix::fs::fstatvfs(file)?;
+    let available_bytes = filesystem.f_bavail * filesystem.f_frsize + metadata.blocks() * 512;
+    if available_bytes < wanted {
+        return Err(Errno::NOSPC);
+    }
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, wanted).inspect_err(|_| {
+        // Nothing more can be done; the error that is told is the first one.
+        let _ = file.set_len(metadata.len());
+    })
+}
+
+/// Opens the description that moves bytes, past the page cache where the filesystem allows it.
+fn open_for_transfers(path: &Path, measured: &File) -> Result<(File, bool)> {
+    let is_device = measured.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+    // The kernel opens a device exclusively for one holder and for no mounted filesystem.
+    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    match open(path, exclusive | OFlags::DIRECT) {
+        Ok(file) if takes_pages(&file).map_err(|error| cannot("read", path, error))? => return Ok((file, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(Error::new(ErrorKind::Unavailable, "this device is in use")
+                .with("path", path.display())
+                .hint("unmount it; after a crash, an earlier daemon's i/o may need a moment to end"));
+        }
+        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(cannot("open", path, error)),
+        Ok(_) | Err(_) => {}
+    }
+    let file = open(path, exclusive).map_err(|error| cannot("open", path, error))?;
+    tracing::warn!(path = %path.display(), "no direct i/o here: bytes are copied through the page cache");
+    Ok((file, false))
+}
+
+/// Whether direct I/O in whole pages works: some filesystems want more, some say no only now.
+fn takes_pages(file: &File) -> io::Result<bool> {
+    let memory = Memory::new(Region::anonymous(PAGE as usize)?, Region::anonymous(PAGE as usize)?);
+    match memory.pread(file, Span::pool(0, PAGE as u32), 0) {
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+        Ok(_) => Ok(true),
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let exists = path.exists();
+    let mut options = File::options();
+    options.read(true).write(true).mode(0o600).custom_flags(flags.bits() as i32);
+    if exists { options.open(path) } else { options.create(true).truncate(false).open(path) }
+}
+
+fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
+    let kind = if error == Errno::NOSPC { ErrorKind::Full } else { ErrorKind::Unsupported };
+    Error::new(kind, "cannot preallocate a disk's file")
+        .with("path", path.display())
+        .with("bytes", wanted)
+        .source(io::Error::from(error))
+        .hint("free space, lower `capacity_bytes`, or use a filesystem that has `fallocate`")
+}
+
+fn cannot(what: &str, path: &Path, error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot {what} a disk"))
+        .with("path", path.display())
+        .source(error)
+        .hint("see that the path in `tier.ssd.disks` exists and that the daemon's user may read and write it")
+}

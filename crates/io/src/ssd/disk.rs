@@ -1,0 +1,333 @@
+//! One disk: what waits for it, what is in flight, and what it holds.
+//!
+//! Invariants: each operation taken is completed exactly once; everything has a limit (loads and stores that
+//! wait, transfers in flight, bytes not flushed); no call blocks. What happens in a turn is told in
+//! [`Disk::poll`]; reading is in `reader`, the log in `writer`, making room in `reclaim`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome};
+use forebay_core::{BlockKey, ErrorKind};
+
+use super::budget::Budget;
+use super::config::SsdConfig;
+use super::device::Device;
+use super::index::{Entry, Index};
+use super::io::{Finished, Flight, Io};
+use super::layout::{Geometry, PAGE, Record};
+use super::reclaim::Reclaim;
+use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
+use super::space::Space;
+use super::staging::Staging;
+use super::writer::Writer;
+use crate::uring::{Memory, Work};
+
+/// So many failures in a row make a disk sick.
+const SICK_AFTER: u32 = 4;
+/// A sick disk is asked this often how it is.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// A disk that has answered nothing for this long gets nothing new, so that it does not hold up the others.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+/// Keys of evicted blocks that are kept for [`Disk::take_evicted`].
+const MAX_EVICTED_KEYS: usize = 1 << 16;
+
+/// The parts of a disk that opening finds out.
+pub(super) struct Opened {
+    pub name: String,
+    pub engine_why: String,
+    pub is_direct: bool,
+    pub geometry: Geometry,
+    pub memory: Arc<Memory>,
+    pub io: Io,
+    pub index: Index,
+    pub space: Space,
+    pub next_sequence: u64,
+    pub written_bytes: u64,
+    pub stored_bytes: u64,
+    pub recovery: Recovery,
+    pub device: Option<Device>,
+}
+
+/// See the module's head.
+pub(super) struct Disk {
+    /// Dropped before the device: it ends the transfers that the device's lock is held for.
+    pub io: Io,
+    pub limits: SsdConfig,
+    pub geometry: Geometry,
+    pub memory: Arc<Memory>,
+    pub staging: Staging,
+    pub index: Index,
+    pub space: Space,
+    pub loads: VecDeque<Operation>,
+    pub writer: Writer,
+    pub reclaim: Option<Reclaim>,
+    pub budget: Budget,
+    pub counters: Counters,
+    pub now: Duration,
+    pub completions: Vec<Completion>,
+    evicted: VecDeque<BlockKey>,
+    /// How many of them were evicted before the last poll gave its completions.
+    evicted_before_poll: usize,
+    last_progress: Duration,
+    next_probe: Duration,
+    /// Written to the disk, and stored on it, before it was opened.
+    earlier_written_bytes: u64,
+    earlier_stored_bytes: u64,
+    name: String,
+    engine_why: String,
+    is_direct: bool,
+    recovery: Recovery,
+    finished: Vec<Finished>,
+    _device: Option<Device>,
+}
+
+impl Disk {
+    pub fn new(opened: Opened, config: &SsdConfig) -> Disk {
+        Disk {
+            io: opened.io,
+            limits: config.clone(),
+            geometry: opened.geometry,
+            memory: opened.memory,
+            staging: Staging::new(),
+            index: opened.index,
+            space: opened.space,
+            loads: VecDeque::new(),
+            writer: Writer::new(opened.next_sequence),
+            reclaim: None,
+            budget: Budget::new(config.write_bytes_per_second, config.write_bytes_per_day),
+            counters: Counters::default(),
+            now: Duration::ZERO,
+            completions: Vec::new(),
+            evicted: VecDeque::new(),
+            evicted_before_poll: 0,
+            last_progress: Duration::ZERO,
+            next_probe: Duration::ZERO,
+            earlier_written_bytes: opened.written_bytes,
+            earlier_stored_bytes: opened.stored_bytes,
+            name: opened.name,
+            engine_why: opened.engine_why,
+            is_direct: opened.is_direct,
+            recovery: opened.recovery,
+            finished: Vec::new(),
+            _device: opened.device,
+        }
+    }
+
+    /// Takes the operation, unless its queue is full.
+    pub fn take(&mut self, op: &Operation) -> bool {
+        if self.is_stuck() {
+            self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
+            return true;
+        }
+        match op.kind {
+            OpKind::Find => {
+                let found = self.index.get(&op.key).map(location);
+                self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
+            }
+            OpKind::Load { .. } if self.loads.len() >= self.limits.queued_loads => return false,
+            OpKind::Load { .. } => self.take_load(op),
+            _ if self.writer.queue.len() >= self.limits.queued_stores => return false,
+            OpKind::Store => self.take_store(op),
+            OpKind::Remove { .. } => self.writer.queue.push_back(*op),
+        }
+        true
+    }
+
+    /// One turn: looks at what ended, then starts what may start.
+    pub fn poll(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.io.poll(&mut finished);
+        if !finished.is_empty() || self.io.in_flight() == 0 {
+            self.last_progress = self.now;
+        }
+        finished.drain(..).for_each(|finished| self.ended(finished));
+        self.finished = finished;
+        self.start();
+        self.evicted_before_poll = self.evicted.len();
+    }
+
+    /// Loads first, then stores, then what makes room for them.
+    pub fn start(&mut self) {
+        self.start_loads();
+        self.start_batches();
+        self.make_room();
+        self.flush();
+        self.close_segments();
+        self.io.submit();
+    }
+
+    /// Lets time pass.
+    pub fn tick(&mut self, now: Duration) {
+        self.budget.advance(now.saturating_sub(self.now));
+        self.now = self.now.max(now);
+        let is_sick = self.io.failures_in_a_row >= SICK_AFTER;
+        if is_sick && now >= self.next_probe {
+            self.next_probe = now + RETRY_INTERVAL;
+            self.io.start(Flight::Probe, Work::Read { at: 0, span: Staging::probe(), checksum: None });
+        }
+    }
+
+    /// Takes the operation back if it has not begun.
+    pub fn cancel(&mut self, id: OpId) {
+        for queue in [&mut self.loads, &mut self.writer.queue] {
+            if let Some(position) = queue.iter().position(|op| op.id == id) {
+                queue.remove(position);
+                self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
+                return;
+            }
+        }
+    }
+
+    pub fn health(&self) -> Health {
+        match self.io.failures_in_a_row {
+            _ if self.is_stuck() => Health::Sick(ErrorKind::Timeout),
+            SICK_AFTER.. => Health::Sick(self.io.last_failure),
+            _ => Health::Healthy,
+        }
+    }
+
+    /// Whether nothing waits and nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.loads.is_empty() && self.writer.is_idle() && self.io.in_flight() == 0 && self.completions.is_empty()
+    }
+
+    pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
+        let count = std::mem::take(&mut self.evicted_before_poll);
+        // What was stored again meanwhile is there.
+        keys.extend(self.evicted.drain(..count).filter(|key| self.index.get(key).is_none()));
+    }
+
+    pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
+        self.index.get(key).map(info)
+    }
+
+    /// Oldest first.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
+        let mut order: Vec<u32> = (0..self.geometry.segments).collect();
+        order.sort_by_key(|segment| self.space.segments[*segment as usize].life);
+        order.into_iter().flat_map(|segment| {
+            let blocks: Vec<BlockInfo> = self.index.of_segment(segment).map(info).collect();
+            blocks.into_iter().rev()
+        })
+    }
+
+    pub fn report(&self) -> DiskReport {
+        let written_bytes = self.lifetime_written_bytes();
+        let segment = |(index, segment): (usize, &super::space::Segment)| SegmentReport {
+            index: index as u32,
+            state: segment.state,
+            life: segment.life,
+            age_bytes: written_bytes - segment.began_at_bytes,
+            used_bytes: u64::from(segment.next_page) * PAGE,
+            live_blocks: segment.live_blocks,
+            live_bytes: segment.live_bytes,
+        };
+        DiskReport {
+            name: self.name.clone(),
+            engine: self.io.engine.name(),
+            engine_why: self.engine_why.clone(),
+            is_direct: self.is_direct,
+            geometry: self.geometry,
+            health: self.health(),
+            blocks: self.index.len() as u64,
+            index_room_blocks: self.index.capacity() as u64,
+            live_bytes: self.space.segments.iter().map(|segment| segment.live_bytes).sum(),
+            waiting_loads: self.loads.len(),
+            waiting_stores: self.writer.queue.len(),
+            transfers_in_flight: self.io.in_flight(),
+            lifetime_written_bytes: written_bytes,
+            lifetime_stored_bytes: self.lifetime_stored_bytes(),
+            counters: self.counters,
+            recovery: self.recovery,
+            segments: self.space.segments.iter().enumerate().map(segment).collect(),
+        }
+    }
+
+    pub(super) fn complete(&mut self, id: OpId, outcome: Outcome) {
+        self.completions.push(Completion { id, outcome });
+    }
+
+    /// Puts a block into the index and into its segment's account.
+    pub(super) fn put(&mut self, record: &Record, segment: u32) {
+        if let Some(replaced) = self.index.insert(record, segment) {
+            self.discount(&replaced);
+        }
+        let account = self.space.segment(segment);
+        account.live_blocks += 1;
+        account.live_bytes += record.length_bytes;
+    }
+
+    pub(super) fn forget(&mut self, key: &BlockKey) -> Option<Entry> {
+        let entry = self.index.remove(key)?;
+        self.discount(&entry);
+        Some(entry)
+    }
+
+    /// Tells the owner that the disk gave the block up by itself.
+    pub(super) fn tell_evicted(&mut self, key: BlockKey) {
+        if self.evicted.len() == MAX_EVICTED_KEYS {
+            self.evicted.pop_front();
+            self.evicted_before_poll = self.evicted_before_poll.saturating_sub(1);
+            self.counters.untold_evictions += 1;
+        }
+        self.evicted.push_back(key);
+    }
+
+    pub(super) fn write(&mut self, flight: Flight, work: Work) {
+        if let Work::Write { span, .. } = work {
+            self.counters.written_bytes += u64::from(span.len);
+            self.budget.take(u64::from(span.len));
+        }
+        self.io.start(flight, work);
+    }
+
+    pub(super) fn lifetime_written_bytes(&self) -> u64 {
+        self.earlier_written_bytes + self.counters.written_bytes
+    }
+
+    pub(super) fn lifetime_stored_bytes(&self) -> u64 {
+        self.earlier_stored_bytes + self.counters.stored_bytes
+    }
+
+    fn discount(&mut self, entry: &Entry) {
+        let account = self.space.segment(entry.segment);
+        account.live_blocks -= 1;
+        account.live_bytes -= entry.length_bytes;
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.io.in_flight() > 0 && self.now.saturating_sub(self.last_progress) >= STUCK_AFTER
+    }
+
+    fn ended(&mut self, Finished { flight, result }: Finished) {
+        match flight {
+            Flight::Load { .. } => self.load_ended(flight, result),
+            Flight::Payload { batch, item } => self.payload_ended(batch, item, result),
+            Flight::Head { batch } => self.head_ended(batch, result),
+            Flight::Sync => self.sync_ended(result),
+            Flight::Footer => self.footer_ended(),
+            Flight::Erase { segment } => self.erase_ended(segment, result),
+            Flight::CarryRead { piece } => self.carry_read(piece, result),
+            Flight::CarryWrite { piece } => self.carry_written(piece, result),
+            Flight::Probe => {}
+            Flight::Opening(_) => unreachable!("opening waits for all its transfers"),
+        }
+    }
+}
+
+/// A block's place: where it lies now, and which record it is.
+pub(super) fn location(entry: &Entry) -> Location {
+    Location(u64::from(entry.segment) << 32 | u64::from(entry.first_page), entry.sequence)
+}
+
+fn info(entry: &Entry) -> BlockInfo {
+    BlockInfo {
+        key: entry.key,
+        location: location(entry),
+        length_bytes: entry.length_bytes,
+        checksum: entry.checksum,
+        is_hot: entry.is_hot,
+    }
+}

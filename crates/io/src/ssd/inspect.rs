@@ -1,0 +1,104 @@
+//! A disk looked at without a daemon: what it holds, and whether all of that is whole.
+//!
+//! Invariant: nothing is written, not even where something is found that a daemon would repair.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_core::{BlockKey, Error, ErrorKind, Result};
+
+use super::config::SsdConfig;
+use super::device::DAEMON_BYTE;
+use super::disk::Disk;
+use super::recover::{self, Medium, Mode};
+use super::report::{BlockInfo, DiskReport};
+use super::staging::STAGING_BYTES;
+use super::tier::no_memory;
+use crate::uring::{Memory, Region, Threads, Waker, is_locked};
+
+/// How long one block may take to read before the disk counts as hung.
+const BLOCK_DEADLINE: Duration = Duration::from_secs(60);
+/// Damaged keys that are named; all are counted.
+const NAMED_KEYS: usize = 1024;
+/// An audit reads one block at a time, in a few pieces.
+const DEPTH: u32 = 4;
+
+/// See the module's head.
+pub struct Inspection {
+    disk: Disk,
+}
+
+/// What reading every block of a disk showed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Audit {
+    pub blocks: u64,
+    pub bytes: u64,
+    pub damaged_blocks: u64,
+    /// The first of them.
+    pub damaged: Vec<BlockKey>,
+}
+
+impl Inspection {
+    /// Reads what the disk at `path` says of itself; refuses while a daemon uses it. Takes as long as recovery.
+    pub fn open(path: &Path) -> Result<Inspection> {
+        let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").with("path", path.display()).source(error);
+        let mut file = File::open(path).map_err(cannot)?;
+        if is_locked(&file, DAEMON_BYTE).map_err(cannot)? {
+            return Err(Error::new(ErrorKind::Unavailable, "a daemon uses this disk")
+                .with("path", path.display())
+                .hint("ask the daemon (`forebay top`), or stop it first"));
+        }
+        let bytes = file.seek(SeekFrom::End(0)).map_err(cannot)?;
+        // Nothing comes from or goes to a pool here.
+        let [pool, staging] = [1 << 12, STAGING_BYTES].map(Region::anonymous);
+        let memory = Arc::new(Memory::new(pool.map_err(no_memory)?, staging.map_err(no_memory)?));
+        let waker = Arc::new(Waker::new().map_err(no_memory)?);
+        let engine = Threads::start(Arc::new(file), memory.clone(), waker, DEPTH).map_err(no_memory)?;
+        Inspection::on(Medium {
+            name: path.display().to_string(),
+            engine: Box::new(engine),
+            engine_why: "it only looks".to_owned(),
+            memory,
+            bytes,
+            is_direct: false,
+            new_id: 0,
+        })
+    }
+
+    /// Looks at a disk behind an engine of the caller's.
+    pub fn on(medium: Medium) -> Result<Inspection> {
+        let config = SsdConfig { depth: DEPTH, ..SsdConfig::new(Vec::new()) };
+        Ok(Inspection { disk: recover::open(medium, None, &config, Mode::Look)? })
+    }
+
+    pub fn report(&self) -> DiskReport {
+        self.disk.report()
+    }
+
+    /// All blocks, the oldest first.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
+        self.disk.blocks()
+    }
+
+    /// Reads every block and compares checksums: as long as reading the whole disk takes.
+    pub fn audit(&mut self) -> Result<Audit> {
+        let mut audit = Audit::default();
+        let blocks: Vec<BlockInfo> = self.blocks().collect();
+        for block in blocks {
+            let deadline = Instant::now() + BLOCK_DEADLINE;
+            let at = self.disk.geometry.offset_of(block.location);
+            audit.blocks += 1;
+            audit.bytes += block.length_bytes;
+            if !recover::is_whole(&mut self.disk.io, at, block.length_bytes, block.checksum, deadline)? {
+                audit.damaged_blocks += 1;
+                if audit.damaged.len() < NAMED_KEYS {
+                    audit.damaged.push(block.key);
+                }
+            }
+        }
+        Ok(audit)
+    }
+}

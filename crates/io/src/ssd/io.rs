@@ -1,0 +1,204 @@
+//! Requests in flight on one disk, and what each is for.
+//!
+//! Invariants: each flight ends exactly once; a short transfer goes on where it stopped and an interrupted one is
+//! asked again, a bounded number of times without progress.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use forebay_core::tier::Operation;
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+
+use super::layout::PAGE;
+use crate::uring::{Done, Engine, Request, Span, Work};
+
+/// Attempts without progress before a transfer counts as failed.
+const MAX_IDLE_TRIES: u32 = 16;
+
+/// What a transfer is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Flight {
+    Load {
+        op: Operation,
+        segment: u32,
+        sequence: u64,
+        length_bytes: u64,
+        checksum: u64,
+    },
+    /// The payload of one item of a batch.
+    Payload {
+        batch: u64,
+        item: usize,
+    },
+    Head {
+        batch: u64,
+    },
+    Sync,
+    /// One of the two writes of the footer in progress.
+    Footer,
+    /// The header that begins a new life.
+    Erase {
+        segment: u32,
+    },
+    /// A piece of a block that is carried over.
+    CarryRead {
+        piece: usize,
+    },
+    CarryWrite {
+        piece: usize,
+    },
+    /// Asks a sick disk how it is.
+    Probe,
+    /// The nth of several reads or writes while opening.
+    Opening(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub flight: Flight,
+    /// The checksum that was asked for.
+    pub result: Result<u64, ErrorKind>,
+}
+
+struct InFlight {
+    flight: Flight,
+    work: Work,
+    idle_tries: u32,
+}
+
+/// See the module's head.
+pub(super) struct Io {
+    pub engine: Box<dyn Engine>,
+    flights: HashMap<u64, InFlight>,
+    outgoing: VecDeque<Request>,
+    next_tag: u64,
+    done: Vec<Done>,
+    /// Transfers that failed since the last one that passed.
+    pub failures_in_a_row: u32,
+    pub last_failure: ErrorKind,
+}
+
+impl Io {
+    pub fn new(engine: Box<dyn Engine>) -> Io {
+        Io {
+            engine,
+            flights: HashMap::new(),
+            outgoing: VecDeque::new(),
+            next_tag: 0,
+            done: Vec::new(),
+            failures_in_a_row: 0,
+            last_failure: ErrorKind::Io,
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub fn start(&mut self, flight: Flight, work: Work) {
+        self.send(InFlight { flight, work, idle_tries: 0 });
+    }
+
+    /// Hands what was started to the engine, in one go.
+    pub fn submit(&mut self) {
+        if !self.outgoing.is_empty() {
+            self.engine.submit(&mut self.outgoing);
+        }
+    }
+
+    /// Appends the flights that ended.
+    pub fn poll(&mut self, finished: &mut Vec<Finished>) {
+        let mut done = std::mem::take(&mut self.done);
+        self.engine.poll(&mut done);
+        for Done { tag, result, checksum } in done.drain(..) {
+            let in_flight = self.flights.remove(&tag).expect("an engine ends each request once");
+            finished.extend(self.ended(in_flight, result, checksum));
+        }
+        self.done = done;
+        self.submit();
+    }
+
+    /// Does all of `work`, at most `depth` at once, and returns the results in that order.
+    pub fn run_all(&mut self, work: &[Work], depth: usize, deadline: Instant) -> Result<Vec<Result<u64, ErrorKind>>> {
+        let (mut results, mut started, mut finished) = (vec![Err(ErrorKind::Timeout); work.len()], 0, Vec::new());
+        while started < work.len() || self.in_flight() > 0 {
+            while started < work.len() && self.in_flight() < depth {
+                self.start(Flight::Opening(started), work[started]);
+                started += 1;
+            }
+            self.submit();
+            self.engine.wait(Duration::from_millis(100));
+            self.poll(&mut finished);
+            for Finished { flight, result } in finished.drain(..) {
+                let Flight::Opening(index) = flight else { unreachable!("nothing else flies while opening") };
+                results[index] = result;
+            }
+            if Instant::now() > deadline {
+                return Err(Error::new(ErrorKind::Timeout, "a disk did not answer while it was opened")
+                    .with("transfers_waiting", self.in_flight()));
+            }
+        }
+        Ok(results)
+    }
+
+    fn send(&mut self, in_flight: InFlight) {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.outgoing.push_back(Request { tag, work: in_flight.work });
+        self.flights.insert(tag, in_flight);
+    }
+
+    fn ended(&mut self, in_flight: InFlight, result: Result<u32, Errno>, checksum: u64) -> Option<Finished> {
+        let InFlight { flight, work, idle_tries } = in_flight;
+        let idle_tries = idle_tries + 1;
+        let result = match result {
+            Ok(bytes) => match rest(work, bytes) {
+                None => Ok(checksum),
+                Some(_) if bytes == 0 => Err(ErrorKind::Io),
+                Some(rest) => {
+                    let idle_tries = if rest == work { idle_tries } else { 0 };
+                    return self.again(InFlight { flight, work: rest, idle_tries });
+                }
+            },
+            Err(Errno::INTR | Errno::AGAIN) => return self.again(InFlight { flight, work, idle_tries }),
+            Err(Errno::NOSPC | Errno::DQUOT) => Err(ErrorKind::Full),
+            Err(_) => Err(ErrorKind::Io),
+        };
+        Some(self.counted(Finished { flight, result }))
+    }
+
+    fn again(&mut self, in_flight: InFlight) -> Option<Finished> {
+        if in_flight.idle_tries < MAX_IDLE_TRIES {
+            self.send(in_flight);
+            return None;
+        }
+        Some(self.counted(Finished { flight: in_flight.flight, result: Err(ErrorKind::Io) }))
+    }
+
+    fn counted(&mut self, finished: Finished) -> Finished {
+        match finished.result {
+            Ok(_) => self.failures_in_a_row = 0,
+            Err(kind) => {
+                self.failures_in_a_row += 1;
+                self.last_failure = kind;
+            }
+        }
+        finished
+    }
+}
+
+/// What is left of `work` after `bytes` of it; in whole pages, as direct I/O wants it.
+fn rest(work: Work, bytes: u32) -> Option<Work> {
+    let whole = |span: Span| bytes >= span.len;
+    let moved = bytes - bytes % PAGE as u32;
+    match work {
+        Work::Read { at, span, checksum } if !whole(span) => {
+            Some(Work::Read { at: at + u64::from(moved), span: span.after(moved), checksum })
+        }
+        Work::Write { at, span } if !whole(span) => {
+            Some(Work::Write { at: at + u64::from(moved), span: span.after(moved) })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,472 @@
+//! The disk to the byte; `docs/formats/ssd.md` draws the same picture.
+//!
+//! Invariants: all numbers are little-endian; every page of the tier's own carries a checksum over all of it,
+//! the disk's id and, in a segment, the segment's life, so that neither a torn page nor one of an earlier life is
+//! believed; the first 16 bytes of each keep their meaning in every version.
+
+use forebay_core::checksum::{Checksum, checksum};
+use forebay_core::tier::Location;
+use forebay_core::{BlockHash, BlockKey, NamespaceId};
+
+pub(super) const VERSION: u32 = 1;
+pub(super) const PAGE: u64 = 4096;
+pub(super) const PAGE_BYTES: usize = PAGE as usize;
+/// The superblock's page and room that later versions may use.
+pub(super) const FIRST_SEGMENT_AT: u64 = 1 << 20;
+pub(super) const MIN_SEGMENT_BYTES: u64 = 64 << 10;
+pub(super) const MAX_SEGMENT_BYTES: u64 = 1 << 30;
+/// One to write, three ready, one being reclaimed, and three that hold something.
+pub(super) const MIN_SEGMENTS: u32 = 8;
+
+pub(super) const RECORD_BYTES: usize = 96;
+const RECORDS_AT: usize = 256;
+pub(super) const RECORDS_PER_BATCH: usize = (PAGE_BYTES - RECORDS_AT) / RECORD_BYTES;
+/// Bounds a footer at 1.5 MiB, whatever the segment's size; a 256 MiB segment of 16 KiB blocks still fits.
+pub(super) const RECORDS_PER_SEGMENT: u32 = 16_384;
+/// The longest footer.
+pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES as u64).next_multiple_of(PAGE) + PAGE;
+
+const SUPERBLOCK_MAGIC: [u8; 8] = *b"FOREBAYS";
+const SEGMENT_MAGIC: [u8; 8] = *b"FBSEGMNT";
+const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
+const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
+/// Where a page's own checksum lies.
+const SEAL_AT: usize = PAGE_BYTES - 8;
+const BATCH_SEAL_AT: usize = RECORDS_AT - 8;
+
+pub(super) type Page = [u8; PAGE_BYTES];
+
+/// A disk's shape; fixed when it is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Drawn when the disk was made.
+    pub id: u128,
+    pub segment_bytes: u64,
+    pub segments: u32,
+}
+
+impl Geometry {
+    pub fn disk_bytes(&self) -> u64 {
+        FIRST_SEGMENT_AT + self.segment_bytes * u64::from(self.segments)
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        (self.segment_bytes / PAGE) as u32
+    }
+
+    /// Byte offset of a page of a segment.
+    pub(super) fn at(&self, segment: u32, page: u32) -> u64 {
+        assert!(segment < self.segments && page < self.pages(), "segment {segment} has no page {page}");
+        FIRST_SEGMENT_AT + self.segment_bytes * u64::from(segment) + PAGE * u64::from(page)
+    }
+
+    /// Where the payload of a block begins, from its location.
+    pub fn offset_of(&self, location: Location) -> u64 {
+        self.at((location.0 >> 32) as u32, location.0 as u32)
+    }
+
+    /// The longest block that fits: beside the segment's header, a batch head and a footer of one record.
+    pub(super) fn max_block_bytes(&self) -> u64 {
+        self.segment_bytes - 4 * PAGE
+    }
+
+    fn is_possible(&self) -> bool {
+        self.segment_bytes.is_power_of_two()
+            && (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&self.segment_bytes)
+            && self.segments >= MIN_SEGMENTS
+    }
+
+    pub(super) fn encode_superblock(&self) -> Page {
+        let mut page = self.start(SUPERBLOCK_MAGIC, 0);
+        put_u64(&mut page, 32, self.segment_bytes);
+        put_u32(&mut page, 40, self.segments);
+        sealed(page, SEAL_AT)
+    }
+
+    /// None where the page is no superblock that this build reads.
+    pub(super) fn decode_superblock(page: &Page) -> Option<Geometry> {
+        check(page, SUPERBLOCK_MAGIC, SEAL_AT)?;
+        Geometry::decode(page)
+    }
+
+    fn decode(page: &Page) -> Option<Geometry> {
+        let geometry = Geometry { id: u128_at(page, 16), segment_bytes: u64_at(page, 32), segments: u32_at(page, 40) };
+        geometry.is_possible().then_some(geometry)
+    }
+
+    fn start(&self, magic: [u8; 8], count: u32) -> Page {
+        let mut page = [0; PAGE_BYTES];
+        page[..8].copy_from_slice(&magic);
+        put_u32(&mut page, 8, VERSION);
+        put_u32(&mut page, 12, count);
+        page[16..32].copy_from_slice(&self.id.to_le_bytes());
+        page
+    }
+}
+
+/// Which version a page of ours that cannot be read has, so that an error can say it.
+pub(super) fn superblock_version(page: &Page) -> Option<u32> {
+    (page[..8] == SUPERBLOCK_MAGIC).then(|| u32_at(page, 8))
+}
+
+/// The first page of a segment. Each use of a segment is a new life: what an earlier one left is void.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SegmentHeader {
+    pub geometry: Geometry,
+    pub index: u32,
+    /// 0 for a segment that was never used.
+    pub life: u64,
+    /// Bytes written to this disk since it was made, when this life began.
+    pub written_bytes: u64,
+    /// Bytes of blocks stored on it since then, likewise.
+    pub stored_bytes: u64,
+}
+
+impl SegmentHeader {
+    pub fn encode(&self) -> Page {
+        let mut page = self.geometry.start(SEGMENT_MAGIC, 0);
+        put_u64(&mut page, 32, self.geometry.segment_bytes);
+        put_u32(&mut page, 40, self.geometry.segments);
+        put_u32(&mut page, 44, self.index);
+        put_u64(&mut page, 48, self.life);
+        put_u64(&mut page, 56, self.written_bytes);
+        put_u64(&mut page, 64, self.stored_bytes);
+        sealed(page, SEAL_AT)
+    }
+
+    pub fn decode(page: &Page) -> Option<SegmentHeader> {
+        check(page, SEGMENT_MAGIC, SEAL_AT)?;
+        Some(SegmentHeader {
+            geometry: Geometry::decode(page)?,
+            index: u32_at(page, 44),
+            life: u64_at(page, 48),
+            written_bytes: u64_at(page, 56),
+            stored_bytes: u64_at(page, 64),
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RecordKind {
+    /// A block, whose payload begins at `first_page`.
+    Block,
+    /// The key was removed: earlier records of it are void.
+    Removed,
+    /// The key was read since it was written: it is worth carrying over.
+    Touched,
+}
+
+/// The header of a block, or a note about one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Record {
+    pub kind: RecordKind,
+    pub key: BlockKey,
+    /// Counts records of a disk; the later one of a key counts.
+    pub sequence: u64,
+    pub first_page: u32,
+    pub length_bytes: u64,
+    /// Of the payload.
+    pub checksum: u64,
+}
+
+impl Record {
+    pub fn encode(&self) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        let hash = self.key.hash.as_bytes();
+        put_u64(&mut bytes, 0, self.sequence);
+        bytes[8..24].copy_from_slice(&self.key.namespace.0.to_le_bytes());
+        bytes[24..26].copy_from_slice(&self.key.group.to_le_bytes());
+        bytes[26] = hash.len() as u8;
+        bytes[27] = match self.kind {
+            RecordKind::Block => 1,
+            RecordKind::Removed => 2,
+            RecordKind::Touched => 3,
+        };
+        put_u32(&mut bytes, 28, self.first_page);
+        bytes[32..32 + hash.len()].copy_from_slice(hash);
+        put_u64(&mut bytes, 64, self.length_bytes);
+        put_u64(&mut bytes, 72, self.checksum);
+        let seal = record_seal(&bytes);
+        put_u64(&mut bytes, 88, seal);
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Record> {
+        if u64_at(bytes, 88) != record_seal(bytes) || u64_at(bytes, 80) != 0 {
+            return None;
+        }
+        let kind = match bytes[27] {
+            1 => RecordKind::Block,
+            2 => RecordKind::Removed,
+            3 => RecordKind::Touched,
+            _ => return None,
+        };
+        let hash = BlockHash::new(bytes[32..64].get(..bytes[26] as usize)?).ok()?;
+        let namespace = NamespaceId(u128_at(bytes, 8));
+        let group = u16::from_le_bytes(bytes[24..26].try_into().unwrap());
+        Some(Record {
+            kind,
+            key: BlockKey { namespace, group, hash },
+            sequence: u64_at(bytes, 0),
+            first_page: u32_at(bytes, 28),
+            length_bytes: u64_at(bytes, 64),
+            checksum: u64_at(bytes, 72),
+        })
+    }
+
+    /// The checksum that this record has on the disk. It depends on the key and on all that is known of the
+    /// block, so whoever asks for another key than the one stored there gets another number.
+    pub fn seal(&self) -> u64 {
+        u64_at(&self.encode(), 88)
+    }
+
+    /// Pages that the payload takes.
+    pub fn payload_pages(&self) -> u32 {
+        match self.kind {
+            RecordKind::Block => self.length_bytes.div_ceil(PAGE) as u32,
+            RecordKind::Removed | RecordKind::Touched => 0,
+        }
+    }
+}
+
+/// The page before the payloads that were written together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct BatchHead {
+    pub life: u64,
+    /// Where this page lies in its segment.
+    pub page: u32,
+    /// Where the next batch begins.
+    pub next_page: u32,
+    /// Every record of this segment with a lower sequence is whole and flushed.
+    pub mark: u64,
+    /// Of its records and of all later ones of the disk, none has a lower sequence.
+    pub first_sequence: u64,
+    pub records: Vec<Record>,
+}
+
+impl BatchHead {
+    pub fn encode(&self, geometry: &Geometry) -> Page {
+        let mut page = geometry.start(BATCH_MAGIC, self.records.len() as u32);
+        put_u64(&mut page, 32, self.life);
+        put_u32(&mut page, 40, self.page);
+        put_u32(&mut page, 44, self.next_page);
+        put_u64(&mut page, 48, self.mark);
+        put_u64(&mut page, 56, self.first_sequence);
+        for (record, bytes) in self.records.iter().zip(page[RECORDS_AT..].chunks_exact_mut(RECORD_BYTES)) {
+            bytes.copy_from_slice(&record.encode());
+        }
+        sealed(page, BATCH_SEAL_AT)
+    }
+
+    /// None unless the page is the head at this place in this life of a segment.
+    pub fn decode(bytes: &Page, geometry: &Geometry, life: u64, page: u32) -> Option<BatchHead> {
+        check(bytes, BATCH_MAGIC, BATCH_SEAL_AT)?;
+        let count = u32_at(bytes, 12) as usize;
+        let next_page = u32_at(bytes, 44);
+        let is_this = u128_at(bytes, 16) == geometry.id && u64_at(bytes, 32) == life && u32_at(bytes, 40) == page;
+        if !is_this || next_page <= page || next_page > geometry.pages() || count > RECORDS_PER_BATCH {
+            return None;
+        }
+        let records = bytes[RECORDS_AT..].chunks_exact(RECORD_BYTES).take(count).map(Record::decode);
+        let records: Vec<Record> = records.collect::<Option<_>>()?;
+        let fits = |record: &Record| {
+            let (first, pages) = (u64::from(record.first_page), record.length_bytes.div_ceil(PAGE));
+            record.kind != RecordKind::Block
+                || (first > u64::from(page) && first.saturating_add(pages) <= u64::from(next_page))
+        };
+        let (mark, first_sequence) = (u64_at(bytes, 48), u64_at(bytes, 56));
+        let head = BatchHead { life, page, next_page, mark, first_sequence, records };
+        head.records.iter().all(fits).then_some(head)
+    }
+}
+
+/// The last page of a closed segment; its records lie before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Footer {
+    pub life: u64,
+    pub index: u32,
+    pub count: u32,
+    /// Where the log ends.
+    pub end_page: u32,
+    pub records_checksum: u64,
+}
+
+impl Footer {
+    /// Pages of the records of a footer.
+    pub fn record_pages(count: u32) -> u32 {
+        (u64::from(count) * RECORD_BYTES as u64).div_ceil(PAGE) as u32
+    }
+
+    pub fn encode(&self, geometry: &Geometry) -> Page {
+        let mut page = geometry.start(FOOTER_MAGIC, self.count);
+        put_u64(&mut page, 32, self.life);
+        put_u32(&mut page, 40, self.index);
+        put_u32(&mut page, 44, self.end_page);
+        put_u64(&mut page, 48, self.records_checksum);
+        sealed(page, SEAL_AT)
+    }
+
+    /// None unless the page closes this life of this segment.
+    pub fn decode(bytes: &Page, geometry: &Geometry, life: u64, index: u32) -> Option<Footer> {
+        check(bytes, FOOTER_MAGIC, SEAL_AT)?;
+        let count = u32_at(bytes, 12);
+        let is_this = u128_at(bytes, 16) == geometry.id && u64_at(bytes, 32) == life && u32_at(bytes, 40) == index;
+        let end_page = u32_at(bytes, 44);
+        let needed = u64::from(end_page) + u64::from(Footer::record_pages(count)) + 1;
+        let fits = count <= RECORDS_PER_SEGMENT && needed <= u64::from(geometry.pages());
+        (is_this && fits).then(|| Footer { life, index, count, end_page, records_checksum: u64_at(bytes, 48) })
+    }
+
+    /// The records of a footer; none if they are not what was written.
+    pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<Record>> {
+        let bytes = bytes.get(..self.count as usize * RECORD_BYTES)?;
+        if checksum(bytes) != self.records_checksum {
+            return None;
+        }
+        let records: Vec<Record> = bytes.chunks_exact(RECORD_BYTES).map(Record::decode).collect::<Option<_>>()?;
+        let fits = |record: &Record| {
+            record.kind != RecordKind::Block
+                || u64::from(record.first_page).saturating_add(record.length_bytes.div_ceil(PAGE))
+                    <= u64::from(self.end_page)
+        };
+        records.iter().all(fits).then_some(records)
+    }
+}
+
+fn sealed(mut page: Page, seal_at: usize) -> Page {
+    let seal = seal_of(&page, seal_at);
+    put_u64(&mut page, seal_at, seal);
+    page
+}
+
+/// Of all the page but the seal's own eight bytes.
+fn seal_of(page: &Page, seal_at: usize) -> u64 {
+    let mut sum = Checksum::new();
+    sum.update(&page[..seal_at]);
+    sum.update(&page[seal_at + 8..]);
+    sum.finish()
+}
+
+fn check(page: &Page, magic: [u8; 8], seal_at: usize) -> Option<()> {
+    let is_ours = page[..8] == magic && u32_at(page, 8) == VERSION;
+    (is_ours && u64_at(page, seal_at) == seal_of(page, seal_at)).then_some(())
+}
+
+/// Mixed, because a CRC over bytes that end in their own CRC is the same whatever the bytes: pages of records would
+/// all have one checksum, and half of an old page under a new one would pass.
+fn record_seal(bytes: &[u8]) -> u64 {
+    checksum(&bytes[..88]).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
+}
+
+fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn u128_at(bytes: &[u8], at: usize) -> u128 {
+    u128::from_le_bytes(bytes[at..at + 16].try_into().unwrap())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { id: 77, segment_bytes: 1 << 20, segments: 9 };
+
+    fn record(kind: RecordKind, first_page: u32) -> Record {
+        let key = BlockKey { namespace: NamespaceId(5), group: 3, hash: BlockHash::new(&[7; 32]).unwrap() };
+        Record { kind, key, sequence: 11, first_page, length_bytes: 5000, checksum: 13 }
+    }
+
+    #[test]
+    fn pages_read_as_they_were_written() {
+        assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock()), Some(GEOMETRY));
+        let header = SegmentHeader { geometry: GEOMETRY, index: 3, life: 4, written_bytes: 5, stored_bytes: 6 };
+        assert_eq!(SegmentHeader::decode(&header.encode()), Some(header));
+        let records = vec![record(RecordKind::Block, 2), record(RecordKind::Removed, 0)];
+        let head = BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, records };
+        assert_eq!(BatchHead::decode(&head.encode(&GEOMETRY), &GEOMETRY, 9, 1), Some(head));
+        let footer = Footer { life: 9, index: 2, count: 40, end_page: 200, records_checksum: 1 };
+        assert_eq!(Footer::decode(&footer.encode(&GEOMETRY), &GEOMETRY, 9, 2), Some(footer));
+    }
+
+    #[test]
+    fn a_page_with_any_bit_flipped_is_not_believed() {
+        let records = vec![record(RecordKind::Block, 2), record(RecordKind::Touched, 0)];
+        let head = BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, records };
+        let mut page = head.encode(&GEOMETRY);
+        for bit in 0..PAGE_BYTES * 8 {
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(BatchHead::decode(&page, &GEOMETRY, 9, 1), None, "bit {bit}");
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
+        let mut page = GEOMETRY.encode_superblock();
+        for bit in 0..PAGE_BYTES * 8 {
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Geometry::decode_superblock(&page), None, "bit {bit}");
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_life_place_or_disk_is_not_believed() {
+        let head = BatchHead {
+            life: 9,
+            page: 1,
+            next_page: 4,
+            mark: 10,
+            first_sequence: 11,
+            records: vec![record(RecordKind::Block, 2)],
+        };
+        let page = head.encode(&GEOMETRY);
+        let other = Geometry { id: 78, ..GEOMETRY };
+        assert_eq!(BatchHead::decode(&page, &GEOMETRY, 8, 1), None);
+        assert_eq!(BatchHead::decode(&page, &GEOMETRY, 9, 2), None);
+        assert_eq!(BatchHead::decode(&page, &other, 9, 1), None);
+    }
+
+    /// Power may fail in the middle of a page, and what lay there before is as well sealed.
+    #[test]
+    fn a_page_of_old_and_new_records_is_not_believed() {
+        let record = |sequence| Record { sequence, ..record(RecordKind::Touched, 0) };
+        let records = |first| (first..first + RECORDS_PER_BATCH as u64).map(record).collect();
+        let head = |life, first| BatchHead {
+            life,
+            page: 1,
+            next_page: 2,
+            mark: first,
+            first_sequence: first,
+            records: records(first),
+        };
+        let (old, new) = (head(8, 11).encode(&GEOMETRY), head(9, 1011).encode(&GEOMETRY));
+        for cut in (512..PAGE_BYTES).step_by(512) {
+            let mut torn = new;
+            torn[cut..].copy_from_slice(&old[cut..]);
+            assert_eq!(BatchHead::decode(&torn, &GEOMETRY, 9, 1), None, "torn at byte {cut}");
+        }
+        let (old, new): (Vec<Record>, Vec<Record>) = (records(11), records(1011));
+        let bytes = |records: &[Record]| records.iter().flat_map(Record::encode).collect::<Vec<u8>>();
+        let records_checksum = checksum(&bytes(&new));
+        let footer = Footer { life: 9, index: 2, count: new.len() as u32, end_page: 200, records_checksum };
+        assert_eq!(footer.decode_records(&bytes(&old)), None);
+        assert_eq!(footer.decode_records(&bytes(&new)), Some(new));
+    }
+
+    #[test]
+    fn another_key_has_another_seal() {
+        let (one, mut other) = (record(RecordKind::Block, 2), record(RecordKind::Block, 2));
+        other.key.group = 4;
+        assert_ne!(one.seal(), other.seal());
+    }
+}

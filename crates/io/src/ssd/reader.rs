@@ -1,0 +1,96 @@
+//! From the disk into a slot.
+//!
+//! Invariants: a load is answered as loaded only if the entry's seal is that of the key asked for and the bytes
+//! in the slot have the checksum that the block's header gives; a segment with readers is not written to; a block
+//! whose bytes do not match is forgotten.
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Operation, Outcome};
+
+use super::disk::Disk;
+use super::io::Flight;
+use super::layout::PAGE;
+use crate::uring::{Span, Work};
+
+impl Disk {
+    pub(super) fn take_load(&mut self, op: &Operation) {
+        if self.index.get(&op.key).is_none() {
+            self.counters.absent_loads += 1;
+            self.complete(op.id, Outcome::Absent);
+        } else {
+            self.loads.push_back(*op);
+        }
+    }
+
+    pub(super) fn start_loads(&mut self) {
+        while self.io.in_flight() < self.limits.depth as usize
+            && let Some(op) = self.loads.pop_front()
+        {
+            if let Err(outcome) = self.start_load(op) {
+                self.complete(op.id, outcome);
+            }
+        }
+    }
+
+    fn start_load(&mut self, op: Operation) -> Result<(), Outcome> {
+        // It may have been evicted while the load waited.
+        let Some(&entry) = self.index.get(&op.key) else {
+            self.counters.absent_loads += 1;
+            return Err(Outcome::Absent);
+        };
+        if entry.record_of(op.key).seal() != entry.seal {
+            self.counters.corrupt_blocks += 1;
+            self.forget(&op.key);
+            return Err(Outcome::Failed(ErrorKind::Corrupt));
+        }
+        let len = u64::from(entry.payload_pages()) * PAGE;
+        let span = self.slot_of(&op, len).filter(|_| op.length_bytes == entry.length_bytes);
+        let span = span.ok_or(Outcome::Failed(ErrorKind::Invalid))?;
+        let checksum = Some(Span { len: entry.length_bytes as u32, ..span });
+        let at = self.geometry.at(entry.segment, entry.first_page);
+        let flight = Flight::Load {
+            op,
+            segment: entry.segment,
+            sequence: entry.sequence,
+            length_bytes: entry.length_bytes,
+            checksum: entry.checksum,
+        };
+        self.space.segment(entry.segment).readers += 1;
+        self.io.start(flight, Work::Read { at, span, checksum });
+        Ok(())
+    }
+
+    pub(super) fn load_ended(&mut self, flight: Flight, result: Result<u64, ErrorKind>) {
+        let Flight::Load { op, segment, sequence, length_bytes, checksum } = flight else {
+            unreachable!("only loads end here")
+        };
+        self.space.segment(segment).readers -= 1;
+        let outcome = match result {
+            Ok(found) if found == checksum => {
+                self.counters.loaded_blocks += 1;
+                self.counters.loaded_bytes += length_bytes;
+                self.note_touch(&op.key);
+                Outcome::Loaded { length_bytes, checksum }
+            }
+            Ok(_) => {
+                self.counters.corrupt_blocks += 1;
+                if self.index.get(&op.key).is_some_and(|entry| entry.sequence == sequence) {
+                    self.forget(&op.key);
+                }
+                Outcome::Failed(ErrorKind::Corrupt)
+            }
+            Err(kind) => {
+                self.counters.failed_loads += 1;
+                Outcome::Failed(kind)
+            }
+        };
+        self.complete(op.id, outcome);
+    }
+
+    /// The pool's bytes that an operation names, in whole pages; none if there is no such slot.
+    pub(super) fn slot_of(&self, op: &Operation, padded_bytes: u64) -> Option<Span> {
+        let offset = op.slot?.0.offset();
+        let is_inside = offset.checked_add(padded_bytes)? <= self.memory.pool.len() as u64;
+        is_inside.then(|| Span::pool(offset, padded_bytes as u32))
+    }
+}

@@ -1,0 +1,503 @@
+//! What a disk holds when it is opened: its shape, then its blocks.
+//!
+//! Closed segments tell their blocks in their footers. A segment without one is read along its chain of heads;
+//! blocks behind its last mark, which no flush is known to cover, are read and verified. Invariants: every block
+//! that was acknowledged is found; no block that is not whole is; a shape is never guessed: it is what the
+//! superblock says, or what all readable segments agree on; only a blank disk is made anew.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_core::{Error, ErrorKind, Result};
+
+use super::config::SsdConfig;
+use super::device::Device;
+use super::disk::{Disk, Opened};
+use super::index::Index;
+use super::io::Io;
+use super::layout::*;
+use super::report::Recovery;
+use super::space::{Segment, SegmentState, Space};
+use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
+use crate::uring::{Engine, Memory, Span, Work};
+
+/// Lets a stopped chain's unseen records keep lower sequence numbers than all new ones.
+const SEQUENCE_GAP: u64 = 1 << 32;
+/// How much of a chain is read at once.
+const WINDOW_PAGES: u32 = CHUNK_BYTES / 4 / PAGE as u32;
+
+/// An engine on a disk that is not opened yet.
+pub struct Medium {
+    /// As reports call it.
+    pub name: String,
+    pub engine: Box<dyn Engine>,
+    pub engine_why: String,
+    pub memory: Arc<Memory>,
+    pub bytes: u64,
+    pub is_direct: bool,
+    /// The id that the disk gets if it is blank.
+    pub new_id: u128,
+}
+
+/// Opens what is there, or makes a disk where there is nothing.
+pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, mode: Mode) -> Result<Disk> {
+    let begun = Instant::now();
+    let Medium { name, engine, engine_why, memory, bytes, is_direct, new_id } = medium;
+    let named = |error: Error| error.with("disk", &name);
+    let depth = config.depth.max(1) as usize;
+    let mut opening = Opening {
+        io: Io::new(engine),
+        memory: memory.clone(),
+        deadline: begun + config.open_deadline,
+        depth,
+        recovery: Recovery::default(),
+    };
+    let geometry = match mode {
+        Mode::Serve => opening.made_geometry(bytes, config, new_id).map_err(named)?,
+        Mode::Look => opening.geometry(bytes).and_then(|found| found.ok_or_else(holds_nothing)).map_err(named)?,
+    };
+    let contents = opening.contents(geometry).map_err(named)?;
+    if mode == Mode::Serve && opening.recovery.segments_scanned > 0 {
+        // What a killed daemon wrote may lie in the drive's cache; the next mark will call it flushed.
+        opening.sync().map_err(named)?;
+    }
+    let Opening { io, mut recovery, .. } = opening;
+    recovery.blocks = contents.index.len() as u64;
+    recovery.took_us = begun.elapsed().as_micros() as u64;
+    let opened = Opened {
+        engine_why,
+        is_direct,
+        geometry,
+        memory,
+        io,
+        index: contents.index,
+        space: contents.space,
+        next_sequence: contents.last_sequence + SEQUENCE_GAP,
+        written_bytes: contents.written_bytes,
+        stored_bytes: contents.stored_bytes,
+        recovery,
+        device,
+        name,
+    };
+    Ok(Disk::new(opened, config))
+}
+
+/// What a disk is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mode {
+    /// A blank disk is made, a damaged superblock rebuilt.
+    Serve,
+    /// Nothing is written.
+    Look,
+}
+
+struct Contents {
+    index: Index,
+    space: Space,
+    last_sequence: u64,
+    written_bytes: u64,
+    stored_bytes: u64,
+}
+
+struct Opening {
+    io: Io,
+    memory: Arc<Memory>,
+    deadline: Instant,
+    depth: usize,
+    recovery: Recovery,
+}
+
+/// The shape.
+impl Opening {
+    fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
+        match self.geometry(bytes)? {
+            Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry),
+            Some(geometry) => Ok(geometry),
+            None => self.make(bytes, config, new_id),
+        }
+    }
+
+    /// The shape that the disk has; none if it is blank.
+    fn geometry(&mut self, bytes: u64) -> Result<Option<Geometry>> {
+        let first = self.page(0)?;
+        let geometry = match first.as_ref().and_then(Geometry::decode_superblock) {
+            Some(geometry) => geometry,
+            None => match self.agreed_geometry(bytes)? {
+                Some(geometry) => {
+                    self.recovery.was_rebuilt = true;
+                    geometry
+                }
+                None if self.is_blank()? => return Ok(None),
+                None => return Err(not_ours(first.as_ref())),
+            },
+        };
+        if geometry.disk_bytes() > bytes {
+            return Err(Error::invalid("this disk was made longer than it is now configured")
+                .with("made_bytes", geometry.disk_bytes())
+                .with("bytes", bytes)
+                .hint(format!("set `capacity_bytes = {}`, or delete it and lose its blocks", geometry.disk_bytes())));
+        }
+        if geometry.disk_bytes() + geometry.segment_bytes <= bytes {
+            let (made_bytes, id) = (geometry.disk_bytes(), format!("{:032x}", geometry.id));
+            tracing::warn!(id, made_bytes, bytes, "a disk keeps the length it was made with; delete it to grow");
+        }
+        Ok(Some(geometry))
+    }
+
+    /// The shape that the segments' headers name, whatever segment size that is. None if none is readable.
+    fn agreed_geometry(&mut self, bytes: u64) -> Result<Option<Geometry>> {
+        let (mut agreed, mut witnesses) = (None, Vec::new());
+        let mut segment_bytes = MIN_SEGMENT_BYTES;
+        while segment_bytes <= MAX_SEGMENT_BYTES {
+            let count = (bytes.saturating_sub(FIRST_SEGMENT_AT) / segment_bytes).min(u64::from(HEADS)) as u32;
+            let at: Vec<u64> = (0..count).map(|i| FIRST_SEGMENT_AT + u64::from(i) * segment_bytes).collect();
+            for (index, page) in self.pages(&at)?.iter().enumerate() {
+                let header = page.as_ref().and_then(SegmentHeader::decode);
+                let header = header.filter(|header| header.index == index as u32);
+                let Some(header) = header.filter(|header| header.geometry.segment_bytes == segment_bytes) else {
+                    continue;
+                };
+                if *agreed.get_or_insert(header.geometry) != header.geometry {
+                    return Err(disagreeing());
+                }
+                witnesses.push(header.life);
+            }
+            segment_bytes *= 2;
+        }
+        match witnesses[..] {
+            // One segment that was never used: all that came of a disk whose making was cut short.
+            [] | [0] => Ok(None),
+            [_] => Err(disagreeing()),
+            _ => Ok(agreed.filter(|geometry| geometry.disk_bytes() <= bytes)),
+        }
+    }
+
+    fn rebuild(&mut self, geometry: Geometry) -> Result<Geometry> {
+        tracing::warn!(id = format!("{:032x}", geometry.id), "a disk's superblock was unreadable and is rebuilt");
+        self.write_pages(&[(0, geometry.encode_superblock())])?;
+        self.sync()?;
+        Ok(geometry)
+    }
+
+    /// Whether the part before the first segment holds nothing at all.
+    fn is_blank(&mut self) -> Result<bool> {
+        let span = Staging::chunk(0, CHUNK_BYTES);
+        self.read(&[Work::Read { at: 0, span, checksum: None }])?.remove(0).map_err(|kind| unreadable(kind, 0))?;
+        let mut bytes = vec![0; FIRST_SEGMENT_AT as usize];
+        self.memory.read(span, &mut bytes);
+        Ok(bytes.iter().all(|byte| *byte == 0))
+    }
+
+    /// Writes all headers, then the superblock, so that a disk whose making was cut short is still blank.
+    fn make(&mut self, bytes: u64, config: &SsdConfig, id: u128) -> Result<Geometry> {
+        let (segment_bytes, segments) = config.segments(bytes)?;
+        let geometry = Geometry { id, segment_bytes, segments };
+        let header = |index| SegmentHeader { geometry, index, life: 0, written_bytes: 0, stored_bytes: 0 };
+        let headers: Vec<_> = (0..segments).map(|index| (geometry.at(index, 0), header(index).encode())).collect();
+        self.write_pages(&headers)?;
+        self.sync()?;
+        self.write_pages(&[(0, geometry.encode_superblock())])?;
+        self.sync()?;
+        self.recovery.was_made = true;
+        Ok(geometry)
+    }
+}
+
+/// The blocks.
+impl Opening {
+    fn contents(&mut self, geometry: Geometry) -> Result<Contents> {
+        let mut contents = Contents {
+            index: Index::new(geometry.segments),
+            space: Space::new(geometry),
+            last_sequence: 0,
+            written_bytes: 0,
+            stored_bytes: 0,
+        };
+        let mut used = self.headers(&mut contents)?;
+        used.sort_by_key(|(life, _)| *life);
+        let last_pages: Vec<u64> = used.iter().map(|(_, index)| geometry.at(*index, geometry.pages() - 1)).collect();
+        let last_pages = self.pages(&last_pages)?;
+        let footers: Vec<Option<Footer>> = last_pages
+            .iter()
+            .zip(&used)
+            .map(|(page, (life, index))| Footer::decode(page.as_ref()?, &geometry, *life, *index))
+            .collect();
+        contents.index.reserve(footers.iter().flatten().map(|footer| footer.count as usize).sum());
+        let mut open = Vec::new();
+        for ((life, index), footer) in used.iter().zip(footers) {
+            contents.space.last_life = contents.space.last_life.max(*life);
+            let records = footer.map(|footer| self.footer_records(&geometry, &footer)).transpose()?.flatten();
+            match footer.zip(records) {
+                Some((footer, records)) => self.take_closed(&mut contents, &footer, &records),
+                None => open.extend(self.scan(&mut contents, *index, *life)?.then_some(*index)),
+            }
+        }
+        self.place_open(&mut contents, &open);
+        self.account(&mut contents);
+        Ok(contents)
+    }
+
+    /// Life and number of the segments that were ever used; the others are free.
+    fn headers(&mut self, contents: &mut Contents) -> Result<Vec<(u64, u32)>> {
+        let geometry = contents.space.geometry;
+        let at: Vec<u64> = (0..geometry.segments).map(|index| geometry.at(index, 0)).collect();
+        let mut used = Vec::new();
+        for (index, page) in (0..).zip(self.pages(&at)?) {
+            let header = page.as_ref().and_then(SegmentHeader::decode);
+            match header.filter(|header| header.geometry == geometry && header.index == index) {
+                Some(header) => {
+                    contents.written_bytes = contents.written_bytes.max(header.written_bytes);
+                    contents.stored_bytes = contents.stored_bytes.max(header.stored_bytes);
+                    contents.space.segment(index).began_at_bytes = header.written_bytes;
+                    if header.life > 0 {
+                        used.push((header.life, index));
+                        continue;
+                    }
+                }
+                None => self.recovery.segments_lost += 1,
+            }
+            contents.space.free.push_back(index);
+        }
+        Ok(used)
+    }
+
+    fn footer_records(&mut self, geometry: &Geometry, footer: &Footer) -> Result<Option<Vec<Record>>> {
+        let pages = Footer::record_pages(footer.count);
+        if pages == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let span = Staging::footer(pages * PAGE as u32);
+        let at = geometry.at(footer.index, geometry.pages() - 1 - pages);
+        if self.read(&[Work::Read { at, span, checksum: None }])?[0].is_err() {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; span.len as usize];
+        self.memory.read(span, &mut bytes);
+        Ok(footer.decode_records(&bytes))
+    }
+
+    fn take_closed(&mut self, contents: &mut Contents, footer: &Footer, records: &[Record]) {
+        self.recovery.segments_with_footer += 1;
+        records.iter().for_each(|record| contents.take(record, footer.index));
+        let segment = contents.space.segment(footer.index);
+        (segment.state, segment.life, segment.next_page) = (SegmentState::Closed, footer.life, footer.end_page);
+        contents.space.closed.push_back(footer.index);
+    }
+
+    /// Follows the chain of heads; false if there is none.
+    fn scan(&mut self, contents: &mut Contents, index: u32, life: u64) -> Result<bool> {
+        self.recovery.segments_scanned += 1;
+        let geometry = contents.space.geometry;
+        let (mut page, mut mark, mut floor, mut records) = (1, 0, 0, Vec::new());
+        let mut window = 0..0;
+        while page < geometry.pages() {
+            let Some(bytes) = self.chain_page(&geometry, index, page, &mut window)? else { break };
+            let Some(head) = BatchHead::decode(&bytes, &geometry, life, page) else { break };
+            if head.first_sequence < floor {
+                break;
+            }
+            floor = head.first_sequence + head.records.len() as u64;
+            mark = mark.max(head.mark);
+            page = head.next_page;
+            records.extend(head.records);
+        }
+        let began_at_bytes = contents.space.segment(index).began_at_bytes;
+        let appended = records.len() as u32;
+        let mut segment = Segment { next_page: page, appended, began_at_bytes, ..Segment::free(life) };
+        for record in records {
+            contents.last_sequence = contents.last_sequence.max(record.sequence);
+            if record.sequence < mark || self.is_whole(&geometry, index, &record)? {
+                contents.take(&record, index);
+                segment.whole.push(record);
+            } else {
+                self.recovery.blocks_not_whole += 1;
+                segment.doubt(record.sequence);
+            }
+        }
+        let is_used = page > 1;
+        *contents.space.segment(index) = segment;
+        if !is_used {
+            contents.space.free.push_back(index);
+        }
+        Ok(is_used)
+    }
+
+    /// One page of a chain, through a window that is read at once.
+    fn chain_page(
+        &mut self,
+        geometry: &Geometry,
+        index: u32,
+        page: u32,
+        window: &mut std::ops::Range<u32>,
+    ) -> Result<Option<Page>> {
+        let place = |offset: u32, pages: u32| {
+            let chunk = Staging::chunk(0, CHUNK_BYTES);
+            Span::staging(chunk.offset + u64::from(offset) * PAGE, pages * PAGE as u32)
+        };
+        if !window.contains(&page) {
+            let pages = WINDOW_PAGES.min(geometry.pages() - page);
+            let work = Work::Read { at: geometry.at(index, page), span: place(0, pages), checksum: None };
+            if self.read(&[work])?[0].is_err() {
+                return Ok(None);
+            }
+            *window = page..page + pages;
+        }
+        Ok(Some(page_at(&self.memory, place(page - window.start, 1))))
+    }
+
+    /// Reads a block that no flush is known to cover.
+    fn is_whole(&mut self, geometry: &Geometry, index: u32, record: &Record) -> Result<bool> {
+        if record.kind != RecordKind::Block {
+            return Ok(true);
+        }
+        self.recovery.verified_bytes += record.length_bytes;
+        is_whole(
+            &mut self.io,
+            geometry.at(index, record.first_page),
+            record.length_bytes,
+            record.checksum,
+            self.deadline,
+        )
+    }
+
+    /// The log goes on in the latest segment; the others get their footers.
+    fn place_open(&mut self, contents: &mut Contents, open: &[u32]) {
+        let space = &mut contents.space;
+        let Some((&latest, others)) = open.split_last() else { return };
+        let newest_closed = space.closed.back().map_or(0, |index| space.segments[*index as usize].life);
+        for index in others {
+            space.segment(*index).state = SegmentState::Closing;
+            space.closing.push_back(*index);
+        }
+        space.segment(latest).state = SegmentState::Active;
+        space.active = Some(latest);
+        if space.segments[latest as usize].life < newest_closed {
+            space.retire();
+        }
+    }
+
+    fn account(&mut self, contents: &mut Contents) {
+        let Contents { index, space, written_bytes, stored_bytes, .. } = contents;
+        for number in 0..space.geometry.segments {
+            let (blocks, bytes) = index
+                .of_segment(number)
+                .fold((0, 0), |(blocks, bytes), entry| (blocks + 1, bytes + entry.length_bytes));
+            let segment = space.segment(number);
+            (segment.live_blocks, segment.live_bytes) = (blocks, bytes);
+        }
+        if let Some(active) = space.active {
+            let active = &space.segments[active as usize];
+            *written_bytes += u64::from(active.next_page) * PAGE;
+            *stored_bytes += active.whole.iter().map(|record| record.length_bytes).sum::<u64>();
+        }
+    }
+}
+
+/// Whether the bytes at `at` have the checksum; on a disk that does nothing else.
+pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, deadline: Instant) -> Result<bool> {
+    let mut sums = Vec::new();
+    let parts: Vec<(u64, u32)> = pieces(length_bytes).collect();
+    for some in parts.chunks(CHUNKS as usize - 1) {
+        // The first chunk is the window on a chain.
+        let work = |(chunk, (offset, len)): (u32, &(u64, u32))| {
+            let span = Staging::chunk(chunk, len.next_multiple_of(PAGE as u32));
+            Work::Read { at: at + offset, span, checksum: Some(Span { len: *len, ..span }) }
+        };
+        let work: Vec<Work> = (1..).zip(some).map(work).collect();
+        for sum in io.run_all(&work, CHUNKS as usize, deadline)? {
+            let Ok(sum) = sum else { return Ok(false) };
+            sums.push(sum);
+        }
+    }
+    Ok(joined(length_bytes, sums.into_iter()) == checksum)
+}
+
+impl Contents {
+    fn take(&mut self, record: &Record, segment: u32) {
+        self.last_sequence = self.last_sequence.max(record.sequence);
+        let found = self.index.get(&record.key).map(|entry| entry.sequence);
+        let is_later = found.is_none_or(|sequence| sequence < record.sequence);
+        match record.kind {
+            RecordKind::Block if is_later => {
+                self.index.insert(record, segment);
+            }
+            RecordKind::Removed if is_later => {
+                self.index.remove(&record.key);
+            }
+            RecordKind::Touched if is_later => {
+                self.index.touch(&record.key);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Plain reading and writing.
+impl Opening {
+    fn read(&mut self, work: &[Work]) -> Result<Vec<Result<u64, ErrorKind>>> {
+        self.io.run_all(work, self.depth, self.deadline)
+    }
+
+    fn page(&mut self, at: u64) -> Result<Option<Page>> {
+        Ok(self.pages(&[at])?.remove(0))
+    }
+
+    /// The pages at these places; none where one cannot be read.
+    fn pages(&mut self, at: &[u64]) -> Result<Vec<Option<Page>>> {
+        let mut pages = Vec::with_capacity(at.len());
+        for some in at.chunks(HEADS as usize) {
+            let read = |(head, at): (u32, &u64)| Work::Read { at: *at, span: Staging::head(head), checksum: None };
+            let work: Vec<Work> = (0..).zip(some).map(read).collect();
+            for (head, result) in (0..).zip(self.read(&work)?) {
+                pages.push(result.ok().map(|_| page_at(&self.memory, Staging::head(head))));
+            }
+        }
+        Ok(pages)
+    }
+
+    fn write_pages(&mut self, pages: &[(u64, Page)]) -> Result<()> {
+        for some in pages.chunks(HEADS as usize) {
+            let mut work = Vec::new();
+            for (head, (at, page)) in (0..).zip(some) {
+                let span = Staging::head(head);
+                self.memory.write(span, page);
+                work.push(Work::Write { at: *at, span });
+            }
+            self.done(&work)?;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.done(&[Work::Sync])
+    }
+
+    fn done(&mut self, work: &[Work]) -> Result<()> {
+        let failed = self.read(work)?.into_iter().find_map(Result::err);
+        failed.map_or(Ok(()), |kind| Err(Error::new(kind, "cannot write to a disk")))
+    }
+}
+
+fn unreadable(kind: ErrorKind, at: u64) -> Error {
+    Error::new(kind, "cannot read a disk").with("offset", at)
+}
+
+fn holds_nothing() -> Error {
+    Error::invalid("this disk holds nothing yet").hint("name a file that a daemon has used")
+}
+
+fn disagreeing() -> Error {
+    Error::new(ErrorKind::Corrupt, "a disk's superblock is damaged, and its segments do not agree on its shape")
+        .hint("delete the file (or zero the device's first MiB) to begin anew without its blocks")
+}
+
+fn not_ours(page: Option<&Page>) -> Error {
+    match page.and_then(superblock_version) {
+        Some(version) if version != VERSION => Error::new(ErrorKind::Unsupported, "a disk was made by another version")
+            .with("version", version)
+            .with("readable", VERSION)
+            .hint("use that version, or delete the file to begin anew without its blocks"),
+        _ => Error::invalid("this disk holds something else")
+            .hint("name another file, or zero its first MiB if nobody needs it"),
+    }
+}

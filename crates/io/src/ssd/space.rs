@@ -1,0 +1,179 @@
+//! The segments of one disk, and which life each is in.
+//!
+//! Free → erasing → ready → active → closing → closed → (reclaimed) → free. Invariants: one segment is active,
+//! and lives begin in the order in which segments become active, so a segment's life orders it in the log; a
+//! segment is written to only after the header of its new life was flushed, and while nobody reads its old bytes.
+
+use std::collections::VecDeque;
+
+use super::layout::{Footer, Geometry, RECORDS_PER_SEGMENT, Record};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SegmentState {
+    /// Holds nothing; its header may be of an earlier life.
+    Free,
+    /// The header of its new life is being written and flushed.
+    Erasing,
+    /// Empty, in a new life.
+    Ready,
+    /// The head of the log.
+    Active,
+    /// Full, until its footer is written.
+    Closing,
+    Closed,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub state: SegmentState,
+    pub life: u64,
+    /// Bytes written to the disk before this life began.
+    pub began_at_bytes: u64,
+    /// Where the next batch begins.
+    pub next_page: u32,
+    /// Records that were appended, and so need room in the footer.
+    pub appended: u32,
+    /// Records that are whole, for the footer; empty once it is written.
+    pub whole: Vec<Record>,
+    /// The first record that may not be whole: the mark stays below it.
+    pub first_bad: Option<u64>,
+    /// The first batch that recovery would not reach, because a head before it could not be written.
+    pub broken_from: Option<u64>,
+    /// Loads that read from it.
+    pub readers: u32,
+    pub live_blocks: u32,
+    pub live_bytes: u64,
+}
+
+impl Segment {
+    pub(super) fn free(life: u64) -> Segment {
+        Segment {
+            state: SegmentState::Free,
+            life,
+            began_at_bytes: 0,
+            next_page: 1,
+            appended: 0,
+            whole: Vec::new(),
+            first_bad: None,
+            broken_from: None,
+            readers: 0,
+            live_blocks: 0,
+            live_bytes: 0,
+        }
+    }
+
+    /// Notes that the record may not be whole.
+    pub fn doubt(&mut self, sequence: u64) {
+        self.first_bad = Some(self.first_bad.map_or(sequence, |first| first.min(sequence)));
+    }
+
+    /// Pages that a batch of `records` with `payload_pages` could take before the footer's room begins.
+    fn has_room(&self, geometry: &Geometry, records: u32, payload_pages: u32) -> bool {
+        let records = self.appended + records;
+        let needed = u64::from(self.next_page) + 1 + u64::from(payload_pages);
+        records <= RECORDS_PER_SEGMENT
+            && needed + u64::from(Footer::record_pages(records)) < u64::from(geometry.pages())
+    }
+}
+
+/// See the module's head.
+pub(super) struct Space {
+    pub geometry: Geometry,
+    pub segments: Vec<Segment>,
+    /// In the order in which they are used.
+    pub ready: VecDeque<u32>,
+    pub free: VecDeque<u32>,
+    /// Oldest first.
+    pub closed: VecDeque<u32>,
+    pub closing: VecDeque<u32>,
+    pub active: Option<u32>,
+    pub erasing: Option<u32>,
+    pub last_life: u64,
+}
+
+impl Space {
+    pub fn new(geometry: Geometry) -> Space {
+        Space {
+            geometry,
+            segments: (0..geometry.segments).map(|_| Segment::free(0)).collect(),
+            ready: VecDeque::new(),
+            free: VecDeque::new(),
+            closed: VecDeque::new(),
+            closing: VecDeque::new(),
+            active: None,
+            erasing: None,
+            last_life: 0,
+        }
+    }
+
+    pub fn segment(&mut self, index: u32) -> &mut Segment {
+        &mut self.segments[index as usize]
+    }
+
+    /// Whether the active segment takes a batch of so many records.
+    pub fn active_has_room(&self, records: u32, payload_pages: u32) -> bool {
+        let room = |active| self.segments[active as usize].has_room(&self.geometry, records, payload_pages);
+        self.active.is_some_and(room)
+    }
+
+    /// Lets the log go on in the next ready segment, if `reserve` more stay ready and nobody reads its old bytes.
+    pub fn roll(&mut self, reserve: usize) -> bool {
+        let can_roll = self.ready.len() > reserve && self.segments[self.ready[0] as usize].readers == 0;
+        if can_roll {
+            self.retire();
+            let next = self.ready.pop_front().expect("more than the reserve are ready");
+            self.segment(next).state = SegmentState::Active;
+            self.active = Some(next);
+        }
+        can_roll
+    }
+
+    /// Ends the active segment's time, full or not.
+    pub fn retire(&mut self) {
+        if let Some(active) = self.active.take() {
+            self.segment(active).state = SegmentState::Closing;
+            self.closing.push_back(active);
+        }
+    }
+
+    /// The segment has its footer, or has to do without.
+    pub fn close(&mut self, index: u32) {
+        let life = self.segments[index as usize].life;
+        self.segment(index).state = SegmentState::Closed;
+        // After a crash an older segment may get its footer later than a younger one.
+        let place = self.closed.partition_point(|other| self.segments[*other as usize].life < life);
+        self.closed.insert(place, index);
+    }
+
+    /// Takes the oldest segment, if it is closed.
+    pub fn take_oldest(&mut self) -> Option<u32> {
+        let oldest = *self.closed.front()?;
+        let life = self.segments[oldest as usize].life;
+        let is_closing = |segment: &Segment| segment.state == SegmentState::Closing && segment.life < life;
+        if self.segments.iter().any(is_closing) { None } else { self.closed.pop_front() }
+    }
+
+    /// Takes room for a batch in the active segment; returns the head's page.
+    pub fn append(&mut self, records: u32, payload_pages: u32) -> (u32, u32) {
+        assert!(self.active_has_room(records, payload_pages), "the log has no room for {payload_pages} pages");
+        let active = self.active.expect("it has room");
+        let segment = self.segment(active);
+        let page = segment.next_page;
+        segment.next_page += 1 + payload_pages;
+        segment.appended += records;
+        (active, page)
+    }
+
+    /// Begins a new life of the first free segment.
+    pub fn begin_life(&mut self) -> Option<u32> {
+        let index = self.free.pop_front()?;
+        self.last_life += 1;
+        let life = self.last_life;
+        let segment = self.segment(index);
+        let readers = segment.readers;
+        *segment = Segment { state: SegmentState::Erasing, readers, ..Segment::free(life) };
+        self.erasing = Some(index);
+        Some(index)
+    }
+}

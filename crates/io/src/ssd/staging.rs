@@ -1,0 +1,73 @@
+//! Pages of a disk's own, beside the pool: what is built in memory and written, or read and looked at.
+//!
+//! Invariant: a page has one use at a time; the lists here say which are free.
+
+use forebay_core::checksum::combine;
+
+use super::layout::{FOOTER_BYTES, PAGE, PAGE_BYTES, Page};
+use crate::uring::{Memory, Span};
+
+/// Blocks are carried over, and recovery reads, in pieces of this size.
+pub(super) const CHUNK_BYTES: u32 = 1 << 20;
+pub(super) const CHUNKS: u32 = 4;
+pub(super) const HEADS: u32 = 128;
+
+const CHUNKS_AT: u64 = FOOTER_BYTES;
+const HEADS_AT: u64 = CHUNKS_AT + CHUNKS as u64 * CHUNK_BYTES as u64;
+const HEADER_AT: u64 = HEADS_AT + HEADS as u64 * PAGE;
+const PROBE_AT: u64 = HEADER_AT + PAGE;
+
+/// Bytes that a disk needs; they cost memory as they are touched.
+pub const STAGING_BYTES: usize = (PROBE_AT + PAGE) as usize;
+
+/// See the module's head.
+pub(super) struct Staging {
+    pub free_heads: Vec<u32>,
+    pub free_chunks: Vec<u32>,
+}
+
+impl Staging {
+    pub fn new() -> Staging {
+        Staging { free_heads: (0..HEADS).rev().collect(), free_chunks: (0..CHUNKS).rev().collect() }
+    }
+
+    pub fn head(index: u32) -> Span {
+        Span::staging(HEADS_AT + u64::from(index) * PAGE, PAGE as u32)
+    }
+
+    pub fn chunk(index: u32, len: u32) -> Span {
+        Span::staging(CHUNKS_AT + u64::from(index) * u64::from(CHUNK_BYTES), len)
+    }
+
+    /// Room for one footer.
+    pub fn footer(len: u32) -> Span {
+        Span::staging(0, len)
+    }
+
+    /// The page from which segment headers are written.
+    pub fn header() -> Span {
+        Span::staging(HEADER_AT, PAGE as u32)
+    }
+
+    pub fn probe() -> Span {
+        Span::staging(PROBE_AT, PAGE as u32)
+    }
+}
+
+pub(super) fn page_at(memory: &Memory, span: Span) -> Page {
+    let mut page = [0; PAGE_BYTES];
+    memory.read(span, &mut page);
+    page
+}
+
+/// A block in pieces of one chunk: offset and length of each.
+pub(super) fn pieces(length_bytes: u64) -> impl Iterator<Item = (u64, u32)> {
+    let chunk = u64::from(CHUNK_BYTES);
+    (0..length_bytes.div_ceil(chunk)).map(move |i| (i * chunk, (length_bytes - i * chunk).min(chunk) as u32))
+}
+
+/// The checksum of a block from those of its pieces.
+pub(super) fn joined(length_bytes: u64, sums: impl Iterator<Item = u64>) -> u64 {
+    let joined = pieces(length_bytes).zip(sums).map(|((_, len), sum)| (sum, u64::from(len)));
+    joined.reduce(|(a, a_len), (b, b_len)| (combine(a, b, b_len), a_len + b_len)).map_or(0, |(sum, _)| sum)
+}

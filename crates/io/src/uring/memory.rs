@@ -1,0 +1,217 @@
+//! The memory that engines move bytes to and from.
+//!
+//! Invariants: a region stays mapped as long as anybody holds its [`Memory`]; nobody forms a reference to its
+//! bytes, which the kernel and other processes write; a span that leaves its region panics before it reaches the
+//! kernel.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::{io, ptr};
+
+use forebay_core::checksum::Checksum;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::arena::Pool;
+
+/// Bytes are summed up through a buffer of this size, which stays in the first-level cache.
+const BOUNCE_BYTES: usize = 16 << 10;
+
+/// A piece of mapped memory and whoever keeps it mapped.
+#[derive(Clone)]
+pub struct Region {
+    base: *mut u8,
+    len: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory is reached by copies and system calls only, never by reference, from whatever thread; who
+// may touch which slot when is decided by the pool's owner.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// # Safety
+    /// `base` must be the start of `len` readable and writable bytes, on a page's border, that stay mapped while
+    /// `owner` lives and to which nobody holds a reference.
+    pub unsafe fn from_raw(base: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Region {
+        Region { base, len, _owner: owner }
+    }
+
+    /// The pool's slots.
+    pub fn of_pool(pool: Arc<Pool>) -> Region {
+        // SAFETY: the pool's mapping holds that many bytes and lives as long as the pool.
+        unsafe { Region::from_raw(pool.data_ptr(), pool.geometry().data_bytes() as usize, pool) }
+    }
+
+    /// Zeroed memory of its own, taken from the machine as it is touched.
+    pub fn anonymous(len: usize) -> io::Result<Region> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
+        Ok(Region::of_mapping(Mapped { base, len }))
+    }
+
+    /// The first `len` bytes of a file, shared with whoever else maps or reads it. It must stay that long.
+    pub fn of_file(file: &File, len: usize) -> io::Result<Region> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as for an anonymous one.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0)? };
+        Ok(Region::of_mapping(Mapped { base, len }))
+    }
+
+    /// Asks for 2 MiB pages, as the pool has them, before anything is touched: a transfer is then made of few
+    /// pieces. Where there are none, it stays as it is.
+    pub fn want_huge_pages(&self) {
+        // SAFETY: the advice changes neither addresses nor contents of a mapping that `self` keeps.
+        let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, Advice::LinuxHugepage) };
+    }
+
+    fn of_mapping(mapped: Mapped) -> Region {
+        let (base, len) = (mapped.base.cast(), mapped.len);
+        // SAFETY: the mapping is that long, and only its owner's end unmaps it.
+        unsafe { Region::from_raw(base, len, Arc::new(mapped)) }
+    }
+
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let source = self.at(offset, bytes.len());
+        // SAFETY: the source lies in the region, the target is Rust's own. Another process may write the source
+        // meanwhile: the copy is then a mix, which its checksum tells.
+        unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let target = self.at(offset, bytes.len());
+        // SAFETY: the target lies in the region and cannot overlap memory that Rust owns.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
+    }
+
+    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+        let is_inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64);
+        assert!(is_inside, "{len} bytes at {offset} leave a region of {} bytes", self.len);
+        // SAFETY: checked above.
+        unsafe { self.base.add(offset as usize) }
+    }
+}
+
+struct Mapped {
+    base: *mut std::ffi::c_void,
+    len: usize,
+}
+
+// SAFETY: only the address is kept; see `Region`.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: this is the last owner, and whoever moves bytes holds one.
+        let unmapped = unsafe { rustix::mm::munmap(self.base, self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Which region a span lies in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Pool,
+    Staging,
+}
+
+/// A piece of a [`Memory`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    pub place: Place,
+    pub offset: u64,
+    pub len: u32,
+}
+
+impl Span {
+    pub fn pool(offset: u64, len: u32) -> Span {
+        Span { place: Place::Pool, offset, len }
+    }
+
+    pub fn staging(offset: u64, len: u32) -> Span {
+        Span { place: Place::Staging, offset, len }
+    }
+
+    /// What is left of it after the first `bytes`.
+    pub fn after(self, bytes: u32) -> Span {
+        Span { offset: self.offset + u64::from(bytes), len: self.len - bytes, ..self }
+    }
+}
+
+/// All that one disk's engine may touch.
+pub struct Memory {
+    pub pool: Region,
+    pub staging: Region,
+}
+
+impl Memory {
+    pub fn new(pool: Region, staging: Region) -> Memory {
+        Memory { pool, staging }
+    }
+
+    pub fn region(&self, place: Place) -> &Region {
+        match place {
+            Place::Pool => &self.pool,
+            Place::Staging => &self.staging,
+        }
+    }
+
+    /// The checksum of what `span` holds now.
+    pub fn checksum(&self, span: Span) -> u64 {
+        let (mut sum, mut buffer, mut done) = (Checksum::new(), [0; BOUNCE_BYTES], 0);
+        while done < span.len {
+            let piece = &mut buffer[..((span.len - done) as usize).min(BOUNCE_BYTES)];
+            self.region(span.place).read(span.offset + u64::from(done), piece);
+            sum.update(piece);
+            done += piece.len() as u32;
+        }
+        sum.finish()
+    }
+
+    pub fn read(&self, span: Span, bytes: &mut [u8]) {
+        self.region(span.place).read(span.offset, &mut bytes[..span.len as usize]);
+    }
+
+    pub fn write(&self, span: Span, bytes: &[u8]) {
+        self.region(span.place).write(span.offset, &bytes[..span.len as usize]);
+    }
+
+    /// The span's first byte, for the kernel.
+    pub(super) fn pointer(&self, span: Span) -> *mut u8 {
+        self.region(span.place).at(span.offset, span.len as usize)
+    }
+
+    /// One `pread` into `span`; may be short.
+    pub(crate) fn pread(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
+        let (to, len) = (self.pointer(span).cast(), span.len as usize);
+        // SAFETY: `pointer` checked that the target lies in the region, which `self` keeps mapped for the call.
+        outcome(unsafe { libc::pread(file.as_raw_fd(), to, len, at as libc::off_t) })
+    }
+
+    /// One `pwrite` from `span`; may be short.
+    pub(crate) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
+        let (from, len) = (self.pointer(span).cast_const().cast(), span.len as usize);
+        // SAFETY: `pointer` checked that the source lies in the region, which `self` keeps mapped for the call.
+        outcome(unsafe { libc::pwrite(file.as_raw_fd(), from, len, at as libc::off_t) })
+    }
+}
+
+fn outcome(bytes: isize) -> Result<u32, Errno> {
+    u32::try_from(bytes).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+}

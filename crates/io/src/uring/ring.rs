@@ -1,0 +1,298 @@
+//! The engine on io_uring: one ring and one thread per disk.
+//!
+//! Requests reach the thread through a queue and an eventfd that the ring watches; the thread sleeps in the
+//! kernel until something is done or asked for, so nothing polls. Parts of the pool are pinned as registered
+//! buffers when they are populated and the machine lets us; a span outside of them goes unregistered.
+//!
+//! Invariant: the thread, which owns file and memory, ends only when nothing is in flight.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use std::{io, thread};
+
+use io_uring::types::{Fd, Fixed, FsyncFlags};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use rustix::io::Errno;
+
+use super::engine::{Done, Engine, Request, Work};
+use super::memory::{Memory, Place, Span};
+use super::shared::{Shared, Waker};
+
+/// The kernel takes no longer registered buffer.
+const PIECE_BYTES: u64 = 1 << 30;
+/// Flushes and a tier's own pages come on top of the depth that its owner asked for.
+const EXTRA_ENTRIES: u32 = 64;
+/// The tag of the eventfd's own entry.
+const WAKE: u64 = u64::MAX;
+const FILE: Fixed = Fixed(0);
+
+type Ring = IoUring<squeue::Entry, cqueue::Entry>;
+
+/// See the module's head.
+pub struct Uring {
+    shared: Arc<Shared>,
+    submitted: Arc<Waker>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Uring {
+    /// Errors where the kernel, its settings or a container forbid rings.
+    pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Uring> {
+        let (shared, submitted) = (Arc::<Shared>::default(), Arc::new(Waker::new()?));
+        let (started, start) = mpsc::channel();
+        let (theirs, to_theirs) = (shared.clone(), submitted.clone());
+        let work = move || {
+            match Loop::new(file, memory, theirs.clone(), to_theirs, waker, depth) {
+                Ok(mut looping) => {
+                    let _ = started.send(Ok(()));
+                    looping.run();
+                }
+                Err(error) => drop(started.send(Err(error))),
+            }
+            theirs.thread_ended();
+        };
+        let thread = thread::Builder::new().name("forebay-ring".to_owned()).spawn(work)?;
+        start.recv().map_err(io::Error::other)??;
+        Ok(Uring { shared, submitted, thread: Some(thread) })
+    }
+}
+
+impl Engine for Uring {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn submit(&mut self, requests: &mut VecDeque<Request>) {
+        self.shared.submit(requests);
+        self.submitted.wake();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        self.shared.poll(done);
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        self.shared.wait(timeout);
+    }
+
+    fn register(&mut self, populated_bytes: u64) {
+        self.shared.requests().populated_bytes = populated_bytes;
+        self.submitted.wake();
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.requests().is_closed = true;
+        self.submitted.wake();
+        if self.shared.close(1) {
+            let _ = self.thread.take().map(thread::JoinHandle::join);
+        }
+    }
+}
+
+/// The thread's own state.
+struct Loop {
+    ring: Ring,
+    memory: Arc<Memory>,
+    shared: Arc<Shared>,
+    submitted: Arc<Waker>,
+    waker: Arc<Waker>,
+    waiting: VecDeque<Request>,
+    in_flight: Vec<Option<Request>>,
+    free: Vec<usize>,
+    /// How many pieces from the pool's start are registered.
+    pieces: u16,
+    can_register: bool,
+    is_wake_armed: bool,
+    is_closed: bool,
+    /// Open as long as the ring is, with its locks.
+    _file: Arc<File>,
+}
+
+impl Loop {
+    fn new(
+        file: Arc<File>,
+        memory: Arc<Memory>,
+        shared: Arc<Shared>,
+        submitted: Arc<Waker>,
+        waker: Arc<Waker>,
+        depth: u32,
+    ) -> io::Result<Loop> {
+        let entries = (depth + EXTRA_ENTRIES).next_power_of_two();
+        let ring = build(entries)?;
+        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        let pieces = memory.pool.len().div_ceil(PIECE_BYTES as usize) as u32;
+        let can_register = ring.submitter().register_buffers_sparse(pieces).is_ok();
+        // One entry is the eventfd's.
+        let room = entries as usize - 1;
+        Ok(Loop {
+            ring,
+            memory,
+            shared,
+            submitted,
+            waker,
+            waiting: VecDeque::new(),
+            in_flight: vec![None; room],
+            free: (0..room).rev().collect(),
+            pieces: 0,
+            can_register,
+            is_wake_armed: false,
+            is_closed: false,
+            _file: file,
+        })
+    }
+
+    fn run(&mut self) {
+        let mut done = Vec::new();
+        loop {
+            self.take_requests();
+            if self.is_closed && self.waiting.is_empty() && self.free.len() == self.in_flight.len() {
+                // Gives the file back now: a ring that is dropped does so at leisure, and the locks stay as long.
+                let _ = self.ring.submitter().unregister_files();
+                return;
+            }
+            self.fill_ring();
+            self.enter();
+            self.reap(&mut done);
+            if !done.is_empty() {
+                self.shared.publish(&mut done, &self.waker);
+            }
+        }
+    }
+
+    fn take_requests(&mut self) {
+        let mut requests = self.shared.requests();
+        self.waiting.append(&mut requests.queue);
+        self.is_closed = requests.is_closed;
+        let populated_bytes = requests.populated_bytes;
+        drop(requests);
+        self.register(populated_bytes);
+    }
+
+    /// Pins what is newly populated. A refusal (`RLIMIT_MEMLOCK`) costs CPU time per transfer, nothing else.
+    fn register(&mut self, populated_bytes: u64) {
+        let pool_bytes = self.memory.pool.len() as u64;
+        while self.can_register {
+            let from = u64::from(self.pieces) * PIECE_BYTES;
+            let len = PIECE_BYTES.min(pool_bytes.saturating_sub(from));
+            if len == 0 || from + len > populated_bytes {
+                return;
+            }
+            let base = self.memory.pointer(Span::pool(from, len as u32));
+            let piece = [libc::iovec { iov_base: base.cast(), iov_len: len as usize }];
+            // SAFETY: the piece lies in the pool, which `self.memory` keeps mapped longer than the ring lives:
+            // fields are dropped in order, and the ring is the first.
+            let registered =
+                unsafe { self.ring.submitter().register_buffers_update(u32::from(self.pieces), &piece, None) };
+            match registered {
+                Ok(_) => self.pieces += 1,
+                Err(error) => {
+                    tracing::warn!(%error, from, "cannot pin the pool for disk i/o");
+                    self.can_register = false;
+                }
+            }
+        }
+    }
+
+    fn fill_ring(&mut self) {
+        if !self.is_wake_armed {
+            let descriptor = Fd(self.submitted.as_fd().as_raw_fd());
+            let entry = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build().user_data(WAKE);
+            self.is_wake_armed = self.push(&entry);
+        }
+        while let (Some(request), Some(&slot)) = (self.waiting.front().copied(), self.free.last()) {
+            let entry = self.entry(request.work).user_data(slot as u64);
+            if !self.push(&entry) {
+                return;
+            }
+            self.waiting.pop_front();
+            self.free.pop();
+            self.in_flight[slot] = Some(request);
+        }
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the memory that the entry names stays mapped until its completion arrives: `self.memory` lives
+        // as long as the thread, and the thread ends only when nothing is in flight.
+        unsafe { self.ring.submission().push(entry).is_ok() }
+    }
+
+    fn entry(&self, work: Work) -> squeue::Entry {
+        match work {
+            Work::Read { at, span, .. } => {
+                let to = self.memory.pointer(span);
+                match self.piece(span) {
+                    Some(piece) => opcode::ReadFixed::new(FILE, to, span.len, piece).offset(at).build(),
+                    None => opcode::Read::new(FILE, to, span.len).offset(at).build(),
+                }
+            }
+            Work::Write { at, span } => {
+                let from = self.memory.pointer(span).cast_const();
+                match self.piece(span) {
+                    Some(piece) => opcode::WriteFixed::new(FILE, from, span.len, piece).offset(at).build(),
+                    None => opcode::Write::new(FILE, from, span.len).offset(at).build(),
+                }
+            }
+            Work::Sync => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
+        }
+    }
+
+    /// The registered buffer that holds all of `span`.
+    fn piece(&self, span: Span) -> Option<u16> {
+        let (first, last) = (span.offset / PIECE_BYTES, (span.offset + u64::from(span.len) - 1) / PIECE_BYTES);
+        (span.place == Place::Pool && first == last && first < u64::from(self.pieces)).then_some(first as u16)
+    }
+
+    /// Submits, and sleeps until something completes.
+    fn enter(&mut self) {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
+            Err(error) => {
+                // Out of memory for requests: what is in flight still completes, the rest is tried again.
+                tracing::warn!(%error, "cannot submit disk i/o");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        let completions: Vec<(u64, i32)> =
+            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        for (slot, result) in completions {
+            if slot == WAKE {
+                self.submitted.clear();
+                self.is_wake_armed = false;
+                continue;
+            }
+            let request = self.in_flight[slot as usize].take().expect("the kernel completes what it was given");
+            self.free.push(slot as usize);
+            done.push(self.ended(request, result));
+        }
+    }
+
+    fn ended(&self, Request { tag, work }: Request, result: i32) -> Done {
+        let result = u32::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));
+        let checksum = match work {
+            Work::Read { span, checksum: Some(sum), .. } if result == Ok(span.len) => self.memory.checksum(sum),
+            _ => 0,
+        };
+        Done { tag, result, checksum }
+    }
+}
+
+/// A ring that does its work when its thread asks, where the kernel has that (6.1).
+fn build(entries: u32) -> io::Result<Ring> {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun();
+    match builder.build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(entries),
+        built => built,
+    }
+}

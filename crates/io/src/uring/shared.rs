@@ -1,0 +1,123 @@
+//! The two queues between an engine's owner and its threads, and the descriptor that wakes the owner.
+//!
+//! Invariant: a completion is in the queue before its wake-up is sent, so an owner that polls after each wake-up
+//! misses none.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+
+use super::engine::{Done, Request};
+
+/// How long a dropped engine waits for its thread; what takes longer is left to end alone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An eventfd: readable when something is done, whichever disk did it.
+pub struct Waker(OwnedFd);
+
+impl Waker {
+    pub fn new() -> io::Result<Waker> {
+        Ok(Waker(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
+    }
+
+    pub fn wake(&self) {
+        // A full counter wakes as well as one more.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor unreadable until the next wake-up.
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Shared {
+    requests: Mutex<Requests>,
+    has_requests: Condvar,
+    done: Mutex<Ended>,
+    has_done: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct Requests {
+    pub queue: VecDeque<Request>,
+    pub populated_bytes: u64,
+    pub is_closed: bool,
+}
+
+#[derive(Default)]
+struct Ended {
+    queue: Vec<Done>,
+    /// Threads that will add nothing more.
+    ended_threads: usize,
+}
+
+impl Shared {
+    pub fn submit(&self, requests: &mut VecDeque<Request>) {
+        lock(&self.requests).queue.append(requests);
+        self.has_requests.notify_all();
+    }
+
+    pub fn requests(&self) -> MutexGuard<'_, Requests> {
+        lock(&self.requests)
+    }
+
+    /// The next request, as soon as there is one; none once the engine is closed.
+    pub fn next(&self) -> Option<Request> {
+        let requests = lock(&self.requests);
+        let wanting = |requests: &mut Requests| requests.queue.is_empty() && !requests.is_closed;
+        self.has_requests.wait_while(requests, wanting).unwrap_or_else(PoisonError::into_inner).queue.pop_front()
+    }
+
+    /// Hands `done` to the owner and wakes it.
+    pub fn publish(&self, done: &mut Vec<Done>, waker: &Waker) {
+        let mut ended = lock(&self.done);
+        let was_empty = ended.queue.is_empty();
+        ended.queue.append(done);
+        drop(ended);
+        self.has_done.notify_all();
+        if was_empty {
+            waker.wake();
+        }
+    }
+
+    pub fn poll(&self, done: &mut Vec<Done>) {
+        done.append(&mut lock(&self.done).queue);
+    }
+
+    pub fn wait(&self, timeout: Duration) {
+        let waiting = |ended: &mut Ended| ended.queue.is_empty();
+        let _ = self.has_done.wait_timeout_while(lock(&self.done), timeout, waiting);
+    }
+
+    pub fn thread_ended(&self) {
+        lock(&self.done).ended_threads += 1;
+        self.has_done.notify_all();
+    }
+
+    /// Lets the threads end after what was submitted, and waits for them; false if they hang.
+    pub fn close(&self, threads: usize) -> bool {
+        lock(&self.requests).is_closed = true;
+        self.has_requests.notify_all();
+        let running = |ended: &mut Ended| ended.ended_threads < threads;
+        let waited = self.has_done.wait_timeout_while(lock(&self.done), PATIENCE, running);
+        let (ended, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        ended.ended_threads == threads
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,82 @@
+//! The engine of plain system calls, for kernels and containers without io_uring.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{io, thread};
+
+use rustix::io::Errno;
+
+use super::engine::{Done, Engine, Request, Work};
+use super::memory::Memory;
+use super::shared::{Shared, Waker};
+
+/// A thread per transfer in flight, up to this many: enough to fill the queue of one disk.
+const MAX_THREADS: u32 = 16;
+
+/// See the module's head.
+pub struct Threads {
+    shared: Arc<Shared>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Threads {
+    pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Threads> {
+        let mut engine = Threads { shared: Arc::default(), threads: Vec::new() };
+        for _ in 0..depth.clamp(1, MAX_THREADS) {
+            let (shared, file, memory, waker) = (engine.shared.clone(), file.clone(), memory.clone(), waker.clone());
+            let work = move || serve(&shared, file, memory, &waker);
+            engine.threads.push(thread::Builder::new().name("forebay-disk".to_owned()).spawn(work)?);
+        }
+        Ok(engine)
+    }
+}
+
+impl Engine for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn submit(&mut self, requests: &mut VecDeque<Request>) {
+        self.shared.submit(requests);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        self.shared.poll(done);
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        self.shared.wait(timeout);
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if self.shared.close(self.threads.len()) {
+            self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        }
+    }
+}
+
+fn serve(shared: &Shared, file: Arc<File>, memory: Arc<Memory>, waker: &Waker) {
+    while let Some(Request { tag, work }) = shared.next() {
+        let (result, checksum) = perform(&file, &memory, work);
+        shared.publish(&mut vec![Done { tag, result, checksum }], waker);
+    }
+    // The locks that go with the file are free before anybody is told that this thread has ended.
+    drop((file, memory));
+    shared.thread_ended();
+}
+
+fn perform(file: &File, memory: &Memory, work: Work) -> (Result<u32, Errno>, u64) {
+    match work {
+        Work::Read { at, span, checksum } => {
+            let result = memory.pread(file, span, at);
+            let whole = checksum.filter(|_| result == Ok(span.len));
+            (result, whole.map_or(0, |span| memory.checksum(span)))
+        }
+        Work::Write { at, span } => (memory.pwrite(file, span, at), 0),
+        Work::Sync => (rustix::fs::fdatasync(file).map(|()| 0), 0),
+    }
+}

@@ -1,0 +1,58 @@
+//! The benchmark measures something, finds no errors and leaves nothing behind. How fast is a report's business.
+
+use forebay_core::ErrorKind;
+use forebay_io::ssd::bench::{BenchConfig, Direction, recovery, run};
+use forebay_io::uring::EngineChoice;
+
+use crate::bed::{KIB, MIB};
+use crate::files::home;
+
+#[test]
+fn a_benchmark_gives_a_row_for_each_shape_and_removes_its_file() {
+    let home = home();
+    let mut engines = Vec::new();
+    for (engine, may_use_fio) in [(EngineChoice::Auto, true), (EngineChoice::Threads, false)] {
+        let config = BenchConfig {
+            capacity_bytes: 24 * MIB,
+            engine,
+            sizes_bytes: vec![4 * KIB, 100_000 / 4096 * 4096],
+            depths: vec![3],
+            pairs: 2,
+            run_bytes: 4 * MIB,
+            may_use_fio,
+            ..BenchConfig::new(home.path().join("disk"))
+        };
+        let mut told = 0;
+        let rows = run(&config, |_| told += 1).unwrap();
+        assert_eq!((rows.len(), told), (4, 4));
+        for row in &rows {
+            assert_eq!(row.errors, 0, "{row:?}");
+            assert!(row.pairs.len() == 2 && row.gb_per_s() > 0.0 && row.baseline_gb_per_s() > 0.0, "{row:?}");
+            assert!(row.p50_us > 0 && row.p50_us <= row.p99_us && row.ratio().is_finite(), "{row:?}");
+            assert!(may_use_fio || row.baseline == "pread/pwrite");
+        }
+        let directions: Vec<Direction> = rows.iter().map(|row| row.direction).collect();
+        assert_eq!(directions, [Direction::Write, Direction::Read, Direction::Write, Direction::Read]);
+        engines.push(rows[0].engine);
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
+    }
+    assert_eq!(engines[1], "threads");
+}
+
+#[test]
+fn a_benchmark_touches_no_file_that_exists() {
+    let home = home();
+    let path = home.path().join("precious");
+    std::fs::write(&path, b"precious").unwrap();
+    let error = run(&BenchConfig::new(path.clone()), |_| {}).expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_recovery_benchmark_finds_all_blocks_again() {
+    let home = home();
+    let row = recovery(&home.path().join("disk"), 3000, EngineChoice::Auto).unwrap();
+    assert_eq!((row.recovery.blocks, row.recovery.blocks_not_whole), (3000, 0));
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
+}

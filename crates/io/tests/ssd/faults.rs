@@ -1,0 +1,220 @@
+//! The nth I/O fails, then the one after it, until the whole run passes: opening, stores, loads, a removal, and
+//! stores that need room made, with blocks carried over.
+//!
+//! After each run the disk works again: what was acknowledged is there, byte for byte, before and after a restart.
+
+use std::collections::BTreeMap;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Health, Outcome, Tier};
+use forebay_io::uring::{Fault, FaultKind, SimulatedDisk};
+use rustix::io::Errno;
+
+use crate::bed::*;
+
+const LENGTHS: [u64; 6] = [1, 4096, 9000, 15_000, 20_000, 31_111];
+/// A block of the run that is removed again.
+const REMOVED: u64 = 100;
+
+fn length(number: u64) -> u64 {
+    LENGTHS[number as usize % LENGTHS.len()]
+}
+
+/// A full disk, half of whose blocks were read.
+fn used_image() -> Vec<u8> {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..24).map(|number| (number, length(number))));
+    for number in (0..24).step_by(2) {
+        bed.look(number, length(number));
+    }
+    bed.store_all((24..30).map(|number| (number, length(number))));
+    bed.settle();
+    bed.disk.image()
+}
+
+/// What a run was told: the outcome of each store, and of the removal.
+struct Told {
+    stored: BTreeMap<u64, Outcome>,
+    removed: Option<Outcome>,
+    loaded: Vec<Outcome>,
+    evicted: Vec<u64>,
+}
+
+/// None where the disk could not be opened.
+fn run(disk: &SimulatedDisk, seed: Option<u64>) -> Option<(Bed, Told)> {
+    let mut bed = Bed::open(disk, &small_config(), seed).ok()?;
+    let mut told = Told { stored: bed.holds_numbers(), removed: None, loaded: Vec::new(), evicted: Vec::new() };
+    let store = |bed: &mut Bed, told: &mut Told, numbers: std::ops::Range<u64>| {
+        let stores: Vec<_> =
+            (0..).zip(numbers.clone()).map(|(slot, number)| bed.store(number, slot, length(number))).collect();
+        told.stored.extend(numbers.zip(bed.run(&stores).unwrap()));
+    };
+    store(&mut bed, &mut told, 100..106);
+    for number in [20, 23, 27, 100] {
+        told.loaded.push(bed.look(number, length(number)));
+    }
+    let remove = bed.remove(REMOVED);
+    told.removed = Some(bed.run(&[remove]).unwrap()[0]);
+    for first in [106, 112, 118] {
+        store(&mut bed, &mut told, first..first + 6);
+    }
+    told.loaded.extend((100..124).map(|number| bed.look(number, length(number))));
+    Some((bed, told))
+}
+
+/// Everything acknowledged is there or was given up to make room. `may_lose`: the medium changed bytes.
+fn verify(bed: &mut Bed, told: &mut Told, may_lose: bool) {
+    for (number, outcome) in &told.stored {
+        if *number == REMOVED {
+            continue;
+        }
+        let is_there = bed.look(*number, length(*number));
+        told.evicted.extend(bed.evictions());
+        match (outcome, is_there) {
+            (_, Outcome::Loaded { .. }) => {}
+            (Outcome::Stored(_), Outcome::Absent) if told.evicted.contains(number) => {}
+            (Outcome::Stored(_), Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt)) if may_lose => {}
+            (Outcome::Failed(_), Outcome::Absent | Outcome::Failed(ErrorKind::Corrupt)) => {}
+            (told, found) => panic!("block {number} was {told:?} and is {found:?}"),
+        }
+    }
+    if told.removed == Some(Outcome::Removed) && !may_lose {
+        assert_eq!(bed.look(REMOVED, length(REMOVED)), Outcome::Absent);
+    }
+}
+
+/// Arms `kind` at each I/O of the run in turn. `is_hidden`: nobody may notice it.
+fn at_every_io(kind: FaultKind, count: u64, is_hidden: bool, may_lose: bool) {
+    let image = used_image();
+    for nth in 0.. {
+        let seed = (nth % 2 == 1).then_some(nth);
+        let context = format!("{kind:?}, {count} times from i/o {nth}, seed {seed:?}");
+        let check = std::panic::AssertUnwindSafe(|| {
+            let disk = SimulatedDisk::from_image(image.clone());
+            disk.arm(&[Fault { nth, count, kind }]);
+            let Some((mut bed, mut told)) = run(&disk, seed) else {
+                assert!(!is_hidden, "it cannot be opened");
+                let (mut bed, mut told) = {
+                    disk.arm(&[]);
+                    run(&disk, seed)
+                }
+                .expect("it is opened without faults");
+                verify(&mut bed, &mut told, may_lose);
+                return true;
+            };
+            let is_over = disk.ios() <= nth;
+            disk.arm(&[]);
+            if is_hidden || is_over {
+                assert!(told.stored.values().all(|outcome| matches!(outcome, Outcome::Stored(_))), "{:?}", told.stored);
+                let is_fine = |outcome: &Outcome| matches!(outcome, Outcome::Loaded { .. } | Outcome::Absent);
+                assert!(told.loaded.iter().all(is_fine), "{:?}", told.loaded);
+                assert_eq!(told.removed, Some(Outcome::Removed));
+            }
+            bed.settle();
+            verify(&mut bed, &mut told, may_lose);
+            let mut bed = Bed::open(&disk, &small_config(), seed).unwrap();
+            verify(&mut bed, &mut told, may_lose);
+            !is_over
+        });
+        match std::panic::catch_unwind(check) {
+            Ok(true) => {}
+            Ok(false) => return assert!(nth > 100, "a run of {nth} I/Os only"),
+            Err(_) => panic!("{context}"),
+        }
+    }
+}
+
+#[test]
+fn any_failed_io_costs_its_own_operation_only() {
+    at_every_io(FaultKind::Error(Errno::IO), 1, false, false);
+}
+
+#[test]
+fn five_failed_ios_in_a_row_cost_no_acknowledged_block() {
+    at_every_io(FaultKind::Error(Errno::IO), 5, false, false);
+}
+
+#[test]
+fn a_disk_that_fails_for_good_at_any_io_answers_everything_and_works_when_it_is_back() {
+    at_every_io(FaultKind::Error(Errno::NODEV), u64::MAX, false, false);
+}
+
+#[test]
+fn no_space_at_any_io_costs_its_own_operation_only() {
+    at_every_io(FaultKind::Error(Errno::NOSPC), 3, false, false);
+}
+
+#[test]
+fn nobody_notices_interrupted_short_and_late_ios() {
+    at_every_io(FaultKind::Error(Errno::INTR), 1, true, false);
+    at_every_io(FaultKind::Error(Errno::AGAIN), 3, true, false);
+    at_every_io(FaultKind::Short(4096), 1, true, false);
+    at_every_io(FaultKind::Short(5000), 2, true, false);
+    at_every_io(FaultKind::Delayed(50), 4, true, false);
+}
+
+#[test]
+fn an_io_that_moves_nothing_fails() {
+    at_every_io(FaultKind::Short(0), 1, false, false);
+}
+
+#[test]
+fn a_torn_write_costs_its_own_operation_only() {
+    at_every_io(FaultKind::Torn, 1, false, false);
+}
+
+#[test]
+fn an_io_that_was_not_done_and_says_it_was_never_gives_other_bytes() {
+    at_every_io(FaultKind::Lies, 1, false, true);
+    at_every_io(FaultKind::Lies, 4, false, true);
+}
+
+#[test]
+fn a_bit_that_flips_on_its_way_never_gives_other_bytes() {
+    at_every_io(FaultKind::Flipped, 1, false, true);
+}
+
+#[test]
+fn a_disk_that_fails_is_sick_until_it_answers_again() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..8).map(|number| (number, 4096)));
+    bed.disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(Errno::IO) }]);
+    for number in 0..8 {
+        assert_eq!(bed.look(number, 4096), Outcome::Failed(ErrorKind::Io));
+    }
+    assert_eq!(bed.ssd.health(), Health::Sick(ErrorKind::Io));
+    let stores: Vec<_> = (10..50).map(|number| bed.store(number, number, 4096)).collect();
+    let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(ErrorKind::Io));
+    assert!(bed.run(&stores).unwrap().iter().all(failed), "a store on a failed disk is answered");
+    // A second and more without anything being asked: probes find out by themselves.
+    (0..300).for_each(|_| bed.turn());
+    assert_eq!(bed.ssd.health(), Health::Sick(ErrorKind::Io));
+    bed.disk.arm(&[]);
+    (0..300).for_each(|_| bed.turn());
+    assert_eq!(bed.ssd.health(), Health::Healthy);
+    bed.store_all((10..20).map(|number| (number, 4096)));
+    for number in (0..8).chain(10..20) {
+        assert!(matches!(bed.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
+    }
+}
+
+#[test]
+fn a_disk_that_answers_nothing_refuses_new_work_and_answers_the_old_when_it_wakes() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..8).map(|number| (number, 4096)));
+    bed.disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(3000) }]);
+    let loads: Vec<_> = (0..4).map(|number| bed.load(number, number, 4096)).collect();
+    assert_eq!(bed.ssd.submit(&loads), 4);
+    (0..1500).for_each(|_| bed.turn());
+    assert_eq!(bed.ssd.health(), Health::Sick(ErrorKind::Timeout));
+    assert!(bed.outcomes.is_empty() || loads.iter().all(|op| !bed.outcomes.contains_key(&op.id)));
+    assert_eq!(bed.look(5, 4096), Outcome::Failed(ErrorKind::Unavailable), "nothing more waits for it");
+    bed.disk.arm(&[]);
+    (0..2000).for_each(|_| bed.turn());
+    assert!(loads.iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Loaded { .. })), "late is not lost");
+    assert_eq!(bed.ssd.health(), Health::Healthy);
+    assert!(matches!(bed.look(5, 4096), Outcome::Loaded { .. }));
+}

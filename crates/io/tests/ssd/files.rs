@@ -1,0 +1,188 @@
+//! Real files: who may use one, and what may happen to it.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Completion, Outcome, Tier};
+use forebay_io::ssd::{Claim, DiskConfig, Inspection, Ssd, SsdConfig};
+use forebay_io::uring::{EngineChoice, Region};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::bed::{Bed, MIB, SLOT_BYTES, SLOTS};
+
+/// A directory on a real disk: direct I/O is no such thing in memory.
+pub fn home() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+pub fn file_config(path: &Path, capacity_bytes: u64) -> SsdConfig {
+    SsdConfig::new(vec![DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes) }])
+}
+
+/// Sleeps until the tier has something to do.
+pub fn turn_taken(ssd: &Ssd, timeout: Duration) {
+    let fd = ssd.wake_fd();
+    let timeout = timeout.try_into().unwrap();
+    let _ = rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
+}
+
+/// Opens as a daemon does after another: the other's locks may need a moment to go.
+pub fn open_when_free(config: &SsdConfig, pool: &Region) -> Ssd {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let claim = Claim::new(config).and_then(|mut claim| Ok((claim.is_earlier_io_done()?, claim)));
+        match claim {
+            Ok((true, claim)) => return claim.open(pool.clone()).unwrap(),
+            Err(error) if error.kind() != ErrorKind::Unavailable => panic!("{error}"),
+            _ if Instant::now() > deadline => panic!("the disk does not become free"),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn pool() -> Region {
+    Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap()
+}
+
+#[test]
+fn two_daemons_on_one_file_are_refused() {
+    let home = home();
+    for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+        let mut config = file_config(&home.path().join("disk"), 32 * MIB);
+        config.engine = engine;
+        let first = open_when_free(&config, &pool());
+        let error = Claim::new(&config).err().expect("a second daemon is refused");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.hint_text().unwrap().contains("stop it"), "{error}");
+        drop(first);
+        open_when_free(&config, &pool());
+    }
+}
+
+/// A killed daemon's transfers hold the description they were started on. Here another description plays it.
+#[test]
+fn a_disk_is_not_opened_before_all_earlier_io_is_over() {
+    let home = home();
+    let config = file_config(&home.path().join("disk"), 32 * MIB);
+    drop(Claim::new(&config).unwrap().open(pool()).unwrap());
+    let transfers = File::options().read(true).write(true).open(&config.disks[0].path).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !forebay_io::uring::try_lock(&transfers, forebay_io::ssd::TRANSFERS_BYTE).unwrap() {
+        assert!(Instant::now() < deadline, "a closed tier gives its locks back");
+    }
+    let mut claim = Claim::new(&config).unwrap();
+    assert!(!claim.is_earlier_io_done().unwrap());
+    let error = Claim::open(claim, pool()).err().expect("it is not opened");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    drop(transfers);
+    let mut claim = Claim::new(&config).unwrap();
+    assert!(claim.is_earlier_io_done().unwrap());
+    claim.open(pool()).unwrap();
+}
+
+#[test]
+fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
+    let home = home();
+    let path = home.path().join("disk");
+    let bytes: Vec<u8> = (0..2 * MIB).map(|i| (i / 5) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let error = Claim::new(&file_config(&path, 32 * MIB)).unwrap().open(pool()).err().expect("it is refused");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.hint_text().unwrap().contains("another file"), "{error}");
+    assert!(std::fs::read(&path).unwrap()[..bytes.len()] == bytes);
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_an_error_with_a_hint_and_stays_as_it_is() {
+    let home = home();
+    let path = home.path().join("disk");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    let error = Claim::new(&file_config(&path, 1 << 50)).err().expect("no disk is so large");
+    assert_eq!(error.kind(), ErrorKind::Full);
+    assert!(error.hint_text().unwrap().contains("capacity_bytes"), "{error}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
+}
+
+#[test]
+fn a_smaller_capacity_than_a_disk_was_made_with_is_refused_with_its_number() {
+    let home = home();
+    let path = home.path().join("disk");
+    drop(Claim::new(&file_config(&path, 64 * MIB)).unwrap().open(pool()).unwrap());
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(16 * MIB).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let config = file_config(&path, 32 * MIB);
+    let error = loop {
+        match Claim::new(&config).unwrap().open(pool()) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => assert!(Instant::now() < deadline),
+            Err(error) => break error,
+            Ok(_) => panic!("it is refused"),
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.hint_text().unwrap().contains(&(64 * MIB).to_string()), "{error}");
+}
+
+/// A file that loses its end while it is used: its blocks there are misses, and nothing hangs.
+#[test]
+fn a_file_that_is_truncated_under_load_costs_blocks_and_nothing_else() {
+    let home = home();
+    for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+        let path = home.path().join(format!("{engine:?}"));
+        let config = SsdConfig { engine, segment_bytes: Some(MIB), ..file_config(&path, 24 * MIB) };
+        let pool = pool();
+        let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+        bed.store_all((0..300).map(|number| (number, 20_000)));
+        File::options().write(true).open(&path).unwrap().set_len(4 * MIB).unwrap();
+        let outcomes: Vec<Outcome> = (0..300).map(|number| bed.look(number, 20_000)).collect();
+        let loaded = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Loaded { .. })).count();
+        assert!((100..250).contains(&loaded), "the first three of six segments are left, {loaded} blocks");
+        for outcome in outcomes {
+            let is_honest = matches!(outcome, Outcome::Loaded { .. } | Outcome::Failed(_) | Outcome::Absent);
+            assert!(is_honest, "{outcome:?}");
+        }
+        // New blocks lengthen the file again; a failed disk is asked how it is.
+        let stores: Vec<_> = (400..440).map(|number| bed.store(number, number - 400, 20_000)).collect();
+        bed.run(&stores).unwrap();
+        drop(bed);
+        let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+        let outcomes: Vec<Outcome> = (0..300).map(|number| bed.look(number, 20_000)).collect();
+        assert!(outcomes.iter().any(|outcome| matches!(outcome, Outcome::Loaded { .. })), "{engine:?}");
+        bed.store_all((500..520).map(|number| (number, 20_000)));
+    }
+}
+
+#[test]
+fn a_disk_is_inspected_while_no_daemon_uses_it() {
+    let home = home();
+    let config = file_config(&home.path().join("disk"), 32 * MIB);
+    let path = &config.disks[0].path;
+    let pool = pool();
+    let mut bed = Bed::on_file(open_when_free(&config, &pool), &pool);
+    bed.store_all((0..50).map(|number| (number, 20_000)));
+    let error = Inspection::open(path).err().expect("a daemon has it");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let mut held: Vec<_> = bed.ssd.blocks().collect();
+    drop(bed);
+    drop(open_when_free(&config, &pool));
+    let mut inspection = Inspection::open(path).unwrap();
+    let mut found: Vec<_> = inspection.blocks().collect();
+    held.sort_by_key(|block| (block.location.0, block.location.1));
+    found.sort_by_key(|block| (block.location.0, block.location.1));
+    assert_eq!(found, held);
+    assert_eq!(inspection.audit().unwrap().damaged_blocks, 0);
+}
+
+#[test]
+fn a_filesystem_without_direct_io_is_used_through_the_page_cache() {
+    let Ok(home) = tempfile::tempdir_in("/dev/shm") else { panic!("a Linux without /dev/shm") };
+    let config = file_config(&home.path().join("disk"), 32 * MIB);
+    let mut ssd = Claim::new(&config).unwrap().open(pool()).unwrap();
+    // Newer kernels take direct I/O on tmpfs too: either way it works, and the report says which it is.
+    let _ = ssd.report()[0].is_direct;
+    let mut completions: Vec<Completion> = Vec::new();
+    ssd.poll(&mut completions);
+    assert!(completions.is_empty() && ssd.report()[0].recovery.was_made);
+}

@@ -1,0 +1,178 @@
+//! What is bounded: queues, transfers, the budget, space, and what a block may be.
+
+use std::time::Duration;
+
+use forebay_core::tier::{Health, Operation, Outcome, Tier};
+use forebay_core::{ErrorKind, Generation, SlotId};
+use forebay_io::ssd::{SegmentState, Ssd, SsdConfig};
+use forebay_io::uring::{Fault, FaultKind, Region};
+
+use crate::bed::*;
+
+#[test]
+fn operations_of_one_key_count_in_the_order_in_which_they_were_asked_for() {
+    for seed in 0..200 {
+        let config = small_config();
+        let mut bed = Bed::open(&blank(&config, 8), &config, Some(seed)).unwrap();
+        let mut dice = Dice(seed);
+        let mut last = None;
+        let mut ops: Vec<Operation> = Vec::new();
+        for slot in 0..12 {
+            last = (dice.below(3) > 0).then(|| 1 + dice.below(20_000));
+            ops.push(match last {
+                Some(length_bytes) => bed.store(1, slot, length_bytes),
+                None => bed.remove(1),
+            });
+        }
+        let outcomes = bed.run(&ops).unwrap();
+        assert!(outcomes.iter().all(|outcome| !matches!(outcome, Outcome::Failed(_))), "seed {seed}: {outcomes:?}");
+        let found = bed.ssd.block(&key(1)).map(|block| block.length_bytes);
+        assert_eq!(found, last, "seed {seed}: what was asked last counts");
+        let bed = Bed::open(&bed.disk.after_power_loss(seed), &config, None).unwrap();
+        let found = bed.ssd.block(&key(1)).map(|block| block.length_bytes);
+        assert_eq!(found, last, "seed {seed}: also after a power loss");
+    }
+}
+
+#[test]
+fn full_queues_refuse_and_transfers_stay_within_the_depth() {
+    let config = SsdConfig { queued_loads: 5, queued_stores: 7, depth: 4, ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all([(1, 4096)]);
+    bed.settle();
+    bed.disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(100) }]);
+    let stores: Vec<_> = (10..40).map(|number| bed.store(number, number, 4096)).collect();
+    let loads: Vec<_> = (0..30).map(|slot| bed.load(1, slot, 4096)).collect();
+    assert_eq!(bed.ssd.submit(&stores), 7, "as many stores as may wait");
+    let taken = bed.ssd.submit(&loads);
+    assert_eq!(taken, 5, "as many loads as may wait");
+    for _ in 0..50 {
+        bed.turn();
+        let report = &bed.ssd.report()[0];
+        assert!(report.waiting_loads <= 5 && report.waiting_stores <= 7, "{report:?}");
+        // A flush and what makes room go beside the depth.
+        assert!(report.transfers_in_flight <= 4 + 4, "{} in flight", report.transfers_in_flight);
+    }
+    bed.disk.arm(&[]);
+    assert!(bed.run(&loads[..taken]).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Loaded { .. })));
+}
+
+#[test]
+fn a_block_that_cannot_fit_or_has_no_slot_is_refused() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    let largest = config.segment_bytes.unwrap() - 4 * 4096;
+    bed.store_all([(1, largest)]);
+    let too_long = bed.store(2, 0, largest + 1);
+    let outside =
+        Operation { slot: Some((SlotId((SLOTS * SLOT_BYTES / 4096) as u32), Generation(0))), ..bed.store(3, 0, 1) };
+    let nowhere = Operation { slot: None, ..bed.store(4, 0, 1) };
+    let empty = Operation { length_bytes: 0, ..bed.store(5, 0, 1) };
+    let load_outside = Operation { slot: outside.slot, ..bed.load(1, 0, largest) };
+    let outcomes = bed.run(&[too_long, outside, nowhere, empty, load_outside]).unwrap();
+    assert_eq!(outcomes, [Outcome::Failed(ErrorKind::Invalid); 5]);
+    assert!(matches!(bed.look(1, largest), Outcome::Loaded { .. }));
+}
+
+#[test]
+fn writing_keeps_to_its_budget() {
+    let config = SsdConfig { write_bytes_per_second: Some(MIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 64), &config, None).unwrap();
+    let begun = bed.now;
+    bed.store_all((0..300).map(|number| (number, 15_000)));
+    let seconds = (bed.now - begun).as_secs_f64();
+    let written_bytes = bed.ssd.report()[0].counters.written_bytes as f64;
+    // The burst is a second's worth; the last batch may go over.
+    let allowed_bytes = (seconds + 1.0) * MIB as f64 + 128.0 * KIB as f64;
+    assert!(written_bytes <= allowed_bytes, "{written_bytes} bytes in {seconds} s");
+    assert!(seconds > 2.0, "300 blocks of 15 kB take more than two seconds at 1 MiB/s, not {seconds}");
+    let daily = SsdConfig { write_bytes_per_day: Some(24 * MIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&daily, 64), &daily, None).unwrap();
+    let stores: Vec<_> = (0..64).map(|number| bed.store(number, number, 60_000 / 2)).collect();
+    bed.ssd.submit(&stores);
+    (0..2000).for_each(|_| bed.turn());
+    let written_bytes = bed.ssd.report()[0].counters.written_bytes;
+    assert!((MIB / 2..MIB + 512 * KIB).contains(&written_bytes), "an hour's worth is 1 MiB, not {written_bytes}");
+    assert!(!bed.ssd.is_idle(), "what is over the budget waits");
+}
+
+#[test]
+fn a_full_disk_gives_up_its_oldest_blocks_and_keeps_those_that_are_read() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    let mut given_up = Vec::new();
+    for number in 0..400 {
+        bed.store_all([(number, 4096)]);
+        // One block of many is read again and again.
+        assert!(matches!(bed.look(0, 4096), Outcome::Loaded { .. }), "after {number} more blocks");
+        bed.ssd.take_evicted(&mut given_up);
+    }
+    assert!(given_up.windows(2).all(|pair| pair[0] != pair[1]) && !given_up.contains(&key(0)));
+    let held = bed.holds();
+    // Stored one by one, each has a head; three of eight segments are ready for what comes.
+    assert!(held.len() > 20, "only {} blocks on 128 pages", held.len());
+    assert!(given_up.iter().all(|key| !held.contains_key(key)), "what was given up is gone");
+    assert_eq!(given_up.len() + held.len(), 400, "every block is there or was named");
+    let newest: Vec<u64> = (0..400).rev().take(20).collect();
+    assert!(newest.iter().all(|number| held.contains_key(&key(*number))), "the newest are kept");
+    let bed = Bed::open(&bed.disk, &config, None).unwrap();
+    assert!(bed.ssd.block(&key(0)).is_some(), "what is read survives restarts too");
+}
+
+#[test]
+fn memory_is_bounded_by_what_the_disk_holds() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    for round in 0..20 {
+        bed.store_all((0..200).map(|number| (round * 1000 + number, 100)));
+        let report = &bed.ssd.report()[0];
+        assert!(report.index_room_blocks <= 8 * 16, "room for {} blocks on 128 pages", report.index_room_blocks);
+    }
+}
+
+#[test]
+fn one_segment_is_active_and_the_accounts_add_up() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, Some(3)).unwrap();
+    bed.store_all((0..300).map(|number| (number, 1 + number * 61 % 20_000)));
+    bed.settle();
+    let report = &bed.ssd.report()[0];
+    let active = report.segments.iter().filter(|segment| segment.state == SegmentState::Active).count();
+    assert!(active <= 1, "{active} are active");
+    let blocks: u64 = report.segments.iter().map(|segment| u64::from(segment.live_blocks)).sum();
+    let held = bed.holds();
+    assert_eq!((blocks, report.blocks), (held.len() as u64, held.len() as u64));
+    assert_eq!(report.live_bytes, held.values().map(|block| block.length_bytes).sum::<u64>());
+    let amplification = report.counters.write_amplification().unwrap();
+    assert!((1.0..2.0).contains(&amplification), "{amplification}");
+}
+
+/// Two disks, one of which fails: its blocks are misses, the other's are served.
+#[test]
+fn a_disk_that_fails_costs_its_own_blocks_and_no_others() {
+    let config = small_config();
+    let disks = [blank(&config, 8), blank(&config, 8)];
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = vec![medium(&disks[0], Some(1), &pool, 1), medium(&disks[1], Some(2), &pool, 2)];
+    let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
+    bed.store_all((0..40).map(|number| (number, 4096)));
+    let of_first: Vec<u64> = disks_blocks(&bed, 0);
+    assert!((5..35).contains(&of_first.len()), "both disks are used: {} of 40 on the first", of_first.len());
+    disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(rustix::io::Errno::IO) }]);
+    for number in 0..40 {
+        let outcome = bed.look(number, 4096);
+        let is_there = matches!(outcome, Outcome::Loaded { .. });
+        assert_eq!(is_there, !of_first.contains(&number), "block {number}: {outcome:?}");
+    }
+    assert_eq!(bed.ssd.health(), Health::Healthy, "the tier serves on");
+    assert_eq!(bed.ssd.report()[0].health, Health::Sick(ErrorKind::Io));
+    bed.ssd.tick(bed.now + Duration::from_millis(1));
+}
+
+fn disks_blocks(bed: &Bed, disk: usize) -> Vec<u64> {
+    let blocks = bed.ssd.report()[disk].blocks as usize;
+    // Blocks come disk by disk.
+    let all: Vec<u64> = bed.ssd.blocks().map(|block| number_of(&block.key)).collect();
+    assert_eq!(disk, 0);
+    all[..blocks].to_vec()
+}

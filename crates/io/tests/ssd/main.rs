@@ -1,0 +1,16 @@
+//! The SSD tier's promises: on a simulated disk that fails, tears and loses power as told, and on real files with
+//! both engines and real processes.
+//!
+//! Simulated runs repeat from their seed, which a failure prints.
+
+mod bed;
+mod bench;
+mod conform;
+mod crash;
+mod damage;
+mod faults;
+mod files;
+mod fixture;
+mod kill;
+mod limits;
+mod soak;

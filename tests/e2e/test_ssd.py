@@ -1,0 +1,112 @@
+"""A pool far smaller than what is asked for, and an SSD that holds it all: hits come up from the disk, and the tokens
+are right; also after the daemon was killed and the pool's file is gone.
+
+Method: the pool holds a third of the prompts' blocks. Every prefix is stored once, then asked anew in the same order,
+so that each has left the pool before it is wanted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from rig import compare, models
+from rig.baseline import Baseline, baseline
+from rig.daemon import Daemon
+from rig.engine import Answer, Duration, Engine, EngineConfig
+from rig.process import wait_until
+from rig.scenario import ask, ask_anew, join
+from rig.workload import Workload, settle
+
+CONFIG = EngineConfig(models.LLAMA, max_batched_tokens=512)
+WORKLOAD = Workload(seed=6, prefixes=20, tails=2)
+PREFIXES = range(16)
+# 112 blocks of 128 KiB, where the prompts of sixteen prefixes have 320. Stores may reserve a quarter of it, and one step
+# fills 16.
+POOL_BYTES = 14 << 20
+SSD_BYTES = 256 << 20
+
+
+@dataclass
+class Bench:
+    base: Baseline
+    daemon: Daemon
+    engine: Engine
+
+    def tier(self, name: str) -> float:
+        return self.daemon.metrics()[f"forebay_tier_{name}"]
+
+    def ask_all_anew(self) -> list[Answer]:
+        waves = [self.base.workload.about(prefix) for prefix in PREFIXES]
+        return [answer for wave in waves for answer in ask_anew(self.engine, self.base, [wave])]
+
+    def wait_until_written(self) -> None:
+        """The write-through has caught up."""
+        settle(self.engine)
+        seen = [-1.0]
+
+        def is_quiet() -> bool:
+            seen.append(self.tier("stored_blocks_total"))
+            return seen[-1] == seen[-2] > 0
+
+        wait_until("all is written through", is_quiet, 30)
+
+    def promoted_blocks(self) -> float:
+        return self.daemon.metrics()['forebay_tier_promotions_total{tier="ssd",outcome="ready"}']
+
+
+@pytest.fixture(scope="module")
+def bench(start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]) -> Bench:
+    base = baseline(CONFIG, WORKLOAD)
+    daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20, ssd_bytes=SSD_BYTES)
+    engine = start_engine(CONFIG, daemon.patient_connector(), "engine")
+    join(daemon, engine)
+    for prefix in PREFIXES:
+        ask(engine, base, [base.workload.about(prefix)])
+    bench = Bench(base, daemon, engine)
+    bench.wait_until_written()
+    return bench
+
+
+def test_what_left_the_pool_is_hit_on_the_disk(bench: Bench, report: Callable[[Engine], Duration]) -> None:
+    before = bench.promoted_blocks()
+    compare.enough_hits(bench.ask_all_anew(), CONFIG.block_size, share=0.9)
+    assert bench.promoted_blocks() - before > 200, "the pool had them"
+    report(bench.engine)
+
+
+def test_the_disk_serves_what_a_killed_daemon_and_a_lost_pool_had(bench: Bench) -> None:
+    bench.wait_until_written()
+    bench.daemon.kill()
+    bench.daemon.drop_pool()
+    bench.daemon.start()
+    join(bench.daemon, bench.engine)
+    before = bench.promoted_blocks()
+    compare.enough_hits(bench.ask_all_anew(), CONFIG.block_size, share=0.9)
+    assert bench.promoted_blocks() - before > 200
+    assert bench.daemon.audit() > 0
+
+
+def test_a_daemon_killed_amid_promotions_costs_no_token(bench: Bench) -> None:
+    for prefix in (0, 5, 10):
+        bench.engine.reset_prefix_cache()
+        bench.engine.poison()
+        bench.engine.begin(bench.base.workload.about(prefix).requests)
+        bench.daemon.kill()
+        bench.daemon.start()
+        answers = {answer.id: answer for answer in bench.engine.finish()}
+        compare.same_tokens(bench.base.answers, answers)
+    join(bench.daemon, bench.engine)
+    compare.enough_hits(bench.ask_all_anew(), CONFIG.block_size, share=0.9)
+
+
+def test_a_disk_that_is_gone_costs_hits_and_no_token(bench: Bench) -> None:
+    bench.daemon.kill()
+    bench.daemon.ssd_path.unlink()
+    bench.daemon.start()
+    join(bench.daemon, bench.engine)
+    bench.ask_all_anew()
+    bench.engine.kill()
+    bench.daemon.wait_for("nothing is held", lambda seen: seen["pinned_bytes"] == 0 and seen["fenced_bytes"] == 0)
+    assert bench.daemon.audit() > 0
