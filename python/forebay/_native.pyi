@@ -205,7 +205,7 @@ class Client:
         """Which are ready; none is leased afterwards. One round trip."""
 
     def inspect(self) -> dict[str, Any]:
-        """What the daemon holds: pool, namespaces, sessions, size classes. One round trip."""
+        """What the daemon holds: pool, namespaces, sessions, size classes, tiers below. One round trip."""
 
     def purge(self, *, namespace_id: str | None = None, tenant: str | None = None) -> dict[str, int]:
         """Drops the ready blocks of a namespace or a tenant ("" for those without one). One round trip.

@@ -5,6 +5,7 @@
 mod command;
 mod support;
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use command::{Answer, forebay, run};
@@ -89,4 +90,21 @@ fn copies_are_measured_both_ways_for_each_shape() {
     for row in &rows {
         assert!(row["ratio"].as_f64().unwrap() > 0.0 && row["threads"] == 1, "{row}");
     }
+}
+
+#[test]
+fn the_ssd_is_measured_on_a_file_of_its_own_that_is_gone_afterwards() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().join("disk");
+    let file = path.to_str().expect("a path in UTF-8");
+    let shape = ["--size-bytes", "65536", "--depth", "4", "--pairs", "1"];
+    let amount = ["--run-bytes", "1048576", "--capacity-bytes", "16777216", "--json"];
+    let report = run(&[&["bench", "ssd", file][..], &shape, &amount].concat()).json();
+    let rows = rows(&report, "ssd");
+    let directions: BTreeSet<&str> = rows.iter().filter_map(|row| row["direction"].as_str()).collect();
+    assert_eq!((rows.len(), directions), (2, BTreeSet::from(["read", "write"])));
+    for row in &rows {
+        assert!(row["gb_per_s"].as_f64().unwrap() > 0.0 && row["errors"] == 0, "{row}");
+    }
+    assert!(!path.exists());
 }

@@ -198,6 +198,8 @@ fn a_disk_that_is_cut_short_under_load_costs_misses_and_nothing_else() {
     assert_eq!(client.commit(namespace, &hashes(5000..5010), &slots), vec![CommitOutcome::CommitStored; 10]);
     is_served(&client, &worker, namespace, 5000..5010);
     assert!(daemon.is_running());
+    let after = tier(&client);
+    assert!(after.promoted_blocks > 0 && after.blocks < 2010, "what was cut off is forgotten: {after:?}");
 }
 
 #[test]
@@ -213,6 +215,38 @@ fn a_full_disk_gives_up_its_oldest_blocks_and_serves_the_rest() {
     is_served(&client, &worker, namespace, 5950..6000);
     is_served(&client, &worker, namespace, 4500..4550);
     assert_eq!(client.lookup_settled(namespace, &hashes(0..50)).groups[0].states, vec![0u8; 0]);
+}
+
+#[test]
+fn a_write_budget_that_is_spent_holds_back_writes_and_nothing_else() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let budget = ["--tier.ssd.write_bytes_per_second", "1MiB", "--drain.deadline_seconds", "1"];
+    let (daemon, client, worker) = serving(&place, &disk.path, &budget);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let mut stored = 0;
+    // Three times what the pool holds, as fast as it goes.
+    while stored < 2400 {
+        let slots = client.reserve(namespace, 50);
+        slots.iter().zip(stored..).for_each(|(held, seed)| worker.fill(held, seed));
+        let end = stored + slots.len() as u64;
+        let outcomes = client.commit(namespace, &hashes(stored..end), &slots);
+        assert!(outcomes.iter().all(|outcome| *outcome == CommitOutcome::CommitStored), "{outcomes:?}");
+        stored = end;
+    }
+    let tier = tier(&client);
+    assert_eq!(tier.state, "serving");
+    assert!(tier.stored_blocks < 2400 && tier.waiting_blocks > 0, "{tier:?}");
+    // What is pinned for the disk stays within its share of the pool, 31 thousandths.
+    assert!(client.inspect().pinned_bytes <= (16 << 20) / 32 + 20_480, "{}", client.inspect().pinned_bytes);
+    let last = stored - 50..stored;
+    is_served(&client, &worker, namespace, last);
+    drop((client, worker));
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(daemon.pid()).expect("a pid"),
+        rustix::process::Signal::TERM,
+    )
+    .expect("it is ours");
+    assert!(daemon.finish().0, "it ends at its deadline, budget or not");
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct Lookup {
     ends: Vec<u64>,
     /// The group being looked at.
     place: Option<Place>,
+    /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
+    is_writing: bool,
 }
 
 /// Where a lookup is in the keys of a group.
@@ -74,7 +76,7 @@ impl Core {
 
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         self.stats.lookups += 1;
-        Lookup { instance, namespace, found: Vec::new(), ends: Vec::new(), place: None }
+        Lookup { instance, namespace, found: Vec::new(), ends: Vec::new(), place: None, is_writing: true }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
@@ -115,6 +117,9 @@ impl Core {
             self.stats.misses[reason as usize] += end - place.position;
         }
         lookup.place = Some(Place { position: end, ..place });
+        if self.below.is_on() {
+            lookup.is_writing = lookup.is_writing && self.sight(&lookup.found[found..]);
+        }
         let hits = (lookup.found.len() - found) as u64;
         self.stats.hits += hits;
         self.stats.hit_bytes += hits * place.slot_bytes;
@@ -123,9 +128,6 @@ impl Core {
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
     pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
         let Lookup { instance, found, ends, .. } = lookup;
-        if self.below.is_on() {
-            self.sight(&found);
-        }
         // Last token position first, across groups: recency becomes leaf-first.
         if ends.is_sorted() {
             self.touches.extend(found.iter().rev());

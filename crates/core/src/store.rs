@@ -188,11 +188,11 @@ impl Core {
 
     /// From now on the policy of its class decides how long the block stays.
     pub(crate) fn admit(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
-        let is_wanted = self.expectations.is_wanted(self.key_of(block));
         let parent = parent.filter(|parent| self.blocks[*parent].class == class && self.is_indexed(*parent));
+        let is_wanted = self.expectations.is_wanted(self.key_of(block));
+        let policy = &mut self.policies[class.0 as usize];
         let Block { namespace, group, hash, .. } = &self.blocks[block];
         let key = policy_key(*namespace, *group, hash.as_bytes());
-        let policy = &mut self.policies[class.0 as usize];
         match is_wanted {
             true => policy.insert_wanted(&mut self.nodes, block, key, parent),
             false => policy.insert(&mut self.nodes, block, key, parent),

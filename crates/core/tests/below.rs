@@ -90,6 +90,15 @@ fn what_lies_below_comes_up_once_however_many_ask() {
 }
 
 #[test]
+fn a_key_that_is_asked_for_twice_at_once_comes_up_once() {
+    let (mut rig, ns) = rig(2, all());
+    lie_below(&mut rig, 0..1);
+    assert_eq!(states(&mut rig, ns, &[0, 0]), [STATE_NOT_YET; 2]);
+    assert_eq!(loads(&mut rig).len(), 1);
+    rig.audit();
+}
+
+#[test]
 fn who_wants_no_lease_starts_nothing() {
     let (mut rig, ns) = rig(2, all());
     lie_below(&mut rig, 0..1);

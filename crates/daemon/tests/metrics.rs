@@ -162,8 +162,8 @@ fn every_number_is_written_under_its_own_name() {
         [201, 202].into_iter().chain(203..=206).chain([208, 210, 211, 212, 213, 220, 222, 223, 224, 226, 227, 228]);
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
-    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([190, 192, 193, 194]);
-    for count in counts.chain(101..=108).chain([500 - 413, 600 - 423, 90]) {
+    let counts = counts.chain(below).chain(operations).chain(250..=255);
+    for count in counts.chain(101..=108).chain([190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90]) {
         assert!(values.contains(count.to_string().as_str()), "{count} is nowhere in\n{text}");
     }
 }

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let depths = numbers(depths)?.into_iter().map(u32::try_from).collect::<Result<_, _>>()?;
             let run_bytes = run_mib.parse::<u64>()? << 20;
             let shape = BenchConfig { engine, sizes_bytes: numbers(sizes)?, depths, ..BenchConfig::new(path.into()) };
-            run(&BenchConfig { pairs: pairs.parse()?, run_bytes, capacity_bytes: 2 * run_bytes, ..shape }, print)?;
+            run(&BenchConfig { pairs: pairs.parse()?, run_bytes, capacity_bytes: 8 * run_bytes, ..shape }, print)?;
         }
         _ => return Err("FILE [recovery BLOCKS | SIZE,… DEPTH,… PAIRS RUN_MIB]".into()),
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_core::{Error, ErrorKind};
 use forebay_rpc::client::{self, GroupBytes};
-use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo};
+use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tokio::runtime::Runtime;
@@ -182,6 +182,7 @@ fn inspected<'py>(py: Python<'py>, reply: &InspectReply) -> PyResult<Bound<'py, 
         dict(py, &names, &[class.slot_bytes, class.slots, class.ready, class.free, class.pinned])
     });
     all.set_item("classes", classes.collect::<PyResult<Vec<_>>>()?)?;
+    all.set_item("tiers", reply.tiers.iter().map(|tier| tier_dict(py, tier)).collect::<PyResult<Vec<_>>>()?)?;
     Ok(all)
 }
 
@@ -211,6 +212,34 @@ fn session_dict<'py>(py: Python<'py>, session: &SessionInfo) -> PyResult<Bound<'
     let entry = dict(py, &names, &numbers)?;
     entry.set_item("engine_id", &session.engine_id)?;
     entry.set_item("is_connected", session.is_connected)?;
+    Ok(entry)
+}
+
+fn tier_dict<'py>(py: Python<'py>, tier: &TierInfo) -> PyResult<Bound<'py, PyDict>> {
+    let names = [
+        "blocks",
+        "loading_blocks",
+        "late_bytes",
+        "waiting_blocks",
+        "storing_blocks",
+        "promoted_blocks",
+        "stored_blocks",
+        "evicted_blocks",
+    ];
+    let numbers = [
+        tier.blocks,
+        tier.loading_blocks,
+        tier.late_bytes,
+        tier.waiting_blocks,
+        tier.storing_blocks,
+        tier.promoted_blocks,
+        tier.stored_blocks,
+        tier.evicted_blocks,
+    ];
+    let entry = dict(py, &names, &numbers)?;
+    entry.set_item("name", &tier.name)?;
+    entry.set_item("state", &tier.state)?;
+    entry.set_item("why", &tier.why)?;
     Ok(entry)
 }
 

@@ -14,12 +14,14 @@ use crate::miss::Fate;
 use crate::tier::Outcome;
 
 impl Core {
-    /// These blocks were hit, in prefix order.
-    pub(crate) fn sight(&mut self, found: &[BlockId]) {
+    /// These blocks were hit, in prefix order. False if a queue took not all of them.
+    pub(crate) fn sight(&mut self, found: &[BlockId]) -> bool {
+        let mut is_all = true;
         for tier in self.storing_tiers() {
-            let _ = found.iter().all(|block| self.queue_store(tier, *block));
+            is_all &= found.iter().all(|block| self.queue_store(tier, *block));
         }
         self.start_stores();
+        is_all
     }
 
     /// Whether a key about to be committed was in the pool before; only asked where it matters.

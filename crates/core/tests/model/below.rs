@@ -260,6 +260,10 @@ impl Below {
         self.loads.iter().map(|load| load.at.0).chain(self.stores.iter().map(|store| store.at.0))
     }
 
+    pub fn storing_bytes(&self, core: &Core) -> u64 {
+        if self.is_open { core.tier_report(TIER).storing_bytes } else { 0 }
+    }
+
     pub fn check(&self, core: &Core, rows: &BTreeMap<SlotId, Row>) {
         if !self.is_open {
             return assert!(self.loads.is_empty() && self.stores.is_empty());

@@ -359,7 +359,8 @@ impl World {
 
     /// A look pins no more than the share of promises, or a single block.
     fn check_share(&self, before: u64) {
-        let now = self.core.held().pinned_bytes;
+        // What is being written is pinned too, within a share of its own.
+        let now = self.core.held().pinned_bytes - self.below.storing_bytes(&self.core);
         let share = u64::from(self.setup.units) * UNIT_BYTES * u64::from(self.setup.promise_permille) / 1000;
         let is_one_block = before == 0 && self.core.classes().iter().any(|class| class.slot_bytes == now);
         assert!(now <= before.max(share) || is_one_block, "{now} bytes are pinned, the share is {share}");

@@ -98,16 +98,21 @@ fn cause_of_fall(most: MissReason) -> (&'static str, &'static str) {
             "blocks are turned away because the start of their prompt is gone",
             "the pool is too small for the prompts under way: raise `pool.capacity_bytes`",
         ),
-        MissReason::Failed => ("blocks were damaged", "run `forebay audit` and a memory test"),
-        MissReason::TooSlow | MissReason::PromotionUnfinished => {
-            ("a lower tier answers too late", "look at that tier's latency, or give the pool more memory")
-        }
+        MissReason::Failed => (
+            "blocks were damaged, or a lower tier fails",
+            "run `forebay audit`, and look at `forebay inspect` and the daemon's log for the tier",
+        ),
+        MissReason::TooSlow => ("a lower tier answers too late", "look at that tier's latency"),
         MissReason::NotYet => {
             ("the daemon restarted and compares blocks with their checksums", "nothing: this passes by itself")
         }
         MissReason::OtherNamespace => (
             "engines ask under another model, layout or tenant than they did",
             "compare the namespaces that `forebay inspect` lists",
+        ),
+        MissReason::PromotionUnfinished => (
+            "more has to come up from a lower tier than it brings in time",
+            "raise `pool.capacity_bytes`, or give the tier faster disks",
         ),
         MissReason::OverLimit => ("leases hold their whole share of the pool", "raise `pool.promise_share`"),
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, NamespaceId, Result};
+use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
     ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo, TierInfo,
@@ -35,7 +35,7 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
 /// A disk removes thousands of blocks a second; one that is sick is not waited for.
 const PURGE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Gone for lookups at once; the reply waits until all that nobody holds is free.
+/// Gone for lookups at once; the reply waits until all that nobody holds is free, and off the tiers.
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply::default();
     let (mut purged, mut ids) = (Vec::new(), Vec::new());
@@ -51,9 +51,11 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         Ok(())
     })?;
     work_off(shared).await;
-    let is_done = purged_below(shared, &ids).await;
-    if !is_done {
-        tracing::warn!("blocks of a purged namespace are still on a tier; none is served, and removing them goes on");
+    if !purged_below(shared, &ids).await {
+        let says = "the pool is purged, but blocks of the namespace are still on a tier";
+        return Err(Error::new(ErrorKind::Timeout, says).with("seconds", PURGE_DEADLINE.as_secs()).hint(
+            "none is served and removing them goes on; purge again before a restart, to know that they are gone",
+        ));
     }
     reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);

@@ -32,7 +32,8 @@ pub struct Driver {
     loads: VecDeque<(Operation, Duration)>,
     others: VecDeque<Operation>,
     pub(super) purges: Purges,
-    was_healthy: bool,
+    /// As the core was told.
+    pub(super) was_healthy: bool,
     /// The daemon is going away.
     is_closed: bool,
     registered_bytes: u64,

@@ -52,7 +52,8 @@ impl Driver {
 
     /// Starts some removals. Returns the namespaces of which nothing is left, nor on its way down.
     fn step_purges(&mut self) -> Vec<NamespaceId> {
-        if self.purges.namespaces.is_empty() || self.tier.is_none() {
+        // A sick tier would only fail them, again and again.
+        if self.purges.namespaces.is_empty() || !self.was_healthy {
             return Vec::new();
         }
         while self.purges.removing < REMOVALS_AT_A_TIME

@@ -56,7 +56,13 @@ impl Rig {
         }
         let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes) };
         // Stores take half of a disk's depth.
-        let ssd_config = SsdConfig { engine: config.engine, depth: 2 * depth, ..SsdConfig::new(vec![disk]) };
+        let ssd_config = SsdConfig {
+            engine: config.engine,
+            depth: 2 * depth,
+            // Those of a disk of 16 GiB and more; a benchmark's file is short.
+            segment_bytes: Some((1 << (config.capacity_bytes / 16).max(1).ilog2()).clamp(1 << 20, 256 << 20)),
+            ..SsdConfig::new(vec![disk])
+        };
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         let most = (STORES_BYTES / slot_bytes).max(u64::from(depth));
         let waiting_stores = (STORES_PER_TRANSFER * u64::from(depth)).min(most);
