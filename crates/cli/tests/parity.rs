@@ -116,8 +116,7 @@ fn what_was_recorded_replays_to_the_same_blocks() {
     let _daemon = start(&place);
     wait_populated(&place);
     let file = place.sockets().join("recorded.jsonl");
-    let recorder = Command::new(env!("CARGO_BIN_EXE_forebay"))
-        .args(["trace", "record", "--seconds", "600", "--socket.directory"])
+    let recorder = command::forebay(&["trace", "record", "--seconds", "600", "--socket.directory"])
         .args([place.sockets().as_os_str(), file.as_os_str()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

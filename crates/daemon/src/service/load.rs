@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use forebay_core::block::NamespaceIndex;
-use forebay_core::load::{Answer, LeaseId, Lookup, STATE_READY};
+use forebay_core::load::{Answer, LeaseId, Lookup, STATE_NOT_YET, STATE_READY};
 use forebay_core::{Core, Error, ErrorKind, Instance, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
 use tokio::sync::Semaphore;
@@ -49,8 +49,12 @@ pub async fn lookup(shared: &Shared, places: &Semaphore, request: LookupRequest)
     Ok(LookupReply { lease: lease.0, groups })
 }
 
-/// Hands the keys to those who look at them later.
+/// Hands the keys to those who look at them later. Not of lookups that will come again, because something is on its
+/// way: they would count twice.
 fn tell(state: &State, namespace: NamespaceIndex, asked: Vec<GroupKeys>, groups: &[GroupAnswer], at: Instant) {
+    if groups.iter().any(|answer| answer.states.contains(&STATE_NOT_YET)) {
+        return;
+    }
     for (keys, answer) in asked.into_iter().zip(groups) {
         let Ok(group) = group_index(keys.group) else { continue };
         let Some(layout) = state.core.layout(namespace).group(group) else { continue };
