@@ -45,7 +45,14 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         // The last line may have been cut in the middle.
-        self.lines.map_while(Result::ok).collect()
+        self.lines.by_ref().map_while(Result::ok).collect()
+    }
+}
+
+/// No child outlives a test that failed.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill().and_then(|()| self.child.wait().map(drop));
     }
 }
 
