@@ -1,5 +1,7 @@
 //! The commands and their arguments.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::settings::{Daemon, Settings};
@@ -31,6 +33,41 @@ pub enum Command {
     Bench(Bench),
     /// Replay request traces on the real core: hit rate by policy and capacity, beside the best possible
     Simulate(Simulate),
+    /// How good the hit rate is and could be, why the rest missed, what more memory would buy
+    Advise(Advise),
+    /// Record lookups for `simulate`
+    #[command(subcommand)]
+    Trace(Trace),
+}
+
+#[derive(Args, Debug)]
+pub struct Advise {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Trace {
+    /// Write the daemon's lookups to a file: salted keys, sizes and times, no tokens
+    Record(TraceRecord),
+}
+
+#[derive(Args, Debug)]
+pub struct TraceRecord {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// The file; it must not exist yet
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// The file ends before it would grow past this
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    pub max_bytes: u64,
+    /// End after so many seconds
+    #[arg(long, value_name = "COUNT", default_value_t = 3600)]
+    pub seconds: u64,
 }
 
 #[derive(Args, Debug)]

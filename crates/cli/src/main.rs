@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advise;
 mod arguments;
 mod audit;
 mod bench;
@@ -22,6 +23,7 @@ mod purge;
 mod serve;
 mod settings;
 mod simulate;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -47,5 +49,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Advise(arguments) => advise::run(&arguments),
+        Command::Trace(command) => trace::run(&command),
     }
 }

@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 11] = [
+    let commands: [&[&str]; 13] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -20,6 +20,8 @@ fn help_is_the_golden_one() {
         &["bench", "copy"],
         &["bench", "lookup"],
         &["bench", "ssd"],
+        &["advise"],
+        &["trace", "record"],
     ];
     let mut text = String::new();
     for command in commands {

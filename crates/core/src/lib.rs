@@ -27,6 +27,7 @@ pub mod load;
 pub mod miss;
 mod names;
 pub mod namespace;
+pub mod optimum;
 pub mod policy;
 pub mod purge;
 pub mod recover;

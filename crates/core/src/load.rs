@@ -71,6 +71,8 @@ pub struct Answer {
 impl Core {
     /// Keys that one `look` may carry: 2,048 stay below 200 µs.
     pub const MAX_KEYS_PER_EVENT: usize = 2048;
+    /// Half as many as keys, since an event that ends leases also lists them.
+    const UNPINS_PER_EVENT: usize = 1024;
     /// Touches that may wait for `step`; over it a lookup applies as many as it adds.
     const MAX_TOUCHES: usize = 1 << 16;
 
@@ -165,7 +167,7 @@ impl Core {
 
     /// Unpins what was leased, as much as one event may; `step` goes on.
     pub(crate) fn unpin_ended(&mut self) {
-        for _ in 0..Core::MAX_KEYS_PER_EVENT {
+        for _ in 0..Core::UNPINS_PER_EVENT {
             let Some(block) = self.ended.pop() else { return };
             self.unpin(block);
         }

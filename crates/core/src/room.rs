@@ -7,7 +7,7 @@
 //! goes on in pieces.
 
 use crate::block::{BlockId, ClassId};
-use crate::core::{Core, Effect, View, WARM};
+use crate::core::{Core, Effect, View, WARM, policy_key};
 use crate::index::Fingerprint;
 use crate::miss::Fate;
 use crate::policy::MAX_SCAN;
@@ -130,8 +130,11 @@ impl Core {
         let victims: Vec<BlockId> = std::iter::successors(policy.coldest(&self.nodes), before).take(count).collect();
         self.blocks.warm(&victims);
         let keys: Vec<Fingerprint> = victims.iter().map(|block| self.key_of(*block)).collect();
-        policy.warm(&keys);
         self.index.warm(&keys);
+        let records = victims.iter().map(|block| &self.blocks[*block]);
+        let keys: Vec<Fingerprint> =
+            records.map(|record| policy_key(record.namespace, record.group, record.hash.as_bytes())).collect();
+        policy.warm(&keys);
         self.space.warm(victims.iter().map(|block| self.blocks[*block].slot));
         self.memory.warm(victims.iter().map(|block| (self.blocks[*block].group, self.blocks[*block].hash.as_bytes())));
     }

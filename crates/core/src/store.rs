@@ -5,7 +5,7 @@
 //! block, the second commit finds the first and its slot is free again.
 
 use crate::block::{Block, BlockId, ClassId, NamespaceIndex, State};
-use crate::core::{Core, Effect};
+use crate::core::{Core, Effect, policy_key};
 use crate::index::Fingerprint;
 use crate::key::{BlockHash, Generation, Instance, SlotId};
 use crate::layout::Attention;
@@ -63,6 +63,8 @@ impl Core {
         let key = |hash: &BlockHash| self.fingerprint(namespace, group, hash.as_bytes());
         let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
         self.index.warm(&keys);
+        let key = |hash: &BlockHash| policy_key(namespace, group, hash.as_bytes());
+        let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
         self.policies[class.0 as usize].warm(&keys);
         self.memory.warm(hashes.iter().map(|hash| (group, hash.as_bytes())));
     }
@@ -99,7 +101,7 @@ impl Core {
         if is_orphan && self.needs_parent(namespace, group) {
             self.stats.orphans += 1;
             self.memory.note(namespace, group, &hash, Fate::Refused);
-            let key = self.fingerprint(namespace, group, hash.as_bytes());
+            let key = policy_key(namespace, group, hash.as_bytes());
             self.policies[class.0 as usize].refuse(&mut self.nodes, key);
             self.unreserve(block);
             return CommitOutcome::Orphan;
@@ -186,9 +188,15 @@ impl Core {
 
     /// From now on the policy of its class decides how long the block stays.
     pub(crate) fn admit(&mut self, block: BlockId, class: ClassId, parent: Option<BlockId>) {
-        let key = self.key_of(block);
         let parent = parent.filter(|parent| self.blocks[*parent].class == class && self.is_indexed(*parent));
-        self.policies[class.0 as usize].insert(&mut self.nodes, block, key, parent);
+        let is_wanted = self.expectations.is_wanted(self.key_of(block));
+        let policy = &mut self.policies[class.0 as usize];
+        let Block { namespace, group, hash, .. } = &self.blocks[block];
+        let key = policy_key(*namespace, *group, hash.as_bytes());
+        match is_wanted {
+            true => policy.insert_wanted(&mut self.nodes, block, key, parent),
+            false => policy.insert(&mut self.nodes, block, key, parent),
+        }
     }
 
     /// How many more slots of `class` may be reserved.

@@ -6,13 +6,15 @@
 //! its own and comes back with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool).
+//! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
+//! hit rate is).
 
 #![forbid(unsafe_code)]
 
 mod attach;
 pub mod config;
 pub mod http;
+mod insight;
 mod instances;
 mod listen;
 pub mod metrics;

@@ -174,8 +174,11 @@ impl http::Source for Pages {
 
     async fn snapshot(&self) -> Result<Snapshot> {
         let huge_bytes = self.shared.lock().pool.clone().huge_page_report()?.huge_bytes;
+        let insight = self.shared.lock().insight.clone();
+        let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await;
         let state = self.shared.lock();
         Ok(Snapshot {
+            estimates: estimates.expect("an estimate does not panic"),
             core: state.core.stats().clone(),
             classes: state.core.classes(),
             held: state.core.held(),
@@ -222,7 +225,7 @@ fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(|error| Error::new(ErrorKind::Io, "cannot handle signals").source(error))
 }
 
-fn random() -> Result<u64> {
+pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::new(ErrorKind::Io, "the system gives no random bytes").source(error))?;

@@ -14,6 +14,7 @@ use forebay_io::arena::{Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
 use crate::config::Config;
+use crate::insight::{History, Insight};
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
 use crate::tiers::Driver;
@@ -37,6 +38,8 @@ pub struct State {
     pub lookup_time: Histogram,
     pub event_time: Histogram,
     pub rpc: Rpc,
+    pub insight: Insight,
+    pub history: History,
     /// Blocks for the verifying thread.
     pub to_verify: mpsc::UnboundedSender<ToVerify>,
     effects: Vec<Effect>,
@@ -82,6 +85,8 @@ impl State {
         boot_id: u64,
         to_verify: mpsc::UnboundedSender<ToVerify>,
     ) -> State {
+        // Keys are hashed anew with each start.
+        let insight = Insight::start(boot_id, core.capacity_bytes().max(pool.geometry().data_bytes()));
         State {
             tiers: Driver::new(&config.tier_ssd, &mut core),
             config,
@@ -99,6 +104,8 @@ impl State {
             lookup_time: Histogram::default(),
             event_time: Histogram::default(),
             rpc: Rpc::default(),
+            insight,
+            history: History::default(),
             to_verify,
             effects: Vec::new(),
         }

@@ -17,6 +17,7 @@ pub async fn run(shared: Shared) {
         interval.tick().await;
         shared.event(|state| {
             state.last_tick = Instant::now();
+            state.history.tick(state.last_tick, state.core.stats());
             let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
             let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
             idle.into_iter().for_each(|instance| state.settle_instance(instance));

@@ -5,11 +5,13 @@ mod golden;
 use std::collections::HashSet;
 
 use forebay_core::below::{TierReport, TierStats};
+use forebay_core::ceiling::Estimate;
 use forebay_core::decorate::Counts;
+use forebay_core::optimum::Sampled;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 use forebay_core::tier::Health;
-use forebay_daemon::metrics::{Clients, Pool, Rpc, RpcErrors, Snapshot, Standing, Tier, page, render};
+use forebay_daemon::metrics::{Clients, Estimates, Pool, Rpc, RpcErrors, Snapshot, Standing, Tier, page, render};
 use forebay_io::ssd::{Counters, DiskReport, Geometry, Recovery};
 use golden::assert_golden;
 
@@ -131,6 +133,16 @@ fn snapshot() -> Snapshot {
             refused_peers: 82,
             errors: vec![RpcErrors { method: "Lookup", code: "invalid_argument", count: 83 }],
         },
+        estimates: Estimates {
+            windows: [
+                None,
+                Some(Estimate { window_us: 3_600_000_000, asked: 1000, different: 250.0 }),
+                Some(Estimate { window_us: 86_400_000_000, asked: 1000, different: 125.0 }),
+            ],
+            sampled: Sampled { asked: 190, again: 191, hits: 192, optimum_hits: 193 },
+            curve: vec![(1 << 30, 0.25), (2 << 30, 0.5)],
+            left_out: 194,
+        },
         start_time_seconds: 90,
         ..Snapshot::default()
     };
@@ -151,7 +163,7 @@ fn every_number_is_written_under_its_own_name() {
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
     let counts = counts.chain(below).chain(operations).chain(250..=255);
-    for count in counts.chain(101..=108).chain([500 - 413, 600 - 423, 90]) {
+    for count in counts.chain(101..=108).chain([190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90]) {
         assert!(values.contains(count.to_string().as_str()), "{count} is nowhere in\n{text}");
     }
 }

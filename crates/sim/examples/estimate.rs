@@ -5,6 +5,7 @@ use forebay_core::ceiling::Ceiling;
 use forebay_core::curve::Curve;
 use forebay_sim::estimate::note;
 use forebay_sim::read::{Hints, read};
+use forebay_sim::replay::STORE_BATCH;
 use forebay_sim::{Setup, replay};
 
 fn main() -> forebay_core::Result<()> {
@@ -21,7 +22,11 @@ fn main() -> forebay_core::Result<()> {
         let shares = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
         for capacity_blocks in shares.map(|share| (share * trace.unique() as f64) as u64) {
             let policy = forebay_core::policy::by_name("lru").expect("there is an lru");
-            let outcome = replay(&trace, Setup { policy, capacity_blocks, lookahead: 0, salt: 0 }, |_| {})?;
+            let outcome = replay(
+                &trace,
+                Setup { policy, capacity_blocks, lookahead: 0, store_batch: STORE_BATCH, salt: 0 },
+                |_| {},
+            )?;
             let exact = outcome.prefix_hits as f64 / outcome.blocks as f64;
             let estimate = curve.hit_ratio(capacity_blocks as f64);
             let points = 100.0 * (estimate - exact);

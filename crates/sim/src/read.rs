@@ -6,7 +6,8 @@
 //!   512 tokens unless the lengths say otherwise;
 //! - Qwen-Bailian: the same with `chat_id`, seconds in `timestamp`, and 16 tokens a block;
 //! - our own: a first line `{"forebay_trace": 1, "namespaces": [{"block_tokens": 16, "block_bytes": 2097152}]}`,
-//!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal.
+//!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal; a later
+//!   line like the first adds namespaces, numbered on.
 //!
 //! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`] and [`MAX_ACCESSES`], and errors name the
 //! line.
@@ -136,11 +137,11 @@ impl Reading {
             return Err(error.hint("use the forebay that recorded it"));
         }
         let namespaces = namespaces.unwrap_or_default();
-        if namespaces.is_empty() || !self.trace.shapes.is_empty() || namespaces.iter().any(|n| n.block_tokens == 0) {
-            return Err(Error::invalid("a trace has one header, with `namespaces` whose blocks have tokens"));
+        if namespaces.is_empty() || namespaces.iter().any(|n| n.block_tokens == 0) {
+            return Err(Error::invalid("a header has `namespaces`, and their blocks have tokens"));
         }
         let shape = |n: &Described| Shape { block_tokens: n.block_tokens, block_bytes: Some(n.block_bytes) };
-        self.trace.shapes = namespaces.iter().map(shape).collect();
+        self.trace.shapes.extend(namespaces.iter().map(shape));
         Ok(())
     }
 

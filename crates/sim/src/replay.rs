@@ -1,6 +1,6 @@
 //! One trace through the real core: one policy, one capacity, one request after another.
 //!
-//! Each request is looked up, its lease released, and what it missed stored in pieces of [`STORE_BATCH`] slots,
+//! Each request is looked up, its lease released, and what it missed stored in pieces of [`store_batch`] slots,
 //! every commit before the next request: the order in which one engine without overlap would ask a daemon. A
 //! daemon that is asked the same way (see [`keys`]) gives the same hits.
 
@@ -35,6 +35,8 @@ pub struct Setup {
     pub capacity_blocks: u64,
     /// How many requests wait behind the one being served, told to the core by `expect`.
     pub lookahead: usize,
+    /// Slots asked for at once.
+    pub store_batch: usize,
     /// Renames all blocks; results must not depend on it but by chance.
     pub salt: u64,
 }
@@ -200,7 +202,7 @@ impl Replay {
         };
         let mut at = hits;
         while at < request.blocks.len() {
-            let batch = store_batch(self.setup.capacity_blocks).min(request.blocks.len() - at);
+            let batch = self.setup.store_batch.min(request.blocks.len() - at);
             self.slots.clear();
             self.core.reserve(ENGINE, namespace, GROUP, batch, false, &mut self.slots);
             let slots = std::mem::take(&mut self.slots);

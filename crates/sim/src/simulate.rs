@@ -12,7 +12,7 @@ use crate::bounds::{NextUses, opt_prefix_hits};
 use crate::capacity::{Capacity, block_bytes};
 use crate::mix::with_one_time_requests;
 use crate::read::{Hints, read};
-use crate::replay::{Outcome, Setup, replay};
+use crate::replay::{Outcome, Setup, replay, store_batch};
 use crate::trace::Trace;
 
 /// What a simulation is asked for.
@@ -48,6 +48,9 @@ pub struct Arguments {
     /// Leave out the exact optimum, which costs more than a replay
     #[arg(long)]
     pub no_opt: bool,
+    /// Blocks stored at once [default: 16, fewer in caches below 256 blocks]
+    #[arg(long, value_name = "COUNT")]
+    pub store_batch: Option<usize>,
     /// Write a plot of hit rate against capacity to this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -132,7 +135,13 @@ fn simulate_trace(
     for capacity_blocks in capacities {
         let opt = next_uses.as_ref().map(|next_uses| opt_prefix_hits(trace, next_uses, capacity_blocks as usize));
         for (name, make) in policies {
-            let setup = Setup { policy: *make, capacity_blocks, lookahead: arguments.lookahead, salt: arguments.salt };
+            let setup = Setup {
+                policy: *make,
+                capacity_blocks,
+                lookahead: arguments.lookahead,
+                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(capacity_blocks)).max(1),
+                salt: arguments.salt,
+            };
             let mut ticker = Ticker::new(format!("{} {name} {capacity_blocks} blocks", trace.name), trace.len());
             let start = Instant::now();
             let outcome = replay(trace, setup, |done| ticker.tick(done, progress))?;

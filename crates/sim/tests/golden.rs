@@ -12,7 +12,7 @@ use forebay_sim::bounds::{NextUses, opt_prefix_hits};
 use forebay_sim::estimate::note;
 use forebay_sim::mix::with_one_time_requests;
 use forebay_sim::read::{Hints, read};
-use forebay_sim::replay::{Setup, keys};
+use forebay_sim::replay::{Setup, keys, store_batch};
 use forebay_sim::{Outcome, Trace, replay};
 
 const CUTS: [&str; 3] = ["conv", "synth", "agents"];
@@ -28,7 +28,8 @@ fn cut(name: &str) -> Trace {
 
 fn run(trace: &Trace, policy: &str, capacity_blocks: u64, lookahead: usize, salt: u64) -> Outcome {
     let policy = forebay_core::policy::by_name(policy).unwrap();
-    replay(trace, Setup { policy, capacity_blocks, lookahead, salt }, |_| {}).unwrap()
+    let store_batch = store_batch(capacity_blocks);
+    replay(trace, Setup { policy, capacity_blocks, lookahead, store_batch, salt }, |_| {}).unwrap()
 }
 
 fn capacity(trace: &Trace, share: f64) -> u64 {

@@ -26,10 +26,10 @@ impl Policy for Arc {
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let [once, often] = [self.ghosts[FRESH].len() as f64, self.ghosts[REUSED].len() as f64];
         let mut is_known = false;
-        if self.ghosts[FRESH].take(key).is_some() {
+        if self.ghosts[FRESH].take(key, nodes.clock).is_some() {
             self.target = (self.target + (often / once).max(1.0)).min(f64::from(self.lists.count() + 1));
             is_known = true;
-        } else if self.ghosts[REUSED].take(key).is_some() {
+        } else if self.ghosts[REUSED].take(key, nodes.clock).is_some() {
             self.target = (self.target - (once / often).max(1.0)).max(0.0);
             is_known = true;
         }
@@ -49,7 +49,7 @@ impl Policy for Arc {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.ghosts.iter_mut().for_each(|ghosts| ghosts.fit(self.lists.count() as usize));
+        self.ghosts.iter_mut().for_each(|ghosts| ghosts.fit(self.lists.count() as usize, 1));
         let target = self.target;
         let block = self.lists.evict(nodes, residents, |lists: &Lists, _: &Nodes, _| choose(lists, target))?;
         let ghost = Ghost { touched: nodes[block].touched, mark: false };

@@ -2,29 +2,39 @@
 //!
 //! Two lists in order of last use: `fresh` blocks, seen once, and `reused` ones, asked for again while resident
 //! or later, as long as a ghost remembers. The victim is one of the two tails: the reused one only if it is both
-//! older and worth no more than the fresh one (see `worth`). No share is set: under scans fresh blocks go first,
-//! in agent traffic the rule comes down to plain recency.
+//! older and worth no more than the fresh one (see `worth`). A new block that is worth less than the victim is
+//! only `passing`: it goes next, so that traffic too much for the pool does not push out what was about to be
+//! asked for. No share is set: under scans fresh blocks go first, in agent traffic the rule comes down to plain
+//! recency.
 //!
 //! Invariant: prompts stay closed. In one list a child is colder than its parent (see `lists`); a fresh child of
-//! the reused tail is as old as it or older, and an older fresh tail always goes first.
+//! the reused tail is as old as it or older, and an older fresh tail always goes first, as does a passing one.
 
 use super::ghosts::{Ghost, Ghosts};
-use super::lists::{FRESH, Lists, REUSED};
+use super::lists::{Lists, REUSED};
 use super::worth::Worth;
 use super::{Nodes, Policy, Residents};
 use crate::block::BlockId;
 use crate::index::Fingerprint;
 
-/// Ghosts for each resident block. With fewer it cannot learn how late blocks come back: 4, 6, 8 and 10 gave 0.622,
-/// 0.634, 0.639 and 0.640 of the optimum (bench/reports/2026-11-21-policy.md).
-const GHOSTS_PER_BLOCK: usize = 8;
+/// Ghosts for each resident block, 5.3 bytes each. With fewer it cannot learn how late blocks come back; many more
+/// remember what is of no use (bench/reports/2026-11-21-policy.md).
+const GHOSTS_PER_BLOCK: usize = 12;
 /// Fewest evictions between two lessons: a lesson costs as much as about 20 evictions.
 const LEAST_BETWEEN_LESSONS: u32 = 64;
+/// Ghosts looked at in a lesson: enough that a quarter of an octave in age holds tens of them.
+const SAMPLE: usize = 1536;
+
+/// The lowest mark bit is the list's. In `fresh`: goes next.
+const PASSING: u32 = 2;
+/// Set if the block was seen before it was last stored, or asked for since: which worth it has.
+const KNOWN: u32 = 4;
+const FLAGS: u32 = 7;
 
 #[derive(Default)]
 pub struct Density {
     lists: Lists,
-    /// By list.
+    /// By whether the block is known.
     worth: [Worth; 2],
     ghosts: Ghosts,
     evictions_to_lesson: u32,
@@ -36,27 +46,28 @@ impl Policy for Density {
     }
 
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
-        let ghost = self.ghosts.take(key);
-        self.lists.insert(nodes, block, parent, ghost.is_some());
-        set_used(nodes, block, nodes[block].touched);
-        if let Some(ghost) = ghost {
-            self.worth[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
-        }
+        let ghost = self.ghosts.take(key, nodes.clock);
+        let has_place = self.is_worth_a_place(nodes, ghost.is_some());
+        self.enter(nodes, block, ghost, parent, has_place);
+    }
+
+    fn insert_wanted(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        let ghost = self.ghosts.take(key, nodes.clock);
+        self.enter(nodes, block, ghost, parent, true);
     }
 
     /// Seen and gone: remembered like one that was evicted at once, so that its return is known.
     fn refuse(&mut self, nodes: &mut Nodes, key: Fingerprint) {
         nodes.clock = nodes.clock.wrapping_add(1);
-        let known = self.ghosts.take(key);
-        if let Some(ghost) = known {
-            self.worth[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
-        }
+        let known = self.ghosts.take(key, nodes.clock);
+        self.count_return(nodes, known);
         self.remember(nodes, key, Ghost { touched: nodes.clock, mark: known.is_some() });
     }
 
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
-        self.worth[Lists::of(&nodes[block])].hit(age(nodes, block));
+        self.worth[kind(nodes, block)].hit(age(nodes, block));
         self.lists.lift(nodes, block, REUSED);
+        nodes[block].mark = nodes[block].mark & !PASSING | KNOWN;
         set_used(nodes, block, nodes.clock);
     }
 
@@ -69,10 +80,10 @@ impl Policy for Density {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.learn_now_and_then();
+        self.learn_now_and_then(nodes);
         let worth = &self.worth;
         let block = self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, worth, at))?;
-        let ghost = Ghost { touched: used(nodes, block), mark: Lists::of(&nodes[block]) == REUSED };
+        let ghost = Ghost { touched: used(nodes, block), mark: nodes[block].mark & KNOWN != 0 };
         self.remember(nodes, residents.fingerprint(block), ghost);
         Some(block)
     }
@@ -91,28 +102,87 @@ impl Policy for Density {
 }
 
 impl Density {
+    /// A child of a passing block passes, too.
+    fn enter(
+        &mut self,
+        nodes: &mut Nodes,
+        block: BlockId,
+        ghost: Option<Ghost>,
+        parent: Option<BlockId>,
+        has_place: bool,
+    ) {
+        let passing_parent = parent.filter(|parent| nodes[*parent].mark & PASSING != 0);
+        if has_place && passing_parent.is_none() {
+            self.lists.insert(nodes, block, parent, ghost.is_some());
+            nodes[block].mark |= if Lists::of(&nodes[block]) == REUSED { KNOWN } else { 0 };
+        } else {
+            self.lists.insert_coldest(nodes, block, passing_parent);
+            nodes[block].mark |= PASSING | if ghost.is_some() { KNOWN } else { 0 };
+        }
+        set_used(nodes, block, nodes[block].touched);
+        self.count_return(nodes, ghost);
+    }
+
+    /// Whether a block that is used now will earn no less than what would go for it.
+    fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
+        if !self.has_evidence() {
+            return true;
+        }
+        let earns = |victim| self.worth[kind(nodes, victim)].at(age(nodes, victim));
+        self.coldest(nodes).is_none_or(|victim| self.worth[usize::from(is_known)].at(0) >= earns(victim))
+    }
+
+    fn count_return(&mut self, nodes: &Nodes, ghost: Option<Ghost>) {
+        if let Some(ghost) = ghost {
+            self.worth[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
+        }
+    }
+
     fn remember(&mut self, nodes: &Nodes, key: Fingerprint, ghost: Ghost) {
         if let Some(lost) = self.ghosts.insert(key, ghost, nodes.clock) {
             self.worth[usize::from(lost.mark)].lapse(nodes.clock.wrapping_sub(lost.touched));
         }
     }
 
-    fn learn_now_and_then(&mut self) {
+    fn learn_now_and_then(&mut self, nodes: &Nodes) {
         if self.evictions_to_lesson > 0 {
             self.evictions_to_lesson -= 1;
             return;
         }
         let residents = self.lists.count();
         self.evictions_to_lesson = (residents / Worth::LESSONS_PER_TURNOVER).max(LEAST_BETWEEN_LESSONS);
-        self.ghosts.fit(residents as usize * GHOSTS_PER_BLOCK);
+        self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
+        if self.has_evidence() {
+            self.count_waiting(nodes);
+        }
         self.worth.iter_mut().for_each(Worth::learn);
+    }
+
+    /// Ghosts that may still come back, by a sample.
+    fn count_waiting(&mut self, nodes: &Nodes) {
+        let Density { worth, ghosts, .. } = self;
+        let scale = (ghosts.len() as f64 / SAMPLE as f64).max(1.0);
+        ghosts.sample(SAMPLE, nodes.clock, |ghost| {
+            worth[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched), scale);
+        });
+    }
+
+    /// In the first turnovers of a cache little came back yet and all that did was young. Until half of the ghosts'
+    /// places were used, it is not told from that what will never come back, and nothing new is turned away.
+    fn has_evidence(&self) -> bool {
+        self.ghosts.len() * 2 > self.lists.count() as usize * GHOSTS_PER_BLOCK
     }
 }
 
 fn choose(nodes: &Nodes, worth: &[Worth; 2], [fresh, reused]: [BlockId; 2]) -> usize {
-    let is_colder = nodes.age(reused) > nodes.age(fresh);
-    let is_worth_less = || worth[REUSED].at(age(nodes, reused)) <= worth[FRESH].at(age(nodes, fresh));
-    usize::from(is_colder && is_worth_less())
+    let is_colder = nodes[fresh].mark & PASSING == 0 && nodes.age(reused) > nodes.age(fresh);
+    let earns = |block| worth[kind(nodes, block)].at(age(nodes, block));
+    usize::from(is_colder && earns(reused) <= earns(fresh))
+}
+
+/// Which worth a block has.
+fn kind(nodes: &Nodes, block: BlockId) -> usize {
+    usize::from(nodes[block].mark & KNOWN != 0)
 }
 
 /// Since the last use proper: a refresh is none, or what is learned would be the queue's length.
@@ -120,11 +190,11 @@ fn age(nodes: &Nodes, block: BlockId) -> u32 {
     nodes.clock.wrapping_sub(used(nodes, block))
 }
 
-/// In the mark, above the list's bit, whose place it leaves out.
+/// In the mark, above the flags, whose place it leaves out.
 fn used(nodes: &Nodes, block: BlockId) -> u32 {
-    nodes[block].mark & !1
+    nodes[block].mark & !FLAGS
 }
 
 fn set_used(nodes: &mut Nodes, block: BlockId, clock: u32) {
-    nodes[block].mark = clock & !1 | nodes[block].mark & 1;
+    nodes[block].mark = clock & !FLAGS | nodes[block].mark & FLAGS;
 }

@@ -1,20 +1,24 @@
-//! Keys remembered after their blocks are gone, 8 bytes each.
+//! Keys remembered after their blocks are gone, 5 bytes each.
 //!
-//! Invariants: a fixed number of places, in buckets of 16 (two cache lines); a key has one place at most; a full
-//! bucket forgets the key used longest ago, and tells. So the whole forgets about in order of age, without links.
-//! Two keys are taken for one another once in 2^27 lookups.
+//! Invariants: a fixed number of places, in buckets of 12 that fill one cache line; a key has one place at most; a
+//! full bucket forgets the key used longest ago, and tells. So the whole forgets about in order of age, without
+//! links. Times are kept in ticks of about a 256th of the residents, which wrap after 4,096 times as many steps
+//! of the clock as there are residents. A key is taken for another one once in 40,000 lookups.
 
 use std::hint::black_box;
-use std::ops::{BitXor, Range};
 
 use crate::index::Fingerprint;
 
-const BUCKET: usize = 16;
+const BUCKET: usize = 12;
+const PLACE_BYTES: usize = 5;
+const LINE_BYTES: usize = 64;
+const TICK_BITS: u32 = 20;
+const TAG_BITS: u32 = 19;
 
 /// What is remembered of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ghost {
-    /// The clock when its block was last used.
+    /// The clock when its block was last used, to the tick.
     pub touched: u32,
     /// One bit for the policy.
     pub mark: bool,
@@ -22,22 +26,37 @@ pub struct Ghost {
 
 #[derive(Default)]
 pub struct Ghosts {
-    /// Tag (31 bits, not zero), mark (1 bit), touched (32 bits). Zero: empty.
-    places: Box<[u64]>,
+    /// From `first` on, which is aligned, one bucket a line. A place holds tag (19 bits, not zero), mark (1 bit)
+    /// and tick (20 bits). Zero: empty.
+    bytes: Box<[u8]>,
+    first: usize,
+    buckets: usize,
     used: usize,
+    /// A tick is so many doublings of the clock's step.
+    tick_shift: u32,
+    /// Ticks that are told apart: they wrap where the clock does, or earlier.
+    tick_mask: u64,
+    /// Where the next sample begins.
+    cursor: usize,
 }
 
 impl Ghosts {
     /// The pages are not touched before they are used.
-    pub fn new(count: usize) -> Ghosts {
-        Ghosts { places: vec![0; count.next_multiple_of(BUCKET)].into_boxed_slice(), used: 0 }
+    pub fn new(count: usize, residents: usize) -> Ghosts {
+        let buckets = count.div_ceil(BUCKET);
+        let bytes = vec![0; (buckets + 1) * LINE_BYTES].into_boxed_slice();
+        let first = bytes.as_ptr().align_offset(LINE_BYTES);
+        let tick_shift = (residents as u32 >> 8).max(1).ilog2();
+        let tick_mask = mask(TICK_BITS.min(u32::BITS - tick_shift));
+        Ghosts { bytes, first, buckets, used: 0, tick_shift, tick_mask, cursor: 0 }
     }
 
-    /// Makes room for `count`, give or take. If that is much more than there is (the first eviction, or the
-    /// class was given extents since), the little that was remembered is given up.
-    pub fn fit(&mut self, count: usize) {
-        if self.places.len() < count / 2 + 1 {
-            *self = Ghosts::new(count);
+    /// Makes room for `each` keys for each of `residents`, give or take. If that is much more than there is (the
+    /// first eviction, or the class was given extents since), the little that was remembered is given up.
+    pub fn fit(&mut self, residents: usize, each: usize) {
+        let count = residents * each;
+        if self.buckets * BUCKET < count / 2 + 1 {
+            *self = Ghosts::new(count, residents);
         }
     }
 
@@ -51,52 +70,82 @@ impl Ghosts {
 
     /// Remembers `key`, which is not remembered yet. Returns what had to be forgotten for it.
     pub fn insert(&mut self, key: Fingerprint, ghost: Ghost, clock: u32) -> Option<Ghost> {
-        let age = |place: &u64| if *place == 0 { u64::MAX } else { u64::from(clock.wrapping_sub(*place as u32)) };
-        let place = self.bucket(key).iter_mut().max_by_key(|place| age(place))?;
-        let lost = std::mem::replace(place, tag(key) << 33 | u64::from(ghost.mark) << 32 | u64::from(ghost.touched));
+        let now = self.tick(clock);
+        let line = self.line(key)?;
+        let age = |place: u64| if place == 0 { u64::MAX } else { now.wrapping_sub(place) & self.tick_mask };
+        let at = (0..BUCKET).max_by_key(|at| age(read(&self.bytes, line, *at)))?;
+        let lost = read(&self.bytes, line, at);
+        let place = tag(key) << (TICK_BITS + 1) | u64::from(ghost.mark) << TICK_BITS | self.tick(ghost.touched);
+        self.write(line, at, place);
         self.used += usize::from(lost == 0);
-        (lost != 0).then(|| unpack(lost))
+        (lost != 0).then(|| self.unpack(lost, clock))
     }
 
     /// Takes `key` out, if it is remembered.
-    pub fn take(&mut self, key: Fingerprint) -> Option<Ghost> {
-        let place = self.bucket(key).iter_mut().find(|place| **place >> 33 == tag(key))?;
-        let ghost = unpack(std::mem::take(place));
+    pub fn take(&mut self, key: Fingerprint, clock: u32) -> Option<Ghost> {
+        let line = self.line(key)?;
+        let at = (0..BUCKET).find(|at| read(&self.bytes, line, *at) >> (TICK_BITS + 1) == tag(key))?;
+        let ghost = self.unpack(read(&self.bytes, line, at), clock);
+        self.write(line, at, 0);
         self.used -= 1;
         Some(ghost)
     }
 
+    /// Some `count` of those remembered, others each time: keys are spread evenly, so each bucket is as good.
+    pub fn sample(&mut self, count: usize, clock: u32, mut see: impl FnMut(Ghost)) {
+        for _ in 0..count.div_ceil(BUCKET).min(self.buckets) {
+            self.cursor = (self.cursor + 1) % self.buckets;
+            let line = self.first + self.cursor * LINE_BYTES;
+            let places = (0..BUCKET).map(|at| read(&self.bytes, line, at));
+            places.filter(|place| *place != 0).for_each(|place| see(self.unpack(place, clock)));
+        }
+    }
+
     pub fn heap_bytes(&self) -> usize {
-        self.places.len() * 8
+        self.bytes.len()
     }
 
-    /// Brings the buckets of `keys` into the processor's cache, all at once instead of one after another. A bucket
-    /// may lie on three cache lines.
+    /// Brings the buckets of `keys` into the processor's cache, all at once instead of one after another.
     pub fn warm(&self, keys: &[Fingerprint]) {
-        let buckets = keys.iter().map(|key| &self.places[self.range(*key)]);
-        let lines = buckets.flat_map(|bucket| [0, BUCKET / 2, BUCKET - 1].map(|at| bucket.get(at).unwrap_or(&0)));
-        black_box(lines.fold(0, BitXor::bitxor));
+        let lines = keys.iter().filter_map(|key| self.line(*key));
+        black_box(lines.fold(0, |sum, line| sum ^ self.bytes[line]));
     }
 
-    fn bucket(&mut self, key: Fingerprint) -> &mut [u64] {
-        let range = self.range(key);
-        &mut self.places[range]
+    /// Where the bucket of `key` begins, if there are any.
+    fn line(&self, key: Fingerprint) -> Option<usize> {
+        let at = ((u128::from(key.0) * self.buckets as u128) >> 64) as usize;
+        (self.buckets > 0).then_some(self.first + at * LINE_BYTES)
     }
 
-    fn range(&self, key: Fingerprint) -> Range<usize> {
-        let buckets = self.places.len() / BUCKET;
-        let at = ((u128::from(key.0) * buckets as u128) >> 64) as usize * BUCKET;
-        at..(at + BUCKET).min(at + buckets * BUCKET)
+    fn write(&mut self, line: usize, at: usize, place: u64) {
+        let from = line + at * PLACE_BYTES;
+        self.bytes[from..from + PLACE_BYTES].copy_from_slice(&place.to_le_bytes()[..PLACE_BYTES]);
+    }
+
+    fn tick(&self, clock: u32) -> u64 {
+        u64::from(clock >> self.tick_shift) & self.tick_mask
+    }
+
+    fn unpack(&self, place: u64, clock: u32) -> Ghost {
+        let age = self.tick(clock).wrapping_sub(place) & self.tick_mask;
+        Ghost { touched: clock.wrapping_sub((age as u32) << self.tick_shift), mark: place >> TICK_BITS & 1 == 1 }
     }
 }
 
 /// From the lower bits: the upper ones chose the bucket.
 fn tag(key: Fingerprint) -> u64 {
-    (key.0 & 0x7fff_ffff).max(1)
+    (key.0 & mask(TAG_BITS)).max(1)
 }
 
-fn unpack(place: u64) -> Ghost {
-    Ghost { touched: place as u32, mark: place >> 32 & 1 == 1 }
+fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// A bucket's last place ends 4 bytes before its line does, so that all of them can be read as words.
+fn read(bytes: &[u8], line: usize, at: usize) -> u64 {
+    let from = line + at * PLACE_BYTES;
+    let word = bytes[from..from + 8].first_chunk().expect("8 bytes");
+    u64::from_le_bytes(*word) & mask(8 * PLACE_BYTES as u32)
 }
 
 #[cfg(test)]
@@ -112,37 +161,61 @@ mod tests {
 
     #[test]
     fn a_ghost_is_taken_once_with_what_was_remembered() {
-        // Roomy: a bucket of 16 must not overflow.
-        let mut ghosts = Ghosts::new(4000);
+        // Roomy: a bucket of 12 must not overflow.
+        let mut ghosts = Ghosts::new(8000, 500);
         for n in 0..500u32 {
             let ghost = Ghost { touched: n, mark: n % 3 == 0 };
             assert_eq!(ghosts.insert(key(n.into()), ghost, 500), None);
         }
         for n in 0..500u32 {
-            assert_eq!(ghosts.take(key(n.into())), Some(Ghost { touched: n, mark: n % 3 == 0 }));
-            assert_eq!(ghosts.take(key(n.into())), None);
+            assert_eq!(ghosts.take(key(n.into()), 700), Some(Ghost { touched: n, mark: n % 3 == 0 }));
+            assert_eq!(ghosts.take(key(n.into()), 700), None);
+        }
+    }
+
+    #[test]
+    fn ages_are_right_to_the_tick_and_across_the_end_of_the_clock() {
+        for residents in [10, 1 << 14, 1 << 20, 1 << 24] {
+            let mut ghosts = Ghosts::new(1000, residents);
+            let tick = (residents as u32 >> 8).max(1).next_power_of_two();
+            for (nth, touched) in [5, 1 << 20, u32::MAX - 3, u32::MAX / 2].into_iter().enumerate() {
+                for age in [0, 1000, 10 * residents as u32] {
+                    let at = key((nth as u64) << 32 | u64::from(age));
+                    ghosts.insert(at, Ghost { touched, mark: true }, touched);
+                    let now = touched.wrapping_add(age);
+                    let ghost = ghosts.take(at, now).unwrap();
+                    let error = now.wrapping_sub(ghost.touched).abs_diff(age);
+                    assert!(error <= tick, "{residents} residents, age {age}: wrong by {error}");
+                }
+            }
         }
     }
 
     #[test]
     fn the_old_are_forgotten_first_and_none_silently() {
         let (count, total) = (4096, 40_000u32);
-        let mut ghosts = Ghosts::new(count);
+        let mut ghosts = Ghosts::new(count, 400);
+        let room = count.next_multiple_of(BUCKET);
         let mut lost = 0;
         for n in 0..total {
             lost += u32::from(ghosts.insert(key(n.into()), Ghost { touched: n, mark: false }, n).is_some());
         }
-        let kept: Vec<u32> = (0..total).filter(|n| ghosts.take(key((*n).into())).is_some()).collect();
+        assert_eq!(ghosts.len(), room);
+        let mut seen = 0;
+        ghosts.sample(room, total, |ghost| seen += u32::from(ghost.touched < total));
+        assert_eq!(seen as usize, room, "a sample of all sees each once");
+        let kept: Vec<u32> = (0..total).filter(|n| ghosts.take(key((*n).into()), total).is_some()).collect();
+        // A few are taken for others, which were forgotten.
         assert_eq!(kept.len() as u32 + lost, total);
-        assert_eq!(kept.len(), count);
         let newest_half = kept.iter().filter(|n| **n >= total - count as u32 / 2).count();
-        assert!(newest_half >= count / 2 * 95 / 100, "of the newest {} only {newest_half} are kept", count / 2);
+        assert!(newest_half >= count / 2 * 94 / 100, "of the newest {} only {newest_half} are kept", count / 2);
     }
 
     #[test]
     fn an_empty_table_remembers_nothing() {
         let mut ghosts = Ghosts::default();
         assert_eq!(ghosts.insert(key(1), Ghost { touched: 1, mark: true }, 2), None);
-        assert_eq!(ghosts.take(key(1)), None);
+        assert_eq!(ghosts.take(key(1), 3), None);
+        ghosts.sample(100, 3, |ghost| panic!("{ghost:?} was never remembered"));
     }
 }

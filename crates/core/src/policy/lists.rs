@@ -56,6 +56,17 @@ impl Lists {
         }
     }
 
+    /// A new block that is to go first, or right behind `parent`, which goes first, too. It is `fresh`; the mark is
+    /// set to that.
+    pub fn insert_coldest(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>) {
+        nodes.stamp(block);
+        nodes[block].mark = FRESH as u32;
+        match parent.or(self.tail(FRESH)) {
+            Some(before) => self.lists[FRESH].push_behind(nodes, block, before),
+            None => self.lists[FRESH].push_head(nodes, block),
+        }
+    }
+
     /// To the head of `list`, as most recent of all.
     pub fn lift(&mut self, nodes: &mut Nodes, block: BlockId, list: usize) {
         self.remove(nodes, block);

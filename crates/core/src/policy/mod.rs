@@ -106,6 +106,11 @@ pub trait Policy: Send {
     /// child goes right behind its parent, so that a prompt stored piece by piece ends up leaf-first too.
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>);
 
+    /// As `insert`, of a block that a waiting request expects.
+    fn insert_wanted(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        self.insert(nodes, block, key, parent);
+    }
+
     /// A block of this key came and was not admitted, since its parent is not resident.
     fn refuse(&mut self, _nodes: &mut Nodes, _key: Fingerprint) {}
 

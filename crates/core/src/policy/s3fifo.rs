@@ -30,7 +30,7 @@ impl Policy for S3Fifo {
     }
 
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
-        let is_known = self.ghosts.take(key).is_some();
+        let is_known = self.ghosts.take(key, nodes.clock).is_some();
         self.lists.insert(nodes, block, parent, is_known);
     }
 
@@ -47,7 +47,7 @@ impl Policy for S3Fifo {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.ghosts.fit(self.lists.count() as usize);
+        self.ghosts.fit(self.lists.count() as usize, 1);
         for _ in 0..MAX_SCAN {
             let block = self.coldest(nodes)?;
             let (list, hits) = (Lists::of(&nodes[block]), hits(nodes, block));

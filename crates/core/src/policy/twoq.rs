@@ -26,7 +26,7 @@ impl Policy for TwoQ {
     }
 
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
-        let is_known = self.ghosts.take(key).is_some();
+        let is_known = self.ghosts.take(key, nodes.clock).is_some();
         self.lists.insert(nodes, block, parent, is_known);
     }
 
@@ -43,7 +43,7 @@ impl Policy for TwoQ {
     }
 
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
-        self.ghosts.fit(self.lists.count() as usize * GHOSTS_PER_BLOCK);
+        self.ghosts.fit(self.lists.count() as usize, GHOSTS_PER_BLOCK);
         let block = self.lists.evict(nodes, residents, choose)?;
         let ghost = Ghost { touched: nodes[block].touched, mark: false };
         self.ghosts.insert(residents.fingerprint(block), ghost, nodes.clock);

@@ -17,11 +17,13 @@ pub struct Worth {
     hits: [f64; BUCKETS],
     lapsed: [f64; BUCKETS],
     worth: [f64; BUCKETS],
+    /// Those of which neither is known yet, at the last lesson.
+    alive: [f64; BUCKETS],
 }
 
 impl Default for Worth {
     fn default() -> Self {
-        Worth { hits: [0.0; BUCKETS], lapsed: [0.0; BUCKETS], worth: [0.0; BUCKETS] }
+        Worth { hits: [0.0; BUCKETS], lapsed: [0.0; BUCKETS], worth: [0.0; BUCKETS], alive: [0.0; BUCKETS] }
     }
 }
 
@@ -42,9 +44,16 @@ impl Worth {
         self.lapsed[bucket(age)] += 1.0;
     }
 
+    /// `count` blocks of this age may still be asked for. Told anew before each lesson: without them it would know
+    /// those that came back soon, and of the others only what was forgotten meanwhile.
+    pub fn wait(&mut self, age: u32, count: f64) {
+        self.alive[bucket(age)] += count;
+    }
+
     /// Takes what was counted since the last call into account, and lets old evidence fade.
     pub fn learn(&mut self) {
         self.worth = first_slopes(&self.curve());
+        self.alive.fill(0.0);
         self.hits.iter_mut().chain(&mut self.lapsed).for_each(|count| *count *= KEEP);
     }
 
@@ -54,7 +63,7 @@ impl Worth {
         let mut reached = [1.0; BUCKETS];
         let mut sum = 1.0;
         for b in (0..BUCKETS).rev() {
-            sum += self.hits[b] + self.lapsed[b];
+            sum += self.hits[b] + self.lapsed[b] + self.alive[b];
             reached[b] = sum;
         }
         let mut curve = [(0.0, 0.0); BUCKETS + 1];

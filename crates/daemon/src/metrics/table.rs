@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use forebay_core::ceiling::Estimate;
 use forebay_core::decorate::Counts;
 use forebay_core::miss::MissReason;
 use forebay_core::report::ClassReport;
@@ -29,15 +30,18 @@ enum Read {
     /// Names of the labels, and each combination of their values with its count.
     Counters(&'static [&'static str], fn(&Snapshot) -> Samples),
     Gauges(&'static [&'static str], fn(&Snapshot) -> Samples),
+    /// Shares, 0 to 1.
+    Ratios(&'static [&'static str], fn(&Snapshot) -> Shares),
     Seconds(fn(&Snapshot) -> &Histogram),
     SecondsBy(&'static [&'static str], fn(&Snapshot) -> Times),
 }
 
 type Samples = Vec<(Vec<String>, u64)>;
+type Shares = Vec<(Vec<String>, f64)>;
 
 type Times<'a> = Vec<(Vec<String>, &'a Histogram)>;
 
-use Read::{Counter, Counters, Gauge, Gauges, Seconds, SecondsBy};
+use Read::{Counter, Counters, Gauge, Gauges, Ratios, Seconds, SecondsBy};
 
 const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
     Metric { name, help, read }
@@ -71,6 +75,33 @@ static METRICS: &[Metric] = &[
         "forebay_lookup_seconds",
         "From a lookup's arrival to its answer, in the daemon.",
         Seconds(|s| &s.lookup_time),
+    ),
+    // How good the hit rate could be.
+    metric(
+        "forebay_ceiling_ratio",
+        "Share of the keys asked about in the window that a cache without limit would have hit.",
+        Ratios(&["window"], ceilings),
+    ),
+    metric(
+        "forebay_sampled_keys",
+        "Keys looked at for the optimum: some of the latest.",
+        Gauge(|s| s.estimates.sampled.asked),
+    ),
+    metric("forebay_sampled_hits", "Of the sampled keys, those that were hits.", Gauge(|s| s.estimates.sampled.hits)),
+    metric(
+        "forebay_sampled_optimum_hits",
+        "Of the sampled keys, those that the best possible cache of the pool's size would have hit.",
+        Gauge(|s| s.estimates.sampled.optimum_hits),
+    ),
+    metric(
+        "forebay_capacity_curve_ratio",
+        "Share of the keys that leaf-first LRU would hit with so much memory.",
+        Ratios(&["capacity_bytes"], curve),
+    ),
+    metric(
+        "forebay_insight_left_out_total",
+        "Lookups that came too fast to be looked at for these estimates.",
+        Counter(|s| s.estimates.left_out),
     ),
     // Stores.
     metric("forebay_reserved_slots_total", "Empty slots handed out to be filled.", Counter(|s| s.core.reserved)),
@@ -253,6 +284,10 @@ impl Metric {
             Gauges(names, read) => {
                 each(names, read(snapshot), |labels, value| out.encode_family(labels)?.encode_gauge(&value))
             }
+            Ratios(names, read) => read(snapshot).into_iter().try_for_each(|(values, ratio)| {
+                let labels: Labels = names.iter().copied().zip(values).collect();
+                out.encode_family(&labels)?.encode_gauge(&ratio)
+            }),
             Seconds(read) => {
                 let times = read(snapshot);
                 out.encode_histogram::<NoLabelSet>(times.sum_seconds(), times.count(), &times.buckets(), None)
@@ -268,14 +303,14 @@ impl Metric {
     fn kind(&self) -> MetricType {
         match self.read {
             Counter(_) | Counters(..) => MetricType::Counter,
-            Gauge(_) | Gauges(..) => MetricType::Gauge,
+            Gauge(_) | Gauges(..) | Ratios(..) => MetricType::Gauge,
             Seconds(_) | SecondsBy(..) => MetricType::Histogram,
         }
     }
 
     fn labels(&self) -> &'static [&'static str] {
         match self.read {
-            Counters(names, _) | Gauges(names, _) | SecondsBy(names, _) => names,
+            Counters(names, _) | Gauges(names, _) | Ratios(names, _) | SecondsBy(names, _) => names,
             _ => &[],
         }
     }
@@ -307,6 +342,16 @@ fn slots_by_class(snapshot: &Snapshot) -> Samples {
         ]
     };
     snapshot.classes.iter().flat_map(one).collect()
+}
+
+fn ceilings(snapshot: &Snapshot) -> Shares {
+    let one =
+        |(estimate, name): (&Option<Estimate>, &str)| Some((vec![name.to_string()], estimate.as_ref()?.ceiling()?));
+    snapshot.estimates.windows.iter().zip(["15m", "1h", "24h"]).filter_map(one).collect()
+}
+
+fn curve(snapshot: &Snapshot) -> Shares {
+    snapshot.estimates.curve.iter().map(|(bytes, ratio)| (vec![bytes.to_string()], *ratio)).collect()
 }
 
 fn used_bytes(snapshot: &Snapshot) -> u64 {

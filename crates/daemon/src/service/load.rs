@@ -2,13 +2,15 @@
 
 use std::time::Instant;
 
-use forebay_core::load::{Answer, LeaseId, Lookup};
+use forebay_core::block::NamespaceIndex;
+use forebay_core::load::{Answer, LeaseId, Lookup, STATE_READY};
 use forebay_core::{Core, Error, ErrorKind, Instance, Result};
-use forebay_rpc::proto::{Done, GroupAnswer, LookupReply, LookupRequest, ReleaseRequest};
+use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
 use tokio::sync::Semaphore;
 
 use super::{check_hashes, group_index};
-use crate::state::Shared;
+use crate::insight::Seen;
+use crate::state::{Shared, State};
 
 /// Answers for all keys of all groups, and takes the lease. Long prompts are looked up in pieces, so that other
 /// calls get in between.
@@ -41,9 +43,31 @@ pub async fn lookup(shared: &Shared, places: &Semaphore, request: LookupRequest)
             state.core.release(pending.instance, lease);
         }
         state.lookup_time.record(start.elapsed().as_micros() as u64);
+        tell(state, pending.namespace, request.groups, &groups, start);
         lease
     });
     Ok(LookupReply { lease: lease.0, groups })
+}
+
+/// Hands the keys to those who look at them later.
+fn tell(state: &State, namespace: NamespaceIndex, asked: Vec<GroupKeys>, groups: &[GroupAnswer], at: Instant) {
+    for (keys, answer) in asked.into_iter().zip(groups) {
+        let Ok(group) = group_index(keys.group) else { continue };
+        let Some(layout) = state.core.layout(namespace).group(group) else { continue };
+        if keys.hashes.is_empty() {
+            continue;
+        }
+        state.insight.note(Seen {
+            at,
+            namespace,
+            group,
+            block_tokens: layout.tokens_per_block,
+            block_bytes: layout.slot_bytes(),
+            hashes: keys.hashes,
+            hash_bytes: keys.hash_bytes as usize,
+            hits: answer.states.iter().filter(|state| **state == STATE_READY).count(),
+        });
+    }
 }
 
 pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
@@ -58,6 +82,7 @@ pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
 struct Pending {
     shared: Shared,
     instance: Instance,
+    namespace: NamespaceIndex,
     lookup: Option<Lookup>,
 }
 
@@ -82,7 +107,7 @@ fn begin(shared: &Shared, request: &LookupRequest) -> Result<Pending> {
         }
         // Whoever maps nothing has no use for offsets, and asks without taking a lease.
         let lookup = state.core.begin_lookup(maps_pool.then_some(instance), namespace);
-        Ok(Pending { shared: shared.clone(), instance, lookup: Some(lookup) })
+        Ok(Pending { shared: shared.clone(), instance, namespace, lookup: Some(lookup) })
     })
 }
 

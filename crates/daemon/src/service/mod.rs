@@ -4,6 +4,7 @@
 //! takes slots in several steps holds what it took in a guard, so that a call that is cancelled half-way gives
 //! it back.
 
+mod advise;
 mod audit;
 mod copying;
 mod load;
@@ -21,6 +22,7 @@ use forebay_rpc::proto::*;
 use forebay_rpc::to_status;
 use tokio::sync::Semaphore;
 use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 pub use session::{check_protocol, tell_attached};
@@ -116,6 +118,16 @@ impl Forebay for Service {
 
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {
         self.answer("audit", audit::audit(&self.shared, &self.copies).await)
+    }
+
+    async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
+        self.answer("advise", advise::advise(&self.shared).await)
+    }
+
+    type RecordStream = ReceiverStream<Result<Recorded, Status>>;
+
+    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<Self::RecordStream>, Status> {
+        self.answer("record", advise::record(&self.shared))
     }
 
     async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {

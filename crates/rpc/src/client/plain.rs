@@ -185,6 +185,17 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await
     }
 
+    /// How good the hit rate is and could be. One round trip, no session.
+    pub async fn advise(&mut self) -> Result<proto::AdviseReply> {
+        self.ask_without_session(async |mut rpc: Rpc| rpc.advise(proto::AdviseRequest {}).await).await
+    }
+
+    /// Lookups from now on, until the stream is dropped. No session, no deadline.
+    pub async fn record(&mut self) -> Result<Streaming<proto::Recorded>> {
+        let mut rpc = connect(&self.directory, self.deadline).await?;
+        rpc.record(proto::RecordRequest {}).await.map(Response::into_inner).map_err(from_status)
+    }
+
     fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
         let groups = &self.namespace(namespace)?.groups;
         let found = groups.iter().find(|other| other.group == group);

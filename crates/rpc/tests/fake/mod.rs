@@ -325,4 +325,14 @@ impl Forebay for Service {
     async fn purge(&self, _: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {
         Ok(Response::new(PurgeReply::default()))
     }
+
+    async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
+        Ok(Response::new(AdviseReply::default()))
+    }
+
+    type RecordStream = Pin<Box<dyn Stream<Item = Result<Recorded, Status>> + Send>>;
+
+    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<Self::RecordStream>, Status> {
+        Err(Status::unimplemented("the fake records nothing"))
+    }
 }

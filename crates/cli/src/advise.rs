@@ -1,0 +1,184 @@
+//! `forebay advise`: how good the hit rate is, how good it could be, why the rest missed, what more memory would
+//! buy, and what looks wrong. One screen, or the same facts as JSON.
+
+use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, WindowInfo};
+use serde_json::{Value, json};
+
+use crate::arguments::Advise;
+use crate::client;
+use crate::failure::Failure;
+use crate::output::{Table, print, print_json, size};
+use crate::serve::runtime;
+
+pub fn run(arguments: &Advise) -> Result<(), Failure> {
+    let mut client = client::connect(&arguments.daemon.socket_directory()?);
+    let reply = runtime()?.block_on(client.advise())?;
+    if arguments.json {
+        print_json(&to_json(&reply));
+    } else {
+        print(&to_text(&reply));
+    }
+    Ok(())
+}
+
+fn to_text(reply: &AdviseReply) -> String {
+    if reply.keys == 0 {
+        return "nothing was asked for yet\n".to_string();
+    }
+    let mut text = rates(reply);
+    text += &format!("\nmisses\n{}", misses(reply));
+    text += &format!("\nmemory, as leaf-first LRU would use it\n{}", memory(reply));
+    if reply.left_out > 0 {
+        text += &format!("\n{} lookups came too fast to be looked at\n", reply.left_out);
+    }
+    for AlarmInfo { name, cause, hint } in &reply.alarms {
+        text += &format!("\nalarm: {name}\n  cause: {cause}\n  hint: {hint}\n");
+    }
+    text
+}
+
+fn rates(reply: &AdviseReply) -> String {
+    let mut table = Table::new(&["hits", ">share", ">keys", "of"]);
+    let mut row = |name: &str, share: f64, keys: u64, of: &str| {
+        table.row([name.to_string(), percent(share), keys.to_string(), of.to_string()]);
+    };
+    row("hit", ratio(reply.hits, reply.keys), reply.keys, "all since the daemon started");
+    let sampled = |hits| ratio(hits, reply.sampled_keys);
+    row("hit lately", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of the last 16 turnovers");
+    row("best possible here", sampled(reply.sampled_optimum_hits), reply.sampled_keys, "the same sample");
+    row("without limit", sampled(reply.sampled_again), reply.sampled_keys, "the same sample");
+    for window in reply.windows.iter().filter(|window| window.keys > 0) {
+        row("ceiling", ceiling(window), window.keys, &format!("the last {}", duration(window.window_us)));
+    }
+    table.render("")
+}
+
+fn misses(reply: &AdviseReply) -> String {
+    let mut table = Table::new(&["reason", ">share of keys", ">keys"]);
+    let all: u64 = reply.misses.iter().map(|miss| miss.count).sum();
+    for MissCount { reason, count } in reply.misses.iter().filter(|miss| miss.count > 0) {
+        table.row([reason.clone(), percent(ratio(*count, reply.keys)), count.to_string()]);
+    }
+    table.row(["all".to_string(), percent(ratio(all, reply.keys)), all.to_string()]);
+    table.render("  ")
+}
+
+fn memory(reply: &AdviseReply) -> String {
+    let mut table = Table::new(&["change", ">capacity", ">hit", ">points"]);
+    let now = now(reply);
+    for CurvePoint { capacity_bytes, hit_ratio } in &reply.curve {
+        let change = match (*capacity_bytes).cmp(&reply.capacity_bytes) {
+            std::cmp::Ordering::Less => format!("-{}", size(reply.capacity_bytes - capacity_bytes)),
+            std::cmp::Ordering::Equal => "now".to_string(),
+            std::cmp::Ordering::Greater => format!("+{}", size(capacity_bytes - reply.capacity_bytes)),
+        };
+        table.row([change, size(*capacity_bytes), percent(*hit_ratio), format!("{:+.1}", 100.0 * (hit_ratio - now))]);
+    }
+    table.render("  ")
+}
+
+/// What the curve says about the present capacity.
+fn now(reply: &AdviseReply) -> f64 {
+    let distance = |point: &&CurvePoint| point.capacity_bytes.abs_diff(reply.capacity_bytes);
+    reply.curve.iter().min_by_key(distance).map_or(0.0, |point| point.hit_ratio)
+}
+
+fn to_json(reply: &AdviseReply) -> Value {
+    let misses: serde_json::Map<_, _> =
+        reply.misses.iter().map(|miss| (miss.reason.clone(), json!(miss.count))).collect();
+    let window = |window: &WindowInfo| json!({"window_us": window.window_us, "keys": window.keys, "different_keys": window.different_keys, "ceiling": ceiling(window)});
+    let point = |point: &CurvePoint| json!({"capacity_bytes": point.capacity_bytes, "hit_ratio": point.hit_ratio});
+    let alarm = |alarm: &AlarmInfo| json!({"name": alarm.name, "cause": alarm.cause, "hint": alarm.hint});
+    json!({
+        "capacity_bytes": reply.capacity_bytes,
+        "keys": reply.keys,
+        "hits": reply.hits,
+        "misses": misses,
+        "stored_blocks": reply.stored_blocks,
+        "evicted_blocks": reply.evicted_blocks,
+        "windows": reply.windows.iter().map(window).collect::<Vec<_>>(),
+        "sampled_keys": reply.sampled_keys,
+        "sampled_again": reply.sampled_again,
+        "sampled_hits": reply.sampled_hits,
+        "sampled_optimum_hits": reply.sampled_optimum_hits,
+        "curve": reply.curve.iter().map(point).collect::<Vec<_>>(),
+        "alarms": reply.alarms.iter().map(alarm).collect::<Vec<_>>(),
+        "left_out": reply.left_out,
+    })
+}
+
+fn ceiling(window: &WindowInfo) -> f64 {
+    1.0 - (window.different_keys / window.keys.max(1) as f64).min(1.0)
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:.1} %", 100.0 * ratio)
+}
+
+fn duration(us: u64) -> String {
+    let minutes = us / 60_000_000;
+    if minutes < 60 { format!("{minutes} min") } else { format!("{} h", minutes / 60) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply() -> AdviseReply {
+        let miss = |reason: &str, count| MissCount { reason: reason.to_string(), count };
+        let window = |window_us, keys, different_keys| WindowInfo { window_us, keys, different_keys };
+        let point = |gib: u64, hit_ratio| CurvePoint { capacity_bytes: gib << 30, hit_ratio };
+        AdviseReply {
+            capacity_bytes: 100 << 30,
+            keys: 1_000_000,
+            hits: 410_000,
+            misses: vec![
+                miss("never_seen", 350_000),
+                miss("evicted", 239_000),
+                miss("failed", 0),
+                miss("not_yet", 1000),
+            ],
+            stored_blocks: 580_000,
+            evicted_blocks: 480_000,
+            windows: vec![
+                window(900_000_000, 0, 0.0),
+                window(3_600_000_000, 200_000, 80_000.0),
+                window(86_400_000_000, 1_000_000, 360_000.4),
+            ],
+            sampled_keys: 65_536,
+            sampled_again: 42_000,
+            sampled_hits: 27_000,
+            sampled_optimum_hits: 36_000,
+            curve: vec![point(50, 0.34), point(100, 0.41), point(150, 0.45), point(200, 0.48)],
+            alarms: vec![AlarmInfo {
+                name: "hit rate fell".to_string(),
+                cause: "the working set outgrew the pool".to_string(),
+                hint: "raise `pool.capacity_bytes`".to_string(),
+            }],
+            left_out: 3,
+        }
+    }
+
+    #[test]
+    fn the_screen_is_the_golden_one() {
+        let text = to_text(&reply());
+        crate::golden::assert_golden("tests/golden/advise.txt", &text);
+        assert!(text.contains("+100.0 GiB") && text.contains("+7.0"));
+        assert!(text.lines().count() <= 40, "more than one screen");
+        assert_eq!(to_text(&AdviseReply::default()), "nothing was asked for yet\n");
+    }
+
+    #[test]
+    fn json_tells_the_same_and_misses_add_up() {
+        let json = to_json(&reply());
+        let misses: u64 = json["misses"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!(misses + json["hits"].as_u64().unwrap(), json["keys"].as_u64().unwrap());
+        assert_eq!(json["curve"][3]["capacity_bytes"], 200u64 << 30);
+        assert_eq!(json["windows"][1]["ceiling"], 0.6);
+        assert_eq!(json["alarms"][0]["name"], "hit rate fell");
+    }
+}

@@ -1,0 +1,59 @@
+//! What the core counted, every five minutes for a day, so that a change shows.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use forebay_core::stats::Stats;
+
+const STEP: Duration = Duration::from_secs(300);
+/// A day of steps.
+const STEPS: usize = 288;
+
+#[derive(Default)]
+pub struct History {
+    /// Oldest first, one a step.
+    counts: VecDeque<Stats>,
+    next: Option<Instant>,
+}
+
+impl History {
+    /// Called now and then with what was counted until `now`.
+    pub fn tick(&mut self, now: Instant, stats: &Stats) {
+        if self.next.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next = Some(now + STEP);
+        if self.counts.len() == STEPS {
+            self.counts.pop_front();
+        }
+        self.counts.push_back(stats.clone());
+    }
+
+    /// What stood `steps` steps ago, or at the start.
+    pub fn ago(&self, steps: usize) -> Option<&Stats> {
+        self.counts.get(self.counts.len().saturating_sub(steps + 1))
+    }
+
+    /// The oldest there is.
+    pub fn oldest(&self) -> Option<&Stats> {
+        self.counts.front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_kept_in_steps_of_five_minutes() {
+        let mut history = History::default();
+        let start = Instant::now();
+        for minute in 0..2000u64 {
+            let stats = Stats { keys: minute, ..Stats::default() };
+            history.tick(start + Duration::from_secs(60 * minute), &stats);
+        }
+        assert_eq!(history.counts.len(), STEPS);
+        assert_eq!(history.ago(3).unwrap().keys, 1995 - 15);
+        assert_eq!(history.oldest().unwrap().keys, 1995 - 5 * 287);
+    }
+}

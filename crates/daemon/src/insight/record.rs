@@ -1,0 +1,48 @@
+//! One recording of lookups: salted keys, sizes and times, to whoever asked for it.
+//!
+//! Holds true: nothing is recorded unless asked; what the receiver has not taken yet is bounded by its channel,
+//! and what did not fit is counted in the next message. The salt is nowhere but here, so that keys of two
+//! recordings cannot be compared, nor guessed back.
+
+use std::time::Instant;
+
+use forebay_core::index::Fingerprint;
+use forebay_rpc::proto::Recorded;
+use tokio::sync::mpsc::Sender;
+use tonic::Status;
+
+use super::Seen;
+
+pub struct Recording {
+    salt: u64,
+    start: Instant,
+    to: Sender<Result<Recorded, Status>>,
+    left_out: u64,
+}
+
+impl Recording {
+    pub fn new(salt: u64, to: Sender<Result<Recorded, Status>>) -> Recording {
+        Recording { salt, start: Instant::now(), to, left_out: 0 }
+    }
+
+    /// Whoever asked for it is gone.
+    pub fn is_over(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    pub fn see(&mut self, seen: &Seen) {
+        let key = |hash: &[u8]| Fingerprint::new(self.salt, seen.namespace, seen.group, hash).0;
+        let recorded = Recorded {
+            at_us: seen.at.saturating_duration_since(self.start).as_micros() as u64,
+            namespace: u64::from(seen.namespace.0) << 16 | u64::from(seen.group),
+            block_tokens: seen.block_tokens,
+            block_bytes: seen.block_bytes,
+            keys: seen.hashes.chunks_exact(seen.hash_bytes).map(key).collect(),
+            left_out: self.left_out,
+        };
+        match self.to.try_send(Ok(recorded)) {
+            Ok(()) => self.left_out = 0,
+            Err(_) => self.left_out += 1,
+        }
+    }
+}
