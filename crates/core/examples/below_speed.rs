@@ -21,6 +21,8 @@ const SLOT_BYTES: u64 = 16 << 10;
 const UNIT_BYTES: u64 = 64 << 20;
 const UNITS: u32 = 32;
 const PROMPT: u64 = 2048;
+/// Prompts that fill the pool; as many are brought up then, each of whose blocks evicts another.
+const FILL: u64 = UNITS as u64 * UNIT_BYTES / SLOT_BYTES / PROMPT;
 const ENGINE: Instance = Instance(0);
 
 fn main() {
@@ -41,7 +43,10 @@ fn main() {
     println!("memory: {:.1} bytes a block", core.below_heap_bytes() as f64 / blocks as f64);
 
     let mut times = ["lookup that promotes", "load ended", "lookup that writes"].map(|name| (name, Vec::new()));
-    for prompt in 0..64 {
+    for prompt in 0..2 * FILL {
+        if prompt == FILL {
+            times.iter_mut().for_each(|(_, times)| times.clear());
+        }
         run(&mut core, tier, ns, prompt * PROMPT, &mut times);
     }
     for (name, times) in &mut times {

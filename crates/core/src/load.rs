@@ -291,6 +291,7 @@ impl Core {
     }
 
     /// Why a key has no block, after its promotion was started if a tier has it and a lease is wanted.
+    #[inline(never)]
     fn fetch(&mut self, lookup: &Lookup, place: &Place, hash: &[u8], allowance: &mut Allowance) -> MissReason {
         let wants_it = lookup.instance.is_some() && self.below.is_on();
         let fetched =

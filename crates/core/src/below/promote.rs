@@ -15,7 +15,9 @@ use crate::tier::Outcome;
 
 /// Keys that are passed over at a time; beyond it a block that failed is forgotten.
 const MAX_SET_ASIDE: usize = 1 << 16;
-/// Touches applied before a promotion evicts.
+/// Promotions that one event may start: one that evicts takes about 2 µs.
+const STARTS: usize = 48;
+/// Touches applied before the first of them evicts.
 const TOUCHES_FIRST: usize = 512;
 
 /// How many promotions one event may still start, and how many evictions these may take.
@@ -25,9 +27,8 @@ pub(crate) struct Allowance {
 }
 
 impl Default for Allowance {
-    /// A promotion that evicts takes about 2 µs.
     fn default() -> Allowance {
-        Allowance { starts: 48, evictions: 96 }
+        Allowance { starts: STARTS, evictions: 2 * STARTS }
     }
 }
 
@@ -64,8 +65,10 @@ impl Core {
         if is_started || allowance.starts == 0 || self.below.is_loading_enough(place.tier) {
             return Some(MissReason::PromotionUnfinished);
         }
+        if allowance.starts == STARTS {
+            self.settle(TOUCHES_FIRST);
+        }
         allowance.starts -= 1;
-        self.settle(TOUCHES_FIRST);
         if !self.has_room(class) && !self.make_room(class, 1, &mut allowance.evictions) {
             return Some(MissReason::OverLimit);
         }
