@@ -12,7 +12,7 @@ mod record;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::block::NamespaceIndex;
 use forebay_core::ceiling::{Ceiling, Estimate, WINDOWS_US};
@@ -24,7 +24,9 @@ pub use alarm::{Alarm, alarms};
 pub use history::History;
 pub use record::Recording;
 
-/// Lookups and bytes that may wait: a second of a busy daemon.
+/// Lookups are looked at some at a time: to wake the thread for each took 30 to 70 us of its answer on two cores.
+const GATHER: Duration = Duration::from_millis(20);
+/// Lookups and bytes that may wait: 800 prompts of 20 KiB of hashes each, more than come while some are gathered.
 const MAX_QUEUED: usize = 4096;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// The curve follows the load of about the last eight turnovers of the pool: what it saw counts half after so many.
@@ -123,9 +125,12 @@ impl Insight {
 }
 
 fn work(queue: &Receiver<Seen>, shared: &Shared) {
-    while let Ok(seen) = queue.recv() {
-        shared.queued_bytes.fetch_sub(seen.hashes.len(), Ordering::Relaxed);
-        shared.analysis.lock().expect("the analysis does not panic").see(&seen);
+    while let Ok(first) = queue.recv() {
+        std::thread::sleep(GATHER);
+        for seen in std::iter::once(first).chain(queue.try_iter()) {
+            shared.queued_bytes.fetch_sub(seen.hashes.len(), Ordering::Relaxed);
+            shared.analysis.lock().expect("the analysis does not panic").see(&seen);
+        }
     }
 }
 
