@@ -387,8 +387,9 @@ fn another_namespace_aborts_the_stock_and_asks_under_its_own_name() {
     session.set_namespace(namespace("b"));
     eventually("the new one is declared", || is_ready(&session));
     session.commit(0, &keys(2), b"", &slots).unwrap();
-    eventually("stock and slots are aborted", || fake.memory().aborted.len() == STOCK);
-    assert_eq!(session.stats().commits_dropped, 2);
+    // A slow test finds the stock filled up again after its two slots were taken.
+    eventually("stock and slots are aborted", || fake.memory().aborted.len() >= STOCK);
+    eventually("the commits were dropped", || session.stats().commits_dropped == 2);
     assert!(!ticket.has_failed() && session.stats().leases_held == 1, "leases stay");
     hit(&session, 1);
     fill(&session);
