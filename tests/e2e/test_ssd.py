@@ -56,17 +56,38 @@ class Bench:
         return self.daemon.metrics()['forebay_tier_promotions_total{tier="ssd",outcome="ready"}']
 
 
-@pytest.fixture(scope="module")
-def bench(start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]) -> Bench:
+def filled(
+    start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon], admission: str, name: str
+) -> Bench:
+    """Every prefix was asked for once."""
     base = baseline(CONFIG, WORKLOAD)
-    daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20, ssd_bytes=SSD_BYTES)
-    engine = start_engine(CONFIG, daemon.patient_connector(), "engine")
+    daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20, ssd_bytes=SSD_BYTES, ssd_admission=admission)
+    engine = start_engine(CONFIG, daemon.patient_connector(), name)
     join(daemon, engine)
     for prefix in PREFIXES:
         ask(engine, base, [base.workload.about(prefix)])
-    bench = Bench(base, daemon, engine)
+    settle(engine)
+    return Bench(base, daemon, engine)
+
+
+@pytest.fixture(scope="module")
+def bench(start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]) -> Bench:
+    bench = filled(start_engine, start_daemon, "all", "engine")
     bench.wait_until_written()
     return bench
+
+
+def test_by_default_what_comes_back_is_written_and_hit_from_then_on(
+    start_engine: Callable[..., Engine], start_daemon: Callable[..., Daemon]
+) -> None:
+    bench = filled(start_engine, start_daemon, "second_sighting", "second-sighting")
+    bench.ask_all_anew()
+    bench.wait_until_written()
+    before = bench.promoted_blocks()
+    compare.enough_hits(bench.ask_all_anew(), CONFIG.block_size, share=0.9)
+    assert bench.promoted_blocks() - before > 150, "the pool had them"
+    bench.engine.kill()
+    bench.daemon.kill()
 
 
 def test_what_left_the_pool_is_hit_on_the_disk(bench: Bench, report: Callable[[Engine], Duration]) -> None:

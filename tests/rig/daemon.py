@@ -38,7 +38,7 @@ class Daemon:
     capacity_bytes: int = 256 << 20
     unit_bytes: int | None = None
     ssd_bytes: int | None = None
-    ssd_admission: str = "all"
+    ssd_admission: str = "second_sighting"  # the default, said aloud
     binary: Path = field(default_factory=forebay_binary)
 
     def __post_init__(self) -> None:

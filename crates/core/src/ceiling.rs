@@ -160,13 +160,7 @@ fn tau(mut x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn mix(seed: u64) -> u64 {
-        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
+    use crate::mix::mix;
 
     #[test]
     fn counts_are_within_one_percent_and_as_good_as_those_of_datasketches() {

@@ -25,6 +25,8 @@ pub mod key;
 pub mod layout;
 pub mod load;
 pub mod miss;
+#[cfg(test)]
+mod mix;
 mod names;
 pub mod namespace;
 pub mod optimum;

@@ -104,13 +104,7 @@ impl Optimum {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn mix(seed: u64) -> u64 {
-        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
+    use crate::mix::mix;
 
     #[test]
     fn a_cycle_larger_than_the_cache_is_hit_as_far_as_it_fits() {

@@ -211,7 +211,7 @@ impl Core {
     fn grant(&mut self, instance: Instance, class: ClassId, holds_mapping: bool) -> (SlotId, Generation) {
         let generation = self.generation();
         let holders = if holds_mapping { instance.bit() } else { 0 };
-        let block = self.blocks.add(Block {
+        let (block, slot) = self.take_slot(Block {
             holders,
             hash: BlockHash::NONE,
             state: State::Reserved,
@@ -224,13 +224,20 @@ impl Core {
             generation,
             pins: 0,
         });
-        self.nodes.cover(block);
-        let slot = self.space.take(class, block).expect("the class has a free slot");
-        self.blocks[block].slot = slot;
         self.hand_out(instance, block);
         self.stats.reserved += 1;
         self.effects.push(Effect::Reserved { slot, generation, holders });
         (slot, generation)
+    }
+
+    /// A record and a slot of its class, which has a free one.
+    pub(crate) fn take_slot(&mut self, record: Block) -> (BlockId, SlotId) {
+        let class = record.class;
+        let block = self.blocks.add(record);
+        self.nodes.cover(block);
+        let slot = self.space.take(class, block).expect("the class has a free slot");
+        self.blocks[block].slot = slot;
+        (block, slot)
     }
 
     fn reserved_by(&self, instance: Instance, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {

@@ -118,7 +118,7 @@ impl Core {
     fn load(&mut self, tier: TierId, class: ClassId, namespace: NamespaceIndex, group: u16, hash: BlockHash) {
         let generation = self.generation();
         let holders = TRANSFERS.bit();
-        let block = self.blocks.add(Block {
+        let (block, slot) = self.take_slot(Block {
             holders,
             hash,
             state: State::Promoting,
@@ -131,9 +131,6 @@ impl Core {
             generation,
             pins: 0,
         });
-        self.nodes.cover(block);
-        let slot = self.space.take(class, block).expect("the class has a free slot");
-        self.blocks[block].slot = slot;
         self.name(block);
         self.tallies[class.0 as usize].promoting += 1;
         self.effects.push(Effect::Reserved { slot, generation, holders });

@@ -87,15 +87,18 @@ fn begin(
     }
     let limit = state.config.limits.sessions as usize;
     let earlier = state.core.earlier();
-    let (instance, member) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
+    let (instance, _) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
+    if request.ranks > 0
+        && let Err(error) = state.record_instance(instance, &request.engine_id, request.ranks)
+    {
+        state.settle_instance(instance);
+        return Err(error);
+    }
     let id = state.next_session;
     state.next_session += 1;
     let session = Session { id, events, namespaces: Default::default(), is_welcome: false, was_told_attached: false };
     // Dropping the old one ends its stream.
-    member.session = Some(session);
-    if request.ranks > 0 {
-        state.record_instance(instance, &request.engine_id, request.ranks)?;
-    }
+    state.instances.get(instance).expect("just entered").session = Some(session);
     Ok((id, state.core.begin_resume(instance)))
 }
 
