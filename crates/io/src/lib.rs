@@ -7,5 +7,6 @@
 
 pub mod arena;
 pub mod conformance;
+pub mod header;
 pub mod ssd;
 pub mod uring;

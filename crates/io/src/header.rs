@@ -1,0 +1,107 @@
+//! What goes before a block's bytes wherever a store keeps it under a name that others may write: who it is, how
+//! long, and its checksum. `docs/formats/block.md` gives it byte by byte.
+//!
+//! Invariant: a header that [`Header::read`] returns was written whole, in a version that is known here; whether it is
+//! the block that was asked for is the caller's [`Header::is_of`].
+
+use forebay_core::checksum::checksum;
+use forebay_core::{BlockHash, BlockKey, NamespaceId};
+
+/// Length of every version's header.
+pub const HEADER_BYTES: usize = 96;
+
+const MAGIC: &[u8; 8] = b"FOREBAYB";
+const VERSION: u32 = 1;
+const SEAL_AT: usize = HEADER_BYTES - 8;
+
+/// See the module's head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    pub key: BlockKey,
+    /// Of the block, without the header.
+    pub length_bytes: u64,
+    /// CRC-64/NVME of the block.
+    pub checksum: u64,
+}
+
+impl Header {
+    pub fn write(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let hash = self.key.hash.as_bytes();
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.key.group.to_le_bytes());
+        bytes[14] = hash.len() as u8;
+        bytes[16..32].copy_from_slice(&self.key.namespace.0.to_le_bytes());
+        bytes[32..32 + hash.len()].copy_from_slice(hash);
+        bytes[64..72].copy_from_slice(&self.length_bytes.to_le_bytes());
+        bytes[72..80].copy_from_slice(&self.checksum.to_le_bytes());
+        let seal = checksum(&bytes[..SEAL_AT]);
+        bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if this is no header: another's bytes, a torn or damaged one, or a version of the future.
+    pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let is_whole = checksum(&bytes[..SEAL_AT]) == u64::from_le_bytes(field(bytes, SEAL_AT));
+        let version = u32::from_le_bytes(field(bytes, 8));
+        if &bytes[..8] != MAGIC || !is_whole || version != VERSION {
+            return None;
+        }
+        let hash = bytes[32..64].get(..bytes[14] as usize).and_then(|hash| BlockHash::new(hash).ok())?;
+        let namespace = NamespaceId(u128::from_le_bytes(field(bytes, 16)));
+        let group = u16::from_le_bytes(field(bytes, 12));
+        Some(Header {
+            key: BlockKey { namespace, group, hash },
+            length_bytes: u64::from_le_bytes(field(bytes, 64)),
+            checksum: u64::from_le_bytes(field(bytes, 72)),
+        })
+    }
+
+    /// Whether this is the header of that block, with that many bytes.
+    pub fn is_of(&self, key: &BlockKey, length_bytes: u64) -> bool {
+        self.key == *key && self.length_bytes == length_bytes
+    }
+}
+
+fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("a field of that length")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(hash: &[u8]) -> Header {
+        let key = BlockKey { namespace: NamespaceId(7 << 100 | 9), group: 3, hash: BlockHash::new(hash).unwrap() };
+        Header { key, length_bytes: 1 << 20, checksum: 0x0123_4567_89ab_cdef }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for hash in [&[1][..], &[2; 8], &[3; 32]] {
+            assert_eq!(Header::read(&header(hash).write()), Some(header(hash)));
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_anywhere_makes_it_no_header() {
+        let good = header(&[5; 32]).write();
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::read(&bad), None, "bit {bit}");
+        }
+    }
+
+    /// The bytes of the page in `docs/formats`, so that a change of the format shows here.
+    #[test]
+    fn its_bytes_are_those_of_the_format_page() {
+        let bytes = header(&[0xAB; 4]).write();
+        assert_eq!(&bytes[..16], b"FOREBAYB\x01\0\0\0\x03\0\x04\0");
+        assert_eq!(&bytes[16..32], &(7u128 << 100 | 9).to_le_bytes());
+        assert_eq!(&bytes[32..37], &[0xAB, 0xAB, 0xAB, 0xAB, 0]);
+        assert_eq!(&bytes[64..80], b"\0\0\x10\0\0\0\0\0\xef\xcd\xab\x89\x67\x45\x23\x01");
+        assert_eq!(&bytes[80..88], &[0; 8]);
+    }
+}
