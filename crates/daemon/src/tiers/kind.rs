@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_core::below::Limits;
 use forebay_core::decorate::Timed;
 use forebay_core::{BlockKey, NamespaceId};
+use forebay_io::redis::Redis;
 use forebay_io::ssd::{DiskReport, Ssd};
 
 use crate::config::Config;
@@ -14,14 +15,16 @@ use crate::config::Config;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Ssd,
+    Redis,
 }
 
 impl Kind {
-    const ALL: [Kind; 1] = [Kind::Ssd];
+    const ALL: [Kind; 2] = [Kind::Ssd, Kind::Redis];
 
     pub fn configured(config: &Config) -> Vec<Kind> {
         let is_configured = |kind: &Kind| match kind {
             Kind::Ssd => !config.tier_ssd.disks.is_empty(),
+            Kind::Redis => !config.tier_redis.urls.is_empty(),
         };
         Kind::ALL.into_iter().filter(is_configured).collect()
     }
@@ -30,6 +33,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ssd => "ssd",
+            Kind::Redis => "redis",
         }
     }
 
@@ -37,6 +41,7 @@ impl Kind {
     pub fn is_shared(self) -> bool {
         match self {
             Kind::Ssd => false,
+            Kind::Redis => true,
         }
     }
 
@@ -44,6 +49,7 @@ impl Kind {
     pub fn limits(self, config: &Config) -> Limits {
         let admission = match self {
             Kind::Ssd => config.tier_ssd.admission,
+            Kind::Redis => config.tier_redis.admission,
         };
         Limits { admission, is_shared: self.is_shared(), ..Limits::default() }
     }
@@ -52,6 +58,7 @@ impl Kind {
     pub fn load_deadline(self, config: &Config) -> Duration {
         Duration::from_millis(match self {
             Kind::Ssd => config.tier_ssd.load_deadline_ms,
+            Kind::Redis => config.tier_redis.load_deadline_ms,
         })
     }
 }
@@ -96,5 +103,11 @@ impl Driven for Ssd {
 
     fn disks(&self) -> Vec<DiskReport> {
         self.report()
+    }
+}
+
+impl Driven for Redis {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        Redis::wake_fd(self)
     }
 }

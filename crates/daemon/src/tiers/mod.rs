@@ -13,6 +13,7 @@ mod open;
 mod purge;
 mod report;
 mod run;
+mod settings;
 mod waiting;
 
 use std::collections::BTreeSet;

@@ -10,11 +10,13 @@ use forebay_core::below::{TRANSFERS, TierId};
 use forebay_core::tier::Location;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::arena::Pool;
-use forebay_io::ssd::{Claim, DiskConfig, Ssd, SsdConfig};
+use forebay_io::redis::{Redis, RedisConfig};
+use forebay_io::ssd::{Claim, Ssd};
 use forebay_io::uring::Region;
 
 use super::kind::{Driven, Kind};
-use crate::config::{Config, TierSsd};
+use super::settings;
+use crate::config::Config;
 use crate::state::Shared;
 
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
@@ -34,6 +36,7 @@ pub struct Opening {
 
 enum Claimed {
     Ssd(Claim),
+    Redis(Box<RedisConfig>),
 }
 
 /// The tiers that are configured. Errors with what the operator has to change; a disk that fails on its own is an error
@@ -42,7 +45,12 @@ pub fn claim(config: &Config) -> Result<Openings> {
     let kinds = Kind::configured(config).into_iter().zip(0..);
     let claim = |(kind, number)| {
         let what = match kind {
-            Kind::Ssd => Claimed::Ssd(Claim::new(&ssd_config(&config.tier_ssd))?),
+            Kind::Ssd => Claimed::Ssd(Claim::new(&settings::ssd(&config.tier_ssd))?),
+            Kind::Redis => {
+                let config = settings::redis(&config.tier_redis);
+                config.check()?;
+                Claimed::Redis(Box::new(config))
+            }
         };
         Ok(Opening { tier: TierId(number), since: Instant::now(), what })
     };
@@ -73,6 +81,7 @@ impl Opening {
         let pool: Arc<Pool> = shared.lock().pool.clone();
         let tier: Box<dyn Driven> = match self.what {
             Claimed::Ssd(claim) => Box::new(open_ssd(claim, self.tier, shared, pool)?),
+            Claimed::Redis(config) => Box::new(Redis::open(&config, Region::of_pool(pool))?),
         };
         let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
         let wake = tier.wake_fd().try_clone_to_owned().map_err(no_wake)?;
@@ -106,18 +115,4 @@ fn open_ssd(mut claim: Claim, tier: TierId, shared: &Shared, pool: Arc<Pool>) ->
         shared.event(|state| piece.iter().for_each(|(key, at)| state.core.found_below(tier, key, *at)));
     }
     Ok(ssd)
-}
-
-fn ssd_config(config: &TierSsd) -> SsdConfig {
-    let disk = |path: &std::path::PathBuf| DiskConfig {
-        path: path.clone(),
-        capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
-    };
-    SsdConfig {
-        segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
-        engine: config.engine,
-        write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
-        write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
-        ..SsdConfig::new(config.disks.iter().map(disk).collect())
-    }
 }

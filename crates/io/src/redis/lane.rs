@@ -370,7 +370,9 @@ impl Lane {
             let node = &mut nodes[at];
             node.dispatch(now, settings, scratch);
             let mut losses = Vec::new();
-            for (seat, connection) in node.seats.iter_mut().enumerate().filter_map(|(at, seat)| Some((at, seat.connection.as_mut()?))) {
+            for (seat, connection) in
+                node.seats.iter_mut().enumerate().filter_map(|(at, seat)| Some((at, seat.connection.as_mut()?)))
+            {
                 if let Err(loss) = connection.send(pool) {
                     losses.push((seat, loss));
                 }
