@@ -20,7 +20,7 @@ tools:
 
 # The servers that the Redis tier is tested on.
 servers:
-	@tools/test-servers.sh $(VENV)
+	@tools/test-servers.sh $(VENV) .cache/servers
 
 # The command and the native module, from this checkout.
 build: tools
@@ -39,7 +39,7 @@ test-python: build
 	$(BIN)/python -m pytest -q tests/python
 	$(BIN)/python -m pytest -q tests/connector
 
-e2e: build
+e2e: build servers
 	$(BIN)/python -m pytest -q tests/e2e
 
 check: build

@@ -40,6 +40,7 @@ class Daemon:
     unit_bytes: int | None = None
     ssd_bytes: int | None = None
     ssd_admission: str = "second_sighting"  # the default, said aloud
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections of the configuration
     binary: Path = field(default_factory=forebay_binary)
 
     def __post_init__(self) -> None:
@@ -176,6 +177,7 @@ class Daemon:
         if self.ssd_bytes:
             disks, capacity = [str(self.ssd_path)], self.ssd_bytes
             sections["tier.ssd"] = {"disks": disks, "capacity_bytes": capacity, "admission": self.ssd_admission}
+        sections |= self.tiers
         return "\n".join(
             f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
             for section, keys in sections.items()
