@@ -206,8 +206,16 @@ mod tests {
     #[test]
     fn a_bad_url_is_refused_with_a_hint_and_without_its_password() {
         let bad = [
-            "cache:6379", "http://cache", "redis://", "redis://cache:seven", "redis://cache/db", "redis://[::1",
-            "redis://[cache]:1", "unix://relative", "redis://user@cache", "redis://u:secret%zz@cache",
+            "cache:6379",
+            "http://cache",
+            "redis://",
+            "redis://cache:seven",
+            "redis://cache/db",
+            "redis://[::1",
+            "redis://[cache]:1",
+            "unix://relative",
+            "redis://user@cache",
+            "redis://u:secret%zz@cache",
         ];
         for text in bad {
             let error = Url::parse(text).unwrap_err();

@@ -126,8 +126,9 @@ impl Settings {
         let Some(first) = urls.first() else {
             return Err(Error::invalid("a redis tier needs a server").hint("set `urls` to at least one URL"));
         };
-        let differs =
-            |url: &Url| (url.is_tls, &url.credentials, url.database) != (first.is_tls, &first.credentials, first.database);
+        let differs = |url: &Url| {
+            (url.is_tls, &url.credentials, url.database) != (first.is_tls, &first.credentials, first.database)
+        };
         if urls.iter().any(differs) {
             return Err(Error::invalid("the urls of a redis tier differ in more than the server")
                 .hint("give all of them the same scheme, user, password and database"));

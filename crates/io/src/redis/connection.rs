@@ -74,9 +74,15 @@ impl Greeting {
 }
 
 enum Stage {
-    Connecting { commands: usize, due: Instant },
+    Connecting {
+        commands: usize,
+        due: Instant,
+    },
     /// So many replies are missing.
-    Greeting { commands: usize, due: Instant },
+    Greeting {
+        commands: usize,
+        due: Instant,
+    },
     Ready,
 }
 

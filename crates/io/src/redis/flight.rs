@@ -34,8 +34,13 @@ pub(super) struct Job {
 pub(super) enum Verdict {
     Done(Outcome),
     /// Another node has it: for good, or for this time.
-    Moved { slot: u16, to: Address },
-    Ask { to: Address },
+    Moved {
+        slot: u16,
+        to: Address,
+    },
+    Ask {
+        to: Address,
+    },
 }
 
 /// See the module's head.
@@ -54,13 +59,7 @@ pub(super) struct Flight {
 
 impl Flight {
     /// Writes the commands of `job`. `scratch` is for names.
-    pub fn launch(
-        job: Job,
-        due: Instant,
-        settings: &Settings,
-        out: &mut Outgoing,
-        scratch: &mut Vec<u8>,
-    ) -> Flight {
+    pub fn launch(job: Job, due: Instant, settings: &Settings, out: &mut Outgoing, scratch: &mut Vec<u8>) -> Flight {
         let count = parts(&job.op, settings);
         let config = &settings.config;
         let ask = |out: &mut Outgoing| {

@@ -197,8 +197,17 @@ mod tests {
     fn what_is_no_reply_is_lost_step() {
         let long = [b'x'; LONGEST_LINE];
         let bad: [&[u8]; 11] = [
-            b"\r\n", b"+OK\n", b"\n", b"!x\r\n", b":\r\n", b":1x\r\n", b"$-2\r\n", b"$+5\r\n", b"*-2\r\n",
-            b"$99999999999\r\n", &long,
+            b"\r\n",
+            b"+OK\n",
+            b"\n",
+            b"!x\r\n",
+            b":\r\n",
+            b":1x\r\n",
+            b"$-2\r\n",
+            b"$+5\r\n",
+            b"*-2\r\n",
+            b"$99999999999\r\n",
+            &long,
         ];
         for bytes in bad {
             assert!(head(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));

@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn a_clusters_map_is_read() {
-        let map = b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n*2\r\n$8\r\n10.0.0.9\r\n:1\r\n\
+        let map =
+            b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n*2\r\n$8\r\n10.0.0.9\r\n:1\r\n\
             *3\r\n:8001\r\n:16383\r\n*2\r\n$0\r\n\r\n:7001\r\n";
         let expected = vec![(0, 8000, tcp("10.0.0.2", 7000)), (8001, 16_383, tcp("10.0.0.1", 7001))];
         assert_eq!(read(map), Ok(Found::Map(expected)));

@@ -230,7 +230,8 @@ fn class_of(op: &Operation) -> Class {
 
 fn random() -> Result<u64> {
     let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(|error| no_means(error.into()))?;
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| no_means(error.into()))?;
     Ok(u64::from_le_bytes(bytes))
 }
 

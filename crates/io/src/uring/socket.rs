@@ -20,7 +20,10 @@ pub const MOST_PIECES: usize = 32;
 pub enum Piece<'a> {
     Bytes(&'a [u8]),
     /// A span of the region.
-    Pool { offset: u64, len: usize },
+    Pool {
+        offset: u64,
+        len: usize,
+    },
 }
 
 impl Region {

@@ -123,7 +123,8 @@ impl Bed {
     pub fn store_all(&mut self, numbers: impl IntoIterator<Item = u64>, length_bytes: u64) {
         let numbers: Vec<_> = numbers.into_iter().collect();
         for some in numbers.chunks(SLOTS as usize) {
-            let stores: Vec<_> = (0..).zip(some).map(|(slot, number)| self.store(*number, slot, length_bytes)).collect();
+            let stores: Vec<_> =
+                (0..).zip(some).map(|(slot, number)| self.store(*number, slot, length_bytes)).collect();
             let outcomes = self.run(&stores);
             assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored(_))), "{outcomes:?}");
         }

@@ -48,8 +48,7 @@ impl conformance::Bed for Suited<'_> {
     }
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
-        let (part, within) =
-            (length_bytes / 2 / self.config.value_bytes, length_bytes / 2 % self.config.value_bytes);
+        let (part, within) = (length_bytes / 2 / self.config.value_bytes, length_bytes / 2 % self.config.value_bytes);
         let mut name = name_of(key);
         if part > 0 {
             name = format!("{name}:{part}");
