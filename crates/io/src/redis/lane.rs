@@ -172,12 +172,13 @@ impl Lane {
 
     /// The greeting was answered.
     fn welcome(&mut self, node: usize, seat: usize) {
-        let connection = self.nodes[node].seats[seat].connection.as_mut().expect("it has just answered");
-        match connection.answer.take() {
+        let place = &mut self.nodes[node].seats[seat].connection;
+        match place.as_mut().and_then(|connection| connection.answer.take()) {
+            // `LOADING`, `NOAUTH`, `WRONGPASS`, …: it may be better later.
             Some(Reply::Error(text)) => {
-                // `LOADING`, `NOAUTH`, `WRONGPASS`, …: it may be better later.
-                let why = format!("it refuses: {text}");
-                self.lose(node, seat, Loss { kind: ErrorKind::Unavailable, why, is_lost_step: false });
+                *place = None;
+                self.counters.failed_connects += 1;
+                self.fail_seat(node, seat, false, &format!("it refuses: {text}"));
             }
             _ => self.counters.connections_made += 1,
         }

@@ -1,7 +1,7 @@
 //! Real servers, each in a directory of its own, gone with the value; and a plain client to look into them.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -57,16 +57,27 @@ impl Server {
     }
 
     pub fn with(kind: Kind, arguments: &[&str]) -> Server {
-        Server::run(kind, arguments, None)
+        Server::run(kind, arguments, None, "")
     }
 
     /// On a free port of the loopback as well.
     pub fn on_port(kind: Kind, arguments: &[&str]) -> Server {
-        Server::run(kind, arguments, Some(free_port()))
+        Server::on_given_port(kind, arguments, free_port())
     }
 
-    fn run(kind: Kind, arguments: &[&str], port: Option<u16>) -> Server {
+    pub fn on_given_port(kind: Kind, arguments: &[&str], port: u16) -> Server {
+        Server::run(kind, arguments, Some(port), "")
+    }
+
+    /// One that watches over a master, as its file says.
+    pub fn sentinel(kind: Kind, file: &str) -> Server {
+        Server::run(kind, &["--sentinel"], Some(free_port()), file)
+    }
+
+    fn run(kind: Kind, arguments: &[&str], port: Option<u16>, file: &str) -> Server {
         let directory = tempfile::Builder::new().prefix("forebay-redis-").tempdir().unwrap();
+        // A sentinel keeps in it what it knows.
+        std::fs::write(directory.path().join("conf"), file).unwrap();
         let arguments = arguments.iter().map(|argument| argument.to_string()).collect();
         let child = spawn(kind, &arguments, directory.path(), port);
         let server = Server { kind, arguments, child, directory, port };
@@ -108,7 +119,7 @@ impl Server {
     fn await_answer(&self) {
         let answers = || Admin::unix(&self.socket()).is_ok_and(|mut admin| !admin.ask(&["PING"]).is_empty());
         let log = || std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
-        until(|| answers(), || format!("{:?} does not answer:\n{}", self.kind, log()));
+        until(answers, || format!("{:?} does not answer:\n{}", self.kind, log()));
     }
 }
 
@@ -121,12 +132,14 @@ impl Drop for Server {
 
 fn spawn(kind: Kind, arguments: &Vec<String>, directory: &Path, port: Option<u16>) -> Child {
     let mut command = Command::new(kind.binary());
-    // A sentinel wants a file, which may be empty, before all else.
-    let file = directory.join("conf");
-    if !file.exists() {
-        std::fs::write(&file, "").unwrap();
-    }
-    command.arg(file).args(["--port", &port.unwrap_or(0).to_string(), "--bind", "127.0.0.1", "--save", ""]);
+    command.arg(directory.join("conf")).args([
+        "--port",
+        &port.unwrap_or(0).to_string(),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+    ]);
     command.args(["--logfile", &directory.join("log").display().to_string()]);
     command.args(["--unixsocket", &socket_in(directory).display().to_string()]);
     command.args(["--dir", &directory.display().to_string()]).args(arguments);
@@ -152,23 +165,14 @@ pub fn until(mut is_so: impl FnMut() -> bool, complaint: impl Fn() -> String) {
     }
 }
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
-
 /// A client that waits for each reply.
-pub struct Admin(BufReader<Box<dyn Stream>>);
+pub struct Admin(BufReader<UnixStream>);
 
 impl Admin {
     pub fn unix(path: &Path) -> std::io::Result<Admin> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Admin(BufReader::new(Box::new(stream))))
-    }
-
-    pub fn tcp(port: u16) -> std::io::Result<Admin> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Admin(BufReader::new(Box::new(stream))))
+        Ok(Admin(BufReader::new(stream)))
     }
 
     /// The reply as text, nested ones line by line; empty if the connection ends.
