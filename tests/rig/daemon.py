@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forebay.vllm.settings import Settings
+
 from rig.engine import clean_env
 from rig.paths import forebay_binary
 from rig.process import Child, RigError, wait_until
