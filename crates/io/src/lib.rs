@@ -7,6 +7,7 @@
 
 pub mod arena;
 pub mod conformance;
+pub mod fs;
 pub mod header;
 pub mod redis;
 pub mod ssd;

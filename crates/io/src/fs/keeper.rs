@@ -1,0 +1,277 @@
+//! The thread that keeps a shared directory within its limits, if this host is the one whose turn it is.
+//!
+//! Every host has a keeper; the one with the lease sweeps: walks, counts, removes what is too old, unfinished files
+//! that nobody finishes, and the least recently used blocks when the directory is nearly full. Invariants: a sweeper
+//! that is killed leaves nothing to repair; two at a time remove what one would have removed, a little more at most.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use rustix::io::Errno;
+
+use super::config::FsConfig;
+use super::directory::{Directory, errno};
+use super::lease::Lease;
+use super::ledger::Figures;
+use super::walk::{Ages, Candidate, Walk, evict};
+
+/// How often the figure is looked at between walks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between two folders of a walk that is in no hurry: 4,096 folders take some 20 s and little of the server.
+const STEP_PAUSE: Duration = Duration::from_millis(5);
+/// Files removed before the figure is put right and the lease renewed.
+const EVICTIONS_AT_ONCE: usize = 256;
+/// How long a closed keeper is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What sweeping has done on this host.
+#[derive(Default)]
+pub(super) struct Sweeps {
+    pub is_sweeper: AtomicBool,
+    pub walks: AtomicU64,
+    pub evicted_blocks: AtomicU64,
+    pub evicted_bytes: AtomicU64,
+    pub expired_blocks: AtomicU64,
+    pub orphans: AtomicU64,
+    pub blocks: AtomicU64,
+}
+
+/// See the module's head.
+pub(super) struct Keeper {
+    shared: Option<Arc<Shared>>,
+    pub sweeps: Arc<Sweeps>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wishes: Mutex<Wishes>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wishes {
+    is_closed: bool,
+    is_urgent: bool,
+    has_ended: bool,
+}
+
+impl Keeper {
+    /// None is needed where nothing is written.
+    pub fn start(directory: Arc<Directory>, config: &FsConfig) -> io::Result<Keeper> {
+        let sweeps = Arc::<Sweeps>::default();
+        if directory.read_only.is_some() {
+            return Ok(Keeper { shared: None, sweeps });
+        }
+        let shared = Arc::<Shared>::default();
+        let sweeper = Sweeper::new(directory, config, sweeps.clone());
+        let watched = shared.clone();
+        thread::Builder::new().name("forebay-sweep".to_owned()).spawn(move || watched.run(sweeper))?;
+        Ok(Keeper { shared: Some(shared), sweeps })
+    }
+
+    /// A store found the directory full.
+    pub fn hurry(&self) {
+        if let Some(shared) = &self.shared {
+            lock(&shared.wishes).is_urgent = true;
+            shared.changed.notify_all();
+        }
+    }
+}
+
+/// Waits for the thread to end, unless its mount hangs.
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let Some(shared) = &self.shared else { return };
+        let mut wishes = lock(&shared.wishes);
+        wishes.is_closed = true;
+        shared.changed.notify_all();
+        let _ = shared.changed.wait_timeout_while(wishes, PATIENCE, |wishes| !wishes.has_ended);
+    }
+}
+
+impl Shared {
+    fn run(&self, mut sweeper: Sweeper) {
+        while self.rest(sweeper.turn()) {}
+        sweeper.end();
+        lock(&self.wishes).has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// False when it is time to end.
+    fn rest(&self, pause: Duration) -> bool {
+        let resting = |wishes: &mut Wishes| !wishes.is_closed && !wishes.is_urgent;
+        let waited = self.changed.wait_timeout_while(lock(&self.wishes), pause, resting);
+        let (mut wishes, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        wishes.is_urgent = false;
+        !wishes.is_closed
+    }
+}
+
+struct Sweeper {
+    directory: Arc<Directory>,
+    lease: Lease,
+    lease_duration: Duration,
+    interval: Duration,
+    max_age: Option<Duration>,
+    orphan_age: Duration,
+    sweeps: Arc<Sweeps>,
+    walk: Option<Walk>,
+    last_walk: Option<Instant>,
+    /// The oldest last.
+    candidates: Vec<Candidate>,
+    has_failed: bool,
+}
+
+impl Sweeper {
+    fn new(directory: Arc<Directory>, config: &FsConfig, sweeps: Arc<Sweeps>) -> Sweeper {
+        Sweeper {
+            lease: Lease::new(&directory, config.lease),
+            directory,
+            lease_duration: config.lease,
+            interval: config.sweep_interval,
+            max_age: config.max_age,
+            orphan_age: config.orphan_age,
+            sweeps,
+            walk: None,
+            last_walk: None,
+            candidates: Vec::new(),
+            has_failed: false,
+        }
+    }
+
+    /// Does one piece of work; returns how long to rest.
+    fn turn(&mut self) -> Duration {
+        let worked = self.work();
+        self.sweeps.is_sweeper.store(self.lease.is_held(), Relaxed);
+        match worked {
+            Ok(pause) => {
+                self.has_failed = false;
+                pause
+            }
+            Err(error) => {
+                if !mem::replace(&mut self.has_failed, true) {
+                    tracing::warn!(path = %self.directory.path.display(), %error, "cannot sweep the shared directory");
+                }
+                self.walk = None;
+                LOOK_EVERY
+            }
+        }
+    }
+
+    fn work(&mut self) -> Result<Duration, Errno> {
+        self.directory.ledger.settle(false)?;
+        let Some(now) = self.lease.hold(&self.directory)? else {
+            self.walk = None;
+            return Ok((self.lease_duration / 4).min(LOOK_EVERY));
+        };
+        let figures = self.directory.ledger.figures()?;
+        let excess_bytes = figures.map_or(0, |figures| excess(&figures, self.directory.ledger.capacity_bytes()));
+        if excess_bytes > 0 && !self.candidates.is_empty() {
+            // What a walk has counted so far would be wrong after this.
+            self.walk = None;
+            return self.make_room(excess_bytes).map(|()| Duration::ZERO);
+        }
+        let is_due = self.last_walk.is_none_or(|last| last.elapsed() >= self.interval);
+        if self.walk.is_none() && (is_due || excess_bytes > 0 || figures.is_none()) {
+            self.walk = Some(Walk::new(&self.directory, figures.unwrap_or_default().granted_bytes));
+        }
+        let is_hurried = excess_bytes > 0 || figures.is_none();
+        match self.walk.is_some() {
+            true => self.walk_on(now, is_hurried),
+            false => Ok((self.lease_duration / 4).min(LOOK_EVERY).min(self.interval)),
+        }
+    }
+
+    fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
+        let (mut freed_bytes, mut evicted) = (0, 0);
+        for _ in 0..EVICTIONS_AT_ONCE {
+            if freed_bytes >= excess_bytes {
+                break;
+            }
+            let Some(candidate) = self.candidates.pop() else { break };
+            if evict(&self.directory, &candidate) {
+                freed_bytes += candidate.bytes;
+                evicted += 1;
+            }
+        }
+        self.sweeps.evicted_blocks.fetch_add(evicted, Relaxed);
+        self.sweeps.evicted_bytes.fetch_add(freed_bytes, Relaxed);
+        self.directory.ledger.removed(freed_bytes)
+    }
+
+    fn walk_on(&mut self, now: Duration, is_hurried: bool) -> Result<Duration, Errno> {
+        let Some(walk) = &mut self.walk else { return Ok(Duration::ZERO) };
+        let ages = Ages { now, max_age: self.max_age, orphan_age: self.orphan_age };
+        let begun = Instant::now();
+        while let Some(swept) = walk.step(&self.directory, ages).map_err(errno)? {
+            self.sweeps.expired_blocks.fetch_add(swept.expired_blocks, Relaxed);
+            self.sweeps.orphans.fetch_add(swept.orphans, Relaxed);
+            if swept.expired_bytes > 0 {
+                self.directory.ledger.removed(swept.expired_bytes)?;
+            }
+            // The lease is renewed between the pieces.
+            if !is_hurried || begun.elapsed() > self.lease_duration / 8 {
+                return Ok(if is_hurried { Duration::ZERO } else { STEP_PAUSE });
+            }
+        }
+        self.walked()
+    }
+
+    fn walked(&mut self) -> Result<Duration, Errno> {
+        let Some(walk) = self.walk.take() else { return Ok(Duration::ZERO) };
+        self.directory.ledger.counted(walk.found_bytes, walk.granted_bytes)?;
+        tracing::debug!(path = %self.directory.path.display(), blocks = walk.found_blocks, bytes = walk.found_bytes,
+            "shared directory swept");
+        self.sweeps.walks.fetch_add(1, Relaxed);
+        self.sweeps.blocks.store(walk.found_blocks, Relaxed);
+        self.candidates = walk.into_candidates();
+        self.last_walk = Some(Instant::now());
+        // Were it full of nothing that can go, walking on and on would help nobody.
+        Ok(if self.candidates.is_empty() { LOOK_EVERY.min(self.interval) } else { Duration::ZERO })
+    }
+
+    fn end(&mut self) {
+        self.lease.give_back();
+        self.sweeps.is_sweeper.store(false, Relaxed);
+        // Where this fails, the next walk counts right all the same.
+        let _ = self.directory.ledger.settle(true);
+    }
+}
+
+/// How much has to go: from 19/20 of the capacity on, or when a store was refused, down to 9/10.
+fn excess(figures: &Figures, capacity_bytes: Option<u64>) -> u64 {
+    let Some(capacity) = capacity_bytes else { return 0 };
+    let is_nearly_full = figures.used_bytes > capacity - capacity / 20;
+    let is_refusing = figures.wanted_bytes > 0 && figures.used_bytes + figures.wanted_bytes > capacity;
+    if !is_nearly_full && !is_refusing {
+        return 0;
+    }
+    let low_bytes = (capacity - capacity / 10).min(capacity.saturating_sub(figures.wanted_bytes));
+    figures.used_bytes.saturating_sub(low_bytes)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_when_a_directory_is_nearly_full_or_refuses() {
+        let excess = |used_bytes, wanted_bytes, capacity| {
+            super::excess(&Figures { used_bytes, wanted_bytes, granted_bytes: 0 }, capacity)
+        };
+        assert_eq!(excess(1 << 60, 0, None), 0, "no limit");
+        assert_eq!(excess(950, 0, Some(1000)), 0);
+        assert_eq!(excess(951, 0, Some(1000)), 51);
+        assert_eq!(excess(800, 150, Some(1000)), 0, "there is room meanwhile");
+        assert_eq!(excess(900, 150, Some(1000)), 50);
+        assert_eq!(excess(900, 400, Some(1000)), 300);
+        assert_eq!(excess(2000, 0, Some(1000)), 1100);
+    }
+}

@@ -1,0 +1,151 @@
+//! From an object to a slot: open, read into a bounce buffer, verify there, copy.
+//!
+//! Invariant: a slot is written only with bytes that have the key and length asked for and the checksum of their
+//! header, and only while somebody still waits for them.
+
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Location, Operation, Outcome};
+use rustix::fs::{FileType, Stat, fstat};
+use rustix::io::Errno;
+
+use super::buffer::Buffer;
+use super::directory::Directory;
+use super::lane::Ticket;
+use super::layout::{self, file_bytes, is_object_length};
+use super::lease::{touch, touched_at};
+use super::writer::kind_of;
+use crate::header::Header;
+
+/// The time of last use is noted at most so often: one more request to a server, once in many loads. Mounts rarely
+/// keep access times, and never exactly.
+const NOTE_USE_EVERY: Duration = Duration::from_secs(3600);
+
+/// Whether the object is there; looks at its length, not into it.
+pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
+    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    match rustix::fs::stat(&path) {
+        Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found(Location::default()),
+        Ok(_) => Outcome::Absent,
+        Err(error) => not_read(error),
+    }
+}
+
+/// See the module's head.
+pub(super) fn load(directory: &Directory, buffer: &Buffer, op: &Operation, ticket: &Ticket) -> Outcome {
+    let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
+    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let opened = directory.open_object(&path).and_then(|file| Ok((buffer.read_from(&file, op.length_bytes)?, file)));
+    let (read_bytes, file) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return not_read(error),
+    };
+    match judge(buffer, op, read_bytes, &file) {
+        Ok(header) => {
+            let copied = ticket.use_slot(|| buffer.hand_out(slot, op.length_bytes));
+            note_use(directory, &file);
+            match copied {
+                Some(()) => Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum },
+                None => Outcome::Failed(ErrorKind::Timeout),
+            }
+        }
+        Err(ErrorKind::Corrupt) => {
+            discard(directory, &path, &file, op);
+            Outcome::Failed(ErrorKind::Corrupt)
+        }
+        Err(kind) => Outcome::Failed(kind),
+    }
+}
+
+/// Whether what was read is the block that was asked for.
+fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
+    let is_there = read_bytes >= layout::HEAD_BYTES;
+    let header = Some(buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
+    let header = header.ok_or(ErrorKind::Corrupt)?;
+    if header.length_bytes != op.length_bytes {
+        let has_it_all = fstat(file).is_ok_and(|about| about.st_size as u64 == file_bytes(header.length_bytes));
+        return Err(if has_it_all { ErrorKind::Invalid } else { ErrorKind::Corrupt });
+    }
+    let is_whole = read_bytes == file_bytes(op.length_bytes) && buffer.checksum(op.length_bytes) == header.checksum;
+    if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
+}
+
+fn note_use(directory: &Directory, file: &File) {
+    let is_due = |about: Stat| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        now.saturating_sub(touched_at(&about)) > NOTE_USE_EVERY
+    };
+    if directory.read_only.is_none() && fstat(file).is_ok_and(is_due) {
+        // Another user's object may not let itself be touched: it then counts as last used when it was stored.
+        let _ = touch(file);
+    }
+}
+
+/// Takes a damaged object away, so that the block can be stored again; unless it was replaced meanwhile.
+fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
+    tracing::warn!(path = %path.display(), group = op.key.group, "shared object is damaged");
+    let is_same = |seen: &Stat, now: &Stat| (seen.st_dev, seen.st_ino) == (now.st_dev, now.st_ino);
+    let (Ok(seen), Ok(now)) = (fstat(file), rustix::fs::stat(path)) else { return };
+    let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
+    if directory.read_only.is_none() && is_file && is_same(&seen, &now) && rustix::fs::unlink(path).is_ok() {
+        directory.ledger.refund(seen.st_size as u64);
+    }
+}
+
+fn not_read(error: Errno) -> Outcome {
+    match error {
+        // Stale: it was removed by another host while it was opened here.
+        Errno::NOENT | Errno::NOTDIR | Errno::STALE => Outcome::Absent,
+        error => Outcome::Failed(kind_of(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_core::checksum::checksum;
+    use forebay_core::tier::{OpId, OpKind, Priority};
+    use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
+
+    use super::super::{config::FsConfig, writer};
+    use super::*;
+    use crate::uring::Region;
+
+    const LENGTH: u64 = 5000;
+
+    /// What a hung mount delivers when nobody waits any more: all of it is right, and it comes too late.
+    #[test]
+    fn bytes_that_come_after_the_waiter_left_stay_in_the_bounce_buffer() {
+        let home = tempfile::tempdir().unwrap();
+        let config = FsConfig::new(vec![home.path().to_owned()]);
+        let directory = Arc::new(Directory::open(home.path(), &config).unwrap());
+        let pool = Region::anonymous(8192).unwrap();
+        let buffer = Buffer::new(&pool, LENGTH).unwrap();
+        pool.write(0, &[5; LENGTH as usize]);
+        let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&[1]).unwrap() };
+        let slot = Some((SlotId(0), Generation(0)));
+        let (id, priority, sum) = (OpId(1), Priority::Load, checksum(&[5; LENGTH as usize]));
+        let store = Operation { id, kind: OpKind::Store, priority, key, slot, length_bytes: LENGTH, checksum: sum };
+        let (outcome, _) = writer::store(&directory, &buffer, &store, &Ticket::default());
+        assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
+
+        pool.write(0, &[0x77; 8192]);
+        let load_op = Operation { kind: OpKind::Load { at: Location::default() }, ..store };
+        let ticket = Ticket::default();
+        assert!(ticket.give_up() && !ticket.give_up());
+        assert_eq!(load(&directory, &buffer, &load_op, &ticket), Outcome::Failed(ErrorKind::Timeout));
+        assert_eq!(buffer.checksum(LENGTH), sum, "they came");
+        let mut bytes = [0; 8192];
+        pool.read(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0x77), "and went no further");
+
+        let waiting = Ticket::default();
+        let loaded = Outcome::Loaded { length_bytes: LENGTH, checksum: sum };
+        assert_eq!(load(&directory, &buffer, &load_op, &waiting), loaded);
+        assert_eq!(waiting.use_slot(|| waiting.give_up()), Some(false), "a copy that runs is not given up");
+    }
+}

@@ -1,0 +1,200 @@
+//! The filesystem tier: blocks spread over directories by their keys.
+//!
+//! Invariants: a key lives in one directory, chosen by the key and the directories' own ids, so every host finds it,
+//! whatever its mounts are called and in whatever order they are configured; a directory that hangs costs its own
+//! blocks and no others.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_core::checksum::Checksum;
+use forebay_core::decorate::Timed;
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Tier};
+use forebay_core::{BlockKey, Error, ErrorKind, Result};
+
+use super::config::{FsConfig, Fsync};
+use super::directory::Directory;
+use super::keeper::Keeper;
+use super::lane::Lane;
+use super::report::FsReport;
+use super::root::Root;
+use super::transfers::Transfers;
+use crate::uring::{Region, Waker};
+
+/// See the module's head.
+pub struct Fs {
+    roots: Vec<Root>,
+    waker: Arc<Waker>,
+    transfers: Transfers,
+    fsync: Fsync,
+}
+
+impl Fs {
+    /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is where slots lie. An error
+    /// names the directory and what to do.
+    pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
+        config.check()?;
+        let waker = Arc::new(Waker::new().map_err(no_memory)?);
+        let mut roots: Vec<Root> = Vec::new();
+        for directory in open_all(config)? {
+            let directory = Arc::new(directory);
+            if let Some(twin) = roots.iter().find(|root| root.directory.id == directory.id) {
+                return Err(Error::invalid("two names lead to one directory")
+                    .with("path", directory.path.display())
+                    .with("also", twin.directory.path.display())
+                    .hint("name each directory once"));
+            }
+            let lane = Lane::start(directory.clone(), pool.clone(), waker.clone(), config.streams, config.buffers);
+            let keeper = Keeper::start(directory.clone(), config).map_err(no_memory)?;
+            roots.push(Root::new(directory, lane.map_err(no_memory)?, keeper, config));
+        }
+        Ok(Fs { roots, waker, transfers: Transfers::default(), fsync: config.fsync })
+    }
+
+    /// Readable when [`Tier::poll`] has work to do.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+
+    /// Asks no mount.
+    pub fn report(&self) -> FsReport {
+        FsReport { roots: self.roots.iter().map(Root::report).collect() }
+    }
+
+    /// Whether nothing waits and nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.roots.iter().all(Root::is_idle)
+    }
+
+    /// Blocks until everything taken has completed; false if that takes longer than `timeout`.
+    pub fn drain(&mut self, timeout: Duration, completions: &mut Vec<Completion>) -> bool {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.roots.iter_mut().for_each(Root::advance);
+            self.poll(completions);
+            let Some(busy) = self.roots.iter().find(|root| !root.is_idle()) else { return true };
+            if Instant::now() > deadline {
+                return false;
+            }
+            busy.wait(Duration::from_millis(10));
+        }
+    }
+
+    /// By highest weight, so that adding or losing a directory moves no other directory's keys.
+    fn home_of(&mut self, key: &BlockKey) -> &mut Root {
+        let weight = |root: &Root| {
+            let mut sum = Checksum::new();
+            sum.update(&root.directory.id.to_le_bytes());
+            sum.update(&key.namespace.0.to_le_bytes());
+            sum.update(&key.group.to_le_bytes());
+            sum.update(key.hash.as_bytes());
+            // A checksum is linear: mixed, its high bits depend on all of the key.
+            sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        };
+        let index = (0..self.roots.len()).max_by_key(|index| weight(&self.roots[*index])).unwrap_or(0);
+        &mut self.roots[index]
+    }
+}
+
+impl Tier for Fs {
+    fn name(&self) -> &'static str {
+        "fs"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let can_write = self.roots.iter().any(|root| root.directory.read_only.is_none());
+        Capabilities {
+            can_store: can_write,
+            can_remove: can_write,
+            is_durable: self.fsync != Fsync::None,
+            is_shared: true,
+            may_hang: true,
+        }
+    }
+
+    fn submit(&mut self, batch: &[Operation]) -> usize {
+        let taken = batch.iter().take_while(|op| self.home_of(&op.key).take(op)).count();
+        self.transfers.begin(&batch[..taken]);
+        self.roots.iter().for_each(Root::start);
+        if self.roots.iter().any(|root| !root.completions.is_empty()) {
+            self.waker.wake();
+        }
+        taken
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.waker.clear();
+        let from = completions.len();
+        for root in &mut self.roots {
+            root.poll();
+            completions.append(&mut root.completions);
+        }
+        self.transfers.ended(&completions[from..]);
+    }
+
+    /// Completes it as late at once, wherever its thread is.
+    fn cancel(&mut self, id: OpId) {
+        if self.roots.iter_mut().any(|root| root.give_up(id)) {
+            self.waker.wake();
+        }
+    }
+
+    /// Sick only when every directory is.
+    fn health(&self) -> Health {
+        let mut health = Health::Sick(ErrorKind::Unavailable);
+        for root in &self.roots {
+            health = root.health();
+            if health == Health::Healthy {
+                break;
+            }
+        }
+        health
+    }
+}
+
+/// Time is the mounts' here, so it is read from the clock; some 10 ms between calls are right.
+impl Timed for Fs {
+    fn advance(&mut self, _now: Duration) {
+        self.roots.iter_mut().for_each(Root::advance);
+        if self.roots.iter().any(|root| !root.completions.is_empty()) {
+            self.waker.wake();
+        }
+    }
+}
+
+/// In threads of their own, since a mount may never answer.
+fn open_all(config: &FsConfig) -> Result<Vec<Directory>> {
+    let deadline = Instant::now() + config.timeout;
+    let mut opening = Vec::new();
+    for path in &config.directories {
+        let (sender, receiver) = sync_channel(1);
+        let (path, config) = (path.clone(), config.clone());
+        let named = path.clone();
+        // Nobody may listen any more when it answers.
+        let open = move || drop(sender.send(Directory::open(&path, &config)));
+        thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(open).map_err(no_memory)?;
+        opening.push((named, receiver));
+    }
+    let mut opened = Vec::new();
+    for (path, receiver) in opening {
+        let left = deadline.saturating_duration_since(Instant::now());
+        opened.push(receiver.recv_timeout(left).map_err(|error| no_answer(&path, error))??);
+    }
+    Ok(opened)
+}
+
+fn no_answer(path: &Path, error: RecvTimeoutError) -> Error {
+    let error = match error {
+        RecvTimeoutError::Timeout => Error::new(ErrorKind::Timeout, "the directory does not answer"),
+        RecvTimeoutError::Disconnected => Error::new(ErrorKind::Io, "opening the directory ended early"),
+    };
+    error.with("path", path.display()).hint("look at the mount and its server, or raise the timeout")
+}
+
+fn no_memory(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "cannot get what a shared directory needs from this machine").source(error)
+}

@@ -1,0 +1,146 @@
+//! From a slot to an object: a bounce buffer, a file under a name of its own, flushed, then linked to its key.
+//!
+//! Invariants: a key's name leads to a file that was written to its end; an object that is there and whole is never
+//! replaced; whatever is killed when leaves the object, or an unfinished file that the sweeper removes.
+
+use std::fs::File;
+use std::path::Path;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Location, Operation, Outcome};
+use rustix::fs::{Mode, OFlags, fdatasync, fstat, fsync};
+use rustix::io::Errno;
+
+use super::buffer::Buffer;
+use super::config::Fsync;
+use super::directory::{Directory, link};
+use super::lane::Ticket;
+use super::layout::{self, file_bytes};
+use crate::header::Header;
+
+/// How often the folder of an object is made again, should the sweeper take it away for being empty just then.
+const TRIES: u32 = 4;
+
+/// What became of an object to be written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    New,
+    /// Somebody else's of the same key is there.
+    WasThere,
+}
+
+/// See the module's head. True beside the outcome: the object was there already.
+pub(super) fn store(directory: &Directory, buffer: &Buffer, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+    let (Some((slot, _)), None) = (op.slot, &directory.read_only) else {
+        return (Outcome::Failed(ErrorKind::Unsupported), false);
+    };
+    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let stored = Outcome::Stored(Location::default());
+    if is_whole(&path, op.length_bytes) {
+        return (stored, true);
+    }
+    let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
+    match ticket.use_slot(|| buffer.fill(&header, slot)) {
+        None => return (Outcome::Failed(ErrorKind::Timeout), false),
+        Some(sum) if sum != op.checksum => return (Outcome::Failed(ErrorKind::Corrupt), false),
+        Some(_) => {}
+    }
+    let bytes = file_bytes(op.length_bytes);
+    match directory.ledger.spend(bytes) {
+        Ok(true) => {}
+        Ok(false) => return (Outcome::Failed(ErrorKind::Full), false),
+        Err(error) => return (Outcome::Failed(kind_of(error)), false),
+    }
+    let written = write(directory, buffer, op.length_bytes, &path);
+    if written != Ok(Written::New) {
+        directory.ledger.refund(bytes);
+    }
+    match written {
+        Ok(written) => (stored, written == Written::WasThere),
+        Err(error) => (Outcome::Failed(kind_of(error)), false),
+    }
+}
+
+/// Removes the object.
+pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
+    if directory.read_only.is_some() {
+        return Outcome::Failed(ErrorKind::Unsupported);
+    }
+    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let removed = rustix::fs::stat(&path).and_then(|about| rustix::fs::unlink(&path).map(|()| about.st_size as u64));
+    match removed {
+        Ok(bytes) => {
+            directory.ledger.refund(bytes);
+            Outcome::Removed
+        }
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Outcome::Absent,
+        Err(error) => Outcome::Failed(kind_of(error)),
+    }
+}
+
+/// An error in the words of tiers.
+pub(super) fn kind_of(error: Errno) -> ErrorKind {
+    match error {
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => ErrorKind::Full,
+        Errno::ROFS | Errno::ACCESS | Errno::PERM => ErrorKind::Unsupported,
+        Errno::TIMEDOUT => ErrorKind::Timeout,
+        Errno::NOMEM => ErrorKind::Unavailable,
+        _ => ErrorKind::Io,
+    }
+}
+
+fn is_whole(path: &Path, length_bytes: u64) -> bool {
+    rustix::fs::stat(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
+}
+
+fn write(directory: &Directory, buffer: &Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
+    let folder = path.parent().ok_or(Errno::INVAL)?;
+    let (temporary, file) = create(directory, folder)?;
+    let published = write_whole(directory, buffer, length_bytes, &file)
+        .and_then(|()| publish(&temporary, path, length_bytes))
+        .and_then(|written| flush_name(directory, folder).map(|()| written));
+    // It may have moved, and what cannot be removed now is removed by the sweeper.
+    let _ = rustix::fs::unlink(&temporary);
+    published
+}
+
+fn create(directory: &Directory, folder: &Path) -> Result<(std::path::PathBuf, File), Errno> {
+    for _ in 1..TRIES {
+        match directory.create(folder) {
+            Err(Errno::NOENT) => directory.make_folders(folder)?,
+            created => return created,
+        }
+    }
+    directory.create(folder)
+}
+
+fn write_whole(directory: &Directory, buffer: &Buffer, length_bytes: u64, file: &File) -> Result<(), Errno> {
+    buffer.write_to(file, length_bytes)?;
+    match directory.fsync {
+        Fsync::None => {}
+        Fsync::Data => fdatasync(file)?,
+        Fsync::All => fsync(file)?,
+    }
+    let is_complete = fstat(file)?.st_size as u64 == file_bytes(length_bytes);
+    if is_complete { Ok(()) } else { Err(Errno::IO) }
+}
+
+/// Gives the file its key's name, unless a whole object has it. A broken one, which only another program or a damaged
+/// filesystem can have left, is replaced.
+fn publish(temporary: &Path, path: &Path, length_bytes: u64) -> Result<Written, Errno> {
+    if link(temporary, path)? {
+        return Ok(Written::New);
+    }
+    if is_whole(path, length_bytes) {
+        return Ok(Written::WasThere);
+    }
+    rustix::fs::rename(temporary, path)?;
+    Ok(Written::New)
+}
+
+fn flush_name(directory: &Directory, folder: &Path) -> Result<(), Errno> {
+    if directory.fsync != Fsync::All {
+        return Ok(());
+    }
+    fsync(rustix::fs::open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}

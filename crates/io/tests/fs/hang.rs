@@ -1,0 +1,166 @@
+//! Mounts that hang. A FIFO in place of a file makes `open` hang for real until somebody writes to it; a lock on the
+//! usage file makes stores hang in the middle, with their bounce buffer full.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Health, OpKind, Outcome, Tier};
+use forebay_io::fs::{Fs, FsConfig};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, mknodat};
+
+use crate::bed::*;
+
+const LATE: Outcome = Outcome::Failed(ErrorKind::Timeout);
+const LENGTH: u64 = 9000;
+
+fn fifo(path: &Path) {
+    mknodat(rustix::fs::CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+}
+
+/// Puts a FIFO where the block's file was.
+fn hang(home: &Path, number: u64) -> std::path::PathBuf {
+    let path = object_of(home, number);
+    fs::remove_file(&path).unwrap();
+    fifo(&path);
+    path
+}
+
+/// Lets all who hang at the FIFO go on, and ends the hanging.
+fn answer(path: &Path) {
+    // Fails while nobody hangs there.
+    let writer = rustix::fs::open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    fs::remove_file(path).unwrap();
+    drop(writer);
+}
+
+fn quick(home: &Path) -> FsConfig {
+    FsConfig { timeout: Duration::from_millis(300), ..config(home) }
+}
+
+#[test]
+fn a_load_that_hangs_is_answered_late_and_the_tier_goes_on_with_other_threads() {
+    let home = home();
+    let mut host = Host::open(&quick(home.path()));
+    (1..5).for_each(|number| host.is_stored(number, LENGTH));
+    let path = hang(home.path(), 1);
+    host.pool.write(SLOT_BYTES, &[0x77; SLOT_BYTES as usize]);
+    assert_eq!(host.load(1, LENGTH), LATE);
+    for number in 2..5 {
+        host.verify(number, LENGTH);
+        assert!(matches!(host.find(number), Outcome::Found(_)));
+    }
+    assert_eq!(host.fs.health(), Health::Healthy, "one of three threads hangs");
+    assert_eq!(host.fs.report().roots[0].hanging_threads, 1);
+    answer(&path);
+    host.until("the thread comes back", |host| host.fs.report().roots[0].hanging_threads == 0);
+    let mut slot = vec![0; SLOT_BYTES as usize];
+    host.pool.read(SLOT_BYTES, &mut slot);
+    assert!(slot.iter().all(|byte| *byte == 0x77), "nothing came to the slot");
+}
+
+#[test]
+fn a_mount_that_hangs_makes_the_tier_sick_until_it_answers_and_serving_goes_on_meanwhile() {
+    let home = home();
+    let mut host = Host::open(&FsConfig { buffers: 8, ..quick(home.path()) });
+    (1..40).for_each(|number| host.is_stored(number, LENGTH));
+    let paths: Vec<_> = (1..4).map(|number| hang(home.path(), number)).collect();
+    let loads: Vec<_> = (1..40).map(|number| host.op(LOAD, number, LENGTH)).collect();
+    // Three threads hang at three blocks, and the others wait behind them.
+    let begun = Instant::now();
+    let outcomes = host.run(&loads);
+    assert!(outcomes[..3].iter().all(|outcome| *outcome == LATE), "{outcomes:?}");
+    assert!(begun.elapsed() < DEADLINE / 2, "nobody waits for the mount");
+    host.until("all hang", |host| host.fs.health() != Health::Healthy);
+    assert_eq!(host.fs.health(), Health::Sick(ErrorKind::Timeout));
+    // What is asked all the same is answered, and piles up nowhere.
+    for number in 10..200 {
+        let ops = [host.op(LOAD, number, LENGTH), host.op(OpKind::Find, number, 0), host.store_op(number, LENGTH)];
+        assert!(host.run(&ops).iter().all(|outcome| matches!(outcome, Outcome::Failed(_))));
+    }
+    let report = host.fs.report().roots.remove(0);
+    assert_eq!((report.in_flight, report.waiting_loads, report.waiting_finds, report.waiting_stores), (0, 0, 0, 0));
+    assert_eq!((report.hanging_threads, report.buffers), (3, 3));
+    paths.iter().for_each(|path| answer(path));
+    host.until("the tier is well again", |host| host.fs.report().roots[0].hanging_threads == 0);
+    assert_eq!(host.fs.health(), Health::Healthy);
+    (4..40).for_each(|number| host.verify(number, LENGTH));
+    assert_eq!(host.load(1, LENGTH), Outcome::Absent);
+}
+
+#[test]
+fn a_cancelled_load_is_answered_at_once_though_its_thread_hangs() {
+    let home = home();
+    let mut host = Host::open(&config(home.path()));
+    host.is_stored(1, LENGTH);
+    let path = hang(home.path(), 1);
+    let load = host.op(LOAD, 1, LENGTH);
+    assert_eq!(host.fs.submit(&[load]), 1);
+    host.fs.cancel(load.id);
+    let mut completions = Vec::new();
+    host.until("its completion", |host| {
+        host.fs.poll(&mut completions);
+        !completions.is_empty()
+    });
+    assert_eq!((completions.len(), completions[0].outcome), (1, LATE));
+    answer(&path);
+}
+
+#[test]
+fn a_store_that_hangs_keeps_its_bytes_in_its_buffer_and_leaves_lookups_a_way() {
+    let home = home();
+    let mut host = Host::open(&FsConfig { capacity_bytes: Some(16 << 20), ..quick(home.path()) });
+    host.is_stored(1, LENGTH);
+    // Every grant hangs; what is left of the first one is too small for these.
+    let usage = File::options().read(true).write(true).open(home.path().join(".forebay/usage")).unwrap();
+    flock(&usage, FlockOperation::LockExclusive).unwrap();
+    let stores: Vec<_> = (10..20).map(|number| host.store_op(number, SLOT_BYTES)).collect();
+    let outcomes = host.run(&stores);
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(_))), "{outcomes:?}");
+    assert!(outcomes.contains(&LATE));
+    assert_eq!(host.fs.health(), Health::Healthy, "the thread without stores is well");
+    host.verify(1, LENGTH);
+    assert!(matches!(host.find(1), Outcome::Found(_)));
+    // Their slots have other owners when the stores go on.
+    (10..20).for_each(|number| host.pool.write(number * SLOT_BYTES, &[0xEE; SLOT_BYTES as usize]));
+    flock(&usage, FlockOperation::Unlock).unwrap();
+    host.until("the threads come back", |host| host.fs.report().roots[0].hanging_threads == 0);
+    host.until("what hung was stored late", |_| objects(home.path()).len() > 1);
+    let mut late = 0;
+    for number in 10..20 {
+        match host.load(number, SLOT_BYTES) {
+            Outcome::Loaded { .. } => {
+                host.holds(number, SLOT_BYTES);
+                late += 1;
+            }
+            outcome => assert_eq!(outcome, Outcome::Absent),
+        }
+    }
+    assert!(late > 0, "those that hung had their bytes already");
+}
+
+#[test]
+fn opening_a_directory_that_hangs_fails_in_time() {
+    let home = home();
+    fs::create_dir(home.path().join(".forebay")).unwrap();
+    let marker = home.path().join(".forebay/directory");
+    fifo(&marker);
+    let error = Fs::open(&quick(home.path()), pool()).err().expect("it is not opened");
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(error.hint_text().unwrap().contains("mount"));
+    answer(&marker);
+}
+
+#[test]
+fn closing_a_tier_that_hangs_takes_seconds_not_for_ever() {
+    let home = home();
+    let mut host = Host::open(&quick(home.path()));
+    host.is_stored(1, LENGTH);
+    let path = hang(home.path(), 1);
+    assert_eq!(host.load(1, LENGTH), LATE);
+    let begun = Instant::now();
+    drop(host);
+    assert!(begun.elapsed() < DEADLINE / 2);
+    answer(&path);
+}

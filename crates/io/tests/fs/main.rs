@@ -1,0 +1,10 @@
+//! The filesystem tier on real directories: the suite for all tiers, hosts that share one, kills, damage, limits,
+//! hanging mounts, the sweeper.
+
+mod bed;
+mod conform;
+mod damage;
+mod hang;
+mod limits;
+mod share;
+mod sweep;

@@ -1,0 +1,256 @@
+//! The sweeper: one among hosts, killed in the middle, two at a time; capacity, age and orphans.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{OpKind, Outcome};
+use forebay_io::fs::FsConfig;
+
+use crate::bed::*;
+use crate::share::{Writer, said, told};
+
+const LENGTH: u64 = 12_288;
+const FILE_BYTES: u64 = 4096 + LENGTH;
+const CAPACITY: u64 = 2 * MIB;
+
+fn brisk(home: &Path) -> FsConfig {
+    FsConfig {
+        sweep_interval: Duration::from_millis(10),
+        lease: Duration::from_millis(400),
+        orphan_age: Duration::from_secs(3600),
+        ..config(home)
+    }
+}
+
+fn bounded(home: &Path) -> FsConfig {
+    FsConfig { capacity_bytes: Some(CAPACITY), ..brisk(home) }
+}
+
+fn age(path: &Path, by: Duration) {
+    File::open(path).unwrap().set_modified(SystemTime::now() - by).unwrap();
+}
+
+fn sweeps(host: &Host) -> u64 {
+    host.fs.report().roots[0].counters.sweeps
+}
+
+/// Until a walk that begins after this has ended.
+fn swept(host: &mut Host) {
+    let before = sweeps(host);
+    host.until("two more walks", |host| sweeps(host) >= before + 2);
+}
+
+/// Stores `numbers` one after the other, each as often as it is refused for want of room; the directory's bytes never
+/// exceed its capacity.
+fn fill(host: &mut Host, home: &Path, numbers: std::ops::Range<u64>) -> u64 {
+    let mut refused = 0;
+    for number in numbers {
+        let begun = Instant::now();
+        loop {
+            match host.store(number, LENGTH) {
+                Outcome::Stored(_) => break,
+                outcome => assert_eq!(outcome, Outcome::Failed(ErrorKind::Full)),
+            }
+            refused += 1;
+            assert!(begun.elapsed() < DEADLINE, "no room is made: {:?}", host.fs.report());
+        }
+        let bytes = object_bytes(home);
+        assert!(bytes <= CAPACITY, "{bytes} of {CAPACITY}");
+    }
+    refused
+}
+
+#[test]
+fn a_full_directory_makes_room_by_what_was_used_least_recently() {
+    let home = home();
+    let mut host = Host::open(&bounded(home.path()));
+    fill(&mut host, home.path(), 0..100);
+    // Made old in the order of their numbers; those that end in 7 were loaded since.
+    for number in 0..100 {
+        age(&object_of(home.path(), number), Duration::from_secs(20_000 - number * 100));
+    }
+    (7..100).step_by(10).for_each(|number| host.verify(number, LENGTH));
+    // A walk that began before has seen some of them young.
+    swept(&mut host);
+    fill(&mut host, home.path(), 100..170);
+    let there: BTreeSet<u64> = (0..170).filter(|number| matches!(host.find(*number), Outcome::Found(_))).collect();
+    let gone: Vec<u64> = (0..170).filter(|number| !there.contains(number)).collect();
+    assert!(gone.len() >= 170 - (CAPACITY / FILE_BYTES) as usize && gone.len() < 90, "{gone:?}");
+    assert!(gone.iter().all(|number| number % 10 != 7 && *number < 100), "{gone:?}");
+    let oldest_left = there.iter().find(|number| **number % 10 != 7).unwrap();
+    assert!(gone.iter().all(|number| number < oldest_left), "in the order of their age: {gone:?}");
+    assert_eq!(host.fs.report().roots[0].counters.evicted_blocks, gone.len() as u64);
+}
+
+#[test]
+fn blocks_that_nobody_used_for_too_long_go_and_others_stay() {
+    let home = home();
+    let mut host = Host::open(&FsConfig { max_age: Some(Duration::from_secs(7200)), ..brisk(home.path()) });
+    (0..20).for_each(|number| host.is_stored(number, LENGTH));
+    (0..10).for_each(|number| age(&object_of(home.path(), number), Duration::from_secs(9000)));
+    age(&object_of(home.path(), 15), Duration::from_secs(5000));
+    host.until("ten are gone", |_| objects(home.path()).len() == 10);
+    (10..20).for_each(|number| host.verify(number, LENGTH));
+    assert_eq!(host.fs.report().roots[0].counters.expired_blocks, 10);
+    host.until("their room is known", |host| host.fs.report().roots[0].counted_blocks == 10);
+}
+
+#[test]
+fn orphans_go_when_they_are_old_and_what_is_not_ours_stays() {
+    let home = home();
+    let mut host = Host::open(&brisk(home.path()));
+    host.is_stored(1, LENGTH);
+    let folder = object_of(home.path(), 1).parent().unwrap().to_owned();
+    let own = home.path().join(".forebay");
+    let old: Vec<PathBuf> = [folder.join(".tmp-gone-1-aa"), own.join(".tmp-gone-1-bb")].into();
+    let kept = [
+        folder.join(".tmp-busy-1-cc"),
+        folder.join("notes"),
+        folder.join("0001-ABCD"),
+        home.path().join("README"),
+        home.path().join(".snapshot"),
+    ];
+    old.iter().chain(&kept).for_each(|path| fs::write(path, "x").unwrap());
+    old.iter().chain(&kept[1..]).for_each(|path| age(path, Duration::from_secs(9000)));
+    host.until("the old ones are gone", |_| old.iter().all(|path| !path.exists()));
+    swept(&mut host);
+    assert!(kept.iter().all(|path| path.exists()));
+    host.verify(1, LENGTH);
+    assert_eq!(host.fs.report().roots[0].counters.removed_orphans, 2);
+}
+
+#[test]
+fn an_empty_folder_goes_and_stores_make_it_again() {
+    let home = home();
+    let mut host = Host::open(&FsConfig { orphan_age: Duration::ZERO, ..brisk(home.path()) });
+    for _ in 0..5 {
+        host.is_stored(1, LENGTH);
+        let folder = object_of(home.path(), 1).parent().unwrap().to_owned();
+        let remove = host.op(REMOVE, 1, 0);
+        assert_eq!(host.run(&[remove]), [Outcome::Removed]);
+        host.until("the folder is gone", |_| !folder.exists());
+    }
+}
+
+#[test]
+fn one_host_sweeps_and_another_takes_over_when_it_leaves() {
+    let home = home();
+    let mut first = Host::open(&brisk(home.path()));
+    first.until("it sweeps", |host| host.fs.report().roots[0].is_sweeper);
+    let mut second = Host::open(&brisk(home.path()));
+    swept(&mut first);
+    assert_eq!(sweeps(&second), 0);
+    assert!(!second.fs.report().roots[0].is_sweeper);
+    drop(first);
+    second.until("it took over", |host| host.fs.report().roots[0].is_sweeper);
+    swept(&mut second);
+}
+
+/// Fills the directory and sweeps it; says so once for each store.
+#[test]
+fn fills_and_sweeps_until_it_is_killed() {
+    let Some(told) = told() else { return };
+    let mut host = Host::open(&bounded(Path::new(&told[0])));
+    for number in told[1].parse().unwrap().. {
+        let outcome = host.store(number, LENGTH);
+        assert!(matches!(outcome, Outcome::Stored(_) | Outcome::Failed(ErrorKind::Full)), "{outcome:?}");
+        said(&format!("{} {number}", host.fs.report().roots[0].is_sweeper));
+    }
+}
+
+#[test]
+fn a_sweeper_killed_in_the_middle_is_replaced_and_the_bound_holds() {
+    let home = home();
+    for round in 0..6u64 {
+        let told = format!("{} {}", home.path().display(), round * 100_000);
+        let mut writer = Writer::start("sweep::fills_and_sweeps_until_it_is_killed", &told);
+        // It has to take the lease of the one that was killed before it.
+        let is_sweeper = writer.lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("true"));
+        assert!(is_sweeper, "round {round}: the child ended by itself");
+        for (at, line) in writer.lines.by_ref().take(150 + 40 * round as usize).enumerate() {
+            line.unwrap();
+            // Looking takes longer than storing.
+            assert!(at % 16 > 0 || object_bytes(home.path()) <= CAPACITY, "round {round}");
+        }
+        writer.kill();
+        assert!(object_bytes(home.path()) <= CAPACITY, "round {round}");
+    }
+    let mut host = Host::open(&bounded(home.path()));
+    host.until("it took over", |host| host.fs.report().roots[0].is_sweeper);
+    swept(&mut host);
+    // Grants that died with their holders are counted as free again.
+    let (used, there) = (host.fs.report().roots[0].used_bytes, object_bytes(home.path()));
+    assert!((there..=there + CAPACITY / 100).contains(&used), "{used} said, {there} there");
+    fill(&mut host, home.path(), 1_000_000..1_000_050);
+}
+
+/// Two that both believe to be the one: the second takes the lease file away by force, again and again.
+#[test]
+fn two_sweepers_at_a_time_do_no_harm() {
+    let home = home();
+    let mut hosts = [Host::open(&bounded(home.path())), Host::open(&bounded(home.path()))];
+    let lease = home.path().join(".forebay/sweeper");
+    let mut number = 0;
+    let begun = Instant::now();
+    while number < 400 || hosts.iter().any(|host| sweeps(host) == 0) {
+        for host in &mut hosts {
+            let outcome = host.store(number, LENGTH);
+            assert!(matches!(outcome, Outcome::Stored(_) | Outcome::Failed(ErrorKind::Full)), "{outcome:?}");
+            let bytes = object_bytes(home.path());
+            assert!(bytes <= CAPACITY, "{bytes} of {CAPACITY}");
+            number += 1;
+        }
+        let _ = fs::remove_file(&lease);
+        assert!(begun.elapsed() < DEADLINE, "both sweep");
+    }
+    let numbers: Vec<u64> = (0..number).collect();
+    let host = &mut hosts[0];
+    let there = numbers.iter().filter(|number| matches!(host.find(**number), Outcome::Found(_))).count();
+    assert!(there > 20, "{there} blocks are left of {number}");
+    for number in numbers {
+        match host.load(number, LENGTH) {
+            Outcome::Loaded { .. } => host.holds(number, LENGTH),
+            outcome => assert_eq!(outcome, Outcome::Absent),
+        }
+    }
+}
+
+#[test]
+fn several_hosts_fill_one_directory_and_its_bound_holds() {
+    let home = home();
+    let writers: Vec<Writer> = (0..3u64)
+        .map(|writer| {
+            let told = format!("{} {}", home.path().display(), writer * 1_000_000);
+            Writer::start("sweep::fills_and_sweeps_until_it_is_killed", &told)
+        })
+        .collect();
+    let mut most = 0;
+    let mut writers = writers;
+    for _ in 0..400 {
+        for writer in &mut writers {
+            writer.lines.next().expect("a writer ended by itself").unwrap();
+        }
+        most = most.max(object_bytes(home.path()));
+        assert!(most <= CAPACITY, "{most} of {CAPACITY}");
+    }
+    assert!(most > CAPACITY / 2, "it was filled: {most}");
+    writers.into_iter().for_each(|writer| drop(writer.kill()));
+}
+
+#[test]
+fn a_usage_file_that_is_gone_or_damaged_is_counted_anew() {
+    let home = home();
+    let usage = home.path().join(".forebay/usage");
+    let mut host = Host::open(&bounded(home.path()));
+    (0..20).for_each(|number| host.is_stored(number, LENGTH));
+    fs::write(&usage, "no figure").unwrap();
+    drop(host);
+    let mut host = Host::open(&bounded(home.path()));
+    fill(&mut host, home.path(), 20..40);
+    host.until("it is counted", |host| host.fs.report().roots[0].used_bytes >= 40 * FILE_BYTES);
+    let find = host.op(OpKind::Find, 5, 0);
+    assert!(matches!(host.run(&[find])[0], Outcome::Found(_)));
+}
