@@ -133,6 +133,7 @@ pub(crate) struct Tier {
     limits: Limits,
     /// What the driver says of its health.
     is_healthy: bool,
+    is_read_only: bool,
     blocks: u64,
     loading: Amount,
     late: Amount,
@@ -190,6 +191,7 @@ impl Core {
         tiers.push(Tier {
             limits,
             is_healthy: true,
+            is_read_only: false,
             blocks: 0,
             loading: Amount::default(),
             late: Amount::default(),
@@ -204,6 +206,11 @@ impl Core {
     pub fn set_healthy(&mut self, tier: TierId, is_healthy: bool) {
         self.tier_mut(tier).is_healthy = is_healthy;
         self.start_stores();
+    }
+
+    /// Nothing is written to this tier.
+    pub fn set_read_only(&mut self, tier: TierId) {
+        self.tier_mut(tier).is_read_only = true;
     }
 
     /// The tier holds this block: found at its start.
