@@ -9,5 +9,6 @@ pub mod arena;
 pub mod conformance;
 pub mod fs;
 pub mod header;
+pub mod redis;
 pub mod ssd;
 pub mod uring;
