@@ -36,9 +36,10 @@ impl Kind {
         let wheel = root.join(".cache/servers").join(wheel);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let machine: Vec<_> = std::env::split_paths(&path).map(|folder| folder.join(name)).collect();
-        std::iter::once(wheel).chain(machine).find(|path| path.exists()).unwrap_or_else(|| {
-            panic!("there is no {name}\nhint: run `make servers`, or set {variable} to its path")
-        })
+        std::iter::once(wheel)
+            .chain(machine)
+            .find(|path| path.exists())
+            .unwrap_or_else(|| panic!("there is no {name}\nhint: run `make servers`, or set {variable} to its path"))
     }
 }
 
