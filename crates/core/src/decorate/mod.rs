@@ -1,13 +1,18 @@
-//! What every tier needs and no tier does itself, as wrappers: deadlines, a circuit breaker, counts, faults.
+//! What every tier needs and no tier does itself, as wrappers: deadlines, a circuit breaker, counts, retries, a
+//! throttle, faults.
 //!
-//! A tier is wrapped as `Stats<Breaker<Deadline<tier>>>`: counts see what the driver sees, the breaker sees what is
-//! late. Each wrapper keeps the contract of [`Tier`]: what it takes is completed exactly once, in its own words or
-//! the tier's; none completes a load while the tier may still write into its slot.
+//! A tier is wrapped as `Stats<Breaker<Deadline<Retry<Throttle<tier>>>>>`, each where what it sees is right: counts see
+//! what the driver sees; the breaker sees what is late, and one failure for all attempts at an operation; the deadline
+//! covers all attempts, and its cancelling ends them; the throttle holds up second attempts as well as first ones. Leave
+//! out what a tier does not need. Each wrapper keeps the contract of [`Tier`]: what it takes is completed exactly once,
+//! in its own words or the tier's; none completes a load while the tier may still write into its slot.
 
 mod breaker;
 mod deadline;
 mod faults;
+mod retry;
 mod stats;
+mod throttle;
 
 use std::time::Duration;
 
@@ -16,7 +21,9 @@ use crate::tier::{OpId, Tier};
 pub use breaker::Breaker;
 pub use deadline::Deadline;
 pub use faults::{Faults, Rates};
+pub use retry::{Attempts, Retry};
 pub use stats::{Counts, Stats};
+pub use throttle::{Limits, Throttle};
 
 /// A tier that is told the time. `now` counts from any fixed moment and never goes back.
 pub trait Timed: Tier {
