@@ -441,7 +441,7 @@ impl Lane {
 }
 
 /// Who we are, which database, and whether the server serves.
-fn greeting(settings: &Settings) -> Greeting {
+pub(super) fn greeting(settings: &Settings) -> Greeting {
     let mut greeting = Greeting::default();
     authenticate(settings, &mut greeting);
     if settings.database != 0 {
