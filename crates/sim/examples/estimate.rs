@@ -22,11 +22,9 @@ fn main() -> forebay_core::Result<()> {
         let shares = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
         for capacity_blocks in shares.map(|share| (share * trace.unique() as f64) as u64) {
             let policy = forebay_core::policy::by_name("lru").expect("there is an lru");
-            let outcome = replay(
-                &trace,
-                Setup { policy, capacity_blocks, lookahead: 0, store_batch: STORE_BATCH, salt: 0 },
-                |_| {},
-            )?;
+            let capacity_bytes = capacity_blocks * trace.bytes_in(0);
+            let setup = Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: STORE_BATCH, salt: 0 };
+            let outcome = replay(&trace, setup, |_| {})?;
             let exact = outcome.prefix_hits as f64 / outcome.blocks as f64;
             let estimate = curve.hit_ratio(capacity_blocks as f64);
             let points = 100.0 * (estimate - exact);

@@ -27,9 +27,13 @@ fn cut(name: &str) -> Trace {
 }
 
 fn run(trace: &Trace, policy: &str, capacity_blocks: u64, lookahead: usize, salt: u64) -> Outcome {
+    replay(trace, Setup { lookahead, salt, ..setup(trace, policy, capacity_blocks) }, |_| {}).unwrap()
+}
+
+fn setup(trace: &Trace, policy: &str, capacity_blocks: u64) -> Setup {
     let policy = forebay_core::policy::by_name(policy).unwrap();
-    let store_batch = store_batch(capacity_blocks);
-    replay(trace, Setup { policy, capacity_blocks, lookahead, store_batch, salt }, |_| {}).unwrap()
+    let capacity_bytes = capacity_blocks * trace.bytes_in(0);
+    Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: store_batch(capacity_blocks), salt: 0 }
 }
 
 fn capacity(trace: &Trace, share: f64) -> u64 {
