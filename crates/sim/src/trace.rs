@@ -91,6 +91,11 @@ impl Trace {
         self.bytes_in(self.namespace_of(block))
     }
 
+    /// Gives all blocks this size, whatever the trace said.
+    pub fn set_bytes(&mut self, block_bytes: u64) {
+        self.shapes.iter_mut().for_each(|shape| shape.block_bytes = Some(block_bytes));
+    }
+
     pub fn namespace_of(&self, block: u32) -> u16 {
         self.owners[block as usize]
     }
