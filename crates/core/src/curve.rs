@@ -11,11 +11,11 @@
 //! a queue that is given what comes again (or everything), whose oldest goes, or once more to the end if it was read, as
 //! long as no more than three in eight do (docs/tiers/ssd.md).
 //!
-//! Invariants: at most `max_samples` keys are followed, and twice as many are on the disks; each followed key has one
+//! Invariants: at most `max_samples` keys are followed, and twice as many are on the disks or remembered; each followed key has one
 //! mark in a Fenwick tree over time, whose size is four times that; no call does more than one pass over it. Counts
 //! are kept for each owner, some namespace, of which there are [`OWNERS`] at most; all share the pool and the disk.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::key::PAGE_BYTES;
 
@@ -61,6 +61,9 @@ pub struct Curve {
     disks: Vec<Disk>,
     /// Followed keys on the disks: one bit for each that holds the key, and one for each where it was read.
     on_disks: HashMap<u64, (u8, u8)>,
+    /// Keys that were given up, which the core still knows when they return; oldest first.
+    given_up: VecDeque<u64>,
+    remembered: HashSet<u64>,
     counts: Vec<Counts>,
 }
 
@@ -131,6 +134,8 @@ impl Curve {
             oldest: 0,
             disks: tiers.disk_bytes.iter().map(disk).collect(),
             on_disks: HashMap::new(),
+            given_up: VecDeque::new(),
+            remembered: HashSet::new(),
             counts: vec![counts; OWNERS],
             tiers,
         }
@@ -200,6 +205,8 @@ impl Curve {
             + self.tree.len() * 4
             + self.counts.len() * (size_of::<Counts>() + BUCKETS * 8)
             + self.on_disks.capacity() * 18
+            + self.given_up.capacity() * 8
+            + self.remembered.capacity() * 10
             + queues
     }
 
@@ -237,7 +244,8 @@ impl Curve {
         }
         for Reference { mark, needs } in references.iter().rev() {
             let memory_pages = self.tiers.memory_blocks as f64 * f64::from(mark.pages);
-            if self.tiers.admits_all || *needs <= memory_pages {
+            let is_known = *needs <= memory_pages || self.remembered.remove(&mark.key);
+            if self.tiers.admits_all || is_known {
                 (0..self.disks.len()).for_each(|disk| self.write(disk, *mark, weight));
             }
         }
@@ -296,8 +304,22 @@ impl Curve {
         while self.marks[self.oldest as usize].key == 0 {
             self.oldest += 1;
         }
-        self.last.remove(&self.marks[self.oldest as usize].key);
+        let key = self.marks[self.oldest as usize].key;
+        self.last.remove(&key);
         self.unmark(self.oldest);
+        if !self.disks.is_empty() {
+            self.remember(key);
+        }
+    }
+
+    fn remember(&mut self, key: u64) {
+        self.remembered.insert(key);
+        self.given_up.push_back(key);
+        let most = (self.tiers.memory_blocks as f64 / self.scale()).min(2.0 * self.max_samples as f64);
+        while self.given_up.len() as f64 > most {
+            let oldest = self.given_up.pop_front().expect("it is not empty");
+            self.remembered.remove(&oldest);
+        }
     }
 
     /// Stops following one key in eight, those with the largest hashes.
@@ -307,6 +329,8 @@ impl Curve {
         self.last.retain(|key, _| *key < threshold);
         self.marks.iter_mut().filter(|mark| mark.key >= threshold).for_each(|mark| *mark = Mark::default());
         self.on_disks.retain(|key, _| *key < threshold);
+        self.given_up.retain(|key| *key < threshold);
+        self.remembered.retain(|key| *key < threshold);
         for disk in &mut self.disks {
             disk.queue.retain(|mark| mark.key < threshold);
             disk.pages = disk.queue.iter().map(|mark| u64::from(mark.pages)).sum();
