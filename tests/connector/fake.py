@@ -259,19 +259,19 @@ class FakeSession:
         self.namespace = frozenset(fields.items())
         self.attention = {group: attention for group, attention, *_ in groups}
         self.is_replicated = {group: is_replicated for group, _, _, is_replicated in groups}
-        self._refill()
+        self.refill()
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> FakeTicket:
         self._maybe_raise("lookup")
         ticket = FakeTicket(self, groups)
         self.tickets.append(ticket)
-        self._refill()
+        self.refill()
         return ticket
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         self._maybe_raise("reserve")
         taken, self.stock[group] = self.stock[group][:count], self.stock[group][count:]
-        self._refill()
+        self.refill()
         generations = (self.daemon.slots[number].generation for number in taken)
         return b"".join(n.to_bytes(4, "little") for n in taken), b"".join(g.to_bytes(4, "little") for g in generations)
 
@@ -294,7 +294,12 @@ class FakeSession:
         return self.daemon.pool if self.state() == "ready" else b""
 
     def stats(self) -> dict[str, int]:
-        return {"lookups": len(self.tickets), "reserved_stock": sum(map(len, self.stock.values()))}
+        is_short = any(len(stock) < self.stock_blocks for stock in self.stock.values())
+        return {
+            "lookups": len(self.tickets),
+            "reserved_stock": sum(map(len, self.stock.values())),
+            "stock_filling": int(is_short and not self.is_refilling),  # the thread is late, the daemon is not full
+        }
 
     def close(self) -> None:
         self.is_closed = True
@@ -304,7 +309,7 @@ class FakeSession:
         for ticket in self.tickets:
             ticket.forget()
 
-    def _refill(self) -> None:
+    def refill(self) -> None:
         """As the background thread does when something was used."""
         for stock in self.stock.values():
             wanted = self.stock_blocks - len(stock)

@@ -125,14 +125,13 @@ def test_a_load_may_begin_in_the_middle_of_a_chunk(daemon: FakeDaemon, monkeypat
 def test_when_slots_run_out_a_prefix_keeps_its_first_blocks_and_a_window_its_last(
     group: int, kept: list[int], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(daemon, monkeypatch, Shape(groups="hybrid"))
+    engine = Engine(daemon, monkeypatch, Shape(groups="hybrid", extra={"restock_ms": 0}))
     engine.connector.manager.get_ready()
     session = engine.session
     session.is_refilling = False
     surplus, session.stock[group] = session.stock[group][2:], session.stock[group][:2]
     for number in surplus:
         daemon.slots[number].owner = None
-    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 0.0)
     request = engine.add("a", prompt(1, 100))
     engine.run(request)
     stored = [hash_ for _, of, hash_ in daemon.index if of == group]

@@ -306,38 +306,39 @@ def test_lookups_under_way_are_bounded_and_nobody_misses_for_it(
     engine.assert_nothing_is_held()
 
 
-def test_after_a_pause_the_match_waits_for_slots_but_not_for_long(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(daemon, monkeypatch)
-    engine.generate("first", prompt(1, 100))
-    monkeypatch.setattr("forebay.vllm.manager.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 60.0)
-    session = engine.session
-    session.is_refilling = False
-    for number in session.stock[0]:
+def drain(engine: Engine, daemon: FakeDaemon) -> None:
+    """The stock is empty, and the thread that fills it is late."""
+    engine.session.is_refilling = False
+    for number in engine.session.stock[0]:
         daemon.slots[number].owner = None
-    session.stock[0] = []
+    engine.session.stock[0] = []
 
+
+def test_a_request_waits_for_a_low_stock_that_fills_up(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"restock_ms": 60_000}))
+    engine.generate("first", prompt(1, 100))
+    drain(engine, daemon)
     request = engine.add("second", prompt(2, 100))
-    engine.step()
-    engine.step()
+    for _ in range(5):
+        engine.step()
     assert request.num_computed_tokens == 0
-    session.is_refilling = True
-    session._refill()
+    engine.session.is_refilling = True
+    engine.session.refill()
     engine.run(request)
     assert daemon.ready() == 12
+    engine.assert_nothing_is_held()
 
-    session.is_refilling = False
-    for number in session.stock[0]:
-        daemon.slots[number].owner = None
-    session.stock[0] = []
-    monkeypatch.setattr("forebay.vllm.manager.RESTOCK_SECONDS", 0.05)
+
+def test_a_stock_that_stays_low_delays_a_request_for_a_moment(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"restock_ms": 50}))
+    engine.generate("first", prompt(1, 100))
+    drain(engine, daemon)
     start = time.monotonic()
-    engine.generate("third", prompt(3, 100))
+    engine.generate("second", prompt(2, 100))
     assert time.monotonic() - start >= 0.05
-    assert daemon.ready() == 12
-
+    assert daemon.ready() == 6
     engine.forget()
     steps = engine.steps
     engine.generate("hit", prompt(1, 97))  # wants no slots, so it waits for none

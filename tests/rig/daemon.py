@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from forebay.vllm.settings import Settings
 from rig.engine import clean_env
 from rig.paths import forebay_binary
-from rig.process import Child, wait_until
+from rig.process import Child, RigError, wait_until
 
 READY_SECONDS = 30.0
 DRAIN_SECONDS = 20.0
@@ -39,6 +40,7 @@ class Daemon:
     unit_bytes: int | None = None
     ssd_bytes: int | None = None
     ssd_admission: str = "second_sighting"  # the default, said aloud
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections of the configuration
     binary: Path = field(default_factory=forebay_binary)
 
     def __post_init__(self) -> None:
@@ -145,18 +147,16 @@ class Daemon:
         blocks: int = self._ask("purge", "--tenant", tenant)["purged_blocks"]
         return blocks
 
-    def connector(self, socket: Path | None = None, **options: str) -> dict[str, Any]:
+    def connector(self, socket: Path | None = None, **options: str | float) -> dict[str, Any]:
         """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
         extra = {"socket": str(socket or self.socket)} | options
+        if warnings := Settings.parse(extra)[1]:
+            raise RigError(f"the connector would not take these options: {warnings}")
         return {"kv_connector": "ForebayConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
-    def patient_connector(self, **options: str) -> dict[str, Any]:
-        """As `connector`, for tests that count hits and not time.
-
-        With fewer cores than busy workers the kernel can keep the daemon waiting for a second (seen: two spinning
-        ranks on two cores, every process in a scheduling group of its own).
-        """
-        return self.connector(None, lookup_deadline_ms="20000", **options)
+    def patient_connector(self, **options: str | float) -> dict[str, Any]:
+        """As `connector`, for tests that count hits and not time: machines may be slow, nothing may be given up."""
+        return self.connector(None, lookup_deadline_ms=20_000.0, restock_ms=20_000.0, **options)
 
     def _ask(self, *command: str) -> dict[str, Any]:
         argv = [str(self.binary), *command, "--json"]
@@ -177,6 +177,7 @@ class Daemon:
         if self.ssd_bytes:
             disks, capacity = [str(self.ssd_path)], self.ssd_bytes
             sections["tier.ssd"] = {"disks": disks, "capacity_bytes": capacity, "admission": self.ssd_admission}
+        sections |= self.tiers
         return "\n".join(
             f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
             for section, keys in sections.items()

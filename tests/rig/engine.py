@@ -169,6 +169,11 @@ class Engine:
         metrics: dict[str, float] = self.call("metrics")["metrics"]
         return metrics
 
+    def stores_under_way(self) -> int:
+        """Stores that are not over: slots that wait for workers, and what the daemon has not acknowledged."""
+        under_way: int = self.call("stores")["under_way"]
+        return under_way
+
     def durations(self) -> dict[str, Duration]:
         """Time spent in the scheduler's step and in each connector call since the last asking."""
         return {name: Duration(**times) for name, times in self.call("durations")["durations"].items()}

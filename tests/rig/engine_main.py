@@ -90,6 +90,14 @@ class Served:
                 total[metric.name] += metric.value
         return {"metrics": total}
 
+    def stores(self) -> dict[str, Any]:
+        """What is not over yet: copies, and commits that the daemon has not acknowledged."""
+        if self.scheduler.connector is None:
+            return {"under_way": 0}
+        manager = self.scheduler.connector.manager
+        stats = manager._session.stats()
+        return {"under_way": len(manager._stores) + stats.get("reservations_held", 0) + stats.get("queued", 0)}
+
     def durations(self) -> dict[str, Any]:
         return {"durations": self.stopwatch.take()}
 

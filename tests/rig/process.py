@@ -58,7 +58,10 @@ class Child:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
-                start_new_session=True,
+                # A group of its own to be killed by, and no session of its own: the kernel would make each session a
+                # scheduling group (autogroup), in which a process that wakes up was seen to wait for 33 s behind
+                # workers that spin on all cores.
+                process_group=0,
             )
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rig.engine import Answer, Engine, Request
 from rig.models import FIRST_PLAIN_TOKEN, VOCABULARY
+from rig.process import wait_until
 
 Tokens = tuple[int, ...]
 
@@ -85,9 +86,17 @@ def run(engine: Engine, waves: Sequence[Wave], *, gaps: bool = False) -> dict[st
     return answers
 
 
-def settle(engine: Engine) -> None:
-    """A short unrelated request: vLLM hands stores to the workers in a later step, and needs steps to see them end."""
-    engine.generate([Request("settle", tuple(range(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + 8)), max_tokens=8)])
+def settle(engine: Engine, seconds: float = 60) -> None:
+    """Short unrelated requests until no store is under way.
+
+    vLLM hands stores to the workers in a later step, and needs steps to see them end.
+    """
+
+    def is_settled() -> bool:
+        engine.generate([Request("settle", tuple(range(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + 8)), max_tokens=8)])
+        return engine.stores_under_way() == 0
+
+    wait_until("no store is under way", is_settled, seconds)
 
 
 def _id(wave: str, prefix: int, tail: int) -> str:

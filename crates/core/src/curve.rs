@@ -118,12 +118,8 @@ impl Curve {
         assert!(tiers.disk_bytes.len() <= DISKS, "a key has a bit for each of {DISKS} disks");
         let times = max_samples * 4;
         let disk = |bytes: &u64| Disk { capacity_pages: pages(*bytes), ..Disk::default() };
-        let counts = Counts {
-            reuses: vec![0.0; BUCKETS].into_boxed_slice(),
-            hits: [0.0; DISKS],
-            followed: 0.0,
-            asked: 0.0,
-        };
+        let counts =
+            Counts { reuses: vec![0.0; BUCKETS].into_boxed_slice(), hits: [0.0; DISKS], followed: 0.0, asked: 0.0 };
         Curve {
             max_samples,
             threshold: u64::MAX,

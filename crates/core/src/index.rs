@@ -13,7 +13,7 @@ const SHARD_BITS: u32 = 12;
 const FIRST_TABLE: usize = 8;
 
 /// A key's hash inside the core. Block hashes are opaque and may be chosen by a hostile client, hence the seed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {

@@ -95,3 +95,29 @@ pub trait Tier {
     fn cancel(&mut self, id: OpId);
     fn health(&self) -> Health;
 }
+
+impl<T: Tier + ?Sized> Tier for Box<T> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn submit(&mut self, batch: &[Operation]) -> usize {
+        (**self).submit(batch)
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        (**self).poll(completions);
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        (**self).cancel(id);
+    }
+
+    fn health(&self) -> Health {
+        (**self).health()
+    }
+}

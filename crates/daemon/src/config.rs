@@ -19,7 +19,7 @@ pub use forebay_io::uring::EngineChoice;
 pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
 pub use table::Key;
-pub use value::{Bytes, HttpAddress};
+pub use value::{Bytes, HttpAddress, RedisMode, ServerUrl};
 
 table::settings! {
     /// Where clients find the daemon, and who may be one.
@@ -75,6 +75,48 @@ table::settings! {
         write_bytes_per_second: Option<Bytes> = None;
         /// Bytes that may be written to each disk in a day, for its endurance. Not limited by default.
         write_bytes_per_day: Option<Bytes> = None;
+    }
+
+    /// A Redis or Valkey that several hosts share: what one has computed, the others find there.
+    tier_redis: TierRedis {
+        /// The server; or some nodes of a cluster, or sentinels. `redis://`, `rediss://` for TLS, or `unix:///path`, with
+        /// `user:password@` before the host and `/number` of a database behind it. None by default, which means no such
+        /// tier.
+        urls: Vec<ServerUrl> = Vec::new();
+        /// How the servers named by `urls` belong together.
+        mode: RedisMode = RedisMode::Single;
+        /// What sentinels call the master.
+        sentinel_master: String = String::new();
+        /// Goes before the names of all values, so that several fleets can use one server.
+        key_prefix: String = "forebay:".to_string();
+        /// Connections to each server for blocks; questions have one of their own. More are for networks that one
+        /// connection does not fill.
+        connections: u32 = 4;
+        /// Threads that these connections are spread over. One moves 2 to 4 GB/s.
+        threads: u32 = 1;
+        /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds what suits a server.
+        /// All who share a store must agree on it.
+        value_bytes: Bytes = Bytes(4 << 20);
+        /// After so long the server forgets a block. Not set by default: it forgets when it needs the room, if its
+        /// `maxmemory-policy` lets it.
+        ttl_seconds: Option<u64> = None;
+        /// Which blocks are written there. All by default, since what is asked for once on each of many hosts is worth
+        /// sharing, and no host sees more than its own share of the sightings.
+        admission: Admission = Admission::All;
+        /// How long a request may wait for an answer or a block before it is a miss.
+        load_deadline_ms: u64 = 1000;
+        /// For a connection until it may be used.
+        connect_timeout_ms: u64 = 1000;
+        /// For one operation; a connection on which one takes longer is replaced.
+        operation_timeout_ms: u64 = 5000;
+        /// For `rediss://`: who may have signed the server's certificate. By default those whom this machine trusts.
+        ca_file: Option<PathBuf> = None;
+        /// Who we are, if the server asks; needs `key_file`.
+        certificate_file: Option<PathBuf> = None;
+        /// The key of `certificate_file`.
+        key_file: Option<PathBuf> = None;
+        /// The name in the server's certificate, if it is not the host of the URL.
+        server_name: Option<String> = None;
     }
 
     /// Metrics and health for people and supervisors, over plain HTTP.

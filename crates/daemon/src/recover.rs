@@ -102,8 +102,8 @@ fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -
 /// `has_transfers`: an earlier daemon was killed while a tier was filling slots. They stay fenced until the tier says
 /// that this is over; if it is not configured any more nobody can say so, and they stay fenced for good.
 fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
-    let mut earlier = if has_transfers || state.tiers.is_configured() { TRANSFERS.bit() } else { 0 };
-    if has_transfers && !state.tiers.is_configured() {
+    let mut earlier = if has_transfers || state.tiers.has_own_disks() { TRANSFERS.bit() } else { 0 };
+    if has_transfers && !state.tiers.has_own_disks() {
         tracing::warn!("an earlier daemon was filling slots from a tier that is not configured; they stay out of use");
     }
     for (instance, record) in state.pool.instances()? {

@@ -29,11 +29,11 @@ pub async fn serve(config: Config) -> Result<()> {
     let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
     // A disk that is misnamed or in use stops the start before the pool is touched.
-    let tier = tiers::claim(&config)?;
+    let openings = tiers::claim(&config)?;
     let (shared, to_verify) = open(config)?;
     verify::start(&shared, to_verify);
     populate::start(&shared);
-    tiers::start(tier, &shared);
+    tiers::start(openings, &shared);
 
     if let Some(listener) = pages {
         if let Ok(address) = listener.local_addr() {
@@ -168,7 +168,7 @@ impl http::Source for Pages {
             populated_bytes: state.core.populated_bytes(),
             needed_bytes: state.pool.geometry().unit_bytes,
             is_draining: state.is_draining,
-            tiers: state.tier_report().iter().map(told).collect(),
+            tiers: state.tier_reports().iter().map(told).collect(),
         }
     }
 
@@ -187,7 +187,7 @@ impl http::Source for Pages {
                 populated_bytes: state.core.populated_bytes(),
                 huge_bytes,
             },
-            tiers: state.tier_report().into_iter().collect(),
+            tiers: state.tier_reports(),
             clients: Clients {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),

@@ -17,13 +17,13 @@ use crate::config::Config;
 use crate::insight::{History, Insight};
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
-use crate::tiers::Driver;
+use crate::tiers::Tiers;
 
 pub struct State {
     pub config: Config,
     pub core: Core,
     pub pool: Arc<Pool>,
-    pub tiers: Driver,
+    pub tiers: Tiers,
     pub instances: Instances,
     pub boot_id: u64,
     /// What each namespace id stands for, by the number of its record in the pool.
@@ -88,7 +88,7 @@ impl State {
         // Keys are hashed anew with each start.
         let insight = Insight::start(boot_id, core.capacity_bytes().max(pool.geometry().data_bytes()));
         State {
-            tiers: Driver::new(&config.tier_ssd, &mut core),
+            tiers: Tiers::new(&config, &mut core),
             config,
             core,
             pool,
@@ -135,11 +135,11 @@ impl State {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
                 }
-                Effect::Load { block, slot, generation, .. } => {
-                    self.tiers.load(&self.core, block, slot, generation);
+                Effect::Load { tier, block, slot, generation } => {
+                    self.tiers.of(tier).load(&self.core, block, slot, generation);
                 }
-                Effect::Store { block, slot, generation, .. } => {
-                    self.tiers.store(&self.core, &self.pool, block, slot, generation);
+                Effect::Store { tier, block, slot, generation } => {
+                    self.tiers.of(tier).store(&self.core, &self.pool, block, slot, generation);
                 }
                 Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Verify { block, slot, generation } => {
@@ -148,7 +148,7 @@ impl State {
                 }
             }
         }
-        self.tiers.submit();
+        self.tiers.submit(&mut self.core);
     }
 
     /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.

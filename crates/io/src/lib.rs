@@ -8,5 +8,6 @@
 pub mod arena;
 pub mod conformance;
 pub mod header;
+pub mod redis;
 pub mod ssd;
 pub mod uring;

@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 # Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
 LOOKUPS_UNDER_WAY = 32
-# A session gives most of its stock back when it was not asked for two seconds. The first match after a pause is held back
-# for this long at most while the stock fills up again, or the blocks of its first step would find no slots.
-PAUSE_SECONDS = 1.0
-RESTOCK_SECONDS = 0.02
 
 
 class ForebayManager(OffloadingManager):
@@ -65,7 +61,6 @@ class ForebayManager(OffloadingManager):
         self._settle_until: float | None = None  # None until somebody had to wait
         self._is_idle = False  # the last step had nothing to run
         self._stock_blocks = 0
-        self._asked_at = self._restock_until = 0.0
         self._budget = spec.settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
         self._leased: set[Lookup] = set()
@@ -125,7 +120,7 @@ class ForebayManager(OffloadingManager):
                 return True
             self._ask(asked, now)
         assert asked.lookup is not None
-        return self._poll(asked.lookup, now) and not self._is_restocking(asked.lookup, now)
+        return self._poll(asked.lookup, now) and not self._is_restocking(asked, now)
 
     @guarded(lambda *_: False)
     def asks_more(self, request: Request) -> bool:
@@ -309,9 +304,13 @@ class ForebayManager(OffloadingManager):
             self._settle_until = now + self._settings.lookup_deadline_ms / 1e3
         if now >= self._settle_until:
             return False
-        time.sleep(max(0.0, self._budget))  # leaves the processor to those who are waited for
+        self._nap()
         self._spend(now)
         return True
+
+    def _nap(self) -> None:
+        """Nothing can run: leaves the processor to those who are waited for."""
+        time.sleep(max(0.0, self._budget))
 
     def _is_at_limit(self) -> bool:
         return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
@@ -322,19 +321,25 @@ class ForebayManager(OffloadingManager):
         groups = [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
         asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
         asked.asked_at = self._stores.now
+        asked.restock_until = now + self._settings.restock_ms / 1e3
         self._settle_until = self._settle_until or now
         self._leased.add(asked.lookup)
         self._unanswered.add(asked.lookup)
-        if now - self._asked_at > PAUSE_SECONDS:
-            self._restock_until = now + RESTOCK_SECONDS
-        self._asked_at = now
 
-    def _is_restocking(self, lookup: Lookup, now: float) -> bool:
-        """Whether the stock is filling up again after a pause, and lacks slots that this request will want."""
-        if now >= self._restock_until:
+    def _is_restocking(self, asked: _Asked, now: float) -> bool:
+        """Whether the request has something to store while the stock is low and filling up.
+
+        A session gives most of its stock back when it was not asked for two seconds: the blocks of the first step after
+        that would find no slots. Where the daemon gives less than it is asked for, waiting would not help.
+        """
+        if now >= asked.restock_until or asked.lookup is None or asked.lookup.missing == 0:
             return False
-        wanted = min(lookup.missing, len(self._shapes) * self._stock_blocks // 2)
-        return self._session.stats().get("reserved_stock", wanted) < wanted
+        stats = self._session.stats()
+        half = len(self._shapes) * self._stock_blocks // 2
+        is_low = stats.get("stock_filling", 0) > 0 and stats.get("reserved_stock", half) < half
+        if is_low and self._is_idle:
+            self._nap()
+        return is_low
 
     def _poll(self, lookup: Lookup, now: float) -> bool:
         was_late = lookup.is_late
@@ -342,7 +347,7 @@ class ForebayManager(OffloadingManager):
         if is_answered:
             self._unanswered.discard(lookup)
             if self._is_idle and lookup.is_promoting:
-                time.sleep(max(0.0, self._budget))  # nothing to run: leaves the processor to those who promote
+                self._nap()
         self._spend(now)
         self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         return is_answered
@@ -399,6 +404,7 @@ class _Asked:
         self.mask: Callable[[bytes], bytes] | None = None
         self.lookup: Lookup | None = None
         self.asked_at = 0  # in the time of `Stores.now`
+        self.restock_until = 0.0
         self.is_placed = False  # has had its blocks since the lookup
         self.is_barred = False  # is not looked up
         self.is_excluded = False  # is neither looked up nor stored

@@ -56,6 +56,8 @@ class Settings:
     """Longest wait for the daemon in one scheduler step, over all requests: about a tenth of a short decode step."""
     lookup_deadline_ms: float = 1000.0
     """Longest time a request waits for an answer and for promotions; then it is computed."""
+    restock_ms: float = 20.0
+    """Longest time a request with blocks to store waits for a low stock of empty slots; then some are not stored."""
     stock_blocks: int = 0
     """Empty slots of each group kept at hand for stores. 0: what one step can fill."""
     max_leased_requests: int = 256

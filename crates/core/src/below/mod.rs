@@ -8,10 +8,12 @@
 //! completion, however late that is; promotions count among the promises and evict nothing that is held; bytes
 //! pinned by stores and bytes of late loads have a limit each; without a tier nothing here is ever reached.
 //!
-//! In the order data passes: `promote` (up), `write` (down), `residence` (what lies where).
+//! In the order data passes: `seek` (whether shared stores have it), `promote` (up), `write` (down), `residence` (what
+//! lies where).
 
 mod promote;
 mod residence;
+mod seek;
 mod write;
 
 use std::collections::VecDeque;
@@ -26,6 +28,8 @@ use crate::tier::Location;
 pub(crate) use promote::Allowance;
 pub use residence::Place;
 use residence::{Residence, Standing};
+pub use seek::Find;
+use seek::Sought;
 
 /// Number of a tier, in the order they were opened: the nearest first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -55,6 +59,9 @@ pub enum Admission {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub admission: Admission,
+    /// Its truth is elsewhere: others store and evict there. It is asked for each key, and what it holds is not kept
+    /// here.
+    pub is_shared: bool,
     /// Loads in flight.
     pub load_blocks: usize,
     /// Blocks that wait to be written. They are not pinned: one that is evicted meanwhile was not worth it.
@@ -70,6 +77,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             admission: Admission::SecondSighting,
+            is_shared: false,
             // 1,024 of 1 MiB keep a disk of 3 GB/s busy for 0.3 s: more would be late before they begin.
             load_blocks: 1024,
             // 16 bytes each. A burst of stores waits here while the disk takes them one after another.
@@ -110,7 +118,7 @@ pub struct TierStats {
 pub struct TierReport {
     pub stats: TierStats,
     pub is_open: bool,
-    /// Blocks known to lie there.
+    /// Blocks known to lie there; 0 if it is shared.
     pub blocks: u64,
     pub loading_blocks: u64,
     pub loading_bytes: u64,
@@ -155,6 +163,7 @@ impl Amount {
 pub(crate) struct Below {
     pub(crate) tiers: Vec<Tier>,
     residence: Residence,
+    sought: Sought,
     /// Keys that are passed over until [`Core::forgive`].
     set_aside: Vec<Fingerprint>,
     /// Namespaces whose blocks are being removed from the tiers: neither asked for nor written there meanwhile.
@@ -170,6 +179,11 @@ impl Below {
     /// Whether there is a tier, and each is given what was asked for again, and not the rest.
     pub fn keeps_what_returns(&self) -> bool {
         self.is_on() && self.tiers.iter().all(|tier| tier.limits.admission == Admission::SecondSighting)
+    }
+
+    /// An own tier comes before a shared one.
+    fn place(&self, key: Fingerprint) -> Option<(Place, Standing)> {
+        self.residence.get(key).or_else(|| self.sought.place(key))
     }
 }
 
@@ -223,11 +237,13 @@ impl Core {
         self.below.purging.contains(&namespace)
     }
 
-    /// What was passed over after a failure is asked for again. Called about once a second.
+    /// What was passed over after a failure is asked for again, and what is known of shared stores ages. Called every
+    /// second or two.
     pub fn forgive(&mut self) {
         for key in std::mem::take(&mut self.below.set_aside) {
             self.below.residence.stand(key, Standing::Good);
         }
+        self.below.sought.forget();
     }
 
     /// Key of the block that an effect names, as long as its operation has not ended.
@@ -247,7 +263,7 @@ impl Core {
 
     /// Where a key lies, as far as is known.
     pub fn place_below(&self, key: &BlockKey) -> Option<Place> {
-        self.below.residence.get(self.below_key(key)).map(|(place, _)| place)
+        self.below.place(self.below_key(key)).map(|(place, _)| place)
     }
 
     pub fn tier_report(&self, tier: TierId) -> TierReport {
@@ -332,5 +348,6 @@ impl Core {
             self.below.residence.remove(key);
             self.tier_mut(tier).blocks -= 1;
         }
+        self.below.sought.leave(key, tier);
     }
 }

@@ -52,7 +52,9 @@ impl Core {
                 let stats = &mut self.tier_mut(tier).stats;
                 stats.stored += 1;
                 stats.stored_bytes += bytes;
-                self.reside(self.below_key_of(block), Place { tier, at });
+                if !self.tier_mut(tier).limits.is_shared {
+                    self.reside(self.below_key_of(block), Place { tier, at });
+                }
                 true
             }
             Outcome::Stored(_) => false,
@@ -96,7 +98,7 @@ impl Core {
         if below & tier.bit() != 0 {
             return true;
         }
-        let is_there = self.below.residence.get(self.below_key_of(block)).is_some_and(|(place, _)| place.tier == tier);
+        let is_there = self.below.place(self.below_key_of(block)).is_some_and(|(place, _)| place.tier == tier);
         let state = self.tier_mut(tier);
         if !is_there && state.queue.len() >= state.limits.queue_blocks {
             state.stats.dropped_full += 1;
@@ -127,7 +129,7 @@ impl Core {
     pub(crate) fn is_below(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
         let id = self.names.get(namespace).id;
         let key = super::residence::key(self.config.seed, id, group, hash.as_bytes());
-        self.below.residence.get(key).is_some() && !self.is_purging_below(id)
+        self.below.place(key).is_some() && !self.is_purging_below(id)
     }
 
     /// Whether the block's namespace is what its id means, and is not being removed.

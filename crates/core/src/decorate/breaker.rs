@@ -53,8 +53,10 @@ impl<T> Breaker<T> {
         }
     }
 
-    fn heard(&mut self, outcome: Outcome) {
+    fn heard(&mut self, outcome: Outcome, is_shared: bool) {
         match outcome {
+            // A shared store that takes no more still gives what it has.
+            Outcome::Failed(ErrorKind::Full) if is_shared => {}
             Outcome::Failed(kind) if kind.is_retryable() => self.failed(kind),
             // What was asked for is bad, not the tier.
             Outcome::Failed(_) => {}
@@ -78,7 +80,8 @@ impl<T: Timed> Tier for Breaker<T> {
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         let from = completions.len();
         self.inner.poll(completions);
-        completions[from..].iter().for_each(|completion| self.heard(completion.outcome));
+        let is_shared = self.inner.capabilities().is_shared;
+        completions[from..].iter().for_each(|completion| self.heard(completion.outcome, is_shared));
         completions.append(&mut self.refused);
     }
 
@@ -111,6 +114,7 @@ impl<T: Timed> Timed for Breaker<T> {
 mod tests {
     use super::super::testing::{LOAD, Told, done, op, polled};
     use super::*;
+    use crate::tier::Capabilities;
 
     const IO: Outcome = Outcome::Failed(ErrorKind::Io);
 
@@ -163,5 +167,15 @@ mod tests {
         end(&mut tier, Outcome::Removed);
         (1..OPEN_AFTER).for_each(|_| end(&mut tier, IO));
         assert_eq!(tier.health(), Health::Healthy);
+    }
+
+    #[test]
+    fn a_full_shared_store_is_still_read_from() {
+        for is_shared in [false, true] {
+            let capabilities = Capabilities { is_shared, ..Capabilities::default() };
+            let mut tier = Breaker::new(Told { capabilities, ..Told::default() });
+            (0..OPEN_AFTER).for_each(|_| end(&mut tier, Outcome::Failed(ErrorKind::Full)));
+            assert_eq!(tier.health() == Health::Healthy, is_shared);
+        }
     }
 }

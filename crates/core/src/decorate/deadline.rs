@@ -1,4 +1,4 @@
-//! Tells which loads are late, and asks the tier to cancel them.
+//! Tells which loads and questions are late, and asks the tier to cancel them.
 //!
 //! A deadline frees the waiter, never the memory: the completion of a late load still comes from the tier, when its
 //! slot is safe. Stores have no deadline: nobody waits for them, and a write budget may hold them back for long.
@@ -13,16 +13,16 @@ pub struct Deadline<T> {
     inner: T,
     limit: Duration,
     now: Duration,
-    /// Loads in flight, by the moment they are late, and some that have ended.
+    /// Waited for and in flight, by the moment they are late, and some that have ended.
     due: VecDeque<(Duration, OpId)>,
-    loading: HashSet<OpId>,
+    awaited: HashSet<OpId>,
     late: Vec<OpId>,
 }
 
 impl<T> Deadline<T> {
     pub fn new(inner: T, limit: Duration) -> Deadline<T> {
-        let (due, loading, late) = (VecDeque::new(), HashSet::new(), Vec::new());
-        Deadline { inner, limit, now: Duration::ZERO, due, loading, late }
+        let (due, awaited, late) = (VecDeque::new(), HashSet::new(), Vec::new());
+        Deadline { inner, limit, now: Duration::ZERO, due, awaited, late }
     }
 
     pub fn inner(&self) -> &T {
@@ -39,8 +39,9 @@ impl<T: Timed> Tier for Deadline<T> {
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
         let taken = self.inner.submit(batch);
-        for op in batch[..taken].iter().filter(|op| matches!(op.kind, OpKind::Load { .. })) {
-            self.loading.insert(op.id);
+        let is_waited_for = |op: &&Operation| matches!(op.kind, OpKind::Load { .. } | OpKind::Find);
+        for op in batch[..taken].iter().filter(is_waited_for) {
+            self.awaited.insert(op.id);
             self.due.push_back((self.now + self.limit, op.id));
         }
         taken
@@ -50,9 +51,9 @@ impl<T: Timed> Tier for Deadline<T> {
         let from = completions.len();
         self.inner.poll(completions);
         for completion in &completions[from..] {
-            self.loading.remove(&completion.id);
+            self.awaited.remove(&completion.id);
         }
-        while self.due.front().is_some_and(|(_, id)| !self.loading.contains(id)) {
+        while self.due.front().is_some_and(|(_, id)| !self.awaited.contains(id)) {
             self.due.pop_front();
         }
     }
@@ -63,7 +64,7 @@ impl<T: Timed> Timed for Deadline<T> {
         self.inner.advance(now);
         self.now = now;
         while let Some((_, id)) = self.due.pop_front_if(|(due, _)| *due <= now) {
-            if self.loading.contains(&id) {
+            if self.awaited.contains(&id) {
                 self.late.push(id);
                 self.inner.cancel(id);
             }
@@ -108,6 +109,13 @@ mod tests {
     }
 
     #[test]
+    fn a_question_is_late_too() {
+        let mut tier = Deadline::new(Told::default(), LIMIT);
+        tier.submit(&[op(1, OpKind::Find), op(2, OpKind::Remove { at: Default::default() })]);
+        assert_eq!(late(&mut tier, 100), [1]);
+    }
+
+    #[test]
     fn what_was_not_taken_is_not_waited_for() {
         let mut tier = Deadline::new(Told { room: Some(1), ..Told::default() }, LIMIT);
         assert_eq!(tier.submit(&[op(1, LOAD), op(2, LOAD)]), 1);
@@ -122,6 +130,6 @@ mod tests {
             tier.inner.completions.push(done(id, Outcome::Absent));
             polled(&mut tier);
         }
-        assert_eq!((tier.due.len(), tier.loading.len()), (0, 0));
+        assert_eq!((tier.due.len(), tier.awaited.len()), (0, 0));
     }
 }

@@ -26,6 +26,16 @@ pub trait Timed: Tier {
     fn take_late(&mut self, _late: &mut Vec<OpId>) {}
 }
 
+impl<T: Timed + ?Sized> Timed for Box<T> {
+    fn advance(&mut self, now: Duration) {
+        (**self).advance(now);
+    }
+
+    fn take_late(&mut self, late: &mut Vec<OpId>) {
+        (**self).take_late(late);
+    }
+}
+
 /// The parts of [`Tier`] that a wrapper passes on.
 macro_rules! pass_on {
     ($($method:ident),+) => { $( crate::decorate::pass_on!(@ $method); )+ };
@@ -62,6 +72,7 @@ pub(crate) mod testing {
 
     #[derive(Default)]
     pub struct Told {
+        pub capabilities: Capabilities,
         pub taken: Vec<Operation>,
         pub room: Option<usize>,
         pub completions: Vec<Completion>,
@@ -74,7 +85,7 @@ pub(crate) mod testing {
         }
 
         fn capabilities(&self) -> Capabilities {
-            Capabilities::default()
+            self.capabilities
         }
 
         fn submit(&mut self, batch: &[Operation]) -> usize {

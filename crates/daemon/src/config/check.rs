@@ -21,7 +21,7 @@ pub(super) struct Demand {
 
 /// The first demand that `config` does not meet.
 pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
-    let Config { socket, pool, tier_ssd, http, limits, log, .. } = config;
+    let Config { socket, pool, tier_ssd, tier_redis, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let demands = [
         ("socket.directory", fits_a_socket(&socket.directory), "be a path of at most 94 bytes, as Unix sockets need"),
@@ -45,6 +45,7 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
             tier_ssd.write_bytes_per_day.is_none_or(|bytes| bytes.0 > 0),
             "be more than 0, or not be set",
         ),
+        ("tier.redis.load_deadline_ms", tier_redis.load_deadline_ms > 0, "be at least 1"),
         (
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),

@@ -90,6 +90,9 @@ macro_rules! section {
     (tier_ssd) => {
         "tier.ssd"
     };
+    (tier_redis) => {
+        "tier.redis"
+    };
     ($section:ident) => {
         stringify!($section)
     };

@@ -55,6 +55,53 @@ impl Setting for Bytes {
     }
 }
 
+/// Where a server is, and perhaps who we are to it. Shown without the password: what is shown may be read by many.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerUrl(pub String);
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.0.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?)));
+        match parts {
+            Some((scheme, (who, place))) => {
+                let user = who.split_once(':').map_or(who, |(user, _)| user);
+                write!(f, "{scheme}://{user}:***@{place}")
+            }
+            None => f.write_str(&self.0),
+        }
+    }
+}
+
+impl Setting for RedisMode {
+    const KIND: &'static str = "`\"single\"`, `\"cluster\"` or `\"sentinel\"`";
+
+    fn read(value: &Value) -> Option<RedisMode> {
+        match value.as_str()? {
+            "single" => Some(RedisMode::Single),
+            "cluster" => Some(RedisMode::Cluster),
+            "sentinel" => Some(RedisMode::Sentinel),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            RedisMode::Single => "single",
+            RedisMode::Cluster => "cluster",
+            RedisMode::Sentinel => "sentinel",
+        };
+        Some(Value::String(text.to_string()))
+    }
+}
+
+/// How the servers that are named belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RedisMode {
+    Single,
+    Cluster,
+    Sentinel,
+}
+
 impl Setting for HugePages {
     const KIND: &'static str = "`\"auto\"`, `\"off\"` or `\"require\"`";
 
@@ -245,11 +292,29 @@ impl Setting for Vec<PathBuf> {
     }
 }
 
-impl Setting for Option<Bytes> {
-    const KIND: &'static str = Bytes::KIND;
+impl Setting for Vec<ServerUrl> {
+    const KIND: &'static str = "a URL, or a list of URLs, such as `[\"redis://10.0.0.1\", \"redis://10.0.0.2\"]`";
 
-    fn read(value: &Value) -> Option<Option<Bytes>> {
-        Bytes::read(value).map(Some)
+    /// As for paths.
+    fn read(value: &Value) -> Option<Vec<ServerUrl>> {
+        let url = |value: &Value| String::read(value).map(ServerUrl);
+        match value {
+            Value::Array(list) => list.iter().map(url).collect(),
+            Value::String(text) if text.is_empty() || text.starts_with('[') => None,
+            one => url(one).map(|url| vec![url]),
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::Array(self.iter().map(|url| Value::String(url.to_string())).collect()))
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    const KIND: &'static str = T::KIND;
+
+    fn read(value: &Value) -> Option<Option<T>> {
+        T::read(value).map(Some)
     }
 
     fn show(&self) -> Option<Value> {
@@ -282,6 +347,17 @@ mod tests {
         {
             assert_eq!(Bytes(bytes).to_string(), text);
             assert_eq!(Bytes::read(&Bytes(bytes).show().unwrap()), Some(Bytes(bytes)));
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        for (url, shown) in [
+            ("redis://cache:6379/1", "redis://cache:6379/1"),
+            ("redis://:secret@cache", "redis://:***@cache"),
+            ("rediss://me:sec@ret@[::1]:7", "rediss://me:***@[::1]:7"),
+        ] {
+            assert_eq!(ServerUrl(url.to_string()).to_string(), shown);
         }
     }
 

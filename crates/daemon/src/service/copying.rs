@@ -139,7 +139,7 @@ struct Pinned {
 /// The block of one key, under a lease of its own. Blocks that are being verified or brought up are waited for.
 fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
     let start = Instant::now();
-    let deadline = Duration::from_millis(shared.lock().config.tier_ssd.load_deadline_ms).max(VERIFY_DEADLINE);
+    let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     while start.elapsed() < deadline {
         let (answer, instance, lease, length) = shared.event(|state| -> Result<_> {
             let (instance, namespace, length) = target(state, request.session, request.namespace, group)?;

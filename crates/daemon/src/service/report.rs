@@ -27,7 +27,7 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             classes: classes(state),
             pinned_bytes: held.pinned_bytes + held.reserved_bytes,
             fenced_bytes: held.fenced_bytes,
-            tiers: state.tier_report().iter().map(tier).collect(),
+            tiers: state.tier_reports().iter().map(tier).collect(),
         }
     }))
 }

@@ -1,120 +1,112 @@
-//! Effects to operations, completions to events.
+//! One tier: effects to operations, completions to events.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use forebay_core::below::TierId;
+use forebay_core::below::{Find, TierId};
 use forebay_core::block::BlockId;
 use forebay_core::decorate::{Breaker, Deadline, Stats, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockKey, Core, ErrorKind, Generation, SlotId};
 use forebay_io::arena::Pool;
-use forebay_io::ssd::Ssd;
 
+use super::kind::{Driven, Kind};
 use super::purge::Purges;
-use crate::config::TierSsd;
+use super::waiting::Waiting;
 use crate::service::make_ready;
 use crate::state::State;
 
-pub(super) type Stack = Stats<Breaker<Deadline<Ssd>>>;
+pub(super) type Stack = Stats<Breaker<Deadline<Box<dyn Driven>>>>;
 
-/// The configured tier, from before it is open until the end.
-pub struct Driver {
-    id: Option<TierId>,
+/// A configured tier, from before it is open until the end.
+pub(crate) struct Driver {
+    pub(super) id: TierId,
+    pub(super) kind: Kind,
+    pub(super) deadline: Duration,
     pub(super) tier: Option<Stack>,
     /// Why it will never be open, if so.
     pub(super) failure: Option<String>,
-    deadline: Duration,
     start: Instant,
     next_op: u64,
     pub(super) under_way: HashMap<OpId, Under>,
-    /// Not taken by the tier yet, loads before the others.
-    loads: VecDeque<(Operation, Duration)>,
-    others: VecDeque<Operation>,
+    /// In the order in which the tier is offered them.
+    finds: Waiting,
+    loads: Waiting,
+    others: Waiting,
     pub(super) purges: Purges,
     /// As the core was told.
     pub(super) was_healthy: bool,
     /// The daemon is going away.
-    is_closed: bool,
+    pub(super) is_closed: bool,
     registered_bytes: u64,
-    completions: Vec<Completion>,
 }
 
 /// What an operation is for.
 #[derive(Clone, Copy)]
 pub(super) enum Under {
+    Find { find: Find, is_late: bool },
     Load { block: BlockId, slot: SlotId, generation: Generation },
     Store { block: BlockId, key: BlockKey },
     Remove { key: BlockKey },
 }
 
 impl Driver {
-    /// Tells the core of the tier if one is configured; it is opened later.
-    pub fn new(config: &TierSsd, core: &mut Core) -> Driver {
-        let id = (!config.disks.is_empty()).then(|| core.open_tier(Driver::limits(config)));
-        id.into_iter().for_each(|id| core.set_healthy(id, false));
+    pub(super) fn new(id: TierId, kind: Kind, deadline: Duration) -> Driver {
         Driver {
             id,
+            kind,
+            deadline,
             tier: None,
             failure: None,
-            deadline: Duration::MAX,
             start: Instant::now(),
             next_op: 1,
             under_way: HashMap::new(),
-            loads: VecDeque::new(),
-            others: VecDeque::new(),
+            finds: Waiting::default(),
+            loads: Waiting::default(),
+            others: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
             is_closed: false,
             registered_bytes: 0,
-            completions: Vec::new(),
         }
     }
 
-    pub fn is_configured(&self) -> bool {
-        self.id.is_some()
-    }
-
-    /// The tier's number in the core. Panics if none is configured.
-    pub fn id(&self) -> TierId {
-        self.id.expect("a tier is configured")
-    }
-
     /// From now on operations reach the tier.
-    pub fn attach(&mut self, ssd: Ssd, deadline: Duration) {
-        self.deadline = deadline;
-        self.tier = Some(Stats::new(Breaker::new(Deadline::new(ssd, deadline))));
-        self.purges.find_all(self.tier.as_ref().expect("just set"));
+    pub(super) fn attach(&mut self, tier: Box<dyn Driven>) {
+        self.purges.find_all(&*tier);
+        self.tier = Some(Stats::new(Breaker::new(Deadline::new(tier, self.deadline))));
     }
 
-    pub fn failed(&mut self, why: String) {
+    pub(super) fn failed(&mut self, why: String) {
         self.failure = Some(why);
     }
 
-    /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
 
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
-        self.loads.len() + self.others.len()
+        self.finds.len() + self.loads.len() + self.others.len()
+    }
+
+    /// For the core's questions.
+    pub(super) fn find(&mut self, find: Find) {
+        let op = self.operation(Under::Find { find, is_late: false }, OpKind::Find, Priority::Find, find.key);
+        self.finds.push(op, self.now());
     }
 
     /// For `Effect::Load`; the slot is written down as being filled.
     pub fn load(&mut self, core: &Core, block: BlockId, slot: SlotId, generation: Generation) {
         let key = core.key_below(block);
         let at = core.place_below(&key).map_or(Location::default(), |place| place.at);
+        let under = Under::Load { block, slot, generation };
         let op = Operation {
-            id: self.next_id(Under::Load { block, slot, generation }),
-            kind: OpKind::Load { at },
-            priority: Priority::Load,
-            key,
             slot: Some((slot, generation)),
             length_bytes: core.length_below(block),
-            checksum: 0,
+            ..self.operation(under, OpKind::Load { at }, Priority::Load, key)
         };
-        self.loads.push_back((op, self.now()));
+        self.loads.push(op, self.now());
     }
 
     /// For `Effect::Store`; what is to be written is what the pool's table says of the slot.
@@ -124,131 +116,118 @@ impl Driver {
         // Without an entry nothing is known to be whole; a length of zero is refused by every tier.
         let (length_bytes, checksum) = entry.map_or((0, 0), |entry| (entry.length, entry.checksum));
         let op = Operation {
-            id: self.next_id(Under::Store { block, key }),
-            kind: OpKind::Store,
-            priority: Priority::Store,
-            key,
             slot: Some((slot, generation)),
             length_bytes,
             checksum,
+            ..self.operation(Under::Store { block, key }, OpKind::Store, Priority::Store, key)
         };
-        self.others.push_back(op);
+        self.others.push(op, self.now());
     }
 
     pub(super) fn remove(&mut self, key: BlockKey) {
         self.purges.removing += 1;
-        let op = Operation {
-            id: self.next_id(Under::Remove { key }),
-            kind: OpKind::Remove { at: Location::default() },
-            priority: Priority::Store,
-            key,
-            slot: None,
-            length_bytes: 0,
-            checksum: 0,
-        };
-        self.others.push_back(op);
+        let kind = OpKind::Remove { at: Location::default() };
+        let op = self.operation(Under::Remove { key }, kind, Priority::Store, key);
+        self.others.push(op, self.now());
     }
 
     /// Hands the tier what it takes; the rest waits for its next completion.
-    pub fn submit(&mut self) {
-        let Some(tier) = &mut self.tier else { return };
-        let now = self.start.elapsed();
-        if self.loads.is_empty() && self.others.is_empty() {
+    pub(super) fn submit(&mut self) {
+        let now = self.now();
+        let Some(tier) = self.tier.as_mut().filter(|_| self.finds.len() + self.loads.len() + self.others.len() > 0)
+        else {
             return;
-        }
+        };
         tier.advance(now);
-        let loads: Vec<Operation> = self.loads.iter().map(|(op, _)| *op).collect();
-        let taken = tier.submit(&loads);
-        self.loads.drain(..taken);
-        let taken = tier.submit(self.others.make_contiguous());
-        self.others.drain(..taken);
+        [&mut self.finds, &mut self.loads, &mut self.others].into_iter().for_each(|waiting| waiting.offer(tier));
     }
 
     /// Says how much of the pool is there, so that it can be pinned for the disks' engines.
-    pub(super) fn register(&mut self, populated_bytes: u64) {
+    fn register(&mut self, populated_bytes: u64) {
         if populated_bytes > self.registered_bytes
-            && let Some(tier) = &mut self.tier
+            && let Some(tier) = self.driven()
         {
+            tier.register(populated_bytes);
             self.registered_bytes = populated_bytes;
-            tier.inner_mut().inner_mut().inner_mut().register(populated_bytes);
         }
     }
 
-    pub(super) fn ssd(&mut self) -> Option<&mut Ssd> {
-        self.tier.as_mut().map(|tier| tier.inner_mut().inner_mut().inner_mut())
+    pub(super) fn driven(&mut self) -> Option<&mut (dyn Driven + 'static)> {
+        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut())
     }
 
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
-    fn next_id(&mut self, under: Under) -> OpId {
+    fn operation(&mut self, under: Under, kind: OpKind, priority: Priority, key: BlockKey) -> Operation {
         let id = OpId(self.next_op);
         self.next_op += 1;
         self.under_way.insert(id, under);
-        id
+        Operation { id, kind, priority, key, slot: None, length_bytes: 0, checksum: 0 }
     }
 
-    /// Loads that waited here for longer than anybody waits for them.
-    fn take_stale(&mut self, late: &mut Vec<Completion>) {
-        let now = self.now();
-        let is_stale = |(_, since): &mut (Operation, Duration)| now.saturating_sub(*since) > self.deadline;
-        while let Some((op, _)) = self.loads.pop_front_if(is_stale) {
-            late.push(Completion { id: op.id, outcome: Outcome::Failed(ErrorKind::Timeout) });
-        }
+    /// What waited here for longer than anybody waits for it.
+    fn take_stale(&mut self, ended: &mut Vec<Completion>) {
+        let mut stale = Vec::new();
+        let since = self.now().saturating_sub(self.deadline);
+        self.finds.take_stale(since, &mut stale);
+        self.loads.take_stale(since, &mut stale);
+        let outcome = Outcome::Failed(ErrorKind::Timeout);
+        ended.extend(stale.into_iter().map(|id| Completion { id, outcome }));
     }
 }
 
 impl State {
-    /// One turn of the tier: what is late, what has ended, what was given up, how it is.
-    pub fn drive_tiers(&mut self) {
-        let driver = &mut self.tiers;
+    /// One turn of a tier: what is late, what has ended, what was given up, how it is.
+    pub(super) fn drive_tier(&mut self, id: TierId) {
+        let populated_bytes = self.core.populated_bytes();
+        let driver = self.tiers.of(id);
         let now = driver.now();
         let Some(tier) = &mut driver.tier else { return };
-        let (mut late, mut ended, mut evicted) = (Vec::new(), std::mem::take(&mut driver.completions), Vec::new());
+        let (mut late, mut ended, mut evicted) = (Vec::new(), Vec::new(), Vec::new());
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
         let is_healthy = tier.health() == Health::Healthy && !driver.is_closed;
         driver.take_stale(&mut ended);
-        driver.ssd().into_iter().for_each(|ssd| ssd.take_evicted(&mut evicted));
-        late.into_iter().for_each(|id| self.late(id));
-        ended.drain(..).for_each(|completion| self.ended(completion));
-        self.tiers.completions = ended;
-        evicted.iter().for_each(|key| self.core.tier_evicted(self.tiers.id(), key));
-        self.note_health(is_healthy);
-        self.tiers.register(self.core.populated_bytes());
+        driver.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
+        driver.register(populated_bytes);
+        late.into_iter().for_each(|op| self.late(id, op));
+        ended.into_iter().for_each(|completion| self.ended(id, completion));
+        evicted.iter().for_each(|key| self.core.tier_evicted(id, key));
+        self.note_health(id, is_healthy);
     }
 
-    /// Nothing new goes to a tier, or comes up from it.
-    pub fn close_tiers(&mut self) {
-        if self.tiers.is_configured() {
-            self.tiers.is_closed = true;
-            self.note_health(false);
+    fn late(&mut self, id: TierId, op: OpId) {
+        match self.tiers.of(id).under_way.get_mut(&op) {
+            Some(Under::Load { block, generation, .. }) => self.core.give_up(*block, *generation),
+            Some(Under::Find { find, is_late }) => {
+                *is_late = true;
+                self.core.answered(find, Outcome::Failed(ErrorKind::Timeout));
+            }
+            _ => {}
         }
     }
 
-    fn late(&mut self, id: OpId) {
-        if let Some(Under::Load { block, generation, .. }) = self.tiers.under_way.get(&id) {
-            self.core.give_up(*block, *generation);
-        }
-    }
-
-    fn ended(&mut self, Completion { id, outcome }: Completion) {
-        let under = self.tiers.under_way.remove(&id).expect("a tier completes what it was given, once");
+    fn ended(&mut self, id: TierId, Completion { id: op, outcome }: Completion) {
+        let under = self.tiers.of(id).under_way.remove(&op).expect("a tier completes what it was given, once");
         match under {
+            // A late one was answered for already, but is welcome all the same.
+            Under::Find { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
+            Under::Find { find, .. } => self.core.answered(&find, outcome),
             Under::Load { block, slot, generation } => self.loaded(block, (slot, generation), outcome),
             Under::Store { block, key } => {
-                if !self.core.stored(self.tiers.id(), block, outcome) {
-                    self.tiers.remove(key);
+                if !self.core.stored(id, block, outcome) {
+                    self.tiers.of(id).remove(key);
                 }
             }
             Under::Remove { key } => match outcome {
                 Outcome::Removed | Outcome::Absent => {
-                    self.core.tier_evicted(self.tiers.id(), &key);
-                    self.tiers.purges.removed();
+                    self.core.tier_evicted(id, &key);
+                    self.tiers.of(id).purges.removed();
                 }
-                _ => self.tiers.purges.put_back(key),
+                _ => self.tiers.of(id).purges.put_back(key),
             },
         }
     }
@@ -262,18 +241,18 @@ impl State {
         }
     }
 
-    fn note_health(&mut self, is_healthy: bool) {
-        if is_healthy != self.tiers.was_healthy {
-            self.tiers.was_healthy = is_healthy;
-            self.core.set_healthy(self.tiers.id(), is_healthy);
-            if self.tiers.is_closed {
-                return;
-            }
-            if is_healthy {
-                tracing::info!(tier = "ssd", "the tier is well");
-            } else {
-                tracing::warn!(tier = "ssd", "the tier is sick; its blocks are misses until it recovers");
-            }
+    pub(super) fn note_health(&mut self, id: TierId, is_healthy: bool) {
+        let driver = self.tiers.of(id);
+        if is_healthy == driver.was_healthy {
+            return;
+        }
+        driver.was_healthy = is_healthy;
+        let (tier, is_closed) = (driver.kind.name(), driver.is_closed);
+        self.core.set_healthy(id, is_healthy);
+        if is_healthy {
+            tracing::info!(tier, "the tier is well");
+        } else if !is_closed {
+            tracing::warn!(tier, "the tier is sick; its blocks are misses until it recovers");
         }
     }
 }

@@ -1,20 +1,22 @@
-//! From configuration to an open tier, without holding up the daemon.
+//! From configuration to open tiers, without holding up the daemon.
 //!
-//! Claiming comes first and may refuse the start: a wrong path or a disk in use is the operator's mistake. Reading
-//! the disk goes on beside serving, on a thread of its own, and a disk that fails then costs its blocks alone.
+//! Claiming comes first and may refuse the start: a wrong path or a disk in use is the operator's mistake. The rest goes
+//! on beside serving, on a thread for each tier, and a tier that fails then costs its blocks alone.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::below::{Limits, TRANSFERS};
+use forebay_core::below::{TRANSFERS, TierId};
 use forebay_core::tier::Location;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::arena::Pool;
-use forebay_io::ssd::{Claim, DiskConfig, Ssd, SsdConfig};
+use forebay_io::redis::{Redis, RedisConfig};
+use forebay_io::ssd::{Claim, Ssd};
 use forebay_io::uring::Region;
 
-use super::Driver;
-use crate::config::{Config, TierSsd};
+use super::kind::{Driven, Kind};
+use super::settings;
+use crate::config::Config;
 use crate::state::Shared;
 
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
@@ -22,96 +24,95 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 /// Blocks told to the core in one event: a table insert each.
 const BLOCKS_PER_EVENT: usize = 1024;
 
-/// A claimed tier that is not read yet.
+/// Tiers that are claimed and do not serve yet.
+pub type Openings = Vec<Opening>;
+
+/// One of them.
 pub struct Opening {
-    claim: Claim,
+    tier: TierId,
     since: Instant,
+    what: Claimed,
 }
 
-/// The tier that is configured, if one is. Errors with what the operator has to change; a disk that fails on its own
-/// is an error too, since nobody would notice its absence later.
-pub fn claim(config: &Config) -> Result<Option<Opening>> {
-    let ssd = &config.tier_ssd;
-    if ssd.disks.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(Opening { claim: Claim::new(&ssd_config(ssd))?, since: Instant::now() }))
+enum Claimed {
+    Ssd(Claim),
+    Redis(Box<RedisConfig>),
+}
+
+/// The tiers that are configured. Errors with what the operator has to change; a disk that fails on its own is an error
+/// too, since nobody would notice its absence later.
+pub fn claim(config: &Config) -> Result<Openings> {
+    let kinds = Kind::configured(config).into_iter().zip(0..);
+    let claim = |(kind, number)| {
+        let what = match kind {
+            Kind::Ssd => Claimed::Ssd(Claim::new(&settings::ssd(&config.tier_ssd))?),
+            Kind::Redis => {
+                let config = settings::redis(&config.tier_redis);
+                config.check()?;
+                Claimed::Redis(Box::new(config))
+            }
+        };
+        Ok(Opening { tier: TierId(number), since: Instant::now(), what })
+    };
+    kinds.map(claim).collect()
 }
 
 impl Opening {
     /// Goes on until the tier serves, on a thread that then ends.
-    pub fn spawn(self, shared: &Shared) {
+    pub(super) fn spawn(self, shared: &Shared) {
         let shared = shared.clone();
         // The wake-up is waited for in the runtime that calls this.
         let runtime = tokio::runtime::Handle::current();
+        let tier = self.tier;
         let run = move || {
             if let Err(error) = self.open(&shared, &runtime) {
-                let hint = error.hint_text().unwrap_or("look at the disk, and restart the daemon").to_owned();
-                tracing::error!(%error, hint, "the SSD tier cannot be opened; serving without it");
-                shared.event(|state| state.tiers.failed(error.to_string()));
+                let hint = error.hint_text().unwrap_or("look at the tier, and restart the daemon").to_owned();
+                shared.event(|state| {
+                    let driver = state.tiers.of(tier);
+                    tracing::error!(tier = driver.kind.name(), %error, hint, "a tier cannot be opened; serving without it");
+                    driver.failed(error.to_string());
+                });
             }
         };
         std::thread::Builder::new().name("tier-open".into()).spawn(run).expect("the system starts a thread");
     }
 
-    fn open(mut self, shared: &Shared, runtime: &tokio::runtime::Handle) -> Result<()> {
-        let mut was_told = false;
-        while !self.claim.is_earlier_io_done()? {
-            if !std::mem::replace(&mut was_told, true) {
-                tracing::info!("an earlier daemon's transfers are not over yet");
-            }
-            std::thread::sleep(CLAIM_PAUSE);
-        }
-        // Nothing lands any more in the slots that it was filling.
-        shared.event(|state| state.core.instance_gone(TRANSFERS));
+    fn open(self, shared: &Shared, runtime: &tokio::runtime::Handle) -> Result<()> {
         let pool: Arc<Pool> = shared.lock().pool.clone();
-        let ssd = self.claim.open(Region::of_pool(pool))?;
-        let found: Vec<(BlockKey, Location)> = ssd.blocks().map(|block| (block.key, block.location)).collect();
-        for disk in ssd.report() {
-            let (engine, why) = (disk.engine, &disk.engine_why);
-            let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
-            tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
+        let tier: Box<dyn Driven> = match self.what {
+            Claimed::Ssd(claim) => Box::new(open_ssd(claim, self.tier, shared, pool)?),
+            Claimed::Redis(config) => Box::new(Redis::open(&config, Region::of_pool(pool))?),
+        };
+        let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
+        let wake = tier.wake_fd().try_clone_to_owned().map_err(no_wake)?;
+        let name = tier.name();
+        shared.event(|state| state.tiers.of(self.tier).attach(tier));
+        tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier serves");
+        runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
+        Ok(())
+    }
+}
+
+/// Waits until an earlier daemon's transfers are over, then reads what the disks hold.
+fn open_ssd(mut claim: Claim, tier: TierId, shared: &Shared, pool: Arc<Pool>) -> Result<Ssd> {
+    let mut was_told = false;
+    while !claim.is_earlier_io_done()? {
+        if !std::mem::replace(&mut was_told, true) {
+            tracing::info!("an earlier daemon's transfers are not over yet");
         }
-        for piece in found.chunks(BLOCKS_PER_EVENT) {
-            shared.event(|state| {
-                let tier = state.tiers.id();
-                piece.iter().for_each(|(key, at)| state.core.found_below(tier, key, *at));
-            });
-        }
-        let ms = self.since.elapsed().as_millis() as u64;
-        tracing::info!(blocks = found.len(), ms, "the SSD tier serves");
-        start_driving(shared, runtime, ssd)
+        std::thread::sleep(CLAIM_PAUSE);
     }
-}
-
-impl Driver {
-    /// What the core may do with the configured tier.
-    pub(super) fn limits(config: &TierSsd) -> Limits {
-        Limits { admission: config.admission, ..Limits::default() }
+    // Nothing lands any more in the slots that it was filling.
+    shared.event(|state| state.core.instance_gone(TRANSFERS));
+    let ssd = claim.open(Region::of_pool(pool))?;
+    let found: Vec<(BlockKey, Location)> = ssd.blocks().map(|block| (block.key, block.location)).collect();
+    for disk in ssd.report() {
+        let (engine, why) = (disk.engine, &disk.engine_why);
+        let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
+        tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
     }
-}
-
-fn start_driving(shared: &Shared, runtime: &tokio::runtime::Handle, ssd: Ssd) -> Result<()> {
-    let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for the disks").source(error);
-    let wake = ssd.wake_fd().try_clone_to_owned().map_err(no_wake)?;
-    shared.event(|state| {
-        let deadline = Duration::from_millis(state.config.tier_ssd.load_deadline_ms);
-        state.tiers.attach(ssd, deadline);
-    });
-    runtime.spawn(super::run::run(shared.clone(), wake));
-    Ok(())
-}
-
-fn ssd_config(config: &TierSsd) -> SsdConfig {
-    let disk = |path: &std::path::PathBuf| DiskConfig {
-        path: path.clone(),
-        capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
-    };
-    SsdConfig {
-        segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
-        engine: config.engine,
-        write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
-        write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
-        ..SsdConfig::new(config.disks.iter().map(disk).collect())
+    for piece in found.chunks(BLOCKS_PER_EVENT) {
+        shared.event(|state| piece.iter().for_each(|(key, at)| state.core.found_below(tier, key, *at)));
     }
+    Ok(ssd)
 }

@@ -1,13 +1,15 @@
-//! Emptying tiers of purged namespaces.
+//! Emptying this host's own tiers of purged namespaces.
 //!
 //! The core serves nothing of such a namespace from below until the last of its blocks is removed; a removal that
-//! fails is tried again, for as long as that takes.
+//! fails is tried again, for as long as that takes. Shared stores keep what they have: it is other hosts' too, and
+//! leaves by age.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use forebay_core::{BlockKey, NamespaceId};
 
-use super::driver::{Driver, Stack, Under};
+use super::driver::{Driver, Under};
+use super::kind::Driven;
 use crate::state::State;
 
 /// Removals under way at a time: half of what a disk takes of stores and removals, so that stores go on.
@@ -24,10 +26,12 @@ pub(super) struct Purges {
 
 impl Purges {
     /// What was purged before the tier was open is looked for now.
-    pub fn find_all(&mut self, tier: &Stack) {
-        let its = |key: &BlockKey| self.namespaces.contains(&key.namespace);
-        let keys = tier.inner().inner().inner().blocks().map(|block| block.key).filter(its);
-        self.keys = keys.collect();
+    pub fn find_all(&mut self, tier: &dyn Driven) {
+        self.keys = self.namespaces.iter().flat_map(|namespace| tier.blocks_of(*namespace)).collect();
+    }
+
+    pub fn is_purging(&self, namespace: NamespaceId) -> bool {
+        self.namespaces.contains(&namespace)
     }
 
     pub fn removed(&mut self) {
@@ -42,19 +46,17 @@ impl Purges {
 
 impl Driver {
     /// For `Effect::PurgeBelow`.
-    pub fn purge(&mut self, namespace: NamespaceId) {
+    pub(super) fn purge(&mut self, namespace: NamespaceId) {
         self.purges.namespaces.insert(namespace);
-        if let Some(tier) = &self.tier {
-            let all = tier.inner().inner().inner().blocks().map(|block| block.key);
-            self.purges.keys.extend(all.filter(|key| key.namespace == namespace));
-        }
+        let known = self.driven().map(|tier| tier.blocks_of(namespace));
+        self.purges.keys.extend(known.unwrap_or_default());
     }
 
-    /// Starts some removals. Returns the namespaces of which nothing is left, nor on its way down.
-    fn step_purges(&mut self) -> Vec<NamespaceId> {
+    /// Starts some removals, and forgets the namespaces of which nothing is left, nor on its way down.
+    fn step_purges(&mut self) {
         // A sick tier would only fail them, again and again.
         if self.purges.namespaces.is_empty() || !self.was_healthy {
-            return Vec::new();
+            return;
         }
         while self.purges.removing < REMOVALS_AT_A_TIME
             && let Some(key) = self.purges.keys.pop_front()
@@ -64,18 +66,22 @@ impl Driver {
         let waiting = self.purges.keys.iter().map(|key| key.namespace);
         let under_way = self.under_way.values().filter_map(|under| match under {
             Under::Store { key, .. } | Under::Remove { key } => Some(key.namespace),
-            Under::Load { .. } => None,
+            Under::Load { .. } | Under::Find { .. } => None,
         });
         let busy: BTreeSet<NamespaceId> = waiting.chain(under_way).collect();
-        let done: Vec<NamespaceId> = self.purges.namespaces.difference(&busy).copied().collect();
-        done.iter().for_each(|namespace| _ = self.purges.namespaces.remove(namespace));
-        done
+        self.purges.namespaces.retain(|namespace| busy.contains(namespace));
     }
 }
 
 impl State {
+    /// A purge is over when every tier is done with it.
     pub fn step_purges(&mut self) {
-        for namespace in self.tiers.step_purges() {
+        self.tiers.drivers.iter_mut().for_each(Driver::step_purges);
+        let is_over =
+            |namespace: &NamespaceId| self.tiers.drivers.iter().all(|driver| !driver.purges.is_purging(*namespace));
+        let over: Vec<NamespaceId> = self.tiers.purging.iter().copied().filter(is_over).collect();
+        for namespace in over {
+            self.tiers.purging.remove(&namespace);
             self.core.purged_below(namespace);
         }
     }

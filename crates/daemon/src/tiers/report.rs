@@ -5,7 +5,7 @@ use forebay_core::decorate::Counts;
 use forebay_core::tier::{Health, Tier};
 use forebay_io::ssd::DiskReport;
 
-use super::Driver;
+use super::driver::{Driver, Stack};
 use crate::state::State;
 
 /// How far the configured tier is.
@@ -45,7 +45,7 @@ impl Standing {
 }
 
 impl Driver {
-    pub fn standing(&self) -> Standing {
+    fn standing(&self) -> Standing {
         match (&self.tier, &self.failure) {
             (Some(tier), _) => match tier.health() {
                 Health::Healthy => Standing::Serving,
@@ -58,21 +58,21 @@ impl Driver {
 }
 
 impl State {
-    /// None if no tier is configured.
-    pub fn tier_report(&self) -> Option<Report> {
-        let driver = &self.tiers;
-        driver.is_configured().then(|| Report {
-            name: "ssd",
+    /// The configured tiers, the nearest first.
+    pub fn tier_reports(&self) -> Vec<Report> {
+        self.tiers.drivers.iter().map(|driver| self.report_of(driver)).collect()
+    }
+
+    fn report_of(&self, driver: &Driver) -> Report {
+        let tier = driver.tier.as_ref();
+        Report {
+            name: driver.kind.name(),
             standing: driver.standing(),
-            core: self.core.tier_report(driver.id()),
-            counts: driver
-                .tier
-                .iter()
-                .flat_map(|tier| super::driver::Stack::KINDS.into_iter().zip(tier.counts().clone()))
-                .collect(),
+            core: self.core.tier_report(driver.id),
+            counts: tier.iter().flat_map(|tier| Stack::KINDS.into_iter().zip(tier.counts().clone())).collect(),
             waiting: driver.waiting() as u64,
-            breaker_opened: driver.tier.as_ref().map_or(0, |tier| tier.inner().opened()),
-            disks: driver.tier.as_ref().map_or(Vec::new(), |tier| tier.inner().inner().inner().report()),
-        })
+            breaker_opened: tier.map_or(0, |tier| tier.inner().opened()),
+            disks: tier.map_or(Vec::new(), |tier| tier.inner().inner().inner().disks()),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! When the tier gets its turn: whenever it has completed something, and as time passes.
+//! When a tier gets its turn: whenever it has completed something, and as time passes.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -6,7 +6,9 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::Opening;
+use forebay_core::below::TierId;
+
+use super::Openings;
 use crate::state::Shared;
 
 /// Deadlines, write budgets and flushes are as exact as this.
@@ -15,30 +17,43 @@ const PERIOD: Duration = Duration::from_millis(10);
 /// the same block twice.
 const FORGIVE: Duration = Duration::from_secs(2);
 
-/// Opens the tier, if there is one, and drives it from then on.
-pub fn start(opening: Option<Opening>, shared: &Shared) {
-    opening.into_iter().for_each(|opening| opening.spawn(shared));
+/// Opens the tiers, and drives them from then on.
+pub fn start(openings: Openings, shared: &Shared) {
+    if openings.is_empty() {
+        return;
+    }
+    openings.into_iter().for_each(|opening| opening.spawn(shared));
+    tokio::spawn(forgive(shared.clone()));
 }
 
-pub(super) async fn run(shared: Shared, wake: OwnedFd) {
+pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) {
     // Without it, asking every 10 ms costs latency and no blocks.
-    let wake = waiter(wake).inspect_err(|error| tracing::warn!(%error, "cannot wait for the disks")).ok();
-    let mut ticks = tokio::time::interval(PERIOD);
-    let mut forgive = tokio::time::interval(FORGIVE);
-    for interval in [&mut ticks, &mut forgive] {
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    }
+    let wake = waiter(wake).inspect_err(|error| tracing::warn!(%error, "cannot wait for a tier")).ok();
+    let mut ticks = interval(PERIOD);
     loop {
         tokio::select! {
             () = woken(wake.as_ref()) => {}
             _ = ticks.tick() => {}
-            _ = forgive.tick() => shared.event(|state| state.core.forgive()),
         }
         shared.event(|state| {
-            state.drive_tiers();
+            state.drive_tier(tier);
             state.step_purges();
         });
     }
+}
+
+async fn forgive(shared: Shared) {
+    let mut ticks = interval(FORGIVE);
+    loop {
+        ticks.tick().await;
+        shared.event(|state| state.core.forgive());
+    }
+}
+
+fn interval(period: Duration) -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    ticks
 }
 
 #[allow(

@@ -98,7 +98,18 @@ impl Region {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 
-    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+    /// Adds what `len` bytes from `offset` hold now to `sum`.
+    pub fn sum(&self, sum: &mut Checksum, offset: u64, len: usize) {
+        let (mut buffer, mut done) = ([0; BOUNCE_BYTES], 0);
+        while done < len {
+            let piece = &mut buffer[..(len - done).min(BOUNCE_BYTES)];
+            self.read(offset + done as u64, piece);
+            sum.update(piece);
+            done += piece.len();
+        }
+    }
+
+    pub(super) fn at(&self, offset: u64, len: usize) -> *mut u8 {
         let is_inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64);
         assert!(is_inside, "{len} bytes at {offset} leave a region of {} bytes", self.len);
         // SAFETY: checked above.
@@ -174,13 +185,8 @@ impl Memory {
 
     /// The checksum of what `span` holds now.
     pub fn checksum(&self, span: Span) -> u64 {
-        let (mut sum, mut buffer, mut done) = (Checksum::new(), [0; BOUNCE_BYTES], 0);
-        while done < span.len {
-            let piece = &mut buffer[..((span.len - done) as usize).min(BOUNCE_BYTES)];
-            self.region(span.place).read(span.offset + u64::from(done), piece);
-            sum.update(piece);
-            done += piece.len() as u32;
-        }
+        let mut sum = Checksum::new();
+        self.region(span.place).sum(&mut sum, span.offset, span.len as usize);
         sum.finish()
     }
 

@@ -160,6 +160,7 @@ impl Ledger {
     pub fn stats(&self) -> Stats {
         Stats {
             reserved_stock: self.reservations.in_stock() as u64,
+            stock_filling: u64::from(self.reservations.is_filling(Instant::now())),
             leases_held: self.leases.len() as u64,
             reservations_held: (self.reservations.taken() + self.outbox.commit_slots().count()) as u64,
             queued: self.outbox.len() as u64,

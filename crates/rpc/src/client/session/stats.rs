@@ -22,6 +22,8 @@ pub struct Stats {
     pub reconnects: u64,
     /// Now: slots reserved ahead.
     pub reserved_stock: u64,
+    /// Now: 1 while slots are asked for and the daemon gave all it was asked for before.
+    pub stock_filling: u64,
     /// Now: tickets that hold a lease.
     pub leases_held: u64,
     /// Now: slots with the engine or in queued commits.
@@ -34,7 +36,7 @@ pub struct Stats {
 
 impl Stats {
     /// By name, in the order above.
-    pub fn entries(&self) -> [(&'static str, u64); 16] {
+    pub fn entries(&self) -> [(&'static str, u64); 17] {
         [
             ("lookups", self.lookups),
             ("lookup_failures", self.lookup_failures),
@@ -48,6 +50,7 @@ impl Stats {
             ("reserve_short", self.reserve_short),
             ("reconnects", self.reconnects),
             ("reserved_stock", self.reserved_stock),
+            ("stock_filling", self.stock_filling),
             ("leases_held", self.leases_held),
             ("reservations_held", self.reservations_held),
             ("queued", self.queued),

@@ -71,6 +71,13 @@ impl Reservations {
         self.stocks.values().map(|stock| stock.free.len()).sum()
     }
 
+    /// Whether slots are asked for, and there is no pause since the daemon gave less.
+    pub fn is_filling(&self, now: Instant) -> bool {
+        let is_paused = |stock: &Stock| stock.paused_until.is_some_and(|until| until > now);
+        now < self.last_use + IDLE
+            && self.stocks.values().any(|stock| stock.free.len() < self.stock_blocks && !is_paused(stock))
+    }
+
     pub fn taken(&self) -> usize {
         self.taken.len()
     }
@@ -216,7 +223,13 @@ mod tests {
         reservations.set_groups([0]);
         assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 64 });
         reservations.stocked(0, held(0..64), 64, now);
+        assert!(reservations.is_filling(now));
         assert_eq!(reservations.refill(now).0, Refill::Reserve { group: 0, count: 36 });
+        reservations.stocked(0, held(64..80), 36, now);
+        assert!(!reservations.is_filling(now), "there are no more");
+        assert!(reservations.is_filling(now + FIRST_PAUSE));
+        reservations.stocked(0, held(80..100), 20, now);
+        assert!(!reservations.is_filling(now), "it is full");
     }
 
     #[test]

@@ -1,0 +1,113 @@
+//! The kinds of tiers there are, and what the driver needs of each beyond [`Tier`].
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use forebay_core::below::Limits;
+use forebay_core::decorate::Timed;
+use forebay_core::{BlockKey, NamespaceId};
+use forebay_io::redis::Redis;
+use forebay_io::ssd::{DiskReport, Ssd};
+
+use crate::config::Config;
+
+/// In the order in which they are asked: the nearest first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Ssd,
+    Redis,
+}
+
+impl Kind {
+    const ALL: [Kind; 2] = [Kind::Ssd, Kind::Redis];
+
+    pub fn configured(config: &Config) -> Vec<Kind> {
+        let is_configured = |kind: &Kind| match kind {
+            Kind::Ssd => !config.tier_ssd.disks.is_empty(),
+            Kind::Redis => !config.tier_redis.urls.is_empty(),
+        };
+        Kind::ALL.into_iter().filter(is_configured).collect()
+    }
+
+    /// As it stands in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ssd => "ssd",
+            Kind::Redis => "redis",
+        }
+    }
+
+    /// Whether other hosts store and evict there too.
+    pub fn is_shared(self) -> bool {
+        match self {
+            Kind::Ssd => false,
+            Kind::Redis => true,
+        }
+    }
+
+    /// What the core may do with it.
+    pub fn limits(self, config: &Config) -> Limits {
+        let admission = match self {
+            Kind::Ssd => config.tier_ssd.admission,
+            Kind::Redis => config.tier_redis.admission,
+        };
+        Limits { admission, is_shared: self.is_shared(), ..Limits::default() }
+    }
+
+    /// How long a request waits for a block of it.
+    pub fn load_deadline(self, config: &Config) -> Duration {
+        Duration::from_millis(match self {
+            Kind::Ssd => config.tier_ssd.load_deadline_ms,
+            Kind::Redis => config.tier_redis.load_deadline_ms,
+        })
+    }
+}
+
+/// A tier as the driver has it.
+pub(super) trait Driven: Timed + Send {
+    /// Readable when `poll` has something to do.
+    fn wake_fd(&self) -> BorrowedFd<'_>;
+
+    /// The pool's first bytes are populated, and may be pinned.
+    fn register(&mut self, _populated_bytes: u64) {}
+
+    /// Appends blocks that the tier gave up by itself.
+    fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>) {}
+
+    /// All blocks of a namespace, as far as the tier knows without asking anybody.
+    fn blocks_of(&self, _namespace: NamespaceId) -> Vec<BlockKey> {
+        Vec::new()
+    }
+
+    fn disks(&self) -> Vec<DiskReport> {
+        Vec::new()
+    }
+}
+
+impl Driven for Ssd {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        Ssd::wake_fd(self)
+    }
+
+    fn register(&mut self, populated_bytes: u64) {
+        Ssd::register(self, populated_bytes);
+    }
+
+    fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
+        Ssd::take_evicted(self, keys);
+    }
+
+    fn blocks_of(&self, namespace: NamespaceId) -> Vec<BlockKey> {
+        self.blocks().map(|block| block.key).filter(|key| key.namespace == namespace).collect()
+    }
+
+    fn disks(&self) -> Vec<DiskReport> {
+        self.report()
+    }
+}
+
+impl Driven for Redis {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        Redis::wake_fd(self)
+    }
+}

@@ -1,0 +1,48 @@
+//! From the daemon's configuration to the tiers' own.
+
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_io::redis::{Mode, RedisConfig, TlsConfig};
+use forebay_io::ssd::{DiskConfig, SsdConfig};
+
+use crate::config::{RedisMode, TierRedis, TierSsd};
+
+pub fn ssd(config: &TierSsd) -> SsdConfig {
+    let disk = |path: &Path| DiskConfig {
+        path: path.to_path_buf(),
+        capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
+    };
+    SsdConfig {
+        segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
+        engine: config.engine,
+        write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
+        write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
+        ..SsdConfig::new(config.disks.iter().map(|path| disk(path)).collect())
+    }
+}
+
+pub fn redis(config: &TierRedis) -> RedisConfig {
+    let mode = match config.mode {
+        RedisMode::Single => Mode::Single,
+        RedisMode::Cluster => Mode::Cluster,
+        RedisMode::Sentinel => Mode::Sentinel { master: config.sentinel_master.clone() },
+    };
+    RedisConfig {
+        mode,
+        connections: config.connections as usize,
+        threads: config.threads as usize,
+        ttl_seconds: config.ttl_seconds,
+        value_bytes: config.value_bytes.0,
+        key_prefix: config.key_prefix.clone(),
+        tls: TlsConfig {
+            ca_file: config.ca_file.clone(),
+            certificate_file: config.certificate_file.clone(),
+            key_file: config.key_file.clone(),
+            server_name: config.server_name.clone(),
+        },
+        connect_timeout: Duration::from_millis(config.connect_timeout_ms),
+        operation_timeout: Duration::from_millis(config.operation_timeout_ms),
+        ..RedisConfig::new(config.urls.iter().map(|url| url.0.clone()).collect())
+    }
+}

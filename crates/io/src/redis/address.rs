@@ -1,0 +1,237 @@
+//! Where a server is: the URLs of the configuration, and the addresses that clusters and sentinels tell.
+//!
+//! `redis://[user[:password]@]host[:port][/db]`, `rediss://` for TLS, `unix:///path[?db=n]`. A host may be a name, an
+//! IPv4 or, in brackets, an IPv6 address; user and password may hold `%xx`. Everything wrong in a URL is found
+//! here, and no message repeats a password.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use forebay_core::{Error, Result};
+
+const DEFAULT_PORT: u16 = 6379;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// `host:port` as a cluster writes it: without brackets around IPv6, and perhaps without host, which then is
+    /// that of whoever said so.
+    pub fn told(text: &str, teller: &Address) -> Option<Address> {
+        let (host, port) = text.rsplit_once(':')?;
+        Address::of_node(host, port.parse().ok()?, teller)
+    }
+
+    /// The same for host and port apart.
+    pub fn of_node(host: &str, port: u16, teller: &Address) -> Option<Address> {
+        let host = match (host, teller) {
+            ("" | "?", Address::Tcp { host, .. }) => host.clone(),
+            ("" | "?", Address::Unix(_)) => return None,
+            (host, _) => host.to_string(),
+        };
+        Some(Address::Tcp { host, port })
+    }
+
+    /// The socket address, if that needs no name server.
+    pub fn literal(&self) -> Option<SocketAddr> {
+        match self {
+            Address::Tcp { host, port } => Some(SocketAddr::new(host.parse::<IpAddr>().ok()?, *port)),
+            Address::Unix(_) => None,
+        }
+    }
+
+    /// Asks the name server, and waits for it.
+    pub fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+        let found: Vec<_> = (host, port).to_socket_addrs()?.collect();
+        if found.is_empty() { Err(std::io::Error::other("the name has no address")) } else { Ok(found) }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Who to be at a server.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Credentials {
+    pub user: Option<String>,
+    pub password: Option<String>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let password = self.password.as_ref().map(|_| "***");
+        f.debug_struct("Credentials").field("user", &self.user).field("password", &password).finish()
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Url {
+    pub address: Address,
+    pub is_tls: bool,
+    pub credentials: Credentials,
+    pub database: u32,
+}
+
+impl Url {
+    pub fn parse(text: &str) -> Result<Url> {
+        let bad = |why: &str| {
+            Error::invalid(format!("cannot read a redis url: {why}"))
+                .with("url", without_password(text))
+                .hint("write `redis://[user:password@]host:6379[/db]`, `rediss://…` for TLS, or `unix:///path`")
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("it has no scheme"))?;
+        let is_tls = scheme == "rediss";
+        match scheme {
+            "unix" => Url::unix(rest).map_err(bad),
+            "redis" | "rediss" => Url::tcp(rest, is_tls).map_err(bad),
+            _ => Err(bad("its scheme is unknown")),
+        }
+    }
+
+    fn unix(rest: &str) -> Result<Url, &'static str> {
+        let (credentials, path) = split_credentials(rest)?;
+        let (path, database) = match path.split_once("?db=") {
+            Some((path, database)) => (path, number(database)?),
+            None => (path, 0),
+        };
+        if !path.starts_with('/') {
+            return Err("the path of a socket begins with `/`");
+        }
+        // The kernel's limit, with the zero behind it.
+        if path.len() > 107 {
+            return Err("the path of a socket has at most 107 bytes");
+        }
+        Ok(Url { address: Address::Unix(PathBuf::from(path)), is_tls: false, credentials, database })
+    }
+
+    fn tcp(rest: &str, is_tls: bool) -> Result<Url, &'static str> {
+        let (credentials, place) = split_credentials(rest)?;
+        let (place, database) = match place.split_once('/') {
+            Some((place, "")) => (place, 0),
+            Some((place, database)) => (place, number(database)?),
+            None => (place, 0),
+        };
+        let (host, port) = match place.strip_prefix('[') {
+            Some(bracketed) => {
+                let (host, port) = bracketed.split_once(']').ok_or("a bracket is not closed")?;
+                host.parse::<std::net::Ipv6Addr>().map_err(|_| "there is no IPv6 address in its brackets")?;
+                (host, port.strip_prefix(':').or(port.is_empty().then_some("")).ok_or("its port is none")?)
+            }
+            None => place.split_once(':').unwrap_or((place, "")),
+        };
+        if host.is_empty() {
+            return Err("it has no host");
+        }
+        let port = if port.is_empty() { DEFAULT_PORT } else { port.parse().map_err(|_| "its port is none")? };
+        Ok(Url { address: Address::Tcp { host: host.to_string(), port }, is_tls, credentials, database })
+    }
+}
+
+fn split_credentials(rest: &str) -> Result<(Credentials, &str), &'static str> {
+    let Some((who, place)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
+    let (user, password) = who.split_once(':').map_or((who, None), |(user, password)| (user, Some(password)));
+    let user = if user.is_empty() { None } else { Some(decode(user)?) };
+    let password = password.map(decode).transpose()?;
+    if user.is_some() && password.is_none() {
+        return Err("a user needs a password, as in `user:password@`");
+    }
+    Ok((Credentials { user, password }, place))
+}
+
+/// Undoes `%xx`.
+fn decode(text: &str) -> Result<String, &'static str> {
+    const BAD: &str = "a `%` is not followed by two hexadecimal digits";
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((byte, behind)) = rest.split_first() {
+        rest = behind;
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).ok_or(BAD)?;
+        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| BAD)?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| "a user or password is no UTF-8")
+}
+
+fn number(text: &str) -> Result<u32, &'static str> {
+    text.parse().map_err(|_| "its database is no number")
+}
+
+/// A URL that may be shown.
+pub fn without_password(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://***@{place}"),
+        _ => url.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp { host: host.to_string(), port }
+    }
+
+    #[test]
+    fn urls_of_all_kinds_are_read() {
+        let url = |text| Url::parse(text).unwrap();
+        assert_eq!(url("redis://cache").address, tcp("cache", 6379));
+        assert_eq!(url("redis://cache/").database, 0);
+        assert_eq!(url("redis://10.0.0.1:7000/3").database, 3);
+        assert_eq!(url("redis://[fd00::1]:7000").address, tcp("fd00::1", 7000));
+        assert_eq!(url("redis://[::1]").address.to_string(), "[::1]:6379");
+        let tls = url("rediss://reader:p%40ss:w@cache:1");
+        assert!(tls.is_tls);
+        assert_eq!(tls.credentials.user.as_deref(), Some("reader"));
+        assert_eq!(tls.credentials.password.as_deref(), Some("p@ss:w"));
+        assert_eq!(url("redis://:secret@cache").credentials.user, None);
+        let unix = url("unix:///run/redis.sock?db=2");
+        assert_eq!((unix.address, unix.database), (Address::Unix("/run/redis.sock".into()), 2));
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_with_a_hint_and_without_its_password() {
+        let bad = [
+            "cache:6379",
+            "http://cache",
+            "redis://",
+            "redis://cache:seven",
+            "redis://cache/db",
+            "redis://[::1",
+            "redis://[cache]:1",
+            "unix://relative",
+            "redis://user@cache",
+            "redis://u:secret%zz@cache",
+        ];
+        for text in bad {
+            let error = Url::parse(text).unwrap_err();
+            assert!(error.hint_text().is_some() && !error.to_string().contains("secret"), "{text}: {error}");
+        }
+        let url = Url::parse("redis://u:secret@cache").unwrap();
+        assert!(!format!("{url:?}").contains("secret"));
+        assert_eq!(without_password("redis://u:secret@cache:1/2"), "redis://***@cache:1/2");
+    }
+
+    #[test]
+    fn addresses_that_a_cluster_tells_are_read() {
+        let teller = tcp("10.0.0.1", 7000);
+        assert_eq!(Address::told("10.0.0.2:7001", &teller), Some(tcp("10.0.0.2", 7001)));
+        assert_eq!(Address::told("fd00::1:7001", &teller), Some(tcp("fd00::1", 7001)));
+        assert_eq!(Address::told(":7002", &teller), Some(tcp("10.0.0.1", 7002)), "no host: that of who tells");
+        assert_eq!(Address::told("nonsense", &teller), None);
+    }
+}

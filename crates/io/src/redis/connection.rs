@@ -1,0 +1,462 @@
+//! One connection: what is sent, what is in flight, and the replies as they arrive.
+//!
+//! A reply's line, the header of its value and whatever else is short pass through a small buffer; a payload goes from
+//! the kernel into its slot, and the same call brings the end of the value and the next reply's line. A payload is
+//! summed up piece by piece, while the pieces are in the cache.
+//!
+//! Invariants: replies are for flights in the order in which these were launched; bytes are written to a slot only
+//! while its flight is the first, has failed in nothing and was not abandoned; any [`Loss`] is the connection's end.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use forebay_core::ErrorKind;
+use forebay_core::checksum::Checksum;
+use forebay_core::tier::{Location, OpId, OpKind, Outcome};
+
+use super::address::Address;
+use super::config::{Mode, Settings};
+use super::flight::{Flight, Job, Verdict};
+use super::outgoing::Outgoing;
+use super::report::Counters;
+use super::resp::{self, Head, LostStep, Reply};
+use super::transport::Transport;
+use crate::header::{HEADER_BYTES, Header};
+use crate::uring::Region;
+
+/// Replies without payload are read in pieces of this size.
+const INPUT_BYTES: usize = 16 << 10;
+/// What is received behind a payload: the end of the value and the next line, hardly more of the next payload.
+const TAIL_BYTES: usize = 256;
+/// Payloads are received in pieces that stay in the second-level cache until they are summed up.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Longest reply to a greeting, which may be the map of a large cluster.
+const LONGEST_GREETING: usize = 4 << 20;
+
+/// What a connection needs of its lane.
+pub(super) struct Context<'a> {
+    pub settings: &'a Settings,
+    pub pool: &'a Region,
+    pub counters: &'a mut Counters,
+    pub ended: &'a mut Vec<Ended>,
+}
+
+/// A flight whose last reply has come.
+pub(super) struct Ended {
+    pub job: Job,
+    pub verdict: Verdict,
+}
+
+/// Why a connection has ended.
+#[derive(Debug)]
+pub(super) struct Loss {
+    /// Of everything that was in flight.
+    pub kind: ErrorKind,
+    pub why: String,
+    /// The server sent what it should not have.
+    pub is_lost_step: bool,
+}
+
+/// First commands of a connection, and how many they are.
+#[derive(Clone, Default)]
+pub(super) struct Greeting {
+    pub bytes: Vec<u8>,
+    pub commands: usize,
+}
+
+impl Greeting {
+    pub fn say(&mut self, arguments: &[&[u8]]) {
+        resp::command(&mut self.bytes, arguments);
+        self.commands += 1;
+    }
+}
+
+enum Stage {
+    Connecting {
+        commands: usize,
+        due: Instant,
+    },
+    /// So many replies are missing.
+    Greeting {
+        commands: usize,
+        due: Instant,
+    },
+    Ready,
+}
+
+/// The value that is arriving for the first flight.
+struct Body {
+    len: u64,
+    /// Bytes that have arrived, of header, payload and end of line.
+    done: u64,
+    header: [u8; HEADER_BYTES],
+    /// Where the payload belongs; `None` if it is passed over.
+    target: Option<u64>,
+}
+
+pub(super) struct Connection {
+    address: Address,
+    transport: Transport,
+    stage: Stage,
+    out: Outgoing,
+    /// The socket takes no more until it says so.
+    is_blocked: bool,
+    input: Vec<u8>,
+    /// What was received and not looked at.
+    from: usize,
+    to: usize,
+    body: Option<Body>,
+    sum: Checksum,
+    flights: VecDeque<Flight>,
+    bytes_in_flight: u64,
+    /// The reply to the last command of the greeting.
+    pub answer: Option<Reply>,
+    /// An operation was answered: connecting was worth it.
+    pub has_served: bool,
+}
+
+impl Connection {
+    pub fn new(transport: Transport, address: Address, greeting: &Greeting, due: Instant) -> Connection {
+        let mut out = Outgoing::default();
+        out.push(|bytes| bytes.extend_from_slice(&greeting.bytes));
+        Connection {
+            address,
+            transport,
+            stage: Stage::Connecting { commands: greeting.commands, due },
+            out,
+            is_blocked: true,
+            input: vec![0; INPUT_BYTES],
+            from: 0,
+            to: 0,
+            body: None,
+            sum: Checksum::new(),
+            flights: VecDeque::new(),
+            bytes_in_flight: 0,
+            answer: None,
+            has_served: false,
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.transport.as_fd()
+    }
+
+    pub fn is_ready(&self) -> bool {
+        matches!(self.stage, Stage::Ready)
+    }
+
+    /// When it is too late for what it waits for.
+    pub fn due(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Connecting { due, .. } | Stage::Greeting { due, .. } => Some(*due),
+            Stage::Ready => self.flights.front().map(|flight| flight.due),
+        }
+    }
+
+    pub fn bytes_in_flight(&self) -> u64 {
+        self.bytes_in_flight
+    }
+
+    /// Whether one more operation of so many bytes may be launched.
+    pub fn has_room(&self, bytes: u64, settings: &Settings) -> bool {
+        let config = &settings.config;
+        let has_bytes = self.bytes_in_flight + bytes <= config.pipeline_bytes;
+        self.is_ready() && self.flights.len() < config.pipeline_depth && (has_bytes || self.bytes_in_flight == 0)
+    }
+
+    /// Writes the commands of `job`, to be sent with [`Connection::send`].
+    pub fn launch(&mut self, job: Job, due: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
+        self.bytes_in_flight += Flight::bytes(&job.op);
+        self.flights.push_back(Flight::launch(job, due, settings, &mut self.out, scratch));
+    }
+
+    /// Forgets an operation that is in flight: what arrives for it is passed over from now on. A store whose bytes
+    /// are not all sent stays, since its slot is still read.
+    pub fn abandon(&mut self, id: OpId) -> bool {
+        let wanted = |flight: &Flight| flight.job.op.id == id && !flight.is_abandoned;
+        let Some(at) = self.flights.iter().position(wanted) else { return false };
+        let flight = &mut self.flights[at];
+        if flight.job.op.kind == OpKind::Store {
+            return false;
+        }
+        flight.is_abandoned = true;
+        if let (0, Some(body)) = (at, &mut self.body) {
+            body.target = None;
+        }
+        true
+    }
+
+    /// What was in flight and not abandoned ends with the connection: as it was decided, else as failed.
+    pub fn end_with(self, kind: ErrorKind, ended: &mut Vec<Ended>) {
+        for flight in self.flights.into_iter().filter(|flight| !flight.is_abandoned) {
+            let verdict = flight.verdict.filter(|verdict| matches!(verdict, Verdict::Done(_)));
+            let verdict = verdict.unwrap_or(Verdict::Done(Outcome::Failed(kind)));
+            ended.push(Ended { job: flight.job, verdict });
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub fn send(&mut self, pool: &Region) -> Result<(), Loss> {
+        if self.is_blocked {
+            return Ok(());
+        }
+        self.transport.flush().and_then(|()| self.out.send(&mut self.transport, pool)).map_err(|error| lost(&error))?;
+        self.is_blocked = !self.out.is_empty() || self.transport.holds_bytes();
+        Ok(())
+    }
+
+    /// The socket is writable: connected, if it was not.
+    pub fn on_writable(&mut self, pool: &Region) -> Result<(), Loss> {
+        if let Stage::Connecting { commands, due } = self.stage {
+            self.transport.check().map_err(|error| lost(&error.into()))?;
+            self.stage = Stage::Greeting { commands, due };
+        }
+        self.is_blocked = false;
+        self.send(pool)
+    }
+
+    /// Receives what is there. `is_at_end` says that the other side has closed: then all of it is read, else
+    /// reading ends with the first call that brings less than it asked for.
+    pub fn on_readable(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<(), Loss> {
+        loop {
+            let (received, asked) = match self.receive(context.pool) {
+                Ok(counts) => counts,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(lost(&error)),
+            };
+            if received == 0 {
+                return Err(lost(&io::Error::other("the server has closed the connection")));
+            }
+            self.consume(context).map_err(lost_step)?;
+            if received < asked && !is_at_end && !self.transport.hides_bytes() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One call: how much came, and how much was asked for.
+    fn receive(&mut self, pool: &Region) -> io::Result<(usize, usize)> {
+        if let Some((place, len)) = self.body.as_ref().and_then(Body::in_payload) {
+            // All that was received before has gone to the slot.
+            debug_assert_eq!(self.from, self.to, "a payload is received when nothing lies before it");
+            let rest = self.body.as_ref().map_or(0, |body| body.len - body.done);
+            let tail_bytes = if len as u64 == rest { TAIL_BYTES } else { 0 };
+            let received = self.transport.receive(pool, Some((place, len)), &mut self.input[..tail_bytes])?;
+            let payload = received.min(len);
+            pool.sum(&mut self.sum, place, payload);
+            self.body.as_mut().expect("it was there").done += payload as u64;
+            (self.from, self.to) = (0, received - payload);
+            return Ok((received, len + tail_bytes));
+        }
+        // A load's line and header fit; more would only be copied from here to the slot.
+        let is_load = self.body.is_none() && self.flights.front().is_some_and(Flight::is_load);
+        let most = if is_load { self.to + TAIL_BYTES } else { self.input.len() };
+        let room = self.to..most.min(self.input.len());
+        let asked = room.len();
+        let received = self.transport.receive(pool, None, &mut self.input[room])?;
+        self.to += received;
+        Ok((received, asked))
+    }
+
+    /// Looks at what was received, as far as it is whole.
+    fn consume(&mut self, context: &mut Context<'_>) -> Result<(), LostStep> {
+        loop {
+            if self.body.is_some() {
+                if !self.consume_body(context)? {
+                    break;
+                }
+            } else if !self.consume_reply(context)? {
+                break;
+            }
+        }
+        self.input.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        if self.to == self.input.len() {
+            self.grow()?;
+        }
+        Ok(())
+    }
+
+    /// Only the replies to a greeting may be long.
+    fn grow(&mut self) -> Result<(), LostStep> {
+        if self.is_ready() || self.input.len() >= LONGEST_GREETING {
+            return Err(LostStep("a reply is too long"));
+        }
+        self.input.resize(self.input.len() * 2, 0);
+        Ok(())
+    }
+
+    /// False if more must arrive.
+    fn consume_reply(&mut self, context: &mut Context<'_>) -> Result<bool, LostStep> {
+        if self.from == self.to {
+            return Ok(false);
+        }
+        if !self.is_ready() {
+            return self.consume_greeting();
+        }
+        let Some((head, len)) = resp::head(&self.input[self.from..self.to])? else { return Ok(false) };
+        let flight = self.flights.front_mut().ok_or(LostStep("a reply came that nobody asked for"))?;
+        match (&flight.job.op.kind, head) {
+            (_, Head::Error(text)) => {
+                let has_other = matches!(context.settings.config.mode, Mode::Sentinel { .. });
+                if has_other && text.starts_with(b"READONLY") {
+                    return Err(LostStep("the server is no master any more"));
+                }
+                flight.refused(text, &self.address);
+            }
+            (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}
+            _ if flight.awaits_asking() => return Err(LostStep("a reply is of another type than its command's")),
+            (OpKind::Load { .. }, Head::Bulk(len_of_value)) => {
+                self.body = Some(Body::of(flight, len_of_value, context));
+                if flight.part() == 0 {
+                    self.sum = Checksum::new();
+                }
+                self.from += len;
+                return Ok(true);
+            }
+            (OpKind::Load { .. }, Head::Null) => flight.decide(Verdict::Done(Outcome::Absent)),
+            (OpKind::Store, Head::Simple(b"OK")) => {}
+            (OpKind::Find | OpKind::Remove { .. }, Head::Integer(number)) => flight.counted(number, context.settings),
+            _ => return Err(LostStep("a reply is of another type than its command's")),
+        }
+        self.from += len;
+        self.end_reply(context);
+        Ok(true)
+    }
+
+    fn consume_greeting(&mut self) -> Result<bool, LostStep> {
+        let Some((reply, len)) = resp::reply(&self.input[self.from..self.to])? else { return Ok(false) };
+        let Stage::Greeting { commands, .. } = &mut self.stage else {
+            return Err(LostStep("a reply came before a command"));
+        };
+        self.from += len;
+        *commands -= 1;
+        let is_last = *commands == 0;
+        self.answer = match (reply, self.answer.take()) {
+            // The first refusal is what matters: without it, the rest would not have been refused.
+            (_, Some(Reply::Error(earlier))) => Some(Reply::Error(earlier)),
+            (reply, _) => Some(reply),
+        };
+        if is_last {
+            self.stage = Stage::Ready;
+        }
+        Ok(true)
+    }
+
+    /// False if more must arrive.
+    fn consume_body(&mut self, context: &mut Context<'_>) -> Result<bool, LostStep> {
+        let body = self.body.as_mut().expect("called with one");
+        let bytes = &self.input[self.from..self.to];
+        if bytes.is_empty() {
+            return Ok(false);
+        }
+        let payload_at = (HEADER_BYTES as u64).min(body.len);
+        let some = if body.done < payload_at {
+            let some = bytes.len().min((payload_at - body.done) as usize);
+            body.header[body.done as usize..][..some].copy_from_slice(&bytes[..some]);
+            if body.done + some as u64 == HEADER_BYTES as u64 && body.target.is_some() {
+                let flight = self.flights.front_mut().expect("a body has a flight");
+                if !check_header(flight, &body.header, context.counters)? {
+                    body.target = None;
+                }
+            }
+            some
+        } else if body.done < body.len {
+            let some = bytes.len().min((body.len - body.done) as usize);
+            if let Some(target) = body.target {
+                context.pool.write(target + body.done - payload_at, &bytes[..some]);
+                self.sum.update(&bytes[..some]);
+            }
+            some
+        } else {
+            if bytes[0] != b"\r\n"[(body.done - body.len) as usize] {
+                return Err(LostStep("a value does not end where it should"));
+            }
+            1
+        };
+        self.from += some;
+        body.done += some as u64;
+        if body.done == body.len + 2 {
+            self.body = None;
+            self.end_reply(context);
+        }
+        Ok(true)
+    }
+
+    /// The first flight has got one more reply.
+    fn end_reply(&mut self, context: &mut Context<'_>) {
+        let flight = self.flights.front_mut().expect("a reply has a flight");
+        if !flight.has_all() {
+            return;
+        }
+        let flight = self.flights.pop_front().expect("it was there");
+        self.bytes_in_flight -= Flight::bytes(&flight.job.op);
+        self.has_served = true;
+        if flight.is_abandoned {
+            return;
+        }
+        let verdict = match (flight.verdict, flight.header) {
+            (Some(verdict), _) => verdict,
+            (None, Some(header)) if self.sum.finish() == header.checksum => {
+                let (length_bytes, checksum) = (header.length_bytes, header.checksum);
+                Verdict::Done(Outcome::Loaded { length_bytes, checksum })
+            }
+            (None, Some(_)) => {
+                context.counters.corrupt_blocks += 1;
+                Verdict::Done(Outcome::Failed(ErrorKind::Corrupt))
+            }
+            (None, None) => Verdict::Done(Outcome::Stored(Location::default())),
+        };
+        context.ended.push(Ended { job: flight.job, verdict });
+    }
+}
+
+impl Body {
+    /// A value of `len` bytes for the next part of a load. If it is not as long as that part is, it is passed over.
+    fn of(flight: &mut Flight, len: u64, context: &mut Context<'_>) -> Body {
+        let (at, part_bytes) = flight.span(context.settings);
+        let is_of_length = len == HEADER_BYTES as u64 + part_bytes;
+        if !is_of_length {
+            context.counters.wrong_sizes += 1;
+            flight.fail(ErrorKind::Corrupt);
+        }
+        let is_wanted = flight.verdict.is_none() && !flight.is_abandoned;
+        let slot = flight.job.op.slot.filter(|_| is_wanted);
+        Body { len, done: 0, header: [0; HEADER_BYTES], target: slot.map(|(slot, _)| slot.offset() + at) }
+    }
+
+    /// Where the next bytes of the payload belong, if they belong anywhere, and how many are received at once.
+    fn in_payload(&self) -> Option<(u64, usize)> {
+        let is_payload = (HEADER_BYTES as u64..self.len).contains(&self.done);
+        let target = self.target.filter(|_| is_payload)?;
+        Some((target + self.done - HEADER_BYTES as u64, (self.len - self.done).min(PIECE_BYTES) as usize))
+    }
+}
+
+/// Whether the payload behind this header may go to the slot.
+fn check_header(flight: &mut Flight, bytes: &[u8; HEADER_BYTES], counters: &mut Counters) -> Result<bool, LostStep> {
+    let (op, header) = (&flight.job.op, Header::read(bytes));
+    if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes)) {
+        // Parts of two versions of a block make none.
+        if flight.header.get_or_insert(header).checksum == header.checksum {
+            return Ok(true);
+        }
+    }
+    counters.foreign_values += 1;
+    flight.fail(ErrorKind::Corrupt);
+    if header.is_some_and(|header| header.key != flight.job.op.key) {
+        // A sound value of another block: the replies are not for whom they seem to be.
+        return Err(LostStep("the reply of another key came"));
+    }
+    Ok(false)
+}
+
+fn lost(error: &io::Error) -> Loss {
+    Loss { kind: ErrorKind::Unavailable, why: error.to_string(), is_lost_step: false }
+}
+
+fn lost_step(LostStep(why): LostStep) -> Loss {
+    Loss { kind: ErrorKind::Unavailable, why: why.to_string(), is_lost_step: true }
+}

@@ -1,0 +1,490 @@
+//! One thread and all that it moves: connections, nodes, timers.
+//!
+//! A lane waits in one place for all of its sockets, so that what a redirect moves from one connection to another
+//! never crosses a thread, and a loaded machine pays one wake-up for whatever arrived meanwhile. More lanes are for
+//! networks that one thread cannot fill.
+//!
+//! Invariants: nothing in a lane waits for a server or a name; every operation that came in goes out once; a slot is
+//! touched by its lane alone, and not after its operation has gone out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Completion, OpId, OpKind, Outcome};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+
+use super::address::Address;
+use super::config::{Mode, Settings};
+use super::connection::{Connection, Context, Ended, Greeting, Loss};
+use super::flight::{Job, Verdict};
+use super::name::{self, SLOTS};
+use super::node::Node;
+use super::report::Counters;
+use super::resp::Reply;
+use super::scout::{Found, Scout, authenticate};
+use super::shared::{Inbox, Outbox, Queue, State};
+use crate::uring::Region;
+
+const MOST_EVENTS: usize = 64;
+/// A cluster that sends an operation on and on is not to be followed for ever.
+const MOST_REDIRECTS: u8 = 5;
+/// No node has the slot, as far as is known.
+const NOBODY: u16 = u16::MAX;
+
+/// What an event is about.
+const INBOX: u64 = u64::MAX;
+const SCOUT: u64 = u64::MAX - 1;
+
+pub(super) struct Lane {
+    settings: Arc<Settings>,
+    pool: Region,
+    inbox: Arc<Inbox>,
+    outbox: Arc<Outbox>,
+    connections: usize,
+    epoll: OwnedFd,
+    greeting: Greeting,
+    nodes: Vec<Node>,
+    scout: Option<Scout>,
+    /// Of a cluster: the node of each slot.
+    slots: Vec<u16>,
+    /// Operations whose node is not known yet.
+    unrouted: VecDeque<Job>,
+    queue: Queue,
+    ended: Vec<Ended>,
+    completions: Vec<Completion>,
+    counters: Counters,
+    scratch: Vec<u8>,
+    random: u64,
+}
+
+impl Lane {
+    /// `seed` spreads the pauses between attempts to connect.
+    pub fn new(
+        settings: &Arc<Settings>,
+        pool: &Region,
+        inbox: &Arc<Inbox>,
+        outbox: &Arc<Outbox>,
+        connections: usize,
+        seed: u64,
+    ) -> io::Result<Lane> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, inbox.waker_fd(), EventData::new_u64(INBOX), EventFlags::IN)?;
+        let now = Instant::now();
+        let mut lane = Lane {
+            greeting: greeting(settings),
+            scout: Scout::new(settings, now),
+            slots: vec![NOBODY; usize::from(SLOTS)],
+            settings: settings.clone(),
+            pool: pool.clone(),
+            inbox: inbox.clone(),
+            outbox: outbox.clone(),
+            connections,
+            epoll,
+            nodes: Vec::new(),
+            unrouted: VecDeque::new(),
+            queue: Queue::default(),
+            ended: Vec::new(),
+            completions: Vec::new(),
+            counters: Counters::default(),
+            scratch: Vec::new(),
+            random: seed,
+        };
+        if lane.scout.is_none() {
+            lane.node_of(&settings.addresses[0]);
+        }
+        Ok(lane)
+    }
+
+    /// Until the inbox is closed.
+    pub fn run(mut self) {
+        while !self.inbox.is_closed.load(Ordering::Relaxed) {
+            self.wait_and_receive();
+            let now = Instant::now();
+            self.accept();
+            self.expire(now);
+            self.scout(now);
+            self.connect(now);
+            self.settle();
+            self.launch(now);
+            self.settle();
+            self.publish();
+        }
+    }
+
+    fn wait_and_receive(&mut self) {
+        let mut events = [MaybeUninit::<Event>::uninit(); MOST_EVENTS];
+        let timeout = self.due().map(|due| {
+            // Rounded up, or the last part of a millisecond would be spent in circles.
+            let rest = due.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) * 1_000_000;
+            rustix::event::Timespec { tv_sec: (rest / 1_000_000_000) as i64, tv_nsec: (rest % 1_000_000_000) as _ }
+        });
+        let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => &*events,
+            Err(Errno::INTR) => return,
+            Err(error) => panic!("cannot wait for sockets: {error}"),
+        };
+        for event in events.iter().filter(|event| event.data.u64() != INBOX) {
+            self.on_event(event.data.u64(), event.flags);
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let nodes = self.nodes.iter().filter_map(Node::due);
+        nodes.chain(self.scout.as_ref().and_then(Scout::due)).min()
+    }
+
+    fn on_event(&mut self, token: u64, flags: EventFlags) {
+        let Lane { settings, pool, counters, ended, nodes, scout, .. } = self;
+        let (node, seat) = ((token >> 32) as usize, token as u32 as usize);
+        let connection = match token {
+            SCOUT => scout.as_mut().and_then(|scout| scout.connection.as_mut()),
+            _ => nodes.get_mut(node).and_then(|node| node.seats[seat].connection.as_mut()),
+        };
+        // An event of this turn may be about a connection that ended in it.
+        let Some(connection) = connection else { return };
+        let was_ready = connection.is_ready();
+        let is_at_end = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let mut context = Context { settings, pool, counters, ended };
+        let mut result = Ok(());
+        if flags.contains(EventFlags::OUT) || is_at_end {
+            result = connection.on_writable(pool);
+        }
+        if result.is_ok() && (flags.contains(EventFlags::IN) || is_at_end) {
+            result = connection.on_readable(is_at_end, &mut context);
+        }
+        let is_new = !was_ready && connection.is_ready();
+        match (token, result) {
+            (SCOUT, _) if is_new => self.heard(),
+            (SCOUT, Err(loss)) => self.scout_failed(&loss.why),
+            (SCOUT, Ok(())) => {}
+            (_, Err(loss)) => self.lose(node, seat, loss),
+            (_, Ok(())) if is_new => self.welcome(node, seat),
+            (_, Ok(())) => {}
+        }
+    }
+
+    /// The greeting was answered.
+    fn welcome(&mut self, node: usize, seat: usize) {
+        let place = &mut self.nodes[node].seats[seat].connection;
+        match place.as_mut().and_then(|connection| connection.answer.take()) {
+            // `LOADING`, `NOAUTH`, `WRONGPASS`, …: it may be better later.
+            Some(Reply::Error(text)) => {
+                *place = None;
+                self.counters.failed_connects += 1;
+                self.fail_seat(node, seat, false, &format!("it refuses: {text}"));
+            }
+            _ => self.counters.connections_made += 1,
+        }
+    }
+
+    /// A connection has ended, and with it what was in flight.
+    fn lose(&mut self, node: usize, seat: usize, loss: Loss) {
+        let place = &mut self.nodes[node];
+        let Some(connection) = place.seats[seat].connection.take() else { return };
+        let (was_ready, has_served) = (connection.is_ready(), connection.has_served);
+        connection.end_with(loss.kind, &mut self.ended);
+        self.fail_seat(node, seat, has_served, &loss.why);
+        self.counters.lost_steps += u64::from(loss.is_lost_step);
+        match was_ready {
+            true => self.counters.connections_lost += 1,
+            false => self.counters.failed_connects += 1,
+        }
+    }
+
+    fn fail_seat(&mut self, node: usize, seat: usize, has_served: bool, why: &str) {
+        let now = Instant::now();
+        let place = &mut self.nodes[node];
+        if !has_served {
+            place.dial.failed();
+        }
+        place.seats[seat].backoff.ended(now, has_served, &mut self.random);
+        let why = format!("{}: {why}", place.dial.address);
+        tracing::debug!(tier = "redis", server = %place.dial.address, why, "connection ended");
+        self.outbox.done().last_error = Some(why);
+        if let Some(scout) = &mut self.scout {
+            scout.want();
+        }
+    }
+
+    fn scout_failed(&mut self, why: &str) {
+        let Some(scout) = &mut self.scout else { return };
+        scout.failed(Instant::now(), &mut self.random);
+        self.counters.failed_connects += 1;
+        self.outbox.done().last_error = Some(format!("cannot find out where the servers are: {why}"));
+    }
+
+    fn heard(&mut self) {
+        let Some(scout) = &mut self.scout else { return };
+        match scout.read(Instant::now()) {
+            Ok(Found::Master(address)) => self.follow(&address),
+            Ok(Found::Map(map)) => self.adopt(&map),
+            Err(why) => self.scout_failed(&why),
+        }
+    }
+
+    /// The master is there: a former one is left with what is in flight.
+    fn follow(&mut self, address: &Address) {
+        if self.nodes.first().is_some_and(|node| node.dial.address == *address) {
+            return;
+        }
+        for mut node in self.nodes.drain(..) {
+            let waiting = node.take_waiting();
+            self.unrouted.extend(waiting);
+            let connections = node.seats.into_iter().filter_map(|seat| seat.connection);
+            for connection in connections {
+                self.counters.connections_lost += u64::from(connection.is_ready());
+                connection.end_with(ErrorKind::Unavailable, &mut self.ended);
+            }
+        }
+        self.node_of(address);
+        self.reroute();
+    }
+
+    fn adopt(&mut self, map: &[(u16, u16, Address)]) {
+        self.slots.fill(NOBODY);
+        for (first, last, address) in map {
+            let node = self.node_of(address);
+            self.slots[usize::from(*first)..=usize::from(*last)].fill(node);
+        }
+        for node in &mut self.nodes {
+            node.is_retired = !map.iter().any(|(_, _, address)| node.dial.address == *address);
+        }
+        self.reroute();
+    }
+
+    /// The node with that address, which may be new.
+    fn node_of(&mut self, address: &Address) -> u16 {
+        let known = self.nodes.iter().position(|node| node.dial.address == *address);
+        let at = known.unwrap_or_else(|| {
+            self.nodes.push(Node::new(address.clone(), self.connections, Instant::now()));
+            self.nodes.len() - 1
+        });
+        self.nodes[at].is_retired = false;
+        if known.is_none() {
+            let servers = self.nodes.iter().map(|node| node.dial.address.to_string()).collect();
+            self.outbox.done().servers = servers;
+        }
+        u16::try_from(at).expect("a cluster has fewer nodes than slots")
+    }
+
+    fn reroute(&mut self) {
+        for job in std::mem::take(&mut self.unrouted) {
+            self.route(job);
+        }
+    }
+
+    fn route(&mut self, job: Job) {
+        let node = match self.settings.config.mode {
+            Mode::Cluster => {
+                name::write(&mut self.scratch, &self.settings.config.key_prefix, &job.op.key, 0);
+                usize::from(self.slots[usize::from(name::slot(&self.scratch))])
+            }
+            _ => 0,
+        };
+        match self.nodes.get_mut(node) {
+            Some(node) => node.push(job),
+            None => self.unrouted.push_back(job),
+        }
+    }
+
+    /// Takes in what the owner asks.
+    fn accept(&mut self) {
+        let mut queue = std::mem::take(&mut self.queue);
+        self.inbox.take(&mut queue);
+        for op in queue.ops.drain(..) {
+            self.route(Job { op, redirects: 0, is_asking: false });
+        }
+        for id in queue.cancelled.drain(..) {
+            self.cancel(id);
+        }
+        self.queue = queue;
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        let unrouted = self.unrouted.iter().position(|job| job.op.id == id).and_then(|at| self.unrouted.remove(at));
+        let waiting = unrouted.is_some() || self.nodes.iter_mut().any(|node| node.withdraw(id).is_some());
+        let mut connections =
+            self.nodes.iter_mut().flat_map(|node| &mut node.seats).filter_map(|seat| seat.connection.as_mut());
+        if waiting || connections.any(|connection| connection.abandon(id)) {
+            self.counters.cancelled_operations += 1;
+            self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
+        }
+    }
+
+    /// Ends connections that keep somebody waiting for too long.
+    fn expire(&mut self, now: Instant) {
+        for node in 0..self.nodes.len() {
+            for seat in 0..self.nodes[node].seats.len() {
+                let connection = self.nodes[node].seats[seat].connection.as_ref();
+                if connection.and_then(Connection::due).is_some_and(|due| due <= now) {
+                    let why = "the server does not answer in time".to_string();
+                    self.lose(node, seat, Loss { kind: ErrorKind::Timeout, why, is_lost_step: false });
+                }
+            }
+        }
+        let scout = self.scout.as_ref().and_then(|scout| scout.connection.as_ref());
+        if scout.and_then(Connection::due).is_some_and(|due| due <= now) {
+            self.scout_failed("the server does not answer in time");
+        }
+    }
+
+    fn scout(&mut self, now: Instant) {
+        let Some(scout) = &mut self.scout else { return };
+        match scout.begin(now, &self.settings, &self.inbox) {
+            Ok(false) => {}
+            Ok(true) => {
+                let connection = scout.connection.as_ref().expect("it has just begun");
+                watch(&self.epoll, connection, SCOUT);
+            }
+            Err(why) => self.scout_failed(&why),
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        for at in 0..self.nodes.len() {
+            for (seat, begun) in self.nodes[at].begin(now, &self.settings, &self.greeting, &self.inbox) {
+                match begun {
+                    Ok(()) => {
+                        let connection = self.nodes[at].seats[seat].connection.as_ref().expect("it has just begun");
+                        watch(&self.epoll, connection, (at as u64) << 32 | seat as u64);
+                    }
+                    Err(why) => {
+                        self.counters.failed_connects += 1;
+                        self.fail_seat(at, seat, false, &why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Launches and sends what there is room for; what waits in vain fails.
+    fn launch(&mut self, now: Instant) {
+        for at in 0..self.nodes.len() {
+            let Lane { settings, pool, nodes, scratch, .. } = self;
+            let node = &mut nodes[at];
+            node.dispatch(now, settings, scratch);
+            let mut losses = Vec::new();
+            for (seat, connection) in
+                node.seats.iter_mut().enumerate().filter_map(|(at, seat)| Some((at, seat.connection.as_mut()?)))
+            {
+                if let Err(loss) = connection.send(pool) {
+                    losses.push((seat, loss));
+                }
+            }
+            losses.into_iter().for_each(|(seat, loss)| self.lose(at, seat, loss));
+            if !self.nodes[at].is_hopeful() {
+                self.ended.extend(self.nodes[at].take_waiting().map(in_vain));
+            }
+        }
+        if self.scout.as_ref().is_some_and(|scout| !scout.is_hopeful()) {
+            self.ended.extend(self.unrouted.drain(..).map(in_vain));
+        }
+    }
+
+    /// Sends operations that have ended out, or on to another node.
+    fn settle(&mut self) {
+        let mut ended = std::mem::take(&mut self.ended);
+        for Ended { job, verdict } in ended.drain(..) {
+            match verdict {
+                Verdict::Done(outcome) => self.finish(&job, outcome),
+                Verdict::Moved { slot, to } => self.redirect(job, Some(slot), &to),
+                Verdict::Ask { to } => self.redirect(job, None, &to),
+            }
+        }
+        self.ended = ended;
+    }
+
+    /// `slot` is now with another node; without it only this operation is.
+    fn redirect(&mut self, job: Job, slot: Option<u16>, to: &Address) {
+        self.counters.redirects += 1;
+        if self.settings.config.mode != Mode::Cluster || job.redirects == MOST_REDIRECTS {
+            let why = format!("the operation was sent on to {to}: is the mode `cluster`?");
+            self.outbox.done().last_error = Some(why);
+            return self.finish(&job, Outcome::Failed(ErrorKind::Unavailable));
+        }
+        let node = self.node_of(to);
+        if let (Some(slot), Some(scout)) = (slot, &mut self.scout) {
+            self.slots[usize::from(slot)] = node;
+            scout.want();
+        }
+        let job = Job { redirects: job.redirects + 1, is_asking: slot.is_none(), ..job };
+        self.nodes[usize::from(node)].push(job);
+    }
+
+    fn finish(&mut self, job: &Job, outcome: Outcome) {
+        count(&mut self.counters, job, outcome);
+        self.completions.push(Completion { id: job.op.id, outcome });
+    }
+
+    fn publish(&mut self) {
+        let ready = self.nodes.iter().map(Node::ready).sum();
+        self.inbox.connections.store(ready, Ordering::Relaxed);
+        let is_hopeful = match &self.scout {
+            Some(scout) if self.nodes.is_empty() => scout.is_hopeful(),
+            _ => self.nodes.iter().any(Node::is_hopeful),
+        };
+        match (ready, is_hopeful) {
+            (1.., _) => self.inbox.set_state(State::Up),
+            (0, false) => self.inbox.set_state(State::Down),
+            // Being made anew, it is what it was.
+            (0, true) => {}
+        }
+        self.outbox.publish(&mut self.completions, &mut self.counters);
+    }
+}
+
+/// Who we are, which database, and whether the server serves.
+fn greeting(settings: &Settings) -> Greeting {
+    let mut greeting = Greeting::default();
+    authenticate(settings, &mut greeting);
+    if settings.database != 0 {
+        greeting.say(&[b"SELECT", settings.database.to_string().as_bytes()]);
+    }
+    greeting.say(&[b"PING"]);
+    greeting
+}
+
+/// Each change is told once: reading and sending go on until the socket has no more.
+fn watch(epoll: &OwnedFd, connection: &Connection, token: u64) {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+    let added = epoll::add(epoll.as_fd(), connection.fd(), EventData::new_u64(token), flags);
+    // Without it the connection's deadline ends it.
+    if let Err(error) = added {
+        tracing::warn!(tier = "redis", %error, "cannot watch a connection");
+    }
+}
+
+fn in_vain(job: Job) -> Ended {
+    Ended { job, verdict: Verdict::Done(Outcome::Failed(ErrorKind::Unavailable)) }
+}
+
+fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
+    match (job.op.kind, outcome) {
+        (_, Outcome::Stored(_)) => {
+            counters.stored_blocks += 1;
+            counters.stored_bytes += job.op.length_bytes;
+        }
+        (_, Outcome::Loaded { length_bytes, .. }) => {
+            counters.loaded_blocks += 1;
+            counters.loaded_bytes += length_bytes;
+        }
+        (_, Outcome::Found(_)) => counters.found_blocks += 1,
+        (_, Outcome::Removed) => counters.removed_blocks += 1,
+        (OpKind::Find, Outcome::Absent) => counters.absent_finds += 1,
+        (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
+        (_, Outcome::Failed(ErrorKind::Full)) => counters.full_stores += 1,
+        (_, Outcome::Failed(ErrorKind::Unavailable)) => counters.unavailable_operations += 1,
+        (_, Outcome::Failed(ErrorKind::Timeout)) => counters.late_operations += 1,
+        // Counted where its kind is known: wrong sizes, foreign values, corrupt blocks.
+        (_, Outcome::Failed(ErrorKind::Corrupt)) => {}
+        (_, Outcome::Failed(_)) => counters.refused_operations += 1,
+        (_, Outcome::Absent) => {}
+    }
+}

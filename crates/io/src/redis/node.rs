@@ -1,0 +1,129 @@
+//! One server as a lane sees it: its connections, and the operations that wait for one of them.
+//!
+//! Invariants: loads and lookups are launched before stores; if there are several connections, the first one carries
+//! no stores, so that a load never waits behind all of them; operations wait only while a connection is there or
+//! being made.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_core::tier::{OpId, OpKind};
+
+use super::address::Address;
+use super::config::Settings;
+use super::connection::{Connection, Greeting};
+use super::dial::{Backoff, Dial};
+use super::flight::{Flight, Job};
+use super::shared::Inbox;
+
+pub(super) struct Node {
+    pub dial: Dial,
+    /// The cluster does not name it any more: what is connected stays so, and is not replaced.
+    pub is_retired: bool,
+    pub seats: Vec<Seat>,
+    urgent: VecDeque<Job>,
+    later: VecDeque<Job>,
+}
+
+/// Room for one connection.
+pub(super) struct Seat {
+    pub connection: Option<Connection>,
+    pub backoff: Backoff,
+}
+
+impl Node {
+    pub fn new(address: Address, connections: usize, now: Instant) -> Node {
+        let seat = || Seat { connection: None, backoff: Backoff::new(now) };
+        Node {
+            dial: Dial::new(address),
+            is_retired: false,
+            seats: (0..connections).map(|_| seat()).collect(),
+            urgent: VecDeque::new(),
+            later: VecDeque::new(),
+        }
+    }
+
+    pub fn ready(&self) -> usize {
+        let is_ready = |seat: &&Seat| seat.connection.as_ref().is_some_and(Connection::is_ready);
+        self.seats.iter().filter(is_ready).count()
+    }
+
+    /// Whether it makes sense to wait for it: some connection is there, under way, or was never tried.
+    pub fn is_hopeful(&self) -> bool {
+        let is_tried = |seat: &Seat| seat.backoff.failures > 0 || self.is_retired;
+        self.seats.iter().any(|seat| seat.connection.is_some() || !is_tried(seat))
+    }
+
+    pub fn push(&mut self, job: Job) {
+        match job.op.kind {
+            OpKind::Load { .. } | OpKind::Find => self.urgent.push_back(job),
+            OpKind::Store | OpKind::Remove { .. } => self.later.push_back(job),
+        }
+    }
+
+    /// All that waits, if it waits in vain.
+    pub fn take_waiting(&mut self) -> impl Iterator<Item = Job> {
+        self.urgent.drain(..).chain(self.later.drain(..))
+    }
+
+    /// Takes an operation out of those that wait.
+    pub fn withdraw(&mut self, id: OpId) -> Option<Job> {
+        let queues = [&mut self.urgent, &mut self.later];
+        queues.into_iter().find_map(|queue| {
+            let at = queue.iter().position(|job| job.op.id == id)?;
+            queue.remove(at)
+        })
+    }
+
+    /// Launches what waits, as far as there is room. Nothing is sent yet.
+    pub fn dispatch(&mut self, now: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
+        let due = now + settings.config.operation_timeout;
+        let first_for_stores = usize::from(self.seats.len() > 1);
+        for (queue, from) in [(&mut self.urgent, 0), (&mut self.later, first_for_stores)] {
+            while let Some(job) = queue.front() {
+                let bytes = Flight::bytes(&job.op);
+                let connections = self.seats[from..].iter_mut().filter_map(|seat| seat.connection.as_mut());
+                let roomy = connections.filter(|connection| connection.has_room(bytes, settings));
+                let Some(connection) = roomy.min_by_key(|connection| connection.bytes_in_flight()) else { break };
+                connection.launch(*job, due, settings, scratch);
+                queue.pop_front();
+            }
+        }
+    }
+
+    /// The seats whose time for a new connection has come.
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        settings: &Settings,
+        greeting: &Greeting,
+        inbox: &Arc<Inbox>,
+    ) -> Vec<(usize, Result<(), String>)> {
+        let mut begun = Vec::new();
+        for (at, seat) in self.seats.iter_mut().enumerate() {
+            if self.is_retired || seat.connection.is_some() || seat.backoff.at > now {
+                continue;
+            }
+            match self.dial.begin(settings, inbox) {
+                Ok(Some(transport)) => {
+                    let due = now + settings.config.connect_timeout;
+                    seat.connection = Some(Connection::new(transport, self.dial.address.clone(), greeting, due));
+                    begun.push((at, Ok(())));
+                }
+                Ok(None) => break,
+                Err(why) => begun.push((at, Err(why))),
+            }
+        }
+        begun
+    }
+
+    /// When something is to be done for it, though nothing arrives.
+    pub fn due(&self) -> Option<Instant> {
+        let due = |seat: &Seat| match &seat.connection {
+            Some(connection) => connection.due(),
+            None => Some(seat.backoff.at).filter(|_| !self.is_retired && !self.dial.is_waiting()),
+        };
+        self.seats.iter().filter_map(due).min()
+    }
+}

