@@ -272,6 +272,11 @@ impl Core {
         self.policies.iter().map(|policy| policy.ghost_bytes()).sum()
     }
 
+    /// Keys that the memory of misses has room for.
+    pub fn memory_entries(&self) -> usize {
+        self.config.memory_entries
+    }
+
     pub fn resident_blocks(&self) -> u64 {
         self.index.len()
     }
