@@ -178,6 +178,13 @@ table::settings! {
         leases_per_session: u32 = 16_384;
     }
 
+    /// What is watched: blocks that are stored and never hit, and a hit rate that fell.
+    alarm: Alarm {
+        /// Seconds between two looks. "Lately" are the last three steps, compared with up to 285 before them: at five
+        /// minutes a quarter of an hour is compared with the day before it.
+        step_seconds: u64 = 300;
+    }
+
     /// What goes to standard error, one line an event.
     log: Log {
         /// `error`, `warn`, `info`, `debug` or `trace`, or directives by module such as

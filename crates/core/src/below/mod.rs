@@ -177,6 +177,11 @@ impl Below {
         !self.tiers.is_empty()
     }
 
+    /// Whether there is a tier, and each is given what was asked for again, and not the rest.
+    pub fn keeps_what_returns(&self) -> bool {
+        self.is_on() && self.tiers.iter().all(|tier| tier.limits.admission == Admission::SecondSighting)
+    }
+
     /// An own tier comes before a shared one.
     fn place(&self, key: Fingerprint) -> Option<(Place, Standing)> {
         self.residence.get(key).or_else(|| self.sought.place(key))
@@ -199,7 +204,9 @@ impl Core {
             storing: Amount::default(),
             stats: TierStats::default(),
         });
-        TierId(tiers.len() as u8 - 1)
+        let id = TierId(tiers.len() as u8 - 1);
+        self.cover_classes();
+        id
     }
 
     /// A tier that is not healthy is asked for nothing and given nothing.
