@@ -101,7 +101,8 @@ impl Opening {
                 tracing::warn!(tier = name, "the tier cannot be written to; it is only read from");
                 state.core.set_read_only(self.tier);
             }
-            state.tiers.of(self.tier).attach(tier);
+            let seed = state.boot_id;
+            state.tiers.of(self.tier).attach(tier, seed);
         });
         tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier serves");
         runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
