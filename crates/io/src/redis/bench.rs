@@ -28,7 +28,7 @@ use super::tier::Redis;
 use crate::uring::Region;
 
 /// Blocks that are asked for at once make up so many bytes.
-const AT_ONCE_BYTES: u64 = 32 << 20;
+const AT_ONCE_BYTES: u64 = 64 << 20;
 /// Longer without a completion, and the server is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -186,7 +186,7 @@ impl Rig {
             size_bytes,
             slot_bytes,
             blocks,
-            at_once: (AT_ONCE_BYTES / size_bytes).clamp(2, 64).min(blocks),
+            at_once: (AT_ONCE_BYTES / size_bytes).clamp(2, 256).min(blocks),
             checksums: Vec::new(),
             next_id: 0,
             latencies_us: Vec::new(),
@@ -249,13 +249,16 @@ impl Rig {
         let first_id = self.next_id;
         let mut completions = Vec::new();
         while ended < count {
-            while submitted < count && submitted - ended < self.at_once {
-                let op = self.operation(direction, submitted % self.blocks);
-                begun[submitted as usize] = Instant::now();
-                if self.redis.submit(&[op]) == 0 {
-                    break;
-                }
-                submitted += 1;
+            // As batches come, not one by one.
+            if submitted < count && (submitted - ended) * 2 <= self.at_once {
+                let most = (self.at_once - (submitted - ended)).min(count - submitted);
+                let ops: Vec<_> =
+                    (submitted..submitted + most).map(|at| self.operation(direction, at % self.blocks)).collect();
+                let now = Instant::now();
+                let taken = self.redis.submit(&ops) as u64;
+                assert_eq!(taken, most, "no more is in flight than the tier's queues hold");
+                begun[submitted as usize..][..taken as usize].fill(now);
+                submitted += taken;
             }
             self.wait(&mut completions)?;
             for Completion { id, outcome } in completions.drain(..) {
