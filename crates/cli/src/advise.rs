@@ -228,7 +228,7 @@ mod tests {
             left_out: 3,
             all: Some(ShareInfo {
                 name: "all".to_string(),
-                sampled_below: sampled(60_000, 30_000, 39_000),
+                sampled_below: sampled(60_000, 30_000, 37_000),
                 disk_curve: vec![point(100, 0.43), point(400, 0.49), point(1000, 0.53), point(1600, 0.56)],
                 ..ShareInfo::default()
             }),

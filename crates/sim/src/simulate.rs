@@ -332,3 +332,19 @@ impl Ticker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_about_once_a_second() {
+        let mut ticker = Ticker::new("conv density 5 blocks".to_string(), 10);
+        let mut told = Vec::new();
+        ticker.last = Instant::now().checked_sub(Duration::from_secs(2)).expect("the clock runs for two seconds");
+        ticker.tick(3, &mut told);
+        ticker.last = Instant::now() + Duration::from_secs(60);
+        ticker.tick(4, &mut told);
+        assert_eq!(String::from_utf8_lossy(&told), "conv density 5 blocks: 3 of 10 requests\n");
+    }
+}
