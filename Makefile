@@ -35,7 +35,7 @@ test: test-rust test-python e2e
 test-rust: servers
 	cargo test --locked --quiet
 
-test-python: build
+test-python: build servers
 	$(BIN)/python -m pytest -q tests/python
 	$(BIN)/python -m pytest -q tests/connector
 
