@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use forebay_core::below::Limits;
 use forebay_core::checksum::{checksum, combine};
 use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
@@ -19,9 +20,8 @@ use crate::uring::{Memory, Region, Span};
 
 /// A disk that completes nothing for so long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Stores wait for their flush, in a queue that is longer than the disk's, as they do in the daemon; but in no more
-/// memory than this.
-const STORES_PER_TRANSFER: u64 = 8;
+/// Stores wait for the disk and for their flush, as many as the daemon keeps on their way, but in no more memory than
+/// this. The disk has the depth that was asked for, and a writer that never waits for work, as the baseline has.
 const STORES_BYTES: u64 = 512 << 20;
 /// A block begins with its number; all other bytes are ones.
 const TAG_BYTES: u64 = 8;
@@ -65,7 +65,7 @@ impl Rig {
         };
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         let most = (STORES_BYTES / slot_bytes).max(u64::from(depth));
-        let waiting_stores = (STORES_PER_TRANSFER * u64::from(depth)).min(most);
+        let waiting_stores = (Limits::default().store_blocks as u64).min(most);
         let pool_bytes = slot_bytes * waiting_stores;
         let pool = Region::anonymous(pool_bytes as usize)
             .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))?;
