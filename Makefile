@@ -37,7 +37,7 @@ test-rust: servers
 	cargo test --locked --quiet
 	cargo test --locked --quiet --package forebay-io --features object --test object
 
-test-python: build
+test-python: build servers
 	$(BIN)/python -m pytest -q tests/python
 	$(BIN)/python -m pytest -q tests/connector
 

@@ -2,8 +2,10 @@
 
 `Client` is for any program: it copies blocks through the daemon. An engine that maps the pool has an `EngineSession`
 in its scheduler and a `WorkerEngine` in each worker; `forebay.vllm` is one. The daemon is the command `forebay serve`.
+A `Store` reaches Redis, Valkey or a shared directory by itself, under the names that daemons use.
 """
 
 from forebay._native import Client, EngineSession, ForebayError, Ticket, WorkerEngine, __version__
+from forebay.store import Store
 
-__all__ = ["Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"]
+__all__ = ["Client", "EngineSession", "ForebayError", "Store", "Ticket", "WorkerEngine", "__version__"]

@@ -9,7 +9,9 @@ unlocked. Make them in the process that uses them, and do not use those of a par
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, final
 
-__all__ = ["Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"]
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+__all__ = ["Client", "EngineSession", "ForebayError", "StoreEngine", "Ticket", "WorkerEngine", "__version__"]
 
 __version__: str
 
@@ -126,6 +128,36 @@ class EngineSession:
 
     def close(self) -> None:
         """Delivers what is queued and ends the session, in at most `deadline` seconds. Idempotent."""
+
+@final
+class StoreEngine:
+    """What `forebay.Store` is made of; use that.
+
+    Numbers name batches. Buffers are kept until their batch is over; the caller vouches that nobody changes (or, for
+    loads, looks at) their bytes meanwhile.
+    """
+
+    def __new__(
+        cls, url: str, fields: Mapping[str, str], block_bytes: int, deadline: float, options: dict[str, Any]
+    ) -> Self: ...
+    def begin_dump(self, group: int, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]) -> int:
+        """Stores one buffer for each hash. Never waits."""
+
+    def begin_load(self, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer]) -> int:
+        """Fills one writable buffer for each hash. Never waits."""
+
+    def begin_lookup(self, group: int, hashes: Sequence[bytes]) -> int:
+        """Asks for each hash. Never waits."""
+
+    def turn(self, timeout: float) -> list[tuple[int, list[str]]]:
+        """Batches that are over, with an outcome for each block: stored, loaded, found, absent, or an error's kind.
+        Waits at most `timeout` seconds for something to happen."""
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+
+    def close(self) -> None:
+        """Ends all connections; what is under way never ends. Idempotent."""
 
 @final
 class WorkerEngine:

@@ -19,3 +19,14 @@ def test_the_example_for_other_engines_runs(sockets: Path) -> None:
         [sys.executable, "-c", example], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_example_for_shared_stores_runs(tmp_path: Path) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+    here = example.replace("redis://localhost", f"file://{tmp_path}")
+    assert here != example
+    done = subprocess.run(
+        [sys.executable, "-c", here], env=clean_env(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "['loaded', 'loaded']" in done.stdout

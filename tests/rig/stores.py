@@ -7,13 +7,16 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from rig.engine import clean_env
 from rig.paths import CACHE
 from rig.process import Child, wait_until
+
+# What it is, how it is done and how it is undone.
+Harm = tuple[str, Callable[[], object], Callable[[], object]]
 
 
 class Valkey:
@@ -36,6 +39,10 @@ class Valkey:
         self.child = Child("valkey-server", argv, self.directory / "log", env=clean_env())
         wait_until("valkey answers", self._answers, 30)
         return self
+
+    @property
+    def harms(self) -> list[Harm]:
+        return [("frozen", self.freeze, self.thaw), ("killed", self.kill, self.start)]
 
     def freeze(self) -> None:
         assert self.child is not None
@@ -65,6 +72,38 @@ class Valkey:
     def __exit__(self, *_: object) -> None:
         if self.child is not None:
             self.child.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Directory:
+    """A directory of the local file system. Use as a context manager."""
+
+    tier = "fs"
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="fb-store-"))
+
+    @property
+    def sections(self) -> dict[str, Mapping[str, Any]]:
+        return {"tier.fs": {"directories": [str(self.directory)]}}
+
+    def start(self) -> Self:
+        return self
+
+    @property
+    def harms(self) -> list[Harm]:
+        return [("emptied", self.empty, self.start)]
+
+    def empty(self) -> None:
+        """As `rm -rf directory/*` does, which leaves hidden names."""
+        for path in self.directory.iterdir():
+            if not path.name.startswith("."):
+                shutil.rmtree(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-//! `forebay advise`: how good the hit rate is, how good it could be, why the rest missed, what more memory would
-//! buy, and what looks wrong. One screen, or the same facts as JSON.
+//! `forebay advise`: how good the hit rate is, how good it could be, why the rest missed, what more memory and disk
+//! would buy, for whom, and what looks wrong. One screen, or all facts as JSON.
 
-use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, WindowInfo};
+use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, SampledInfo, ShareInfo, WindowInfo};
 use serde_json::{Value, json};
 
 use crate::arguments::Advise;
@@ -28,6 +28,10 @@ fn to_text(reply: &AdviseReply) -> String {
     let mut text = rates(reply);
     text += &format!("\nmisses\n{}", misses(reply));
     text += &format!("\nmemory, as leaf-first LRU would use it\n{}", memory(reply));
+    text += &format!("\ndisk under this memory, with what comes from both\n{}", disk(reply));
+    if reply.namespaces.len() > 1 {
+        text += &format!("\nnamespaces, of which all share what there is\n{}", namespaces(reply));
+    }
     if reply.left_out > 0 {
         text += &format!("\n{} lookups came too fast to be looked at\n", reply.left_out);
     }
@@ -46,6 +50,10 @@ fn rates(reply: &AdviseReply) -> String {
     let sampled = |hits| ratio(hits, reply.sampled_keys);
     row("hit lately", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of the last 16 turnovers");
     row("best possible here", sampled(reply.sampled_optimum_hits), reply.sampled_keys, "the same sample");
+    if let Some(below) = reply.all.as_ref().and_then(|all| all.sampled_below.as_ref()) {
+        let optimum = ratio(below.optimum_hits, below.keys);
+        row("with the disk", optimum, below.keys, "best possible of a sample like it");
+    }
     row("without limit", sampled(reply.sampled_again), reply.sampled_keys, "the same sample");
     for window in reply.windows.iter().filter(|window| window.keys > 0) {
         row("ceiling", ceiling(window), window.keys, &format!("the last {}", duration(window.window_us)));
@@ -64,15 +72,59 @@ fn misses(reply: &AdviseReply) -> String {
 }
 
 fn memory(reply: &AdviseReply) -> String {
+    changes(reply.curve.iter(), reply.capacity_bytes, now(reply))
+}
+
+/// Every second of the capacities told, and the present one.
+fn disk(reply: &AdviseReply) -> String {
+    let curve = reply.all.as_ref().map_or(&[][..], |all| &all.disk_curve);
+    let none = CurvePoint { capacity_bytes: 0, hit_ratio: now(reply) };
+    let present = curve.iter().find(|point| point.capacity_bytes == reply.disk_bytes).unwrap_or(&none).hit_ratio;
+    let is_shown = |at: usize, point: &CurvePoint| at % 2 == 1 || point.capacity_bytes == reply.disk_bytes;
+    let shown = curve.iter().enumerate().filter(|(at, point)| is_shown(*at, point)).map(|(_, point)| point);
+    changes(std::iter::once(&none).chain(shown), reply.disk_bytes, present)
+}
+
+fn changes<'a>(points: impl Iterator<Item = &'a CurvePoint>, present_bytes: u64, present: f64) -> String {
     let mut table = Table::new(&["change", ">capacity", ">hit", ">points"]);
-    let now = now(reply);
-    for CurvePoint { capacity_bytes, hit_ratio } in &reply.curve {
-        let change = match (*capacity_bytes).cmp(&reply.capacity_bytes) {
-            std::cmp::Ordering::Less => format!("-{}", size(reply.capacity_bytes - capacity_bytes)),
+    for CurvePoint { capacity_bytes, hit_ratio } in points {
+        let change = match (*capacity_bytes).cmp(&present_bytes) {
+            std::cmp::Ordering::Less => format!("-{}", size(present_bytes - capacity_bytes)),
             std::cmp::Ordering::Equal => "now".to_string(),
-            std::cmp::Ordering::Greater => format!("+{}", size(capacity_bytes - reply.capacity_bytes)),
+            std::cmp::Ordering::Greater => format!("+{}", size(capacity_bytes - present_bytes)),
         };
-        table.row([change, size(*capacity_bytes), percent(*hit_ratio), format!("{:+.1}", 100.0 * (hit_ratio - now))]);
+        let points = format!("{:+.1}", 100.0 * (hit_ratio - present));
+        table.row([change, size(*capacity_bytes), percent(*hit_ratio), points]);
+    }
+    table.render("  ")
+}
+
+/// Those who ask most, each with what it hits now, could at best, and would with twice the memory.
+fn namespaces(reply: &AdviseReply) -> String {
+    const SHOWN: usize = 5;
+    let mut table = Table::new(&["namespace", ">share of keys", ">hit lately", ">best here", ">memory x 2", ">disk"]);
+    let asked = |share: &ShareInfo| share.sampled.as_ref().map_or(0, |sampled| sampled.keys);
+    let all: u64 = reply.namespaces.iter().map(asked).sum();
+    let mut shares: Vec<&ShareInfo> = reply.namespaces.iter().collect();
+    shares.sort_by_key(|share| std::cmp::Reverse(asked(share)));
+    for share in shares.into_iter().take(SHOWN) {
+        let SampledInfo { keys, hits, optimum_hits, .. } = share.sampled.unwrap_or_default();
+        let at =
+            |curve: &[CurvePoint], bytes: u64| curve.iter().find(|p| p.capacity_bytes == bytes).map(|p| p.hit_ratio);
+        let present = at(&share.curve, reply.capacity_bytes);
+        let gain = |more: Option<f64>| match more.zip(present) {
+            Some((more, present)) => format!("{:+.1}", 100.0 * (more - present)),
+            None => "-".to_string(),
+        };
+        let largest = share.disk_curve.last().map(|point| point.hit_ratio);
+        table.row([
+            share.name.chars().take(16).collect(),
+            percent(ratio(keys, all)),
+            percent(ratio(hits, keys)),
+            percent(ratio(optimum_hits, keys)),
+            gain(at(&share.curve, 2 * reply.capacity_bytes)),
+            gain(largest),
+        ]);
     }
     table.render("  ")
 }
@@ -88,6 +140,17 @@ fn to_json(reply: &AdviseReply) -> Value {
         reply.misses.iter().map(|miss| (miss.reason.clone(), json!(miss.count))).collect();
     let window = |window: &WindowInfo| json!({"window_us": window.window_us, "keys": window.keys, "different_keys": window.different_keys, "ceiling": ceiling(window)});
     let point = |point: &CurvePoint| json!({"capacity_bytes": point.capacity_bytes, "hit_ratio": point.hit_ratio});
+    let sampled =
+        |s: &SampledInfo| json!({"keys": s.keys, "again": s.again, "hits": s.hits, "optimum_hits": s.optimum_hits});
+    let share = |share: &ShareInfo| {
+        json!({
+            "name": share.name,
+            "sampled": share.sampled.as_ref().map(sampled),
+            "sampled_below": share.sampled_below.as_ref().map(sampled),
+            "curve": share.curve.iter().map(point).collect::<Vec<_>>(),
+            "disk_curve": share.disk_curve.iter().map(point).collect::<Vec<_>>(),
+        })
+    };
     let alarm = |alarm: &AlarmInfo| json!({"name": alarm.name, "cause": alarm.cause, "hint": alarm.hint});
     json!({
         "capacity_bytes": reply.capacity_bytes,
@@ -102,6 +165,9 @@ fn to_json(reply: &AdviseReply) -> Value {
         "sampled_hits": reply.sampled_hits,
         "sampled_optimum_hits": reply.sampled_optimum_hits,
         "curve": reply.curve.iter().map(point).collect::<Vec<_>>(),
+        "all": reply.all.as_ref().map(share),
+        "namespaces": reply.namespaces.iter().map(share).collect::<Vec<_>>(),
+        "disk_bytes": reply.disk_bytes,
         "alarms": reply.alarms.iter().map(alarm).collect::<Vec<_>>(),
         "left_out": reply.left_out,
     })
@@ -160,6 +226,33 @@ mod tests {
                 hint: "raise `pool.capacity_bytes`".to_string(),
             }],
             left_out: 3,
+            all: Some(ShareInfo {
+                name: "all".to_string(),
+                sampled_below: sampled(60_000, 30_000, 37_000),
+                disk_curve: vec![point(100, 0.43), point(400, 0.49), point(1000, 0.53), point(1600, 0.56)],
+                ..ShareInfo::default()
+            }),
+            namespaces: vec![
+                share("0123456789abcdef0123456789abcdef", sampled(40_000, 24_000, 30_000), 0.1),
+                share("others", sampled(25_536, 3000, 6000), 0.02),
+            ],
+            disk_bytes: 400 << 30,
+        }
+    }
+
+    fn sampled(keys: u64, hits: u64, optimum_hits: u64) -> Option<SampledInfo> {
+        Some(SampledInfo { keys, again: optimum_hits, hits, optimum_hits })
+    }
+
+    /// Hits so much more with twice the memory, and twice that with the largest disk.
+    fn share(name: &str, sampled: Option<SampledInfo>, gain: f64) -> ShareInfo {
+        let point = |gib: u64, hit_ratio| CurvePoint { capacity_bytes: gib << 30, hit_ratio };
+        ShareInfo {
+            name: name.to_string(),
+            sampled,
+            curve: vec![point(100, 0.3), point(200, 0.3 + gain)],
+            disk_curve: vec![point(1600, 0.3 + 2.0 * gain)],
+            ..ShareInfo::default()
         }
     }
 
@@ -168,7 +261,8 @@ mod tests {
         let text = to_text(&reply());
         crate::golden::assert_golden("tests/golden/advise.txt", &text);
         assert!(text.contains("+100.0 GiB") && text.contains("+7.0"));
-        assert!(text.lines().count() <= 40, "more than one screen");
+        assert!(text.contains("+1.2 TiB") && text.contains("others"));
+        assert!(text.lines().count() <= 48, "more than one screen");
         assert_eq!(to_text(&AdviseReply::default()), "nothing was asked for yet\n");
     }
 
@@ -178,6 +272,8 @@ mod tests {
         let misses: u64 = json["misses"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
         assert_eq!(misses + json["hits"].as_u64().unwrap(), json["keys"].as_u64().unwrap());
         assert_eq!(json["curve"][3]["capacity_bytes"], 200u64 << 30);
+        assert_eq!(json["all"]["disk_curve"][3]["hit_ratio"], 0.56);
+        assert_eq!(json["namespaces"][1]["sampled"]["hits"], 3000);
         assert_eq!(json["windows"][1]["ceiling"], 0.6);
         assert_eq!(json["alarms"][0]["name"], "hit rate fell");
     }

@@ -168,8 +168,47 @@ pub enum Bench {
     Copy(BenchCopy),
     /// Lookups over the daemon's socket
     Lookup(BenchLookup),
+    /// The Redis tier on a server that runs: stores, loads, lookups, and the best size of its values
+    Redis(BenchRedis),
     /// The SSD tier on a file of its own, against fio or plain direct I/O on the same file
     Ssd(BenchSsd),
+}
+
+#[derive(Args, Debug)]
+pub struct BenchRedis {
+    /// `redis://…` or `unix:///…`; what is written there is removed at the end
+    #[arg(value_name = "URL")]
+    pub url: String,
+    /// Bytes of a block; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub size_bytes: Vec<u64>,
+    /// `get` or `set`; by default both
+    #[arg(long, value_name = "OPERATION", value_parser = ["get", "set"])]
+    pub op: Option<String>,
+    /// Operations in flight on one connection
+    #[arg(long, value_name = "COUNT")]
+    pub depth: Option<usize>,
+    /// Connections for stores and loads
+    #[arg(long, value_name = "COUNT")]
+    pub connections: Option<usize>,
+    /// Threads that these connections are spread over
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<usize>,
+    /// Runs of each row; a row shows their medians
+    #[arg(long, value_name = "COUNT")]
+    pub runs: Option<usize>,
+    /// Bytes moved in each run
+    #[arg(long, value_name = "COUNT")]
+    pub run_bytes: Option<u64>,
+    /// Keys of a lookup, or 0 for no lookups
+    #[arg(long, value_name = "COUNT")]
+    pub lookup_keys: Option<u64>,
+    /// Try sizes from 128 KiB to 32 MiB, and print the best one as a line of the configuration
+    #[arg(long, conflicts_with_all = ["size_bytes", "op"])]
+    pub sweep: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

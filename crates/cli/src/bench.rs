@@ -3,6 +3,7 @@
 mod copy;
 mod lookup;
 mod private;
+mod redis;
 mod ssd;
 
 use serde::Serialize;
@@ -17,6 +18,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
     match arguments {
         Bench::Copy(arguments) => copy::run(arguments),
         Bench::Lookup(arguments) => lookup::run(arguments),
+        Bench::Redis(arguments) => redis::run(arguments),
         Bench::Ssd(arguments) => ssd::run(arguments),
     }
 }

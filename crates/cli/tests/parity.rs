@@ -27,8 +27,8 @@ fn trace(name: &str) -> Trace {
 fn simulated(trace: &Trace) -> Outcome {
     let policy = forebay_core::policy::ALL[0].1;
     // A plain client's blocks are stored one at a time.
-    let setup = Setup { policy, capacity_blocks: CAPACITY_BYTES / BLOCK_BYTES, lookahead: 0, store_batch: 1, salt: 0 };
-    replay(trace, setup, |_| {}).expect("one block size")
+    let setup = Setup { policy, capacity_bytes: CAPACITY_BYTES, ssd: None, lookahead: 0, store_batch: 1, salt: 0 };
+    replay(trace, setup, |_| {}).expect("the pool holds blocks")
 }
 
 fn start(place: &Place) -> Daemon {

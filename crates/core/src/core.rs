@@ -272,6 +272,11 @@ impl Core {
         self.policies.iter().map(|policy| policy.ghost_bytes()).sum()
     }
 
+    /// Keys that the memory of misses has room for.
+    pub fn memory_entries(&self) -> usize {
+        self.config.memory_entries
+    }
+
     pub fn resident_blocks(&self) -> u64 {
         self.index.len()
     }
@@ -295,10 +300,12 @@ impl Core {
         }
     }
 
-    /// Every class has a policy and a tally.
+    /// Every class has a policy, which knows what lies below, and a tally.
     pub(crate) fn cover_classes(&mut self) {
         let count = self.space.classes().count();
         self.policies.resize_with(count, self.config.policy);
+        let is_backed = self.below.keeps_what_returns();
+        self.policies.iter_mut().for_each(|policy| policy.back(is_backed));
         self.tallies.resize(count, Tally::default());
     }
 

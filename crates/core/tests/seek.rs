@@ -171,3 +171,15 @@ fn a_long_prompt_is_asked_for_in_pieces() {
     }
     assert!(finds(&mut rig).is_empty());
 }
+
+#[test]
+fn nothing_is_written_where_nothing_may_be_written() {
+    let (mut rig, ns) = rig();
+    [DISK, FAR].into_iter().for_each(|tier| rig.core.set_read_only(tier));
+    rig.store(ns, None, &[0]);
+    let store = |effect| if let Effect::Store { tier, .. } = effect { Some(tier) } else { None };
+    assert_eq!(rig.effects().into_iter().filter_map(store).collect::<Vec<_>>(), [NEAR]);
+    rig.core.found_below(DISK, &key(5), Location(1, 1));
+    states(&mut rig, ns, &[5]);
+    assert_eq!(loads(&mut rig), [(DISK, key(5))], "it is still read from");
+}

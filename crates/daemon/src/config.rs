@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 pub use forebay_core::below::Admission;
 pub use forebay_io::arena::HugePages;
+pub use forebay_io::fs::Fsync;
 pub use forebay_io::uring::EngineChoice;
 pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
@@ -75,6 +76,37 @@ table::settings! {
         write_bytes_per_second: Option<Bytes> = None;
         /// Bytes that may be written to each disk in a day, for its endurance. Not limited by default.
         write_bytes_per_day: Option<Bytes> = None;
+    }
+
+    /// Directories, local or NFS, that several hosts share.
+    tier_fs: TierFs {
+        /// None by default, which means no such tier. They must exist; each block lies in one of them.
+        directories: Vec<PathBuf> = Vec::new();
+        /// Past the page cache: for mounts whose client would only cache what the pool holds already.
+        io_direct: bool = false;
+        /// Threads of each directory, each with one operation at a time: eight hide the latency of a remote mount.
+        streams: u32 = 8;
+        /// Bounce buffers of each directory, and with it transfers at a time: a mount that hangs keeps some of them, and
+        /// never a slot of the pool.
+        buffers: u32 = 16;
+        /// After so long an operation has failed; its thread and buffer stay with the mount for as long as that hangs.
+        timeout_ms: u64 = 30_000;
+        /// Whether blocks are spread over 4,096 folders for each namespace. Said when a directory is first used, and the
+        /// same for all who use it.
+        shard_folders: bool = true;
+        /// What is flushed before a block counts as stored: `none`, the file's `data`, or `all`, its name too. What a
+        /// crash of the host costs without it are misses.
+        fsync: Fsync = Fsync::None;
+        /// Bytes of each directory, the same on all hosts. Not limited by default.
+        capacity_bytes: Option<Bytes> = None;
+        /// Blocks that were neither stored nor loaded for so long are removed. Not limited by default.
+        max_age_seconds: Option<u64> = None;
+        /// Reads and stores nothing. A mount that cannot be written is read-only by itself.
+        read_only: bool = false;
+        /// Which blocks are written there. All by default, as for every shared store.
+        admission: Admission = Admission::All;
+        /// How long a request may wait for an answer or a block before it is a miss.
+        load_deadline_ms: u64 = 1000;
     }
 
     /// A Redis or Valkey that several hosts share: what one has computed, the others find there.
@@ -144,6 +176,13 @@ table::settings! {
         /// Leases of one session at a time, over which its lookups miss. An engine holds one for each request that
         /// waits or loads, and vLLM runs at most a few thousand of those.
         leases_per_session: u32 = 16_384;
+    }
+
+    /// What is watched: blocks that are stored and never hit, and a hit rate that fell.
+    alarm: Alarm {
+        /// Seconds between two looks. "Lately" are the last three steps, compared with up to 285 before them: at five
+        /// minutes a quarter of an hour is compared with the day before it.
+        step_seconds: u64 = 300;
     }
 
     /// What goes to standard error, one line an event.

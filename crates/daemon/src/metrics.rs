@@ -9,7 +9,7 @@ mod table;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
-pub use crate::insight::Estimates;
+pub use crate::insight::{Alarm, Estimates, Share};
 pub use crate::tiers::{Report as Tier, Standing};
 pub use forebay_core::histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub rpc: Rpc,
     /// How good the hit rate could be.
     pub estimates: Estimates,
+    /// Those that hold now.
+    pub alarms: Vec<Alarm>,
     /// From a lookup's arrival on the control plane to its answer.
     pub lookup_time: Histogram,
     /// One event in the core's thread.

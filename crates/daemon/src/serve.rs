@@ -15,6 +15,7 @@ use tonic::transport::Server;
 
 use crate::config::Config;
 use crate::http::{self, Health};
+use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State};
@@ -176,9 +177,11 @@ impl http::Source for Pages {
         let huge_bytes = self.shared.lock().pool.clone().huge_page_report()?.huge_bytes;
         let insight = self.shared.lock().insight.clone();
         let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await;
+        let estimates = estimates.expect("an estimate does not panic");
         let state = self.shared.lock();
         Ok(Snapshot {
-            estimates: estimates.expect("an estimate does not panic"),
+            alarms: alarms(state.core.stats(), &state.history, &estimates),
+            estimates,
             core: state.core.stats().clone(),
             classes: state.core.classes(),
             held: state.core.held(),

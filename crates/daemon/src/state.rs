@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::block::{BlockId, NamespaceIndex};
 use forebay_core::layout::Layout;
@@ -13,8 +13,8 @@ use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, Namespa
 use forebay_io::arena::{Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
-use crate::config::Config;
-use crate::insight::{History, Insight};
+use crate::config::{Admission, Config};
+use crate::insight::{Capacities, History, Insight, Watch};
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
 use crate::tiers::Tiers;
@@ -40,6 +40,7 @@ pub struct State {
     pub rpc: Rpc,
     pub insight: Insight,
     pub history: History,
+    pub watch: Watch,
     /// Blocks for the verifying thread.
     pub to_verify: mpsc::UnboundedSender<ToVerify>,
     effects: Vec<Effect>,
@@ -85,8 +86,9 @@ impl State {
         boot_id: u64,
         to_verify: mpsc::UnboundedSender<ToVerify>,
     ) -> State {
+        let history_step = Duration::from_secs(config.alarm.step_seconds);
         // Keys are hashed anew with each start.
-        let insight = Insight::start(boot_id, core.capacity_bytes().max(pool.geometry().data_bytes()));
+        let insight = Insight::start(boot_id, capacities(&config, &core, &pool));
         State {
             tiers: Tiers::new(&config, &mut core),
             config,
@@ -105,10 +107,16 @@ impl State {
             event_time: Histogram::default(),
             rpc: Rpc::default(),
             insight,
-            history: History::default(),
+            history: History::new(history_step),
+            watch: Watch::default(),
             to_verify,
             effects: Vec::new(),
         }
+    }
+
+    /// Of the disk under the pool, if there is one of configured size.
+    pub fn disk_bytes(&self) -> Option<u64> {
+        disk_bytes(&self.config)
     }
 
     /// Mirrors the core's decisions in the table, in order.
@@ -222,5 +230,20 @@ impl State {
             tracing::warn!(instance = instance.0, %error, "cannot ask who maps the pool");
             true
         })
+    }
+}
+
+/// Of all disks, if their sizes are configured.
+fn disk_bytes(config: &Config) -> Option<u64> {
+    let all = config.tier_ssd.capacity_bytes?.0 * config.tier_ssd.disks.len() as u64;
+    (all > 0).then_some(all)
+}
+
+fn capacities(config: &Config, core: &Core, pool: &Pool) -> Capacities {
+    Capacities {
+        pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
+        disk_bytes: disk_bytes(config),
+        admits_all: config.tier_ssd.admission == Admission::All,
+        memory_blocks: core.memory_entries() as u64,
     }
 }

@@ -1,10 +1,11 @@
-//! What goes on without being asked: cut-up work of the core, and looking after instances whose end nobody
+//! What goes on without being asked: cut-up work of the core, alarms, and looking after instances whose end nobody
 //! reports, because a killed process says nothing but its kernel lock goes.
 
 use std::time::{Duration, Instant};
 
 use forebay_core::Instance;
 
+use crate::insight::alarms;
 use crate::state::Shared;
 
 /// Often enough that a killed engine's slots are free before its successor has started.
@@ -15,15 +16,27 @@ pub async fn run(shared: Shared) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         interval.tick().await;
-        shared.event(|state| {
+        let is_step = shared.event(|state| {
             state.last_tick = Instant::now();
-            state.history.tick(state.last_tick, state.core.stats());
             let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
             let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
             idle.into_iter().for_each(|instance| state.settle_instance(instance));
+            state.history.tick(state.last_tick, state.core.stats())
         });
+        if is_step {
+            tokio::spawn(watch(shared.clone()));
+        }
         work_off(&shared).await;
     }
+}
+
+/// Logs which alarms begin and end.
+async fn watch(shared: Shared) {
+    let insight = shared.lock().insight.clone();
+    let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await.expect("an estimate does not panic");
+    let mut state = shared.lock();
+    let now = alarms(state.core.stats(), &state.history, &estimates);
+    state.watch.tell(&now);
 }
 
 /// Does all cut-up work, letting others in between the pieces.

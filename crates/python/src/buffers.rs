@@ -1,15 +1,18 @@
-//! Memory that Rust cannot vouch for: the engine's tensors, known by their addresses, and the mapped pool.
+//! Memory that Rust cannot vouch for: the engine's tensors, known by their addresses, the mapped pool, and buffers of
+//! Python's.
 //!
 //! The only `unsafe` of this crate.
 
 use std::sync::Arc;
 
-use forebay_core::Result;
 use forebay_device::Memory;
 use forebay_io::arena::Mapping;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
 
 /// The `bytes` bytes at `address`, which Python says are a tensor's.
-pub fn tensor(address: usize, bytes: usize) -> Result<Memory> {
+pub fn tensor(address: usize, bytes: usize) -> forebay_core::Result<Memory> {
     let base = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: the caller of `WorkerEngine` vouches, as the stub says, that the tensors are host memory of these
     // sizes that outlives the engine. That nobody touches a block while it is copied is the connector's contract
@@ -18,9 +21,48 @@ pub fn tensor(address: usize, bytes: usize) -> Result<Memory> {
 }
 
 /// The pool's slots. The mapping lives as long as the engine uses them.
-pub fn pool(mapping: Arc<Mapping>) -> Result<Memory> {
+pub fn pool(mapping: Arc<Mapping>) -> forebay_core::Result<Memory> {
     let (base, bytes) = (mapping.data_ptr(), mapping.len());
     // SAFETY: `mapping` owns the range and is kept as its owner. Who may touch a slot when is decided by leases
     // and reservations; a job whose slot changed hands is disowned by its guard.
     unsafe { Memory::new(base, bytes, mapping) }
+}
+
+/// A buffer of Python's that stays where it is until this is dropped.
+pub struct Pinned(PyBuffer<u8>);
+
+impl Pinned {
+    /// Errors if the object has no contiguous bytes.
+    pub fn to_read(object: &Bound<'_, PyAny>) -> PyResult<Pinned> {
+        let buffer = PyBuffer::get(object)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("a block's bytes lie one after another"));
+        }
+        Ok(Pinned(buffer))
+    }
+
+    /// Errors if its bytes cannot be changed, too.
+    pub fn to_write(object: &Bound<'_, PyAny>) -> PyResult<Pinned> {
+        let pinned = Pinned::to_read(object)?;
+        if pinned.0.readonly() {
+            return Err(PyBufferError::new_err("a block cannot be loaded into a read-only buffer"));
+        }
+        Ok(pinned)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len_bytes()
+    }
+
+    /// Without the GIL, which copies of megabytes must not hold.
+    pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+        // SAFETY: the export keeps address and length while `self` lives; that nobody changes the bytes until the batch
+        // is over is what the caller of `Store.dump` vouches for, as the stub says.
+        read(unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.len()) })
+    }
+
+    pub fn write(&self, write: impl FnOnce(&mut [u8])) {
+        // SAFETY: as above, of `Store.load`; the export is writable.
+        write(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.len()) })
+    }
 }

@@ -32,7 +32,7 @@ impl From<Raised> for PyErr {
     }
 }
 
-fn kind_name(kind: ErrorKind) -> &'static str {
+pub fn kind_name(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Invalid => "invalid",
         ErrorKind::NotFound => "not_found",

@@ -1,7 +1,7 @@
 //! `forebay._native`: the client, the scheduler side and the worker side for Python.
 //!
 //! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`, [`worker`] copies between tensors and
-//! the mapped pool; [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
+//! the mapped pool; [`store`] reaches stores that hosts share; [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
 //!
 //! Holds true: the GIL is released before any wait; a panic becomes a Python exception or, on a background
 //! thread, a closed object; `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects
@@ -15,6 +15,7 @@ mod client;
 mod convert;
 mod error;
 mod session;
+mod store;
 mod worker;
 
 use pyo3::prelude::*;
@@ -29,6 +30,8 @@ mod _native {
     use super::error::ForebayError;
     #[pymodule_export]
     use super::session::{EngineSession, Ticket};
+    #[pymodule_export]
+    use super::store::StoreEngine;
     #[pymodule_export]
     use super::worker::WorkerEngine;
 

@@ -13,34 +13,56 @@ const NEVER: u32 = u32::MAX;
 
 /// Prefix hits of the optimum with room for `capacity` blocks of one size.
 pub fn opt_prefix_hits(trace: &Trace, next_uses: &NextUses, capacity: usize) -> u64 {
-    // By block: the next use while kept, else NEVER.
-    let mut kept = vec![NEVER; trace.unique()];
-    let mut count = 0;
+    let bytes = trace.uniform_bytes().expect("the optimum counts blocks of one size");
+    opt_hit_bytes(trace, next_uses, capacity as u64 * bytes) / bytes
+}
+
+/// Bytes of the blocks that the optimum hits. Where blocks differ in size it may keep parts of them, and no cache that
+/// keeps them whole does better; where they do not, it is exact.
+pub fn opt_hit_bytes(trace: &Trace, next_uses: &NextUses, capacity_bytes: u64) -> u64 {
+    // By block: the next use and the bytes kept, NEVER and none if it is not kept.
+    let mut kept = vec![(NEVER, 0u64); trace.unique()];
+    let mut used = 0;
     // Entries are stale once `kept` says otherwise.
     let mut latest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
+    let mut live = 0;
     let mut hits = 0;
     let mut at = 0;
     for request in trace.requests() {
-        hits += request.blocks.iter().take_while(|block| kept[**block as usize] != NEVER).count() as u64;
+        let bytes = trace.bytes_in(request.namespace);
         for (depth, block) in request.blocks.iter().enumerate() {
             let next = next_uses.0[at];
             at += 1;
-            let was_kept = kept[*block as usize] != NEVER;
-            kept[*block as usize] = next;
-            count = count + usize::from(next != NEVER) - usize::from(was_kept);
+            let (before, was_kept) = kept[*block as usize];
+            live -= usize::from(before != NEVER);
+            hits += was_kept;
+            used -= was_kept;
+            kept[*block as usize] = (NEVER, 0);
             if next != NEVER {
+                kept[*block as usize] = (next, bytes);
+                used += bytes;
+                live += 1;
                 latest.push((next, depth as u32, *block));
             }
         }
-        while count > capacity {
-            let (next, _, block) = latest.pop().expect("what is kept is in the heap");
-            if kept[block as usize] == next {
-                kept[block as usize] = NEVER;
-                count -= 1;
+        while used > capacity_bytes {
+            let (next, depth, block) = latest.pop().expect("what is kept is in the heap");
+            let (expected, bytes) = kept[block as usize];
+            if expected != next {
+                continue;
+            }
+            let excess = (used - capacity_bytes).min(bytes);
+            used -= excess;
+            if excess == bytes {
+                kept[block as usize] = (NEVER, 0);
+                live -= 1;
+            } else {
+                kept[block as usize].1 -= excess;
+                latest.push((next, depth, block));
             }
         }
-        if latest.len() > 4 * capacity + 1024 {
-            latest = std::mem::take(&mut latest).into_iter().filter(|e| kept[e.2 as usize] == e.0).collect();
+        if latest.len() > 4 * live + 1024 {
+            latest = std::mem::take(&mut latest).into_iter().filter(|e| kept[e.2 as usize].0 == e.0).collect();
         }
     }
     hits
@@ -67,6 +89,7 @@ impl NextUses {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::Shape;
     use proptest::prelude::*;
     use std::collections::{BTreeSet, HashMap};
 
@@ -92,6 +115,18 @@ mod tests {
         states.into_values().max().unwrap_or(0)
     }
 
+    #[test]
+    fn blocks_of_several_sizes_are_kept_by_when_they_come_again() {
+        let shape = |block_bytes| Shape { block_tokens: 16, block_bytes: Some(block_bytes) };
+        let mut trace = Trace::new("sizes", vec![shape(10), shape(30)]);
+        // A small block, a large one, the small one, the large one.
+        [(0, 0), (1, 1), (0, 0), (1, 1)].iter().for_each(|(namespace, block)| trace.push(0, *namespace, &[*block]));
+        let next_uses = NextUses::of(&trace);
+        let bytes = [40, 30, 10, 5].map(|capacity| opt_hit_bytes(&trace, &next_uses, capacity));
+        // Once the small block was asked for again, nothing else needs its room; part of the large one is kept.
+        assert_eq!(bytes, [40, 30, 10, 5]);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
@@ -99,7 +134,7 @@ mod tests {
             // Four prompts that share prefixes, three blocks deep at most.
             let prompts = [[0, 1, 2], [0, 1, 3], [0, 4, 5], [6, 7, 8]];
             let mut numbers = HashMap::new();
-            let mut trace = Trace::new("tiny", Vec::new());
+            let mut trace = Trace::new("tiny", vec![Shape { block_tokens: 16, block_bytes: Some(1) }]);
             for (prompt, len) in paths {
                 let blocks: Vec<u32> = prompts[prompt][..len].iter().map(|id| {
                     let next = numbers.len() as u32;

@@ -18,26 +18,27 @@ pub enum Capacity {
 
 /// Fewer blocks than this are no cache.
 const LEAST_BLOCKS: u64 = 4;
-/// Of a block whose bytes nobody said.
-pub const ASSUMED_BLOCK_BYTES: u64 = 4096;
-
 impl Capacity {
-    /// In blocks of the trace's first shape.
+    /// In whole blocks of the mean size, which is that of all blocks where there is one size.
     pub fn blocks(self, trace: &Trace) -> u64 {
-        let shape = trace.shapes[0];
+        let different = trace.unique() as f64;
         let blocks = match self {
-            Capacity::Bytes(bytes) => bytes / block_bytes(trace),
-            Capacity::Tokens(tokens) => tokens / u64::from(shape.block_tokens),
-            Capacity::Blocks(blocks) => blocks,
-            Capacity::Share(share) => (share * trace.unique() as f64) as u64,
+            Capacity::Bytes(bytes) => bytes as f64 / mean_bytes(trace),
+            Capacity::Tokens(tokens) => tokens as f64 / (trace.unique_tokens() as f64 / different),
+            Capacity::Blocks(blocks) => blocks as f64,
+            Capacity::Share(share) => share * different,
         };
-        blocks.max(LEAST_BLOCKS)
+        (blocks as u64).max(LEAST_BLOCKS)
+    }
+
+    pub fn bytes(self, trace: &Trace) -> u64 {
+        (self.blocks(trace) as f64 * mean_bytes(trace)) as u64
     }
 }
 
-/// Of the trace's first shape.
-pub fn block_bytes(trace: &Trace) -> u64 {
-    trace.shapes[0].block_bytes.unwrap_or(ASSUMED_BLOCK_BYTES)
+/// Of the different blocks.
+pub fn mean_bytes(trace: &Trace) -> f64 {
+    trace.unique_bytes() as f64 / trace.unique() as f64
 }
 
 impl FromStr for Capacity {

@@ -1,4 +1,5 @@
-//! Hit rate against capacity as an SVG picture: a panel for each trace, a line for each policy.
+//! Hit rate by bytes against the pool's capacity as an SVG picture: a panel for each trace, a line for each policy and
+//! SSD, and where there is an SSD a thin line for what the pool alone served.
 
 use std::fmt::Write;
 
@@ -43,7 +44,7 @@ impl Panel {
     fn new(left: f64, rows: &[&Row]) -> Panel {
         let logs = rows.iter().map(|row| row.capacity_share.max(1e-9).ln());
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
-        let ceiling = rows.iter().map(|row| row.infinite_prefix_hits as f64 / row.blocks as f64).fold(0.0, f64::max);
+        let ceiling = rows.iter().map(|row| ceiling(row)).fold(0.0, f64::max);
         let shares = if high > low { (low, high) } else { (low - 1.0, high + 1.0) };
         Panel { left, shares, highest: (ceiling * 1.08).clamp(0.05, 1.0) }
     }
@@ -58,30 +59,38 @@ impl Panel {
 
     fn draw(&self, trace: &str, rows: &[&Row], text: &mut String) {
         self.axes(trace, rows, text);
-        let ceiling = rows[0].infinite_prefix_hits as f64 / rows[0].blocks as f64;
+        let ceiling = ceiling(rows[0]);
         let ends = [(self.shares.0.exp(), ceiling), (self.shares.1.exp(), ceiling)];
-        self.line(&ends, BOUND, "2 3", text);
+        self.line(&ends, BOUND, ("2 3", 1.8), text);
         let mut legend = vec![("ceiling", BOUND, "2 3")];
-        let first = rows.iter().filter(|row| row.policy == rows[0].policy);
-        let opt: Vec<_> = first
-            .filter_map(|row| Some((row.capacity_share, row.opt_prefix_hits? as f64 / row.blocks as f64)))
-            .collect();
-        if !opt.is_empty() {
-            self.line(&opt, BOUND, "7 3", text);
+        let mut lines: Vec<(String, Vec<&Row>)> = Vec::new();
+        for row in rows {
+            match lines.iter_mut().find(|(label, _)| *label == self::label(row)) {
+                Some((_, own)) => own.push(row),
+                None => lines.push((self::label(row), vec![row])),
+            }
+        }
+        let is_new = |row: &&Row| row.policy == rows[0].policy;
+        for own in lines.iter().map(|(_, own)| own).filter(|own| is_new(&own[0])) {
+            let opt = |row: &&Row| Some((row.capacity_share, row.opt_hit_bytes? as f64 / row.bytes as f64));
+            let opt: Vec<_> = own.iter().filter_map(opt).collect();
+            if !opt.is_empty() {
+                self.line(&opt, BOUND, ("7 3", 1.8), text);
+            }
+        }
+        if rows[0].opt_hit_bytes.is_some() {
             legend.push(("optimum", BOUND, "7 3"));
         }
-        let mut policies: Vec<&str> = Vec::new();
-        rows.iter().for_each(|row| {
-            if !policies.contains(&row.policy.as_str()) {
-                policies.push(&row.policy)
-            }
-        });
-        for (at, policy) in policies.iter().enumerate() {
-            let own = rows.iter().filter(|row| row.policy == *policy);
-            let points: Vec<_> = own.map(|row| (row.capacity_share, row.hit_ratio())).collect();
+        for (at, (label, own)) in lines.iter().enumerate() {
+            let colour = COLOURS[at % COLOURS.len()];
             let dash = if at == 0 { "" } else { ["", "6 2", "1 2", "8 2 2 2", "4 4", "3 1"][at % 6] };
-            self.line(&points, COLOURS[at % COLOURS.len()], dash, text);
-            legend.push((policy, COLOURS[at % COLOURS.len()], dash));
+            let points: Vec<_> = own.iter().map(|row| (row.capacity_share, row.hit_bytes_ratio())).collect();
+            self.line(&points, colour, (dash, 1.8), text);
+            if own[0].ssd_capacity_bytes > 0 {
+                let pool = |row: &&Row| (row.capacity_share, row.pool_hits as f64 / row.blocks as f64);
+                self.line(&own.iter().map(pool).collect::<Vec<_>>(), colour, ("", 0.7), text);
+            }
+            legend.push((label, colour, dash));
         }
         self.legend(&legend, text);
     }
@@ -127,17 +136,19 @@ impl Panel {
         let middle = self.left + PANEL.0 / 2.0;
         let _ = writeln!(
             text,
-            "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">capacity, share of different blocks</text>",
+            "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">pool, share of different blocks</text>",
             bottom + 30.0
         );
     }
 
-    fn line(&self, points: &[(f64, f64)], colour: &str, dash: &str, text: &mut String) {
+    /// `stroke` is its dashes and its width.
+    fn line(&self, points: &[(f64, f64)], colour: &str, stroke: (&str, f64), text: &mut String) {
+        let (dash, width) = stroke;
         let place = |(share, ratio): &(f64, f64)| format!("{:.1},{:.1}", self.x(*share), self.y(*ratio));
         let places: Vec<String> = points.iter().map(place).collect();
         let _ = writeln!(
             text,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>",
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dash}\"/>",
             places.join(" ")
         );
     }
@@ -153,6 +164,17 @@ impl Panel {
             );
             let _ = writeln!(text, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 27.0, y + 4.0, escape(name));
         }
+    }
+}
+
+fn ceiling(row: &Row) -> f64 {
+    row.infinite_hit_bytes as f64 / row.bytes as f64
+}
+
+fn label(row: &Row) -> String {
+    match row.ssd_capacity_bytes {
+        0 => row.policy.clone(),
+        _ => format!("{} + {}%", row.policy, (row.ssd_capacity_share * 1e4).round() / 1e2),
     }
 }
 

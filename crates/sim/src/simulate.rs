@@ -1,19 +1,22 @@
 //! `forebay simulate`: policies side by side at several capacities, with the bounds nobody can pass.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use forebay_core::below::Admission;
+use forebay_core::miss::MissReason;
 use forebay_core::policy::{self, Make};
 use forebay_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::bounds::{NextUses, opt_prefix_hits};
-use crate::capacity::{Capacity, block_bytes};
+use crate::bounds::{NextUses, opt_hit_bytes};
+use crate::capacity::{Capacity, mean_bytes};
 use crate::mix::with_one_time_requests;
 use crate::read::{Hints, read};
-use crate::replay::{Outcome, Setup, replay, store_batch};
-use crate::trace::Trace;
+use crate::replay::{Outcome, Setup, Ssd, Tally, replay, store_batch};
+use crate::trace::{Trace, merge};
 
 /// What a simulation is asked for.
 #[derive(clap::Args, Clone, Debug)]
@@ -27,15 +30,24 @@ pub struct Arguments {
     /// Capacities: `5%` of the different blocks, `64GiB`, `1000000tokens`, `5000blocks`
     #[arg(long, value_delimiter = ',', default_value = "0.5%,1%,2%,5%,10%,20%")]
     pub capacity: Vec<Capacity>,
+    /// Capacities of an SSD under the pool, written like those of the pool; each is tried with each of these
+    #[arg(long, value_delimiter = ',')]
+    pub ssd: Vec<Capacity>,
+    /// Which blocks go to the SSD: those asked for again, or all
+    #[arg(long, value_enum, default_value = "second_sighting")]
+    pub ssd_admission: SsdAdmission,
+    /// All traces at once in one cache, each a tenant with namespaces of its own
+    #[arg(long)]
+    pub together: bool,
     /// Requests that wait behind the one served, told to the cache ahead of time
     #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
     pub lookahead: usize,
     /// Share of one-time requests to strew in, which share a real one's system prompt
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub one_time: f64,
-    /// Bytes of a block, where the trace does not say
-    #[arg(long, value_name = "BYTES")]
-    pub block_bytes: Option<u64>,
+    /// Bytes of a block, where the trace does not say: for all traces, or one value for each
+    #[arg(long, value_name = "BYTES", value_delimiter = ',')]
+    pub block_bytes: Vec<u64>,
     /// Tokens of a block, where the trace does not say
     #[arg(long, value_name = "TOKENS")]
     pub block_tokens: Option<u32>,
@@ -56,28 +68,65 @@ pub struct Arguments {
     pub plot: Option<PathBuf>,
 }
 
-/// One policy on one trace at one capacity.
+/// Which blocks are written down.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub enum SsdAdmission {
+    SecondSighting,
+    All,
+}
+
+/// One policy on one trace at one capacity of each tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub trace: String,
     pub policy: String,
+    /// Of the pool.
     pub capacity_bytes: u64,
     pub capacity_blocks: u64,
     /// Of the trace's different blocks.
     pub capacity_share: f64,
+    /// 0 without an SSD.
+    pub ssd_capacity_bytes: u64,
+    pub ssd_capacity_share: f64,
     pub lookahead: usize,
     pub requests: u64,
     pub blocks: u64,
+    pub bytes: u64,
     pub object_hits: u64,
+    /// Of all tiers.
     pub prefix_hits: u64,
-    /// `null` where it was not asked for.
+    pub pool_hits: u64,
+    pub ssd_hits: u64,
+    pub hit_bytes: u64,
+    /// Of both capacities in one. `null` where it was not asked for, or where blocks differ in size.
     pub opt_prefix_hits: Option<u64>,
+    pub opt_hit_bytes: Option<u64>,
     pub infinite_prefix_hits: u64,
+    pub infinite_hit_bytes: u64,
+    /// Why blocks were no hits, by reason.
+    pub misses: BTreeMap<&'static str, u64>,
+    /// Where there are several.
+    pub namespaces: Vec<Share>,
     pub orphan_peak: u64,
     pub evicted: u64,
+    pub ssd_written_blocks: u64,
+    pub ssd_written_bytes: u64,
     pub metadata_bytes: u64,
     pub ghost_bytes: u64,
     pub blocks_per_s: f64,
+}
+
+/// What one namespace got.
+#[derive(Clone, Debug, Serialize)]
+pub struct Share {
+    pub namespace: usize,
+    pub block_bytes: u64,
+    pub requests: u64,
+    pub blocks: u64,
+    pub prefix_hits: u64,
+    pub pool_hits: u64,
+    pub ssd_hits: u64,
 }
 
 impl Row {
@@ -85,9 +134,14 @@ impl Row {
         self.prefix_hits as f64 / self.blocks as f64
     }
 
-    /// Of the optimum at the same capacity.
+    /// By bytes; the same as `hit_ratio` where all blocks have one size.
+    pub fn hit_bytes_ratio(&self) -> f64 {
+        self.hit_bytes as f64 / self.bytes as f64
+    }
+
+    /// Of the optimum at the same capacity, by bytes.
     pub fn opt_ratio(&self) -> Option<f64> {
-        self.opt_prefix_hits.map(|opt| if opt == 0 { 1.0 } else { self.prefix_hits as f64 / opt as f64 })
+        self.opt_hit_bytes.map(|opt| if opt == 0 { 1.0 } else { self.hit_bytes as f64 / opt as f64 })
     }
 }
 
@@ -99,24 +153,46 @@ pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<R
     }
     let policies = policies(&arguments.policy)?;
     let mut rows = Vec::new();
-    for path in &arguments.traces {
-        let hints = Hints {
-            block_tokens: arguments.block_tokens,
-            block_bytes: arguments.block_bytes,
-            is_chaining: arguments.chain,
-        };
-        let base = read(path, hints)?;
+    let run = |base: Trace, progress: &mut dyn Write, rows: &mut Vec<Row>| {
         let trace = match arguments.one_time {
             0.0 => base.clone(),
             share => with_one_time_requests(&base, share, arguments.salt),
         };
-        simulate_trace(arguments, &base, &trace, &policies, progress, &mut rows)?;
+        simulate_trace(arguments, &base, &trace, &policies, progress, rows)
+    };
+    if arguments.together {
+        let traces = (0..arguments.traces.len()).map(|at| read_trace(arguments, at)).collect::<Result<Vec<_>>>()?;
+        run(merge(&traces), progress, &mut rows)?;
+    } else {
+        for at in 0..arguments.traces.len() {
+            run(read_trace(arguments, at)?, progress, &mut rows)?;
+        }
     }
     if let Some(path) = &arguments.plot {
         let failed = |error| Error::new(ErrorKind::Io, "cannot write plot").with("path", path.display()).source(error);
         std::fs::write(path, crate::plot::svg(&rows)).map_err(failed)?;
     }
     Ok(rows)
+}
+
+fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
+    let block_bytes = match arguments.block_bytes[..] {
+        [] => None,
+        [same] => Some(same),
+        ref each if each.len() == arguments.traces.len() => Some(each[at]),
+        ref each => {
+            return Err(Error::invalid("block bytes are told once, or for each trace")
+                .with("values", each.len())
+                .with("traces", arguments.traces.len()));
+        }
+    };
+    if block_bytes == Some(0) {
+        return Err(Error::invalid("blocks have bytes").hint("leave `--block-bytes` out if you do not know how many"));
+    }
+    read(
+        &arguments.traces[at],
+        Hints { block_tokens: arguments.block_tokens, block_bytes, is_chaining: arguments.chain },
+    )
 }
 
 /// Capacities are shares of `base`, so that strewn-in requests do not make the cache larger.
@@ -129,20 +205,20 @@ fn simulate_trace(
     rows: &mut Vec<Row>,
 ) -> Result<()> {
     let next_uses = (!arguments.no_opt).then(|| NextUses::of(trace));
-    let mut capacities: Vec<u64> = arguments.capacity.iter().map(|capacity| capacity.blocks(base)).collect();
-    capacities.sort_unstable();
-    capacities.dedup();
-    for capacity_blocks in capacities {
-        let opt = next_uses.as_ref().map(|next_uses| opt_prefix_hits(trace, next_uses, capacity_blocks as usize));
+    for (capacity_bytes, ssd) in capacities(arguments, base) {
+        let all_bytes = capacity_bytes + ssd.map_or(0, |ssd| ssd.capacity_bytes);
+        let opt = next_uses.as_ref().map(|next_uses| opt_hit_bytes(trace, next_uses, all_bytes));
+        let blocks = (capacity_bytes as f64 / mean_bytes(base)).round() as u64;
         for (name, make) in policies {
             let setup = Setup {
                 policy: *make,
-                capacity_blocks,
+                capacity_bytes,
+                ssd,
                 lookahead: arguments.lookahead,
-                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(capacity_blocks)).max(1),
+                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(blocks)).max(1),
                 salt: arguments.salt,
             };
-            let mut ticker = Ticker::new(format!("{} {name} {capacity_blocks} blocks", trace.name), trace.len());
+            let mut ticker = Ticker::new(format!("{} {name} {blocks} blocks", trace.name), trace.len());
             let start = Instant::now();
             let outcome = replay(trace, setup, |done| ticker.tick(done, progress))?;
             let seconds = start.elapsed().as_secs_f64();
@@ -152,22 +228,70 @@ fn simulate_trace(
     Ok(())
 }
 
+/// Each pool with each SSD, ascending.
+fn capacities(arguments: &Arguments, base: &Trace) -> Vec<(u64, Option<Ssd>)> {
+    let ascending = |capacities: &[Capacity]| {
+        let mut bytes: Vec<u64> = capacities.iter().map(|capacity| capacity.bytes(base)).collect();
+        bytes.sort_unstable();
+        bytes.dedup();
+        bytes
+    };
+    let admission = match arguments.ssd_admission {
+        SsdAdmission::SecondSighting => Admission::SecondSighting,
+        SsdAdmission::All => Admission::All,
+    };
+    let mut disks: Vec<Option<Ssd>> =
+        ascending(&arguments.ssd).into_iter().map(|capacity_bytes| Some(Ssd { capacity_bytes, admission })).collect();
+    if disks.is_empty() {
+        disks.push(None);
+    }
+    ascending(&arguments.capacity).into_iter().flat_map(|pool| disks.iter().map(move |ssd| (pool, *ssd))).collect()
+}
+
 fn row(base: &Trace, trace: &Trace, policy: &str, setup: &Setup, done: Outcome, opt: Option<u64>, seconds: f64) -> Row {
+    let bytes = |hits: fn(&Tally) -> u64| {
+        (done.namespaces.iter().enumerate()).map(|(at, tally)| hits(tally) * trace.bytes_in(at as u16)).sum::<u64>()
+    };
+    let share = |(namespace, tally): (usize, &Tally)| Share {
+        namespace,
+        block_bytes: trace.bytes_in(namespace as u16),
+        requests: tally.requests,
+        blocks: tally.blocks,
+        prefix_hits: tally.prefix_hits,
+        pool_hits: tally.pool_hits,
+        ssd_hits: tally.prefix_hits - tally.pool_hits,
+    };
+    let namespaces = (done.namespaces.len() > 1).then(|| done.namespaces.iter().enumerate().map(share).collect());
+    let ssd_bytes = setup.ssd.map_or(0, |ssd| ssd.capacity_bytes);
+    let of_all = |bytes: u64| bytes as f64 / base.unique_bytes() as f64;
+    let asked = bytes(|tally| tally.blocks);
     Row {
         trace: trace.name.clone(),
         policy: policy.to_owned(),
-        capacity_bytes: setup.capacity_blocks * block_bytes(trace),
-        capacity_blocks: setup.capacity_blocks,
-        capacity_share: setup.capacity_blocks as f64 / base.unique() as f64,
+        capacity_bytes: setup.capacity_bytes,
+        capacity_blocks: (setup.capacity_bytes as f64 / mean_bytes(base)).round() as u64,
+        capacity_share: of_all(setup.capacity_bytes),
+        ssd_capacity_bytes: ssd_bytes,
+        ssd_capacity_share: of_all(ssd_bytes),
         lookahead: setup.lookahead,
         requests: done.requests,
         blocks: done.blocks,
+        bytes: asked,
         object_hits: done.object_hits,
         prefix_hits: done.prefix_hits,
-        opt_prefix_hits: opt,
+        pool_hits: done.pool_hits,
+        ssd_hits: done.prefix_hits - done.pool_hits,
+        hit_bytes: bytes(|tally| tally.prefix_hits),
+        opt_prefix_hits: trace.uniform_bytes().and_then(|each| Some(opt? / each)),
+        opt_hit_bytes: opt,
         infinite_prefix_hits: trace.infinite_hits(),
+        infinite_hit_bytes: asked - trace.unique_bytes(),
+        misses: MissReason::ALL.iter().map(|reason| (reason.name(), done.misses[*reason as usize])).collect(),
+        namespaces: namespaces.unwrap_or_default(),
         orphan_peak: done.orphan_peak,
         evicted: done.evicted,
+        ssd_written_blocks: done.ssd_written_blocks,
+        ssd_written_bytes: done.ssd_written_bytes,
         metadata_bytes: done.metadata_bytes,
         ghost_bytes: done.ghost_bytes,
         blocks_per_s: done.blocks as f64 / seconds,
@@ -206,5 +330,21 @@ impl Ticker {
             // Nobody reads it, perhaps; the result does not depend on it.
             let _ = writeln!(progress, "{}: {done} of {} requests", self.what, self.total);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_told_about_once_a_second() {
+        let mut ticker = Ticker::new("conv density 5 blocks".to_string(), 10);
+        let mut told = Vec::new();
+        ticker.last = Instant::now().checked_sub(Duration::from_secs(2)).expect("the clock runs for two seconds");
+        ticker.tick(3, &mut told);
+        ticker.last = Instant::now() + Duration::from_secs(60);
+        ticker.tick(4, &mut told);
+        assert_eq!(String::from_utf8_lossy(&told), "conv density 5 blocks: 3 of 10 requests\n");
     }
 }

@@ -2,41 +2,77 @@
 
 use std::fmt::Write;
 
-use crate::simulate::Row;
+use crate::simulate::{Row, Share};
 
-/// The rows under a head, and for each policy its mean hit/OPT and its worst cell against leaf-first LRU.
+/// The rows under a head, each with its namespaces where there are several, and for each policy its mean hit/OPT and
+/// its worst cell against leaf-first LRU. Columns that say nothing here are left out.
 pub fn table(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| row.trace.len()).max().unwrap_or(0).max(5);
-    let mut text = format!(
-        "{:width$}  {:8} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8}\n",
-        "trace", "policy", "blocks", "share", "hit", "opt", "ceiling", "hit/opt", "hit/lru"
-    );
+    let has_ssd = rows.iter().any(|row| row.ssd_capacity_bytes > 0);
+    let has_sizes = rows.iter().any(|row| row.bytes / row.blocks.max(1) * row.blocks != row.bytes);
+    let mut text = format!("{:width$}  {:8} {:>9} {:>7}", "trace", "policy", "blocks", "share");
+    let tiers =
+        if has_ssd { format!(" {:>8} {:>7} {:>7} {:>7}", "ssd", "pool", "below", "written") } else { String::new() };
+    let sizes = if has_sizes { format!(" {:>7}", "by GB") } else { String::new() };
+    let bounds = format!("{:>7} {:>7} {:>8} {:>8}", "opt", "ceiling", "hit/opt", "hit/lru");
+    let _ = writeln!(text, "{tiers} {:>7}{sizes} {bounds}", "hit");
     for row in rows {
-        let of = |hits: u64| 100.0 * hits as f64 / row.blocks as f64;
-        let optional =
-            |value: Option<f64>, digits: usize| value.map_or("-".into(), |value| format!("{value:.digits$}"));
-        let _ = writeln!(
+        let _ = write!(
             text,
-            "{:width$}  {:8} {:>9} {:>6.2}% {:>6.2}% {:>7} {:>6.2}% {:>8} {:>8}",
+            "{:width$}  {:8} {:>9} {:>6.2}%",
             row.trace,
             row.policy,
             row.capacity_blocks,
-            100.0 * row.capacity_share,
-            of(row.prefix_hits),
-            row.opt_prefix_hits.map_or("-".into(), |opt| format!("{:.2}%", of(opt))),
-            of(row.infinite_prefix_hits),
-            optional(row.opt_ratio(), 4),
-            optional(lru_ratio(rows, row), 4),
+            100.0 * row.capacity_share
         );
+        let of = |count: u64| percent(count as f64 / row.blocks as f64);
+        if has_ssd {
+            let ssd = percent(row.ssd_capacity_share);
+            let _ = write!(text, " {ssd:>8} {} {} {}", of(row.pool_hits), of(row.ssd_hits), of(row.ssd_written_blocks));
+        }
+        let _ = write!(text, " {}", of(row.prefix_hits));
+        if has_sizes {
+            let _ = write!(text, " {}", percent(row.hit_bytes_ratio()));
+        }
+        let by_bytes = |bytes: u64| percent(bytes as f64 / row.bytes as f64);
+        let show = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
+        let _ = writeln!(
+            text,
+            " {:>7} {} {:>8} {:>8}",
+            row.opt_hit_bytes.map_or("-".into(), by_bytes),
+            by_bytes(row.infinite_hit_bytes),
+            show(row.opt_ratio()),
+            show(lru_ratio(rows, row)),
+        );
+        row.namespaces.iter().for_each(|share| text += &namespace(share, width));
     }
     text + &summary(rows)
 }
 
-/// Hits against those of `lru` in the same cell, if it was run.
+fn namespace(share: &Share, width: usize) -> String {
+    let Share { namespace, block_bytes, blocks, pool_hits, ssd_hits, prefix_hits, .. } = share;
+    let of = |count: &u64| percent(*count as f64 / (*blocks).max(1) as f64);
+    format!(
+        "{:width$}    namespace {namespace}, {block_bytes} bytes a block: {blocks} blocks asked, hit {}: pool {}, below {}\n",
+        "",
+        of(prefix_hits).trim(),
+        of(pool_hits).trim(),
+        of(ssd_hits).trim()
+    )
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:>6.2}%", 100.0 * ratio)
+}
+
+/// Hits against those of `lru` in the same cell, if it was run; by bytes.
 pub fn lru_ratio(rows: &[Row], row: &Row) -> Option<f64> {
-    let is_same_cell = |other: &&Row| other.trace == row.trace && other.capacity_blocks == row.capacity_blocks;
+    let is_same_cell = |other: &&Row| {
+        (&other.trace, other.capacity_bytes, other.ssd_capacity_bytes)
+            == (&row.trace, row.capacity_bytes, row.ssd_capacity_bytes)
+    };
     let lru = rows.iter().filter(is_same_cell).find(|other| other.policy == "lru")?;
-    (lru.prefix_hits > 0).then(|| row.prefix_hits as f64 / lru.prefix_hits as f64)
+    (lru.hit_bytes > 0).then(|| row.hit_bytes as f64 / lru.hit_bytes as f64)
 }
 
 fn summary(rows: &[Row]) -> String {

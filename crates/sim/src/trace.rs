@@ -8,6 +8,8 @@ use std::collections::hash_map::Entry;
 
 use forebay_core::{Error, Result};
 
+/// Bytes of a block where nobody said.
+pub const ASSUMED_BLOCK_BYTES: u64 = 4096;
 /// Marks the first block of a prompt.
 pub const ROOT: u32 = u32::MAX;
 
@@ -25,8 +27,9 @@ pub struct Trace {
     pub shapes: Vec<Shape>,
     requests: Vec<Header>,
     blocks: Vec<u32>,
-    /// By block number.
+    /// By block number, as are those below.
     parents: Vec<u32>,
+    owners: Vec<u16>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,6 +87,39 @@ impl Trace {
         self.parents[block as usize]
     }
 
+    pub fn block_bytes(&self, block: u32) -> u64 {
+        self.bytes_in(self.namespace_of(block))
+    }
+
+    /// Gives all blocks this size, whatever the trace said.
+    pub fn set_bytes(&mut self, block_bytes: u64) {
+        self.shapes.iter_mut().for_each(|shape| shape.block_bytes = Some(block_bytes));
+    }
+
+    pub fn namespace_of(&self, block: u32) -> u16 {
+        self.owners[block as usize]
+    }
+
+    /// Bytes of each block of a namespace.
+    pub fn bytes_in(&self, namespace: u16) -> u64 {
+        self.shapes[usize::from(namespace)].block_bytes.unwrap_or(ASSUMED_BLOCK_BYTES)
+    }
+
+    /// The one size that all blocks have, if they do.
+    pub fn uniform_bytes(&self) -> Option<u64> {
+        let first = self.bytes_in(0);
+        (0..self.shapes.len() as u16).all(|namespace| self.bytes_in(namespace) == first).then_some(first)
+    }
+
+    /// Of all different blocks.
+    pub fn unique_bytes(&self) -> u64 {
+        self.owners.iter().map(|owner| self.bytes_in(*owner)).sum()
+    }
+
+    pub fn unique_tokens(&self) -> u64 {
+        self.owners.iter().map(|owner| u64::from(self.shapes[usize::from(*owner)].block_tokens)).sum()
+    }
+
     /// Blocks that every cache must miss once; the rest is what an infinite one hits.
     pub fn infinite_hits(&self) -> u64 {
         (self.accesses() - self.unique()) as u64
@@ -105,6 +141,7 @@ impl Trace {
         for block in blocks {
             if *block as usize == self.parents.len() {
                 self.parents.push(parent);
+                self.owners.push(namespace);
             }
             assert!(self.parents[*block as usize] == parent, "block {block} has two parents");
             parent = *block;
@@ -112,6 +149,35 @@ impl Trace {
         self.blocks.extend_from_slice(blocks);
         self.requests.push(Header { at_us, namespace, end: self.blocks.len() });
     }
+}
+
+/// All of `traces` as one, in order of time; the namespaces of each follow those of the one before it.
+pub fn merge(traces: &[Trace]) -> Trace {
+    let name = traces.iter().map(|trace| trace.name.as_str()).collect::<Vec<_>>().join("+");
+    let mut merged = Trace::new(&name, traces.iter().flat_map(|trace| trace.shapes.clone()).collect());
+    let mut numbers: Vec<Vec<u32>> = traces.iter().map(|trace| vec![ROOT; trace.unique()]).collect();
+    let first_namespace = |of: usize| traces[..of].iter().map(|trace| trace.shapes.len() as u16).sum::<u16>();
+    let offsets: Vec<u16> = (0..traces.len()).map(first_namespace).collect();
+    let mut order: Vec<(u64, usize, usize)> = (traces.iter().enumerate())
+        .flat_map(|(of, trace)| trace.requests().enumerate().map(move |(at, request)| (request.at_us, of, at)))
+        .collect();
+    order.sort_unstable();
+    let mut blocks = Vec::new();
+    for (at_us, of, at) in order {
+        let request = traces[of].request(at);
+        let mut next = merged.unique() as u32;
+        blocks.clear();
+        blocks.extend(request.blocks.iter().map(|block| {
+            let number = &mut numbers[of][*block as usize];
+            if *number == ROOT {
+                *number = next;
+                next += 1;
+            }
+            *number
+        }));
+        merged.push(at_us, offsets[of] + request.namespace, &blocks);
+    }
+    merged
 }
 
 /// The finalizer of SplitMix64.
@@ -151,6 +217,7 @@ impl Numbering {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(vacant) => {
                     trace.parents.push(parent);
+                    trace.owners.push(namespace);
                     *vacant.insert(next)
                 }
             };

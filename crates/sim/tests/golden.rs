@@ -27,9 +27,13 @@ fn cut(name: &str) -> Trace {
 }
 
 fn run(trace: &Trace, policy: &str, capacity_blocks: u64, lookahead: usize, salt: u64) -> Outcome {
+    replay(trace, Setup { lookahead, salt, ..setup(trace, policy, capacity_blocks) }, |_| {}).unwrap()
+}
+
+fn setup(trace: &Trace, policy: &str, capacity_blocks: u64) -> Setup {
     let policy = forebay_core::policy::by_name(policy).unwrap();
-    let store_batch = store_batch(capacity_blocks);
-    replay(trace, Setup { policy, capacity_blocks, lookahead, store_batch, salt }, |_| {}).unwrap()
+    let capacity_bytes = capacity_blocks * trace.bytes_in(0);
+    Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: store_batch(capacity_blocks), salt: 0 }
 }
 
 fn capacity(trace: &Trace, share: f64) -> u64 {
@@ -128,7 +132,7 @@ fn the_curve_is_within_two_points_of_a_replay_and_the_ceiling_within_one() {
         for share in SHARES {
             let blocks = capacity(&trace, share);
             let Outcome { prefix_hits, blocks: asked, .. } = run(&trace, "lru", blocks, 0, 0);
-            let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(blocks as f64));
+            let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(blocks * trace.bytes_in(0)));
             assert!((exact - estimate).abs() <= 0.02, "{name}, {blocks} blocks: {estimate}, replay {exact}");
         }
         let end = trace.request(trace.len() - 1).at_us;

@@ -133,6 +133,7 @@ pub(crate) struct Tier {
     limits: Limits,
     /// What the driver says of its health.
     is_healthy: bool,
+    is_read_only: bool,
     blocks: u64,
     loading: Amount,
     late: Amount,
@@ -176,6 +177,11 @@ impl Below {
         !self.tiers.is_empty()
     }
 
+    /// Whether there is a tier, and each is given what was asked for again, and not the rest.
+    pub fn keeps_what_returns(&self) -> bool {
+        self.is_on() && self.tiers.iter().all(|tier| tier.limits.admission == Admission::SecondSighting)
+    }
+
     /// An own tier comes before a shared one.
     fn place(&self, key: Fingerprint) -> Option<(Place, Standing)> {
         self.residence.get(key).or_else(|| self.sought.place(key))
@@ -190,6 +196,7 @@ impl Core {
         tiers.push(Tier {
             limits,
             is_healthy: true,
+            is_read_only: false,
             blocks: 0,
             loading: Amount::default(),
             late: Amount::default(),
@@ -197,13 +204,20 @@ impl Core {
             storing: Amount::default(),
             stats: TierStats::default(),
         });
-        TierId(tiers.len() as u8 - 1)
+        let id = TierId(tiers.len() as u8 - 1);
+        self.cover_classes();
+        id
     }
 
     /// A tier that is not healthy is asked for nothing and given nothing.
     pub fn set_healthy(&mut self, tier: TierId, is_healthy: bool) {
         self.tier_mut(tier).is_healthy = is_healthy;
         self.start_stores();
+    }
+
+    /// Nothing is written to this tier.
+    pub fn set_read_only(&mut self, tier: TierId) {
+        self.tier_mut(tier).is_read_only = true;
     }
 
     /// The tier holds this block: found at its start.

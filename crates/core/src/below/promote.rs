@@ -77,7 +77,9 @@ impl Core {
         }
         allowance.starts -= 1;
         if !self.has_room(class) && !self.make_room(class, 1, &mut allowance.evictions) {
-            return Some(MissReason::OverLimit);
+            // The coldest blocks are held, by this very lookup perhaps, and were moved out of the way: the next lookup
+            // finds others. That there are some, the limit above says.
+            return Some(MissReason::PromotionUnfinished);
         }
         self.load(place.tier, class, namespace, group, hash);
         Some(MissReason::PromotionUnfinished)

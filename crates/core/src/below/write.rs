@@ -148,6 +148,8 @@ impl Core {
     }
 
     fn storing_tiers(&self) -> impl Iterator<Item = TierId> + use<> {
-        (0..self.below.tiers.len() as u8).map(TierId)
+        let mut takes = [false; TierId::MAX];
+        takes.iter_mut().zip(&self.below.tiers).for_each(|(takes, tier)| *takes = !tier.is_read_only);
+        (0..TierId::MAX as u8).map(TierId).filter(move |tier| takes[tier.0 as usize])
     }
 }

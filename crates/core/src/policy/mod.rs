@@ -126,6 +126,9 @@ pub trait Policy: Send {
     /// Takes the next victim out, or none if all candidates looked at are held.
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
 
+    /// Whether a tier below is given the blocks that were asked for again, and not the others.
+    fn back(&mut self, _is_backed: bool) {}
+
     /// The block that `evict` would look at first.
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
 

@@ -191,6 +191,35 @@ fn density_learns_to_keep_what_returns_out_of_a_scan() {
     assert!(density > 0.9, "{density} of the returning blocks were hits");
 }
 
+/// Two kinds of traffic that do not fit into 100 blocks together: 60 blocks asked for in a circle, and new ones, of which
+/// one in four comes back after 25 rounds. Hits of each.
+fn hits_by_kind(is_backed: bool) -> (u32, u32) {
+    let mut cache = Cache::new("density", 100);
+    cache.policy.back(is_backed);
+    let (mut circling, mut new) = (0, 0);
+    for round in 0..8000u32 {
+        let fresh = |round: u32, nth: u32| 100 + (round * 2 + nth) % 3900;
+        let is_hit = |cache: &Cache, block: u32| u32::from(round > 3000 && cache.residents.contains_key(&block));
+        circling += is_hit(&cache, round % 60);
+        cache.ask(round % 60);
+        (0..2).for_each(|nth| {
+            cache.ask(fresh(round, nth));
+        });
+        if round % 2 == 0 && round > 25 {
+            new += is_hit(&cache, fresh(round - 25, 0));
+            cache.ask(fresh(round - 25, 0));
+        }
+    }
+    (circling, new)
+}
+
+#[test]
+fn density_leaves_to_a_tier_what_returns_and_keeps_what_the_tier_lacks() {
+    let ((circling, new), (circling_backed, new_backed)) = (hits_by_kind(false), hits_by_kind(true));
+    let what = format!("{circling} and {new} hits alone, {circling_backed} and {new_backed} above a tier");
+    assert!(new_backed > 2 * new && circling_backed < circling, "{what}");
+}
+
 #[test]
 fn held_blocks_stay_and_wanted_ones_go_last() {
     for (name, _) in ALL {

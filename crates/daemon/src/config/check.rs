@@ -21,7 +21,7 @@ pub(super) struct Demand {
 
 /// The first demand that `config` does not meet.
 pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
-    let Config { socket, pool, tier_ssd, tier_redis, http, limits, log, .. } = config;
+    let Config { alarm, socket, pool, tier_ssd, tier_fs, tier_redis, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let demands = [
         ("socket.directory", fits_a_socket(&socket.directory), "be a path of at most 94 bytes, as Unix sockets need"),
@@ -33,6 +33,7 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
             is_local(http.address) || http.allow_remote,
             "be loopback, or `http.allow_remote` must be true",
         ),
+        ("alarm.step_seconds", alarm.step_seconds > 0, "be at least 1"),
         ("limits.sessions", (1..=63).contains(&limits.sessions), "be 1 to 63"),
         ("tier.ssd.load_deadline_ms", tier_ssd.load_deadline_ms > 0, "be at least 1"),
         (
@@ -45,6 +46,7 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
             tier_ssd.write_bytes_per_day.is_none_or(|bytes| bytes.0 > 0),
             "be more than 0, or not be set",
         ),
+        ("tier.fs.load_deadline_ms", tier_fs.load_deadline_ms > 0, "be at least 1"),
         ("tier.redis.load_deadline_ms", tier_redis.load_deadline_ms > 0, "be at least 1"),
         (
             "limits.message_bytes",

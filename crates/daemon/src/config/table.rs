@@ -90,6 +90,9 @@ macro_rules! section {
     (tier_ssd) => {
         "tier.ssd"
     };
+    (tier_fs) => {
+        "tier.fs"
+    };
     (tier_redis) => {
         "tier.redis"
     };

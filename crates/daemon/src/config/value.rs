@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use forebay_core::below::Admission;
 use forebay_io::arena::HugePages;
+use forebay_io::fs::Fsync;
 use forebay_io::uring::EngineChoice;
 use toml::Value;
 
@@ -100,6 +101,28 @@ pub enum RedisMode {
     Single,
     Cluster,
     Sentinel,
+}
+
+impl Setting for Fsync {
+    const KIND: &'static str = "`\"none\"`, `\"data\"` or `\"all\"`";
+
+    fn read(value: &Value) -> Option<Fsync> {
+        match value.as_str()? {
+            "none" => Some(Fsync::None),
+            "data" => Some(Fsync::Data),
+            "all" => Some(Fsync::All),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            Fsync::None => "none",
+            Fsync::Data => "data",
+            Fsync::All => "all",
+        };
+        Some(Value::String(text.to_string()))
+    }
 }
 
 impl Setting for HugePages {

@@ -1,4 +1,6 @@
 //! What an operator should be told, with the likely cause: stored and never hit, and a hit rate that fell.
+//!
+//! Looked at whenever somebody asks, and at each step of the history, when what began and what ended is logged.
 
 use forebay_core::miss::MissReason;
 use forebay_core::stats::Stats;
@@ -23,6 +25,11 @@ pub struct Alarm {
     pub hint: &'static str,
 }
 
+/// Of all alarms there are.
+pub const NAMES: [&str; 2] = [NEVER_HIT, FELL];
+const NEVER_HIT: &str = "stored but never hit";
+const FELL: &str = "hit rate fell";
+
 /// Those that hold now.
 pub fn alarms(now: &Stats, history: &History, estimates: &Estimates) -> Vec<Alarm> {
     let lately = history.ago(LATELY).map(|then| since(now, then));
@@ -32,18 +39,36 @@ pub fn alarms(now: &Stats, history: &History, estimates: &Estimates) -> Vec<Alar
     never_hit.into_iter().chain(fell).collect()
 }
 
+/// Remembers which alarms were told, so that each is logged when it begins and when it ends.
+#[derive(Default)]
+pub struct Watch {
+    told: Vec<&'static str>,
+}
+
+impl Watch {
+    pub fn tell(&mut self, now: &[Alarm]) {
+        for Alarm { name, cause, hint } in now.iter().filter(|alarm| !self.told.contains(&alarm.name)) {
+            tracing::warn!(alarm = name, cause, hint, "raised");
+        }
+        for name in self.told.iter().filter(|name| !now.iter().any(|alarm| alarm.name == **name)) {
+            tracing::info!(alarm = name, "cleared");
+        }
+        self.told = now.iter().map(|alarm| alarm.name).collect();
+    }
+}
+
 fn never_hit(now: &Stats, estimates: &Estimates) -> Option<Alarm> {
     let is_idle = now.keys < LEAST_KEYS || now.stored < LEAST_KEYS;
     if is_idle || now.hits as f64 >= NEXT_TO_NONE * now.keys as f64 {
         return None;
     }
     let (cause, hint) = cause_of_no_hits(now, estimates);
-    Some(Alarm { name: "stored but never hit", cause, hint })
+    Some(Alarm { name: NEVER_HIT, cause, hint })
 }
 
 fn cause_of_no_hits(now: &Stats, estimates: &Estimates) -> (&'static str, &'static str) {
     let share = |reason: MissReason| now.misses[reason as usize] as f64 / now.miss_count().max(1) as f64;
-    let again = estimates.sampled.again as f64 / estimates.sampled.asked.max(1) as f64;
+    let again = estimates.all.sampled.again as f64 / estimates.all.sampled.asked.max(1) as f64;
     if share(MissReason::OtherNamespace) > 0.1 {
         return (
             "the same blocks are stored under another model, layout or tenant",
@@ -81,7 +106,7 @@ fn fell(lately: &Stats, before: &Stats) -> Option<Alarm> {
     let grown = |reason: &MissReason| share(lately, *reason) - share(before, *reason);
     let most = MissReason::ALL.into_iter().max_by(|a, b| grown(a).total_cmp(&grown(b)))?;
     let (cause, hint) = cause_of_fall(most);
-    Some(Alarm { name: "hit rate fell", cause, hint })
+    Some(Alarm { name: FELL, cause, hint })
 }
 
 fn cause_of_fall(most: MissReason) -> (&'static str, &'static str) {
@@ -132,6 +157,7 @@ fn since(now: &Stats, then: &Stats) -> Stats {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Share;
     use super::*;
     use forebay_core::optimum::Sampled;
     use std::time::{Duration, Instant};
@@ -142,12 +168,17 @@ mod tests {
         stats
     }
 
+    fn history() -> History {
+        History::new(Duration::from_secs(300))
+    }
+
     fn estimates(again: u64) -> Estimates {
-        Estimates { sampled: Sampled { asked: 1000, again, ..Sampled::default() }, ..Estimates::default() }
+        let sampled = Sampled { asked: 1000, again, ..Sampled::default() };
+        Estimates { all: Share { sampled, ..Share::default() }, ..Estimates::default() }
     }
 
     fn causes(now: &Stats, again: u64) -> Vec<&'static str> {
-        alarms(now, &History::default(), &estimates(again)).into_iter().map(|alarm| alarm.cause).collect()
+        alarms(now, &history(), &estimates(again)).into_iter().map(|alarm| alarm.cause).collect()
     }
 
     #[test]
@@ -164,7 +195,7 @@ mod tests {
     #[test]
     fn a_fall_is_told_with_the_reason_that_grew_most() {
         let start = Instant::now();
-        let mut history = History::default();
+        let mut history = history();
         let mut total = Stats::default();
         let mut add = |more: Stats, minute: u64| {
             total.keys += more.keys;

@@ -1,32 +1,36 @@
-//! What the core counted, every five minutes for a day, so that a change shows.
+//! What the core counted, step by step, by default every five minutes for a day, so that a change shows.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_core::stats::Stats;
 
-const STEP: Duration = Duration::from_secs(300);
-/// A day of steps.
+/// A day of steps of five minutes.
 const STEPS: usize = 288;
 
-#[derive(Default)]
 pub struct History {
+    step: Duration,
     /// Oldest first, one a step.
     counts: VecDeque<Stats>,
     next: Option<Instant>,
 }
 
 impl History {
-    /// Called now and then with what was counted until `now`.
-    pub fn tick(&mut self, now: Instant, stats: &Stats) {
+    pub fn new(step: Duration) -> History {
+        History { step, counts: VecDeque::new(), next: None }
+    }
+
+    /// Called now and then with what was counted until `now`. True if it was time for a step.
+    pub fn tick(&mut self, now: Instant, stats: &Stats) -> bool {
         if self.next.is_some_and(|next| now < next) {
-            return;
+            return false;
         }
-        self.next = Some(now + STEP);
+        self.next = Some(now + self.step);
         if self.counts.len() == STEPS {
             self.counts.pop_front();
         }
         self.counts.push_back(stats.clone());
+        true
     }
 
     /// What stood `steps` steps ago, or at the start.
@@ -46,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_day_is_kept_in_steps_of_five_minutes() {
-        let mut history = History::default();
+        let mut history = History::new(Duration::from_secs(300));
         let start = Instant::now();
         for minute in 0..2000u64 {
             let stats = Stats { keys: minute, ..Stats::default() };

@@ -13,7 +13,8 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::{Histogram, Snapshot, Tier};
+use super::{Histogram, Share, Snapshot, Tier};
+use crate::insight::ALARMS;
 
 /// What [`render`] writes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -85,19 +86,59 @@ static METRICS: &[Metric] = &[
     metric(
         "forebay_sampled_keys",
         "Keys looked at for the optimum: some of the latest.",
-        Gauge(|s| s.estimates.sampled.asked),
+        Gauge(|s| s.estimates.all.sampled.asked),
     ),
-    metric("forebay_sampled_hits", "Of the sampled keys, those that were hits.", Gauge(|s| s.estimates.sampled.hits)),
+    metric(
+        "forebay_sampled_hits",
+        "Of the sampled keys, those that were hits.",
+        Gauge(|s| s.estimates.all.sampled.hits),
+    ),
     metric(
         "forebay_sampled_optimum_hits",
         "Of the sampled keys, those that the best possible cache of the pool's size would have hit.",
-        Gauge(|s| s.estimates.sampled.optimum_hits),
+        Gauge(|s| s.estimates.all.sampled.optimum_hits),
     ),
     metric(
         "forebay_capacity_curve_ratio",
         "Share of the keys that leaf-first LRU would hit with so much memory.",
         Ratios(&["capacity_bytes"], curve),
     ),
+    metric(
+        "forebay_sampled_below_optimum_ratio",
+        "Share of another sample that the best possible cache as large as pool and disk together would have hit.",
+        Ratios(&["tiers"], below_optimum),
+    ),
+    metric(
+        "forebay_disk_curve_ratio",
+        "Share of the keys that leaf-first LRU would hit with the pool as it is and a disk of so many bytes under it.",
+        Ratios(&["capacity_bytes"], |s| ratios(&s.estimates.all.disk_curve)),
+    ),
+    metric(
+        "forebay_namespace_sampled_keys",
+        "Sampled keys by namespace; the last may stand for others.",
+        Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.asked)),
+    ),
+    metric(
+        "forebay_namespace_sampled_hits",
+        "Of a namespace's sampled keys, those that were hits.",
+        Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.hits)),
+    ),
+    metric(
+        "forebay_namespace_sampled_optimum_hits",
+        "Of a namespace's sampled keys, its share of what the best possible cache of the pool's size would have hit.",
+        Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.optimum_hits)),
+    ),
+    metric(
+        "forebay_namespace_capacity_curve_ratio",
+        "Share of a namespace's keys that leaf-first LRU would hit with so much memory for all.",
+        Ratios(&["namespace", "capacity_bytes"], |s| curves_by_namespace(s, |share| &share.curve)),
+    ),
+    metric(
+        "forebay_namespace_disk_curve_ratio",
+        "Share of a namespace's keys that would be hit with a disk of so many bytes for all.",
+        Ratios(&["namespace", "capacity_bytes"], |s| curves_by_namespace(s, |share| &share.disk_curve)),
+    ),
+    metric("forebay_alarm", "1 while the alarm holds; `forebay advise` says why.", Gauges(&["name"], alarms)),
     metric(
         "forebay_insight_left_out_total",
         "Lookups that came too fast to be looked at for these estimates.",
@@ -351,7 +392,38 @@ fn ceilings(snapshot: &Snapshot) -> Shares {
 }
 
 fn curve(snapshot: &Snapshot) -> Shares {
-    snapshot.estimates.curve.iter().map(|(bytes, ratio)| (vec![bytes.to_string()], *ratio)).collect()
+    ratios(&snapshot.estimates.all.curve)
+}
+
+fn ratios(curve: &[(u64, f64)]) -> Shares {
+    curve.iter().map(|(bytes, ratio)| (vec![bytes.to_string()], *ratio)).collect()
+}
+
+fn below_optimum(snapshot: &Snapshot) -> Shares {
+    let below = snapshot.estimates.all.sampled_below.filter(|below| below.asked > 0);
+    below
+        .iter()
+        .map(|below| (vec!["pool and disk".to_string()], below.optimum_hits as f64 / below.asked as f64))
+        .collect()
+}
+
+const NAMESPACE: &[&str] = &["namespace"];
+
+fn by_namespace(snapshot: &Snapshot, read: fn(&Share) -> u64) -> Samples {
+    snapshot.estimates.namespaces.iter().map(|share| (vec![share.name.clone()], read(share))).collect()
+}
+
+fn curves_by_namespace(snapshot: &Snapshot, curve: fn(&Share) -> &[(u64, f64)]) -> Shares {
+    let of = |share: &Share| {
+        let named = |(labels, ratio): (Vec<String>, f64)| ([vec![share.name.clone()], labels].concat(), ratio);
+        ratios(curve(share)).into_iter().map(named).collect::<Shares>()
+    };
+    snapshot.estimates.namespaces.iter().flat_map(of).collect()
+}
+
+fn alarms(snapshot: &Snapshot) -> Samples {
+    let holds = |name: &str| snapshot.alarms.iter().any(|alarm| alarm.name == name);
+    ALARMS.iter().map(|name| (vec![name.to_string()], u64::from(holds(name)))).collect()
 }
 
 fn used_bytes(snapshot: &Snapshot) -> u64 {

@@ -2,13 +2,14 @@
 
 use forebay_core::ceiling::Estimate;
 use forebay_core::miss::MissReason;
+use forebay_core::optimum::Sampled;
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, Recorded, WindowInfo};
+use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, Recorded, SampledInfo, ShareInfo, WindowInfo};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use crate::insight::{Alarm, Recording, alarms};
+use crate::insight::{Alarm, Recording, Share, alarms};
 use crate::state::Shared;
 
 /// Recorded lookups that wait for the client to take them.
@@ -29,13 +30,16 @@ pub async fn advise(shared: &Shared) -> Result<AdviseReply> {
         stored_blocks: stats.stored,
         evicted_blocks: stats.evicted,
         windows: estimates.windows.iter().flatten().map(window).collect(),
-        sampled_keys: estimates.sampled.asked,
-        sampled_again: estimates.sampled.again,
-        sampled_hits: estimates.sampled.hits,
-        sampled_optimum_hits: estimates.sampled.optimum_hits,
-        curve: estimates.curve.iter().map(|(bytes, ratio)| point(*bytes, *ratio)).collect(),
+        sampled_keys: estimates.all.sampled.asked,
+        sampled_again: estimates.all.sampled.again,
+        sampled_hits: estimates.all.sampled.hits,
+        sampled_optimum_hits: estimates.all.sampled.optimum_hits,
+        curve: points(&estimates.all.curve),
         alarms: alarms(stats, &state.history, &estimates).into_iter().map(alarm).collect(),
         left_out: estimates.left_out,
+        all: Some(share(&estimates.all)),
+        namespaces: estimates.namespaces.iter().map(share).collect(),
+        disk_bytes: state.disk_bytes().unwrap_or(0),
     })
 }
 
@@ -53,8 +57,25 @@ fn window(estimate: &Estimate) -> WindowInfo {
     WindowInfo { window_us: estimate.window_us, keys: estimate.asked, different_keys: estimate.different }
 }
 
-fn point(capacity_bytes: u64, hit_ratio: f64) -> CurvePoint {
-    CurvePoint { capacity_bytes, hit_ratio }
+fn share(share: &Share) -> ShareInfo {
+    ShareInfo {
+        name: share.name.clone(),
+        sampled: Some(sampled(&share.sampled)),
+        sampled_below: share.sampled_below.as_ref().map(sampled),
+        curve: points(&share.curve),
+        disk_curve: points(&share.disk_curve),
+    }
+}
+
+fn sampled(Sampled { asked, again, hits, optimum_hits }: &Sampled) -> SampledInfo {
+    SampledInfo { keys: *asked, again: *again, hits: *hits, optimum_hits: *optimum_hits }
+}
+
+fn points(curve: &[(u64, f64)]) -> Vec<CurvePoint> {
+    curve
+        .iter()
+        .map(|(capacity_bytes, hit_ratio)| CurvePoint { capacity_bytes: *capacity_bytes, hit_ratio: *hit_ratio })
+        .collect()
 }
 
 fn alarm(alarm: Alarm) -> AlarmInfo {

@@ -64,6 +64,7 @@ fn tell(state: &State, namespace: NamespaceIndex, asked: Vec<GroupKeys>, groups:
         state.insight.note(Seen {
             at,
             namespace,
+            id: state.core.namespace_id(namespace),
             group,
             block_tokens: layout.tokens_per_block,
             block_bytes: layout.slot_bytes(),

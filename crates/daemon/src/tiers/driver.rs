@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::below::{Find, TierId};
 use forebay_core::block::BlockId;
-use forebay_core::decorate::{Breaker, Deadline, Stats, Timed};
+use forebay_core::decorate::{Attempts, Breaker, Deadline, Retry, Stats, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockKey, Core, ErrorKind, Generation, SlotId};
 use forebay_io::arena::Pool;
@@ -16,7 +16,7 @@ use super::waiting::Waiting;
 use crate::service::make_ready;
 use crate::state::State;
 
-pub(super) type Stack = Stats<Breaker<Deadline<Box<dyn Driven>>>>;
+pub(super) type Stack = Stats<Breaker<Deadline<Retry<Box<dyn Driven>>>>>;
 
 /// A configured tier, from before it is open until the end.
 pub(crate) struct Driver {
@@ -72,8 +72,12 @@ impl Driver {
     }
 
     /// From now on operations reach the tier.
-    pub(super) fn attach(&mut self, tier: Box<dyn Driven>) {
+    pub(super) fn attach(&mut self, tier: Box<dyn Driven>, seed: u64) {
         self.purges.find_all(&*tier);
+        // A disk's errors do not pass; a connection's do.
+        let attempts =
+            if self.kind.is_shared() { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
+        let tier = Retry::new(tier, seed, attempts);
         self.tier = Some(Stats::new(Breaker::new(Deadline::new(tier, self.deadline))));
     }
 
@@ -153,7 +157,7 @@ impl Driver {
     }
 
     pub(super) fn driven(&mut self) -> Option<&mut (dyn Driven + 'static)> {
-        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut())
+        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut().inner_mut())
     }
 
     fn now(&self) -> Duration {

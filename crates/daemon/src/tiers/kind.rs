@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_core::below::Limits;
 use forebay_core::decorate::Timed;
 use forebay_core::{BlockKey, NamespaceId};
+use forebay_io::fs::Fs;
 use forebay_io::redis::Redis;
 use forebay_io::ssd::{DiskReport, Ssd};
 
@@ -15,15 +16,17 @@ use crate::config::Config;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Ssd,
+    Fs,
     Redis,
 }
 
 impl Kind {
-    const ALL: [Kind; 2] = [Kind::Ssd, Kind::Redis];
+    const ALL: [Kind; 3] = [Kind::Ssd, Kind::Fs, Kind::Redis];
 
     pub fn configured(config: &Config) -> Vec<Kind> {
         let is_configured = |kind: &Kind| match kind {
             Kind::Ssd => !config.tier_ssd.disks.is_empty(),
+            Kind::Fs => !config.tier_fs.directories.is_empty(),
             Kind::Redis => !config.tier_redis.urls.is_empty(),
         };
         Kind::ALL.into_iter().filter(is_configured).collect()
@@ -33,6 +36,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ssd => "ssd",
+            Kind::Fs => "fs",
             Kind::Redis => "redis",
         }
     }
@@ -41,7 +45,7 @@ impl Kind {
     pub fn is_shared(self) -> bool {
         match self {
             Kind::Ssd => false,
-            Kind::Redis => true,
+            Kind::Fs | Kind::Redis => true,
         }
     }
 
@@ -49,6 +53,7 @@ impl Kind {
     pub fn limits(self, config: &Config) -> Limits {
         let admission = match self {
             Kind::Ssd => config.tier_ssd.admission,
+            Kind::Fs => config.tier_fs.admission,
             Kind::Redis => config.tier_redis.admission,
         };
         Limits { admission, is_shared: self.is_shared(), ..Limits::default() }
@@ -58,6 +63,7 @@ impl Kind {
     pub fn load_deadline(self, config: &Config) -> Duration {
         Duration::from_millis(match self {
             Kind::Ssd => config.tier_ssd.load_deadline_ms,
+            Kind::Fs => config.tier_fs.load_deadline_ms,
             Kind::Redis => config.tier_redis.load_deadline_ms,
         })
     }
@@ -109,5 +115,11 @@ impl Driven for Ssd {
 impl Driven for Redis {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Redis::wake_fd(self)
+    }
+}
+
+impl Driven for Fs {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        Fs::wake_fd(self)
     }
 }

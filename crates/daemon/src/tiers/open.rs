@@ -10,6 +10,7 @@ use forebay_core::below::{TRANSFERS, TierId};
 use forebay_core::tier::Location;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::arena::Pool;
+use forebay_io::fs::{Fs, FsConfig};
 use forebay_io::redis::{Redis, RedisConfig};
 use forebay_io::ssd::{Claim, Ssd};
 use forebay_io::uring::Region;
@@ -21,6 +22,8 @@ use crate::state::Shared;
 
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+/// How often a directory that cannot be opened is tried again.
+const MOUNT_PAUSE: Duration = Duration::from_secs(2);
 /// Blocks told to the core in one event: a table insert each.
 const BLOCKS_PER_EVENT: usize = 1024;
 
@@ -36,6 +39,7 @@ pub struct Opening {
 
 enum Claimed {
     Ssd(Claim),
+    Fs(FsConfig),
     Redis(Box<RedisConfig>),
 }
 
@@ -46,6 +50,11 @@ pub fn claim(config: &Config) -> Result<Openings> {
     let claim = |(kind, number)| {
         let what = match kind {
             Kind::Ssd => Claimed::Ssd(Claim::new(&settings::ssd(&config.tier_ssd))?),
+            Kind::Fs => {
+                let config = settings::fs(&config.tier_fs);
+                config.check()?;
+                Claimed::Fs(config)
+            }
             Kind::Redis => {
                 let config = settings::redis(&config.tier_redis);
                 config.check()?;
@@ -81,12 +90,20 @@ impl Opening {
         let pool: Arc<Pool> = shared.lock().pool.clone();
         let tier: Box<dyn Driven> = match self.what {
             Claimed::Ssd(claim) => Box::new(open_ssd(claim, self.tier, shared, pool)?),
+            Claimed::Fs(config) => Box::new(open_fs(&config, self.tier, shared, &Region::of_pool(pool))?),
             Claimed::Redis(config) => Box::new(Redis::open(&config, Region::of_pool(pool))?),
         };
         let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
         let wake = tier.wake_fd().try_clone_to_owned().map_err(no_wake)?;
-        let name = tier.name();
-        shared.event(|state| state.tiers.of(self.tier).attach(tier));
+        let (name, can_store) = (tier.name(), tier.capabilities().can_store);
+        shared.event(|state| {
+            if !can_store {
+                tracing::warn!(tier = name, "the tier cannot be written to; it is only read from");
+                state.core.set_read_only(self.tier);
+            }
+            let seed = state.boot_id;
+            state.tiers.of(self.tier).attach(tier, seed);
+        });
         tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier serves");
         runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
         Ok(())
@@ -115,4 +132,24 @@ fn open_ssd(mut claim: Claim, tier: TierId, shared: &Shared, pool: Arc<Pool>) ->
         shared.event(|state| piece.iter().for_each(|(key, at)| state.core.found_below(tier, key, *at)));
     }
     Ok(ssd)
+}
+
+/// A mount may come later than the daemon: it is waited for, beside serving.
+fn open_fs(config: &FsConfig, tier: TierId, shared: &Shared, pool: &Region) -> Result<Fs> {
+    loop {
+        match Fs::open(config, pool.clone()) {
+            Err(error) if error.kind() != ErrorKind::Invalid => {
+                let hint = error.hint_text().unwrap_or("look at the mount").to_owned();
+                shared.event(|state| {
+                    let driver = state.tiers.of(tier);
+                    if driver.failure.is_none() {
+                        tracing::warn!(%error, hint, "a shared directory cannot be opened yet; serving without it");
+                    }
+                    driver.failed(error.to_string());
+                });
+                std::thread::sleep(MOUNT_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
 }

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use forebay_io::fs::FsConfig;
 use forebay_io::redis::{Mode, RedisConfig, TlsConfig};
 use forebay_io::ssd::{DiskConfig, SsdConfig};
 
-use crate::config::{RedisMode, TierRedis, TierSsd};
+use crate::config::{RedisMode, TierFs, TierRedis, TierSsd};
 
 pub fn ssd(config: &TierSsd) -> SsdConfig {
     let disk = |path: &Path| DiskConfig {
@@ -19,6 +20,21 @@ pub fn ssd(config: &TierSsd) -> SsdConfig {
         write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
         write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
         ..SsdConfig::new(config.disks.iter().map(|path| disk(path)).collect())
+    }
+}
+
+pub fn fs(config: &TierFs) -> FsConfig {
+    FsConfig {
+        io_direct: config.io_direct,
+        streams: config.streams,
+        timeout: Duration::from_millis(config.timeout_ms),
+        buffers: config.buffers,
+        is_sharded: config.shard_folders,
+        fsync: config.fsync,
+        capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
+        max_age: config.max_age_seconds.map(Duration::from_secs),
+        read_only: config.read_only,
+        ..FsConfig::new(config.directories.clone())
     }
 }
 

@@ -81,7 +81,8 @@ impl FsConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    /// Whether it can be right, before any directory is looked at; errors with what to change.
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, hint: &str| Err(Error::invalid(what).hint(hint));
         if self.directories.is_empty() {
             return wrong("a filesystem tier needs a directory", "name one, or leave the tier out");

@@ -52,10 +52,12 @@ pub struct RedisConfig {
     pub connections: usize,
     /// Threads that these connections are spread over. One moves 2 to 4 GB/s; more are for faster networks.
     pub threads: usize,
-    /// Operations in flight on one connection. The server copies replies into memory of its own before it sends
-    /// them, so that deep pipelines of large values cost it cache misses and gain nothing.
+    /// Operations in flight on one connection.
     pub pipeline_depth: usize,
-    /// Bytes in flight on one connection; a single operation may have more.
+    /// Bytes in flight to one server, of loads and of stores each; a single operation may have more. The server
+    /// copies replies into memory of its own before it sends them, so many large values at once cost cache misses:
+    /// 16 MiB took up to a third more CPU time than 2 MiB did (bench/reports/2026-11-21-redis.md). A network wants
+    /// its bandwidth times its round trip, at least.
     pub pipeline_bytes: u64,
     /// Loads that wait or are in flight; more are refused.
     pub queued_loads: usize,
@@ -86,7 +88,7 @@ impl RedisConfig {
             connections: 4,
             threads: 1,
             pipeline_depth: 32,
-            pipeline_bytes: 4 << 20,
+            pipeline_bytes: 2 << 20,
             queued_loads: 1024,
             queued_stores: 256,
             queued_finds: 8192,

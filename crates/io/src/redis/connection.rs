@@ -110,7 +110,8 @@ pub(super) struct Connection {
     body: Option<Body>,
     sum: Checksum,
     flights: VecDeque<Flight>,
-    bytes_in_flight: u64,
+    /// Of loads, and of stores.
+    bytes_in_flight: [u64; 2],
     /// The reply to the last command of the greeting.
     pub answer: Option<Reply>,
     /// An operation was answered: connecting was worth it.
@@ -133,7 +134,7 @@ impl Connection {
             body: None,
             sum: Checksum::new(),
             flights: VecDeque::new(),
-            bytes_in_flight: 0,
+            bytes_in_flight: [0; 2],
             answer: None,
             has_served: false,
         }
@@ -155,20 +156,23 @@ impl Connection {
         }
     }
 
-    pub fn bytes_in_flight(&self) -> u64 {
+    pub fn has_flights(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// Of loads, and of stores.
+    pub fn bytes_in_flight(&self) -> [u64; 2] {
         self.bytes_in_flight
     }
 
-    /// Whether one more operation of so many bytes may be launched.
-    pub fn has_room(&self, bytes: u64, settings: &Settings) -> bool {
-        let config = &settings.config;
-        let has_bytes = self.bytes_in_flight + bytes <= config.pipeline_bytes;
-        self.is_ready() && self.flights.len() < config.pipeline_depth && (has_bytes || self.bytes_in_flight == 0)
+    /// Whether one more operation can be launched.
+    pub fn has_room(&self, settings: &Settings) -> bool {
+        self.is_ready() && self.flights.len() < settings.config.pipeline_depth
     }
 
     /// Writes the commands of `job`, to be sent with [`Connection::send`].
     pub fn launch(&mut self, job: Job, due: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
-        self.bytes_in_flight += Flight::bytes(&job.op);
+        self.bytes_in_flight[usize::from(job.is_store())] += Flight::bytes(&job.op);
         self.flights.push_back(Flight::launch(job, due, settings, &mut self.out, scratch));
     }
 
@@ -392,7 +396,7 @@ impl Connection {
             return;
         }
         let flight = self.flights.pop_front().expect("it was there");
-        self.bytes_in_flight -= Flight::bytes(&flight.job.op);
+        self.bytes_in_flight[usize::from(flight.job.is_store())] -= Flight::bytes(&flight.job.op);
         self.has_served = true;
         if flight.is_abandoned {
             return;

@@ -29,6 +29,13 @@ pub(super) struct Job {
     pub is_asking: bool,
 }
 
+impl Job {
+    /// Whether it waits with those that nobody waits for.
+    pub fn is_store(&self) -> bool {
+        matches!(self.op.kind, OpKind::Store | OpKind::Remove { .. })
+    }
+}
+
 /// How a flight ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {

@@ -10,6 +10,7 @@
 //! tier promises and how it fails is told in `docs/tiers/redis.md`; a value is drawn in `docs/formats/block.md`.
 
 mod address;
+pub mod bench;
 mod config;
 mod connection;
 mod dial;

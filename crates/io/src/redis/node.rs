@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_core::tier::{OpId, OpKind};
+use forebay_core::tier::OpId;
 
 use super::address::Address;
 use super::config::Settings;
@@ -55,11 +55,13 @@ impl Node {
         self.seats.iter().any(|seat| seat.connection.is_some() || !is_tried(seat))
     }
 
+    pub fn has_flights(&self) -> bool {
+        self.seats.iter().any(|seat| seat.connection.as_ref().is_some_and(Connection::has_flights))
+    }
+
     pub fn push(&mut self, job: Job) {
-        match job.op.kind {
-            OpKind::Load { .. } | OpKind::Find => self.urgent.push_back(job),
-            OpKind::Store | OpKind::Remove { .. } => self.later.push_back(job),
-        }
+        let queue = if job.is_store() { &mut self.later } else { &mut self.urgent };
+        queue.push_back(job);
     }
 
     /// All that waits, if it waits in vain.
@@ -80,13 +82,20 @@ impl Node {
     pub fn dispatch(&mut self, now: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
         let due = now + settings.config.operation_timeout;
         let first_for_stores = usize::from(self.seats.len() > 1);
-        for (queue, from) in [(&mut self.urgent, 0), (&mut self.later, first_for_stores)] {
+        for (class, queue, from) in [(0, &mut self.urgent, 0), (1, &mut self.later, first_for_stores)] {
+            let connections = self.seats.iter().filter_map(|seat| seat.connection.as_ref());
+            let mut in_flight: u64 = connections.map(|connection| connection.bytes_in_flight()[class]).sum();
             while let Some(job) = queue.front() {
                 let bytes = Flight::bytes(&job.op);
+                if in_flight > 0 && in_flight + bytes > settings.config.pipeline_bytes {
+                    break;
+                }
                 let connections = self.seats[from..].iter_mut().filter_map(|seat| seat.connection.as_mut());
-                let roomy = connections.filter(|connection| connection.has_room(bytes, settings));
-                let Some(connection) = roomy.min_by_key(|connection| connection.bytes_in_flight()) else { break };
+                let roomy = connections.filter(|connection| connection.has_room(settings));
+                let least = |connection: &&mut Connection| connection.bytes_in_flight().iter().sum::<u64>();
+                let Some(connection) = roomy.min_by_key(least) else { break };
                 connection.launch(*job, due, settings, scratch);
+                in_flight += bytes;
                 queue.pop_front();
             }
         }

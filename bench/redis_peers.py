@@ -1,0 +1,203 @@
+"""Measures the Redis tier beside other clients: `.venv/bin/python bench/redis_peers.py redis://127.0.0.1:6379`.
+
+The same server, the same sizes, in turn and in alternating order: `forebay bench redis` (every reply parsed, every
+block's checksum compared), redis-py with its own parser and with hiredis, and LMCache's C++ client with one and with
+four connections. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
+time of client and server together; the ratios are medians over the rounds. Prints one JSON object with all raw
+figures, and a table on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import mmap
+import os
+import platform
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+FOREBAY = os.environ.get("FOREBAY_BIN", str(Path(__file__).parents[1] / "target/release/forebay"))
+WORKING_SET_BYTES = 128 << 20
+Pass = Callable[[str, int], None]
+Sample = dict[str, float]
+
+
+def server_cpu_s(pid: int) -> float:
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+class Blocks:
+    """Values of one size, in memory that nobody else uses."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.count = max(2, WORKING_SET_BYTES // size)
+        self.memory = mmap.mmap(-1, size * self.count)
+        self.memory[:] = os.urandom(1 << 20) * (len(self.memory) >> 20)
+        whole = memoryview(self.memory)
+        self.views = [whole[at * size : (at + 1) * size] for at in range(self.count)]
+        self.keys = [f"peers:{size}:{at}" for at in range(self.count)]
+
+
+def redis_py(url: str, blocks: Blocks, parser: str) -> Pass:
+    redis: Any = importlib.import_module("redis")
+    parsers: Any = importlib.import_module("redis._parsers")
+    if parser == "_HiredisParser":
+        importlib.import_module("hiredis")
+    pool = redis.ConnectionPool.from_url(url, parser_class=getattr(parsers, parser), protocol=2)
+    client = redis.Redis(connection_pool=pool)
+
+    def one_pass(op: str, count: int) -> None:
+        for at in range(count):
+            key, view = blocks.keys[at % blocks.count], blocks.views[at % blocks.count]
+            if op == "set":
+                client.set(key, view)
+            else:
+                # As a cache would: the value belongs into memory of its own.
+                view[:] = client.get(key)
+
+    return one_pass
+
+
+def lmcache(url: str, blocks: Blocks, workers: int) -> Pass:
+    # Its library needs symbols that torch brings.
+    importlib.import_module("torch")
+    module: Any = importlib.import_module("lmcache.lmcache_redis")
+    place = urlsplit(url)
+    client = module.LMCacheRedisClient(place.hostname, place.port or 6379, workers)
+
+    def one_pass(op: str, count: int) -> None:
+        done = 0
+        while done < count:
+            # One batch after the other, as its adapter submits them: all blocks of the working set.
+            some = min(count - done, blocks.count)
+            submit = client.submit_batch_set if op == "set" else client.submit_batch_get
+            job = submit(blocks.keys[:some], blocks.views[:some])
+            completions: list[Any] = []
+            while not completions:
+                if not select.select([client.event_fd()], [], [], 60)[0]:
+                    raise TimeoutError("the client has answered nothing for 60 s")
+                completions = client.drain_completions()
+            (ended, is_good, error, _), *_ = completions
+            assert ended == job and is_good, error
+            done += some
+
+    return one_pass
+
+
+def measure(one_pass: Pass, op: str, size: int, run_bytes: int, pid: int) -> Sample:
+    count = -(-run_bytes // size)
+    begun, client, server = time.perf_counter(), time.process_time(), server_cpu_s(pid)
+    one_pass(op, count)
+    gb = count * size / 1e9
+    return {
+        "gb_per_s": gb / (time.perf_counter() - begun),
+        "gb_per_cpu_s": gb / (time.process_time() - client + server_cpu_s(pid) - server),
+    }
+
+
+def measure_forebay(url: str, op: str, size: int, run_bytes: int) -> Sample:
+    command = [FOREBAY, "bench", "redis", url, "--op", op, "--size-bytes", str(size), "--runs", "1"]
+    command += ["--run-bytes", str(run_bytes), "--lookup-keys", "0", "--json"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    row = json.loads(out)["rows"][0]
+    assert row["errors"] == 0, row
+    return {"gb_per_s": row["gb_per_s"], "gb_per_cpu_s": 1 / row["cpu_s_per_gb"]}
+
+
+@contextmanager
+def peers(url: str, blocks: Blocks) -> Iterator[dict[str, Pass]]:
+    makers: dict[str, Callable[[], Pass]] = {
+        "redis-py": lambda: redis_py(url, blocks, "_RESP2Parser"),
+        "redis-py + hiredis": lambda: redis_py(url, blocks, "_HiredisParser"),
+        "lmcache x1": lambda: lmcache(url, blocks, 1),
+        "lmcache x4": lambda: lmcache(url, blocks, 4),
+    }
+    found = {}
+    for name, make in makers.items():
+        try:
+            found[name] = make()
+        except ImportError as error:
+            print(f"left out: {name} ({error})", file=sys.stderr)
+    for one_pass in found.values():
+        one_pass("set", blocks.count)
+    yield found
+
+
+def server_of(url: str) -> tuple[int, str]:
+    """Its process and its name."""
+    redis: Any = importlib.import_module("redis")
+    info = redis.Redis.from_url(url, protocol=2).info("server")
+    name = f"valkey {info['valkey_version']}" if "valkey_version" in info else f"redis {info['redis_version']}"
+    return int(info["process_id"]), name
+
+
+def rows_of(url: str, size: int, rounds: int, run_bytes: int, pid: int) -> list[dict[str, Any]]:
+    blocks = Blocks(size)
+    rows = []
+    with peers(url, blocks) as found:
+        for op in ("get", "set"):
+            samples: dict[str, list[Sample]] = {name: [] for name in ("forebay", *found)}
+            for number in range(rounds):
+                for name in list(samples)[:: 1 if number % 2 == 0 else -1]:
+                    if name == "forebay":
+                        samples[name].append(measure_forebay(url, op, size, run_bytes))
+                    else:
+                        samples[name].append(measure(found[name], op, size, run_bytes, pid))
+            rows += [row_of(op, size, name, samples) for name in samples]
+    return rows
+
+
+def row_of(op: str, size: int, name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
+    def middle(unit: str) -> float:
+        return statistics.median(sample[unit] for sample in samples[name])
+
+    def ratio(unit: str) -> float:
+        pairs = zip(samples["forebay"], samples[name], strict=True)
+        return statistics.median(ours[unit] / theirs[unit] for ours, theirs in pairs)
+
+    row = {"op": op, "size_bytes": size, "client": name, "samples": samples[name]}
+    row |= {unit: middle(unit) for unit in ("gb_per_s", "gb_per_cpu_s")}
+    row |= {f"forebay_over_it_{unit}": ratio(unit) for unit in ("gb_per_s", "gb_per_cpu_s")}
+    print(
+        f"{op}  {size >> 10:>6} KiB  {name:<20} {row['gb_per_s']:5.2f} GB/s  {row['gb_per_cpu_s']:5.2f} GB/CPU-s  "
+        f"forebay: {row['forebay_over_it_gb_per_s']:5.2f} x, {row['forebay_over_it_gb_per_cpu_s']:5.2f} x per CPU-s",
+        file=sys.stderr,
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--size-bytes", type=int, nargs="+", default=[256 << 10, 1 << 20, 4 << 20, 16 << 20])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--run-bytes", type=int, default=256 << 20)
+    arguments = parser.parse_args()
+    pid, server = server_of(arguments.url)
+    rows = []
+    for size in arguments.size_bytes:
+        rows += rows_of(arguments.url, size, arguments.rounds, arguments.run_bytes, pid)
+    report = {
+        "bench": "redis peers",
+        "command": " ".join(["bench/redis_peers.py", *sys.argv[1:]]),
+        "server": server,
+        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg()},
+        "rows": rows,
+    }
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

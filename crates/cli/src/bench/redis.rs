@@ -1,0 +1,133 @@
+//! `forebay bench redis`: the Redis tier on a server that runs, and the size at which blocks are best cut.
+
+use forebay_io::redis::RedisConfig;
+use forebay_io::redis::bench::{BenchConfig, Direction, Lookups, Report, Row, run as measure, sweet_spot};
+use serde_json::{Value, json};
+
+use super::print_report;
+use crate::arguments::BenchRedis;
+use crate::failure::Failure;
+use crate::output::{Table, print, size};
+
+/// Sizes of a sweep, in powers of two.
+const SWEEP: std::ops::RangeInclusive<u32> = 17..=25;
+
+pub fn run(arguments: &BenchRedis) -> Result<(), Failure> {
+    let config = config(arguments);
+    let total = config.directions.len() * config.sizes_bytes.len();
+    let mut done = 0;
+    let report = measure(&config, |row| {
+        done += 1;
+        let speed = row.gb_per_s();
+        eprintln!("{done:>2} of {total}: {} {}, {speed:.2} GB/s", direction(row), size(row.size_bytes));
+    })?;
+    match arguments.json {
+        true => print_report("redis", &to_json(&report)),
+        false => print(&table(&report)),
+    }
+    if let Some(bytes) = sweet_spot(&report.rows).filter(|_| arguments.sweep && !arguments.json) {
+        print(&format!("\n[tier.redis]\nvalue_bytes = {bytes}\n"));
+    }
+    Ok(())
+}
+
+fn config(arguments: &BenchRedis) -> BenchConfig {
+    let mut redis = RedisConfig::new(vec![arguments.url.clone()]);
+    redis.pipeline_depth = arguments.depth.unwrap_or(redis.pipeline_depth);
+    redis.connections = arguments.connections.unwrap_or(redis.connections);
+    redis.threads = arguments.threads.unwrap_or(redis.threads);
+    let mut config = BenchConfig::new(redis);
+    if !arguments.size_bytes.is_empty() {
+        config.sizes_bytes = arguments.size_bytes.clone();
+    }
+    if arguments.sweep {
+        config.sizes_bytes = SWEEP.map(|power| 1 << power).collect();
+    }
+    match arguments.op.as_deref() {
+        Some("get") => config.directions = vec![Direction::Get],
+        Some(_) => config.directions = vec![Direction::Set],
+        None => {}
+    }
+    // A size is measured as it is, not cut.
+    let longest = config.sizes_bytes.iter().copied().max().unwrap_or(0);
+    config.redis.value_bytes = config.redis.value_bytes.max(longest);
+    config.runs = arguments.runs.unwrap_or(config.runs);
+    config.run_bytes = arguments.run_bytes.unwrap_or(config.run_bytes);
+    config.lookup_keys = arguments.lookup_keys.unwrap_or(config.lookup_keys);
+    config
+}
+
+fn table(report: &Report) -> String {
+    let mut table = Table::new(&["op", ">block", ">in flight", ">GB/s", ">GB/CPU-s", ">p50 us", ">p99 us", ">errors"]);
+    for row in &report.rows {
+        table.row([
+            direction(row).to_string(),
+            size(row.size_bytes),
+            row.depth.to_string(),
+            format!("{:.2}", row.gb_per_s()),
+            format!("{:.2}", 1.0 / row.cpu_s_per_gb()),
+            row.p50_us.to_string(),
+            row.p99_us.to_string(),
+            row.errors.to_string(),
+        ]);
+    }
+    let lookups = |lookups: &Lookups| {
+        format!(
+            "lookup of {} keys: p50 {} us, p99 {} us; one round trip for each: {} us, {:.1} x; {} errors\n",
+            lookups.keys,
+            lookups.p50_us,
+            lookups.p99_us,
+            lookups.one_by_one_p50_us,
+            ratio(lookups),
+            lookups.errors
+        )
+    };
+    table.render("") + &report.lookups.as_ref().map(lookups).unwrap_or_default()
+}
+
+fn to_json(report: &Report) -> Vec<Value> {
+    let mut rows: Vec<Value> = report.rows.iter().map(row_to_json).collect();
+    rows.extend(report.lookups.as_ref().map(|lookups| {
+        json!({
+            "op": "lookup",
+            "keys": lookups.keys,
+            "p50_us": lookups.p50_us,
+            "p99_us": lookups.p99_us,
+            "baseline": "one round trip for each key",
+            "baseline_p50_us": lookups.one_by_one_p50_us,
+            "ratio": ratio(lookups),
+            "errors": lookups.errors,
+        })
+    }));
+    rows
+}
+
+fn row_to_json(row: &Row) -> Value {
+    json!({
+        "op": direction(row),
+        "size_bytes": row.size_bytes,
+        "depth": row.depth,
+        "gb_per_s": row.gb_per_s(),
+        "cpu_s_per_gb": row.cpu_s_per_gb(),
+        "samples": row.samples.iter().map(|sample| json!({
+            "gb_per_s": sample.gb_per_s,
+            "client_cpu_s_per_gb": sample.client_cpu_s_per_gb,
+            "server_cpu_s_per_gb": sample.server_cpu_s_per_gb,
+        })).collect::<Vec<_>>(),
+        "p50_us": row.p50_us,
+        "p99_us": row.p99_us,
+        "errors": row.errors,
+    })
+}
+
+fn direction(row: &Row) -> &'static str {
+    match row.direction {
+        Direction::Get => "get",
+        Direction::Set => "set",
+    }
+}
+
+/// How many times longer one round trip for each key takes.
+fn ratio(lookups: &Lookups) -> f64 {
+    lookups.one_by_one_p50_us as f64 / lookups.p50_us.max(1) as f64
+}

@@ -1,0 +1,107 @@
+//! `forebay simulate` on traces that are not what they should be, and with several tiers and tenants, as a process.
+//!
+//! Long input comes through a pipe, and memory is bounded by the kernel: a process that needs more than its limit of
+//! address space dies, and the test with it.
+
+mod command;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn cut(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../sim/tests/data/{name}.jsonl.zst"))
+}
+
+/// Runs with so many KiB of address space on what `write` puts into a pipe.
+fn simulate_within(kib: u64, write: fn(&mut File) -> std::io::Result<()>) -> Output {
+    let directory = tempfile::tempdir().expect("a directory");
+    let pipe = directory.path().join("trace.jsonl");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || {
+            let mut file = File::options().write(true).open(pipe).expect("somebody reads");
+            // The reader may have seen enough.
+            let _ = write(&mut file);
+        }
+    });
+    let script = format!("ulimit -v {kib}; exec \"$0\" simulate \"$1\" --no-opt --capacity 100%");
+    let output = Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_forebay")]).arg(&pipe).output();
+    writer.join().expect("the writer ends");
+    output.expect("it ran")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_gigabyte_of_lines_needs_no_more_memory_than_its_blocks() {
+    let output = simulate_within(384 << 10, |file| {
+        let padding = "x".repeat(1 << 20);
+        for at in 0..1024 {
+            writeln!(file, "{{\"timestamp\": {at}, \"padding\": \"{padding}\", \"hash_ids\": [0, 1, 2]}}")?;
+        }
+        Ok(())
+    });
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // 3 of 3,072 were new.
+    assert!(text(&output.stdout).contains("99.90%"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_line_without_end_is_refused_in_bounded_memory() {
+    let output = simulate_within(384 << 10, |file| (0..1024).try_for_each(|_| file.write_all(&[b'1'; 1 << 20])));
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(error.contains("a line is longer than 16 MiB") && error.contains("line=`1`"), "{error}");
+}
+
+#[test]
+fn a_trace_that_was_cut_names_the_line_where_it_ends() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let whole = std::fs::read(cut("conv")).expect("the cut is in the repository");
+    let compressed = directory.path().join("cut.jsonl.zst");
+    std::fs::write(&compressed, &whole[..whole.len() / 2]).expect("a file");
+    let plain = directory.path().join("cut.jsonl");
+    std::fs::write(&plain, "{\"timestamp\": 0, \"hash_ids\": [0, 1]}\n{\"timestamp\": 1, \"hash_ids\": [0, 1, 2")
+        .expect("a file");
+    for (path, what) in [(&compressed, "cannot read trace"), (&plain, "a line is cut short")] {
+        let done = command::run(&["simulate", &path.to_string_lossy()]);
+        assert_eq!(done.code, 1);
+        assert!(done.err.contains(what) && done.err.contains("line=`"), "{}", done.err);
+        assert!(done.err.contains(&*path.to_string_lossy()), "{}", done.err);
+    }
+}
+
+#[test]
+fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg").to_string_lossy().into_owned();
+    let traces = ["conv", "agents"].map(|name| cut(name).to_string_lossy().into_owned());
+    let arguments = ["simulate", &traces[0], &traces[1], "--together", "--block-bytes", "1048576,2097152"];
+    let tiers = ["--capacity", "10%,20%", "--ssd", "50%", "--policy", "density,lru"];
+    let table = command::run(&[&arguments[..], &tiers[..], &["--plot", &plot]].concat());
+    assert_eq!(table.code, 0, "{}", table.err);
+    for part in ["ssd", "below", "by GB", "namespace 1, 2097152 bytes a block"] {
+        assert!(table.out.contains(part), "`{part}` is not in\n{}", table.out);
+    }
+    let picture = std::fs::read_to_string(&plot).expect("a plot");
+    assert!(picture.starts_with("<svg") && picture.contains("density + 50%"), "{picture}");
+    let rows = command::run(&[&arguments[..], &tiers[..], &["--json"]].concat()).json();
+    let rows = rows["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let number = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap_or_else(|| panic!("{name}: {of}"));
+        assert_eq!(number(row, "prefix_hits"), number(row, "pool_hits") + number(row, "ssd_hits"));
+        let misses: u64 =
+            row["misses"].as_object().expect("reasons").values().map(|n| n.as_u64().expect("a count")).sum();
+        assert_eq!(number(row, "blocks"), number(row, "prefix_hits") + misses);
+        let namespaces = row["namespaces"].as_array().expect("two");
+        let bytes: u64 = namespaces.iter().map(|n| number(n, "prefix_hits") * number(n, "block_bytes")).sum();
+        assert_eq!(bytes, number(row, "hit_bytes"));
+        assert!(number(row, "hit_bytes") <= number(row, "opt_hit_bytes"), "{row}");
+    }
+}

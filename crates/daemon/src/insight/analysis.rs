@@ -1,0 +1,236 @@
+//! The estimates themselves, over the lookups one after another.
+//!
+//! Holds true: every owner is one namespace, numbered as they come; the last number is that of all others.
+
+use std::time::Instant;
+
+use forebay_core::NamespaceId;
+use forebay_core::ceiling::Ceiling;
+use forebay_core::curve::{Curve, OWNERS, Tiers};
+use forebay_core::index::Fingerprint;
+use forebay_core::optimum::{Optimum, Sampled};
+
+use super::{Estimates, Recording, Seen, Share};
+
+/// The curves follow the load of about the last eight turnovers of the pool: what they saw counts half after so many.
+const FADE_TURNOVERS: u64 = 8;
+/// Capacities of the pool that are told about, in halves of what it has.
+const POOL_HALVES: [u64; 7] = [1, 2, 3, 4, 8, 16, 32];
+/// Capacities of a disk, in pools.
+const DISK_POOLS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+
+/// What there is.
+#[derive(Clone, Debug)]
+pub struct Capacities {
+    pub pool_bytes: u64,
+    /// Of the disk, if one of known size is configured.
+    pub disk_bytes: Option<u64>,
+    /// A disk is given, or would be given, every block.
+    pub admits_all: bool,
+    /// Entries of the core's memory of keys.
+    pub memory_blocks: u64,
+}
+
+pub(super) struct Analysis {
+    start: Instant,
+    seed: u64,
+    capacities: Capacities,
+    ceiling: Ceiling,
+    curve: Curve,
+    /// Of the curve, ascending.
+    disk_bytes: Vec<u64>,
+    /// Of the pool, and of pool and disk; made when the first lookup tells how large blocks are.
+    optimums: [Option<Optimum>; 2],
+    owners: Vec<NamespaceId>,
+    asked_bytes_since_fade: u64,
+    pub recording: Option<Recording>,
+}
+
+impl Analysis {
+    pub fn new(seed: u64, capacities: Capacities) -> Analysis {
+        let mut disk_bytes: Vec<u64> = DISK_POOLS.map(|pools| pools * capacities.pool_bytes).to_vec();
+        disk_bytes.extend(capacities.disk_bytes);
+        disk_bytes.sort_unstable();
+        disk_bytes.dedup();
+        let tiers = Tiers {
+            reach_bytes: capacities.pool_bytes / 2 * POOL_HALVES[POOL_HALVES.len() - 1],
+            pool_bytes: capacities.pool_bytes,
+            disk_bytes: disk_bytes.clone(),
+            admits_all: capacities.admits_all,
+            memory_blocks: capacities.memory_blocks,
+        };
+        Analysis {
+            start: Instant::now(),
+            seed,
+            capacities,
+            ceiling: Ceiling::default(),
+            curve: Curve::of_tiers(Curve::SAMPLES, tiers),
+            disk_bytes,
+            optimums: [None, None],
+            owners: Vec::new(),
+            asked_bytes_since_fade: 0,
+            recording: None,
+        }
+    }
+
+    pub fn see(&mut self, seen: &Seen) {
+        let key = |hash: &[u8]| Fingerprint::new(self.seed, seen.namespace, seen.group, hash).0.max(1);
+        let mut keys: Vec<u64> = seen.hashes.chunks_exact(seen.hash_bytes).map(key).collect();
+        let owner = self.owner(seen.id);
+        let Capacities { pool_bytes, disk_bytes, .. } = self.capacities;
+        for (optimum, bytes) in self.optimums.iter_mut().zip([Some(pool_bytes), disk_bytes.map(|b| pool_bytes + b)]) {
+            if let Some(bytes) = bytes {
+                let optimum = optimum.get_or_insert_with(|| Optimum::new(bytes, seen.block_bytes));
+                optimum.note(owner, seen.block_bytes, &keys, seen.hits);
+            }
+        }
+        keys.reverse();
+        let at_us = seen.at.saturating_duration_since(self.start).as_micros() as u64;
+        self.ceiling.note(at_us, keys.iter().copied());
+        self.curve.note(owner, seen.block_bytes, &keys);
+        self.fade(keys.len() as u64 * seen.block_bytes);
+        if let Some(recording) = &mut self.recording {
+            recording.see(seen);
+            if recording.is_over() {
+                self.recording = None;
+            }
+        }
+    }
+
+    /// All but what the optimums say, and these.
+    pub fn estimates(&mut self) -> (Estimates, [Option<Optimum>; 2]) {
+        let now_us = self.start.elapsed().as_micros() as u64;
+        let namespaces = (0..self.owners.len()).map(|owner| {
+            let is_others = owner == OWNERS - 1;
+            let name = if is_others { "others".to_string() } else { self.owners[owner].to_string() };
+            self.share(
+                name,
+                |bytes| self.curve.hit_ratio_of(owner, bytes),
+                |at| self.curve.disk_hit_ratio_of(owner, at),
+            )
+        });
+        let namespaces = namespaces.collect();
+        let all =
+            self.share("all".to_string(), |bytes| self.curve.hit_ratio(bytes), |at| self.curve.disk_hit_ratio(at));
+        let windows = self.ceiling.estimates(now_us).map(Some);
+        (Estimates { windows, all, namespaces, left_out: 0 }, self.optimums.clone())
+    }
+
+    fn share(&self, name: String, of_pool: impl Fn(u64) -> f64, of_disk: impl Fn(usize) -> f64) -> Share {
+        let pools = POOL_HALVES.map(|halves| self.capacities.pool_bytes / 2 * halves);
+        let curve = pools.map(|bytes| (bytes, of_pool(bytes))).to_vec();
+        let disk_curve = self.disk_bytes.iter().enumerate().map(|(at, bytes)| (*bytes, of_disk(at))).collect();
+        Share { name, curve, disk_curve, ..Share::default() }
+    }
+
+    fn owner(&mut self, id: NamespaceId) -> usize {
+        if let Some(known) = self.owners.iter().take(OWNERS - 1).position(|owner| *owner == id) {
+            return known;
+        }
+        if self.owners.len() < OWNERS {
+            self.owners.push(id);
+        }
+        self.owners.len() - 1
+    }
+
+    fn fade(&mut self, asked_bytes: u64) {
+        self.asked_bytes_since_fade += asked_bytes;
+        if self.asked_bytes_since_fade > FADE_TURNOVERS * self.capacities.pool_bytes {
+            self.asked_bytes_since_fade = 0;
+            self.curve.fade(0.5);
+        }
+    }
+}
+
+/// Adds what the optimums of the pool, and of pool and disk, say by owner.
+pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; OWNERS]>; 2]) {
+    let pool = pool.unwrap_or([Sampled::default(); OWNERS]);
+    estimates.all.sampled = pool.into_iter().sum();
+    estimates.all.sampled_below = below.map(|below| below.into_iter().sum());
+    for (owner, share) in estimates.namespaces.iter_mut().enumerate() {
+        share.sampled = pool[owner];
+        share.sampled_below = below.map(|below| below[owner]);
+    }
+}
+
+#[cfg(test)]
+impl Capacities {
+    pub fn of_pool(pool_bytes: u64) -> Capacities {
+        Capacities { pool_bytes, disk_bytes: None, admits_all: false, memory_blocks: 1 << 20 }
+    }
+}
+
+/// A lookup in some namespace.
+#[cfg(test)]
+pub(super) fn seen(namespace: u32, first: u64, count: u64, hits: usize) -> Seen {
+    Seen {
+        at: Instant::now(),
+        namespace: forebay_core::block::NamespaceIndex(namespace),
+        id: NamespaceId(u128::from(namespace)),
+        group: 0,
+        block_tokens: 16,
+        block_bytes: 4096,
+        hashes: (first..first + count).flat_map(|n| n.to_le_bytes()).collect(),
+        hash_bytes: 8,
+        hits,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimates(analysis: &mut Analysis) -> Estimates {
+        let (mut estimates, optimums) = analysis.estimates();
+        fill(&mut estimates, optimums.map(|optimum| optimum.map(|optimum| optimum.sampled())));
+        estimates
+    }
+
+    #[test]
+    fn what_was_asked_for_twice_could_have_been_hit() {
+        let mut analysis = Analysis::new(7, Capacities::of_pool(1000 * 4096));
+        for round in 0..2 {
+            (0..50).for_each(|n| analysis.see(&seen(0, n * 10, 10, 10 * round)));
+        }
+        let Estimates { windows, all, namespaces, .. } = estimates(&mut analysis);
+        let short = windows[0].expect("it was noted");
+        assert_eq!(short.asked, 1000);
+        assert!((short.ceiling().unwrap() - 0.5).abs() < 0.01);
+        assert_eq!(all.sampled, Sampled { asked: 1000, again: 500, hits: 500, optimum_hits: 500 });
+        assert_eq!((namespaces.len(), namespaces[0].sampled, all.sampled_below), (1, all.sampled, None));
+        assert!(all.curve[1].1 > 0.49, "all 500 fit: {:?}", all.curve);
+    }
+
+    #[test]
+    fn a_disk_is_told_about_beside_the_pool() {
+        let capacities = Capacities { disk_bytes: Some(300 * 4096), ..Capacities::of_pool(100 * 4096) };
+        let mut analysis = Analysis::new(7, capacities);
+        // A circle of 300 blocks: the pool holds a third of it, the disk all.
+        (0..300).for_each(|n| analysis.see(&seen(0, n * 10 % 300, 10, 0)));
+        let Estimates { all, .. } = estimates(&mut analysis);
+        let disk = |pools: u64| all.disk_curve.iter().find(|(bytes, _)| *bytes == pools * 100 * 4096).unwrap().1;
+        assert!(all.curve[1].1 < 0.01 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
+        assert_eq!(disk(3), disk(4), "the disk there is, is told about");
+        let below = all.sampled_below.expect("there is a disk");
+        assert!(all.sampled.optimum_hits < below.again / 2 && below.optimum_hits == below.again, "{all:?}");
+    }
+
+    #[test]
+    fn namespaces_are_told_apart_up_to_a_limit_and_share_the_pool() {
+        let mut analysis = Analysis::new(7, Capacities::of_pool(1000 * 4096));
+        for round in 0..2 {
+            // The first asks for the same again, the others never do.
+            analysis.see(&seen(0, 0, 10, 10 * round));
+            (1..40).for_each(|n| analysis.see(&seen(n, 1000 * (round as u64 + 1), 10, 0)));
+        }
+        let Estimates { all, namespaces, .. } = estimates(&mut analysis);
+        assert_eq!(namespaces.len(), OWNERS);
+        assert_eq!(namespaces[OWNERS - 1].name, "others");
+        assert_eq!(namespaces[1].name, NamespaceId(1).to_string());
+        assert_eq!(namespaces[0].sampled, Sampled { asked: 20, again: 10, hits: 10, optimum_hits: 10 });
+        let others = namespaces[OWNERS - 1].sampled;
+        assert_eq!((others.asked, others.again), (20 * 25, 0));
+        assert_eq!(namespaces.iter().map(|share| share.sampled).sum::<Sampled>(), all.sampled);
+        assert!(namespaces[0].curve[1].1 > 0.45 && namespaces[1].curve[1].1 == 0.0);
+    }
+}

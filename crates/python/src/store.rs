@@ -1,0 +1,311 @@
+//! Blocks in a store that hosts share, for programs without an engine and without a daemon.
+//!
+//! `begin` → copied into a staging slot as soon as one is free → tier → `turn`, which copies out what was loaded and
+//! says which batches are over.
+//!
+//! Holds true: memory is the staging slots' and no more; every block of a batch ends with an outcome of its own, the
+//! deadline included; a buffer is read or written only between `begin` and the end of its batch.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_core::checksum::checksum;
+use forebay_core::decorate::{Attempts, Deadline, Retry, Timed};
+use forebay_core::namespace::Descriptor;
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
+use forebay_io::uring::Region;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::buffers::Pinned;
+use crate::convert;
+use crate::error::Raised;
+
+mod options;
+
+/// Staging slots: enough to keep several connections busy.
+const SLOTS: u64 = 64;
+
+/// A store's own end of `forebay.Store`.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct StoreEngine {
+    wake: OwnedFd,
+    /// `None` once closed.
+    open: Mutex<Option<Open>>,
+}
+
+type Stack = Deadline<Retry<Box<dyn Timed + Send>>>;
+
+struct Open {
+    tier: Stack,
+    namespace: NamespaceId,
+    staging: Region,
+    slot_bytes: u64,
+    free: Vec<SlotId>,
+    start: Instant,
+    next_id: u64,
+    /// For a slot.
+    waiting: VecDeque<Item>,
+    /// For the tier.
+    ready: VecDeque<Operation>,
+    under_way: HashMap<OpId, Item>,
+    batches: HashMap<u64, Batch>,
+    over: Vec<(u64, Vec<&'static str>)>,
+}
+
+/// One block of a batch.
+struct Item {
+    batch: u64,
+    at: usize,
+    kind: OpKind,
+    key: BlockKey,
+    buffer: Option<Pinned>,
+    slot: Option<SlotId>,
+}
+
+struct Batch {
+    left: usize,
+    outcomes: Vec<&'static str>,
+}
+
+#[pymethods]
+impl StoreEngine {
+    #[new]
+    fn new(
+        url: &str,
+        fields: &Bound<'_, PyAny>,
+        block_bytes: u64,
+        deadline: f64,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<StoreEngine> {
+        let namespace = Descriptor::new(convert::fields(fields)?).map_err(Raised::from)?.id();
+        let slot_bytes = block_bytes.next_multiple_of(PAGE_BYTES);
+        let staging = staging(slot_bytes).map_err(Raised::from)?;
+        let (tier, wake) = options::open(url, options, staging.clone())?;
+        let tier = Retry::new(tier, u64::from(std::process::id()), Attempts::default());
+        let open = Open {
+            tier: Deadline::new(tier, convert::duration(deadline)),
+            namespace,
+            staging,
+            slot_bytes,
+            free: (0..SLOTS).map(|slot| SlotId((slot * slot_bytes / PAGE_BYTES) as u32)).collect(),
+            start: Instant::now(),
+            next_id: 1,
+            waiting: VecDeque::new(),
+            ready: VecDeque::new(),
+            under_way: HashMap::new(),
+            batches: HashMap::new(),
+            over: Vec::new(),
+        };
+        Ok(StoreEngine { wake, open: Mutex::new(Some(open)) })
+    }
+
+    /// Stores one buffer for each hash. Returns the batch's number.
+    fn begin_dump(
+        &self,
+        py: Python<'_>,
+        group: u16,
+        hashes: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let pinned = buffers.iter().map(Pinned::to_read).collect::<PyResult<Vec<_>>>()?;
+        self.begin(py, OpKind::Store, group, hashes, Some(pinned))
+    }
+
+    /// Fills one buffer for each hash, each as long as the block. Returns the batch's number.
+    fn begin_load(
+        &self,
+        py: Python<'_>,
+        group: u16,
+        hashes: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let pinned = buffers.iter().map(Pinned::to_write).collect::<PyResult<Vec<_>>>()?;
+        self.begin(py, OpKind::Load { at: Location::default() }, group, hashes, Some(pinned))
+    }
+
+    /// Asks for each hash. Returns the batch's number.
+    fn begin_lookup(&self, py: Python<'_>, group: u16, hashes: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.begin(py, OpKind::Find, group, hashes, None)
+    }
+
+    /// Batches that are over since the last call, each with an outcome for each block. Waits at most `timeout` seconds
+    /// for something to happen.
+    fn turn(&self, py: Python<'_>, timeout: f64) -> Result<Vec<(u64, Vec<&'static str>)>, Raised> {
+        py.detach(|| {
+            wait(self.wake.as_fd(), convert::duration(timeout));
+            Ok(self.with(Open::turn)?)
+        })
+    }
+
+    /// Readable when `turn` has something to do.
+    fn fileno(&self) -> i32 {
+        self.wake.as_raw_fd()
+    }
+
+    /// Ends all connections; what is under way never ends. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+}
+
+impl StoreEngine {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        kind: OpKind,
+        group: u16,
+        hashes: &Bound<'_, PyAny>,
+        buffers: Option<Vec<Pinned>>,
+    ) -> PyResult<u64> {
+        let hashes: Vec<Vec<u8>> = hashes.try_iter()?.map(|hash| hash?.extract()).collect::<PyResult<_>>()?;
+        let hashes: Vec<BlockHash> =
+            hashes.iter().map(|hash| BlockHash::new(hash)).collect::<Result<_>>().map_err(Raised::from)?;
+        if buffers.as_ref().is_some_and(|buffers| buffers.len() != hashes.len()) {
+            return Err(Raised::from(Error::invalid("there is one buffer for each hash")).into());
+        }
+        let buffers =
+            buffers.map_or_else(|| hashes.iter().map(|_| None).collect(), |some| some.into_iter().map(Some).collect());
+        Ok(py.detach(|| self.with(|open| open.begin(kind, group, &hashes, buffers))?).map_err(Raised::from)?)
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&mut Open) -> T) -> Result<T> {
+        self.lock().as_mut().map(run).ok_or_else(|| Error::invalid("the store is closed"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    fn begin(&mut self, kind: OpKind, group: u16, hashes: &[BlockHash], buffers: Vec<Option<Pinned>>) -> Result<u64> {
+        let longest = buffers.iter().flatten().map(Pinned::len).max().unwrap_or(0);
+        if longest as u64 > self.slot_bytes || buffers.iter().flatten().any(|buffer| buffer.len() == 0) {
+            return Err(Error::invalid("a buffer is empty, or longer than a block")
+                .with("bytes", longest)
+                .with("block_bytes", self.slot_bytes)
+                .hint("make the store with a larger `block_bytes`"));
+        }
+        let batch = self.next_id();
+        self.batches.insert(batch, Batch { left: hashes.len(), outcomes: vec![""; hashes.len()] });
+        for (at, (hash, buffer)) in hashes.iter().zip(buffers).enumerate() {
+            let key = BlockKey { namespace: self.namespace, group, hash: *hash };
+            self.waiting.push_back(Item { batch, at, kind, key, buffer, slot: None });
+        }
+        if hashes.is_empty() {
+            self.end_batch(batch);
+        }
+        self.go_on();
+        Ok(batch)
+    }
+
+    fn turn(&mut self) -> Vec<(u64, Vec<&'static str>)> {
+        let mut completions = Vec::new();
+        self.tier.advance(self.start.elapsed());
+        self.tier.poll(&mut completions);
+        // Who is late is told by the completion, which the cancelling brings about.
+        self.tier.take_late(&mut Vec::new());
+        completions.into_iter().for_each(|completion| self.ended(completion));
+        self.go_on();
+        std::mem::take(&mut self.over)
+    }
+
+    /// Gives slots to those who wait, and the tier what it takes.
+    fn go_on(&mut self) {
+        while let Some(item) = self.waiting.pop_front_if(|item| item.buffer.is_none() || !self.free.is_empty()) {
+            self.make_ready(item);
+        }
+        self.tier.advance(self.start.elapsed());
+        let taken = self.tier.submit(self.ready.make_contiguous());
+        self.ready.drain(..taken);
+    }
+
+    fn make_ready(&mut self, mut item: Item) {
+        let mut op = Operation {
+            id: OpId(self.next_id()),
+            kind: item.kind,
+            priority: Priority::Find,
+            key: item.key,
+            slot: None,
+            length_bytes: 0,
+            checksum: 0,
+        };
+        if let Some(buffer) = &item.buffer {
+            let slot = self.free.pop().expect("looked for before");
+            (item.slot, op.slot, op.length_bytes) = (Some(slot), Some((slot, Generation(0))), buffer.len() as u64);
+            op.priority = Priority::Load;
+            if item.kind == OpKind::Store {
+                op.priority = Priority::Store;
+                op.checksum = buffer.read(|bytes| {
+                    self.staging.write(slot.offset(), bytes);
+                    checksum(bytes)
+                });
+            }
+        }
+        self.under_way.insert(op.id, item);
+        self.ready.push_back(op);
+    }
+
+    fn ended(&mut self, Completion { id, outcome }: Completion) {
+        let Item { batch, at, buffer, slot, .. } =
+            self.under_way.remove(&id).expect("a tier completes what it was given, once");
+        if let (Outcome::Loaded { .. }, Some(buffer), Some(slot)) = (outcome, &buffer, slot) {
+            buffer.write(|bytes| self.staging.read(slot.offset(), bytes));
+        }
+        self.free.extend(slot);
+        let known = self.batches.get_mut(&batch).expect("it has blocks left");
+        known.outcomes[at] = name(outcome);
+        known.left -= 1;
+        if known.left == 0 {
+            self.end_batch(batch);
+        }
+    }
+
+    fn end_batch(&mut self, batch: u64) {
+        let Batch { outcomes, .. } = self.batches.remove(&batch).expect("it ends once");
+        self.over.push((batch, outcomes));
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+}
+
+fn staging(slot_bytes: u64) -> Result<Region> {
+    let most = u64::from(u32::MAX) * PAGE_BYTES / SLOTS;
+    if slot_bytes == 0 || slot_bytes > most {
+        return Err(Error::invalid("a block has at least one byte, and no more than a store keeps")
+            .with("block_bytes", slot_bytes)
+            .with("limit", most));
+    }
+    let staging = Region::anonymous((SLOTS * slot_bytes) as usize).map_err(|error| {
+        Error::new(ErrorKind::Full, "there is no memory to stage blocks in")
+            .source(error)
+            .hint("make `block_bytes` smaller")
+    })?;
+    staging.want_huge_pages();
+    Ok(staging)
+}
+
+fn wait(fd: BorrowedFd<'_>, timeout: Duration) {
+    let timeout = Timespec { tv_sec: timeout.as_secs().min(3600) as _, tv_nsec: timeout.subsec_nanos() as _ };
+    // Interrupted or not: the caller looks again.
+    let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Stored(_) => "stored",
+        Outcome::Loaded { .. } => "loaded",
+        Outcome::Found(_) => "found",
+        Outcome::Absent => "absent",
+        Outcome::Removed => "removed",
+        Outcome::Failed(kind) => crate::error::kind_name(kind),
+    }
+}

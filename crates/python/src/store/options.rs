@@ -1,0 +1,99 @@
+//! From a URL and options to a tier.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use forebay_core::decorate::Timed;
+use forebay_core::{Error, ErrorKind};
+use forebay_io::fs::{Fs, FsConfig, Fsync};
+use forebay_io::redis::{Mode, Redis, RedisConfig};
+use forebay_io::uring::Region;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Raised;
+
+type Opened = (Box<dyn Timed + Send>, OwnedFd);
+
+/// `file:///directory`, or what a Redis tier takes. Reaches for no server; a directory is looked at.
+pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult<Opened> {
+    let options = Options(options.copy()?);
+    match url.strip_prefix("file://") {
+        Some(directory) => directory_at(directory, &options, staging),
+        None => redis_at(url, &options, staging),
+    }
+}
+
+fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opened> {
+    let mut config = RedisConfig::new(url.split(',').map(str::to_string).collect());
+    options.take("connections", &mut config.connections)?;
+    options.take("threads", &mut config.threads)?;
+    options.take("key_prefix", &mut config.key_prefix)?;
+    options.take("value_bytes", &mut config.value_bytes)?;
+    config.ttl_seconds = options.get("ttl_seconds")?;
+    config.tls.ca_file = options.get("ca_file")?;
+    if options.get("cluster")?.unwrap_or(false) {
+        config.mode = Mode::Cluster;
+    }
+    options.none_left()?;
+    let redis = Redis::open(&config, staging).map_err(Raised::from)?;
+    let wake = owned(redis.wake_fd().try_clone_to_owned())?;
+    Ok((Box::new(redis), wake))
+}
+
+fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyResult<Opened> {
+    let mut config = FsConfig::new(vec![PathBuf::from(directory)]);
+    options.take("streams", &mut config.streams)?;
+    options.take("buffers", &mut config.buffers)?;
+    options.take("io_direct", &mut config.io_direct)?;
+    options.take("shard_folders", &mut config.is_sharded)?;
+    options.take("read_only", &mut config.read_only)?;
+    config.capacity_bytes = options.get("capacity_bytes")?;
+    if let Some(fsync) = options.get::<String>("fsync")? {
+        config.fsync = match fsync.as_str() {
+            "none" => Fsync::None,
+            "data" => Fsync::Data,
+            "all" => Fsync::All,
+            _ => return Err(invalid("`fsync` is none, data or all")),
+        };
+    }
+    options.none_left()?;
+    let fs = Fs::open(&config, staging).map_err(Raised::from)?;
+    let wake = owned(fs.wake_fd().try_clone_to_owned())?;
+    Ok((Box::new(fs), wake))
+}
+
+/// What is left to be taken.
+struct Options<'py>(Bound<'py, PyDict>);
+
+impl<'py> Options<'py> {
+    fn get<T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(&self, name: &str) -> PyResult<Option<T>> {
+        let value = self.0.get_item(name)?;
+        if value.is_some() {
+            self.0.del_item(name)?;
+        }
+        value.map(|value| value.extract()).transpose()
+    }
+
+    fn take<T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(&self, name: &str, into: &mut T) -> PyResult<()> {
+        if let Some(value) = self.get(name)? {
+            *into = value;
+        }
+        Ok(())
+    }
+
+    fn none_left(&self) -> PyResult<()> {
+        match self.0.keys().iter().next() {
+            None => Ok(()),
+            Some(name) => Err(invalid(&format!("this kind of store has no option `{name}`"))),
+        }
+    }
+}
+
+fn invalid(what: &str) -> PyErr {
+    Raised::from(Error::invalid(what).hint("the docstring of `forebay.Store` lists the options")).into()
+}
+
+fn owned(fd: std::io::Result<OwnedFd>) -> PyResult<OwnedFd> {
+    fd.map_err(|error| Raised::from(Error::new(ErrorKind::Io, "cannot wait for the store").source(error)).into())
+}
