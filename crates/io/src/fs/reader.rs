@@ -14,11 +14,11 @@ use rustix::io::Errno;
 
 use super::buffer::Buffer;
 use super::directory::Directory;
-use super::lane::Ticket;
 use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
 use super::writer::kind_of;
 use crate::header::Header;
+use crate::ticket::Ticket;
 
 /// The time of last use is noted at most so often: one more request to a server, once in many loads. Mounts rarely
 /// keep access times, and never exactly.

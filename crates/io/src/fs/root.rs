@@ -14,8 +14,9 @@ use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
 use super::config::FsConfig;
 use super::directory::Directory;
 use super::keeper::Keeper;
-use super::lane::{Done, Job, Lane, Queue, Ticket};
+use super::lane::{Done, Job, Lane, Queue};
 use super::report::{Counters, RootReport};
+use crate::ticket::Ticket;
 
 struct Flight {
     ticket: Arc<Ticket>,

@@ -22,7 +22,7 @@ use super::keeper::Keeper;
 use super::lane::Lane;
 use super::report::FsReport;
 use super::root::Root;
-use super::transfers::Transfers;
+use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
 /// See the module's head.

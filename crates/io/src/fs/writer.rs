@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use super::buffer::Buffer;
 use super::config::Fsync;
 use super::directory::{Directory, link};
-use super::lane::Ticket;
 use super::layout::{self, file_bytes};
 use crate::header::Header;
+use crate::ticket::Ticket;
 
 /// How often the folder of an object is made again, should the sweeper take it away for being empty just then.
 const TRIES: u32 = 4;

@@ -16,7 +16,7 @@ struct Transfer {
 
 /// See the module's head. Empty while nobody listens at that level.
 #[derive(Default)]
-pub(super) struct Transfers {
+pub(crate) struct Transfers {
     last: u64,
     under_way: HashMap<u64, Transfer>,
     /// The transfer and the length of each operation.

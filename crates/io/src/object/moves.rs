@@ -1,0 +1,205 @@
+//! One block between a slot and an object: the header, then the payload.
+//!
+//! Invariant: a slot is read and written by plain copies that nothing waits in the middle of, and written only with
+//! bytes that were verified.
+
+use forebay_core::ErrorKind;
+use forebay_core::checksum::Checksum;
+use forebay_core::tier::{Location, OpKind, Operation, Outcome};
+use futures_util::TryStreamExt;
+use object_store::aws::AmazonS3;
+use object_store::path::Path;
+use object_store::{Error, GetOptions, GetRange, ObjectStoreExt};
+
+use crate::header::{HEADER_BYTES, Header};
+use crate::ticket::Ticket;
+use crate::uring::Region;
+
+/// Copies pass through pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+/// Parts of one object that are sent at a time.
+const PARTS_AT_ONCE: usize = 4;
+
+/// All that a request needs.
+pub(super) struct Place {
+    pub store: AmazonS3,
+    pub prefix: String,
+    pub part_bytes: u64,
+    pub pool: Region,
+}
+
+impl Place {
+    /// `<prefix>/<namespace>/<group>-<hash>`, in hex digits.
+    pub fn path(&self, op: &Operation) -> Path {
+        let name = format!("{}/{:04x}-{}", op.key.namespace, op.key.group, op.key.hash);
+        if self.prefix.is_empty() { Path::from(name) } else { Path::from(format!("{}/{name}", self.prefix)) }
+    }
+
+    /// Carries the operation out. True beside the outcome: a store found its block there.
+    pub async fn perform(&self, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+        let outcome = match op.kind {
+            OpKind::Load { .. } => self.load(op, ticket).await,
+            OpKind::Find => self.find(op).await,
+            OpKind::Remove { .. } => self.remove(op).await,
+            OpKind::Store => return self.store(op, ticket).await,
+        };
+        (outcome, false)
+    }
+
+    async fn find(&self, op: &Operation) -> Outcome {
+        match self.store.head(&self.path(op)).await {
+            Ok(about) if about.size > HEADER_BYTES as u64 => Outcome::Found(Location::default()),
+            Ok(_) => Outcome::Absent,
+            Err(error) => not_done(&error),
+        }
+    }
+
+    /// The store says that it removed what was not there, so it is asked before.
+    async fn remove(&self, op: &Operation) -> Outcome {
+        let path = self.path(op);
+        let removed = match self.store.head(&path).await {
+            Ok(_) => self.store.delete(&path).await,
+            Err(error) => Err(error),
+        };
+        removed.map_or_else(|error| not_done(&error), |()| Outcome::Removed)
+    }
+
+    /// One request for header and payload. What is longer than the block is not asked for.
+    async fn load(&self, op: &Operation, ticket: &Ticket) -> Outcome {
+        let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
+        let path = self.path(op);
+        let range = GetRange::Bounded(0..HEADER_BYTES as u64 + op.length_bytes);
+        let got = object_store::ObjectStore::get_opts(&self.store, &path, GetOptions::new().with_range(Some(range)));
+        let (object_bytes, pieces) = match got.await {
+            Ok(got) => (got.meta.size, got.into_stream().try_collect::<Vec<_>>().await),
+            Err(error) => return not_done(&error),
+        };
+        let pieces = match pieces {
+            Ok(pieces) => pieces,
+            Err(error) => return not_done(&error),
+        };
+        let slices: Vec<&[u8]> = pieces.iter().map(|piece| &piece[..]).collect();
+        match judge(op, object_bytes, &slices) {
+            Ok(header) => {
+                let copied = ticket.use_slot(|| {
+                    let mut at = slot.offset();
+                    payload(&slices, |bytes| {
+                        self.pool.write(at, bytes);
+                        at += bytes.len() as u64;
+                    });
+                });
+                let loaded = Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum };
+                copied.map_or(Outcome::Failed(ErrorKind::Timeout), |()| loaded)
+            }
+            Err(kind) => {
+                if kind == ErrorKind::Corrupt {
+                    tracing::warn!(%path, "object is damaged");
+                    // So that the block can be stored again; whether that works shows at the next store.
+                    let _ = self.store.delete(&path).await;
+                }
+                Outcome::Failed(kind)
+            }
+        }
+    }
+
+    async fn store(&self, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+        let path = self.path(op);
+        let bytes = HEADER_BYTES as u64 + op.length_bytes;
+        let stored = Outcome::Stored(Location::default());
+        match self.store.head(&path).await {
+            Ok(about) if about.size == bytes => return (stored, true),
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return (not_done(&error), false),
+        }
+        let object = match ticket.use_slot(|| self.object(op)) {
+            Some(Ok(object)) => object,
+            Some(Err(kind)) => return (Outcome::Failed(kind), false),
+            None => return (Outcome::Failed(ErrorKind::Timeout), false),
+        };
+        let sent = match bytes > self.part_bytes {
+            true => self.send_parts(&path, &object.into()).await,
+            false => self.store.put(&path, object.into()).await.map(drop),
+        };
+        (sent.map_or_else(|error| not_done(&error), |()| stored), false)
+    }
+
+    /// The object of the block that lies in its slot.
+    fn object(&self, op: &Operation) -> Result<Vec<u8>, ErrorKind> {
+        let (slot, _) = op.slot.ok_or(ErrorKind::Invalid)?;
+        let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
+        let mut object = vec![0; HEADER_BYTES + op.length_bytes as usize];
+        object[..HEADER_BYTES].copy_from_slice(&header.write());
+        let (mut sum, mut at) = (Checksum::new(), slot.offset());
+        for piece in object[HEADER_BYTES..].chunks_mut(PIECE_BYTES) {
+            self.pool.read(at, piece);
+            sum.update(piece);
+            at += piece.len() as u64;
+        }
+        if sum.finish() == op.checksum { Ok(object) } else { Err(ErrorKind::Corrupt) }
+    }
+
+    /// The object appears when its last part is there and all are put together, or not at all.
+    async fn send_parts(&self, path: &Path, object: &object_store::PutPayload) -> Result<(), Error> {
+        let object: Vec<_> = object.iter().collect();
+        let part_bytes = self.part_bytes as usize;
+        let mut upload = self.store.put_multipart(path).await?;
+        let mut parts = Vec::new();
+        for whole in object {
+            for at in (0..whole.len()).step_by(part_bytes) {
+                parts.push(upload.put_part(whole.slice(at..(at + part_bytes).min(whole.len())).into()));
+            }
+        }
+        let parts = futures_util::stream::iter(parts.into_iter().map(Ok));
+        let sent = match parts.try_for_each_concurrent(PARTS_AT_ONCE, |part| part).await {
+            Ok(()) => upload.complete().await.map(drop),
+            Err(error) => Err(error),
+        };
+        if sent.is_err() {
+            // What is left is taken away by the bucket's own rule for unfinished uploads.
+            let _ = upload.abort().await;
+        }
+        sent
+    }
+}
+
+/// Whether what came is the block that was asked for.
+fn judge(op: &Operation, object_bytes: u64, pieces: &[&[u8]]) -> Result<Header, ErrorKind> {
+    let mut head = Vec::with_capacity(HEADER_BYTES);
+    for piece in pieces {
+        head.extend_from_slice(&piece[..piece.len().min(HEADER_BYTES - head.len())]);
+    }
+    let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| ErrorKind::Corrupt)?;
+    let header = Header::read(head).filter(|header| header.key == op.key).ok_or(ErrorKind::Corrupt)?;
+    if object_bytes != HEADER_BYTES as u64 + header.length_bytes {
+        return Err(ErrorKind::Corrupt);
+    }
+    if header.length_bytes != op.length_bytes {
+        return Err(ErrorKind::Invalid);
+    }
+    let (mut sum, mut bytes) = (Checksum::new(), 0);
+    payload(pieces, |piece| {
+        sum.update(piece);
+        bytes += piece.len() as u64;
+    });
+    let is_whole = bytes == op.length_bytes && sum.finish() == header.checksum;
+    if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
+}
+
+/// What follows the header, piece by piece.
+fn payload(pieces: &[&[u8]], mut each: impl FnMut(&[u8])) {
+    let mut head_bytes = HEADER_BYTES;
+    for piece in pieces {
+        let skipped = piece.len().min(head_bytes);
+        head_bytes -= skipped;
+        each(&piece[skipped..]);
+    }
+}
+
+/// An error in the words of tiers.
+fn not_done(error: &Error) -> Outcome {
+    match error {
+        Error::NotFound { .. } => Outcome::Absent,
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Outcome::Failed(ErrorKind::Unsupported),
+        _ => Outcome::Failed(ErrorKind::Io),
+    }
+}

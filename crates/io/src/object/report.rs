@@ -1,0 +1,34 @@
+//! What an object tier tells: figures for metrics, `top` and `inspect`.
+
+use forebay_core::tier::Health;
+
+/// Counts since the tier was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    pub stored_blocks: u64,
+    pub stored_bytes: u64,
+    /// Stores of blocks that were there already: nothing was sent.
+    pub repeated_stores: u64,
+    pub loaded_blocks: u64,
+    pub loaded_bytes: u64,
+    pub absent_loads: u64,
+    pub found_blocks: u64,
+    pub corrupt_blocks: u64,
+    pub failed_loads: u64,
+    pub failed_stores: u64,
+    pub removed_blocks: u64,
+    /// Operations that were cancelled before they ended.
+    pub given_up: u64,
+}
+
+/// The whole tier.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ObjectReport {
+    /// Where the objects are: endpoint or region, bucket, prefix.
+    pub name: String,
+    pub health: Health,
+    pub read_only: bool,
+    /// Operations that were taken and not completed.
+    pub in_flight: usize,
+    pub counters: Counters,
+}
