@@ -33,11 +33,10 @@ impl Kind {
             return PathBuf::from(path);
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-        let pythons = std::fs::read_dir(root.join(".venv/lib")).into_iter().flatten().flatten();
-        let wheels = pythons.map(|python| python.path().join("site-packages").join(wheel));
+        let installed = root.join(".venv/servers").join(wheel);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let machine: Vec<_> = std::env::split_paths(&path).map(|folder| folder.join(name)).collect();
-        wheels.chain(machine).find(|path| path.exists()).unwrap_or_else(|| {
+        std::iter::once(installed).chain(machine).find(|path| path.exists()).unwrap_or_else(|| {
             panic!("there is no {name}\nhint: run `tools/test-servers.sh .venv`, or set {variable} to its path")
         })
     }
