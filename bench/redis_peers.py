@@ -107,9 +107,10 @@ def measure(one_pass: Pass, op: str, size: int, run_bytes: int, pid: int) -> Sam
     }
 
 
-def measure_forebay(url: str, op: str, size: int, run_bytes: int) -> Sample:
+def measure_forebay(url: str, op: str, size: int, run_bytes: int, value_bytes: int | None) -> Sample:
     command = [FOREBAY, "bench", "redis", url, "--op", op, "--size-bytes", str(size), "--runs", "1"]
     command += ["--run-bytes", str(run_bytes), "--lookup-keys", "0", "--json"]
+    command += ["--value-bytes", str(value_bytes)] if value_bytes else []
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     row = json.loads(out)["rows"][0]
     assert row["errors"] == 0, row
@@ -143,16 +144,16 @@ def server_of(url: str) -> tuple[int, str]:
     return int(info["process_id"]), name
 
 
-def rows_of(url: str, size: int, rounds: int, run_bytes: int, pid: int) -> list[dict[str, Any]]:
-    blocks = Blocks(size)
-    rows = []
+def rows_of(arguments: argparse.Namespace, size: int, pid: int) -> list[dict[str, Any]]:
+    url, run_bytes = arguments.url, arguments.run_bytes
+    blocks, rows = Blocks(size), []
     with peers(url, blocks) as found:
         for op in ("get", "set"):
             samples: dict[str, list[Sample]] = {name: [] for name in ("forebay", *found)}
-            for number in range(rounds):
+            for number in range(arguments.rounds):
                 for name in list(samples)[:: 1 if number % 2 == 0 else -1]:
                     if name == "forebay":
-                        samples[name].append(measure_forebay(url, op, size, run_bytes))
+                        samples[name].append(measure_forebay(url, op, size, run_bytes, arguments.value_bytes))
                     else:
                         samples[name].append(measure(found[name], op, size, run_bytes, pid))
             rows += [row_of(op, size, name, samples) for name in samples]
@@ -184,11 +185,12 @@ def main() -> None:
     parser.add_argument("--size-bytes", type=int, nargs="+", default=[256 << 10, 1 << 20, 4 << 20, 16 << 20])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run-bytes", type=int, default=256 << 20)
+    parser.add_argument("--value-bytes", type=int, help="cut our blocks; by default they are stored whole")
     arguments = parser.parse_args()
     pid, server = server_of(arguments.url)
     rows = []
     for size in arguments.size_bytes:
-        rows += rows_of(arguments.url, size, arguments.rounds, arguments.run_bytes, pid)
+        rows += rows_of(arguments, size, pid)
     report = {
         "bench": "redis peers",
         "command": " ".join(["bench/redis_peers.py", *sys.argv[1:]]),

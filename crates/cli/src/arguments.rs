@@ -185,6 +185,9 @@ pub struct BenchRedis {
     /// `get` or `set`; by default both
     #[arg(long, value_name = "OPERATION", value_parser = ["get", "set"])]
     pub op: Option<String>,
+    /// Cut blocks into values of this many bytes; by default they are stored whole
+    #[arg(long, value_name = "COUNT", conflicts_with = "sweep")]
+    pub value_bytes: Option<u64>,
     /// Operations in flight on one connection
     #[arg(long, value_name = "COUNT")]
     pub depth: Option<usize>,

@@ -48,9 +48,8 @@ fn config(arguments: &BenchRedis) -> BenchConfig {
         Some(_) => config.directions = vec![Direction::Set],
         None => {}
     }
-    // A size is measured as it is, not cut.
     let longest = config.sizes_bytes.iter().copied().max().unwrap_or(0);
-    config.redis.value_bytes = config.redis.value_bytes.max(longest);
+    config.redis.value_bytes = arguments.value_bytes.unwrap_or(config.redis.value_bytes.max(longest));
     config.runs = arguments.runs.unwrap_or(config.runs);
     config.run_bytes = arguments.run_bytes.unwrap_or(config.run_bytes);
     config.lookup_keys = arguments.lookup_keys.unwrap_or(config.lookup_keys);

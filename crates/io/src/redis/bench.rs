@@ -176,6 +176,7 @@ impl Rig {
     fn open(config: &BenchConfig, size_bytes: u64) -> Result<Rig> {
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         let blocks = (config.working_set_bytes / slot_bytes).max(2);
+        let queues = config.redis.queued_loads.min(config.redis.queued_stores);
         let pool = Region::anonymous((blocks * slot_bytes) as usize)
             .map_err(|error| Error::new(ErrorKind::Full, "cannot get memory for blocks").source(error))?;
         pool.want_huge_pages();
@@ -186,7 +187,7 @@ impl Rig {
             size_bytes,
             slot_bytes,
             blocks,
-            at_once: (AT_ONCE_BYTES / size_bytes).clamp(2, 256).min(blocks),
+            at_once: (AT_ONCE_BYTES / size_bytes).clamp(2, 256).min(blocks).min(queues as u64),
             checksums: Vec::new(),
             next_id: 0,
             latencies_us: Vec::new(),

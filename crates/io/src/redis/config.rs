@@ -67,7 +67,8 @@ pub struct RedisConfig {
     pub queued_finds: usize,
     /// Seconds after which the server forgets a value; without it, when it needs the room.
     pub ttl_seconds: Option<u64>,
-    /// Blocks longer than this are stored as several values. All who share a store must agree on it.
+    /// Blocks longer than this are stored as several values. All who share a store must agree on it. Redis 7 moves
+    /// values of 16 MiB at a third of the speed of values of 1 MiB; Valkey does not care.
     pub value_bytes: u64,
     /// Goes before the names of all values.
     pub key_prefix: String,
@@ -93,7 +94,7 @@ impl RedisConfig {
             queued_stores: 256,
             queued_finds: 8192,
             ttl_seconds: None,
-            value_bytes: 4 << 20,
+            value_bytes: 1 << 20,
             key_prefix: "forebay:".to_string(),
             tls: TlsConfig::default(),
             connect_timeout: Duration::from_secs(1),

@@ -6,6 +6,7 @@
 
 mod access;
 mod bed;
+mod bench;
 mod cluster;
 mod conform;
 mod fake;
