@@ -76,8 +76,11 @@ pub enum Fate {
 }
 
 pub struct Memory {
-    /// Tag (32 bits), namespace (24 bits), fate (8 bits). Zero: empty.
-    lines: Box<[[u64; LINE]]>,
+    /// From `first` on, which is aligned, one line after another. Tag (32 bits), namespace (24 bits), fate (8 bits).
+    /// Zero: empty.
+    entries: Box<[u64]>,
+    first: usize,
+    lines: usize,
     seed: u64,
 }
 
@@ -88,38 +91,43 @@ impl Memory {
     /// 8 bytes an entry; touched pages only.
     pub fn new(entries: usize, seed: u64) -> Memory {
         let lines = entries.div_ceil(LINE).next_power_of_two();
-        Memory { lines: vec![[0; LINE]; lines].into_boxed_slice(), seed }
+        let entries = vec![0; (lines + 1) * LINE].into_boxed_slice();
+        let first = entries.as_ptr().align_offset(LINE * size_of::<u64>());
+        Memory { entries, first, lines, seed }
     }
 
     pub fn note(&mut self, namespace: NamespaceIndex, group: u16, hash: &BlockHash, fate: Fate) {
         let (at, tag) = self.place(group, hash.as_bytes());
-        let line = &mut self.lines[at];
+        let line: &mut [u64; LINE] = self.entries[at..].first_chunk_mut().expect("a line is whole");
         let last = line.iter().position(|entry| entry >> 32 == tag).unwrap_or(LINE - 1);
-        line.copy_within(..last, 1);
+        for place in (1..=last).rev() {
+            line[place] = line[place - 1];
+        }
         line[0] = tag << 32 | u64::from(namespace.0 & 0xff_ffff) << 8 | fate as u64;
     }
 
     /// Brings entries into the processor's cache.
     pub fn warm<'a>(&self, keys: impl Iterator<Item = (u16, &'a [u8])>) {
-        black_box(keys.fold(0, |sum, (group, hash)| sum ^ self.lines[self.place(group, hash).0][0]));
+        black_box(keys.fold(0, |sum, (group, hash)| sum ^ self.entries[self.place(group, hash).0]));
     }
 
     /// What happened last to this hash, and in which namespace.
     pub fn recall(&self, group: u16, hash: &[u8]) -> Option<(NamespaceIndex, Fate)> {
         let (at, tag) = self.place(group, hash);
-        let entry = *self.lines[at].iter().find(|entry| **entry >> 32 == tag)?;
+        let entry = *self.entries[at..at + LINE].iter().find(|entry| **entry >> 32 == tag)?;
         let fates = [Fate::Stored, Fate::Evicted, Fate::Refused, Fate::Failed];
         let fate = fates.into_iter().find(|fate| *fate as u8 == entry as u8)?;
         Some((NamespaceIndex((entry >> 8) as u32 & 0xff_ffff), fate))
     }
 
     pub fn heap_bytes(&self) -> usize {
-        self.lines.len() * size_of::<[u64; LINE]>()
+        self.entries.len() * size_of::<u64>()
     }
 
+    /// Where the key's line begins, and its tag.
     fn place(&self, group: u16, hash: &[u8]) -> (usize, u64) {
         let key = crate::index::Fingerprint::new(self.seed, NamespaceIndex(0), group, hash).0;
-        (key as usize & (self.lines.len() - 1), key >> 32)
+        (self.first + (key as usize & (self.lines - 1)) * LINE, key >> 32)
     }
 }
 
@@ -155,6 +163,6 @@ mod tests {
         let recalled = [1, 2, 3, 4].map(|n| memory.recall(0, hash(n).as_bytes()));
         let some = |n, fate| Some((NamespaceIndex(n), fate));
         assert_eq!(recalled, [some(1, Fate::Evicted), some(2, Fate::Stored), some(3, Fate::Refused), None]);
-        assert_eq!(memory.lines[0].iter().filter(|entry| **entry != 0).count(), 3);
+        assert_eq!(memory.entries.iter().filter(|entry| **entry != 0).count(), 3);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Holds true: a lookup costs its reply one hand-over of the request's own bytes; all else happens on a thread of
 //! this module. What waits for that thread is bounded by [`MAX_QUEUED_BYTES`]; over it lookups are left out and
-//! counted. Memory is fixed, about 9 MiB: [`OWNERS`] namespaces are told apart, the last of which stands for all that
+//! counted. Memory is fixed, about 10 MiB: [`OWNERS`] namespaces are told apart, the last of which stands for all that
 //! came later. Nothing here keeps a key as the engine named it: keys are hashed with a
 //! seed of this start of the daemon, recorded ones with a salt of the recording.
 
