@@ -72,7 +72,7 @@ impl Directory {
             let told = if marker.is_sharded { "spreads its objects over shards" } else { "has no shards" };
             return Err(Error::invalid(format!("the directory {told}, and is used otherwise"))
                 .with("path", path.display())
-                .hint(format!("set `is_sharded` to {}, or use another directory", marker.is_sharded)));
+                .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)));
         }
         directory.try_out()?;
         Ok(directory)
@@ -207,7 +207,7 @@ impl Directory {
             Err(Errno::INVAL) if self.is_direct => {
                 Err(Error::new(ErrorKind::Unsupported, "this filesystem has no direct I/O")
                     .with("path", self.path.display())
-                    .hint("set `io_direct` to false"))
+                    .hint("set `tier.fs.io_direct` to false"))
             }
             Err(error) => Err(self.failed("cannot open the directory's marker", error.into())),
             Ok(_) => Ok(()),

@@ -117,7 +117,7 @@ fn a_part_that_fails_leaves_no_object() {
 #[test]
 fn a_server_that_hangs_is_waited_for_until_the_timeout_and_no_longer() {
     let server = Server::start();
-    let timeout = Duration::from_millis(500);
+    let timeout = Duration::from_secs(3);
     let mut host = Host::open(&ObjectConfig { timeout, requests: 4, ..config(&server.endpoint) });
     host.is_stored(1, LENGTH);
     host.fill(1, 0x77);
