@@ -28,7 +28,7 @@ const SAMPLE: usize = 1536;
 
 /// What a hit is worth that the tier below would have served, if what no tier serves is worth 1: a disk loads a block
 /// about ten times as fast as an engine computes it. Every value from 0.03 to 0.25 serves its purpose on three traces,
-/// no cell of pool and disk below 0.98 of leaf-first LRU (bench/reports/2026-11-21-policy.md).
+/// no cell of pool and disk below 0.96 of leaf-first LRU (bench/reports/2026-11-21-policy.md).
 const LOADED: f64 = 0.1;
 
 /// The lowest mark bit is the list's. In `fresh`: goes next.
