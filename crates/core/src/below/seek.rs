@@ -24,6 +24,7 @@ const MAX_KNOWN: usize = 1 << 17;
 pub struct Find {
     pub tier: TierId,
     pub key: BlockKey,
+    pub length_bytes: u64,
 }
 
 /// What is known of one key.
@@ -110,7 +111,8 @@ impl Core {
         }
         *finds_left -= 1;
         let hash = BlockHash::new(hash).ok()?;
-        let find = |tier: &TierId| Find { tier: *tier, key: BlockKey { namespace: id, group, hash } };
+        let length_bytes = self.names.get(namespace).layout.group(group).map_or(0, |layout| layout.block_bytes());
+        let find = |tier: &TierId| Find { tier: *tier, key: BlockKey { namespace: id, group, hash }, length_bytes };
         self.below.sought.finds.extend(asked.iter().map(find));
         self.below.sought.set(key, Known::Asked(asked.len() as u8));
         Some(MissReason::PromotionUnfinished)

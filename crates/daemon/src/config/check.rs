@@ -21,7 +21,7 @@ pub(super) struct Demand {
 
 /// The first demand that `config` does not meet.
 pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
-    let Config { alarm, socket, pool, tier_ssd, tier_fs, tier_redis, http, limits, log, .. } = config;
+    let Config { alarm, socket, pool, tier_ssd, tier_fs, tier_redis, tier_object, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let demands = [
         ("socket.directory", fits_a_socket(&socket.directory), "be a path of at most 94 bytes, as Unix sockets need"),
@@ -48,6 +48,12 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
         ),
         ("tier.fs.load_deadline_ms", tier_fs.load_deadline_ms > 0, "be at least 1"),
         ("tier.redis.load_deadline_ms", tier_redis.load_deadline_ms > 0, "be at least 1"),
+        ("tier.object.load_deadline_ms", tier_object.load_deadline_ms > 0, "be at least 1"),
+        (
+            "tier.object.bucket",
+            tier_object.bucket.is_empty() || cfg!(feature = "object"),
+            "be empty in this build: object stores need one with `--features object`",
+        ),
         (
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),

@@ -93,6 +93,9 @@ macro_rules! section {
     (tier_fs) => {
         "tier.fs"
     };
+    (tier_object) => {
+        "tier.object"
+    };
     (tier_redis) => {
         "tier.redis"
     };

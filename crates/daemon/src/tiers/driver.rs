@@ -96,7 +96,10 @@ impl Driver {
 
     /// For the core's questions.
     pub(super) fn find(&mut self, find: Find) {
-        let op = self.operation(Under::Find { find, is_late: false }, OpKind::Find, Priority::Find, find.key);
+        let op = Operation {
+            length_bytes: find.length_bytes,
+            ..self.operation(Under::Find { find, is_late: false }, OpKind::Find, Priority::Find, find.key)
+        };
         self.finds.push(op, self.now());
     }
 

@@ -18,16 +18,18 @@ pub(super) enum Kind {
     Ssd,
     Fs,
     Redis,
+    Object,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::Ssd, Kind::Fs, Kind::Redis];
+    const ALL: [Kind; 4] = [Kind::Ssd, Kind::Fs, Kind::Redis, Kind::Object];
 
     pub fn configured(config: &Config) -> Vec<Kind> {
         let is_configured = |kind: &Kind| match kind {
             Kind::Ssd => !config.tier_ssd.disks.is_empty(),
             Kind::Fs => !config.tier_fs.directories.is_empty(),
             Kind::Redis => !config.tier_redis.urls.is_empty(),
+            Kind::Object => !config.tier_object.bucket.is_empty(),
         };
         Kind::ALL.into_iter().filter(is_configured).collect()
     }
@@ -38,6 +40,7 @@ impl Kind {
             Kind::Ssd => "ssd",
             Kind::Fs => "fs",
             Kind::Redis => "redis",
+            Kind::Object => "object",
         }
     }
 
@@ -45,7 +48,7 @@ impl Kind {
     pub fn is_shared(self) -> bool {
         match self {
             Kind::Ssd => false,
-            Kind::Fs | Kind::Redis => true,
+            Kind::Fs | Kind::Redis | Kind::Object => true,
         }
     }
 
@@ -55,6 +58,7 @@ impl Kind {
             Kind::Ssd => config.tier_ssd.admission,
             Kind::Fs => config.tier_fs.admission,
             Kind::Redis => config.tier_redis.admission,
+            Kind::Object => config.tier_object.admission,
         };
         Limits { admission, is_shared: self.is_shared(), ..Limits::default() }
     }
@@ -65,6 +69,7 @@ impl Kind {
             Kind::Ssd => config.tier_ssd.load_deadline_ms,
             Kind::Fs => config.tier_fs.load_deadline_ms,
             Kind::Redis => config.tier_redis.load_deadline_ms,
+            Kind::Object => config.tier_object.load_deadline_ms,
         })
     }
 }
@@ -121,5 +126,12 @@ impl Driven for Redis {
 impl Driven for Fs {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Fs::wake_fd(self)
+    }
+}
+
+#[cfg(feature = "object")]
+impl Driven for forebay_io::object::Object {
+    fn wake_fd(&self) -> BorrowedFd<'_> {
+        forebay_io::object::Object::wake_fd(self)
     }
 }

@@ -11,6 +11,8 @@ use forebay_core::tier::Location;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::arena::Pool;
 use forebay_io::fs::{Fs, FsConfig};
+#[cfg(feature = "object")]
+use forebay_io::object::{Object, ObjectConfig};
 use forebay_io::redis::{Redis, RedisConfig};
 use forebay_io::ssd::{Claim, Ssd};
 use forebay_io::uring::Region;
@@ -22,8 +24,8 @@ use crate::state::Shared;
 
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
-/// How often a directory that cannot be opened is tried again.
-const MOUNT_PAUSE: Duration = Duration::from_secs(2);
+/// How often a store that cannot be opened is tried again.
+const STORE_PAUSE: Duration = Duration::from_secs(2);
 /// Blocks told to the core in one event: a table insert each.
 const BLOCKS_PER_EVENT: usize = 1024;
 
@@ -41,6 +43,8 @@ enum Claimed {
     Ssd(Claim),
     Fs(FsConfig),
     Redis(Box<RedisConfig>),
+    #[cfg(feature = "object")]
+    Object(ObjectConfig),
 }
 
 /// The tiers that are configured. Errors with what the operator has to change; a disk that fails on its own is an error
@@ -60,6 +64,14 @@ pub fn claim(config: &Config) -> Result<Openings> {
                 config.check()?;
                 Claimed::Redis(Box::new(config))
             }
+            #[cfg(feature = "object")]
+            Kind::Object => {
+                let config = settings::object(&config.tier_object);
+                config.check()?;
+                Claimed::Object(config)
+            }
+            #[cfg(not(feature = "object"))]
+            Kind::Object => return Err(Error::new(ErrorKind::Unsupported, "this build has no object tier")),
         };
         Ok(Opening { tier: TierId(number), since: Instant::now(), what })
     };
@@ -90,7 +102,15 @@ impl Opening {
         let pool: Arc<Pool> = shared.lock().pool.clone();
         let tier: Box<dyn Driven> = match self.what {
             Claimed::Ssd(claim) => Box::new(open_ssd(claim, self.tier, shared, pool)?),
-            Claimed::Fs(config) => Box::new(open_fs(&config, self.tier, shared, &Region::of_pool(pool))?),
+            Claimed::Fs(config) => {
+                let pool = Region::of_pool(pool);
+                Box::new(wait_for(self.tier, shared, || Fs::open(&config, pool.clone()))?)
+            }
+            #[cfg(feature = "object")]
+            Claimed::Object(config) => {
+                let pool = Region::of_pool(pool);
+                Box::new(wait_for(self.tier, shared, || Object::open(&config, pool.clone()))?)
+            }
             Claimed::Redis(config) => Box::new(Redis::open(&config, Region::of_pool(pool))?),
         };
         let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
@@ -134,20 +154,21 @@ fn open_ssd(mut claim: Claim, tier: TierId, shared: &Shared, pool: Arc<Pool>) ->
     Ok(ssd)
 }
 
-/// A mount may come later than the daemon: it is waited for, beside serving.
-fn open_fs(config: &FsConfig, tier: TierId, shared: &Shared, pool: &Region) -> Result<Fs> {
+/// A mount or a bucket may come later than the daemon: it is waited for, beside serving.
+fn wait_for<T>(tier: TierId, shared: &Shared, open: impl Fn() -> Result<T>) -> Result<T> {
     loop {
-        match Fs::open(config, pool.clone()) {
+        match open() {
             Err(error) if error.kind() != ErrorKind::Invalid => {
-                let hint = error.hint_text().unwrap_or("look at the mount").to_owned();
+                let hint = error.hint_text().unwrap_or("look at the store").to_owned();
                 shared.event(|state| {
                     let driver = state.tiers.of(tier);
                     if driver.failure.is_none() {
-                        tracing::warn!(%error, hint, "a shared directory cannot be opened yet; serving without it");
+                        let tier = driver.kind.name();
+                        tracing::warn!(tier, %error, hint, "a store cannot be opened yet; serving without it");
                     }
                     driver.failed(error.to_string());
                 });
-                std::thread::sleep(MOUNT_PAUSE);
+                std::thread::sleep(STORE_PAUSE);
             }
             outcome => return outcome,
         }

@@ -62,3 +62,17 @@ pub fn redis(config: &TierRedis) -> RedisConfig {
         ..RedisConfig::new(config.urls.iter().map(|url| url.0.clone()).collect())
     }
 }
+
+#[cfg(feature = "object")]
+pub fn object(config: &crate::config::TierObject) -> forebay_io::object::ObjectConfig {
+    forebay_io::object::ObjectConfig {
+        prefix: config.prefix.clone(),
+        region: config.region.clone(),
+        endpoint: config.endpoint.clone(),
+        requests: config.requests as usize,
+        timeout: Duration::from_millis(config.timeout_ms),
+        part_bytes: config.part_bytes.0,
+        read_only: config.read_only,
+        ..forebay_io::object::ObjectConfig::new(config.bucket.clone())
+    }
+}

@@ -65,7 +65,8 @@ impl ObjectConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    /// Whether it can be right, before the bucket is asked; errors with what to change.
+    pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, hint: &str| Err(Error::invalid(what).hint(hint));
         if self.bucket.is_empty() {
             return wrong("an object tier needs a bucket", "name one, or leave the tier out");
