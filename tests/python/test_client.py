@@ -27,7 +27,8 @@ def client(sockets: Path) -> Client:
 
 def test_the_package_needs_nothing_but_itself() -> None:
     assert forebay.__version__.count(".") == 2
-    assert set(forebay.__all__) == {"Client", "EngineSession", "ForebayError", "Ticket", "WorkerEngine", "__version__"}
+    public = {"Client", "EngineSession", "ForebayError", "Store", "Ticket", "WorkerEngine", "__version__"}
+    assert set(forebay.__all__) == public
 
 
 def test_blocks_come_back_as_they_were_put(client: Client) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import forebay
 import pytest
 from forebay import ForebayError, Store
 from rig.stores import Valkey
@@ -149,7 +148,3 @@ def test_a_closed_store_ends_its_futures() -> None:
             future.result(SECONDS)
         with pytest.raises(ForebayError, match="closed"):
             store.lookup([b"k"])
-
-
-def test_it_is_public() -> None:
-    assert "Store" in forebay.__all__
