@@ -80,7 +80,7 @@ impl Buffer {
         let whole = file_bytes(length_bytes);
         let mut done = 0;
         while done < whole {
-            match self.memory.pwrite(file, span(done, whole), done) {
+            match self.memory.pwrite(file, &[span(done, whole)], done) {
                 Ok(0) => return Err(Errno::IO),
                 Ok(bytes) => done += u64::from(bytes),
                 Err(Errno::INTR) => {}

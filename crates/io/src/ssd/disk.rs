@@ -276,9 +276,10 @@ impl Disk {
     }
 
     pub(super) fn write(&mut self, flight: Flight, work: Work) {
-        if let Work::Write { span, .. } = work {
-            self.counters.written_bytes += u64::from(span.len);
-            self.budget.take(u64::from(span.len));
+        if let Work::Write { spans, .. } = &work {
+            let bytes = spans.len_bytes();
+            self.counters.written_bytes += bytes;
+            self.budget.take(bytes);
         }
         self.io.start(flight, work);
     }
@@ -304,7 +305,7 @@ impl Disk {
     fn ended(&mut self, Finished { flight, result }: Finished) {
         match flight {
             Flight::Load { .. } => self.load_ended(flight, result),
-            Flight::Payload { batch, item } => self.payload_ended(batch, item, result),
+            Flight::Payloads { batch, first, end } => self.payloads_ended(batch, first..end, result),
             Flight::Head { batch } => self.head_ended(batch, result),
             Flight::Sync => self.sync_ended(result),
             Flight::Footer => self.footer_ended(),

@@ -11,7 +11,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
 use super::layout::PAGE;
-use crate::uring::{Done, Engine, Request, Span, Work};
+use crate::uring::{Done, Engine, Request, Work};
 
 /// Attempts without progress before a transfer counts as failed.
 const MAX_IDLE_TRIES: u32 = 16;
@@ -26,10 +26,11 @@ pub(super) enum Flight {
         length_bytes: u64,
         checksum: u64,
     },
-    /// The payload of one item of a batch.
-    Payload {
+    /// The payloads of a run of a batch's items.
+    Payloads {
         batch: u64,
-        item: usize,
+        first: usize,
+        end: usize,
     },
     Head {
         batch: u64,
@@ -124,7 +125,7 @@ impl Io {
         let (mut results, mut started, mut finished) = (vec![Err(ErrorKind::Timeout); work.len()], 0, Vec::new());
         while started < work.len() || self.in_flight() > 0 {
             while started < work.len() && self.in_flight() < depth {
-                self.start(Flight::Opening(started), work[started]);
+                self.start(Flight::Opening(started), work[started].clone());
                 started += 1;
             }
             self.submit();
@@ -145,7 +146,7 @@ impl Io {
     fn send(&mut self, in_flight: InFlight) {
         let tag = self.next_tag;
         self.next_tag += 1;
-        self.outgoing.push_back(Request { tag, work: in_flight.work });
+        self.outgoing.push_back(Request { tag, work: in_flight.work.clone() });
         self.flights.insert(tag, in_flight);
     }
 
@@ -153,7 +154,7 @@ impl Io {
         let InFlight { flight, work, idle_tries } = in_flight;
         let idle_tries = idle_tries + 1;
         let result = match result {
-            Ok(bytes) => match rest(work, bytes) {
+            Ok(bytes) => match rest(&work, bytes) {
                 None => Ok(checksum),
                 Some(_) if bytes == 0 => Err(ErrorKind::Io),
                 Some(rest) => {
@@ -189,15 +190,15 @@ impl Io {
 }
 
 /// What is left of `work` after `bytes` of it; in whole pages, as direct I/O wants it.
-fn rest(work: Work, bytes: u32) -> Option<Work> {
-    let whole = |span: Span| bytes >= span.len;
+fn rest(work: &Work, bytes: u32) -> Option<Work> {
     let moved = bytes - bytes % PAGE as u32;
     match work {
-        Work::Read { at, span, checksum } if !whole(span) => {
-            Some(Work::Read { at: at + u64::from(moved), span: span.after(moved), checksum })
+        Work::Read { at, span, checksum } if bytes < span.len => {
+            Some(Work::Read { at: at + u64::from(moved), span: span.after(moved), checksum: *checksum })
         }
-        Work::Write { at, span } if !whole(span) => {
-            Some(Work::Write { at: at + u64::from(moved), span: span.after(moved) })
+        Work::Write { at, spans } if u64::from(bytes) < spans.len_bytes() => {
+            let moved = u64::from(moved);
+            Some(Work::Write { at: at + moved, spans: spans.after(moved) })
         }
         _ => None,
     }

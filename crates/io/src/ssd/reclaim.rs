@@ -159,7 +159,7 @@ impl Disk {
         let batch = &self.writer.batches[&id];
         let at = self.geometry.at(batch.segment, batch.items[item].record.first_page) + offset;
         let span = Staging::chunk(chunk, padded(len));
-        self.write(Flight::CarryWrite { piece }, Work::Write { at, span });
+        self.write(Flight::CarryWrite { piece }, Work::Write { at, spans: span.into() });
     }
 
     pub(super) fn carry_written(&mut self, piece: usize, result: Result<u64, ErrorKind>) {
@@ -236,7 +236,7 @@ impl Disk {
         self.memory.write(Staging::header(), &header.encode());
         self.writer.erase = Some(Erase::Writing(index));
         let at = self.geometry.at(index, 0);
-        self.write(Flight::Erase { segment: index }, Work::Write { at, span: Staging::header() });
+        self.write(Flight::Erase { segment: index }, Work::Write { at, spans: Staging::header().into() });
     }
 
     pub(super) fn erase_ended(&mut self, segment: u32, result: Result<u64, ErrorKind>) {

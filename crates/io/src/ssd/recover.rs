@@ -461,7 +461,7 @@ impl Opening {
             for (head, (at, page)) in (0..).zip(some) {
                 let span = Staging::head(head);
                 self.memory.write(span, page);
-                work.push(Work::Write { at: *at, span });
+                work.push(Work::Write { at: *at, spans: span.into() });
             }
             self.done(&work)?;
         }

@@ -1,13 +1,15 @@
 //! The log: batches of blocks at its head, flushed together, and the footer that closes a segment.
 //!
-//! A batch is one page of headers and the payloads behind it, which go to the disk straight from their slots.
-//! Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants: a store is
+//! A batch is one page of headers and the payloads behind it, which go to the disk straight from their slots, many in
+//! one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled.
+//! Invariants: a store is
 //! answered as stored only when its batch and all before it in its segment were flushed, so that recovery, which
 //! follows the chain of heads, reaches it; a record that may not be whole holds its segment's mark down until the
 //! footer leaves it out; of a key, one store or removal is on its way at a time, so they count in the order in which
 //! they were asked for, in memory as on the disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
@@ -18,10 +20,13 @@ use super::disk::{Disk, RETRY_INTERVAL, location};
 use super::io::Flight;
 use super::layout::{BatchHead, Footer, PAGE, PAGE_BYTES, RECORDS_PER_BATCH, Record, RecordKind};
 use super::staging::Staging;
-use crate::uring::{Span, Work};
+use crate::uring::{MOST_SPANS, Span, Spans, Work};
 
 /// A batch is not made longer than this, so that the first of many stores does not wait for the last.
 const BATCH_PAGES: u32 = 2048;
+/// Payloads that follow each other are written together up to this size: a transfer costs the processor as much
+/// whatever its length, and a disk moves long ones faster.
+const RUN_PAGES: u32 = 128;
 /// After so many failed writes in a row the log stands still for a while: each attempt costs room.
 const PAUSE_AFTER: u32 = 4;
 
@@ -42,6 +47,13 @@ pub(super) struct Item {
     pub error: Option<ErrorKind>,
     /// The sequence of the record that it is a copy of.
     pub moved_from: Option<u64>,
+}
+
+/// Payloads that one transfer takes: those among these items.
+struct Run {
+    items: Range<usize>,
+    spans: Vec<Span>,
+    pages: u32,
 }
 
 #[derive(Debug)]
@@ -166,7 +178,7 @@ impl Disk {
             return;
         }
         while self.may_write() {
-            let (mut items, payloads) = self.next_items();
+            let (mut items, runs) = self.next_items();
             if items.is_empty() {
                 let waits = !self.writer.queue.is_empty() || self.writer.notes.len() >= RECORDS_PER_BATCH;
                 // Two stay ready for blocks that are carried over, or nothing could ever be reclaimed.
@@ -176,7 +188,7 @@ impl Disk {
                 return;
             }
             self.add_notes(&mut items);
-            self.start_batch(items, &payloads);
+            self.start_batch(items, runs);
         }
     }
 
@@ -194,36 +206,44 @@ impl Disk {
             && self.budget.allows()
     }
 
-    /// The items of the next batch and the slots they are written from; answers what needs no writing.
-    fn next_items(&mut self) -> (Vec<Item>, Vec<Option<Span>>) {
-        let most = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
-        let (mut items, mut payloads, mut pages) = (Vec::new(), Vec::new(), 0);
+    /// The items of the next batch and the runs they are written in; answers what needs no writing.
+    fn next_items(&mut self) -> (Vec<Item>, Vec<Run>) {
+        let most_runs = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
+        let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
         while let Some(&op) = self.writer.queue.front()
             && !self.writer.is_busy(&op.key)
         {
             let item = Item::of(&op);
-            let is_full = items.len() >= most.min(RECORDS_PER_BATCH) || pages >= BATCH_PAGES;
-            let needed_pages = pages + item.record.payload_pages();
             if !self.answered_at_once(&op) {
-                if is_full || !self.space.active_has_room(items.len() as u32 + 1, needed_pages) {
+                let own_pages = item.record.payload_pages();
+                let continues = own_pages == 0 || runs.last().is_some_and(|run| run.has_room(own_pages));
+                let is_full = items.len() >= RECORDS_PER_BATCH || pages >= BATCH_PAGES;
+                if is_full || !(continues || runs.len() < most_runs) {
+                    break;
+                }
+                if !self.space.active_has_room(items.len() as u32 + 1, pages + own_pages) {
                     break;
                 }
                 if matches!(op.kind, OpKind::Remove { .. }) {
                     self.forget(&op.key);
                 }
                 self.writer.busy.insert(op.key);
-                payloads.push(self.slot_of(&op, u64::from(item.record.payload_pages()) * PAGE));
+                if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
+                    if !continues {
+                        runs.push(Run::at(items.len()));
+                    }
+                    runs.last_mut().expect("there is one by now").add(items.len(), span, own_pages);
+                }
                 items.push(item);
-                pages = needed_pages;
+                pages += own_pages;
             }
             self.writer.queue.pop_front();
         }
         let has_notes = self.writer.notes.len() >= RECORDS_PER_BATCH;
         if items.is_empty() && has_notes && self.space.active_has_room(1, 0) {
             items.extend(self.next_note());
-            payloads.push(None);
         }
-        (items, payloads)
+        (items, runs)
     }
 
     /// A block that is there need not be written, one that is not there need not be removed.
@@ -264,15 +284,14 @@ impl Disk {
         }
     }
 
-    fn start_batch(&mut self, items: Vec<Item>, payloads: &[Option<Span>]) {
+    fn start_batch(&mut self, items: Vec<Item>, runs: Vec<Run>) {
         let id = self.reserve_batch(items, Stage::Writing);
-        for (item, span) in payloads.iter().enumerate() {
-            if let Some(span) = span.filter(|span| span.len > 0) {
-                let batch = self.writer.batches.get_mut(&id).expect("just reserved");
-                batch.outstanding += 1;
-                let at = self.geometry.at(batch.segment, batch.items[item].record.first_page);
-                self.write(Flight::Payload { batch: id, item }, Work::Write { at, span });
-            }
+        for Run { items: Range { start, end }, spans, .. } in runs {
+            let batch = self.writer.batches.get_mut(&id).expect("just reserved");
+            batch.outstanding += 1;
+            let at = self.geometry.at(batch.segment, batch.items[start].record.first_page);
+            let work = Work::Write { at, spans: Spans::from(spans.as_slice()) };
+            self.write(Flight::Payloads { batch: id, first: start, end }, work);
         }
         self.write_head(id);
     }
@@ -314,13 +333,17 @@ impl Disk {
         self.memory.write(span, &head.encode(&self.geometry));
         let batch = self.writer.batches.get_mut(&id).expect("looked up above");
         (batch.stage, batch.outstanding) = (Stage::Writing, batch.outstanding + 1);
-        self.write(Flight::Head { batch: id }, Work::Write { at, span });
+        self.write(Flight::Head { batch: id }, Work::Write { at, spans: span.into() });
     }
 
-    pub(super) fn payload_ended(&mut self, id: u64, item: usize, result: Result<u64, ErrorKind>) {
+    pub(super) fn payloads_ended(&mut self, id: u64, items: Range<usize>, result: Result<u64, ErrorKind>) {
         self.writer.count(result, self.now);
         let batch = self.writer.batches.get_mut(&id).expect("it has a transfer in flight");
-        batch.items[item].error = result.err();
+        for item in &mut batch.items[items] {
+            if item.record.payload_pages() > 0 {
+                item.error = result.err();
+            }
+        }
         self.part_ended(id);
     }
 
@@ -491,13 +514,29 @@ impl Disk {
         let span = Staging::footer(bytes.len() as u32);
         self.memory.write(span, &bytes);
         let at = self.geometry.at(index, self.geometry.pages() - 1 - record_pages);
-        self.write(Flight::Footer, Work::Write { at, span });
+        self.write(Flight::Footer, Work::Write { at, spans: span.into() });
     }
 
     /// A footer that could not be written costs a scan at the next start, nothing else.
     pub(super) fn footer_ended(&mut self) {
         let index = self.writer.footer.take().expect("its write was in flight");
         self.space.close(index);
+    }
+}
+
+impl Run {
+    fn at(item: usize) -> Run {
+        Run { items: item..item, spans: Vec::new(), pages: 0 }
+    }
+
+    fn has_room(&self, pages: u32) -> bool {
+        self.pages + pages <= RUN_PAGES && self.spans.len() < MOST_SPANS
+    }
+
+    fn add(&mut self, item: usize, span: Span, pages: u32) {
+        self.items.end = item + 1;
+        self.spans.push(span);
+        self.pages += pages;
     }
 }
 

@@ -8,30 +8,24 @@ use std::time::Duration;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
-use super::memory::{Memory, Span};
+use super::memory::{Memory, Span, Spans};
 use super::ring::Uring;
 use super::shared::Waker;
 use super::threads::Threads;
 
 /// One transfer or flush. Offsets, lengths and memory are multiples of 4 KiB, as direct I/O wants them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Fills `span`. When all of it arrived and `checksum` names a piece of memory, that is summed up on the
     /// engine's thread.
-    Read {
-        at: u64,
-        span: Span,
-        checksum: Option<Span>,
-    },
-    Write {
-        at: u64,
-        span: Span,
-    },
+    Read { at: u64, span: Span, checksum: Option<Span> },
+    /// Writes `spans` one behind the other, [`MOST_SPANS`](super::MOST_SPANS) at most.
+    Write { at: u64, spans: Spans },
     /// Makes every write that was done before this was submitted survive a power loss.
     Sync,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     pub tag: u64,
     pub work: Work,

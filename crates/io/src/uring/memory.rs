@@ -8,6 +8,7 @@
 
 use std::any::Any;
 use std::fs::File;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::{io, ptr};
@@ -18,6 +19,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::arena::Pool;
 
+/// The kernel takes up to 1,024 pieces in one transfer.
+pub const MOST_SPANS: usize = 1024;
 /// Bytes are summed up through a buffer of this size, which stays in the first-level cache.
 const BOUNCE_BYTES: usize = 16 << 10;
 
@@ -165,6 +168,50 @@ impl Span {
     }
 }
 
+/// Pieces of a [`Memory`] that one transfer takes one behind the other; at least one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Spans(Arc<[Span]>);
+
+impl Spans {
+    /// Bytes of all of them.
+    pub fn len_bytes(&self) -> u64 {
+        self.0.iter().map(|span| u64::from(span.len)).sum()
+    }
+
+    /// What is left of them after the first `bytes`; there must be something.
+    pub fn after(&self, bytes: u64) -> Spans {
+        let mut gone = bytes;
+        let left = self.0.iter().filter_map(|span| {
+            let taken = gone.min(u64::from(span.len));
+            gone -= taken;
+            (taken < u64::from(span.len)).then(|| span.after(taken as u32))
+        });
+        let left: Vec<Span> = left.collect();
+        Spans::from(left.as_slice())
+    }
+}
+
+impl Deref for Spans {
+    type Target = [Span];
+
+    fn deref(&self) -> &[Span] {
+        &self.0
+    }
+}
+
+impl From<&[Span]> for Spans {
+    fn from(spans: &[Span]) -> Spans {
+        assert!(!spans.is_empty(), "a transfer moves something");
+        Spans(spans.into())
+    }
+}
+
+impl From<Span> for Spans {
+    fn from(span: Span) -> Spans {
+        Spans(Arc::new([span]))
+    }
+}
+
 /// All that one disk's engine may touch.
 pub struct Memory {
     pub pool: Region,
@@ -210,14 +257,49 @@ impl Memory {
         outcome(unsafe { libc::pread(file.as_raw_fd(), to, len, at as libc::off_t) })
     }
 
-    /// One `pwrite` from `span`; may be short.
-    pub(crate) fn pwrite(&self, file: &File, span: Span, at: u64) -> Result<u32, Errno> {
-        let (from, len) = (self.pointer(span).cast_const().cast(), span.len as usize);
-        // SAFETY: `pointer` checked that the source lies in the region, which `self` keeps mapped for the call.
-        outcome(unsafe { libc::pwrite(file.as_raw_fd(), from, len, at as libc::off_t) })
+    /// One `pwritev` from `spans`, [`MOST_SPANS`] at most; may be short.
+    pub(crate) fn pwrite(&self, file: &File, spans: &[Span], at: u64) -> Result<u32, Errno> {
+        let vectors = self.vectors(spans);
+        // SAFETY: `vectors` checked that the sources lie in their regions, which `self` keeps mapped for the call.
+        outcome(unsafe {
+            libc::pwritev(file.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int, at as libc::off_t)
+        })
+    }
+
+    /// The spans as the kernel wants them.
+    pub(super) fn vectors(&self, spans: &[Span]) -> Box<[libc::iovec]> {
+        let vector = |span: &Span| libc::iovec { iov_base: self.pointer(*span).cast(), iov_len: span.len as usize };
+        spans.iter().map(vector).collect()
     }
 }
 
 fn outcome(bytes: isize) -> Result<u32, Errno> {
     u32::try_from(bytes).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_that_stopped_anywhere_goes_on_with_the_rest_of_its_spans() {
+        let spans = Spans::from([Span::pool(0, 4), Span::staging(100, 3), Span::pool(50, 5)].as_slice());
+        let bytes = |spans: &Spans| -> Vec<(Place, u64)> {
+            spans.iter().flat_map(|span| (0..u64::from(span.len)).map(|i| (span.place, span.offset + i))).collect()
+        };
+        let all = bytes(&spans);
+        for stop in 0..12 {
+            let left = spans.after(stop);
+            assert_eq!(bytes(&left), all[stop as usize..], "stopped at {stop}");
+            assert_eq!(left.len_bytes(), 12 - stop);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "leave a region")]
+    fn no_vector_leaves_its_region() {
+        let region = Region::anonymous(8192).unwrap();
+        let memory = Memory::new(region.clone(), region);
+        memory.vectors(&[Span::pool(0, 4096), Span::pool(4096, 4097)]);
+    }
 }

@@ -22,7 +22,7 @@ mod threads;
 
 pub use engine::{Done, Engine, EngineChoice, Request, Started, Work, start};
 pub use lock::{is_locked, try_lock};
-pub use memory::{Memory, Place, Region, Span};
+pub use memory::{MOST_SPANS, Memory, Place, Region, Span, Spans};
 pub use ring::Uring;
 pub use shared::Waker;
 pub use simulated::{Fault, FaultKind, Simulated, SimulatedDisk};

@@ -16,7 +16,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
 use super::engine::{Done, Engine, Request, Work};
@@ -25,6 +25,8 @@ use super::shared::{Shared, Waker};
 
 /// The kernel takes no longer registered buffer.
 const PIECE_BYTES: u64 = 1 << 30;
+/// Summed up before the ring is looked at again: some 50 µs.
+const SUMMED_BYTES: u64 = 1 << 20;
 /// Flushes and a tier's own pages come on top of the depth that its owner asked for.
 const EXTRA_ENTRIES: u32 = 64;
 /// The tag of the eventfd's own entry.
@@ -96,6 +98,13 @@ impl Drop for Uring {
     }
 }
 
+/// A request that the kernel has.
+struct InFlight {
+    request: Request,
+    /// What its entry points to.
+    _vectors: Box<[libc::iovec]>,
+}
+
 /// The thread's own state.
 struct Loop {
     ring: Ring,
@@ -104,11 +113,13 @@ struct Loop {
     submitted: Arc<Waker>,
     waker: Arc<Waker>,
     waiting: VecDeque<Request>,
-    in_flight: Vec<Option<Request>>,
+    in_flight: Vec<Option<InFlight>>,
     free: Vec<usize>,
     /// How many pieces from the pool's start are registered.
     pieces: u16,
     can_register: bool,
+    /// Whether the kernel writes several spans of one registered piece at once (6.15).
+    has_fixed_vectors: bool,
     is_wake_armed: bool,
     is_closed: bool,
     /// Open as long as the ring is, with its locks.
@@ -129,6 +140,8 @@ impl Loop {
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         let pieces = memory.pool.len().div_ceil(PIECE_BYTES as usize) as u32;
         let can_register = ring.submitter().register_buffers_sparse(pieces).is_ok();
+        let mut probe = Probe::new();
+        let is_probed = ring.submitter().register_probe(&mut probe).is_ok();
         // One entry is the eventfd's.
         let room = entries as usize - 1;
         Ok(Loop {
@@ -138,10 +151,11 @@ impl Loop {
             submitted,
             waker,
             waiting: VecDeque::new(),
-            in_flight: vec![None; room],
+            in_flight: (0..room).map(|_| None).collect(),
             free: (0..room).rev().collect(),
             pieces: 0,
             can_register,
+            has_fixed_vectors: is_probed && probe.is_supported(opcode::WritevFixed::CODE),
             is_wake_armed: false,
             is_closed: false,
             _file: file,
@@ -149,17 +163,19 @@ impl Loop {
     }
 
     fn run(&mut self) {
-        let mut done = Vec::new();
+        let (mut ended, mut done) = (VecDeque::new(), Vec::new());
         loop {
             self.take_requests();
-            if self.is_closed && self.waiting.is_empty() && self.free.len() == self.in_flight.len() {
+            let is_idle = self.waiting.is_empty() && ended.is_empty() && self.free.len() == self.in_flight.len();
+            if self.is_closed && is_idle {
                 // Gives the file back now: a ring that is dropped does so at leisure, and the locks stay as long.
                 let _ = self.ring.submitter().unregister_files();
                 return;
             }
             self.fill_ring();
-            self.enter();
-            self.reap(&mut done);
+            self.enter(ended.is_empty());
+            self.reap(&mut ended);
+            self.finish(&mut ended, &mut done);
             if !done.is_empty() {
                 self.shared.publish(&mut done, &self.waker);
             }
@@ -206,41 +222,59 @@ impl Loop {
             let entry = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build().user_data(WAKE);
             self.is_wake_armed = self.push(&entry);
         }
-        while let (Some(request), Some(&slot)) = (self.waiting.front().copied(), self.free.last()) {
-            let entry = self.entry(request.work).user_data(slot as u64);
-            if !self.push(&entry) {
+        while let Some(&slot) = self.free.last()
+            && let Some(request) = self.waiting.pop_front()
+        {
+            let (entry, vectors) = self.entry(&request.work);
+            if !self.push(&entry.user_data(slot as u64)) {
+                self.waiting.push_front(request);
                 return;
             }
-            self.waiting.pop_front();
             self.free.pop();
-            self.in_flight[slot] = Some(request);
+            self.in_flight[slot] = Some(InFlight { request, _vectors: vectors });
         }
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the memory that the entry names stays mapped until its completion arrives: `self.memory` lives
-        // as long as the thread, and the thread ends only when nothing is in flight.
+        // as long as the thread, and the thread ends only when nothing is in flight. Its vectors are kept as long.
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
-    fn entry(&self, work: Work) -> squeue::Entry {
-        match work {
+    fn entry(&self, work: &Work) -> (squeue::Entry, Box<[libc::iovec]>) {
+        let entry = match work {
             Work::Read { at, span, .. } => {
-                let to = self.memory.pointer(span);
-                match self.piece(span) {
-                    Some(piece) => opcode::ReadFixed::new(FILE, to, span.len, piece).offset(at).build(),
-                    None => opcode::Read::new(FILE, to, span.len).offset(at).build(),
+                let to = self.memory.pointer(*span);
+                match self.piece(*span) {
+                    Some(piece) => opcode::ReadFixed::new(FILE, to, span.len, piece).offset(*at).build(),
+                    None => opcode::Read::new(FILE, to, span.len).offset(*at).build(),
                 }
             }
-            Work::Write { at, span } => {
-                let from = self.memory.pointer(span).cast_const();
-                match self.piece(span) {
-                    Some(piece) => opcode::WriteFixed::new(FILE, from, span.len, piece).offset(at).build(),
-                    None => opcode::Write::new(FILE, from, span.len).offset(at).build(),
+            Work::Write { at, spans } => match **spans {
+                [span] => {
+                    let from = self.memory.pointer(span).cast_const();
+                    match self.piece(span) {
+                        Some(piece) => opcode::WriteFixed::new(FILE, from, span.len, piece).offset(*at).build(),
+                        None => opcode::Write::new(FILE, from, span.len).offset(*at).build(),
+                    }
                 }
-            }
+                _ => return self.gather(*at, spans),
+            },
             Work::Sync => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
-        }
+        };
+        (entry, Box::default())
+    }
+
+    /// One write of several spans, and the vectors that its entry points to.
+    fn gather(&self, at: u64, spans: &[Span]) -> (squeue::Entry, Box<[libc::iovec]>) {
+        let vectors = self.memory.vectors(spans);
+        let (first, count) = (vectors.as_ptr(), vectors.len() as u32);
+        let piece = self.piece(spans[0]).filter(|piece| spans.iter().all(|span| self.piece(*span) == Some(*piece)));
+        let entry = match piece.filter(|_| self.has_fixed_vectors) {
+            Some(piece) => opcode::WritevFixed::new(FILE, first, count, piece).offset(at).build(),
+            None => opcode::Writev::new(FILE, first, count).offset(at).build(),
+        };
+        (entry, vectors)
     }
 
     /// The registered buffer that holds all of `span`.
@@ -249,9 +283,9 @@ impl Loop {
         (span.place == Place::Pool && first == last && first < u64::from(self.pieces)).then_some(first as u16)
     }
 
-    /// Submits, and sleeps until something completes.
-    fn enter(&mut self) {
-        match self.ring.submit_and_wait(1) {
+    /// Submits, and if told so sleeps until something completes.
+    fn enter(&mut self, may_sleep: bool) {
+        match self.ring.submit_and_wait(usize::from(may_sleep)) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
             Err(error) => {
@@ -262,17 +296,29 @@ impl Loop {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
-        let completions: Vec<(u64, i32)> =
-            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        for (slot, result) in completions {
+    fn reap(&mut self, ended: &mut VecDeque<(Request, i32)>) {
+        for entry in self.ring.completion() {
+            let (slot, result) = (entry.user_data(), entry.result());
             if slot == WAKE {
                 self.submitted.clear();
                 self.is_wake_armed = false;
                 continue;
             }
-            let request = self.in_flight[slot as usize].take().expect("the kernel completes what it was given");
+            let in_flight = self.in_flight[slot as usize].take().expect("the kernel completes what it was given");
             self.free.push(slot as usize);
+            ended.push_back((in_flight.request, result));
+        }
+    }
+
+    /// Sums up what arrived, of many long transfers a few: the disk gets its next ones before the others are summed.
+    fn finish(&self, ended: &mut VecDeque<(Request, i32)>, done: &mut Vec<Done>) {
+        let mut summed_bytes = 0;
+        while summed_bytes < SUMMED_BYTES
+            && let Some((request, result)) = ended.pop_front()
+        {
+            if let Work::Read { span, .. } = &request.work {
+                summed_bytes += u64::from(span.len);
+            }
             done.push(self.ended(request, result));
         }
     }
@@ -290,7 +336,7 @@ impl Loop {
 /// A ring that does its work when its thread asks, where the kernel has that (6.1).
 fn build(entries: u32) -> io::Result<Ring> {
     let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun();
+    builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();
     match builder.build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().build(entries),
         built => built,

@@ -248,11 +248,16 @@ impl Medium {
                 let whole = checksum.filter(|_| moved == span.len);
                 (Ok(moved), whole.map_or(0, |span| memory.checksum(span)))
             }
-            Work::Write { at, span } => {
-                let moved = self.clipped(at, span.len, fault);
+            Work::Write { at, spans } => {
+                let moved = self.clipped(at, spans.len_bytes() as u32, fault);
                 if fault != Some(FaultKind::Lies) {
-                    let mut bytes = vec![0; moved as usize];
-                    memory.region(span.place).read(span.offset, &mut bytes);
+                    let mut bytes = Vec::new();
+                    for span in spans.iter() {
+                        let from = bytes.len();
+                        bytes.resize(from + span.len as usize, 0);
+                        memory.read(*span, &mut bytes[from..]);
+                    }
+                    bytes.truncate(moved as usize);
                     self.current[at as usize..][..bytes.len()].copy_from_slice(&bytes);
                     self.unsynced.push_back((at as usize, bytes));
                     self.writes_done += 1;

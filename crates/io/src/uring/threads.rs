@@ -76,7 +76,7 @@ fn perform(file: &File, memory: &Memory, work: Work) -> (Result<u32, Errno>, u64
             let whole = checksum.filter(|_| result == Ok(span.len));
             (result, whole.map_or(0, |span| memory.checksum(span)))
         }
-        Work::Write { at, span } => (memory.pwrite(file, span, at), 0),
+        Work::Write { at, spans } => (memory.pwrite(file, &spans, at), 0),
         Work::Sync => (rustix::fs::fdatasync(file).map(|()| 0), 0),
     }
 }

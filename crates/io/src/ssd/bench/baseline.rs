@@ -126,7 +126,7 @@ impl Baseline {
                 let place = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                 memory.pread(file, span, place % places * self.size_bytes)
             }
-            Direction::Write => memory.pwrite(file, span, self.part_bytes + nth % places * self.size_bytes),
+            Direction::Write => memory.pwrite(file, &[span], self.part_bytes + nth % places * self.size_bytes),
         };
         if moved? == span.len { Ok(()) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
     }
