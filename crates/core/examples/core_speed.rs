@@ -22,8 +22,6 @@ use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, Slot
 const SLOT_BYTES: u64 = 16 << 10;
 const UNIT_BYTES: u64 = 256 << 20;
 const PROMPT: usize = 1024;
-/// Where reservations begin in a prompt.
-const PIECES: [usize; 4] = [0, 256, 512, 768];
 const ENGINE: Instance = Instance(0);
 const LOOKUPS: usize = 8192;
 /// Blocks stored at a full pool, as a share of all: each evicts one.
@@ -135,7 +133,9 @@ impl Bench {
             [["first_reserve", "first_commit"], ["cycle_reserve", "cycle_commit"]].into_iter().enumerate()
         {
             let first = self.prompts + nth * count;
-            for (prompt, start) in (first..first + count).flat_map(|prompt| PIECES.map(|start| (prompt, start))) {
+            let starts = || (0..PROMPT).step_by(Core::MAX_RESERVE_PER_EVENT);
+            for (prompt, start) in (first..first + count).flat_map(|prompt| starts().map(move |start| (prompt, start)))
+            {
                 let positions = start..start + Core::MAX_RESERVE_PER_EVENT;
                 self.store(names, positions.map(|position| (prompt, position)));
             }

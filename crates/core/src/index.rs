@@ -1,16 +1,10 @@
-//! From key to block: open addressing in many small tables.
+//! From key to block.
 //!
-//! Invariants: an entry is never zero; a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves its table. Each entry
-//! carries the upper 32 bits of its key's hash, so that a probe reads a block's record only where it almost
-//! surely matches, and deletion can shift entries back without reading records. Small tables keep the cost of
-//! one growth far below 200 µs.
-
-use std::hint::black_box;
+//! Each entry carries the upper 32 bits of its key's hash, so that a probe reads a block's record only where it almost
+//! surely matches, and the tables shift entries back without reading records.
 
 use crate::block::{BlockId, NamespaceIndex};
-
-const SHARD_BITS: u32 = 12;
-const FIRST_TABLE: usize = 8;
+use crate::tables::{self, Tables};
 
 /// A key's hash inside the core. Block hashes are opaque and may be chosen by a hostile client, hence the seed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -42,152 +36,86 @@ fn mix(a: u64, b: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-pub struct Index {
-    shards: Vec<Shard>,
-    count: u64,
-}
-
+/// See the module's head.
 #[derive(Default)]
-struct Shard {
-    /// Upper half: tag. Lower half: block id + 1. Zero: empty.
-    entries: Box<[u64]>,
-    used: usize,
-}
+pub struct Index(Tables<Entry>);
 
-impl Default for Index {
-    fn default() -> Self {
-        Index { shards: (0..1 << SHARD_BITS).map(|_| Shard::default()).collect(), count: 0 }
-    }
-}
+/// Upper half: tag. Lower half: block id + 1. Zero: empty.
+#[derive(Clone, Copy, Default)]
+struct Entry(u64);
 
 impl Index {
     pub fn len(&self) -> u64 {
-        self.count
+        self.0.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.len() == 0
     }
 
     /// The block under `key` for which `is_match` says yes.
     pub fn find(&self, key: Fingerprint, mut is_match: impl FnMut(BlockId) -> bool) -> Option<BlockId> {
-        let shard = &self.shards[shard_of(key)];
-        let mask = shard.entries.len().checked_sub(1)?;
-        let mut at = home(tag(key), mask);
-        loop {
-            let entry = shard.entries[at];
-            if entry == 0 {
-                return None;
-            }
-            if (entry >> 32) as u32 == tag(key) && is_match(block_of(entry)) {
-                return Some(block_of(entry));
-            }
-            at = (at + 1) & mask;
-        }
+        self.0.find(key, |entry| entry.tag() == tag(key) && is_match(entry.block())).map(Entry::block)
     }
 
     /// For each key the first block that may be its own, to be compared by the caller, or `NONE`. Touches all
     /// homes first, so that no load from memory waits for another one or for a branch.
     pub fn candidates<const N: usize>(&self, keys: &[Fingerprint; N]) -> [BlockId; N] {
-        let homes = keys.map(|key| self.home_entry(key));
+        let homes = keys.map(|key| self.0.at_home(key));
         std::array::from_fn(|at| match homes[at] {
-            0 => BlockId::NONE,
-            entry if (entry >> 32) as u32 == tag(keys[at]) => block_of(entry),
+            Entry(0) => BlockId::NONE,
+            entry if entry.tag() == tag(keys[at]) => entry.block(),
             _ => self.find(keys[at], |_| true).unwrap_or(BlockId::NONE),
         })
     }
 
     /// Brings what the index knows of `keys` into the processor's cache.
     pub fn warm(&self, keys: &[Fingerprint]) {
-        black_box(keys.iter().fold(0, |sum, key| sum ^ self.home_entry(*key)));
+        self.0.warm(keys);
     }
 
     /// `block` must not be in the index.
     pub fn insert(&mut self, key: Fingerprint, block: BlockId) {
-        let shard = &mut self.shards[shard_of(key)];
-        if (shard.used + 1) * 4 > shard.entries.len() * 3 {
-            shard.grow();
-        }
-        shard.place(u64::from(tag(key)) << 32 | u64::from(block.0 + 1));
-        shard.used += 1;
-        self.count += 1;
+        self.0.insert(key, Entry(u64::from(tag(key)) << 32 | u64::from(block.0 + 1)));
     }
 
     /// Panics if `block` is not in the index under `key`.
     pub fn remove(&mut self, key: Fingerprint, block: BlockId) {
-        let shard = &mut self.shards[shard_of(key)];
-        let mask = shard.entries.len() - 1;
-        let mut at = home(tag(key), mask);
-        while block_of(shard.entries[at]) != block {
-            assert!(shard.entries[at] != 0, "block {block:?} is not in the index");
-            at = (at + 1) & mask;
-        }
-        shard.close_gap(at);
-        shard.used -= 1;
-        self.count -= 1;
-    }
-
-    /// The entry where a probe for `key` begins; zero if there is none.
-    fn home_entry(&self, key: Fingerprint) -> u64 {
-        let entries = &self.shards[shard_of(key)].entries;
-        entries.get(home(tag(key), entries.len().wrapping_sub(1))).copied().unwrap_or(0)
+        let was_there = self.0.remove(key, |entry| entry.block() == block);
+        assert!(was_there, "block {block:?} is not in the index");
     }
 
     pub fn heap_bytes(&self) -> usize {
-        self.shards.iter().map(|shard| shard.entries.len() * 8 + size_of::<Shard>()).sum()
+        self.0.heap_bytes()
     }
 }
 
-impl Shard {
-    fn place(&mut self, entry: u64) {
-        let mask = self.entries.len() - 1;
-        let mut at = home((entry >> 32) as u32, mask);
-        while self.entries[at] != 0 {
-            at = (at + 1) & mask;
-        }
-        self.entries[at] = entry;
+impl Entry {
+    fn tag(&self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
-    fn grow(&mut self) {
-        let len = (self.entries.len() * 2).max(FIRST_TABLE);
-        let old = std::mem::replace(&mut self.entries, vec![0; len].into_boxed_slice());
-        old.iter().filter(|entry| **entry != 0).for_each(|entry| self.place(*entry));
-    }
-
-    /// Empties position `gap`, moving later entries back so that every probe still finds them.
-    fn close_gap(&mut self, mut gap: usize) {
-        let mask = self.entries.len() - 1;
-        let mut at = gap;
-        loop {
-            at = (at + 1) & mask;
-            let entry = self.entries[at];
-            if entry == 0 {
-                self.entries[gap] = 0;
-                return;
-            }
-            let from_home = at.wrapping_sub(home((entry >> 32) as u32, mask)) & mask;
-            if from_home >= (at.wrapping_sub(gap) & mask) {
-                self.entries[gap] = entry;
-                gap = at;
-            }
-        }
+    fn block(&self) -> BlockId {
+        BlockId((self.0 as u32).wrapping_sub(1))
     }
 }
 
-fn shard_of(key: Fingerprint) -> usize {
-    key.0 as usize & ((1 << SHARD_BITS) - 1)
+impl tables::Entry for Entry {
+    fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+
+    fn home(&self) -> usize {
+        self.tag() as usize
+    }
+
+    fn home_of(key: Fingerprint) -> usize {
+        tag(key) as usize
+    }
 }
 
 fn tag(key: Fingerprint) -> u32 {
     (key.0 >> 32) as u32
-}
-
-fn home(tag: u32, mask: usize) -> usize {
-    tag as usize & mask
-}
-
-fn block_of(entry: u64) -> BlockId {
-    BlockId((entry as u32).wrapping_sub(1))
 }
 
 #[cfg(test)]

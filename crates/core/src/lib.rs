@@ -38,6 +38,7 @@ mod room;
 pub mod space;
 pub mod stats;
 pub mod store;
+mod tables;
 pub mod tier;
 
 pub use crate::core::{Config, Core, Effect};

@@ -214,6 +214,10 @@ impl Core {
         }
         let candidates = self.index.candidates(&keys);
         self.blocks.warm(&candidates[..hashes.len()]);
+        if lookup.instance.is_some() && self.below.is_on() {
+            let absent = candidates.iter().zip(hashes.clone()).filter(|(block, _)| **block == BlockId::NONE);
+            self.prepare_promotions(lookup.namespace, place.group, absent.map(|(_, hash)| hash));
+        }
         for (at, hash) in hashes.enumerate() {
             if place.is_over() {
                 return;

@@ -27,9 +27,9 @@ pub enum CommitOutcome {
 
 impl Core {
     /// Slots that one `reserve` may ask for: each may evict, which is three cache misses and an index removal.
-    pub const MAX_RESERVE_PER_EVENT: usize = 256;
-    /// More than that only if the coldest blocks are held or in draining extents.
-    const MAX_EVICTIONS_PER_EVENT: usize = 2 * Core::MAX_RESERVE_PER_EVENT;
+    pub const MAX_RESERVE_PER_EVENT: usize = 64;
+    /// More than are asked for only if the coldest blocks are held, or in draining extents.
+    const MAX_EVICTIONS_PER_EVENT: usize = 512;
 
     /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
     /// full of held blocks, the share of reservations is used up, or room is still being made.

@@ -8,7 +8,7 @@ use forebay_core::block::NamespaceIndex;
 use forebay_core::load::{Answer, LeaseId};
 use forebay_core::policy::{self, Make};
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Config, Effect, Instance, NamespaceId};
+use forebay_core::{Config, Core, Effect, Instance, NamespaceId};
 
 /// SplitMix64.
 struct Random(u64);
@@ -287,7 +287,7 @@ fn blocks_held_at_the_cold_end_do_not_hide_those_that_are_not() {
     let mut rig = Rig::with(Config { promise_permille: 900, ..Config::new(UNIT_BYTES, 64) });
     let ns = rig.open(1, &layout(SMALL));
     let keys: Vec<u64> = (0..64 * 16).collect();
-    for keys in keys.chunks(128) {
+    for keys in keys.chunks(Core::MAX_RESERVE_PER_EVENT) {
         assert_eq!(rig.store(ns, keys[0].checked_sub(1), keys), keys.len());
     }
     let (held, others) = keys.split_at(900);

@@ -38,6 +38,18 @@ impl Default for Allowance {
 }
 
 impl Core {
+    /// Brings what promotions of these keys will look at into the processor's cache, all at once. Changes nothing.
+    pub(crate) fn prepare_promotions<'a>(
+        &self,
+        namespace: NamespaceIndex,
+        group: u16,
+        hashes: impl Iterator<Item = &'a [u8]>,
+    ) {
+        let id = self.names.get(namespace).id;
+        let keys: Vec<Fingerprint> = hashes.map(|hash| residence::key(self.config.seed, id, group, hash)).collect();
+        self.below.residence.warm(&keys);
+    }
+
     /// Promotes the block of a key that is not in the pool, if a tier has it; the reason why it is a miss now.
     /// `None` if no tier has it. `limit` are the bytes that may be pinned.
     pub(crate) fn promote(

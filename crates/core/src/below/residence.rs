@@ -1,25 +1,23 @@
-//! From key to place below the pool: open addressing in many small tables, like the pool's index.
+//! From key to place below the pool.
 //!
 //! Keys are kept as fingerprints of 52 bits beside the table's number, 64 in all. They are seeded by a secret, and a
 //! tier is asked with the whole key: should two ever be alike, one block is not found, and never a wrong one.
 //!
-//! Invariants: a table is at most 3/4 full; an entry takes 24 bytes, so a block 32 to 64; no allocation per entry.
+//! An entry takes 24 bytes, in tables that are at most 3/4 full, so a block 32 to 64; no allocation per entry.
 
 use super::TierId;
 use crate::block::NamespaceIndex;
 use crate::index::Fingerprint;
 use crate::key::NamespaceId;
+use crate::tables::{self, TABLE_BITS, Tables};
 use crate::tier::Location;
-
-const SHARD_BITS: u32 = 12;
-const FIRST_TABLE: usize = 4;
 
 /// Bits of `Entry::key` that are not the fingerprint's: in use, standing (2), tier (3).
 const IN_USE: u64 = 1;
 const STANDING_AT: u32 = 1;
 const STANDING_MASK: u64 = 3 << STANDING_AT;
 const TIER_AT: u32 = 3;
-const FINGERPRINT_MASK: u64 = !((1 << SHARD_BITS) - 1);
+const FINGERPRINT_MASK: u64 = !((1 << TABLE_BITS) - 1);
 
 /// Where a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,68 +49,45 @@ struct Entry {
 
 /// See the module's head.
 #[derive(Default)]
-pub(crate) struct Residence {
-    /// None before the first block.
-    shards: Vec<Shard>,
-    count: u64,
-}
-
-#[derive(Default)]
-struct Shard {
-    entries: Box<[Entry]>,
-    used: usize,
-}
+pub(crate) struct Residence(Tables<Entry>);
 
 impl Residence {
     pub fn len(&self) -> u64 {
-        self.count
+        self.0.len()
     }
 
     pub fn get(&self, key: Fingerprint) -> Option<(Place, Standing)> {
-        let shard = self.shards.get(shard_of(key))?;
-        let entry = &shard.entries[shard.find(key)?];
-        Some((entry.place(), entry.standing()))
+        self.0.find(key, |entry| entry.is_of(key)).map(|entry| (entry.place(), entry.standing()))
+    }
+
+    /// Brings what is known of `keys` into the processor's cache.
+    pub fn warm(&self, keys: &[Fingerprint]) {
+        self.0.warm(keys);
     }
 
     /// Returns the place that was replaced.
     pub fn insert(&mut self, key: Fingerprint, place: Place) -> Option<Place> {
-        if self.shards.is_empty() {
-            self.shards = (0..1 << SHARD_BITS).map(|_| Shard::default()).collect();
-        }
-        let shard = &mut self.shards[shard_of(key)];
-        if let Some(at) = shard.find(key) {
-            let replaced = shard.entries[at].place();
-            shard.entries[at] = Entry::new(key, place);
+        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+            let replaced = entry.place();
+            *entry = Entry::new(key, place);
             return Some(replaced);
         }
-        if (shard.used + 1) * 4 > shard.entries.len() * 3 {
-            shard.grow();
-        }
-        shard.put(Entry::new(key, place));
-        shard.used += 1;
-        self.count += 1;
+        self.0.insert(key, Entry::new(key, place));
         None
     }
 
     pub fn remove(&mut self, key: Fingerprint) {
-        let Some(shard) = self.shards.get_mut(shard_of(key)) else { return };
-        if let Some(at) = shard.find(key) {
-            shard.close_gap(at);
-            shard.used -= 1;
-            self.count -= 1;
-        }
+        self.0.remove(key, |entry| entry.is_of(key));
     }
 
     pub fn stand(&mut self, key: Fingerprint, standing: Standing) {
-        let Some(shard) = self.shards.get_mut(shard_of(key)) else { return };
-        if let Some(at) = shard.find(key) {
-            let entry = &mut shard.entries[at];
+        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
             entry.key = entry.key & !STANDING_MASK | (standing as u64) << STANDING_AT;
         }
     }
 
     pub fn heap_bytes(&self) -> usize {
-        self.shards.iter().map(|shard| size_of_val(&*shard.entries) + size_of::<Shard>()).sum()
+        self.0.heap_bytes()
     }
 }
 
@@ -134,65 +109,23 @@ impl Entry {
         }
     }
 
+    fn is_of(&self, key: Fingerprint) -> bool {
+        (self.key ^ key.0) & FINGERPRINT_MASK == 0
+    }
+}
+
+impl tables::Entry for Entry {
     fn is_empty(&self) -> bool {
         self.key == 0
     }
-}
 
-impl Shard {
-    fn find(&self, key: Fingerprint) -> Option<usize> {
-        let mask = self.entries.len().checked_sub(1)?;
-        let mut at = home(key.0, mask);
-        while !self.entries[at].is_empty() {
-            if (self.entries[at].key ^ key.0) & FINGERPRINT_MASK == 0 {
-                return Some(at);
-            }
-            at = (at + 1) & mask;
-        }
-        None
+    fn home(&self) -> usize {
+        (self.key >> TABLE_BITS) as usize
     }
 
-    fn put(&mut self, entry: Entry) {
-        let mask = self.entries.len() - 1;
-        let mut at = home(entry.key, mask);
-        while !self.entries[at].is_empty() {
-            at = (at + 1) & mask;
-        }
-        self.entries[at] = entry;
+    fn home_of(key: Fingerprint) -> usize {
+        (key.0 >> TABLE_BITS) as usize
     }
-
-    fn grow(&mut self) {
-        let len = (self.entries.len() * 2).max(FIRST_TABLE);
-        let old = std::mem::replace(&mut self.entries, vec![Entry::default(); len].into_boxed_slice());
-        old.iter().filter(|entry| !entry.is_empty()).for_each(|entry| self.put(*entry));
-    }
-
-    /// Empties position `gap`, moving later entries back so that every probe still finds them.
-    fn close_gap(&mut self, mut gap: usize) {
-        let mask = self.entries.len() - 1;
-        let mut at = gap;
-        loop {
-            at = (at + 1) & mask;
-            let entry = self.entries[at];
-            if entry.is_empty() {
-                self.entries[gap] = Entry::default();
-                return;
-            }
-            let from_home = at.wrapping_sub(home(entry.key, mask)) & mask;
-            if from_home >= (at.wrapping_sub(gap) & mask) {
-                self.entries[gap] = entry;
-                gap = at;
-            }
-        }
-    }
-}
-
-fn shard_of(key: Fingerprint) -> usize {
-    key.0 as usize & ((1 << SHARD_BITS) - 1)
-}
-
-fn home(key: u64, mask: usize) -> usize {
-    (key >> SHARD_BITS) as usize & mask
 }
 
 #[cfg(test)]

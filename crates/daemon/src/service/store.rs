@@ -54,6 +54,8 @@ pub async fn commit(shared: &Shared, request: CommitRequest) -> Result<CommitRep
                 let (instance, member) = state.instances.of_session(request.session)?;
                 let namespace = member.session.as_ref().expect("found by its session").namespace(request.namespace)?;
                 let group = group_index(blocks.group)?;
+                let hashes: Vec<BlockHash> = piece.iter().map(|(hash, _)| *hash).collect();
+                state.core.prepare_commits(namespace, group, &hashes);
                 for (hash, at) in piece {
                     let outcome = commit_one(state, instance, namespace, group, *hash, before, *at);
                     outcomes.push(wire(outcome).into());

@@ -1,0 +1,152 @@
+//! Open addressing in many small tables, under the pool's index and under the map of what lies below it.
+//!
+//! Invariants: a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves
+//! its table; a removal shifts later entries back, so that every probe still finds them. Small tables keep the cost
+//! of one growth far below 200 µs.
+
+use std::hint::black_box;
+
+use crate::index::Fingerprint;
+
+pub(crate) const TABLE_BITS: u32 = 12;
+const FIRST_ENTRIES: usize = 4;
+
+/// What a table holds; an empty place is the default.
+pub(crate) trait Entry: Copy + Default {
+    fn is_empty(&self) -> bool;
+    /// Where the probe for it begins; the lower bits count.
+    fn home(&self) -> usize;
+    /// The same, of an entry under this key. The key's lowest [`TABLE_BITS`] name its table.
+    fn home_of(key: Fingerprint) -> usize;
+}
+
+/// See the module's head.
+pub(crate) struct Tables<E> {
+    /// None before the first entry.
+    tables: Vec<Table<E>>,
+    count: u64,
+}
+
+struct Table<E> {
+    entries: Box<[E]>,
+    used: usize,
+}
+
+impl<E> Default for Tables<E> {
+    fn default() -> Tables<E> {
+        Tables { tables: Vec::new(), count: 0 }
+    }
+}
+
+impl<E: Entry> Tables<E> {
+    pub fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// The entry under `key` for which `is_it` says yes.
+    pub fn find(&self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> Option<&E> {
+        let table = self.tables.get(table_of(key))?;
+        Some(&table.entries[table.find(E::home_of(key), is_it)?])
+    }
+
+    pub fn find_mut(&mut self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> Option<&mut E> {
+        let table = self.tables.get_mut(table_of(key))?;
+        let at = table.find(E::home_of(key), is_it)?;
+        Some(&mut table.entries[at])
+    }
+
+    /// `entry`, which is under `key`, must not be there.
+    pub fn insert(&mut self, key: Fingerprint, entry: E) {
+        if self.tables.is_empty() {
+            self.tables = (0..1 << TABLE_BITS).map(|_| Table { entries: Box::default(), used: 0 }).collect();
+        }
+        let table = &mut self.tables[table_of(key)];
+        if (table.used + 1) * 4 > table.entries.len() * 3 {
+            table.grow();
+        }
+        table.put(entry);
+        table.used += 1;
+        self.count += 1;
+    }
+
+    /// False if there was no such entry.
+    pub fn remove(&mut self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> bool {
+        let Some(table) = self.tables.get_mut(table_of(key)) else { return false };
+        let Some(at) = table.find(E::home_of(key), is_it) else { return false };
+        table.close_gap(at);
+        table.used -= 1;
+        self.count -= 1;
+        true
+    }
+
+    /// The entry where a probe for `key` begins.
+    pub fn at_home(&self, key: Fingerprint) -> E {
+        let Some(table) = self.tables.get(table_of(key)) else { return E::default() };
+        let at = E::home_of(key) & table.entries.len().wrapping_sub(1);
+        table.entries.get(at).copied().unwrap_or_default()
+    }
+
+    /// Brings what is known of `keys` into the processor's cache, all at once instead of one after another.
+    pub fn warm(&self, keys: &[Fingerprint]) {
+        black_box(keys.iter().fold(0, |sum, key| sum ^ self.at_home(*key).home()));
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.tables.iter().map(|table| size_of_val(&*table.entries) + size_of::<Table<E>>()).sum()
+    }
+}
+
+impl<E: Entry> Table<E> {
+    fn find(&self, home: usize, mut is_it: impl FnMut(&E) -> bool) -> Option<usize> {
+        let mask = self.entries.len().checked_sub(1)?;
+        let mut at = home & mask;
+        loop {
+            let entry = &self.entries[at];
+            if entry.is_empty() {
+                return None;
+            }
+            if is_it(entry) {
+                return Some(at);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    fn put(&mut self, entry: E) {
+        let mask = self.entries.len() - 1;
+        let mut at = entry.home() & mask;
+        while !self.entries[at].is_empty() {
+            at = (at + 1) & mask;
+        }
+        self.entries[at] = entry;
+    }
+
+    fn grow(&mut self) {
+        let len = (self.entries.len() * 2).max(FIRST_ENTRIES);
+        let old = std::mem::replace(&mut self.entries, vec![E::default(); len].into_boxed_slice());
+        old.iter().filter(|entry| !entry.is_empty()).for_each(|entry| self.put(*entry));
+    }
+
+    /// Empties position `gap`.
+    fn close_gap(&mut self, mut gap: usize) {
+        let mask = self.entries.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let entry = self.entries[at];
+            if entry.is_empty() {
+                self.entries[gap] = E::default();
+                return;
+            }
+            let from_home = at.wrapping_sub(entry.home()) & mask;
+            if from_home >= (at.wrapping_sub(gap) & mask) {
+                self.entries[gap] = entry;
+                gap = at;
+            }
+        }
+    }
+}
+
+fn table_of(key: Fingerprint) -> usize {
+    key.0 as usize & ((1 << TABLE_BITS) - 1)
+}
