@@ -2,7 +2,7 @@
 //!
 //! Invariants: each operation taken is completed exactly once; everything has a limit (loads and stores that
 //! wait, transfers in flight, bytes not flushed); no call blocks. What happens in a turn is told in
-//! [`Disk::poll`]; reading is in `reader`, the log in `writer`, making room in `reclaim`.
+//! [`Disk::poll`]; reading is in `reader`, the log in `writer`, `flush` and `footer`, making room in `reclaim`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -9,11 +9,14 @@
 //! bounded. The disk is drawn in `docs/formats/ssd.md`; what the tier promises and how it fails is told in
 //! `docs/tiers/ssd.md`.
 
+mod batch;
 pub mod bench;
 mod budget;
 mod config;
 mod device;
 mod disk;
+mod flush;
+mod footer;
 mod index;
 mod inspect;
 mod io;

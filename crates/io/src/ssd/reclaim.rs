@@ -9,12 +9,13 @@ use std::collections::VecDeque;
 
 use forebay_core::ErrorKind;
 
+use super::batch::{Item, Stage};
 use super::disk::{Disk, RETRY_INTERVAL};
 use super::io::Flight;
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
 use super::space::SegmentState;
 use super::staging::{Staging, joined, pieces};
-use super::writer::{Erase, Item, Stage};
+use super::writer::Erase;
 use crate::uring::{Span, Work};
 
 /// Segments that are kept ready: two to write to, one that only carried blocks may use.

@@ -1,4 +1,4 @@
-//! The log: batches of blocks at its head, flushed together, and the footer that closes a segment.
+//! The log: batches of blocks at its head.
 //!
 //! A batch is one page of headers and the payloads behind it, which go to the disk straight from their slots, many in
 //! one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled.
@@ -12,62 +12,20 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::checksum::checksum;
-use forebay_core::tier::{OpId, OpKind, Operation, Outcome};
+use forebay_core::tier::{OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 
+use super::batch::{Batch, Item, Run, Stage};
 use super::disk::{Disk, RETRY_INTERVAL, location};
 use super::io::Flight;
-use super::layout::{BatchHead, Footer, PAGE, PAGE_BYTES, RECORDS_PER_BATCH, Record, RecordKind};
+use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
 use super::staging::Staging;
-use crate::uring::{MOST_SPANS, Span, Spans, Work};
+use crate::uring::{Spans, Work};
 
 /// A batch is not made longer than this, so that the first of many stores does not wait for the last.
 const BATCH_PAGES: u32 = 2048;
-/// Payloads that follow each other are written together up to this size: a transfer costs the processor as much
-/// whatever its length, and a disk moves long ones faster.
-const RUN_PAGES: u32 = 128;
 /// After so many failed writes in a row the log stands still for a while: each attempt costs room.
 const PAUSE_AFTER: u32 = 4;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
-    /// Its payloads come from elsewhere on the disk; its head is written when they are in place.
-    Filling,
-    Writing,
-    Written,
-    Syncing,
-}
-
-#[derive(Debug)]
-pub(super) struct Item {
-    pub record: Record,
-    /// Who waits for it.
-    pub op: Option<OpId>,
-    pub error: Option<ErrorKind>,
-    /// The sequence of the record that it is a copy of.
-    pub moved_from: Option<u64>,
-}
-
-/// Payloads that one transfer takes: those among these items.
-struct Run {
-    items: Range<usize>,
-    spans: Vec<Span>,
-    pages: u32,
-}
-
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub segment: u32,
-    pub page: u32,
-    pub next_page: u32,
-    /// The page in staging from which its head is written.
-    pub head: u32,
-    pub stage: Stage,
-    pub items: Vec<Item>,
-    /// Transfers that are not over.
-    pub outstanding: usize,
-}
 
 /// The new life of a segment on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,13 +44,13 @@ pub(super) struct Writer {
     /// The segment whose footer is being written.
     pub footer: Option<u32>,
     /// Keys of stores and removals that have begun and are not settled.
-    busy: HashSet<BlockKey>,
+    pub busy: HashSet<BlockKey>,
     /// Keys that were read for the first time since they were written.
     notes: VecDeque<BlockKey>,
     next_batch: u64,
     next_sequence: u64,
-    is_syncing: bool,
-    waiting_since: Option<Duration>,
+    pub is_syncing: bool,
+    pub waiting_since: Option<Duration>,
     failures_in_a_row: u32,
     last_failure: ErrorKind,
     pub paused_until: Duration,
@@ -156,7 +114,6 @@ impl Writer {
     }
 }
 
-/// Stores and removals.
 impl Disk {
     pub(super) fn take_store(&mut self, op: &Operation) {
         let padded_bytes = op.length_bytes.next_multiple_of(PAGE);
@@ -368,195 +325,11 @@ impl Disk {
     }
 
     /// From this batch on recovery would not find what the segment holds: nothing more goes there.
-    fn break_chain(&mut self, segment: u32, from: u64) {
+    pub(super) fn break_chain(&mut self, segment: u32, from: u64) {
         if self.space.active == Some(segment) {
             self.space.retire();
         }
         let broken_from = &mut self.space.segment(segment).broken_from;
         *broken_from = Some(broken_from.map_or(from, |earlier| earlier.min(from)));
-    }
-}
-
-/// Flushes.
-impl Disk {
-    /// Starts a flush when one is worth it: nothing more is being written, or enough waits, or long enough.
-    pub(super) fn flush(&mut self) {
-        if self.writer.is_syncing {
-            return;
-        }
-        let (mut held_up, mut bytes, mut is_writing) = (Vec::new(), 0, false);
-        let mut next = Vec::new();
-        for (id, batch) in &self.writer.batches {
-            if batch.stage != Stage::Written {
-                held_up.push(batch.segment);
-                is_writing |= batch.stage == Stage::Writing;
-            } else if !held_up.contains(&batch.segment) {
-                next.push(*id);
-                bytes += u64::from(batch.next_page - batch.page) * PAGE;
-            }
-        }
-        let erased = self.writer.erase.filter(|erase| matches!(erase, Erase::Written(_)));
-        let waited = self.writer.waiting_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
-        let is_due = !is_writing || bytes >= self.limits.flush_bytes || waited >= self.limits.flush_interval;
-        if !is_due || (next.is_empty() && erased.is_none()) {
-            return;
-        }
-        for id in next {
-            self.writer.batches.get_mut(&id).expect("from the list").stage = Stage::Syncing;
-        }
-        if let Some(Erase::Written(segment)) = erased {
-            self.writer.erase = Some(Erase::Syncing(segment));
-        }
-        let still_waits = self.writer.batches.values().any(|batch| batch.stage == Stage::Written);
-        self.writer.waiting_since = still_waits.then_some(self.now);
-        self.writer.is_syncing = true;
-        self.io.start(Flight::Sync, Work::Sync);
-    }
-
-    pub(super) fn sync_ended(&mut self, result: Result<u64, ErrorKind>) {
-        self.writer.is_syncing = false;
-        self.writer.count(result, self.now);
-        self.counters.flushes += 1;
-        self.counters.failed_flushes += u64::from(result.is_err());
-        let syncing = |(id, batch): (&u64, &Batch)| (batch.stage == Stage::Syncing).then_some((*id, batch.segment));
-        let synced: Vec<(u64, u32)> = self.writer.batches.iter().filter_map(syncing).collect();
-        for (id, segment) in synced {
-            if result.is_err() {
-                // What a failed flush left behind is unknown, and a second one would not tell.
-                self.break_chain(segment, id);
-            }
-            self.settle(id, result.err());
-        }
-        if let Some(Erase::Syncing(segment)) = self.writer.erase {
-            self.erase_settled(segment, result);
-        }
-    }
-
-    /// Answers the batch's operations and lets its blocks be found.
-    fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
-        let Batch { segment, items, .. } = self.writer.batches.remove(&id).expect("it was being flushed");
-        let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
-        let error = error.or(is_unreachable.then_some(ErrorKind::Io));
-        for Item { record, op, error: own_error, moved_from } in items {
-            let outcome = match own_error.or(error) {
-                Some(kind) => {
-                    // A copy that failed before its head was written is not in it.
-                    if moved_from.is_none() || own_error.is_none() {
-                        self.space.segment(segment).doubt(record.sequence);
-                    }
-                    self.counters.failed_stores += u64::from(op.is_some());
-                    Outcome::Failed(kind)
-                }
-                None => self.settle_record(&record, segment, moved_from),
-            };
-            if let Some(id) = op {
-                self.writer.busy.remove(&record.key);
-                self.complete(id, outcome);
-            }
-        }
-    }
-
-    fn settle_record(&mut self, record: &Record, segment: u32, moved_from: Option<u64>) -> Outcome {
-        self.space.segment(segment).whole.push(*record);
-        let found = self.index.get(&record.key).map(|entry| entry.sequence);
-        match record.kind {
-            RecordKind::Block => {
-                let is_news = match moved_from {
-                    Some(sequence) => found == Some(sequence),
-                    None => found.is_none_or(|sequence| sequence < record.sequence),
-                };
-                if is_news {
-                    self.put(record, segment);
-                }
-                if moved_from.is_some() {
-                    self.counters.carried_blocks += 1;
-                    self.counters.carried_bytes += record.length_bytes;
-                } else {
-                    self.counters.stored_blocks += 1;
-                    self.counters.stored_bytes += record.length_bytes;
-                }
-                Outcome::Stored(self.index.get(&record.key).map(location).unwrap_or_default())
-            }
-            RecordKind::Removed => {
-                self.counters.removed_blocks += 1;
-                Outcome::Removed
-            }
-            RecordKind::Touched => Outcome::Removed,
-        }
-    }
-}
-
-/// Footers.
-impl Disk {
-    /// Writes the footer of the oldest full segment once all that was written to it has settled.
-    pub(super) fn close_segments(&mut self) {
-        let Some(&index) = self.space.closing.front() else { return };
-        let is_settled = self.writer.batches.values().all(|batch| batch.segment != index);
-        if self.writer.footer.is_some() || !is_settled {
-            return;
-        }
-        self.space.closing.pop_front();
-        self.writer.footer = Some(index);
-        let segment = self.space.segment(index);
-        let mut whole = std::mem::take(&mut segment.whole);
-        whole.sort_by_key(|record| record.sequence);
-        let record_pages = Footer::record_pages(whole.len() as u32);
-        let mut bytes: Vec<u8> = whole.iter().flat_map(Record::encode).collect();
-        let footer = Footer {
-            life: segment.life,
-            index,
-            count: whole.len() as u32,
-            end_page: segment.next_page,
-            records_checksum: checksum(&bytes),
-        };
-        bytes.resize(record_pages as usize * PAGE_BYTES, 0);
-        bytes.extend_from_slice(&footer.encode(&self.geometry));
-        let span = Staging::footer(bytes.len() as u32);
-        self.memory.write(span, &bytes);
-        let at = self.geometry.at(index, self.geometry.pages() - 1 - record_pages);
-        self.write(Flight::Footer, Work::Write { at, spans: span.into() });
-    }
-
-    /// A footer that could not be written costs a scan at the next start, nothing else.
-    pub(super) fn footer_ended(&mut self) {
-        let index = self.writer.footer.take().expect("its write was in flight");
-        self.space.close(index);
-    }
-}
-
-impl Run {
-    fn at(item: usize) -> Run {
-        Run { items: item..item, spans: Vec::new(), pages: 0 }
-    }
-
-    fn has_room(&self, pages: u32) -> bool {
-        self.pages + pages <= RUN_PAGES && self.spans.len() < MOST_SPANS
-    }
-
-    fn add(&mut self, item: usize, span: Span, pages: u32) {
-        self.items.end = item + 1;
-        self.spans.push(span);
-        self.pages += pages;
-    }
-}
-
-impl Item {
-    fn new(kind: RecordKind, key: BlockKey, length_bytes: u64, checksum: u64, op: Option<OpId>) -> Item {
-        let record = Record { kind, key, sequence: 0, first_page: 0, length_bytes, checksum };
-        Item { record, op, error: None, moved_from: None }
-    }
-
-    fn of(op: &Operation) -> Item {
-        match op.kind {
-            OpKind::Store => Item::new(RecordKind::Block, op.key, op.length_bytes, op.checksum, Some(op.id)),
-            _ => Item::new(RecordKind::Removed, op.key, 0, 0, Some(op.id)),
-        }
-    }
-
-    /// A copy of a block of the disk.
-    pub fn copy(record: &Record) -> Item {
-        let Record { key, length_bytes, checksum, sequence, .. } = *record;
-        let item = Item::new(RecordKind::Block, key, length_bytes, checksum, None);
-        Item { moved_from: Some(sequence), ..item }
     }
 }

@@ -1,0 +1,121 @@
+//! Flushes, and what a batch that was flushed means for its blocks and for whoever waits for them.
+
+use std::time::Duration;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::Outcome;
+
+use super::batch::{Batch, Item, Stage};
+use super::disk::{Disk, location};
+use super::io::Flight;
+use super::layout::{PAGE, Record, RecordKind};
+use super::writer::Erase;
+use crate::uring::Work;
+
+impl Disk {
+    /// Starts a flush when one is worth it: nothing more is being written, or enough waits, or long enough.
+    pub(super) fn flush(&mut self) {
+        if self.writer.is_syncing {
+            return;
+        }
+        let (mut held_up, mut bytes, mut is_writing) = (Vec::new(), 0, false);
+        let mut next = Vec::new();
+        for (id, batch) in &self.writer.batches {
+            if batch.stage != Stage::Written {
+                held_up.push(batch.segment);
+                is_writing |= batch.stage == Stage::Writing;
+            } else if !held_up.contains(&batch.segment) {
+                next.push(*id);
+                bytes += u64::from(batch.next_page - batch.page) * PAGE;
+            }
+        }
+        let erased = self.writer.erase.filter(|erase| matches!(erase, Erase::Written(_)));
+        let waited = self.writer.waiting_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
+        let is_due = !is_writing || bytes >= self.limits.flush_bytes || waited >= self.limits.flush_interval;
+        if !is_due || (next.is_empty() && erased.is_none()) {
+            return;
+        }
+        for id in next {
+            self.writer.batches.get_mut(&id).expect("from the list").stage = Stage::Syncing;
+        }
+        if let Some(Erase::Written(segment)) = erased {
+            self.writer.erase = Some(Erase::Syncing(segment));
+        }
+        let still_waits = self.writer.batches.values().any(|batch| batch.stage == Stage::Written);
+        self.writer.waiting_since = still_waits.then_some(self.now);
+        self.writer.is_syncing = true;
+        self.io.start(Flight::Sync, Work::Sync);
+    }
+
+    pub(super) fn sync_ended(&mut self, result: Result<u64, ErrorKind>) {
+        self.writer.is_syncing = false;
+        self.writer.count(result, self.now);
+        self.counters.flushes += 1;
+        self.counters.failed_flushes += u64::from(result.is_err());
+        let syncing = |(id, batch): (&u64, &Batch)| (batch.stage == Stage::Syncing).then_some((*id, batch.segment));
+        let synced: Vec<(u64, u32)> = self.writer.batches.iter().filter_map(syncing).collect();
+        for (id, segment) in synced {
+            if result.is_err() {
+                // What a failed flush left behind is unknown, and a second one would not tell.
+                self.break_chain(segment, id);
+            }
+            self.settle(id, result.err());
+        }
+        if let Some(Erase::Syncing(segment)) = self.writer.erase {
+            self.erase_settled(segment, result);
+        }
+    }
+
+    /// Answers the batch's operations and lets its blocks be found.
+    fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
+        let Batch { segment, items, .. } = self.writer.batches.remove(&id).expect("it was being flushed");
+        let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
+        let error = error.or(is_unreachable.then_some(ErrorKind::Io));
+        for Item { record, op, error: own_error, moved_from } in items {
+            let outcome = match own_error.or(error) {
+                Some(kind) => {
+                    // A copy that failed before its head was written is not in it.
+                    if moved_from.is_none() || own_error.is_none() {
+                        self.space.segment(segment).doubt(record.sequence);
+                    }
+                    self.counters.failed_stores += u64::from(op.is_some());
+                    Outcome::Failed(kind)
+                }
+                None => self.settle_record(&record, segment, moved_from),
+            };
+            if let Some(id) = op {
+                self.writer.busy.remove(&record.key);
+                self.complete(id, outcome);
+            }
+        }
+    }
+
+    fn settle_record(&mut self, record: &Record, segment: u32, moved_from: Option<u64>) -> Outcome {
+        self.space.segment(segment).whole.push(*record);
+        let found = self.index.get(&record.key).map(|entry| entry.sequence);
+        match record.kind {
+            RecordKind::Block => {
+                let is_news = match moved_from {
+                    Some(sequence) => found == Some(sequence),
+                    None => found.is_none_or(|sequence| sequence < record.sequence),
+                };
+                if is_news {
+                    self.put(record, segment);
+                }
+                if moved_from.is_some() {
+                    self.counters.carried_blocks += 1;
+                    self.counters.carried_bytes += record.length_bytes;
+                } else {
+                    self.counters.stored_blocks += 1;
+                    self.counters.stored_bytes += record.length_bytes;
+                }
+                Outcome::Stored(self.index.get(&record.key).map(location).unwrap_or_default())
+            }
+            RecordKind::Removed => {
+                self.counters.removed_blocks += 1;
+                Outcome::Removed
+            }
+            RecordKind::Touched => Outcome::Removed,
+        }
+    }
+}
