@@ -3,12 +3,15 @@
 //! `cargo run --release -p forebay-io --example fs_bench -- DIRECTORY SIZES THREADS PAIRS RUN_MIB [direct]`
 //!
 //! The baseline is what a script would do: each thread writes a file of its own under a temporary name and renames it,
-//! or opens and reads one; no header, no checksum, no check whether it is there. Ratios are medians over the pairs.
+//! or opens and reads one into a buffer that stays in the cache; no header, no checksum, no check whether it is there.
+//! Loads have a second baseline, which reads each file straight to a place of its own, as a slot is: no tier moves
+//! bytes for less. Ratios are medians over the pairs.
 
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -57,7 +60,8 @@ fn bench(
     let block: Vec<u8> = (0..size_bytes).map(|at| ((at * 7) >> 3) as u8).collect();
     (0..blocks).for_each(|number| pool.write(number * size_bytes, &block));
     let sum = checksum(&block);
-    let (mut stores, mut loads) = (Vec::new(), Vec::new());
+    let mut slots = vec![0; (size_bytes * blocks) as usize];
+    let (mut stores, mut loads, mut slot_loads) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         let (tier_home, plain_home) = (home.join(format!("tier-{pair}")), home.join(format!("plain-{pair}")));
         fs::create_dir_all(&tier_home)?;
@@ -72,14 +76,17 @@ fn bench(
         let plain_store = sample(bytes, || each(threads, blocks, |number| plain_write(&plain_home, number, &block)));
         let tier_load = sample(bytes, || run(&mut tier, (0..blocks).map(|at| load(blocks + at)).collect()));
         let plain_load = sample(bytes, || each(threads, blocks, |number| plain_read(&plain_home, number, size_bytes)));
+        let slot_load = sample(bytes, || slot_reads(threads, &plain_home, &mut slots, size_bytes));
         stores.push((tier_store, plain_store));
         loads.push((tier_load, plain_load));
+        slot_loads.push((tier_load, slot_load));
         drop(tier);
         fs::remove_dir_all(&tier_home)?;
         fs::remove_dir_all(&plain_home)?;
     }
     print("store", size_bytes, &stores);
     print("load", size_bytes, &loads);
+    print("load, plain to slots", size_bytes, &slot_loads);
     Ok(())
 }
 
@@ -150,6 +157,22 @@ fn plain_read(home: &Path, number: u64, size_bytes: u64) {
     });
 }
 
+/// Each file to its own place in `slots`.
+fn slot_reads(threads: u32, home: &Path, slots: &mut [u8], size_bytes: u64) {
+    let places = Mutex::new((0..).zip(slots.chunks_mut(size_bytes as usize)));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let Some((number, place)) = places.lock().expect("no thread panics").next() else { break };
+                    let read = File::open(plain_path(home, number)).and_then(|mut file| file.read_exact(place));
+                    read.expect("the file is read");
+                }
+            });
+        }
+    });
+}
+
 fn sample(bytes: u64, work: impl FnOnce()) -> Sample {
     let cpu = || {
         let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -167,7 +190,7 @@ fn print(direction: &str, size_bytes: u64, pairs: &[(Sample, Sample)]) {
         values[values.len() / 2]
     };
     println!(
-        "{direction:5} {:5} KiB: tier {:.2} GB/s, plain {:.2} GB/s, ratio {:.2}; cpu {:.0} ms/GB, plain {:.0}",
+        "{direction} {:5} KiB: tier {:.2} GB/s, plain {:.2} GB/s, ratio {:.2}; cpu {:.0} ms/GB, plain {:.0}",
         size_bytes >> 10,
         of(&|pair| pair.0.gb_per_s),
         of(&|pair| pair.1.gb_per_s),

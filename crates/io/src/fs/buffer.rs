@@ -4,85 +4,82 @@
 //! to the pool only after they were verified here.
 
 use std::fs::File;
-use std::io;
 
 use forebay_core::SlotId;
-use forebay_core::checksum::Checksum;
-use rustix::io::Errno;
+use forebay_core::checksum::{Checksum, checksum};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::layout::{HEAD_BYTES, file_bytes};
 use crate::header::{HEADER_BYTES, Header};
-use crate::uring::{Memory, Region, Span};
+use crate::uring::Region;
 
-/// Copies pass through pieces of this size, which stay in the first-level cache.
-const PIECE_BYTES: u64 = 16 << 10;
-/// Buffers grow in steps of a huge page.
-const STEP_BYTES: u64 = 2 << 20;
+/// Blocks come from the pool in pieces of this size, which are summed up while they are in the second-level cache.
+const PIECE_BYTES: usize = 256 << 10;
+/// What direct I/O wants its memory to be aligned to, and the head of a file.
+const PAGE_BYTES: usize = HEAD_BYTES as usize;
 
 pub(super) struct Buffer {
-    memory: Memory,
+    pool: Region,
+    memory: Vec<u8>,
+    /// Where the first page begins.
+    start: usize,
 }
 
 impl Buffer {
-    /// For blocks of that length and shorter ones.
-    pub fn new(pool: &Region, length_bytes: u64) -> io::Result<Buffer> {
-        let region = Region::anonymous(file_bytes(length_bytes).next_multiple_of(STEP_BYTES) as usize)?;
-        region.want_huge_pages();
-        Ok(Buffer { memory: Memory::new(pool.clone(), region) })
+    /// For blocks of that length and shorter ones; none if there is no memory.
+    pub fn new(pool: &Region, length_bytes: u64) -> Option<Buffer> {
+        let bytes = file_bytes(length_bytes) as usize + PAGE_BYTES;
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(bytes).ok()?;
+        memory.resize(bytes, 0);
+        let start = memory.as_ptr().align_offset(PAGE_BYTES);
+        Some(Buffer { pool: pool.clone(), memory, start })
     }
 
     pub fn fits(&self, length_bytes: u64) -> bool {
-        file_bytes(length_bytes) <= self.memory.staging.len() as u64
+        file_bytes(length_bytes) as usize + PAGE_BYTES <= self.memory.len()
     }
 
     /// Makes it the file of the block that lies in `slot`; returns the checksum of what was there.
-    pub fn fill(&self, header: &Header, slot: SlotId) -> u64 {
-        self.memory.staging.write(0, &[0; HEAD_BYTES as usize]);
-        self.memory.staging.write(0, &header.write());
-        let (mut sum, length_bytes) = (Checksum::new(), header.length_bytes);
-        self.pieces(length_bytes, |at, piece| {
-            self.memory.pool.read(slot.offset() + at, piece);
+    pub fn fill(&mut self, header: &Header, slot: SlotId) -> u64 {
+        let (pool, length_bytes) = (self.pool.clone(), header.length_bytes as usize);
+        let (head, rest) = self.file_mut(header.length_bytes).split_at_mut(PAGE_BYTES);
+        head[..HEADER_BYTES].copy_from_slice(&header.write());
+        head[HEADER_BYTES..].fill(0);
+        let (block, padding) = rest.split_at_mut(length_bytes);
+        padding.fill(0);
+        let (mut sum, mut at) = (Checksum::new(), slot.offset());
+        for piece in block.chunks_mut(PIECE_BYTES) {
+            pool.read(at, piece);
             sum.update(piece);
-            self.memory.staging.write(HEAD_BYTES + at, piece);
-        });
-        let padding = file_bytes(length_bytes) - HEAD_BYTES - length_bytes;
-        self.memory.staging.write(HEAD_BYTES + length_bytes, &[0; HEAD_BYTES as usize][..padding as usize]);
+            at += piece.len() as u64;
+        }
         sum.finish()
     }
 
     /// The header of the file that was read into it.
     pub fn header(&self) -> Option<Header> {
-        let mut bytes = [0; HEADER_BYTES];
-        self.memory.staging.read(0, &mut bytes);
-        Header::read(&bytes)
+        Header::read(self.memory[self.start..][..HEADER_BYTES].try_into().expect("as long as a header"))
     }
 
     /// The checksum of the block that was read into it.
     pub fn checksum(&self, length_bytes: u64) -> u64 {
-        let mut sum = Checksum::new();
-        self.pieces(length_bytes, |at, piece| {
-            self.memory.staging.read(HEAD_BYTES + at, piece);
-            sum.update(piece);
-        });
-        sum.finish()
+        checksum(self.block(length_bytes))
     }
 
     /// Copies the block into `slot`.
     pub fn hand_out(&self, slot: SlotId, length_bytes: u64) {
-        self.pieces(length_bytes, |at, piece| {
-            self.memory.staging.read(HEAD_BYTES + at, piece);
-            self.memory.pool.write(slot.offset() + at, piece);
-        });
+        self.pool.write(slot.offset(), self.block(length_bytes));
     }
 
     /// Writes the file of a block of that length, from its start.
-    pub fn write_to(&self, file: &File, length_bytes: u64) -> Result<(), Errno> {
-        let whole = file_bytes(length_bytes);
+    pub fn write_to(&mut self, file: &File, length_bytes: u64) -> Result<(), Errno> {
+        let bytes = self.file_mut(length_bytes);
         let mut done = 0;
-        while done < whole {
-            match self.memory.pwrite(file, &[span(done, whole)], done) {
+        while done < bytes.len() {
+            match pwrite(file, &bytes[done..], done as u64) {
                 Ok(0) => return Err(Errno::IO),
-                Ok(bytes) => done += u64::from(bytes),
+                Ok(written) => done += written,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
             }
@@ -91,32 +88,27 @@ impl Buffer {
     }
 
     /// Reads what is there of the file of a block of that length; returns how much that was.
-    pub fn read_from(&self, file: &File, length_bytes: u64) -> Result<u64, Errno> {
-        let whole = file_bytes(length_bytes);
+    pub fn read_from(&mut self, file: &File, length_bytes: u64) -> Result<u64, Errno> {
+        let bytes = self.file_mut(length_bytes);
         let mut done = 0;
-        while done < whole {
-            match self.memory.pread(file, span(done, whole), done) {
+        while done < bytes.len() {
+            match pread(file, &mut bytes[done..], done as u64) {
                 Ok(0) => break,
-                Ok(bytes) => done += u64::from(bytes),
+                Ok(read) => done += read,
                 Err(Errno::INTR) => {}
                 // Direct I/O cannot go on behind an end that is not on a block's border.
                 Err(Errno::INVAL) if done > 0 => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(done)
+        Ok(done as u64)
     }
 
-    fn pieces(&self, length_bytes: u64, mut each: impl FnMut(u64, &mut [u8])) {
-        let (mut buffer, mut at) = ([0; PIECE_BYTES as usize], 0);
-        while at < length_bytes {
-            let piece = &mut buffer[..(length_bytes - at).min(PIECE_BYTES) as usize];
-            each(at, piece);
-            at += piece.len() as u64;
-        }
+    fn file_mut(&mut self, length_bytes: u64) -> &mut [u8] {
+        &mut self.memory[self.start..][..file_bytes(length_bytes) as usize]
     }
-}
 
-fn span(from: u64, to: u64) -> Span {
-    Span::staging(from, (to - from) as u32)
+    fn block(&self, length_bytes: u64) -> &[u8] {
+        &self.memory[self.start + PAGE_BYTES..][..length_bytes as usize]
+    }
 }

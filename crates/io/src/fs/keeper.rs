@@ -24,8 +24,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const STEP_PAUSE: Duration = Duration::from_millis(5);
 /// Files removed before the figure is put right and the lease renewed.
 const EVICTIONS_AT_ONCE: usize = 256;
-/// How long a closed keeper is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What sweeping has done on this host.
 #[derive(Default)]
@@ -79,16 +77,21 @@ impl Keeper {
             shared.changed.notify_all();
         }
     }
-}
 
-/// Waits for the thread to end, unless its mount hangs.
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        let Some(shared) = &self.shared else { return };
-        let mut wishes = lock(&shared.wishes);
-        wishes.is_closed = true;
-        shared.changed.notify_all();
-        let _ = shared.changed.wait_timeout_while(wishes, PATIENCE, |wishes| !wishes.has_ended);
+    /// Lets the thread end after what it is doing.
+    pub fn close(&self) {
+        if let Some(shared) = &self.shared {
+            lock(&shared.wishes).is_closed = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Waits for the thread of a closed keeper, unless its mount hangs.
+    pub fn wait_for_end(&self, deadline: Instant) {
+        if let Some(shared) = &self.shared {
+            let left = deadline.saturating_duration_since(Instant::now());
+            drop(shared.changed.wait_timeout_while(lock(&shared.wishes), left, |wishes| !wishes.has_ended));
+        }
     }
 }
 

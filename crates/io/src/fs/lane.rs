@@ -21,9 +21,6 @@ use crate::uring::{Region, Waker};
 
 /// Lookups are cheap: a thread takes so many at once.
 const FINDS_AT_ONCE: usize = 16;
-/// How long a closed lane waits for its threads; those that hang are left to end alone.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 pub(super) struct Job {
     pub op: Operation,
     pub ticket: Arc<Ticket>,
@@ -166,14 +163,17 @@ impl Lane {
         lock(&self.state).buffers
     }
 
-    /// Lets the threads end after their jobs, and waits for those that do.
+    /// Lets the threads end after their jobs.
     pub fn close(&self) {
-        let mut state = lock(&self.state);
-        state.is_closed = true;
+        lock(&self.state).is_closed = true;
         self.has_jobs.notify_all();
+    }
+
+    /// Waits for the threads of a closed lane; those that hang are left to end alone.
+    pub fn wait_for_end(&self, deadline: Instant) {
         let running = |state: &mut State| state.ended_threads < self.threads();
-        state = self.has_jobs.wait_timeout_while(state, PATIENCE, running).unwrap_or_else(PoisonError::into_inner).0;
-        drop(state);
+        let left = deadline.saturating_duration_since(Instant::now());
+        drop(self.has_jobs.wait_timeout_while(lock(&self.state), left, running));
     }
 
     fn first_writer(&self) -> usize {
@@ -213,17 +213,19 @@ impl Lane {
     fn transfer(&self, job: &Job, buffer: Option<Buffer>) {
         let length_bytes = job.op.length_bytes;
         let buffer = buffer.filter(|buffer| buffer.fits(length_bytes));
-        let buffer = buffer.map_or_else(|| Buffer::new(&self.pool, length_bytes), Ok);
-        let (outcome, was_there) = match &buffer {
-            Ok(_) if job.ticket.is_given_up() => (Outcome::Failed(ErrorKind::Timeout), false),
-            Err(_) => (Outcome::Failed(ErrorKind::Unavailable), false),
-            Ok(buffer) if job.op.kind == OpKind::Store => writer::store(&self.directory, buffer, &job.op, &job.ticket),
-            Ok(buffer) => (reader::load(&self.directory, buffer, &job.op, &job.ticket), false),
+        let mut buffer = buffer.or_else(|| Buffer::new(&self.pool, length_bytes));
+        let (outcome, was_there) = match &mut buffer {
+            Some(_) if job.ticket.is_given_up() => (Outcome::Failed(ErrorKind::Timeout), false),
+            None => (Outcome::Failed(ErrorKind::Unavailable), false),
+            Some(buffer) if job.op.kind == OpKind::Store => {
+                writer::store(&self.directory, buffer, &job.op, &job.ticket)
+            }
+            Some(buffer) => (reader::load(&self.directory, buffer, &job.op, &job.ticket), false),
         };
         let mut state = lock(&self.state);
         match buffer {
-            Ok(buffer) => state.free_buffers.push(buffer),
-            Err(_) => state.buffers -= 1,
+            Some(buffer) => state.free_buffers.push(buffer),
+            None => state.buffers -= 1,
         }
         drop(state);
         self.has_jobs.notify_one();

@@ -35,7 +35,7 @@ pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
 }
 
 /// See the module's head.
-pub(super) fn load(directory: &Directory, buffer: &Buffer, op: &Operation, ticket: &Ticket) -> Outcome {
+pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, ticket: &Ticket) -> Outcome {
     let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
     let opened = directory.open_object(&path).and_then(|file| Ok((buffer.read_from(&file, op.length_bytes)?, file)));
@@ -63,7 +63,7 @@ pub(super) fn load(directory: &Directory, buffer: &Buffer, op: &Operation, ticke
 /// Whether what was read is the block that was asked for.
 fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
     let is_there = read_bytes >= layout::HEAD_BYTES;
-    let header = Some(buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
+    let header = Some(&*buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
     let header = header.ok_or(ErrorKind::Corrupt)?;
     if header.length_bytes != op.length_bytes {
         let has_it_all = fstat(file).is_ok_and(|about| about.st_size as u64 == file_bytes(header.length_bytes));
@@ -124,20 +124,20 @@ mod tests {
         let config = FsConfig::new(vec![home.path().to_owned()]);
         let directory = Arc::new(Directory::open(home.path(), &config).unwrap());
         let pool = Region::anonymous(8192).unwrap();
-        let buffer = Buffer::new(&pool, LENGTH).unwrap();
+        let mut buffer = Buffer::new(&pool, LENGTH).unwrap();
         pool.write(0, &[5; LENGTH as usize]);
         let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&[1]).unwrap() };
         let slot = Some((SlotId(0), Generation(0)));
         let (id, priority, sum) = (OpId(1), Priority::Load, checksum(&[5; LENGTH as usize]));
         let store = Operation { id, kind: OpKind::Store, priority, key, slot, length_bytes: LENGTH, checksum: sum };
-        let (outcome, _) = writer::store(&directory, &buffer, &store, &Ticket::default());
+        let (outcome, _) = writer::store(&directory, &mut buffer, &store, &Ticket::default());
         assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
 
         pool.write(0, &[0x77; 8192]);
         let load_op = Operation { kind: OpKind::Load { at: Location::default() }, ..store };
         let ticket = Ticket::default();
         assert!(ticket.give_up() && !ticket.give_up());
-        assert_eq!(load(&directory, &buffer, &load_op, &ticket), Outcome::Failed(ErrorKind::Timeout));
+        assert_eq!(load(&directory, &mut buffer, &load_op, &ticket), Outcome::Failed(ErrorKind::Timeout));
         assert_eq!(buffer.checksum(LENGTH), sum, "they came");
         let mut bytes = [0; 8192];
         pool.read(0, &mut bytes);
@@ -145,7 +145,7 @@ mod tests {
 
         let waiting = Ticket::default();
         let loaded = Outcome::Loaded { length_bytes: LENGTH, checksum: sum };
-        assert_eq!(load(&directory, &buffer, &load_op, &waiting), loaded);
+        assert_eq!(load(&directory, &mut buffer, &load_op, &waiting), loaded);
         assert_eq!(waiting.use_slot(|| waiting.give_up()), Some(false), "a copy that runs is not given up");
     }
 }

@@ -147,6 +147,21 @@ impl Root {
         if self.hanging >= transfers { Health::Sick(ErrorKind::Timeout) } else { Health::Healthy }
     }
 
+    /// Ends all operations, and lets the threads end. Once [`Root::wait_for_end`] has returned no slot is touched any
+    /// more, whatever hangs.
+    pub fn close(&mut self) {
+        let is_over = |flight: &Flight| flight.ticket.give_up() || flight.ticket.is_given_up();
+        // A copy that runs this moment ends before its thread does, which is waited for.
+        self.flights.retain(|_, flight| !is_over(flight));
+        self.lane.close();
+        self.keeper.close();
+    }
+
+    pub fn wait_for_end(&self, deadline: Instant) {
+        self.lane.wait_for_end(deadline);
+        self.keeper.wait_for_end(deadline);
+    }
+
     pub fn is_idle(&self) -> bool {
         self.flights.is_empty() && self.completions.is_empty()
     }
@@ -239,15 +254,5 @@ impl Root {
             }
             (_, Outcome::Absent | Outcome::Failed(_)) => {}
         }
-    }
-}
-
-/// No slot is touched after this, whatever hangs.
-impl Drop for Root {
-    fn drop(&mut self) {
-        let is_over = |flight: &Flight| flight.ticket.give_up() || flight.ticket.is_given_up();
-        // A copy that runs this moment ends before its thread does, which is waited for.
-        self.flights.retain(|_, flight| !is_over(flight));
-        self.lane.close();
     }
 }

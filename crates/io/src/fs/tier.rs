@@ -25,6 +25,9 @@ use super::root::Root;
 use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
+/// How long threads are waited for when the tier is closed: all of them together, however many mounts hang.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// See the module's head.
 pub struct Fs {
     roots: Vec<Root>,
@@ -39,20 +42,22 @@ impl Fs {
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
         config.check()?;
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let mut roots: Vec<Root> = Vec::new();
-        for directory in open_all(config)? {
+        let directories = open_all(config)?;
+        // What is dropped on an error is closed.
+        let mut fs = Fs { roots: Vec::new(), waker, transfers: Transfers::default(), fsync: config.fsync };
+        for directory in directories {
             let directory = Arc::new(directory);
-            if let Some(twin) = roots.iter().find(|root| root.directory.id == directory.id) {
+            if let Some(twin) = fs.roots.iter().find(|root| root.directory.id == directory.id) {
                 return Err(Error::invalid("two names lead to one directory")
                     .with("path", directory.path.display())
                     .with("also", twin.directory.path.display())
                     .hint("name each directory once"));
             }
-            let lane = Lane::start(directory.clone(), pool.clone(), waker.clone(), config.streams, config.buffers);
+            let lane = Lane::start(directory.clone(), pool.clone(), fs.waker.clone(), config.streams, config.buffers);
             let keeper = Keeper::start(directory.clone(), config).map_err(no_memory)?;
-            roots.push(Root::new(directory, lane.map_err(no_memory)?, keeper, config));
+            fs.roots.push(Root::new(directory, lane.map_err(no_memory)?, keeper, config));
         }
-        Ok(Fs { roots, waker, transfers: Transfers::default(), fsync: config.fsync })
+        Ok(fs)
     }
 
     /// Readable when [`Tier::poll`] has work to do.
@@ -153,6 +158,15 @@ impl Tier for Fs {
             }
         }
         health
+    }
+}
+
+/// No slot is touched after this, whatever hangs.
+impl Drop for Fs {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        self.roots.iter_mut().for_each(Root::close);
+        self.roots.iter().for_each(|root| root.wait_for_end(deadline));
     }
 }
 

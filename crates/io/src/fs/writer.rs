@@ -30,7 +30,7 @@ enum Written {
 }
 
 /// See the module's head. True beside the outcome: the object was there already.
-pub(super) fn store(directory: &Directory, buffer: &Buffer, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
     let (Some((slot, _)), None) = (op.slot, &directory.read_only) else {
         return (Outcome::Failed(ErrorKind::Unsupported), false);
     };
@@ -93,7 +93,7 @@ fn is_whole(path: &Path, length_bytes: u64) -> bool {
     rustix::fs::stat(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
 }
 
-fn write(directory: &Directory, buffer: &Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
+fn write(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
     let folder = path.parent().ok_or(Errno::INVAL)?;
     let (temporary, file) = create(directory, folder)?;
     let published = write_whole(directory, buffer, length_bytes, &file)
@@ -114,7 +114,7 @@ fn create(directory: &Directory, folder: &Path) -> Result<(std::path::PathBuf, F
     directory.create(folder)
 }
 
-fn write_whole(directory: &Directory, buffer: &Buffer, length_bytes: u64, file: &File) -> Result<(), Errno> {
+fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, file: &File) -> Result<(), Errno> {
     buffer.write_to(file, length_bytes)?;
     match directory.fsync {
         Fsync::None => {}

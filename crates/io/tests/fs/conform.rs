@@ -13,14 +13,14 @@ use forebay_io::uring::Region;
 
 use crate::bed::{self, Host, files, name_of};
 
-struct Bed {
+pub struct Bed {
     config: FsConfig,
     pool: Region,
     fs: Option<Fs>,
 }
 
 impl Bed {
-    fn new(config: FsConfig) -> Bed {
+    pub fn new(config: FsConfig) -> Bed {
         let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
         let fs = Some(Fs::open(&config, pool.clone()).unwrap());
         Bed { config, pool, fs }

@@ -4,7 +4,9 @@
 mod bed;
 mod conform;
 mod damage;
+mod fuse;
 mod hang;
 mod limits;
+mod mounts;
 mod share;
 mod sweep;
