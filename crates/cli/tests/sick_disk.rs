@@ -1,0 +1,189 @@
+//! The SSD tier behind the shipped daemon, on a disk that answers late, with errors, or not at all.
+//!
+//! The disk is a file on a filesystem in user space that does harm on command. Where there is no FUSE the tests say so;
+//! what they claim is then left to those of the tier, on a simulated disk, and to `ssd`, on one that is cut short.
+
+#[path = "../../io/tests/fs/fuse/mod.rs"]
+mod fuse;
+mod support;
+
+use std::fs::File;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use forebay_rpc::proto::*;
+use fuse::Mount;
+use support::*;
+
+const BYTES: u64 = 20_000;
+const DISK: (&str, u64) = ("64MiB", 64 << 20);
+const PROMPT: u64 = 50;
+/// Twice what the pool holds.
+const PROMPTS: u64 = 30;
+const EIO: &str = "fail 5";
+/// A request waits at most this long for a block of the disk.
+const DEADLINE_MS: u64 = 500;
+
+struct Rig {
+    daemon: Daemon,
+    client: Client,
+    worker: Worker,
+    namespace: u32,
+    next_seed: u64,
+    mount: Mount,
+    _place: Place,
+}
+
+impl Rig {
+    /// A daemon whose disk holds all prompts and whose pool the later half. None where there is no FUSE.
+    fn start(engine: &str) -> Option<Rig> {
+        let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let mount = Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}")).ok()?;
+        // The mount has no `fallocate`, so the file has its length before.
+        File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
+        let (place, path) = (Place::new(), mount.path().join("disk"));
+        let deadline = DEADLINE_MS.to_string();
+        let arguments = ["--pool.capacity_bytes", "16MiB", "--tier.ssd.disks", path.to_str().expect("UTF-8")];
+        let tier = ["--tier.ssd.capacity_bytes", DISK.0, "--tier.ssd.admission", "all"];
+        let tier = [&tier[..], &["--tier.ssd.load_deadline_ms", &deadline]].concat();
+        let daemon = Daemon::start(&place, &[&arguments[..], &tier, &["--tier.ssd.engine", engine]].concat());
+        let (client, worker) = support::engine(&place, "a", BYTES);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let mut rig = Rig { daemon, client, worker, namespace, next_seed: 0, mount, _place: place };
+        rig.becomes("serving");
+        for prompts in 1..=PROMPTS {
+            rig.store();
+            wait_until("it is written", || rig.tier().stored_blocks == prompts * PROMPT);
+        }
+        Some(rig)
+    }
+
+    fn tier(&self) -> TierInfo {
+        self.client.inspect().tiers.first().cloned().expect("a tier is configured")
+    }
+
+    fn becomes(&self, state: &str) {
+        wait_until(state, || self.tier().state == state);
+    }
+
+    /// One more prompt, into the pool; the disk gets it when it can.
+    fn store(&mut self) -> Range<u64> {
+        let seeds = self.next_seed..self.next_seed + PROMPT;
+        self.next_seed = seeds.end;
+        let mut slots = Vec::new();
+        wait_until("the pool has room", || {
+            slots.extend(self.client.reserve(self.namespace, PROMPT as u32 - slots.len() as u32));
+            slots.len() as u64 == PROMPT
+        });
+        seeds.clone().zip(&slots).for_each(|(seed, held)| self.worker.fill(held, seed));
+        let outcomes = self.client.commit(self.namespace, &hashes(seeds.clone()), &slots);
+        assert!(outcomes.iter().all(|outcome| *outcome == CommitOutcome::CommitStored), "{outcomes:?}");
+        seeds
+    }
+
+    /// Blocks of the prompt that a request gets once nothing is "not yet" any more; whatever comes is whole.
+    fn hits(&self, seeds: Range<u64>) -> usize {
+        let reply = self.client.lookup_settled(self.namespace, &hashes(seeds.clone()));
+        let group = &reply.groups[0];
+        for (seed, slot) in seeds.zip(&group.slots) {
+            assert!(self.worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
+        }
+        self.client.release(reply.lease);
+        group.slots.len()
+    }
+
+    fn old(&self, prompt: u64) -> Range<u64> {
+        prompt * PROMPT..(prompt + 1) * PROMPT
+    }
+
+    /// Requests for blocks that only the disk has end soon, as misses, and the pool serves as if nothing was.
+    fn serves_without_its_disk(&mut self, prompts: Range<u64>) {
+        for prompt in prompts {
+            let begun = Instant::now();
+            let hits = self.hits(self.old(prompt));
+            assert!(hits < PROMPT as usize, "prompt {prompt} cannot come from this disk");
+            // Generous: what is tested is that nobody waits for the disk.
+            assert!(begun.elapsed() < Duration::from_millis(DEADLINE_MS) + DEADLINE / 4, "{:?}", begun.elapsed());
+        }
+        let fresh = self.store();
+        assert_eq!(self.hits(fresh), PROMPT as usize, "the pool serves on");
+        assert!(self.daemon.is_running());
+    }
+
+    /// All that was written before comes back once the disk does; nothing stays held or out of use.
+    fn recovers(&self, prompts: Range<u64>) {
+        self.becomes("serving");
+        for prompt in prompts {
+            // A block whose load failed is passed over for a while.
+            wait_until("the disk serves", || self.hits(self.old(prompt)) == PROMPT as usize);
+        }
+        wait_until("late reads have ended, and nothing waits to be written", || {
+            let held = self.client.inspect();
+            (self.tier().late_bytes, held.pinned_bytes, held.fenced_bytes) == (0, 0, 0)
+        });
+        let audit = call!(self.client, audit, AuditRequest {}).expect("an audit");
+        assert_eq!((audit.corrupt, audit.misnamed, audit.complaint), (0, 0, String::new()));
+    }
+}
+
+#[test]
+fn a_late_disk_costs_its_hits_and_its_bytes_land_in_nobodys_slot() {
+    for engine in ["auto", "threads"] {
+        let Some(mut rig) = Rig::start(engine) else { return };
+        rig.mount.harm("read", "slow 1500");
+        rig.serves_without_its_disk(0..2);
+        assert!(rig.tier().late_bytes > 0, "{:?}", rig.tier());
+        // The pool turns over while the reads are still on their way.
+        (0..PROMPTS).for_each(|_| drop(rig.store()));
+        rig.mount.calm();
+        rig.recovers(0..4);
+    }
+}
+
+#[test]
+fn a_disk_that_fails_is_left_alone_until_it_answers_again() {
+    for engine in ["auto", "threads"] {
+        let Some(mut rig) = Rig::start(engine) else { return };
+        rig.mount.harm("read,write,sync", EIO);
+        rig.serves_without_its_disk(0..2);
+        wait_until("the tier is given up", || rig.tier().state != "serving");
+        rig.serves_without_its_disk(2..4);
+        rig.mount.calm();
+        rig.recovers(4..8);
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_stops_nobody_and_serves_when_it_comes_back() {
+    for (engine, is_frozen) in [("auto", false), ("auto", true), ("threads", false), ("threads", true)] {
+        let Some(mut rig) = Rig::start(engine) else { return };
+        match is_frozen {
+            true => rig.mount.freeze(),
+            false => rig.mount.harm("read,write,sync", "hang"),
+        }
+        rig.serves_without_its_disk(0..2);
+        wait_until("the tier is given up", || rig.tier().state != "serving");
+        rig.serves_without_its_disk(2..4);
+        if is_frozen {
+            rig.mount.thaw();
+        } else {
+            assert!(rig.mount.withheld() > 0, "something was asked of the disk");
+            rig.mount.calm();
+        }
+        rig.recovers(4..8);
+    }
+}
+
+#[test]
+fn a_disk_whose_host_goes_down_takes_nobody_along() {
+    let Some(mut rig) = Rig::start("auto") else { return };
+    rig.mount.end();
+    rig.serves_without_its_disk(0..2);
+    wait_until("the tier is given up", || rig.tier().state != "serving");
+    rig.serves_without_its_disk(2..4);
+    let pid = rustix::process::Pid::from_raw(rig.daemon.pid()).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
+    let Rig { daemon, client, worker, .. } = rig;
+    drop((client, worker));
+    assert!(daemon.finish().0, "it ends well, disk or not");
+}
