@@ -59,12 +59,7 @@ impl Buffer {
 
     /// The checksum of the block that was read into it.
     pub fn checksum(&self, length_bytes: u64) -> u64 {
-        let mut sum = Checksum::new();
-        self.pieces(length_bytes, |at, piece| {
-            self.memory.staging.read(HEAD_BYTES + at, piece);
-            sum.update(piece);
-        });
-        sum.finish()
+        self.memory.checksum(Span::staging(HEAD_BYTES, length_bytes as u32))
     }
 
     /// Copies the block into `slot`.

@@ -18,6 +18,7 @@ mod ring;
 mod shared;
 mod simulated;
 mod socket;
+mod sum;
 mod threads;
 
 pub use engine::{Done, Engine, EngineChoice, Request, Started, Work, start};
@@ -27,4 +28,5 @@ pub use ring::Uring;
 pub use shared::Waker;
 pub use simulated::{Fault, FaultKind, Simulated, SimulatedDisk};
 pub use socket::{MOST_PIECES, Piece};
+pub(crate) use sum::sum_up;
 pub use threads::Threads;
