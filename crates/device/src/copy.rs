@@ -7,15 +7,13 @@
 //!
 //! Stores stream past the cache wherever the machine can, because a KV block is far larger than what is worth
 //! keeping and its reader is another core or a device: that saves the read-for-ownership of the destination.
-//! With AVX-512 the checksum is folded in the registers that carry the bytes (`fold.rs`); elsewhere each piece
-//! is summed right before it is copied, while it is in the first-level cache.
+//! With AVX-512 the checksum is folded in the registers that carry the bytes; elsewhere each piece is summed right
+//! before it is copied, while it is in the first-level cache.
 
 use std::fmt;
 
 use forebay_core::checksum::Checksum;
 
-#[cfg(target_arch = "x86_64")]
-mod fold;
 mod memory;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -89,19 +87,40 @@ pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from
 
 #[cfg(target_arch = "x86_64")]
 fn gather_folding<'a>(to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
-    let mut sum = fold::FoldedSum::new();
+    let mut sum = Checksum::new();
     let (mut rest, mut from) = (to, from.peekable());
     while let Some(mut from_piece) = from.next() {
         let next = *from.peek().unwrap_or(&from_piece);
         let mut to_piece = rest.take(from_piece.len());
         let (head, body) = stream_parts(to_piece);
-        sum.copy_edge(to_piece.take(head), from_piece.take(head));
-        sum.copy_body(to_piece.take(body), from_piece.take(body), next);
-        sum.copy_edge(to_piece, from_piece);
+        copy_edge(&mut sum, to_piece.take(head), from_piece.take(head));
+        copy_body(&mut sum, to_piece.take(body), from_piece.take(body), next);
+        copy_edge(&mut sum, to_piece, from_piece);
     }
     assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
     fence();
     sum.finish()
+}
+
+/// Copies and sums fewer bytes than the kernel takes, or bytes before the destination's first cache line.
+#[cfg(target_arch = "x86_64")]
+fn copy_edge(sum: &mut Checksum, to: Span<'_>, from: Span<'_>) {
+    if !from.is_empty() {
+        sum.update(from.bytes());
+        to.copy_from(from);
+    }
+}
+
+/// Copies and sums whole strides to whole cache lines; `next` is what is likely to be copied after them.
+#[cfg(target_arch = "x86_64")]
+fn copy_body(sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
+    assert_eq!(to.len(), from.len(), "both spans of a copy are of one length");
+    if from.is_empty() {
+        return;
+    }
+    // SAFETY: only `Level`'s AVX-512 leads here; both spans lie in their memory and are equally long; the caller cut
+    // them to whole strides with `to` on a cache line.
+    unsafe { x86::fold_and_stream(to.as_mut_ptr(), from.as_ptr(), from.len(), next.as_ptr(), sum.lanes()) }
 }
 
 fn gather_in_pieces<'a>(level: Level, to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {

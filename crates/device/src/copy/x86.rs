@@ -5,10 +5,10 @@
 
 use std::arch::x86_64::*;
 
-use super::fold::{FACTORS, Lanes};
+use forebay_core::checksum::Lanes;
+pub(super) use forebay_core::checksum::STRIDE_BYTES;
 
 pub(super) const LINE_BYTES: usize = 64;
-pub(super) const STRIDE_BYTES: usize = 256;
 
 /// How far the folding loop asks memory ahead, across the end of a fragment too. Without it the loop keeps fewer
 /// loads under way than a plain copy does (its multiplications seem to fill the schedulers), and each 4 KiB page
@@ -32,36 +32,20 @@ pub(super) fn store_fence() {
 /// `STRIDE_BYTES` and `to` of `LINE_BYTES`. `next` may be any address.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
-    let state: *mut __m512i = lanes.words.as_mut_ptr().cast();
-    let mut lane = [_mm512_setzero_si512(); 4];
-    let mut carried = [_mm512_setzero_si512(); 4];
-    for i in 0..4 {
-        // SAFETY: the words are 256 bytes, aligned to 64.
-        lane[i] = unsafe { _mm512_load_si512(state.add(i)) };
-        carried[i] = if lanes.is_start { lane[i] } else { fold(lane[i]) };
-    }
     let prefetch_from = if len <= SHORT_BYTES { 0 } else { len - AHEAD_BYTES };
-    for at in (0..len).step_by(STRIDE_BYTES) {
-        if at >= prefetch_from {
+    lanes.fold(len / STRIDE_BYTES, |at| {
+        if at.is_multiple_of(STRIDE_BYTES) && at >= prefetch_from {
             prefetch_stride(match (at + AHEAD_BYTES).checked_sub(len) {
                 None => from.wrapping_add(at + AHEAD_BYTES),
                 Some(past) => next.wrapping_add(past),
             });
         }
-        for i in 0..4 {
-            // SAFETY: `at + 64 * i + 64 <= len`, which the caller vouches for.
-            let bytes = unsafe { _mm512_loadu_si512(from.add(at + 64 * i).cast()) };
-            // SAFETY: as above, and `to` is on a cache line.
-            unsafe { _mm512_stream_si512(to.add(at + 64 * i).cast(), bytes) };
-            lane[i] = _mm512_xor_si512(carried[i], bytes);
-            carried[i] = fold(lane[i]);
-        }
-    }
-    for (i, lane) in lane.into_iter().enumerate() {
-        // SAFETY: as for the loads.
-        unsafe { _mm512_store_si512(state.add(i), lane) };
-    }
-    lanes.is_start = false;
+        // SAFETY: `at + 64 <= len`, which the caller vouches for.
+        let bytes = unsafe { _mm512_loadu_si512(from.add(at).cast()) };
+        // SAFETY: as above, and `to` is on a cache line.
+        unsafe { _mm512_stream_si512(to.add(at).cast(), bytes) };
+        bytes
+    });
 }
 
 fn prefetch_stride(start: *const u8) {
@@ -69,16 +53,6 @@ fn prefetch_stride(start: *const u8) {
         // SAFETY: every x86-64 has SSE, and a prefetch of any address whatever has no effect but on caches.
         unsafe { _mm_prefetch::<_MM_HINT_NTA>(start.wrapping_add(line * LINE_BYTES).cast()) }
     }
-}
-
-/// The four 16-byte lanes, carried across one stride.
-#[inline]
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-fn fold(lane: __m512i) -> __m512i {
-    let factors = _mm512_broadcast_i32x4(_mm_set_epi64x(FACTORS[1] as i64, FACTORS[0] as i64));
-    let first = _mm512_clmulepi64_epi128::<0x00>(lane, factors);
-    let second = _mm512_clmulepi64_epi128::<0x11>(lane, factors);
-    _mm512_xor_si512(first, second)
 }
 
 /// # Safety

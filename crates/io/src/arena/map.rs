@@ -12,8 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use forebay_core::checksum::Checksum;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::uring::sum_up;
 
 /// Huge pages of the common size; mappings begin on a multiple of it.
 pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -113,6 +116,13 @@ impl Region {
         // SAFETY: the source lies in this mapping, the target is Rust's own. Another process may write the
         // source meanwhile: the copy then holds a mix of old and new, which its checksum tells.
         unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(range.start), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Adds what `len` bytes from `offset` hold now to `sum`.
+    pub fn sum(&self, sum: &mut Checksum, offset: u64, len: u64) {
+        let range = self.range(offset, len as usize);
+        // SAFETY: the bytes lie in this mapping, which lives as long as `self`.
+        unsafe { sum_up(sum, self.as_ptr().add(range.start), range.len()) }
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {

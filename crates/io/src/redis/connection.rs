@@ -32,6 +32,10 @@ const INPUT_BYTES: usize = 16 << 10;
 const TAIL_BYTES: usize = 256;
 /// Payloads are received in pieces that stay in the second-level cache until they are summed up.
 const PIECE_BYTES: u64 = 256 << 10;
+/// While a value arrives, the lane sleeps until all of it has come, or so much: woken for less, it runs after the server
+/// in steps of some 64 KiB, with a system call or two and a fight for the socket's lock in each
+/// (bench/reports/2026-11-21-redis.md).
+const AWAITED_BYTES: u64 = 2 << 20;
 /// Longest reply to a greeting, which may be the map of a large cluster.
 const LONGEST_GREETING: usize = 4 << 20;
 
@@ -224,20 +228,25 @@ impl Connection {
     /// Receives what is there. `is_at_end` says that the other side has closed: then all of it is read, else
     /// reading ends with the first call that brings less than it asked for.
     pub fn on_readable(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<(), Loss> {
-        loop {
-            let (received, asked) = match self.receive(context.pool) {
-                Ok(counts) => counts,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(lost(&error)),
-            };
-            if received == 0 {
-                return Err(lost(&io::Error::other("the server has closed the connection")));
-            }
-            self.consume(context).map_err(lost_step)?;
-            if received < asked && !is_at_end && !self.transport.hides_bytes() {
-                return Ok(());
-            }
+        while self.receive_some(is_at_end, context)? {}
+        // Never more than must come, or the end of a value would be slept through.
+        let awaited = self.body.as_ref().map_or(1, Body::rest);
+        self.transport.await_bytes(awaited.min(AWAITED_BYTES) as u32);
+        Ok(())
+    }
+
+    /// Whether there may be more.
+    fn receive_some(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<bool, Loss> {
+        let (received, asked) = match self.receive(context.pool) {
+            Ok(counts) => counts,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(lost(&error)),
+        };
+        if received == 0 {
+            return Err(lost(&io::Error::other("the server has closed the connection")));
         }
+        self.consume(context).map_err(lost_step)?;
+        Ok(received == asked || is_at_end || self.transport.hides_bytes())
     }
 
     /// One call: how much came, and how much was asked for.
@@ -429,6 +438,11 @@ impl Body {
         let is_wanted = flight.verdict.is_none() && !flight.is_abandoned;
         let slot = flight.job.op.slot.filter(|_| is_wanted);
         Body { len, done: 0, header: [0; HEADER_BYTES], target: slot.map(|(slot, _)| slot.offset() + at) }
+    }
+
+    /// What is yet to come of it, end of line included.
+    fn rest(&self) -> u64 {
+        self.len + 2 - self.done
     }
 
     /// Where the next bytes of the payload belong, if they belong anywhere, and how many are received at once.

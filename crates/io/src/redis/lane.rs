@@ -112,9 +112,11 @@ impl Lane {
     /// Until the inbox is closed.
     pub fn run(mut self) {
         while !self.inbox.is_closed.load(Ordering::Relaxed) {
-            self.wait_and_receive();
+            let is_called = self.wait_and_receive();
             let now = Instant::now();
-            self.accept();
+            if is_called {
+                self.accept();
+            }
             self.expire(now);
             self.scout(now);
             self.connect(now);
@@ -126,7 +128,8 @@ impl Lane {
         }
     }
 
-    fn wait_and_receive(&mut self) {
+    /// Whether the inbox has something.
+    fn wait_and_receive(&mut self) -> bool {
         let mut events = [MaybeUninit::<Event>::uninit(); MOST_EVENTS];
         let timeout = self.due().map(|due| {
             // Rounded up, or the last part of a millisecond would be spent in circles.
@@ -135,12 +138,17 @@ impl Lane {
         });
         let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
             Ok((events, _)) => &*events,
-            Err(Errno::INTR) => return,
+            Err(Errno::INTR) => return false,
             Err(error) => panic!("cannot wait for sockets: {error}"),
         };
-        for event in events.iter().filter(|event| event.data.u64() != INBOX) {
-            self.on_event(event.data.u64(), event.flags);
+        let mut is_called = false;
+        for event in events {
+            match event.data.u64() {
+                INBOX => is_called = true,
+                token => self.on_event(token, event.flags),
+            }
         }
+        is_called
     }
 
     fn due(&self) -> Option<Instant> {

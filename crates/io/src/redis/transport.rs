@@ -15,7 +15,7 @@ use rustls::ClientConnection;
 use rustls::pki_types::ServerName;
 
 use super::config::Tls;
-use crate::uring::{Piece, Region};
+use crate::uring::{Piece, Region, wake_at};
 
 /// TLS records hold at most 16 KiB.
 const BOUNCE_BYTES: usize = 16 << 10;
@@ -25,6 +25,15 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 pub(super) struct Transport {
     socket: OwnedFd,
     tls: Option<Box<ClientConnection>>,
+    wake: Wake,
+}
+
+/// When the socket becomes readable.
+enum Wake {
+    /// With its first byte. The kernel knows nothing else for Unix sockets; TLS may wait for a record of its own.
+    AtOnce,
+    /// When so many bytes are there.
+    At(u32),
 }
 
 impl Transport {
@@ -40,13 +49,13 @@ impl Transport {
             sockopt::set_socket_send_buffer_size(&socket, bytes as usize)?;
         }
         begun(rustix::net::connect(&socket, &address))?;
-        Ok(Transport { socket, tls: None })
+        Ok(Transport { socket, tls: None, wake: Wake::At(1) })
     }
 
     pub fn unix(path: &Path) -> Result<Transport, Errno> {
         let socket = new_socket(AddressFamily::UNIX)?;
         begun(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?))?;
-        Ok(Transport { socket, tls: None })
+        Ok(Transport { socket, tls: None, wake: Wake::AtOnce })
     }
 
     /// Speaks TLS from now on, with a server of that host.
@@ -56,12 +65,24 @@ impl Transport {
             None => ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?,
         };
         let session = ClientConnection::new(tls.client.clone(), name).map_err(|error| error.to_string())?;
-        Ok(Transport { tls: Some(Box::new(session)), ..self })
+        Ok(Transport { tls: Some(Box::new(session)), wake: Wake::AtOnce, ..self })
     }
 
     /// Whether connecting has failed, once the socket is writable.
     pub fn check(&self) -> Result<(), Errno> {
         sockopt::socket_error(&self.socket)?
+    }
+
+    /// Says that nothing is to be done before `bytes` more have come, which they must if all goes well. The end of the
+    /// connection is told in any case.
+    pub fn await_bytes(&mut self, bytes: u32) {
+        match &mut self.wake {
+            Wake::At(before) if *before != bytes => {
+                *before = bytes;
+                wake_at(self.socket.as_fd(), bytes);
+            }
+            Wake::AtOnce | Wake::At(_) => {}
+        }
     }
 
     /// Whether received bytes may wait where the kernel does not see them.

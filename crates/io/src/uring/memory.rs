@@ -17,12 +17,11 @@ use forebay_core::checksum::Checksum;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::sum::sum_up;
 use crate::arena::Pool;
 
 /// The kernel takes up to 1,024 pieces in one transfer.
 pub const MOST_SPANS: usize = 1024;
-/// Bytes are summed up through a buffer of this size, which stays in the first-level cache.
-const BOUNCE_BYTES: usize = 16 << 10;
 
 /// A piece of mapped memory and whoever keeps it mapped.
 #[derive(Clone)]
@@ -103,13 +102,8 @@ impl Region {
 
     /// Adds what `len` bytes from `offset` hold now to `sum`.
     pub fn sum(&self, sum: &mut Checksum, offset: u64, len: usize) {
-        let (mut buffer, mut done) = ([0; BOUNCE_BYTES], 0);
-        while done < len {
-            let piece = &mut buffer[..(len - done).min(BOUNCE_BYTES)];
-            self.read(offset + done as u64, piece);
-            sum.update(piece);
-            done += piece.len();
-        }
+        // SAFETY: `at` found the bytes inside the region, which `self` keeps mapped.
+        unsafe { sum_up(sum, self.at(offset, len), len) }
     }
 
     pub(super) fn at(&self, offset: u64, len: usize) -> *mut u8 {

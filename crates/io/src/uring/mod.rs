@@ -5,7 +5,8 @@
 //! - [`Engine`] takes [`Request`]s and gives back [`Done`]s, in any order. [`Uring`] does it with one ring and one
 //!   thread per disk, [`Threads`] with plain system calls where rings are forbidden, [`Simulated`] on a disk in
 //!   memory that fails, tears, reorders and loses power as a test wishes. [`start`] picks one and says why.
-//! - [`Region::send`] and [`Region::receive`] move bytes between the pool and a socket.
+//! - [`Region::send`] and [`Region::receive`] move bytes between the pool and a socket; [`wake_at`] says for how many
+//!   bytes it is worth to be woken.
 //! - [`try_lock`] marks a file as in use, [`is_locked`] tells.
 //!
 //! Invariants: memory named by a request is mapped until its request is done, even when its owner is long gone;
@@ -18,6 +19,7 @@ mod ring;
 mod shared;
 mod simulated;
 mod socket;
+mod sum;
 mod threads;
 
 pub use engine::{Done, Engine, EngineChoice, Request, Started, Work, start};
@@ -26,5 +28,6 @@ pub use memory::{MOST_SPANS, Memory, Place, Region, Span, Spans};
 pub use ring::Uring;
 pub use shared::Waker;
 pub use simulated::{Fault, FaultKind, Simulated, SimulatedDisk};
-pub use socket::{MOST_PIECES, Piece};
+pub use socket::{MOST_PIECES, Piece, wake_at};
+pub(crate) use sum::sum_up;
 pub use threads::Threads;

@@ -57,6 +57,15 @@ impl Region {
     }
 }
 
+/// Of a TCP socket: who waits for it is woken when `bytes` have arrived, at the end, or when the kernel holds as many
+/// as it will. Where the kernel does not want it, it stays as it was.
+pub fn wake_at(socket: BorrowedFd<'_>, bytes: u32) {
+    let (bytes, len) = (libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX), size_of::<libc::c_int>());
+    let value: *const libc::c_void = ptr::from_ref(&bytes).cast();
+    // SAFETY: `value` is `len` bytes of this stack frame, which the kernel only reads.
+    let _ = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, len as _) };
+}
+
 const NOTHING: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
 fn vector_of(base: *mut u8, len: usize) -> libc::iovec {

@@ -29,6 +29,8 @@ pub struct Bed {
     pub redis: Redis,
     next_id: u64,
     pub outcomes: HashMap<OpId, Outcome>,
+    /// What has ended, in order.
+    pub ended: Vec<OpId>,
 }
 
 impl Bed {
@@ -38,7 +40,7 @@ impl Bed {
 
     pub fn on(config: &RedisConfig, pool: Region) -> Bed {
         let redis = Redis::open(config, pool.clone()).unwrap_or_else(|error| panic!("{error}"));
-        Bed { pool, redis, next_id: 0, outcomes: HashMap::new() }
+        Bed { pool, redis, next_id: 0, outcomes: HashMap::new(), ended: Vec::new() }
     }
 
     /// With a server that answers already.
@@ -101,6 +103,7 @@ impl Bed {
         let mut completions = Vec::new();
         self.redis.poll(&mut completions);
         for Completion { id, outcome } in completions {
+            self.ended.push(id);
             let earlier = self.outcomes.insert(id, outcome);
             assert_eq!(earlier, None, "{id:?} completed twice");
         }

@@ -2,9 +2,9 @@
 //! answer and whether to go on.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -39,32 +39,52 @@ impl Answer {
 pub type Script = dyn FnMut(&[Vec<u8>], &mut Store) -> Answer + Send;
 
 pub struct Fake {
-    directory: TempDir,
+    url: String,
+    _directory: Option<TempDir>,
 }
 
 impl Fake {
     /// A server whose connections follow scripts: `script_of` makes one for each.
     pub fn start(script_of: impl Fn(u64) -> Box<Script> + Send + 'static) -> Fake {
         let directory = tempfile::Builder::new().prefix("forebay-fake-").tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
-        let store = Arc::new(Mutex::new(Store::new()));
-        thread::spawn(move || {
-            for (number, stream) in (0..).zip(listener.incoming()) {
-                let Ok(stream) = stream else { return };
-                let (script, store) = (script_of(number), store.clone());
-                thread::spawn(move || serve(stream, script, &store));
-            }
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        serve_all(script_of, move || {
+            let (stream, _) = listener.accept()?;
+            Ok((stream.try_clone()?, stream))
         });
-        Fake { directory }
+        Fake { url: format!("unix://{}", path.display()), _directory: Some(directory) }
     }
 
-    pub fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
+    /// The same over TCP, where the tier tells the kernel how much it waits for.
+    pub fn start_tcp(script_of: impl Fn(u64) -> Box<Script> + Send + 'static) -> Fake {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        serve_all(script_of, move || {
+            let (stream, _) = listener.accept()?;
+            stream.set_nodelay(true)?;
+            Ok((stream.try_clone()?, stream))
+        });
+        Fake { url, _directory: None }
     }
 
     pub fn url(&self) -> String {
-        format!("unix://{}", self.socket().display())
+        self.url.clone()
     }
+}
+
+fn serve_all<S: Read + Write + Send + 'static>(
+    script_of: impl Fn(u64) -> Box<Script> + Send + 'static,
+    accept: impl Fn() -> std::io::Result<(S, S)> + Send + 'static,
+) {
+    let store = Arc::new(Mutex::new(Store::new()));
+    thread::spawn(move || {
+        for number in 0.. {
+            let Ok((input, output)) = accept() else { return };
+            let (script, store) = (script_of(number), store.clone());
+            thread::spawn(move || serve(input, output, script, &store));
+        }
+    });
 }
 
 /// What a server of good manners says.
@@ -93,9 +113,8 @@ pub fn bulk(value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn serve(stream: UnixStream, mut script: Box<Script>, store: &Mutex<Store>) -> Option<()> {
-    let mut input = BufReader::new(stream.try_clone().ok()?);
-    let mut output = stream;
+fn serve(input: impl Read, mut output: impl Write, mut script: Box<Script>, store: &Mutex<Store>) -> Option<()> {
+    let mut input = BufReader::new(input);
     loop {
         let command = read_command(&mut input)?;
         let answer = script(&command, &mut store.lock().unwrap());

@@ -134,6 +134,47 @@ fn a_reply_that_nobody_asked_for_ends_the_connection() {
 }
 
 #[test]
+fn a_long_value_is_loaded_in_whatever_pieces_it_comes() {
+    const LONG_BYTES: u64 = 3 << 20;
+    for pieces in [1, 2, 7, 48, 1000] {
+        let fake = Fake::start_tcp(move |_| {
+            Box::new(move |command, store| Answer { pieces, ..Answer::say(well_behaved(command, store)) })
+        });
+        let mut bed = Bed::open(&RedisConfig { connections: 1, value_bytes: LONG_BYTES, ..config(&fake.url()) });
+        bed.store_all([1], LONG_BYTES);
+        // The second follows the first, whose last bytes and its first come with one call.
+        let loads = [bed.load(1, 0, LONG_BYTES), bed.load(2, 0, LONG_BYTES), bed.load(1, 0, LONG_BYTES)];
+        let whole = loaded(1, LONG_BYTES);
+        assert_eq!(bed.run(&loads), [whole, Outcome::Absent, whole], "in {pieces} pieces");
+        assert!(bed.holds(1, 0, LONG_BYTES));
+    }
+}
+
+#[test]
+fn a_server_that_leaves_in_the_middle_of_a_long_value_is_noticed_at_once() {
+    const LONG_BYTES: u64 = 3 << 20;
+    let fake = Fake::start_tcp(|_| {
+        Box::new(|command, store| {
+            let mut answer = Answer::say(well_behaved(command, store));
+            if command[0] == b"GET" {
+                answer.bytes.truncate(answer.bytes.len() / 2);
+                answer.then = Then::Close;
+            }
+            answer
+        })
+    });
+    let mut bed = Bed::open(&RedisConfig {
+        connections: 1,
+        value_bytes: LONG_BYTES,
+        operation_timeout: Duration::from_secs(600),
+        ..config(&fake.url())
+    });
+    bed.store_all([1], LONG_BYTES);
+    let load = bed.load(1, 0, LONG_BYTES);
+    assert_eq!(bed.run(&[load]), [failed(ErrorKind::Unavailable)]);
+}
+
+#[test]
 fn a_server_that_is_loading_is_waited_for() {
     let fake = Fake::start(|number| {
         Box::new(move |command, store| match (command[0].as_slice(), number) {
@@ -257,10 +298,11 @@ fn ten_thousand_sessions_of_random_faults_bring_no_wrong_payload() {
     let (next, total, failures) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         // Most of a session is waiting for what never comes.
-        for worker in 0..8 {
+        for worker in 0..8u64 {
             let (seeds, next, total, failures) = (&seeds, &next, &total, &failures);
             scope.spawn(move || {
-                let fake = Fake::start(move |number| misbehave(Random(number << 8 | worker), 12));
+                let script = move |number: u64| misbehave(Random(number << 8 | worker), 12);
+                let fake = if worker % 2 == 0 { Fake::start(script) } else { Fake::start_tcp(script) };
                 while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                     let outcome = std::panic::catch_unwind(|| session(&fake, *seed));
                     match outcome {
