@@ -258,6 +258,7 @@ fn disk_bytes(config: &Config) -> Option<u64> {
 fn capacities(config: &Config, core: &Core, pool: &Pool) -> Capacities {
     Capacities {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
+        promise_share: config.pool.promise_share,
         disk_bytes: disk_bytes(config),
         admits_all: config.tier_ssd.admission == Admission::All,
         memory_blocks: core.memory_entries() as u64,
