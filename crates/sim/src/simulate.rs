@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_core::below::Admission;
+use forebay_core::layout::Layout;
 use forebay_core::miss::MissReason;
 use forebay_core::policy::{self, Make};
 use forebay_core::{Error, ErrorKind, Result};
@@ -188,8 +189,9 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
                 .with("traces", arguments.traces.len()));
         }
     };
-    if block_bytes == Some(0) {
-        return Err(Error::invalid("blocks have bytes").hint("leave `--block-bytes` out if you do not know how many"));
+    if block_bytes.is_some_and(|bytes| !(1..=Layout::MAX_BLOCK_BYTES).contains(&bytes)) {
+        let error = Error::invalid("blocks have 1 byte to 512 MiB");
+        return Err(error.hint("leave `--block-bytes` out if you do not know how many"));
     }
     read(
         &arguments.traces[at],
