@@ -276,8 +276,8 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conv.jsonl.zst");
         let whole = std::fs::read(&path).unwrap();
         let damaged = tempfile::NamedTempFile::new().unwrap();
-        // One bit, anywhere but in the magic; and an end that is missing.
-        let mut cases: Vec<Vec<u8>> = (5..whole.len())
+        // One bit, anywhere behind the header; and an end that is missing.
+        let mut cases: Vec<Vec<u8>> = (18..whole.len())
             .step_by(whole.len() / 40)
             .map(|at| {
                 let mut bytes = whole.clone();
