@@ -9,8 +9,8 @@
 //!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal; a later
 //!   line like the first adds namespaces, numbered on.
 //!
-//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`] and [`MAX_ACCESSES`], and errors name the
-//! line.
+//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`], [`MAX_ACCESSES`] and [`MAX_DIFFERENT`](crate::trace::MAX_DIFFERENT), to
+//! about 11 GiB, and errors name the line.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -24,7 +24,7 @@ use crate::trace::{Numbering, Shape, Trace};
 
 /// A request of a million tokens in blocks of 16 has lines of half a megabyte.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// Each costs 4 bytes here and up to 40 where it is new: 256 Mi stay below 11 GiB.
+/// Each takes 4 bytes here and as many for the optimum, and twice as much while the list grows.
 pub const MAX_ACCESSES: usize = 256 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
