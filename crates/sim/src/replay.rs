@@ -305,7 +305,8 @@ impl<'a> Replay<'a> {
                 }
             }
             Effect::Move { from, slot, generation, to, to_slot } => {
-                if self.core.moved(from, generation, to, true) {
+                let is_moved = self.core.moved(from, generation, to, true);
+                if is_moved {
                     self.blocks.swap(slot.0 as usize, to_slot.0 as usize);
                 }
             }
