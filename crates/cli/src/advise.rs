@@ -26,6 +26,11 @@ fn to_text(reply: &AdviseReply) -> String {
         return "nothing was asked for yet\n".to_string();
     }
     let mut text = rates(reply);
+    if !reply.shared_stores.is_empty() {
+        let stores = reply.shared_stores.join(", ");
+        text +=
+            &format!("\nhits count what {stores} served; what is best, and all below, knows memory and disk alone\n");
+    }
     text += &format!("\nmisses\n{}", misses(reply));
     text += &format!("\nmemory, as leaf-first LRU would use it\n{}", memory(reply));
     text += &format!("\ndisk under this memory, with what comes from both\n{}", disk(reply));
@@ -168,6 +173,7 @@ fn to_json(reply: &AdviseReply) -> Value {
         "all": reply.all.as_ref().map(share),
         "namespaces": reply.namespaces.iter().map(share).collect::<Vec<_>>(),
         "disk_bytes": reply.disk_bytes,
+        "shared_stores": reply.shared_stores,
         "alarms": reply.alarms.iter().map(alarm).collect::<Vec<_>>(),
         "left_out": reply.left_out,
     })
@@ -237,6 +243,7 @@ mod tests {
                 share("others", sampled(25_536, 3000, 6000), 0.02),
             ],
             disk_bytes: 400 << 30,
+            shared_stores: vec!["redis".to_string()],
         }
     }
 

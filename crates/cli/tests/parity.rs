@@ -1,5 +1,6 @@
 //! A trace replayed through a real daemon, request after request with every commit awaited, has exactly the hits that
-//! the simulator counts; and what the daemon says about it agrees.
+//! the simulator counts; and what the daemon says about it agrees. So it has above an SSD, if what is written and what
+//! comes up is awaited, too: the simulator's disk is done before the next event.
 
 mod command;
 mod support;
@@ -8,33 +9,38 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use forebay_core::below::Admission;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::pack;
-use forebay_rpc::proto::{AdviseReply, Block};
+use forebay_rpc::proto::{AdviseReply, Block, GroupKeys, LookupRequest, PutRequest};
 use forebay_sim::read::{Hints, read};
-use forebay_sim::replay::{Setup, keys, replay};
+use forebay_sim::replay::{HASH_BYTES, Setup, Ssd, keys, replay};
 use forebay_sim::{Outcome, Trace};
 use support::{DEADLINE, Daemon, Place, runtime, wait_until};
 
 const BLOCK_BYTES: u64 = 4096;
 const CAPACITY_BYTES: u64 = 4 << 20;
+/// Room for all: what a full disk gives up depends on its segments, which are not the simulator's.
+const SSD_BYTES: u64 = 256 << 20;
+/// As many as take a few seconds when each write is waited for.
+const REQUESTS: usize = 200;
 
 fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../sim/tests/data/{name}.jsonl.zst"));
     read(&path, Hints::default()).expect("the cut is in the repository")
 }
 
-fn simulated(trace: &Trace) -> Outcome {
+fn simulated(trace: &Trace, ssd: Option<Ssd>) -> Outcome {
     let policy = forebay_core::policy::ALL[0].1;
     // A plain client's blocks are stored one at a time.
-    let setup = Setup { policy, capacity_bytes: CAPACITY_BYTES, ssd: None, lookahead: 0, store_batch: 1, salt: 0 };
+    let setup = Setup { policy, capacity_bytes: CAPACITY_BYTES, ssd, lookahead: 0, store_batch: 1, salt: 0 };
     replay(trace, setup, |_| {}).expect("the pool holds blocks")
 }
 
-fn start(place: &Place) -> Daemon {
+fn start(place: &Place, more: &[&str]) -> Daemon {
     let capacity = CAPACITY_BYTES.to_string();
     let arguments = ["--pool.capacity_bytes", &capacity, "--pool.unit_bytes", "2097152", "--pool.promise_share", "1.0"];
-    Daemon::start(place, &arguments)
+    Daemon::start(place, &[&arguments, more].concat())
 }
 
 /// Prefix hits of each request.
@@ -66,11 +72,11 @@ fn a_trace_has_the_same_hits_through_the_daemon_as_in_the_simulator() {
     for name in ["conv", "agents"] {
         let trace = trace(name);
         let place = Place::new();
-        let _daemon = start(&place);
+        let _daemon = start(&place, &[]);
         wait_populated(&place);
         let mut client = Client::new(place.sockets(), "parity", DEADLINE);
         let hits = runtime().block_on(ask(&mut client, &trace));
-        let Outcome { prefix_hits, evicted, .. } = simulated(&trace);
+        let Outcome { prefix_hits, evicted, .. } = simulated(&trace, None);
         assert!(evicted > 0, "{name} fits, and shows nothing");
         assert_eq!(hits, prefix_hits, "{name}");
         agrees(&place, &trace, hits);
@@ -82,6 +88,97 @@ fn a_trace_has_the_same_hits_through_the_daemon_as_in_the_simulator() {
             "{shown}"
         );
     }
+}
+
+/// An engine that waits for all that it causes.
+struct Patient {
+    client: support::Client,
+    namespace: u32,
+    /// Who does not map the pool brings nothing up.
+    _worker: support::Worker,
+}
+
+impl Patient {
+    fn open(place: &Place) -> Patient {
+        let (client, _worker) = support::engine(place, "patient", BLOCK_BYTES);
+        let namespace = client.namespace("parity", vec![support::group()]).expect("a namespace");
+        Patient { client, namespace, _worker }
+    }
+
+    /// Until the disk has written and brought up all that it was asked for.
+    fn wait(&self) {
+        wait_until("the disk is done", || {
+            let tiers = self.client.inspect().tiers;
+            tiers.iter().all(|tier| tier.waiting_blocks + tier.storing_blocks + tier.loading_blocks == 0)
+        });
+    }
+
+    /// Prefix hits, once nothing more comes up.
+    fn look(&self, keys: &[[u8; HASH_BYTES]]) -> usize {
+        let (mut lease, mut hits) = (0, 0);
+        loop {
+            let keys = GroupKeys { group: 0, hash_bytes: HASH_BYTES as u32, hashes: keys.concat() };
+            let request =
+                LookupRequest { session: self.client.welcome.session, namespace: self.namespace, groups: vec![keys] };
+            let reply = call!(self.client, lookup, request).expect("a lookup");
+            self.client.release(std::mem::replace(&mut lease, reply.lease));
+            let states = &reply.groups[0].states;
+            let ready = states.iter().take_while(|state| **state == 1).count();
+            self.wait();
+            // The simulator's patience is longer, and not needed here.
+            if !states.contains(&2) || lease != 0 && ready == hits {
+                self.client.release(lease);
+                return ready;
+            }
+            hits = ready;
+        }
+    }
+
+    fn store(&self, before: Option<&[u8; HASH_BYTES]>, key: &[u8; HASH_BYTES]) {
+        let request = PutRequest {
+            session: self.client.welcome.session,
+            namespace: self.namespace,
+            group: 0,
+            predecessor: before.map_or(Vec::new(), |before| before.to_vec()),
+            blocks: vec![Block { hash: key.to_vec(), data: vec![7; BLOCK_BYTES as usize] }],
+        };
+        call!(self.client, put, request).expect("a store");
+        self.wait();
+    }
+}
+
+#[test]
+fn a_trace_has_the_same_hits_above_an_ssd_as_in_the_simulator() {
+    let whole = trace("synth");
+    let mut trace = Trace::new(&whole.name, whole.shapes.clone());
+    whole.requests().take(REQUESTS).for_each(|request| trace.push(request.at_us, request.namespace, request.blocks));
+    let ssd = Ssd { capacity_bytes: SSD_BYTES, admission: Admission::SecondSighting };
+    let expected = simulated(&trace, Some(ssd));
+    assert!(expected.evicted > 0 && expected.prefix_hits > expected.pool_hits, "{expected:?} shows nothing");
+    let (place, disk) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+    let file = disk.path().join("ssd");
+    let (file, bytes) = (file.to_string_lossy(), SSD_BYTES.to_string());
+    let more = ["--tier.ssd.disks", &file, "--tier.ssd.capacity_bytes", &bytes];
+    // On a busy machine nothing is late.
+    let _daemon = start(&place, &[&more[..], &["--tier.ssd.load_deadline_ms", "60000"]].concat());
+    wait_populated(&place);
+    let engine = Patient::open(&place);
+    wait_until("the tier serves", || engine.client.inspect().tiers.iter().all(|tier| tier.state == "serving"));
+    let mut hits = 0;
+    for (_, keys) in keys(&trace, 0) {
+        let ready = engine.look(&keys);
+        hits += ready as u64;
+        for at in ready..keys.len() {
+            engine.store(at.checked_sub(1).map(|before| &keys[before]), &keys[at]);
+        }
+    }
+    let tier = &engine.client.inspect().tiers[0];
+    println!(
+        "{hits} hits, {} of them not in the pool; {} blocks written",
+        expected.prefix_hits - expected.pool_hits,
+        tier.stored_blocks
+    );
+    assert_eq!((hits, tier.stored_blocks), (expected.prefix_hits, expected.ssd_written_blocks));
 }
 
 /// The advice tells these hits, misses that add up, and bounds that are bounds.
@@ -113,7 +210,7 @@ fn wait_populated(place: &Place) {
 fn what_was_recorded_replays_to_the_same_blocks() {
     let trace = trace("agents");
     let place = Place::new();
-    let _daemon = start(&place);
+    let _daemon = start(&place, &[]);
     wait_populated(&place);
     let file = place.sockets().join("recorded.jsonl");
     let recorder = command::forebay(&["trace", "record", "--seconds", "600", "--socket.directory"])

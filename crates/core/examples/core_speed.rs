@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use forebay_core::block::NamespaceIndex;
+use forebay_core::block::{BlockId, NamespaceIndex};
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::load::{Answer, LeaseId};
@@ -67,6 +67,8 @@ struct Bench {
     /// Blocks of the prompt numbered `prompts + n` and above are stored during the turnover.
     random: u64,
     effects: Vec<Effect>,
+    /// Copies that were asked for.
+    moves: Vec<(BlockId, Generation, BlockId)>,
     times: Times,
 }
 
@@ -78,7 +80,15 @@ impl Bench {
         let namespace = core.open_namespace(NamespaceId(1), &layout(SLOT_BYTES)).expect("the layout is right");
         let resumption = core.begin_resume(ENGINE);
         core.resume(resumption, &[]);
-        Bench { core, namespace, prompts: blocks / PROMPT, random: 1, effects: Vec::new(), times: Times::default() }
+        Bench {
+            core,
+            namespace,
+            prompts: blocks / PROMPT,
+            random: 1,
+            effects: Vec::new(),
+            moves: Vec::new(),
+            times: Times::default(),
+        }
     }
 
     /// Position by position, 256 prompts a reservation.
@@ -229,7 +239,16 @@ impl Bench {
     }
 
     fn work_off(&mut self, name: &'static str) {
-        while self.time(name, 1, |core, _| core.step()) {}
+        while self.time(name, 1, |core, _| core.step()) || self.move_all() {}
+    }
+
+    /// Ends the copies that were asked for. False if there were none.
+    fn move_all(&mut self) -> bool {
+        let moves = std::mem::take(&mut self.moves);
+        for (from, generation, to) in &moves {
+            self.time("moved", 1, |core, _| core.moved(*from, *generation, *to, true));
+        }
+        !moves.is_empty()
     }
 
     /// Times one event with its effects, `keys` of something.
@@ -237,7 +256,11 @@ impl Bench {
         let start = Instant::now();
         let value = event(&mut self.core, self.namespace);
         self.core.take_effects(&mut self.effects);
-        self.effects.clear();
+        for effect in self.effects.drain(..) {
+            if let Effect::Move { from, generation, to, .. } = effect {
+                self.moves.push((from, generation, to));
+            }
+        }
         self.times.add(name, keys, start.elapsed());
         value
     }

@@ -41,6 +41,8 @@ pub enum State {
     Verifying,
     /// In the index, not in a policy: the tier in `owner` is filling its slot.
     Promoting,
+    /// In no index: its slot is being filled with a block that leaves another one.
+    Moving,
     /// Complete; never changes again.
     Ready,
     /// Not in the index any more (purged, corrupt, reserved in an earlier epoch, or filled by a tier too late), yet

@@ -6,7 +6,7 @@
 //!
 //! Invariants: a slot is in one hand (free, one reservation, or one block); a held block is never evicted; a
 //! block in the index is `Unverified`, `Verifying` or `Ready`, in its class's policy, and has a slot; or it is
-//! `Promoting`, in no policy, and has a slot.
+//! `Promoting`, in no policy, and has a slot. A `Moving` record has a slot and no key.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -116,6 +116,14 @@ pub enum Effect {
         slot: SlotId,
         generation: Generation,
     },
+    /// Copy what `slot` holds to `to_slot`, and call [`Core::moved`]. It may be overwritten meanwhile.
+    Move {
+        from: BlockId,
+        slot: SlotId,
+        generation: Generation,
+        to: BlockId,
+        to_slot: SlotId,
+    },
     /// Remove all blocks of this namespace from all tiers, tell each to [`Core::tier_evicted`], then call
     /// [`Core::purged_below`].
     PurgeBelow {
@@ -131,6 +139,8 @@ pub(crate) struct Tally {
     pub pinned: u64,
     pub reserved: u64,
     pub promoting: u64,
+    /// Being filled with a block that leaves its slot.
+    pub moving: u64,
     pub fenced: u64,
 }
 
@@ -164,6 +174,8 @@ pub struct Core {
     /// Blocks to be touched, coldest first; applied after the reply.
     pub(crate) touches: VecDeque<BlockId>,
     pub(crate) drains: Vec<Drain>,
+    /// Blocks that are being copied out of draining extents.
+    pub(crate) copies: u32,
     /// Evictions after which classes are compared again.
     pub(crate) next_comparison: u64,
     pub(crate) purges: Vec<Purge>,
@@ -197,6 +209,7 @@ impl Core {
             fenced: List::default(),
             touches: VecDeque::new(),
             drains: Vec::new(),
+            copies: 0,
             next_comparison: 0,
             purges: Vec::new(),
             expectations: Expectations::default(),
@@ -245,7 +258,7 @@ impl Core {
             self.step_purge();
         } else if !self.step_expectations() {
             self.step_drain();
-            return self.drains.iter().any(|drain| !drain.is_waiting);
+            return self.copies == 0 && self.drains.iter().any(|drain| !drain.is_waiting);
         }
         true
     }

@@ -7,6 +7,9 @@
 //! to be told about; from then on the key asked for longest ago is given up for a new one, so that what was said of a
 //! week says no less of the next.
 //!
+//! A prompt is served no further than leases may pin of a pool, whatever lies below it: what its end needs is at least
+//! that.
+//!
 //! A disk is no stack, so each capacity of it is run in miniature, on the followed keys (Waldspurger et al., ATC 2017):
 //! a queue that is given what comes again (or everything), whose oldest goes, or once more to the end if it was read, as
 //! long as no more than three in eight do (docs/tiers/ssd.md).
@@ -37,6 +40,8 @@ pub struct Tiers {
     pub reach_bytes: u64,
     /// The pool above the disks.
     pub pool_bytes: u64,
+    /// The part of a pool that leases may pin.
+    pub promise_share: f64,
     /// Capacities of the disk, at most [`DISKS`].
     pub disk_bytes: Vec<u64>,
     /// The disk is given every block, and not only those asked for again.
@@ -101,6 +106,8 @@ struct Reference {
     mark: Mark,
     /// Pages that a pool needs to hit it, scaled; infinite for one that is not followed yet.
     needs: f64,
+    /// Pages that a pool needs to serve so much of the prompt, wherever it lies.
+    needs_to_serve: f64,
 }
 
 impl Curve {
@@ -109,8 +116,14 @@ impl Curve {
 
     /// Of a pool of any size, with no disk.
     pub fn new(max_samples: usize) -> Curve {
-        let tiers =
-            Tiers { reach_bytes: u64::MAX, pool_bytes: 0, disk_bytes: Vec::new(), admits_all: false, memory_blocks: 0 };
+        let tiers = Tiers {
+            reach_bytes: u64::MAX,
+            pool_bytes: 0,
+            promise_share: 1.0,
+            disk_bytes: Vec::new(),
+            admits_all: false,
+            memory_blocks: 0,
+        };
         Curve::of_tiers(max_samples, tiers)
     }
 
@@ -143,11 +156,12 @@ impl Curve {
         let pages = block_bytes.div_ceil(PAGE_BYTES).max(1) as u32;
         let (weight, threshold) = (self.scale(), self.threshold);
         let all = self.pages_until(None);
-        let references: Vec<Reference> = (keys.iter().filter(|key| **key < threshold))
-            .map(|key| {
+        let references: Vec<Reference> = (keys.iter().enumerate().filter(|(_, key)| **key < threshold))
+            .map(|(at, key)| {
+                let needs_to_serve = (keys.len() - at) as f64 * f64::from(pages) / self.tiers.promise_share;
                 let between = |before: &u32| f64::from(all - self.pages_until(Some(*before))) * weight;
                 let needs = self.last.get(key).map_or(f64::INFINITY, |before| between(before) + f64::from(pages));
-                Reference { mark: Mark { key: *key, pages }, needs }
+                Reference { mark: Mark { key: *key, pages }, needs: needs.max(needs_to_serve), needs_to_serve }
             })
             .collect();
         let counts = &mut self.counts[owner];
@@ -224,12 +238,12 @@ impl Curve {
         let pool_pages = pages(self.tiers.pool_bytes);
         // Behind a block that no tier has, nothing can be used.
         let mut is_over = [false; DISKS];
-        for Reference { mark, needs } in references.iter().rev() {
+        for Reference { mark, needs, needs_to_serve } in references.iter().rev() {
             let in_pool = *needs <= pool_pages;
             for (at, is_over) in is_over.iter_mut().enumerate().take(self.disks.len()) {
                 let bit = 1 << at;
                 let (held, read) = self.on_disks.get(&mark.key).copied().unwrap_or_default();
-                *is_over |= !in_pool && held & bit == 0;
+                *is_over |= *needs_to_serve > pool_pages || !in_pool && held & bit == 0;
                 if !*is_over {
                     self.counts[owner].hits[at] += weight;
                     if !in_pool {
@@ -238,7 +252,7 @@ impl Curve {
                 }
             }
         }
-        for Reference { mark, needs } in references.iter().rev() {
+        for Reference { mark, needs, .. } in references.iter().rev() {
             let memory_pages = self.tiers.memory_blocks as f64 * f64::from(mark.pages);
             let is_known = *needs <= memory_pages || self.remembered.remove(&mark.key);
             if self.tiers.admits_all || is_known {
@@ -469,6 +483,7 @@ mod tests {
         Tiers {
             reach_bytes: 16 * bytes(&pool),
             pool_bytes: bytes(&pool),
+            promise_share: 1.0,
             disk_bytes: disks.iter().map(bytes).collect(),
             admits_all: false,
             memory_blocks: 1 << 20,
@@ -514,6 +529,20 @@ mod tests {
         let [small, large] = [0, 1].map(|disk| curve.disk_hit_ratio_of(4, disk));
         assert!(curve.hit_ratio(1000 * PAGE_BYTES) < 0.02);
         assert!(small < 0.1 && (large - 0.8).abs() < 0.05, "{small} and {large}");
+    }
+
+    #[test]
+    fn a_prompt_larger_than_what_leases_may_pin_is_served_no_further() {
+        // Two prompts of 1,000 blocks take turns above a disk with room for both.
+        let prompts: [Vec<u64>; 2] = [0, 1000].map(|first| (first..first + 1000).rev().map(mix).collect());
+        for (promise_share, below, alone) in [(1.0, 0.5, 1.0), (0.5, 0.25, 1.0), (0.25, 0.125, 0.525)] {
+            let mut curve = Curve::of_tiers(4096, Tiers { promise_share, ..tiers(500, &[4000]) });
+            (0..200).for_each(|turn| curve.note(0, PAGE_BYTES, &prompts[turn % 2]));
+            // A pool of 2,100 holds both.
+            let ratios = [curve.disk_hit_ratio_of(0, 0), curve.hit_ratio(2100 * PAGE_BYTES)];
+            let is_close = |(ratio, expected): (f64, f64)| (ratio - expected).abs() < 0.03;
+            assert!(ratios.into_iter().zip([below, alone]).all(is_close), "{promise_share}: {ratios:?}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct ClassReport {
     /// Of the used ones, those under a lease, being verified, promoted, or written to a tier.
     pub pinned: u64,
     pub reserved: u64,
-    /// Being filled by a tier.
+    /// Being filled by a tier, or with a block that leaves another slot.
     pub promoting: u64,
     pub fenced: u64,
 }
@@ -53,10 +53,10 @@ impl Core {
             slot_bytes: class.slot_bytes,
             slots: class.slots,
             used: class.used,
-            ready: class.used - tally.reserved - tally.promoting - tally.fenced,
+            ready: class.used - tally.reserved - tally.promoting - tally.moving - tally.fenced,
             pinned: tally.pinned,
             reserved: tally.reserved,
-            promoting: tally.promoting,
+            promoting: tally.promoting + tally.moving,
             fenced: tally.fenced,
         };
         self.space.classes().zip(&self.tallies).map(report).collect()

@@ -1,10 +1,10 @@
 //! Making room: free slots, new extents, eviction, and units that move between classes.
 //!
-//! A class first uses its free slots, then free units, then evicts its own coldest. Now and then it compares
-//! its coldest block with that of the other classes; where another class keeps much colder ones, or has none to
-//! lose, a run of units is drained for it: nothing new goes in, what is not held is evicted, the rest is waited
-//! for, and all the while its empty units go to nobody else, or a busy class would take them back. Draining
-//! goes on in pieces.
+//! A class first uses its free slots, then free units, then evicts its own coldest. A few times while it evicts as much
+//! as one more extent would hold, it compares its oldest block with those of the other classes; where another class
+//! keeps much older ones, or has none to lose, a run of units is drained for it: nothing new goes in, what is not held
+//! moves to other slots of its class (`relocate`), which evicts its coldest for that, the rest is waited for, and all the while
+//! its empty units go to nobody else, or a busy class would take them back. Draining goes on in pieces.
 
 use crate::block::{BlockId, ClassId};
 use crate::core::{Core, Effect, View, WARM, policy_key};
@@ -24,16 +24,28 @@ pub(crate) struct Drain {
     pub is_waiting: bool,
 }
 
-/// Slots of a draining run looked at in one step.
-const DRAIN_SLOTS_PER_STEP: u32 = 256;
+/// What a sample says of an extent.
+struct Warmth {
+    /// How much is to be copied: the less, the fewer its blocks are, and the older, since the oldest are evicted instead.
+    /// What is held counts most, since it has to be waited for.
+    mean: u64,
+    /// Slots looked at.
+    slots: u64,
+    /// Of them, free or with an old block.
+    spare: u64,
+}
+
+/// Slots of a draining run looked at in one step, and so copies at a time: each takes an eviction, and what is evicted
+/// for them is not there meanwhile.
+const DRAIN_SLOTS_PER_STEP: u32 = 32;
 /// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
-/// Evictions between two comparisons with the other classes: rare enough to cost nothing, often enough that a
-/// shift of load moves an extent within one turnover of it.
-const COMPARE_EVERY: u64 = 256;
-/// How many times older another class's coldest block must be: below this the exchange is noise, since the
-/// drained extent also holds blocks that are not cold.
+/// Comparisons with the other classes while a class evicts as much as one more extent would hold: more make no difference
+/// to the default policy, fewer leave a class that suddenly needs room behind (bench/reports/2026-11-21-policy.md).
+const COMPARISONS_PER_EXTENT: u64 = 4;
+/// How many times older another class's oldest block must be: below this the exchange is noise. Between 1.25 and 3 it
+/// makes no difference (bench/reports/2026-11-21-policy.md).
 const MUCH_COLDER: u64 = 2;
 
 impl Core {
@@ -46,7 +58,7 @@ impl Core {
     /// `budget` evictions.
     pub(crate) fn make_room(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
         if self.stats.evicted >= self.next_comparison && !self.consider_drain(class, self.coldness(class)) {
-            self.next_comparison = self.stats.evicted + COMPARE_EVERY;
+            self.next_comparison = self.stats.evicted + self.space.extent_slots(class) / COMPARISONS_PER_EXTENT;
         }
         let mut is_stuck = false;
         while *budget > 0 && !self.space.has_free(class) {
@@ -63,6 +75,10 @@ impl Core {
 
     /// Goes on with one of the drains under way.
     pub(crate) fn step_drain(&mut self) {
+        // A pass never meets a block that is being copied.
+        if self.copies > 0 {
+            return;
+        }
         let Some(drain) = self.drains.first_mut() else { return };
         let Some(id) = self.space.extent_from(drain.run, drain.unit) else {
             (drain.unit, drain.slot, drain.is_waiting) = (drain.run.first_unit, 0, true);
@@ -75,8 +91,7 @@ impl Core {
         let blocks: Vec<BlockId> = self.space.blocks_in(id, from, to).collect();
         for block in blocks {
             if self.is_indexed(block) && !self.is_held(block) {
-                self.count_eviction(block);
-                self.forget(block, Fate::Evicted);
+                self.relocate(block);
             }
         }
     }
@@ -95,7 +110,7 @@ impl Core {
 
     /// Makes an extent of free units, if there are any for it.
     fn grow(&mut self, class: ClassId) -> bool {
-        let Some(id) = self.space.grow(class) else { return false };
+        let Some(id) = self.space.grow(class, self.nodes.clock) else { return false };
         let Extent { first_unit, units, .. } = *self.space.extent(id);
         let slot_bytes = self.space.class_info(class).slot_bytes;
         self.effects.push(Effect::ExtentMade { first_unit, units, slot_bytes });
@@ -110,7 +125,7 @@ impl Core {
         (0..want).take_while(|_| self.evict_one(class)).count()
     }
 
-    fn evict_one(&mut self, class: ClassId) -> bool {
+    pub(crate) fn evict_one(&mut self, class: ClassId) -> bool {
         let Core { blocks, earlier, expectations, .. } = self;
         let view = View { blocks, earlier: *earlier, seed: self.config.seed, expectations };
         let Some(block) = self.policies[class.0 as usize].evict(&mut self.nodes, &view) else { return false };
@@ -144,57 +159,65 @@ impl Core {
         self.stats.evicted_bytes += self.slot_bytes(block);
     }
 
-    /// Starts to drain a run of the class with the coldest block, if that is much colder than `own`, the age of
-    /// `class`'s coldest, or if there is no such. False if nothing is to be had.
+    /// Starts to drain a run of the class with the oldest block, if that is much older than `own`, the age of
+    /// `class`'s oldest, or if there is no such. False if nothing is to be had.
     fn consider_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
         if self.drains.len() >= MAX_DRAINS || self.drains.iter().any(|drain| !drain.is_waiting) {
             return false;
         }
         let others = self.space.classes().map(|(other, _)| other).filter(|other| *other != class);
         let donor = others.filter_map(|other| Some((self.spareness(other)?, other))).max_by_key(|(age, _)| *age);
-        let is_worth_it = |age: u64| own.is_none_or(|own| age > MUCH_COLDER * own);
-        let donor = donor.filter(|(age, _)| is_worth_it(*age));
-        let Some(run) = donor.and_then(|(_, donor)| self.coldest_run(donor, class)) else { return false };
+        let age = own.map_or(0, |own| own.saturating_mul(MUCH_COLDER));
+        let donor = donor.filter(|(oldest, _)| own.is_none() || *oldest > age);
+        let Some(run) = donor.and_then(|(_, donor)| self.coldest_run(donor, class, age)) else { return false };
         self.drains.insert(0, Drain { run, heir: class, unit: run.first_unit, slot: 0, is_waiting: false });
         let empty = self.space.drain(run);
         empty.into_iter().for_each(|extent| self.give_back(extent));
         true
     }
 
-    /// Inserts and touches since the coldest block of `class` was last used. `None` if there is nothing to evict.
+    /// Inserts and touches since the block of `class` that was used longest ago was used. `None` if it has none.
     fn coldness(&self, class: ClassId) -> Option<u64> {
-        self.policies[class.0 as usize].coldest(&self.nodes).map(|block| self.nodes.age(block).into())
+        self.policies[class.0 as usize].oldest(&self.nodes).map(|block| self.nodes.age(block).into())
     }
 
-    /// As `coldness`; what is empty is colder than all.
+    /// As `coldness`. What got empty is colder than all; what was never used waits for its class as long as it is old.
     fn spareness(&self, class: ClassId) -> Option<u64> {
-        if self.space.empty_extent(class).is_some() { Some(u64::MAX) } else { self.coldness(class) }
+        let idle = |id| match self.space.extent(id) {
+            extent if extent.is_unused() => self.nodes.clock.wrapping_sub(extent.made).into(),
+            _ => u64::MAX,
+        };
+        self.space.empty_extent(class).map(idle).max(self.coldness(class))
     }
 
     /// The run that `heir` needs, around the extent of `donor` whose sampled slots are coldest, among a few, so
-    /// that the choice stays cheap.
-    fn coldest_run(&self, donor: ClassId, heir: ClassId) -> Option<Run> {
+    /// that the choice stays cheap. `None` if less than an extent's worth of the donor's slots is older than `age`: it would
+    /// have to give up what is in use.
+    fn coldest_run(&self, donor: ClassId, heir: ClassId, age: u64) -> Option<Run> {
         const EXTENTS: usize = 16;
         let all: Vec<ExtentId> = self.space.extents_of(donor).map(|(id, _)| id).collect();
         let sampled = all.iter().step_by(all.len().div_ceil(EXTENTS).max(1)).copied();
-        let mut sampled: Vec<(u64, ExtentId)> = sampled.map(|id| (self.warmth(id), id)).collect();
-        sampled.sort_unstable_by_key(|(warmth, id)| (*warmth, id.0));
+        let mut sampled: Vec<(Warmth, ExtentId)> = sampled.map(|id| (self.warmth(id, age), id)).collect();
+        let sum = |of: fn(&Warmth) -> u64| sampled.iter().map(|(warmth, _)| of(warmth)).sum::<u64>();
+        if sum(|warmth| warmth.spare) * (all.len() as u64) < sum(|warmth| warmth.slots) {
+            return None;
+        }
+        sampled.sort_unstable_by_key(|(warmth, id)| (warmth.mean, id.0));
         let candidates = self.space.empty_extent(donor).into_iter().chain(sampled.into_iter().map(|(_, id)| id));
         candidates.into_iter().find_map(|id| self.space.run_around(id, heir))
     }
 
-    /// How much is lost with an extent: the less, the fewer and the older its blocks are. What is held counts
-    /// most, since it has to be waited for.
-    fn warmth(&self, id: ExtentId) -> u64 {
+    fn warmth(&self, id: ExtentId, age: u64) -> Warmth {
         const SLOTS: u32 = 32;
         let slots = self.space.extent(id).slots;
         let sample = (0..slots).step_by(slots.div_ceil(SLOTS) as usize);
-        let count = sample.len() as u64;
-        let blocks = sample.flat_map(|at| self.space.blocks_in(id, at, at + 1));
-        let warmth = |block| {
-            let is_movable = self.is_indexed(block) && !self.is_held(block);
-            u64::from(if is_movable { u32::MAX - self.nodes.age(block) } else { u32::MAX })
-        };
-        blocks.map(warmth).sum::<u64>() / count
+        let mut warmth = Warmth { mean: 0, slots: sample.len() as u64, spare: sample.len() as u64 };
+        for block in sample.flat_map(|at| self.space.blocks_in(id, at, at + 1)) {
+            let own = if self.is_indexed(block) && !self.is_held(block) { self.nodes.age(block) } else { 0 };
+            warmth.mean += u64::from(u32::MAX - own);
+            warmth.spare -= u64::from(u64::from(own) <= age);
+        }
+        warmth.mean /= warmth.slots;
+        warmth
     }
 }

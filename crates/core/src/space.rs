@@ -29,6 +29,8 @@ pub struct Extent {
     pub units: u32,
     pub class: ClassId,
     pub slots: u32,
+    /// The clock of the core when it was.
+    pub made: u32,
     /// No slot is taken from it any more; it is given back when the last one is free.
     pub is_draining: bool,
     /// Block id + 1 of each slot in use, 0 where free.
@@ -188,6 +190,16 @@ impl Space {
         (extent.is_draining && extent.used() == 0).then_some(id)
     }
 
+    /// The blocks in two slots in use are each in the other's from now on.
+    pub fn exchange(&mut self, one: SlotId, other: SlotId) {
+        let [one, other] = [one, other].map(|slot| self.locate(slot).expect("a slot in use lies in an extent"));
+        let block = |space: &Space, (id, index): (ExtentId, u32)| space.extent(id).map[index as usize];
+        let blocks = [block(self, one), block(self, other)];
+        for ((id, index), block) in [other, one].into_iter().zip(blocks) {
+            self.extents[id.0 as usize].as_mut().expect("located extents live").map[index as usize] = block;
+        }
+    }
+
     /// The block in `slot`, if `slot` is the start of a slot that is in use.
     pub fn block_at(&self, slot: SlotId) -> Option<BlockId> {
         let (id, index) = self.locate(slot)?;
@@ -210,8 +222,14 @@ impl Space {
         extent.map[from as usize..to.min(extent.slots) as usize].iter().filter_map(|b| b.checked_sub(1).map(BlockId))
     }
 
-    /// Gives a run of free units to `class`. `None` if there is no run that fits.
-    pub fn grow(&mut self, class: ClassId) -> Option<ExtentId> {
+    /// Slots of the extent that `class` would be given next, if units for it were free.
+    pub fn extent_slots(&self, class: ClassId) -> u64 {
+        let slot_bytes = self.classes[class.0 as usize].slot_bytes;
+        u64::from(self.best_run(slot_bytes)) * self.unit_bytes / slot_bytes
+    }
+
+    /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits.
+    pub fn grow(&mut self, class: ClassId, clock: u32) -> Option<ExtentId> {
         if self.free_units == 0 {
             return None;
         }
@@ -219,7 +237,7 @@ impl Space {
         let mut units = self.best_run(self.classes[class.0 as usize].slot_bytes).max(smallest);
         while units >= smallest {
             if let Some(first) = self.find_run(units) {
-                return Some(self.place_extent(class, first, units));
+                return Some(self.place_extent(class, first, units, clock));
             }
             // A shorter run wastes more, but more than nothing is there to gain.
             units /= 2;
@@ -240,7 +258,7 @@ impl Space {
         let class = self.class(slot_bytes)?;
         // An extent was only ever made of populated units.
         range.for_each(|unit| self.populate(unit as u32));
-        let id = self.place_extent(class, first_unit, units);
+        let id = self.place_extent(class, first_unit, units, 0);
         self.classes[class.0 as usize].available.pop();
         Some(id)
     }
@@ -339,13 +357,14 @@ impl Space {
         extents.map(|extent| (extent.map.capacity() + extent.free.capacity()) * 4).sum::<usize>() + self.units.len() * 8
     }
 
-    fn place_extent(&mut self, class: ClassId, first_unit: u32, units: u32) -> ExtentId {
+    fn place_extent(&mut self, class: ClassId, first_unit: u32, units: u32, made: u32) -> ExtentId {
         let slots = (u64::from(units) * self.unit_bytes / self.classes[class.0 as usize].slot_bytes) as u32;
         let extent = Extent {
             first_unit,
             units,
             class,
             slots,
+            made,
             is_draining: false,
             map: vec![0; slots as usize],
             free: Vec::new(),
@@ -424,6 +443,11 @@ impl Space {
 }
 
 impl Extent {
+    /// No slot of it was ever taken.
+    pub fn is_unused(&self) -> bool {
+        self.fresh == 0
+    }
+
     pub fn used(&self) -> u32 {
         self.fresh - self.free.len() as u32
     }

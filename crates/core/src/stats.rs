@@ -29,6 +29,8 @@ pub struct Stats {
     pub verified: u64,
     pub corrupt: u64,
     pub extents_moved: u64,
+    /// Blocks that left a draining extent for another slot.
+    pub moved: u64,
 }
 
 impl Stats {

@@ -344,7 +344,7 @@ fn slots_that_a_killed_daemon_was_filling_are_used_only_when_its_transfers_are_o
     core.restore(forebay_core::recover::Recovered { slot, generation, holders, key: None });
     core.finish_restore();
     core.populate(0);
-    let mut rig = Rig { core };
+    let mut rig = Rig::of(core);
     let ns = rig.open(1, &layout(SMALL));
     let taken = |rig: &mut Rig| (0..40).flat_map(|_| rig.reserve(ns, 1)).any(|(taken, _)| taken == slot);
     rig.core.instance_gone(Instance(0));

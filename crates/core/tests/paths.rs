@@ -15,7 +15,7 @@ use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, ErrorKind, Generat
 
 /// Recovers `keys` as ready blocks of one extent of small slots; the daemon was restarted.
 fn recovered(config: Config, keys: &[u64]) -> (Rig, forebay_core::block::NamespaceIndex) {
-    let mut rig = Rig { core: Core::new(config) };
+    let mut rig = Rig::of(Core::new(config));
     let ns = rig.open(1, &layout(SMALL));
     assert!(rig.core.restore_extent(SMALL, 0, 1));
     for (nth, key) in keys.iter().enumerate() {
@@ -324,7 +324,7 @@ fn size_classes_are_limited() {
 
 #[test]
 fn an_extent_of_a_size_that_no_namespace_has_is_restored_and_given_up_again() {
-    let mut rig = Rig { core: Core::new(Config::new(UNIT_BYTES, 2)) };
+    let mut rig = Rig::of(Core::new(Config::new(UNIT_BYTES, 2)));
     let ns = rig.open(1, &layout(SMALL));
     assert!(rig.core.restore_extent(12 << 10, 0, 1));
     assert!(rig.core.restore_extent(20 << 10, 1, 1));
@@ -410,7 +410,7 @@ fn a_namespace_that_was_purged_or_closed_takes_no_blocks_by_its_old_name() {
 #[test]
 fn a_slot_of_a_paused_engine_is_not_handed_out_before_it_is_gone() {
     let paused = Instance(5);
-    let mut rig = Rig { core: Core::new(Config { reserve_permille: 1000, ..Config::new(UNIT_BYTES, 1) }) };
+    let mut rig = Rig::of(Core::new(Config { reserve_permille: 1000, ..Config::new(UNIT_BYTES, 1) }));
     rig.core.set_earlier(paused.bit());
     let ns = rig.open(1, &layout(SMALL));
     assert!(rig.core.restore_extent(SMALL, 0, 1));

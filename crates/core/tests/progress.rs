@@ -194,6 +194,30 @@ fn a_size_that_comes_late_gets_room_from_one_that_is_busy() {
     }
 }
 
+#[test]
+fn a_prompt_in_use_stays_whole_while_extents_change_their_size() {
+    let mut rig = Rig::new(16);
+    let small = rig.open(1, &layout(SMALL));
+    let large = rig.open(2, &layout(LARGE));
+    // The prompt's blocks lie among those of prompts that come once.
+    let prompt: Vec<u64> = (0..64).collect();
+    for at in 0..64 {
+        assert_eq!(rig.store(small, (at as u64).checked_sub(1), &prompt[at..=at]), 1);
+        let others: Vec<u64> = (0..3).map(|nth| 1000 + 3 * at as u64 + nth).collect();
+        rig.store(small, None, &others);
+    }
+    for key in 0..400 {
+        let (hits, lease) = rig.lease(small, &prompt);
+        assert_eq!(hits, prompt.len(), "{key} large blocks were stored");
+        rig.core.release(ENGINE, lease);
+        rig.store(large, None, &[10_000 + key]);
+        while rig.core.step() {}
+        rig.move_all();
+        rig.audit();
+    }
+    assert!(rig.core.stats().extents_moved >= 8 && rig.core.stats().moved > 0, "{:?}", rig.core.stats());
+}
+
 /// Nothing that was freed since the last call is under one of these leases.
 fn check_freed(rig: &mut Rig, held: &[(LeaseId, Vec<u32>)]) {
     for effect in rig.effects() {
@@ -236,6 +260,7 @@ fn sizes_take_turns_under_leases_and_nothing_held_is_lost() {
     println!("stored {} small, {} large, moved {} extents", stored[0], stored[1], rig.core.stats().extents_moved);
     assert!(stored[0] > 10_000 && stored[1] > 1_000, "one size starves: {stored:?}");
     assert!(rig.core.stats().extents_moved > 10, "extents stay where they were");
+    assert!(rig.core.stats().moved > 0, "blocks of drained extents were all evicted");
     held.into_iter().for_each(|(lease, _)| rig.core.release(ENGINE, lease));
     assert_eq!(rig.core.held(), Default::default());
     rig.audit();

@@ -24,7 +24,7 @@ fn an_extent_loses_at_most_five_percent_where_some_length_does() {
             let mut space = populated(unit_bytes, units);
             let slot_bytes = kib * 1024;
             let Some(class) = space.class(slot_bytes) else { continue };
-            let extent = space.grow(class).expect("the pool is empty");
+            let extent = space.grow(class, 0).expect("the pool is empty");
             let extent = space.extent(extent);
             let bytes = u64::from(extent.units) * unit_bytes;
             let lengths = (0..).map(|bits| unit_bytes << bits).take_while(|bytes| *bytes <= REGISTRATION_BYTES);
@@ -43,7 +43,7 @@ fn no_extent_crosses_a_registration_and_no_slot_an_extent() {
         let mut space = populated(128 << 20, 24);
         let class = space.class(slot_bytes).unwrap();
         let mut slots = Vec::new();
-        while let Some(extent) = space.grow(class) {
+        while let Some(extent) = space.grow(class, 0) {
             let extent = space.extent(extent);
             let start = u64::from(extent.first_unit) * (128 << 20);
             let end = start + u64::from(extent.units) * (128 << 20);
@@ -64,12 +64,12 @@ fn no_extent_crosses_a_registration_and_no_slot_an_extent() {
 fn memory_that_is_not_there_is_not_used() {
     let mut space = Space::new(64 << 10, 8);
     let class = space.class(40 << 10).unwrap();
-    assert_eq!(space.grow(class), None);
+    assert_eq!(space.grow(class, 0), None);
     space.populate(5);
     space.populate(5);
-    let extent = space.grow(class).unwrap();
+    let extent = space.grow(class, 0).unwrap();
     assert_eq!((space.extent(extent).first_unit, space.extent(extent).units), (5, 1));
-    assert_eq!(space.grow(class), None);
+    assert_eq!(space.grow(class, 0), None);
     assert_eq!(space.populated_bytes(), 64 << 10);
 }
 
@@ -113,7 +113,7 @@ fn units_of_a_run_go_to_nobody_before_all_of_them_are_empty() {
     let mut space = populated(64 << 10, 4);
     let (small, large) = (space.class(4 << 10).unwrap(), space.class(256 << 10).unwrap());
     let fill = |space: &mut Space, class: ClassId| {
-        let extent = space.grow(class).unwrap();
+        let extent = space.grow(class, 0).unwrap();
         (extent, space.take(class, BlockId(0)).unwrap())
     };
     // Two of four units are free.
@@ -124,15 +124,15 @@ fn units_of_a_run_go_to_nobody_before_all_of_them_are_empty() {
     assert_eq!(run, Run { first_unit: 0, units: 4 });
     assert_eq!(space.drain(run), []);
     assert_eq!(space.take(small, BlockId(1)), None, "nothing is taken from draining extents");
-    assert_eq!((space.grow(small), space.grow(large)), (None, None), "free units are kept for the run");
+    assert_eq!((space.grow(small, 0), space.grow(large, 0)), (None, None), "free units are kept for the run");
     (0..16).for_each(|at| assert_eq!(space.free(SlotId(first.0 + at)), (at == 15).then_some(one)));
     space.give_back(one);
     assert!(!space.finish_drain(run));
-    assert_eq!((space.grow(small), space.grow(large)), (None, None), "so are those that got empty");
+    assert_eq!((space.grow(small, 0), space.grow(large, 0)), (None, None), "so are those that got empty");
     assert_eq!(space.run_around(other, small), None, "a run is drained once");
     assert_eq!(space.free(second), Some(other));
     space.give_back(other);
     assert!(space.finish_drain(run));
-    let extent = space.grow(large).unwrap();
+    let extent = space.grow(large, 0).unwrap();
     assert_eq!((space.extent(extent).units, space.extent(extent).slots), (4, 1));
 }

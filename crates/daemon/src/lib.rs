@@ -20,6 +20,7 @@ mod listen;
 pub mod metrics;
 mod populate;
 mod recover;
+mod relocate;
 mod serve;
 mod service;
 mod state;

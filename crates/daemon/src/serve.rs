@@ -18,8 +18,8 @@ use crate::http::{self, Health};
 use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
-use crate::state::{Shared, State};
-use crate::{attach, listen, populate, recover, tick, tiers, verify};
+use crate::state::{Shared, State, ToMove, ToVerify};
+use crate::{attach, listen, populate, recover, relocate, tick, tiers, verify};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
@@ -31,8 +31,9 @@ pub async fn serve(config: Config) -> Result<()> {
     let directory = config.socket.directory.clone();
     // A disk that is misnamed or in use stops the start before the pool is touched.
     let openings = tiers::claim(&config)?;
-    let (shared, to_verify) = open(config)?;
+    let (shared, to_verify, to_move) = open(config)?;
     verify::start(&shared, to_verify);
+    relocate::start(&shared, to_move);
     populate::start(&shared);
     tiers::start(openings, &shared);
 
@@ -62,7 +63,7 @@ pub async fn serve(config: Config) -> Result<()> {
 }
 
 /// The pool and the core that knows it.
-fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<crate::state::ToVerify>)> {
+fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mpsc::UnboundedReceiver<ToMove>)> {
     let start = Instant::now();
     let opened = Pool::open(&pool_config(&config))?;
     let pool = Arc::new(opened.pool);
@@ -76,8 +77,10 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<crate::state:
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
     core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let mut state = State::new(config, Core::new(core), pool, random()?, sender);
+    // What may wait there is bounded by the core: unverified blocks, and the copies it starts at a time.
+    let (verify, to_verify) = mpsc::unbounded_channel();
+    let (relocate, to_move) = mpsc::unbounded_channel();
+    let mut state = State::new(config, Core::new(core), pool, random()?, (verify, relocate));
     if is_recovered {
         recover::recover(&mut state)?;
     }
@@ -88,7 +91,7 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<crate::state:
         ms = start.elapsed().as_millis() as u64,
         "opened the pool"
     );
-    Ok((Shared::new(state), receiver))
+    Ok((Shared::new(state), to_verify, to_move))
 }
 
 async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result<()> {

@@ -43,6 +43,8 @@ pub struct State {
     pub watch: Watch,
     /// Blocks for the verifying thread.
     pub to_verify: mpsc::UnboundedSender<ToVerify>,
+    /// Blocks for the moving thread.
+    to_move: mpsc::UnboundedSender<ToMove>,
     effects: Vec<Effect>,
 }
 
@@ -51,6 +53,15 @@ pub struct ToVerify {
     pub block: BlockId,
     pub slot: SlotId,
     pub generation: Generation,
+}
+
+/// A block that leaves its slot.
+pub struct ToMove {
+    pub from: BlockId,
+    pub slot: SlotId,
+    pub generation: Generation,
+    pub to: BlockId,
+    pub to_slot: SlotId,
 }
 
 /// The state, shared by the tasks of one thread and the helpers that bring events.
@@ -84,7 +95,7 @@ impl State {
         mut core: Core,
         pool: Arc<Pool>,
         boot_id: u64,
-        to_verify: mpsc::UnboundedSender<ToVerify>,
+        (to_verify, to_move): (mpsc::UnboundedSender<ToVerify>, mpsc::UnboundedSender<ToMove>),
     ) -> State {
         let history_step = Duration::from_secs(config.alarm.step_seconds);
         // Keys are hashed anew with each start.
@@ -110,6 +121,7 @@ impl State {
             history: History::new(history_step),
             watch: Watch::default(),
             to_verify,
+            to_move,
             effects: Vec::new(),
         }
     }
@@ -150,6 +162,10 @@ impl State {
                     self.tiers.of(tier).store(&self.core, &self.pool, block, slot, generation);
                 }
                 Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
+                Effect::Move { from, slot, generation, to, to_slot } => {
+                    // As below: without the thread the extent just stays where it is.
+                    let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot });
+                }
                 Effect::Verify { block, slot, generation } => {
                     // The thread lives as long as the daemon; without it the block just stays unverified.
                     let _ = self.to_verify.send(ToVerify { block, slot, generation });
@@ -242,6 +258,7 @@ fn disk_bytes(config: &Config) -> Option<u64> {
 fn capacities(config: &Config, core: &Core, pool: &Pool) -> Capacities {
     Capacities {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
+        promise_share: config.pool.promise_share,
         disk_bytes: disk_bytes(config),
         admits_all: config.tier_ssd.admission == Admission::All,
         memory_blocks: core.memory_entries() as u64,

@@ -123,6 +123,7 @@ fn snapshot() -> Snapshot {
             verified: 33,
             corrupt: 34,
             extents_moved: 35,
+            moved: 36,
         },
         classes: vec![class(4096, 500, [101, 102, 107, 103]), class(65536, 600, [104, 105, 108, 106])],
         held: Held { pinned_bytes: 50, reserved_bytes: 51, fenced_bytes: 52, fenced_blocks: 53, leases: 54 },

@@ -55,6 +55,8 @@ fn disks(trace: &Trace, samples: usize, share: f64, admission: Admission) -> for
     let tiers = Tiers {
         reach_bytes: 16 * pool_bytes,
         pool_bytes,
+        // As the replay has it.
+        promise_share: 1.0,
         disk_bytes: MULTIPLES.map(|times| times * pool_bytes).to_vec(),
         admits_all: admission == Admission::All,
         memory_blocks: 1 << 20,

@@ -6,7 +6,7 @@
 use forebay_core::block::NamespaceIndex;
 use forebay_core::key::{Instance, NamespaceId};
 use forebay_core::layout::{Attention, GroupLayout, Layout};
-use forebay_core::{Config, Core, PAGE_BYTES, Result};
+use forebay_core::{Config, Core, Error, PAGE_BYTES, Result};
 
 use crate::replay::{GROUP, Setup};
 use crate::trace::Trace;
@@ -41,9 +41,17 @@ impl Scale {
 
 /// Number of pages of the pool; its core, empty; and the trace's namespaces in it.
 pub fn open(trace: &Trace, setup: &Setup, scale: &Scale) -> Result<(u64, Core, Vec<NamespaceIndex>)> {
-    let capacity = scale.pages_of(setup.capacity_bytes);
     let largest = *scale.pages.iter().max().expect("a trace has a shape");
+    if largest > Layout::MAX_BLOCK_BYTES / PAGE_BYTES {
+        return Err(Error::invalid("the sizes of blocks in one cache are too different").with("pages", largest));
+    }
+    let capacity = scale.pages_of(setup.capacity_bytes).min(most_pages(trace, scale));
     let unit_pages = unit_pages(capacity, largest);
+    if capacity.next_multiple_of(unit_pages) > u64::from(u32::MAX) {
+        return Err(Error::invalid("a simulated pool has at most 2^32 times the common divisor of all block sizes")
+            .with("capacity_bytes", setup.capacity_bytes)
+            .hint("give the traces rounder `--block-bytes`"));
+    }
     let is_uniform = largest == 1;
     let units = if is_uniform { capacity.div_ceil(unit_pages) } else { (capacity / unit_pages).max(1) };
     let mut config = Config::new(unit_pages * PAGE_BYTES, units as u32);
@@ -67,6 +75,13 @@ pub fn open(trace: &Trace, setup: &Setup, scale: &Scale) -> Result<(u64, Core, V
         ballast(&mut core, namespaces[0], units * unit_pages - capacity);
     }
     Ok((units * unit_pages, core, namespaces))
+}
+
+/// Room for all blocks of the trace several times over: more makes no difference.
+fn most_pages(trace: &Trace, scale: &Scale) -> u64 {
+    const TIMES: u64 = 4;
+    let pages = (0..trace.unique() as u32).map(|block| scale.pages[usize::from(trace.namespace_of(block))]);
+    TIMES * pages.sum::<u64>() + 256
 }
 
 fn ballast(core: &mut Core, namespace: NamespaceIndex, slots: u64) {

@@ -9,13 +9,14 @@
 //!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal; a later
 //!   line like the first adds namespaces, numbered on.
 //!
-//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`] and [`MAX_ACCESSES`], and errors name the
-//! line.
+//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`], [`MAX_ACCESSES`] and [`MAX_DIFFERENT`](crate::trace::MAX_DIFFERENT), to
+//! about 11 GiB, and errors name the line.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use forebay_core::layout::Layout;
 use forebay_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -23,7 +24,7 @@ use crate::trace::{Numbering, Shape, Trace};
 
 /// A request of a million tokens in blocks of 16 has lines of half a megabyte.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// Each costs 4 bytes here and up to 40 where it is new: 256 Mi stay below 11 GiB.
+/// Each takes 4 bytes here and as many for the optimum, and twice as much while the list grows.
 pub const MAX_ACCESSES: usize = 256 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -46,8 +47,15 @@ pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
     let name = name.trim_end_matches(".zst").trim_end_matches(".jsonl");
     let trace = if is_zstd {
         let decoder = ruzstd::decoding::StreamingDecoder::new(input);
-        let decoder = decoder.map_err(|error| file(std::io::Error::other(error.to_string())))?;
-        read_lines(name, BufReader::with_capacity(1 << 20, decoder), hints)
+        let mut decoder = decoder.map_err(|error| file(std::io::Error::other(error.to_string())))?;
+        let trace = read_lines(name, BufReader::with_capacity(1 << 20, &mut decoder), hints);
+        let (told, counted) = (decoder.decoder.get_checksum_from_data(), decoder.decoder.get_calculated_checksum());
+        if trace.is_ok() && told.is_some() && told != counted {
+            let error =
+                Error::new(ErrorKind::Corrupt, "the trace is not what was compressed").with("path", path.display());
+            return Err(error.hint("copy it anew"));
+        }
+        trace
     } else {
         read_lines(name, input, hints)
     };
@@ -70,6 +78,9 @@ pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<T
     }
     if reading.trace.is_empty() {
         return Err(Error::invalid("the trace has no requests"));
+    }
+    if reading.trace.accesses() == 0 {
+        return Err(Error::invalid("the trace asks for no blocks"));
     }
     Ok(reading.trace)
 }
@@ -139,6 +150,9 @@ impl Reading {
         let namespaces = namespaces.unwrap_or_default();
         if namespaces.is_empty() || namespaces.iter().any(|n| n.block_tokens == 0) {
             return Err(Error::invalid("a header has `namespaces`, and their blocks have tokens"));
+        }
+        if namespaces.iter().any(|n| !(1..=Layout::MAX_BLOCK_BYTES).contains(&n.block_bytes)) {
+            return Err(Error::invalid("blocks have 1 byte to 512 MiB").with("header", "namespaces"));
         }
         let shape = |n: &Described| Shape { block_tokens: n.block_tokens, block_bytes: Some(n.block_bytes) };
         self.trace.shapes.extend(namespaces.iter().map(shape));
@@ -233,6 +247,12 @@ mod tests {
             assert!(error.contains(message) && error.contains("line=`3`"), "{bad}: {error}");
         }
         assert!(error("").contains("no requests"));
+        assert!(error("{\"timestamp\": 5, \"hash_ids\": []}").contains("no blocks"));
+        for bytes in [0, u64::MAX] {
+            let header =
+                format!("{{\"forebay_trace\":1,\"namespaces\":[{{\"block_tokens\":16,\"block_bytes\":{bytes}}}]}}");
+            assert!(error(&header).contains("1 byte to 512 MiB"));
+        }
         assert!(error("{\"forebay_trace\":2}").contains("newer form"));
     }
 
@@ -249,6 +269,29 @@ mod tests {
         }
         let error = read_lines("endless", BufReader::new(Endless(0)), Hints::default()).unwrap_err();
         assert!(error.to_string().contains("longer than 16 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_archive_is_refused() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conv.jsonl.zst");
+        let whole = std::fs::read(&path).unwrap();
+        let damaged = tempfile::NamedTempFile::new().unwrap();
+        // One bit, anywhere behind the header; and an end that is missing.
+        let mut cases: Vec<Vec<u8>> = (18..whole.len())
+            .step_by(whole.len() / 40)
+            .map(|at| {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1;
+                bytes
+            })
+            .collect();
+        cases.push(whole[..whole.len() / 2].to_vec());
+        for (nth, bytes) in cases.iter().enumerate() {
+            std::fs::write(damaged.path(), bytes).unwrap();
+            assert!(read(damaged.path(), Hints::default()).is_err(), "case {nth} was read");
+        }
+        std::fs::write(damaged.path(), &whole).unwrap();
+        assert!(read(damaged.path(), Hints::default()).is_ok());
     }
 
     #[test]

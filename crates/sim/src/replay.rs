@@ -70,6 +70,8 @@ pub struct Outcome {
     /// The most residents of the pool that no prefix on any tier can reach, of [`INSPECTIONS`] looks.
     pub orphan_peak: u64,
     pub evicted: u64,
+    /// Blocks that were copied to other slots, because another size got the memory they lay in.
+    pub moved: u64,
     pub ssd_written_blocks: u64,
     pub ssd_written_bytes: u64,
     pub metadata_bytes: u64,
@@ -302,6 +304,12 @@ impl<'a> Replay<'a> {
                     self.arrive(slot, number.expect("it was loaded"));
                 }
             }
+            Effect::Move { from, slot, generation, to, to_slot } => {
+                let is_moved = self.core.moved(from, generation, to, true);
+                if is_moved {
+                    self.blocks.swap(slot.0 as usize, to_slot.0 as usize);
+                }
+            }
             Effect::Store { tier, block, slot, .. } => {
                 let number = self.blocks[slot.0 as usize];
                 assert!(number != NOBODY, "{slot:?} is written down and holds nothing");
@@ -356,6 +364,7 @@ impl<'a> Replay<'a> {
         let stats = self.core.stats();
         assert_eq!(stats.keys, stats.hits + stats.miss_count(), "hits and misses do not add up to all keys");
         self.outcome.evicted = stats.evicted;
+        self.outcome.moved = stats.moved;
         self.outcome.metadata_bytes = self.core.heap_bytes() as u64;
         self.outcome.ghost_bytes = self.core.ghost_bytes() as u64;
         if let Some((_, disk)) = &self.ssd {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_core::below::Admission;
+use forebay_core::layout::Layout;
 use forebay_core::miss::MissReason;
 use forebay_core::policy::{self, Make};
 use forebay_core::{Error, ErrorKind, Result};
@@ -110,6 +111,8 @@ pub struct Row {
     pub namespaces: Vec<Share>,
     pub orphan_peak: u64,
     pub evicted: u64,
+    /// Copied to other slots, because another size got the memory they lay in.
+    pub moved: u64,
     pub ssd_written_blocks: u64,
     pub ssd_written_bytes: u64,
     pub metadata_bytes: u64,
@@ -186,8 +189,9 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
                 .with("traces", arguments.traces.len()));
         }
     };
-    if block_bytes == Some(0) {
-        return Err(Error::invalid("blocks have bytes").hint("leave `--block-bytes` out if you do not know how many"));
+    if block_bytes.is_some_and(|bytes| !(1..=Layout::MAX_BLOCK_BYTES).contains(&bytes)) {
+        let error = Error::invalid("blocks have 1 byte to 512 MiB");
+        return Err(error.hint("leave `--block-bytes` out if you do not know how many"));
     }
     read(
         &arguments.traces[at],
@@ -290,6 +294,7 @@ fn row(base: &Trace, trace: &Trace, policy: &str, setup: &Setup, done: Outcome, 
         namespaces: namespaces.unwrap_or_default(),
         orphan_peak: done.orphan_peak,
         evicted: done.evicted,
+        moved: done.moved,
         ssd_written_blocks: done.ssd_written_blocks,
         ssd_written_bytes: done.ssd_written_bytes,
         metadata_bytes: done.metadata_bytes,

@@ -112,6 +112,15 @@ impl Core {
         true
     }
 
+    /// The block has another generation since it moved; what waits to be written is known by it.
+    pub(crate) fn requeue(&mut self, block: BlockId, before: Generation) {
+        let Block { generation, below, .. } = self.blocks[block];
+        for tier in self.below.tiers.iter_mut().filter(|_| below != 0) {
+            let waits = tier.queue.iter_mut().filter(|queued| **queued == (block, before));
+            waits.for_each(|queued| queued.1 = generation);
+        }
+    }
+
     /// Whether a prefix leads to the block on this tier.
     fn is_reachable(&self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
         let Block { namespace, group, .. } = self.blocks[block];

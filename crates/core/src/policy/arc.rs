@@ -61,6 +61,10 @@ impl Policy for Arc {
         self.lists.coldest(nodes, |lists: &Lists, _: &Nodes, _| choose(lists, self.target))
     }
 
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
+
     fn warm(&self, keys: &[Fingerprint]) {
         self.ghosts.iter().for_each(|ghosts| ghosts.warm(keys));
     }

@@ -109,6 +109,10 @@ impl Policy for Density {
         self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.worth, at))
     }
 
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
+
     fn warm(&self, keys: &[Fingerprint]) {
         self.ghosts.warm(keys);
     }

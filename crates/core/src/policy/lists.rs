@@ -115,6 +115,11 @@ impl Lists {
         self.pick(nodes, tails, &choose).map(|list| tails[list])
     }
 
+    /// The block used longest ago.
+    pub fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        [FRESH, REUSED].into_iter().filter_map(|list| self.tail(list)).max_by_key(|tail| nodes.age(*tail))
+    }
+
     fn pick(&self, nodes: &Nodes, at: [BlockId; 2], choose: &impl Choose) -> Option<usize> {
         match at {
             [BlockId::NONE, BlockId::NONE] => None,

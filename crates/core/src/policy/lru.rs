@@ -39,4 +39,8 @@ impl Policy for Lru {
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
         self.lists.coldest(nodes, |_: &Lists, _: &Nodes, _| FRESH)
     }
+
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
 }

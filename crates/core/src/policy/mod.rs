@@ -132,6 +132,10 @@ pub trait Policy: Send {
     /// The block that `evict` would look at first.
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
 
+    /// The block used longest ago, as far as the policy knows: how long it keeps what is of no use, which compares
+    /// classes whatever else their policies go by.
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId>;
+
     /// `insert` or `evict` is about to be called for blocks of these keys, if the guess is right: a chance to
     /// start loads from memory, so that they overlap.
     fn warm(&self, _keys: &[Fingerprint]) {}

@@ -64,6 +64,10 @@ impl Policy for TinyLfu {
         self.lists.coldest(nodes, choose)
     }
 
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
+
     fn ghost_bytes(&self) -> usize {
         self.sketch.heap_bytes()
     }

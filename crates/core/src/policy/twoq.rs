@@ -54,6 +54,10 @@ impl Policy for TwoQ {
         self.lists.coldest(nodes, choose)
     }
 
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
+
     fn warm(&self, keys: &[Fingerprint]) {
         self.ghosts.warm(keys);
     }

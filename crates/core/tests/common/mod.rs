@@ -19,6 +19,7 @@ pub type At = (SlotId, Generation);
 
 pub struct Rig {
     pub core: Core,
+    effects: Vec<Effect>,
 }
 
 impl Rig {
@@ -31,7 +32,11 @@ impl Rig {
         let units = config.units;
         let mut core = Core::new(config);
         (0..units).for_each(|unit| core.populate(unit));
-        Rig { core }
+        Rig::of(core)
+    }
+
+    pub fn of(core: Core) -> Rig {
+        Rig { core, effects: Vec::new() }
     }
 
     /// The instance is back and holds leases on these slots, and no reservation.
@@ -52,6 +57,7 @@ impl Rig {
     pub fn reserve(&mut self, namespace: NamespaceIndex, count: usize) -> Vec<At> {
         let mut slots = Vec::new();
         self.core.reserve(ENGINE, namespace, 0, count, true, &mut slots);
+        self.move_all();
         slots
     }
 
@@ -123,9 +129,21 @@ impl Rig {
     }
 
     pub fn effects(&mut self) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        self.core.take_effects(&mut effects);
-        effects
+        self.move_all();
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Copies at once what is to be copied.
+    pub fn move_all(&mut self) {
+        let mut at = self.effects.len();
+        self.core.take_effects(&mut self.effects);
+        while at < self.effects.len() {
+            if let Effect::Move { from, generation, to, .. } = self.effects[at] {
+                self.core.moved(from, generation, to, true);
+                self.core.take_effects(&mut self.effects);
+            }
+            at += 1;
+        }
     }
 
     pub fn audit(&self) {

@@ -129,6 +129,11 @@ pub enum Event {
     Verified {
         which: u8,
     },
+    /// A block was copied to another slot.
+    Moved {
+        which: u8,
+        is_copied: bool,
+    },
     Corrupt {
         which: u8,
     },
@@ -231,6 +236,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (index(), index()).prop_map(|(engine, which)| Event::Met { engine, which }),
         4 => Just(Event::Step),
         8 => index().prop_map(|which| Event::Verified { which }),
+        8 => (index(), prop::bool::weighted(0.95)).prop_map(|(which, is_copied)| Event::Moved { which, is_copied }),
         1 => index().prop_map(|which| Event::Corrupt { which }),
         1 => (index(), index()).prop_map(|(from, records)| Event::Audit { from, records }),
         3 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_whole)| Event::Audited { which, is_whole }),

@@ -39,6 +39,15 @@ pub struct Row {
     pub is_fenced: bool,
 }
 
+/// A copy under way from one slot to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Moving {
+    pub from: BlockId,
+    pub at: (SlotId, Generation),
+    pub to: BlockId,
+    pub to_slot: SlotId,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     pub units: u32,
@@ -51,6 +60,8 @@ pub struct Table {
     pub extents: BTreeMap<u32, Extent>,
     /// Verifications asked for and not answered.
     pub verifying: Vec<(BlockId, SlotId, Generation)>,
+    /// Copies asked for and not done.
+    pub moving: Vec<Moving>,
     /// Blocks that an audit is reading.
     pub audited: Vec<(BlockId, SlotId)>,
     /// Units that cannot be read and may be touched by the engines of a mask.
@@ -66,6 +77,7 @@ impl Table {
             rows: BTreeMap::new(),
             extents: BTreeMap::new(),
             verifying: Vec::new(),
+            moving: Vec::new(),
             audited: Vec::new(),
             excluded: BTreeMap::new(),
             last_generation: 0,
@@ -96,6 +108,15 @@ impl Table {
                     0,
                     "extent {first_unit} is cleared with rows in it"
                 );
+            }
+            Effect::Move { from, slot, generation, to, to_slot } => {
+                let row = self.row(slot);
+                // A commit is written to the table after its effects were taken, hence no key is compared here.
+                assert!(row.generation == generation && row.trust != Trust::Verifying, "{slot:?} is moved: {row:?}");
+                assert!(!row.is_fenced, "{slot:?} is moved: {row:?}");
+                let target = self.row(to_slot);
+                assert!(target.key.is_none() && target.holders == 0, "{to_slot:?} is moved to: {target:?}");
+                self.moving.push(Moving { from, at: (slot, generation), to, to_slot });
             }
             // What moves between tiers is kept in `below`.
             Effect::Load { .. } | Effect::Store { .. } | Effect::PurgeBelow { .. } => {}

@@ -21,7 +21,7 @@ use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
 use crate::below::Below;
 use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
 use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
-use crate::table::{Key, Row, Table, Trust};
+use crate::table::{Key, Moving, Row, Table, Trust};
 
 const ENGINES: u8 = 3;
 
@@ -170,6 +170,7 @@ impl World {
                 self.core.step();
             }
             Event::Verified { which } => self.verified(which),
+            Event::Moved { which, is_copied } => self.moved(which, is_copied),
             Event::Corrupt { which } => {
                 let mut rows = self.table.rows.values_mut().filter(|row| row.trust == Trust::Unverified);
                 if let Some(row) = rows.nth(which as usize) {
@@ -210,6 +211,7 @@ impl World {
         while !self.table.audited.is_empty() {
             self.audited(0, true);
         }
+        self.move_all();
         self.transfers_over();
         // No more is written, or an end would never come.
         self.below.set_healthy(&mut self.core, false);
@@ -702,6 +704,30 @@ impl World {
         self.settle();
     }
 
+    /// The new row is written before the effects are followed, which free the old one.
+    fn moved(&mut self, which: u8, is_copied: bool) {
+        let Some(at) = pick(&self.table.moving, which) else { return };
+        let Moving { from, at, to, to_slot } = self.table.moving.swap_remove(at);
+        let is_moved = self.core.moved(from, at.1, to, is_copied);
+        if let Some(row) = self.table.rows.get(&at.0).filter(|row| row.generation == at.1).cloned() {
+            assert!(!is_moved || row.key.is_some() && !row.is_fenced, "{at:?} is moved: {row:?}");
+            if is_moved {
+                let target = self.table.row(to_slot);
+                (target.key, target.trust, target.is_corrupt) = (row.key, row.trust, row.is_corrupt);
+                self.table.row(at.0).is_fenced = true;
+            }
+        } else {
+            assert!(!is_moved, "{at:?} is moved and was gone");
+        }
+        self.settle();
+    }
+
+    fn move_all(&mut self) {
+        while !self.table.moving.is_empty() {
+            self.moved(0, true);
+        }
+    }
+
     // The tier below.
 
     fn loaded(&mut self, which: u8, how: Loading) {
@@ -728,6 +754,7 @@ impl World {
         self.open.clear();
         self.retired.clear();
         self.table.verifying.clear();
+        self.table.moving.clear();
         self.table.audited.clear();
         for engine in &mut self.engines {
             engine.must_resume = engine.is_alive;
@@ -889,9 +916,10 @@ impl World {
         for _ in 0..10_000 {
             let has_more = self.core.step();
             self.settle();
-            if !has_more {
+            if !has_more && self.table.moving.is_empty() {
                 return;
             }
+            self.move_all();
         }
         panic!("steps never end");
     }
@@ -907,6 +935,7 @@ impl World {
             refusals += usize::from(self.reserve(0, namespace, 0, 256, true) == 0);
             self.core.step();
             self.settle();
+            self.move_all();
         }
         let filled = self.engines[0].filling.len() as u64;
         assert!(filled >= possible, "{filled} of {possible} slots of {slot_bytes} bytes can be reserved");

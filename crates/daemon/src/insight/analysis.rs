@@ -23,6 +23,8 @@ const DISK_POOLS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 #[derive(Clone, Debug)]
 pub struct Capacities {
     pub pool_bytes: u64,
+    /// The part of it that leases may pin.
+    pub promise_share: f64,
     /// Of the disk, if one of known size is configured.
     pub disk_bytes: Option<u64>,
     /// A disk is given, or would be given, every block.
@@ -55,6 +57,7 @@ impl Analysis {
         let tiers = Tiers {
             reach_bytes: capacities.pool_bytes / 2 * POOL_HALVES[POOL_HALVES.len() - 1],
             pool_bytes: capacities.pool_bytes,
+            promise_share: capacities.promise_share,
             disk_bytes: disk_bytes.clone(),
             admits_all: capacities.admits_all,
             memory_blocks: capacities.memory_blocks,
@@ -156,7 +159,7 @@ pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; O
 #[cfg(test)]
 impl Capacities {
     pub fn of_pool(pool_bytes: u64) -> Capacities {
-        Capacities { pool_bytes, disk_bytes: None, admits_all: false, memory_blocks: 1 << 20 }
+        Capacities { pool_bytes, promise_share: 1.0, disk_bytes: None, admits_all: false, memory_blocks: 1 << 20 }
     }
 }
 

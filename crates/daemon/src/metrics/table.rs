@@ -66,6 +66,7 @@ static METRICS: &[Metric] = &[
     metric("forebay_pool_fenced_bytes", "Bytes out of use until a holder is gone.", Gauge(|s| s.held.fenced_bytes)),
     metric("forebay_pool_fenced_blocks", "Slots out of use until a holder is gone.", Gauge(|s| s.held.fenced_blocks)),
     metric("forebay_extents_moved_total", "Extents that went to another slot size.", Counter(|s| s.core.extents_moved)),
+    metric("forebay_blocks_moved_total", "Blocks that left such extents for other slots.", Counter(|s| s.core.moved)),
     // Lookups.
     metric("forebay_lookups_total", "Requests asked about.", Counter(|s| s.core.lookups)),
     metric("forebay_lookup_keys_total", "Keys asked about; hits and misses add up to it.", Counter(|s| s.core.keys)),

@@ -53,6 +53,11 @@ impl Tiers {
         self.drivers.iter().any(|driver| driver.kind == Kind::Ssd)
     }
 
+    /// Kinds of the tiers that hosts share.
+    pub fn shared_stores(&self) -> impl Iterator<Item = &'static str> {
+        self.drivers.iter().filter(|driver| driver.kind.is_shared()).map(|driver| driver.kind.name())
+    }
+
     /// How long a block may take to come up, from any of them.
     pub fn longest_deadline(&self) -> Duration {
         self.drivers.iter().map(|driver| driver.deadline).max().unwrap_or_default()

@@ -323,6 +323,17 @@ impl Pool {
         sum.finish()
     }
 
+    /// Copies `len` bytes, as `checksum` reads them: who wants the copy finds out whether they changed meanwhile.
+    pub fn copy(&self, from: u64, to: u64, len: u64) {
+        let (mut buffer, mut done) = ([0; BOUNCE_BYTES], 0);
+        while done < len {
+            let piece = &mut buffer[..(len - done).min(BOUNCE_BYTES as u64) as usize];
+            self.data.read(from + done, piece);
+            self.data.write(to + done, piece);
+            done += piece.len() as u64;
+        }
+    }
+
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.data.read(offset, bytes);
     }
