@@ -118,6 +118,16 @@ impl Region {
         unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(range.start), bytes.as_mut_ptr(), bytes.len()) }
     }
 
+    /// Copies `len` bytes to `to`, which lies apart from `from`.
+    pub fn copy(&self, from: u64, to: u64, len: u64) {
+        assert!(self.access == Access::ReadWrite);
+        let (from, to) = (self.range(from, len as usize), self.range(to, len as usize));
+        assert!(from.end <= to.start || to.end <= from.start, "{from:?} and {to:?} overlap");
+        // SAFETY: both lie in this writable mapping, apart from each other. Another process may write them meanwhile:
+        // who wants the copy finds that out by the slot's generation.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(from.start), self.as_ptr().add(to.start), from.len()) }
+    }
+
     /// Adds what `len` bytes from `offset` hold now to `sum`.
     pub fn sum(&self, sum: &mut Checksum, offset: u64, len: u64) {
         let range = self.range(offset, len as usize);

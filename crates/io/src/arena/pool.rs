@@ -323,15 +323,9 @@ impl Pool {
         sum.finish()
     }
 
-    /// Copies `len` bytes, as `checksum` reads them: who wants the copy finds out whether they changed meanwhile.
+    /// Copies `len` bytes; workers may write meanwhile, and who wants the copy finds out whether one did.
     pub fn copy(&self, from: u64, to: u64, len: u64) {
-        let (mut buffer, mut done) = ([0; BOUNCE_BYTES], 0);
-        while done < len {
-            let piece = &mut buffer[..(len - done).min(BOUNCE_BYTES as u64) as usize];
-            self.data.read(from + done, piece);
-            self.data.write(to + done, piece);
-            done += piece.len() as u64;
-        }
+        self.data.copy(from, to, len);
     }
 
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
