@@ -1,12 +1,13 @@
-//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang for real until somebody writes to it; a lock on the
-//! usage file makes stores hang in the middle, with their bounce buffer full.
+//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang for
+//! real until somebody writes to it; a lock on the usage file makes stores hang in the middle, with their bounce buffer
+//! full.
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Health, OpKind, Outcome, Tier};
+use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::fs::{Fs, FsConfig};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, mknodat};
 
