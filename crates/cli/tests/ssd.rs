@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 
 use command::run;
 use forebay_rpc::proto::*;
+use support::tiers::{BYTES, is_served, store};
 use support::*;
-
-const BYTES: u64 = 20_000;
 
 /// A disk's file, where files are kept on a disk.
 struct DiskFile {
@@ -43,41 +42,7 @@ fn serving(place: &Place, disk: &Path, more: &[&str]) -> (Daemon, Client, Worker
 }
 
 fn tier(client: &Client) -> TierInfo {
-    client.inspect().tiers.first().cloned().expect("a tier is configured")
-}
-
-/// Stores blocks as prompts of 50 and waits until all are on the disk.
-fn store(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) {
-    for first in seeds.clone().step_by(50) {
-        let seeds: Vec<u64> = (first..(first + 50).min(seeds.end)).collect();
-        let hashes: Vec<[u8; 32]> = seeds.iter().copied().map(hash).collect();
-        let mut slots = Vec::new();
-        while slots.len() < seeds.len() {
-            slots.extend(client.reserve(namespace, (seeds.len() - slots.len()) as u32));
-        }
-        seeds.iter().zip(&slots).for_each(|(seed, held)| worker.fill(held, *seed));
-        let outcomes = client.commit(namespace, &hashes, &slots);
-        assert!(outcomes.iter().all(|outcome| *outcome == CommitOutcome::CommitStored), "{outcomes:?}");
-        written(client);
-    }
-}
-
-/// Waits until nothing waits to be written.
-fn written(client: &Client) {
-    wait_until("all is written", || {
-        let tier = tier(client);
-        tier.waiting_blocks == 0 && tier.storing_blocks == 0
-    });
-}
-
-/// All blocks of a prompt come back, whole; they were not in the pool.
-fn is_served(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) {
-    let reply = client.lookup_settled(namespace, &hashes(seeds.clone()));
-    assert_eq!(reply.groups[0].states, vec![1; (seeds.end - seeds.start) as usize], "{seeds:?}");
-    for (seed, slot) in seeds.zip(&reply.groups[0].slots) {
-        assert!(worker.read(*slot) == pattern(seed, BYTES), "block {seed} has other bytes");
-    }
-    client.release(reply.lease);
+    support::tiers::tier(client, "ssd")
 }
 
 #[test]
@@ -241,11 +206,7 @@ fn a_write_budget_that_is_spent_holds_back_writes_and_nothing_else() {
     let last = stored - 50..stored;
     is_served(&client, &worker, namespace, last);
     drop((client, worker));
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(daemon.pid()).expect("a pid"),
-        rustix::process::Signal::TERM,
-    )
-    .expect("it is ours");
+    daemon.terminate();
     assert!(daemon.finish().0, "it ends at its deadline, budget or not");
 }
 
@@ -271,11 +232,7 @@ fn a_daemon_that_ends_well_finishes_what_it_is_writing() {
     let namespace = client.namespace("t", vec![group()]).unwrap();
     store(&client, &worker, namespace, 0..100);
     drop((client, worker));
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(daemon.pid()).expect("a pid"),
-        rustix::process::Signal::TERM,
-    )
-    .expect("it is ours");
+    daemon.terminate();
     let (is_success, log) = daemon.finish();
     assert!(is_success && log.contains("drained"), "{log}");
     let answer = run(&["inspect", "ssd", "--json", "--audit", disk.path.to_str().unwrap()]);

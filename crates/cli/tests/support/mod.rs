@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod tiers;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -104,6 +106,12 @@ impl Daemon {
 
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("it is ours").is_none()
+    }
+
+    /// SIGTERM, as a service manager stops it.
+    pub fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is ours");
     }
 
     pub fn pid(&self) -> i32 {

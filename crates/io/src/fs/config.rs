@@ -54,6 +54,8 @@ pub struct FsConfig {
     pub sweep_interval: Duration,
     /// After so long without a sign of life the sweeper's place is free for another host.
     pub lease: Duration,
+    /// What was granted of a directory's capacity and is not spent lapses after so long; the same on all hosts.
+    pub grant_age: Duration,
     /// Unfinished files that were not written to for so long are removed.
     pub orphan_age: Duration,
 }
@@ -77,6 +79,7 @@ impl FsConfig {
             queued_stores: 256,
             sweep_interval: Duration::from_secs(600),
             lease: Duration::from_secs(60),
+            grant_age: Duration::from_secs(5),
             orphan_age: Duration::from_secs(3600),
         }
     }
@@ -107,6 +110,9 @@ impl FsConfig {
         }
         if self.timeout.is_zero() || self.lease < Duration::from_millis(100) {
             return wrong("a timeout is longer than nothing, and a lease at least 100 ms", "leave them out");
+        }
+        if self.grant_age.is_zero() {
+            return wrong("a grant lives longer than nothing", "leave its age out");
         }
         if self.capacity_bytes.is_some_and(|bytes| bytes < 1 << 20) {
             return wrong("a directory's capacity is at least 1 MiB", "raise it, or leave it out to have no limit");

@@ -10,10 +10,12 @@ use std::io;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{FsConfig, Fsync};
 use super::layout::{self, MARKER, OWN_FOLDER, USAGE};
@@ -53,7 +55,7 @@ impl Directory {
             id: 0,
             is_sharded: config.is_sharded,
             read_only: config.read_only.then(|| "by configuration".to_owned()),
-            ledger: Ledger::new(path.join(USAGE), config.capacity_bytes),
+            ledger: Ledger::new(path.join(USAGE), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
             writer: layout::writer(),
             is_direct: config.io_direct,
@@ -226,6 +228,12 @@ pub(super) fn link(file: &Path, path: &Path) -> Result<bool, Errno> {
         Err(Errno::EXIST) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// What it says goes on while the host sleeps.
+pub(super) fn clock() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec as u32)
 }
 
 pub(super) fn errno(error: io::Error) -> Errno {

@@ -12,8 +12,9 @@ use std::{io, mem};
 
 use rustix::io::Errno;
 
+use super::census::Census;
 use super::config::FsConfig;
-use super::directory::{Directory, errno};
+use super::directory::{Directory, clock, errno};
 use super::lease::Lease;
 use super::ledger::Figures;
 use super::walk::{Ages, Candidate, Walk, evict};
@@ -121,6 +122,7 @@ struct Sweeper {
     max_age: Option<Duration>,
     orphan_age: Duration,
     sweeps: Arc<Sweeps>,
+    census: Census,
     walk: Option<Walk>,
     last_walk: Option<Instant>,
     /// The oldest last.
@@ -138,6 +140,7 @@ impl Sweeper {
             max_age: config.max_age,
             orphan_age: config.orphan_age,
             sweeps,
+            census: Census::new(config.grant_age),
             walk: None,
             last_walk: None,
             candidates: Vec::new(),
@@ -165,21 +168,25 @@ impl Sweeper {
     }
 
     fn work(&mut self) -> Result<Duration, Errno> {
-        self.directory.ledger.settle(false)?;
+        self.directory.ledger.settle(clock(), false)?;
         let Some(now) = self.lease.hold(&self.directory)? else {
             self.walk = None;
             return Ok((self.lease_duration / 4).min(LOOK_EVERY));
         };
         let figures = self.directory.ledger.figures()?;
+        self.census.saw(figures.as_ref(), clock());
         let excess_bytes = figures.map_or(0, |figures| excess(&figures, self.directory.ledger.capacity_bytes()));
         if excess_bytes > 0 && !self.candidates.is_empty() {
             // What a walk has counted so far would be wrong after this.
             self.walk = None;
             return self.make_room(excess_bytes).map(|()| Duration::ZERO);
         }
-        let is_due = self.last_walk.is_none_or(|last| last.elapsed() >= self.interval);
-        if self.walk.is_none() && (is_due || excess_bytes > 0 || figures.is_none()) {
-            self.walk = Some(Walk::new(&self.directory, figures.unwrap_or_default().granted_bytes));
+        // Figures that were damaged or mended meanwhile are not those that it began with.
+        self.walk.take_if(|walk| walk.begun.is_some() != figures.is_some());
+        // Without a basis a walk finds what may go, and how much there is would not be known after it.
+        let is_due = self.last_walk.is_none_or(|last| last.elapsed() >= self.interval) || figures.is_none();
+        if self.walk.is_none() && (is_due && self.census.basis().is_some() || excess_bytes > 0) {
+            self.walk = Some(Walk::new(&self.directory, self.census.basis(), figures));
         }
         let is_hurried = excess_bytes > 0 || figures.is_none();
         match self.walk.is_some() {
@@ -189,6 +196,7 @@ impl Sweeper {
     }
 
     fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
+        let count = self.directory.ledger.count();
         let (mut freed_bytes, mut evicted) = (0, 0);
         for _ in 0..EVICTIONS_AT_ONCE {
             if freed_bytes >= excess_bytes {
@@ -202,19 +210,18 @@ impl Sweeper {
         }
         self.sweeps.evicted_blocks.fetch_add(evicted, Relaxed);
         self.sweeps.evicted_bytes.fetch_add(freed_bytes, Relaxed);
-        self.directory.ledger.removed(freed_bytes)
+        self.directory.ledger.removed(freed_bytes, count);
+        self.directory.ledger.settle(clock(), false)
     }
 
     fn walk_on(&mut self, now: Duration, is_hurried: bool) -> Result<Duration, Errno> {
         let Some(walk) = &mut self.walk else { return Ok(Duration::ZERO) };
         let ages = Ages { now, max_age: self.max_age, orphan_age: self.orphan_age };
-        let begun = Instant::now();
+        let (begun, count) = (Instant::now(), self.directory.ledger.count());
         while let Some(swept) = walk.step(&self.directory, ages).map_err(errno)? {
             self.sweeps.expired_blocks.fetch_add(swept.expired_blocks, Relaxed);
             self.sweeps.orphans.fetch_add(swept.orphans, Relaxed);
-            if swept.expired_bytes > 0 {
-                self.directory.ledger.removed(swept.expired_bytes)?;
-            }
+            self.directory.ledger.removed(swept.expired_bytes, count);
             // The lease is renewed between the pieces.
             if !is_hurried || begun.elapsed() > self.lease_duration / 8 {
                 return Ok(if is_hurried { Duration::ZERO } else { STEP_PAUSE });
@@ -225,13 +232,15 @@ impl Sweeper {
 
     fn walked(&mut self) -> Result<Duration, Errno> {
         let Some(walk) = self.walk.take() else { return Ok(Duration::ZERO) };
-        self.directory.ledger.counted(walk.found_bytes, walk.granted_bytes)?;
+        if let Some(granted_bytes) = walk.basis {
+            self.directory.ledger.counted(walk.found_bytes, granted_bytes, walk.begun)?;
+            self.last_walk = Some(Instant::now());
+        }
         tracing::debug!(path = %self.directory.path.display(), blocks = walk.found_blocks, bytes = walk.found_bytes,
             "shared directory swept");
         self.sweeps.walks.fetch_add(1, Relaxed);
         self.sweeps.blocks.store(walk.found_blocks, Relaxed);
         self.candidates = walk.into_candidates();
-        self.last_walk = Some(Instant::now());
         // Were it full of nothing that can go, walking on and on would help nobody.
         Ok(if self.candidates.is_empty() { LOOK_EVERY.min(self.interval) } else { Duration::ZERO })
     }
@@ -240,7 +249,7 @@ impl Sweeper {
         self.lease.give_back();
         self.sweeps.is_sweeper.store(false, Relaxed);
         // Where this fails, the next walk counts right all the same.
-        let _ = self.directory.ledger.settle(true);
+        let _ = self.directory.ledger.settle(clock(), true);
     }
 }
 
@@ -267,7 +276,7 @@ mod tests {
     #[test]
     fn room_is_made_when_a_directory_is_nearly_full_or_refuses() {
         let excess = |used_bytes, wanted_bytes, capacity| {
-            super::excess(&Figures { used_bytes, wanted_bytes, granted_bytes: 0 }, capacity)
+            super::excess(&Figures { used_bytes, wanted_bytes, ..Figures::default() }, capacity)
         };
         assert_eq!(excess(1 << 60, 0, None), 0, "no limit");
         assert_eq!(excess(950, 0, Some(1000)), 0);

@@ -1,27 +1,37 @@
 //! How much a shared directory holds, counted together by hosts that share nothing but the directory.
 //!
-//! One small file has two figures: an upper bound of the bytes in the directory, and how many bytes were ever granted.
+//! One small file has an upper bound of the bytes in the directory, and how many bytes were ever granted and taken off.
 //! A host takes a grant of some blocks under the file's lock, writes blocks out of it, and asks again when it is spent;
-//! the sweeper takes off what it removes and puts the figure right after each walk.
+//! whoever removes takes off what was removed; and the sweeper puts the bound right after a walk.
 //!
-//! Invariant: a file is published only out of a grant, and grants end at the capacity; so the directory exceeds it by
-//! no more than was granted and not written when the sweeper last counted. An unreadable figure grants nothing until
-//! it was counted anew.
+//! Invariant: what is published, plus what is granted and may still be spent, never exceeds the bound, and the bound
+//! ends at the capacity. So that no count can break it:
+//! - a grant lapses, and a count starts from a sample of the figures that was older than any grant that could still be
+//!   spent when its walk began (`census`), so what the walk could not see was granted after the sample;
+//! - a count lowers the bound to no less than what its walk found and what was granted since its sample, and raises it
+//!   to no more than what its walk found and was not taken off since;
+//! - who took bytes away takes them off the bound only if no count has lowered it since: that count may have been right
+//!   already. What is not taken off for this reason is put right by the next count.
+//!
+//! What remains is a store that hangs between its grant and its name for longer than a grant lives: bytes in flight.
+//! An unreadable figure grants nothing until it was counted anew.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use forebay_core::checksum::checksum;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::directory::errno;
+use super::layout;
 
-const MAGIC: &[u8; 8] = b"FBUSAGE1";
-const FILE_BYTES: usize = 40;
+const MAGIC: &[u8; 8] = b"FBUSAGE2";
+const FILE_BYTES: usize = 56;
 const SEAL_AT: usize = FILE_BYTES - 8;
 /// A grant is this part of the capacity, and no more than [`MAX_GRANT_BYTES`]: one round trip for many blocks, while
 /// all hosts' unspent grants together stay small.
@@ -34,25 +44,65 @@ pub(super) struct Figures {
     pub used_bytes: u64,
     /// Ever, by all hosts; wraps.
     pub granted_bytes: u64,
+    /// Ever, of files that were removed; wraps.
+    pub removed_bytes: u64,
     /// The largest grant that was refused since room was made.
     pub wanted_bytes: u64,
+    /// Drawn anew by each count that lowers the bound.
+    pub count: Count,
 }
 
-/// See the module's head.
+/// Tells whether the bound was lowered by a count meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Count(u64);
+
+/// Bytes that may be published, until they are given back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    bytes: u64,
+    count: Count,
+}
+
+/// Granted to this host, and neither spent nor given back.
+#[derive(Clone, Copy)]
+struct Grant {
+    bytes: u64,
+    /// From before it was asked for.
+    since: Duration,
+    count: Count,
+}
+
+/// To be taken off the bound, if no count has lowered it since.
+#[derive(Clone, Copy, Default)]
+struct Returns {
+    unspent_bytes: u64,
+    removed_bytes: u64,
+    count: Count,
+}
+
+#[derive(Default)]
+struct Own {
+    grant: Option<Grant>,
+    returns: Returns,
+    /// As the file said last.
+    count: Count,
+}
+
+/// See the module's head. Times are those of one clock that goes on while a host sleeps.
 pub(super) struct Ledger {
     path: PathBuf,
     capacity_bytes: Option<u64>,
-    /// Granted to this host and not spent.
-    unspent_bytes: Mutex<u64>,
+    grant_age: Duration,
+    own: Mutex<Own>,
     /// One change at a time in this process; the file's lock is between processes.
     changing: Mutex<()>,
     last_used_bytes: AtomicU64,
 }
 
 impl Ledger {
-    pub fn new(path: PathBuf, capacity_bytes: Option<u64>) -> Ledger {
-        let (unspent_bytes, changing, last_used_bytes) = Default::default();
-        Ledger { path, capacity_bytes, unspent_bytes, changing, last_used_bytes }
+    pub fn new(path: PathBuf, capacity_bytes: Option<u64>, grant_age: Duration) -> Ledger {
+        let (own, changing, last_used_bytes) = Default::default();
+        Ledger { path, capacity_bytes, grant_age, own, changing, last_used_bytes }
     }
 
     /// The file of a directory that holds nothing.
@@ -69,100 +119,116 @@ impl Ledger {
         self.capacity_bytes
     }
 
-    /// Takes `bytes` out of what was granted, asking for more if need be; false if the directory is full.
-    pub fn spend(&self, bytes: u64) -> Result<bool, Errno> {
-        let own_bytes = self.take(bytes);
-        let needed_bytes = bytes - own_bytes;
-        if needed_bytes == 0 {
-            return Ok(true);
+    /// To be asked before a file is removed.
+    pub fn count(&self) -> Count {
+        lock(&self.own).count
+    }
+
+    /// Takes `bytes` out of what was granted, asking for more if need be; none if the directory is full.
+    pub fn spend(&self, bytes: u64, now: Duration) -> Result<Option<Spent>, Errno> {
+        if let Some(spent) = self.take(bytes, now) {
+            return Ok(Some(spent));
         }
-        let granted = self.grant(needed_bytes);
-        // The first of them are this caller's, whoever else spends meanwhile.
-        self.refund(match granted {
-            Ok(granted_bytes) if granted_bytes > 0 => granted_bytes - needed_bytes,
-            _ => own_bytes,
-        });
-        Ok(granted? > 0)
-    }
-
-    /// Gives back what was spent for nothing, or what a removed file had taken.
-    pub fn refund(&self, bytes: u64) {
-        *lock(&self.unspent_bytes) += bytes;
-    }
-
-    /// Returns to the directory what this host keeps beyond a usual grant, or all of it.
-    pub fn settle(&self, is_all: bool) -> Result<(), Errno> {
-        let kept_bytes = if is_all { 0 } else { self.usual_bytes() };
-        let mut unspent = lock(&self.unspent_bytes);
-        let surplus_bytes = unspent.saturating_sub(kept_bytes);
-        *unspent -= surplus_bytes;
-        drop(unspent);
-        if surplus_bytes > 0 { self.removed(surplus_bytes) } else { Ok(()) }
-    }
-
-    pub fn removed(&self, bytes: u64) -> Result<(), Errno> {
-        self.change(|figures| {
-            let figures = figures?;
-            figures.used_bytes = figures.used_bytes.saturating_sub(bytes);
-            figures.wanted_bytes = figures.wanted_bytes.saturating_sub(bytes);
-            Some(())
+        let turn = lock(&self.changing);
+        // Another thread may have asked meanwhile.
+        if let Some(spent) = self.take(bytes, now) {
+            return Ok(Some(spent));
+        }
+        // What is left is too little, and is room for the next grant.
+        lock(&self.own).give_back_grant();
+        let (granted_bytes, count) = self.locked(&turn, |figures| {
+            let granted_bytes = figures.as_mut().map_or(0, |figures| self.grant(figures, bytes));
+            (granted_bytes, figures.unwrap_or_default().count)
         })?;
-        Ok(())
+        if granted_bytes == 0 {
+            return Ok(None);
+        }
+        lock(&self.own).grant = Some(Grant { bytes: granted_bytes - bytes, since: now, count });
+        Ok(Some(Spent { bytes, count }))
     }
 
-    /// Puts down what a walk found that began when `granted_bytes` had been granted: what was granted since may have
-    /// been written behind it.
-    pub fn counted(&self, found_bytes: u64, granted_bytes: u64) -> Result<(), Errno> {
-        self.change_any(|figures| {
-            figures.used_bytes = found_bytes + figures.granted_bytes.wrapping_sub(granted_bytes);
-        })
+    /// Gives back what was spent and not published.
+    pub fn refund(&self, spent: Spent) {
+        lock(&self.own).give_back(spent.bytes, 0, spent.count);
+    }
+
+    /// Notes that a file was removed, where `count` is from before that.
+    pub fn removed(&self, bytes: u64, count: Count) {
+        lock(&self.own).give_back(0, bytes, count);
+    }
+
+    /// Tells the directory what was given back, and gives back what this host is not about to spend, or all of it.
+    pub fn settle(&self, now: Duration, is_all: bool) -> Result<(), Errno> {
+        let turn = lock(&self.changing);
+        let mut own = lock(&self.own);
+        if is_all || own.grant.is_some_and(|grant| now.saturating_sub(grant.since) > self.grant_age / 2) {
+            own.give_back_grant();
+        }
+        let has_returns = own.returns.unspent_bytes + own.returns.removed_bytes > 0;
+        drop(own);
+        if has_returns { self.locked(&turn, |_| ()) } else { Ok(()) }
     }
 
     /// What the file says now; none if it cannot be read.
     pub fn figures(&self) -> Result<Option<Figures>, Errno> {
-        self.change(|figures| figures.map(|figures| *figures))
+        self.locked(&lock(&self.changing), |figures| *figures)
     }
 
-    /// As much of `bytes` as there is.
-    fn take(&self, bytes: u64) -> u64 {
-        let mut unspent = lock(&self.unspent_bytes);
-        let taken_bytes = bytes.min(*unspent);
-        *unspent -= taken_bytes;
-        taken_bytes
-    }
-
-    /// A usual grant, if it has at least `bytes`, else so many; 0 if there is no room for them.
-    fn grant(&self, bytes: u64) -> Result<u64, Errno> {
-        let capacity_bytes = self.capacity_bytes.unwrap_or(u64::MAX);
-        self.change(|figures| {
-            let Some(figures) = figures else { return 0 };
-            let room_bytes = capacity_bytes.saturating_sub(figures.used_bytes);
-            let grant_bytes = self.usual_bytes().max(bytes).min(room_bytes);
-            if grant_bytes < bytes {
-                // What can never fit is not made room for.
-                figures.wanted_bytes = figures.wanted_bytes.max(if bytes > capacity_bytes { 0 } else { bytes });
-                return 0;
+    /// Puts the bound right by what a walk found that began when the file said `begun`, later than `granted_bytes` had
+    /// been granted by a grant's age. Both are none if the file could not be read by then.
+    pub fn counted(&self, found_bytes: u64, granted_bytes: Option<u64>, begun: Option<Figures>) -> Result<(), Errno> {
+        self.locked(&lock(&self.changing), |figures| match (figures, granted_bytes, begun) {
+            (Some(figures), Some(granted_bytes), Some(begun)) => {
+                let most = found_bytes.saturating_add(figures.granted_bytes.wrapping_sub(granted_bytes));
+                let least = found_bytes.saturating_sub(figures.removed_bytes.wrapping_sub(begun.removed_bytes));
+                if most < figures.used_bytes {
+                    figures.count = Count(layout::random());
+                }
+                figures.used_bytes = figures.used_bytes.clamp(least, most);
             }
-            figures.used_bytes += grant_bytes;
-            figures.granted_bytes = figures.granted_bytes.wrapping_add(grant_bytes);
-            grant_bytes
+            (figures @ None, None, None) => {
+                // Drawn, so that no figure from before the damage fits to it.
+                let (count, granted_bytes) = (Count(layout::random()), layout::random());
+                *figures = Some(Figures { used_bytes: found_bytes, granted_bytes, count, ..Figures::default() });
+            }
+            // It was damaged or mended meanwhile.
+            _ => {}
         })
     }
 
-    fn usual_bytes(&self) -> u64 {
-        self.capacity_bytes.map_or(MAX_GRANT_BYTES, |capacity| (capacity / GRANT_PART).min(MAX_GRANT_BYTES))
+    /// Out of a grant that has not lapsed.
+    fn take(&self, bytes: u64, now: Duration) -> Option<Spent> {
+        let mut own = lock(&self.own);
+        if own.grant.is_some_and(|grant| now.saturating_sub(grant.since) >= self.grant_age) {
+            own.give_back_grant();
+        }
+        let grant = own.grant.as_mut().filter(|grant| grant.bytes >= bytes)?;
+        grant.bytes -= bytes;
+        Some(Spent { bytes, count: grant.count })
     }
 
-    fn change<T>(&self, change: impl FnOnce(Option<&mut Figures>) -> T) -> Result<T, Errno> {
-        self.locked(|figures| change(figures.as_mut()))
+    /// A usual grant, if it has at least `bytes`, else so many; 0 if there is no room for them.
+    fn grant(&self, figures: &mut Figures, bytes: u64) -> u64 {
+        let capacity_bytes = self.capacity_bytes.unwrap_or(u64::MAX);
+        let usual_bytes = self.capacity_bytes.map_or(MAX_GRANT_BYTES, |all| (all / GRANT_PART).min(MAX_GRANT_BYTES));
+        let room_bytes = capacity_bytes.saturating_sub(figures.used_bytes);
+        let grant_bytes = usual_bytes.max(bytes).min(room_bytes);
+        if grant_bytes < bytes {
+            // What can never fit is not made room for.
+            figures.wanted_bytes = figures.wanted_bytes.max(if bytes > capacity_bytes { 0 } else { bytes });
+            return 0;
+        }
+        figures.used_bytes += grant_bytes;
+        figures.granted_bytes = figures.granted_bytes.wrapping_add(grant_bytes);
+        grant_bytes
     }
 
-    fn change_any(&self, change: impl FnOnce(&mut Figures)) -> Result<(), Errno> {
-        self.locked(|figures| change(figures.get_or_insert_default()))
-    }
-
-    fn locked<T>(&self, change: impl FnOnce(&mut Option<Figures>) -> T) -> Result<T, Errno> {
-        let _turn = lock(&self.changing);
+    /// Takes off what was given back, and then makes the change.
+    fn locked<T>(
+        &self,
+        _turn: &MutexGuard<'_, ()>,
+        change: impl FnOnce(&mut Option<Figures>) -> T,
+    ) -> Result<T, Errno> {
         let file = File::options().read(true).write(true).open(&self.path).map_err(errno)?;
         // Goes with the file, at the end of this function or of this process. Over NFS it is a lock of the server's,
         // and taking it refreshes what the client has of the file.
@@ -173,25 +239,59 @@ impl Ledger {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => None,
             Err(error) => return Err(errno(error)),
         };
+        let returns = std::mem::take(&mut lock(&self.own).returns);
         let mut after = before;
-        let result = change(&mut after);
-        if let Some(figures) = after {
-            self.last_used_bytes.store(figures.used_bytes, Relaxed);
-            if after != before {
-                file.write_all_at(&figures.write(), 0).map_err(errno)?;
-            }
+        if let Some(figures) = &mut after {
+            figures.take_off(returns);
         }
+        let result = change(&mut after);
+        let Some(figures) = after else { return Ok(result) };
+        // Should it fail, what was given back is lost until the next count, and nothing is granted.
+        if after != before {
+            file.write_all_at(&figures.write(), 0).map_err(errno)?;
+        }
+        self.last_used_bytes.store(figures.used_bytes, Relaxed);
+        lock(&self.own).count = figures.count;
         Ok(result)
     }
 }
 
+impl Own {
+    fn give_back_grant(&mut self) {
+        if let Some(Grant { bytes, count, .. }) = self.grant.take() {
+            self.give_back(bytes, 0, count);
+        }
+    }
+
+    /// What is not of the last count that is known here has come too late.
+    fn give_back(&mut self, unspent_bytes: u64, removed_bytes: u64, count: Count) {
+        if self.returns.count != self.count {
+            self.returns = Returns { count: self.count, ..Returns::default() };
+        }
+        if count == self.count {
+            self.returns.unspent_bytes += unspent_bytes;
+            self.returns.removed_bytes += removed_bytes;
+        }
+    }
+}
+
 impl Figures {
+    fn take_off(&mut self, Returns { unspent_bytes, removed_bytes, count }: Returns) {
+        if count == self.count {
+            let bytes = unspent_bytes + removed_bytes;
+            self.used_bytes = self.used_bytes.saturating_sub(bytes);
+            self.wanted_bytes = self.wanted_bytes.saturating_sub(bytes);
+            self.removed_bytes = self.removed_bytes.wrapping_add(removed_bytes);
+        }
+    }
+
     fn write(self) -> [u8; FILE_BYTES] {
         let mut bytes = [0; FILE_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..16].copy_from_slice(&self.used_bytes.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.granted_bytes.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.wanted_bytes.to_le_bytes());
+        let fields = [self.used_bytes, self.granted_bytes, self.wanted_bytes, self.removed_bytes, self.count.0];
+        for (at, field) in (8..).step_by(8).zip(fields) {
+            bytes[at..at + 8].copy_from_slice(&field.to_le_bytes());
+        }
         let seal = checksum(&bytes[..SEAL_AT]);
         bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
         bytes
@@ -200,7 +300,13 @@ impl Figures {
     fn read(bytes: &[u8; FILE_BYTES]) -> Option<Figures> {
         let field = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let is_whole = &bytes[..8] == MAGIC && field(SEAL_AT) == checksum(&bytes[..SEAL_AT]);
-        is_whole.then(|| Figures { used_bytes: field(8), granted_bytes: field(16), wanted_bytes: field(24) })
+        is_whole.then(|| Figures {
+            used_bytes: field(8),
+            granted_bytes: field(16),
+            wanted_bytes: field(24),
+            removed_bytes: field(32),
+            count: Count(field(40)),
+        })
     }
 }
 
@@ -209,76 +315,133 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
+mod model;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     const CAPACITY: u64 = 1 << 20;
+    const AGE: Duration = Duration::from_secs(5);
+    const NOW: Duration = Duration::from_secs(1000);
 
-    fn two_hosts() -> (tempfile::TempDir, Ledger, Ledger) {
+    fn hosts<const N: usize>() -> (tempfile::TempDir, [Ledger; N]) {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("usage");
         std::fs::write(&path, Ledger::empty()).unwrap();
-        let [a, b] = [0, 1].map(|_| Ledger::new(path.clone(), Some(CAPACITY)));
-        (home, a, b)
+        (home, std::array::from_fn(|_| Ledger::new(path.clone(), Some(CAPACITY), AGE)))
     }
 
-    fn spend_all(ledger: &Ledger, bytes: u64) -> u64 {
-        std::iter::from_fn(|| ledger.spend(bytes).unwrap().then_some(bytes)).sum()
+    fn spends(ledger: &Ledger, bytes: u64, now: Duration) -> bool {
+        ledger.spend(bytes, now).unwrap().is_some()
+    }
+
+    fn spend_all(ledger: &Ledger, bytes: u64, now: Duration) -> u64 {
+        std::iter::from_fn(|| spends(ledger, bytes, now).then_some(bytes)).sum()
+    }
+
+    fn used(ledger: &Ledger) -> u64 {
+        ledger.figures().unwrap().unwrap().used_bytes
     }
 
     #[test]
     fn two_hosts_together_spend_the_capacity_and_no_more() {
-        let (_home, a, b) = two_hosts();
+        let (_home, [a, b]) = hosts();
         let mut spent = 0;
         for round in 0..5 {
-            spent += (if round % 2 == 0 { &a } else { &b }).spend(100_000).unwrap() as u64 * 100_000;
+            spent += u64::from(spends(if round % 2 == 0 { &a } else { &b }, 100_000, NOW)) * 100_000;
         }
-        spent += spend_all(&a, 8192) + spend_all(&b, 8192) + spend_all(&a, 1) + spend_all(&b, 1);
+        for bytes in [8192, 1] {
+            spent += spend_all(&a, bytes, NOW) + spend_all(&b, bytes, NOW);
+        }
         assert_eq!(spent, CAPACITY, "to the last byte");
-        a.removed(5000).unwrap();
-        assert_eq!((spend_all(&b, 1000), spend_all(&a, 1000)), (5000, 0));
+        a.removed(5000, a.count());
+        a.settle(NOW, false).unwrap();
+        assert_eq!((spend_all(&b, 1000, NOW), spend_all(&a, 1000, NOW)), (5000, 0));
     }
 
     #[test]
-    fn what_is_not_spent_goes_back_when_a_host_leaves() {
-        let (_home, a, b) = two_hosts();
-        assert!(a.spend(10).unwrap());
-        assert!(a.figures().unwrap().unwrap().used_bytes > 10);
-        a.settle(true).unwrap();
-        assert_eq!(b.figures().unwrap().unwrap().used_bytes, 10);
-        b.refund(10);
-        b.settle(true).unwrap();
-        assert_eq!(a.figures().unwrap().unwrap().used_bytes, 0);
+    fn what_is_not_spent_goes_back_when_a_host_leaves_or_lingers() {
+        let (_home, [a, b]) = hosts();
+        for is_leaving in [true, false] {
+            let spent = a.spend(10, NOW).unwrap().unwrap();
+            assert!(used(&a) > 10);
+            a.settle(NOW + if is_leaving { Duration::ZERO } else { AGE / 2 + AGE / 10 }, is_leaving).unwrap();
+            assert_eq!(used(&b), 10);
+            a.refund(spent);
+            a.settle(NOW, false).unwrap();
+            assert_eq!(used(&b), 0);
+        }
     }
 
     #[test]
     fn a_damaged_figure_grants_nothing_until_it_was_counted() {
-        let (home, a, b) = two_hosts();
+        let (home, [a, b]) = hosts();
         for damage in [&b""[..], b"FBUSAGE1", &[0xff; FILE_BYTES]] {
             std::fs::write(home.path().join("usage"), damage).unwrap();
-            assert!(!a.spend(1).unwrap());
+            a.settle(NOW, true).unwrap();
+            assert!(!spends(&a, 1, NOW));
             assert_eq!(a.figures().unwrap(), None);
-            b.counted(CAPACITY - 7, 0).unwrap();
-            assert_eq!(spend_all(&a, 1), 7);
+            b.counted(3, Some(5), None).unwrap();
+            assert_eq!(a.figures().unwrap(), None, "a walk from before the damage counts for nothing");
+            b.counted(CAPACITY - 7, None, None).unwrap();
+            assert_eq!(spend_all(&a, 1, NOW), 7);
         }
     }
 
     #[test]
-    fn what_was_granted_during_a_walk_is_added_to_what_it_found() {
-        let (_home, a, b) = two_hosts();
-        assert!(a.spend(300_000).unwrap());
-        let before = b.figures().unwrap().unwrap();
-        assert!(a.spend(200_000).unwrap());
-        b.counted(1000, before.granted_bytes).unwrap();
-        assert_eq!(b.figures().unwrap().unwrap().used_bytes, 201_000);
+    fn what_was_granted_before_a_walk_and_not_spent_is_not_spent_after_it() {
+        let (_home, [a, b]) = hosts();
+        assert!(spends(&a, 1000, NOW), "it is granted more than that");
+        // The walk sees nothing of what is left of the grant: what is published after it is not found.
+        let basis = b.figures().unwrap().unwrap();
+        b.counted(1000, Some(basis.granted_bytes), Some(basis)).unwrap();
+        assert_eq!(used(&b), 1000);
+        assert_eq!(spend_all(&b, 1000, NOW + AGE * 2) / 1000, (CAPACITY - 1000) / 1000);
+        assert!(!spends(&a, 1000, NOW + AGE * 2), "the rest of the grant has lapsed");
+    }
+
+    #[test]
+    fn a_count_lies_between_what_is_proved() {
+        let (_home, [a, b]) = hosts();
+        assert!(spends(&a, 300_000, NOW));
+        let begun = b.figures().unwrap().unwrap();
+        let count = |found| b.counted(found, Some(begun.granted_bytes), Some(begun)).map(|()| used(&b)).unwrap();
+        assert_eq!(count(500_000), 500_000, "files that nobody was granted");
+        assert_eq!(count(300_000), 300_000);
+        assert!(spends(&a, 200_000, NOW));
+        assert_eq!(count(1000), 201_000, "granted since, perhaps behind the walk");
+        b.removed(50_000, b.count());
+        b.settle(NOW, false).unwrap();
+        assert_eq!(used(&b), 151_000);
+        assert_eq!(count(190_000), 151_000, "what was removed since may have been found");
+    }
+
+    #[test]
+    fn what_a_count_has_lowered_is_not_taken_off_twice() {
+        let (_home, [a, b]) = hosts();
+        let spent = a.spend(100_000, NOW).unwrap().unwrap();
+        assert!(spends(&a, 100_000, NOW));
+        let gone = a.count();
+        // One is given up and the other removed, and before that is told a walk finds neither.
+        let begun = b.figures().unwrap().unwrap();
+        b.counted(0, Some(begun.granted_bytes), Some(begun)).unwrap();
+        assert!(spends(&b, 150_000, NOW));
+        let before = used(&b);
+        a.refund(spent);
+        a.removed(100_000, gone);
+        a.settle(NOW, true).unwrap();
+        assert_eq!(used(&b), before);
     }
 
     #[test]
     fn a_refused_grant_says_how_much_is_wanted() {
-        let (_home, a, b) = two_hosts();
-        assert!(a.spend(CAPACITY - 5).unwrap() && !a.spend(10_000).unwrap());
-        assert_eq!(b.figures().unwrap().unwrap().wanted_bytes, 10_000);
-        b.removed(10_000).unwrap();
-        assert_eq!(b.figures().unwrap().unwrap().wanted_bytes, 0);
+        let (_home, [a, b]) = hosts();
+        assert!(spends(&a, CAPACITY - 5, NOW) && !spends(&a, 10_000, NOW));
+        let wanted = || b.figures().unwrap().unwrap().wanted_bytes;
+        assert_eq!(wanted(), 10_000);
+        b.removed(10_000, b.count());
+        b.settle(NOW, false).unwrap();
+        assert_eq!(wanted(), 0);
     }
 }

@@ -11,6 +11,7 @@
 //! `docs/tiers/fs.md`.
 
 mod buffer;
+mod census;
 mod config;
 mod directory;
 mod keeper;

@@ -90,8 +90,9 @@ fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
     let is_same = |seen: &Stat, now: &Stat| (seen.st_dev, seen.st_ino) == (now.st_dev, now.st_ino);
     let (Ok(seen), Ok(now)) = (fstat(file), rustix::fs::stat(path)) else { return };
     let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
+    let count = directory.ledger.count();
     if directory.read_only.is_none() && is_file && is_same(&seen, &now) && rustix::fs::unlink(path).is_ok() {
-        directory.ledger.refund(seen.st_size as u64);
+        directory.ledger.removed(seen.st_size as u64, count);
     }
 }
 

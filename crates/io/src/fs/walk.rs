@@ -13,6 +13,7 @@ use forebay_core::BlockKey;
 
 use super::directory::Directory;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
+use super::ledger::Figures;
 
 /// So many of the least recently used objects are remembered for removal: 12 MiB at most, and at 1 MiB a block
 /// 128 GiB of room before the next walk.
@@ -46,17 +47,19 @@ pub(super) struct Swept {
 /// See the module's head.
 pub(super) struct Walk {
     pending: Vec<PathBuf>,
-    /// Of the ledger, when the walk began.
-    pub granted_bytes: u64,
+    /// What had been granted long enough before it began; none if its count is not to be believed.
+    pub basis: Option<Option<u64>>,
+    /// As the file said when it began.
+    pub begun: Option<Figures>,
     pub found_bytes: u64,
     pub found_blocks: u64,
     least_recent: BinaryHeap<Candidate>,
 }
 
 impl Walk {
-    pub fn new(directory: &Directory, granted_bytes: u64) -> Walk {
+    pub fn new(directory: &Directory, basis: Option<Option<u64>>, begun: Option<Figures>) -> Walk {
         let pending = vec![directory.path.join(OWN_FOLDER), directory.path.clone()];
-        Walk { pending, granted_bytes, found_bytes: 0, found_blocks: 0, least_recent: BinaryHeap::new() }
+        Walk { pending, basis, begun, found_bytes: 0, found_blocks: 0, least_recent: BinaryHeap::new() }
     }
 
     /// Looks into the next folder; none when all were seen.

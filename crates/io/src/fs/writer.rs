@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::buffer::Buffer;
 use super::config::Fsync;
-use super::directory::{Directory, link};
+use super::directory::{Directory, clock, link};
 use super::layout::{self, file_bytes};
 use crate::header::Header;
 use crate::ticket::Ticket;
@@ -27,6 +27,8 @@ enum Written {
     New,
     /// Somebody else's of the same key is there.
     WasThere,
+    /// It may be there or not.
+    Unsure(Errno),
 }
 
 /// See the module's head. True beside the outcome: the object was there already.
@@ -45,19 +47,19 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         Some(sum) if sum != op.checksum => return (Outcome::Failed(ErrorKind::Corrupt), false),
         Some(_) => {}
     }
-    let bytes = file_bytes(op.length_bytes);
-    match directory.ledger.spend(bytes) {
-        Ok(true) => {}
-        Ok(false) => return (Outcome::Failed(ErrorKind::Full), false),
+    let spent = match directory.ledger.spend(file_bytes(op.length_bytes), clock()) {
+        Ok(Some(spent)) => spent,
+        Ok(None) => return (Outcome::Failed(ErrorKind::Full), false),
         Err(error) => return (Outcome::Failed(kind_of(error)), false),
-    }
+    };
     let written = write(directory, buffer, op.length_bytes, &path);
-    if written != Ok(Written::New) {
-        directory.ledger.refund(bytes);
+    if matches!(written, Ok(Written::WasThere) | Err(_)) {
+        directory.ledger.refund(spent);
     }
     match written {
-        Ok(written) => (stored, written == Written::WasThere),
-        Err(error) => (Outcome::Failed(kind_of(error)), false),
+        Ok(Written::New) => (stored, false),
+        Ok(Written::WasThere) => (stored, true),
+        Ok(Written::Unsure(error)) | Err(error) => (Outcome::Failed(kind_of(error)), false),
     }
 }
 
@@ -67,10 +69,11 @@ pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
         return Outcome::Failed(ErrorKind::Unsupported);
     }
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let count = directory.ledger.count();
     let removed = rustix::fs::stat(&path).and_then(|about| rustix::fs::unlink(&path).map(|()| about.st_size as u64));
     match removed {
         Ok(bytes) => {
-            directory.ledger.refund(bytes);
+            directory.ledger.removed(bytes, count);
             Outcome::Removed
         }
         Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Outcome::Absent,
@@ -93,12 +96,16 @@ fn is_whole(path: &Path, length_bytes: u64) -> bool {
     rustix::fs::stat(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
 }
 
+/// An error is one that left nothing.
 fn write(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
     let folder = path.parent().ok_or(Errno::INVAL)?;
     let (temporary, file) = create(directory, folder)?;
     let published = write_whole(directory, buffer, length_bytes, &file)
-        .and_then(|()| publish(&temporary, path, length_bytes))
-        .and_then(|written| flush_name(directory, folder).map(|()| written));
+        .map(|()| publish(&temporary, path, length_bytes))
+        .map(|written| match flush_name(directory, folder) {
+            Err(error) if written == Written::New => Written::Unsure(error),
+            _ => written,
+        });
     // It may have moved, and what cannot be removed now is removed by the sweeper.
     let _ = rustix::fs::unlink(&temporary);
     published
@@ -127,15 +134,20 @@ fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, fi
 
 /// Gives the file its key's name, unless a whole object has it. A broken one, which only another program or a damaged
 /// filesystem can have left, is replaced.
-fn publish(temporary: &Path, path: &Path, length_bytes: u64) -> Result<Written, Errno> {
-    if link(temporary, path)? {
-        return Ok(Written::New);
+fn publish(temporary: &Path, path: &Path, length_bytes: u64) -> Written {
+    match link(temporary, path) {
+        Ok(true) => Written::New,
+        // By a link whose first answer was lost.
+        Ok(false) if is_same(temporary, path) => Written::New,
+        Ok(false) if is_whole(path, length_bytes) => Written::WasThere,
+        Ok(false) => rustix::fs::rename(temporary, path).map_or_else(Written::Unsure, |()| Written::New),
+        Err(error) => Written::Unsure(error),
     }
-    if is_whole(path, length_bytes) {
-        return Ok(Written::WasThere);
-    }
-    rustix::fs::rename(temporary, path)?;
-    Ok(Written::New)
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    let seen = [a, b].map(|path| rustix::fs::stat(path).ok().map(|about| (about.st_dev, about.st_ino)));
+    seen[0].is_some() && seen[0] == seen[1]
 }
 
 fn flush_name(directory: &Directory, folder: &Path) -> Result<(), Errno> {

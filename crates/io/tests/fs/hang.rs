@@ -1,23 +1,21 @@
-//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang for real until somebody writes to it; a lock on the
-//! usage file makes stores hang in the middle, with their bounce buffer full.
+//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang for
+//! real until somebody writes to it; a lock on the usage file makes stores hang in the middle, with their bounce buffer
+//! full.
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::ErrorKind;
-use forebay_core::tier::{Health, OpKind, Outcome, Tier};
+use forebay_core::tier::{Health, Outcome, Tier};
 use forebay_io::fs::{Fs, FsConfig};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, mknodat};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::bed::*;
+use crate::fuse::hanging::{answer, fifo};
 
 const LATE: Outcome = Outcome::Failed(ErrorKind::Timeout);
 const LENGTH: u64 = 9000;
-
-pub fn fifo(path: &Path) {
-    mknodat(rustix::fs::CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-}
 
 /// Puts a FIFO where the block's file was.
 fn hang(home: &Path, number: u64) -> std::path::PathBuf {
@@ -25,14 +23,6 @@ fn hang(home: &Path, number: u64) -> std::path::PathBuf {
     fs::remove_file(&path).unwrap();
     fifo(&path);
     path
-}
-
-/// Lets all who hang at the FIFO go on, and ends the hanging.
-pub fn answer(path: &Path) {
-    // Fails while nobody hangs there.
-    let writer = rustix::fs::open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-    fs::remove_file(path).unwrap();
-    drop(writer);
 }
 
 /// Longer than any operation takes on a busy machine when nothing hangs.

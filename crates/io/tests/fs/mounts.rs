@@ -2,11 +2,10 @@
 //!
 //! What holds of every hanging mount is shown on a real filesystem in user space, once with a server that reads
 //! requests and does not answer them and once with one that is frozen; and on FIFOs in place of files, at which `open`
-//! hangs as well. Where there is no FUSE, the FIFOs are what is left, the other tests' claims are those of `hang`,
-//! `damage` and `limits` by other means, and each test says so.
+//! hangs as well. Where there is no FUSE the FIFOs are what is left, and each test says so; what the other tests claim is
+//! then shown by `hang`, `damage` and `limits` alone, by other means.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,111 +16,10 @@ use forebay_io::fs::{Fs, FsConfig, Fsync};
 
 use crate::bed::*;
 use crate::conform::Bed;
-use crate::fuse::Mount;
-use crate::hang::{answer, fifo};
+use crate::fuse::hanging::{each_kind, mount};
 
 const LENGTH: u64 = 9000;
 const LATE: Outcome = Outcome::Failed(ErrorKind::Timeout);
-
-/// Something to keep a directory on, that hangs and comes back.
-trait Hanging {
-    fn name(&self) -> &'static str;
-    fn path(&self) -> &Path;
-    fn hang(&mut self);
-    fn answer(&mut self);
-    /// Whether lookups hang too, and not loads alone.
-    fn hangs_whole(&self) -> bool {
-        true
-    }
-}
-
-/// Its server reads requests and answers none.
-struct Silent(Mount);
-
-impl Hanging for Silent {
-    fn name(&self) -> &'static str {
-        "a silent server"
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn hang(&mut self) {
-        self.0.harm("all", "hang");
-    }
-    fn answer(&mut self) {
-        self.0.calm();
-    }
-}
-
-/// Its server stands still.
-struct Frozen(Mount);
-
-impl Hanging for Frozen {
-    fn name(&self) -> &'static str {
-        "a frozen server"
-    }
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-    fn hang(&mut self) {
-        self.0.freeze();
-    }
-    fn answer(&mut self) {
-        self.0.thaw();
-    }
-}
-
-/// FIFOs where its objects were.
-struct Pipes {
-    home: tempfile::TempDir,
-    kept: tempfile::TempDir,
-    hanging: Vec<PathBuf>,
-}
-
-impl Hanging for Pipes {
-    fn name(&self) -> &'static str {
-        "FIFOs"
-    }
-    fn path(&self) -> &Path {
-        self.home.path()
-    }
-    fn hang(&mut self) {
-        self.hanging = objects(self.home.path());
-        for path in &self.hanging {
-            fs::rename(path, self.kept.path().join(name_of(path))).unwrap();
-            fifo(path);
-        }
-    }
-    fn answer(&mut self) {
-        for path in self.hanging.drain(..) {
-            answer(&path);
-            fs::rename(self.kept.path().join(name_of(&path)), &path).unwrap();
-        }
-    }
-    fn hangs_whole(&self) -> bool {
-        false
-    }
-}
-
-/// A mount, or none where this machine has no FUSE, which is said past the harness' capture of output.
-fn mount() -> Option<Mount> {
-    Mount::start(home())
-        .inspect_err(|why| {
-            let test = std::thread::current().name().unwrap_or_default().to_owned();
-            let _ = writeln!(std::io::stderr(), "{test}: no FUSE on this machine ({why}); shown without it");
-        })
-        .ok()
-}
-
-fn each_kind(claim: impl Fn(&mut dyn Hanging)) {
-    let fuse = [mount().map(|mount| Box::new(Silent(mount)) as Box<dyn Hanging>)];
-    let frozen = fuse[0].is_some().then(mount).flatten().map(|mount| Box::new(Frozen(mount)) as Box<dyn Hanging>);
-    let pipes: Box<dyn Hanging> = Box::new(Pipes { home: home(), kept: home(), hanging: Vec::new() });
-    for mut kind in fuse.into_iter().flatten().chain(frozen).chain([pipes]) {
-        println!("on {}", kind.name());
-        claim(&mut *kind);
-    }
-}
 
 /// Longer than any operation takes on a busy machine when nothing hangs.
 fn quick(path: &Path) -> FsConfig {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Outcome, Tier};
 use forebay_io::fs::{FsConfig, Fsync};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::bed::*;
 
@@ -36,6 +37,18 @@ impl Writer {
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Writer { child, lines }
+    }
+
+    /// Lets it stand still, until it goes on.
+    pub fn stop(&self) {
+        let child = Pid::from_child(&self.child);
+        kill_process(child, Signal::STOP).unwrap();
+        // It goes on until the last of its threads has noticed.
+        waitpid(Some(child), WaitOptions::UNTRACED).unwrap();
+    }
+
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
     /// Kills it; returns what it still had said.

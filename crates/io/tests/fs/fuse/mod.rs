@@ -2,8 +2,11 @@
 //!
 //! The server is this test's own binary; what it is told comes on its input, a line for each command, and each is
 //! answered before the next. Frozen by SIGSTOP it answers nobody at all, as a dead server; killed, all who wait fail.
-//! Invariant: no mount and no server outlives its [`Mount`], or the test that made it.
+//! Invariant: no server outlives its [`Mount`] or the test that made it, and no mount the next one that is made.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod hanging;
 mod passthrough;
 
 use std::io::{BufRead, BufReader, Write};
@@ -16,6 +19,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 const TOLD: &str = "FOREBAY_TEST_MOUNT";
+/// Of a mount, before the id of the process that serves it.
+const NAME: &str = "forebay-test-";
 /// What the server says begins so; the test harness says other things.
 const SAID: &str = "mount: ";
 
@@ -31,6 +36,7 @@ pub struct Mount {
 impl Mount {
     /// Errors with why there can be none, on machines without FUSE.
     pub fn start(home: tempfile::TempDir) -> Result<Mount, String> {
+        remove_leftovers();
         let (path, backing) = (home.path().join("mount"), home.path().join("backing"));
         [&path, &backing].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
         let body = module_path!().split_once("::").expect("a module of a test").1;
@@ -111,6 +117,16 @@ impl Mount {
     }
 }
 
+/// Mounts whose test was killed before it could take them away.
+fn remove_leftovers() {
+    for line in std::fs::read_to_string("/proc/self/mounts").unwrap().lines() {
+        let [name, path, ..] = line.split(' ').collect::<Vec<_>>()[..] else { continue };
+        if name.strip_prefix(NAME).is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = unmount(path, UnmountFlags::DETACH);
+        }
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         self.end();
@@ -126,8 +142,10 @@ fn serves_until_its_test_ends() {
     let (mount, backing) = (Path::new(&home).join("mount"), Path::new(&home).join("backing"));
     let filesystem = Passthrough::new(&backing).unwrap();
     let mut config = fuser::Config::default();
-    config.mount_options =
-        vec![fuser::MountOption::FSName("forebay-test".to_owned()), fuser::MountOption::DefaultPermissions];
+    config.mount_options = vec![
+        fuser::MountOption::FSName(format!("{NAME}{}", std::process::id())),
+        fuser::MountOption::DefaultPermissions,
+    ];
     // Only root may let others in without being asked.
     config.acl = if rustix::process::geteuid().is_root() { fuser::SessionACL::All } else { fuser::SessionACL::Owner };
     let session = match fuser::spawn_mount(filesystem.clone(), &mount, &config) {

@@ -1,0 +1,133 @@
+//! The filesystem tier behind the shipped daemon: a mount that hangs, a store that two hosts share.
+
+#[path = "../../io/tests/fs/fuse/mod.rs"]
+mod fuse;
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use fuse::hanging::{Hung, each_kind};
+use support::tiers::*;
+use support::*;
+
+/// A tenth of it is far more than a lookup takes, and far less than a mount is waited for.
+const DEADLINE_MS: u64 = 10_000;
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("the pages");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a limit");
+    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a question");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// `host:port` of the pages, as the daemon logged it.
+fn http_address(daemon: &Daemon) -> String {
+    let log = daemon.log();
+    // Of the last daemon that wrote there.
+    let line = log.lines().rfind(|line| line.contains("metrics and health")).unwrap_or_else(|| panic!("{log}"));
+    line.split("address=").nth(1).expect("an address").trim().to_owned()
+}
+
+fn arguments<'a>(directory: &'a str, deadline_ms: &'a str, disk: Option<&'a str>) -> Vec<&'a str> {
+    let mut arguments = vec!["--tier.fs.directories", directory, "--tier.fs.timeout_ms", "1000"];
+    arguments.extend(["--tier.fs.load_deadline_ms", deadline_ms, "--http.address", "127.0.0.1:0"]);
+    arguments.extend(["--tier.ssd.load_deadline_ms", deadline_ms]);
+    if let Some(disk) = disk {
+        arguments.extend(["--tier.ssd.disks", disk, "--tier.ssd.capacity_bytes", "64MiB"]);
+        arguments.extend(["--tier.ssd.admission", "all"]);
+    }
+    arguments
+}
+
+/// Blocks 0 to 100 are on the mount alone, 100 to 200 on the disk as well, and the pool has none.
+#[test]
+fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
+    each_kind(|mount| {
+        let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+        let (disk, deadline_ms) = (home.path().join("ssd"), DEADLINE_MS.to_string());
+        let directory = mount.path().to_str().expect("a path in UTF-8").to_owned();
+        for (disk, seeds) in [(None, 0..100), (Some(&disk), 100..200)] {
+            let disk = disk.map(|path| path.to_str().expect("a path in UTF-8"));
+            let (daemon, client, worker) = serving(&place, &arguments(&directory, &deadline_ms, disk));
+            let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+            store(&client, &worker, namespace, seeds);
+            lose_pool(&place, daemon, (client, worker));
+        }
+        let (daemon, client, worker) = serving(&place, &arguments(&directory, &deadline_ms, disk.to_str()));
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let http = http_address(&daemon);
+        is_served(&client, &worker, namespace, 0..10);
+
+        let mount_hangs_whole = mount.hangs_whole();
+        let hung = Hung::new(mount);
+        let mut longest = Duration::ZERO;
+        for round in 0..40 {
+            let seeds = [10 + round % 4 * 10..20 + round % 4 * 10, 100 + round % 10 * 10..110 + round % 10 * 10];
+            for seeds in seeds {
+                let begun = Instant::now();
+                let reply = client.lookup(namespace, &hashes(seeds));
+                longest = longest.max(begun.elapsed());
+                client.release(reply.lease);
+            }
+        }
+        assert!(longest < Duration::from_millis(DEADLINE_MS / 10), "a lookup took {longest:?}");
+        (10..50).step_by(10).for_each(|first| is_missed(&client, namespace, first..first + 10));
+        (100..150).step_by(10).for_each(|first| is_served(&client, &worker, namespace, first..first + 10));
+        // A FIFO has no length, so that no lookup leads to a load.
+        if mount_hangs_whole {
+            wait_until("the tier is sick", || {
+                (10..50).step_by(10).for_each(|first| is_missed(&client, namespace, first..first + 10));
+                get(&http, "/metrics").contains("forebay_tier_state{tier=\"fs\",state=\"sick\"} 1")
+            });
+            let ready = get(&http, "/readyz");
+            assert!(ready.starts_with("HTTP/1.1 200 OK") && ready.contains("fs: sick"), "{ready}");
+            assert!(ready.contains("ssd: serving"), "{ready}");
+        }
+        assert!(get(&http, "/livez").starts_with("HTTP/1.1 200 OK"));
+        // What the engine computes meanwhile is stored, on the disk at least.
+        let slots = client.reserve(namespace, 10);
+        (500..510).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+        let outcomes = client.commit(namespace, &hashes(500..510), &slots);
+        assert_eq!(outcomes, vec![forebay_rpc::proto::CommitOutcome::CommitStored; 10]);
+
+        drop(hung);
+        wait_until("the tier serves", || {
+            client.release(client.lookup_settled(namespace, &hashes(90..100)).lease);
+            tier(&client, "fs").state == "serving"
+        });
+        wait_until("its blocks come up", || {
+            let reply = client.lookup_settled(namespace, &hashes(50..90));
+            client.release(reply.lease);
+            reply.groups[0].states == [1; 40]
+        });
+        is_served(&client, &worker, namespace, 50..90);
+        wait_until("no slot waits for the mount", || tier(&client, "fs").late_bytes == 0);
+
+        // It says that it is done while the mount hangs. The process itself may stay until the mount answers: the kernel
+        // lets no thread go whose request a server in user space has read.
+        let hung = Hung::new(mount);
+        is_missed(&client, namespace, 20..40);
+        drop((client, worker));
+        daemon.terminate();
+        wait_until("the daemon has drained", || daemon.log().contains("drained"));
+        drop(hung);
+        assert!(daemon.finish().0);
+    });
+}
+
+#[test]
+fn another_host_hits_what_one_has_stored_in_a_directory() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().to_str().expect("a path in UTF-8");
+    let (one, other) = (Place::new(), Place::new());
+    let (_one, client, worker) = serving(&one, &["--tier.fs.directories", path]);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..100);
+    let (_other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
+}
