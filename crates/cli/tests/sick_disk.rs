@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use forebay_rpc::proto::*;
 use fuse::Mount;
+use support::tiers::{self, BYTES};
 use support::*;
 
-const BYTES: u64 = 20_000;
 const DISK: (&str, u64) = ("64MiB", 64 << 20);
 const PROMPT: u64 = 50;
 /// Twice what the pool holds.
@@ -59,7 +59,7 @@ impl Rig {
     }
 
     fn tier(&self) -> TierInfo {
-        self.client.inspect().tiers.first().cloned().expect("a tier is configured")
+        tiers::tier(&self.client, "ssd")
     }
 
     fn becomes(&self, state: &str) {
@@ -134,7 +134,9 @@ fn a_late_disk_costs_its_hits_and_its_bytes_land_in_nobodys_slot() {
         rig.serves_without_its_disk(0..2);
         assert!(rig.tier().late_bytes > 0, "{:?}", rig.tier());
         // The pool turns over while the reads are still on their way.
-        (0..PROMPTS).for_each(|_| drop(rig.store()));
+        for _ in 0..PROMPTS {
+            rig.store();
+        }
         rig.mount.calm();
         rig.recovers(0..4);
     }
