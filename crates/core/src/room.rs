@@ -6,6 +6,8 @@
 //! moves to other slots of its class (`relocate`), which evicts its coldest for that, the rest is waited for, and all the while
 //! its empty units go to nobody else, or a busy class would take them back. Draining goes on in pieces.
 
+use std::cmp::Reverse;
+
 use crate::block::{BlockId, ClassId};
 use crate::core::{Core, Effect, View, WARM, policy_key};
 use crate::index::Fingerprint;
@@ -23,6 +25,9 @@ pub(crate) struct Drain {
     /// A whole pass was made; what is left is held.
     pub is_waiting: bool,
 }
+
+/// Classes that are sampled in one comparison, at about 20 µs each: one may have old blocks and yet not an extent's worth.
+const MAX_DONORS: usize = 4;
 
 /// What a sample says of an extent.
 struct Warmth {
@@ -159,17 +164,19 @@ impl Core {
         self.stats.evicted_bytes += self.slot_bytes(block);
     }
 
-    /// Starts to drain a run of the class with the oldest block, if that is much older than `own`, the age of
-    /// `class`'s oldest, or if there is no such. False if nothing is to be had.
+    /// Starts to drain a run of the class with the oldest block that has one to give, if that is much older than `own`, the
+    /// age of `class`'s oldest, or if there is no such. False if nothing is to be had.
     fn consider_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
         if self.drains.len() >= MAX_DRAINS || self.drains.iter().any(|drain| !drain.is_waiting) {
             return false;
         }
+        let age = own.map(|own| own.saturating_mul(MUCH_COLDER));
         let others = self.space.classes().map(|(other, _)| other).filter(|other| *other != class);
-        let donor = others.filter_map(|other| Some((self.spareness(other)?, other))).max_by_key(|(age, _)| *age);
-        let age = own.map_or(0, |own| own.saturating_mul(MUCH_COLDER));
-        let donor = donor.filter(|(oldest, _)| own.is_none() || *oldest > age);
-        let Some(run) = donor.and_then(|(_, donor)| self.coldest_run(donor, class, age)) else { return false };
+        let donors = others.filter_map(|other| Some((self.spareness(other)?, other)));
+        let mut donors: Vec<_> = donors.filter(|(oldest, _)| age.is_none_or(|age| *oldest > age)).collect();
+        donors.sort_unstable_by_key(|(oldest, donor)| (Reverse(*oldest), donor.0));
+        let run = donors.into_iter().take(MAX_DONORS).find_map(|(_, donor)| self.coldest_run(donor, class, age));
+        let Some(run) = run else { return false };
         self.drains.insert(0, Drain { run, heir: class, unit: run.first_unit, slot: 0, is_waiting: false });
         let empty = self.space.drain(run);
         empty.into_iter().for_each(|extent| self.give_back(extent));
@@ -192,14 +199,15 @@ impl Core {
 
     /// The run that `heir` needs, around the extent of `donor` whose sampled slots are coldest, among a few, so
     /// that the choice stays cheap. `None` if less than an extent's worth of the donor's slots is older than `age`: it would
-    /// have to give up what is in use.
-    fn coldest_run(&self, donor: ClassId, heir: ClassId, age: u64) -> Option<Run> {
+    /// have to give up what is in use, which it does only for a class that has nothing.
+    fn coldest_run(&self, donor: ClassId, heir: ClassId, age: Option<u64>) -> Option<Run> {
         const EXTENTS: usize = 16;
         let all: Vec<ExtentId> = self.space.extents_of(donor).map(|(id, _)| id).collect();
         let sampled = all.iter().step_by(all.len().div_ceil(EXTENTS).max(1)).copied();
         let mut sampled: Vec<(Warmth, ExtentId)> = sampled.map(|id| (self.warmth(id, age), id)).collect();
         let sum = |of: fn(&Warmth) -> u64| sampled.iter().map(|(warmth, _)| of(warmth)).sum::<u64>();
-        if sum(|warmth| warmth.spare) * (all.len() as u64) < sum(|warmth| warmth.slots) {
+        let has_spare = sum(|warmth| warmth.spare) * all.len() as u64 >= sum(|warmth| warmth.slots);
+        if age.is_some() && !has_spare {
             return None;
         }
         sampled.sort_unstable_by_key(|(warmth, id)| (warmth.mean, id.0));
@@ -207,15 +215,17 @@ impl Core {
         candidates.into_iter().find_map(|id| self.space.run_around(id, heir))
     }
 
-    fn warmth(&self, id: ExtentId, age: u64) -> Warmth {
+    fn warmth(&self, id: ExtentId, age: Option<u64>) -> Warmth {
         const SLOTS: u32 = 32;
         let slots = self.space.extent(id).slots;
         let sample = (0..slots).step_by(slots.div_ceil(SLOTS) as usize);
         let mut warmth = Warmth { mean: 0, slots: sample.len() as u64, spare: sample.len() as u64 };
         for block in sample.flat_map(|at| self.space.blocks_in(id, at, at + 1)) {
-            let own = if self.is_indexed(block) && !self.is_held(block) { self.nodes.age(block) } else { 0 };
+            let is_movable = self.is_indexed(block) && !self.is_held(block);
+            let own = if is_movable { self.nodes.age(block) } else { 0 };
             warmth.mean += u64::from(u32::MAX - own);
-            warmth.spare -= u64::from(u64::from(own) <= age);
+            let is_spare = is_movable && age.is_some_and(|age| u64::from(own) > age);
+            warmth.spare -= u64::from(!is_spare);
         }
         warmth.mean /= warmth.slots;
         warmth
