@@ -3,8 +3,8 @@
 The same server, the same sizes, in turn and in alternating order: `forebay bench redis` (every reply parsed, every
 block's checksum compared), redis-py with its own parser and with hiredis, and LMCache's C++ client with one and with
 four connections. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
-time of client and server together; the ratios are medians over the rounds. Prints one JSON object with all raw
-figures, and a table on standard error.
+time of client and server together; the ratios are medians over the rounds. Then, one operation at a time, how long
+each takes: p50 and p99 over the rounds. Prints one JSON object with all raw figures, and a table on standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from urllib.parse import urlsplit
 
 FOREBAY = os.environ.get("FOREBAY_BIN", str(Path(__file__).parents[1] / "target/release/forebay"))
 WORKING_SET_BYTES = 128 << 20
-Pass = Callable[[str, int], None]
+# Of each round: enough for a p99 of all rounds together, with the largest blocks at 1 GB/s.
+SINGLE_OPERATIONS = 60
+# The operation, the number of the first block, how many blocks.
+Pass = Callable[[str, int, int], None]
 Sample = dict[str, float]
 
 
@@ -58,8 +61,8 @@ def redis_py(url: str, blocks: Blocks, parser: str) -> Pass:
     pool = redis.ConnectionPool.from_url(url, parser_class=getattr(parsers, parser), protocol=2)
     client = redis.Redis(connection_pool=pool)
 
-    def one_pass(op: str, count: int) -> None:
-        for at in range(count):
+    def one_pass(op: str, first: int, count: int) -> None:
+        for at in range(first, first + count):
             key, view = blocks.keys[at % blocks.count], blocks.views[at % blocks.count]
             if op == "set":
                 client.set(key, view)
@@ -77,13 +80,14 @@ def lmcache(url: str, blocks: Blocks, workers: int) -> Pass:
     place = urlsplit(url)
     client = module.LMCacheRedisClient(place.hostname, place.port or 6379, workers)
 
-    def one_pass(op: str, count: int) -> None:
+    def one_pass(op: str, first: int, count: int) -> None:
         done = 0
         while done < count:
             # One batch after the other, as its adapter submits them: all blocks of the working set.
-            some = min(count - done, blocks.count)
+            at = (first + done) % blocks.count
+            some = min(count - done, blocks.count - at)
             submit = client.submit_batch_set if op == "set" else client.submit_batch_get
-            job = submit(blocks.keys[:some], blocks.views[:some])
+            job = submit(blocks.keys[at : at + some], blocks.views[at : at + some])
             completions: list[Any] = []
             while not completions:
                 if not select.select([client.event_fd()], [], [], 60)[0]:
@@ -99,7 +103,7 @@ def lmcache(url: str, blocks: Blocks, workers: int) -> Pass:
 def measure(one_pass: Pass, op: str, size: int, run_bytes: int, pid: int) -> Sample:
     count = -(-run_bytes // size)
     begun, client, server = time.perf_counter(), time.process_time(), server_cpu_s(pid)
-    one_pass(op, count)
+    one_pass(op, 0, count)
     gb = count * size / 1e9
     return {
         "gb_per_s": gb / (time.perf_counter() - begun),
@@ -107,14 +111,34 @@ def measure(one_pass: Pass, op: str, size: int, run_bytes: int, pid: int) -> Sam
     }
 
 
-def measure_forebay(url: str, op: str, size: int, run_bytes: int, value_bytes: int | None) -> Sample:
-    command = [FOREBAY, "bench", "redis", url, "--op", op, "--size-bytes", str(size), "--runs", "1"]
-    command += ["--run-bytes", str(run_bytes), "--lookup-keys", "0", "--json"]
-    command += ["--value-bytes", str(value_bytes)] if value_bytes else []
+def latencies_us(one_pass: Pass, op: str) -> list[float]:
+    """One operation at a time."""
+    found = []
+    for number in range(SINGLE_OPERATIONS):
+        begun = time.perf_counter()
+        one_pass(op, number, 1)
+        found.append((time.perf_counter() - begun) * 1e6)
+    return found
+
+
+def run_forebay(arguments: argparse.Namespace, op: str, size: int, run_bytes: int, *more: str) -> dict[str, Any]:
+    command = [FOREBAY, "bench", "redis", arguments.url, "--op", op, "--size-bytes", str(size), "--runs", "1"]
+    command += ["--run-bytes", str(run_bytes), "--lookup-keys", "0", "--json", *more]
+    command += ["--value-bytes", str(arguments.value_bytes)] if arguments.value_bytes else []
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    row = json.loads(out)["rows"][0]
+    row: dict[str, Any] = json.loads(out)["rows"][0]
     assert row["errors"] == 0, row
+    return row
+
+
+def measure_forebay(arguments: argparse.Namespace, op: str, size: int) -> Sample:
+    row = run_forebay(arguments, op, size, arguments.run_bytes)
     return {"gb_per_s": row["gb_per_s"], "gb_per_cpu_s": 1 / row["cpu_s_per_gb"]}
+
+
+def forebay_latencies_us(arguments: argparse.Namespace, op: str, size: int) -> list[float]:
+    row = run_forebay(arguments, op, size, SINGLE_OPERATIONS * size, "--at-once", "1")
+    return [float(latency) for latency in row["latencies_us"]]
 
 
 @contextmanager
@@ -132,7 +156,7 @@ def peers(url: str, blocks: Blocks) -> Iterator[dict[str, Pass]]:
         except ImportError as error:
             print(f"left out: {name} ({error})", file=sys.stderr)
     for one_pass in found.values():
-        one_pass("set", blocks.count)
+        one_pass("set", 0, blocks.count)
     yield found
 
 
@@ -145,22 +169,24 @@ def server_of(url: str) -> tuple[int, str]:
 
 
 def rows_of(arguments: argparse.Namespace, size: int, pid: int) -> list[dict[str, Any]]:
-    url, run_bytes = arguments.url, arguments.run_bytes
     blocks, rows = Blocks(size), []
-    with peers(url, blocks) as found:
+    with peers(arguments.url, blocks) as found:
         for op in ("get", "set"):
             samples: dict[str, list[Sample]] = {name: [] for name in ("forebay", *found)}
+            singles: dict[str, list[float]] = {name: [] for name in samples}
             for number in range(arguments.rounds):
                 for name in list(samples)[:: 1 if number % 2 == 0 else -1]:
                     if name == "forebay":
-                        samples[name].append(measure_forebay(url, op, size, run_bytes, arguments.value_bytes))
+                        samples[name].append(measure_forebay(arguments, op, size))
+                        singles[name] += forebay_latencies_us(arguments, op, size)
                     else:
-                        samples[name].append(measure(found[name], op, size, run_bytes, pid))
-            rows += [row_of(op, size, name, samples) for name in samples]
+                        samples[name].append(measure(found[name], op, size, arguments.run_bytes, pid))
+                        singles[name] += latencies_us(found[name], op)
+            rows += [row_of(op, size, name, samples, singles[name]) for name in samples]
     return rows
 
 
-def row_of(op: str, size: int, name: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
+def row_of(op: str, size: int, name: str, samples: dict[str, list[Sample]], singles: list[float]) -> dict[str, Any]:
     def middle(unit: str) -> float:
         return statistics.median(sample[unit] for sample in samples[name])
 
@@ -168,12 +194,15 @@ def row_of(op: str, size: int, name: str, samples: dict[str, list[Sample]]) -> d
         pairs = zip(samples["forebay"], samples[name], strict=True)
         return statistics.median(ours[unit] / theirs[unit] for ours, theirs in pairs)
 
+    percents = statistics.quantiles(singles, n=100)
     row = {"op": op, "size_bytes": size, "client": name, "samples": samples[name]}
+    row |= {"p50_us": percents[49], "p99_us": percents[98]}
     row |= {unit: middle(unit) for unit in ("gb_per_s", "gb_per_cpu_s")}
     row |= {f"forebay_over_it_{unit}": ratio(unit) for unit in ("gb_per_s", "gb_per_cpu_s")}
     print(
         f"{op}  {size >> 10:>6} KiB  {name:<20} {row['gb_per_s']:5.2f} GB/s  {row['gb_per_cpu_s']:5.2f} GB/CPU-s  "
-        f"forebay: {row['forebay_over_it_gb_per_s']:5.2f} x, {row['forebay_over_it_gb_per_cpu_s']:5.2f} x per CPU-s",
+        f"forebay: {row['forebay_over_it_gb_per_s']:5.2f} x, {row['forebay_over_it_gb_per_cpu_s']:5.2f} x per CPU-s  "
+        f"one at a time: p50 {row['p50_us']:6.0f} us, p99 {row['p99_us']:6.0f} us",
         file=sys.stderr,
     )
     return row

@@ -188,6 +188,9 @@ pub struct BenchRedis {
     /// Cut blocks into values of this many bytes; by default they are stored whole
     #[arg(long, value_name = "COUNT", conflicts_with = "sweep")]
     pub value_bytes: Option<u64>,
+    /// Operations submitted at once; by default as many as make up 64 MiB
+    #[arg(long, value_name = "COUNT")]
+    pub at_once: Option<u64>,
     /// Operations in flight on one connection
     #[arg(long, value_name = "COUNT")]
     pub depth: Option<usize>,

@@ -105,6 +105,11 @@ table::settings! {
         read_only: bool = false;
         /// Which blocks are written there. All by default, as for every shared store.
         admission: Admission = Admission::All;
+        /// Bytes loaded from there in a second, at most: this daemon's share of what others use as well. More wait, and are
+        /// a miss after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Bytes written there in a second, at most; more wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
         /// How long a request may wait for an answer or a block before it is a miss.
         load_deadline_ms: u64 = 1000;
     }
@@ -135,6 +140,11 @@ table::settings! {
         /// Which blocks are written there. All by default, since what is asked for once on each of many hosts is worth
         /// sharing, and no host sees more than its own share of the sightings.
         admission: Admission = Admission::All;
+        /// Bytes loaded from there in a second, at most: this daemon's share of what others use as well. More wait, and are
+        /// a miss after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Bytes written there in a second, at most; more wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
         /// How long a request may wait for an answer or a block before it is a miss.
         load_deadline_ms: u64 = 1000;
         /// For a connection until it may be used.
@@ -172,6 +182,11 @@ table::settings! {
         read_only: bool = false;
         /// Which blocks are written there. All by default, as for every shared store.
         admission: Admission = Admission::All;
+        /// Bytes loaded from there in a second, at most: this daemon's share of what others use as well. More wait, and are
+        /// a miss after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Bytes written there in a second, at most; more wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
         /// How long a request may wait for an answer or a block before it is a miss.
         load_deadline_ms: u64 = 2000;
     }

@@ -52,6 +52,7 @@ fn config(arguments: &BenchRedis) -> BenchConfig {
     config.redis.value_bytes = arguments.value_bytes.unwrap_or(config.redis.value_bytes.max(longest));
     config.runs = arguments.runs.unwrap_or(config.runs);
     config.run_bytes = arguments.run_bytes.unwrap_or(config.run_bytes);
+    config.at_once = arguments.at_once;
     config.lookup_keys = arguments.lookup_keys.unwrap_or(config.lookup_keys);
     config
 }
@@ -65,8 +66,8 @@ fn table(report: &Report) -> String {
             row.depth.to_string(),
             format!("{:.2}", row.gb_per_s()),
             format!("{:.2}", 1.0 / row.cpu_s_per_gb()),
-            row.p50_us.to_string(),
-            row.p99_us.to_string(),
+            row.latency_us(50).to_string(),
+            row.latency_us(99).to_string(),
             row.errors.to_string(),
         ]);
     }
@@ -113,8 +114,9 @@ fn row_to_json(row: &Row) -> Value {
             "client_cpu_s_per_gb": sample.client_cpu_s_per_gb,
             "server_cpu_s_per_gb": sample.server_cpu_s_per_gb,
         })).collect::<Vec<_>>(),
-        "p50_us": row.p50_us,
-        "p99_us": row.p99_us,
+        "p50_us": row.latency_us(50),
+        "p99_us": row.latency_us(99),
+        "latencies_us": row.latencies_us,
         "errors": row.errors,
     })
 }

@@ -36,16 +36,14 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
         ("alarm.step_seconds", alarm.step_seconds > 0, "be at least 1"),
         ("limits.sessions", (1..=63).contains(&limits.sessions), "be 1 to 63"),
         ("tier.ssd.load_deadline_ms", tier_ssd.load_deadline_ms > 0, "be at least 1"),
-        (
-            "tier.ssd.write_bytes_per_second",
-            tier_ssd.write_bytes_per_second.is_none_or(|bytes| bytes.0 > 0),
-            "be more than 0, or not be set",
-        ),
-        (
-            "tier.ssd.write_bytes_per_day",
-            tier_ssd.write_bytes_per_day.is_none_or(|bytes| bytes.0 > 0),
-            "be more than 0, or not be set",
-        ),
+        ("tier.ssd.write_bytes_per_second", is_rate(tier_ssd.write_bytes_per_second), RATE),
+        ("tier.ssd.write_bytes_per_day", is_rate(tier_ssd.write_bytes_per_day), RATE),
+        ("tier.fs.load_bytes_per_second", is_rate(tier_fs.load_bytes_per_second), RATE),
+        ("tier.fs.store_bytes_per_second", is_rate(tier_fs.store_bytes_per_second), RATE),
+        ("tier.redis.load_bytes_per_second", is_rate(tier_redis.load_bytes_per_second), RATE),
+        ("tier.redis.store_bytes_per_second", is_rate(tier_redis.store_bytes_per_second), RATE),
+        ("tier.object.load_bytes_per_second", is_rate(tier_object.load_bytes_per_second), RATE),
+        ("tier.object.store_bytes_per_second", is_rate(tier_object.store_bytes_per_second), RATE),
         ("tier.fs.load_deadline_ms", tier_fs.load_deadline_ms > 0, "be at least 1"),
         ("tier.redis.load_deadline_ms", tier_redis.load_deadline_ms > 0, "be at least 1"),
         ("tier.object.load_deadline_ms", tier_object.load_deadline_ms > 0, "be at least 1"),
@@ -66,6 +64,13 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
         ("log.level", log.level.split(',').all(is_directive), "be error, warn, info, debug, trace or `module=level`"),
     ];
     demands.into_iter().find(|(_, holds, _)| !holds).map(|(key, _, must)| Demand { key, must })
+}
+
+/// What [`is_rate`] demands.
+const RATE: &str = "be more than 0, or not be set";
+
+fn is_rate(rate: Option<Bytes>) -> bool {
+    rate.is_none_or(|bytes| bytes.0 > 0)
 }
 
 fn fits_a_socket(directory: &Path) -> bool {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::below::{Find, TierId};
 use forebay_core::block::BlockId;
-use forebay_core::decorate::{Attempts, Breaker, Deadline, Retry, Stats, Timed};
+use forebay_core::decorate::{Attempts, Breaker, Deadline, Limits, Retry, Stats, Throttle, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockKey, Core, ErrorKind, Generation, SlotId};
 use forebay_io::arena::Pool;
@@ -13,16 +13,18 @@ use forebay_io::arena::Pool;
 use super::kind::{Driven, Kind};
 use super::purge::Purges;
 use super::waiting::Waiting;
+use crate::config::Config;
 use crate::service::make_ready;
 use crate::state::State;
 
-pub(super) type Stack = Stats<Breaker<Deadline<Retry<Box<dyn Driven>>>>>;
+pub(super) type Stack = Stats<Breaker<Deadline<Retry<Throttle<Box<dyn Driven>>>>>>;
 
 /// A configured tier, from before it is open until the end.
 pub(crate) struct Driver {
     pub(super) id: TierId,
     pub(super) kind: Kind,
     pub(super) deadline: Duration,
+    rates: Limits,
     pub(super) tier: Option<Stack>,
     /// Why it will never be open, if so.
     pub(super) failure: Option<String>,
@@ -51,11 +53,12 @@ pub(super) enum Under {
 }
 
 impl Driver {
-    pub(super) fn new(id: TierId, kind: Kind, deadline: Duration) -> Driver {
+    pub(super) fn new(id: TierId, kind: Kind, config: &Config) -> Driver {
         Driver {
             id,
             kind,
-            deadline,
+            deadline: kind.load_deadline(config),
+            rates: kind.rates(config),
             tier: None,
             failure: None,
             start: Instant::now(),
@@ -77,7 +80,7 @@ impl Driver {
         // A disk's errors do not pass; a connection's do.
         let attempts =
             if self.kind.is_shared() { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
-        let tier = Retry::new(tier, seed, attempts);
+        let tier = Retry::new(Throttle::new(tier, self.rates), seed, attempts);
         self.tier = Some(Stats::new(Breaker::new(Deadline::new(tier, self.deadline))));
     }
 
@@ -160,7 +163,7 @@ impl Driver {
     }
 
     pub(super) fn driven(&mut self) -> Option<&mut (dyn Driven + 'static)> {
-        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut().inner_mut())
+        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut().inner_mut().inner_mut())
     }
 
     fn now(&self) -> Duration {

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use forebay_core::below::Limits;
-use forebay_core::decorate::Timed;
+use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::{BlockKey, NamespaceId};
 use forebay_io::fs::Fs;
 use forebay_io::redis::Redis;
@@ -61,6 +61,18 @@ impl Kind {
             Kind::Object => config.tier_object.admission,
         };
         Limits { admission, is_shared: self.is_shared(), ..Limits::default() }
+    }
+
+    /// How much of it this daemon uses. A disk's own budget is the disk's to keep, since it lasts for days.
+    pub fn rates(self, config: &Config) -> Rates {
+        let (loads, stores) = match self {
+            Kind::Ssd => (None, None),
+            Kind::Fs => (config.tier_fs.load_bytes_per_second, config.tier_fs.store_bytes_per_second),
+            Kind::Redis => (config.tier_redis.load_bytes_per_second, config.tier_redis.store_bytes_per_second),
+            Kind::Object => (config.tier_object.load_bytes_per_second, config.tier_object.store_bytes_per_second),
+        };
+        let [load_bytes_per_second, store_bytes_per_second] = [loads, stores].map(|rate| rate.map(|bytes| bytes.0));
+        Rates { load_bytes_per_second, store_bytes_per_second, in_flight: None }
     }
 
     /// How long a request waits for a block of it.

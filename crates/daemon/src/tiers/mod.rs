@@ -42,7 +42,7 @@ pub struct Tiers {
 impl Tiers {
     /// Tells the core of the tiers that are configured; they are opened later.
     pub fn new(config: &Config, core: &mut Core) -> Tiers {
-        let open = |kind: Kind| Driver::new(core.open_tier(kind.limits(config)), kind, kind.load_deadline(config));
+        let open = |kind: Kind| Driver::new(core.open_tier(kind.limits(config)), kind, config);
         let drivers: Vec<Driver> = Kind::configured(config).into_iter().map(open).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
         Tiers { drivers, purging: BTreeSet::new(), finds: Vec::new() }

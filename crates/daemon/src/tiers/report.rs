@@ -72,7 +72,7 @@ impl State {
             counts: tier.iter().flat_map(|tier| Stack::KINDS.into_iter().zip(tier.counts().clone())).collect(),
             waiting: driver.waiting() as u64,
             breaker_opened: tier.map_or(0, |tier| tier.inner().opened()),
-            disks: tier.map_or(Vec::new(), |tier| tier.inner().inner().inner().inner().disks()),
+            disks: tier.map_or(Vec::new(), |tier| tier.inner().inner().inner().inner().inner().disks()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `forebay bench redis`: how fast a tier and its server are, and what that costs both in CPU time.
 //!
-//! Blocks are stored and loaded through [`Tier`] as a daemon would, as many at once as fit into [`AT_ONCE_BYTES`],
-//! over a working set far above any cache; lookups of a batch stand beside the same keys asked for one by one by a
+//! Blocks are stored and loaded through [`Tier`] as a daemon would, as many at once as fit into [`AT_ONCE_BYTES`] or
+//! as is said, over a working set far above any cache; lookups of a batch stand beside the same keys asked for one by one by a
 //! plain client on a connection of its own. The server's CPU time is what the kernel counts for its threads, if it
 //! runs on this machine.
 //!
@@ -50,6 +50,8 @@ pub struct BenchConfig {
     pub run_bytes: u64,
     /// Blocks that are stored, loaded over and over, and removed.
     pub working_set_bytes: u64,
+    /// Operations in flight at most; without it, what fits into [`AT_ONCE_BYTES`]. One shows what a round trip takes.
+    pub at_once: Option<u64>,
     /// Keys of a lookup; none for no lookups.
     pub lookup_keys: u64,
 }
@@ -63,6 +65,7 @@ impl BenchConfig {
             runs: 5,
             run_bytes: 1 << 30,
             working_set_bytes: 128 << 20,
+            at_once: None,
             lookup_keys: 512,
         }
     }
@@ -92,9 +95,8 @@ pub struct Row {
     /// Operations in flight at most, over all connections.
     pub depth: u64,
     pub samples: Vec<Sample>,
-    /// From submission to completion, over all runs.
-    pub p50_us: u64,
-    pub p99_us: u64,
+    /// From submission to completion, over all runs, ascending.
+    pub latencies_us: Vec<u64>,
     /// Operations that did not end as they should.
     pub errors: u64,
 }
@@ -106,6 +108,10 @@ impl Row {
 
     pub fn cpu_s_per_gb(&self) -> f64 {
         median(self.samples.iter().map(Sample::cpu_s_per_gb))
+    }
+
+    pub fn latency_us(&self, percent: usize) -> u64 {
+        percentile(&self.latencies_us, percent)
     }
 }
 
@@ -176,6 +182,7 @@ impl Rig {
     fn open(config: &BenchConfig, size_bytes: u64) -> Result<Rig> {
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         let blocks = (config.working_set_bytes / slot_bytes).max(2);
+        let at_once = config.at_once.unwrap_or((AT_ONCE_BYTES / size_bytes).clamp(2, 256));
         let queues = config.redis.queued_loads.min(config.redis.queued_stores);
         let pool = Region::anonymous((blocks * slot_bytes) as usize)
             .map_err(|error| Error::new(ErrorKind::Full, "cannot get memory for blocks").source(error))?;
@@ -187,7 +194,7 @@ impl Rig {
             size_bytes,
             slot_bytes,
             blocks,
-            at_once: (AT_ONCE_BYTES / size_bytes).clamp(2, 256).min(blocks).min(queues as u64),
+            at_once: at_once.clamp(1, blocks).min(queues as u64),
             checksums: Vec::new(),
             next_id: 0,
             latencies_us: Vec::new(),
@@ -237,8 +244,7 @@ impl Rig {
             size_bytes: self.size_bytes,
             depth: self.at_once,
             samples,
-            p50_us: percentile(&self.latencies_us, 50),
-            p99_us: percentile(&self.latencies_us, 99),
+            latencies_us: std::mem::take(&mut self.latencies_us),
             errors: self.errors,
         })
     }
@@ -316,7 +322,7 @@ impl Rig {
 }
 
 fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
-    let small = BenchConfig { working_set_bytes: config.lookup_keys * PAGE_BYTES, ..config.clone() };
+    let small = BenchConfig { working_set_bytes: config.lookup_keys * PAGE_BYTES, at_once: None, ..config.clone() };
     let mut rig = Rig::open(&small, PAGE_BYTES)?;
     rig.pass(Direction::Set, rig.blocks)?;
     let (mut batches, mut singles, mut completions) = (Vec::new(), Vec::new(), Vec::new());
@@ -471,7 +477,7 @@ mod tests {
     fn the_sweet_spot_is_the_largest_size_near_the_best() {
         let row = |direction, size_bytes, gb_per_s| {
             let sample = Sample { gb_per_s, client_cpu_s_per_gb: 0.0, server_cpu_s_per_gb: None };
-            Row { direction, size_bytes, depth: 1, samples: vec![sample], p50_us: 0, p99_us: 0, errors: 0 }
+            Row { direction, size_bytes, depth: 1, samples: vec![sample], latencies_us: Vec::new(), errors: 0 }
         };
         let both = |size, get, set| [row(Direction::Get, size, get), row(Direction::Set, size, set)];
         let rows = [both(1, 2.0, 2.0), both(2, 4.0, 3.0), both(4, 3.9, 3.0), both(8, 9.0, 0.5)].concat();

@@ -32,10 +32,8 @@ const INPUT_BYTES: usize = 16 << 10;
 const TAIL_BYTES: usize = 256;
 /// Payloads are received in pieces that stay in the second-level cache until they are summed up.
 const PIECE_BYTES: u64 = 256 << 10;
-/// While a value arrives, the lane sleeps until all of it has come, or so much: woken for less, it runs after the server
-/// in steps of some 64 KiB, with a system call or two and a fight for the socket's lock in each
-/// (bench/reports/2026-11-21-redis.md).
-const AWAITED_BYTES: u64 = 2 << 20;
+/// A value up to this long is waited for as a whole if nothing is to follow it. See [`Connection::awaited`].
+const WHOLE_BYTES: u64 = (1 << 20) + HEADER_BYTES as u64 + 2;
 /// Longest reply to a greeting, which may be the map of a large cluster.
 const LONGEST_GREETING: usize = 4 << 20;
 
@@ -229,10 +227,19 @@ impl Connection {
     /// reading ends with the first call that brings less than it asked for.
     pub fn on_readable(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<(), Loss> {
         while self.receive_some(is_at_end, context)? {}
-        // Never more than must come, or the end of a value would be slept through.
-        let awaited = self.body.as_ref().map_or(1, Body::rest);
-        self.transport.await_bytes(awaited.min(AWAITED_BYTES) as u32);
+        self.transport.await_bytes(self.awaited() as u32);
         Ok(())
+    }
+
+    /// How much must be there before it is worth to be woken; never more than must come, or the end of a value would be
+    /// slept through. Woken for whatever is there, the lane runs after the server in steps of some 64 KiB, with a system
+    /// call or two and a fight for the socket's lock in each. But what waits in the socket leaves the second-level cache
+    /// when much more comes behind it; then a piece at a time is best, on one core as on two
+    /// (bench/reports/2026-11-21-redis.md).
+    fn awaited(&self) -> u64 {
+        let Some(rest) = self.body.as_ref().map(Body::rest) else { return 1 };
+        let is_last = self.flights.len() == 1 && self.flights[0].awaits_last();
+        if is_last && rest <= WHOLE_BYTES { rest } else { rest.min(PIECE_BYTES) }
     }
 
     /// Whether there may be more.

@@ -142,6 +142,11 @@ impl Flight {
         self.decide(Verdict::Done(Outcome::Failed(kind)));
     }
 
+    /// Whether no more than one reply is missing.
+    pub fn awaits_last(&self) -> bool {
+        self.replies + 1 == self.commands
+    }
+
     /// Counts a reply; true if it was the last.
     pub fn has_all(&mut self) -> bool {
         self.replies += 1;
