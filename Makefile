@@ -35,7 +35,7 @@ test: test-rust test-python e2e
 
 test-rust: servers
 	cargo test --locked --quiet
-	cargo test --locked --quiet --package forebay-io --features object --test object
+	cargo test --locked --quiet --package forebay-io --package forebay-cli --features object --test object
 
 test-python: build servers
 	$(BIN)/python -m pytest -q tests/python

@@ -6,6 +6,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use fuse::hanging::{Hung, each_kind};
@@ -127,7 +128,55 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     let (_one, client, worker) = serving(&one, &["--tier.fs.directories", path]);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..100);
-    let (_other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
+    let (other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
+    assert!(other.log().contains("the tier cannot be written to; it is only read from"), "{}", other.log());
+}
+
+/// Names of files below a folder, with their depth.
+fn files(folder: &Path, depth: usize) -> Vec<(usize, String)> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));
+    let found = entries.flat_map(|entry| match entry.file_type().expect("a kind").is_dir() {
+        true => files(&entry.path(), depth + 1),
+        false => vec![(depth, entry.file_name().to_string_lossy().into_owned())],
+    });
+    found.collect()
+}
+
+/// `storage_backends`, `stream_number`, `shard_data_dir`, and the line that its users know.
+#[test]
+fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+    let directories = ["a", "b"].map(|name| home.path().join(name));
+    directories.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
+    let named = directories.each_ref().map(|path| path.to_str().expect("a path in UTF-8")).join(",");
+    let mut arguments = vec!["--tier.fs.directories", &named, "--tier.fs.streams", "3", "--tier.fs.buffers", "2"];
+    arguments.extend(["--tier.fs.shard_folders", "false", "--tier.fs.io_direct", "true", "--log.level", "debug"]);
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
+    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    assert_eq!(tasks.filter_map(name).filter(|name| name.trim() == "forebay-fs").count(), 6, "three of each directory");
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..50);
+    for path in &directories {
+        let blocks: Vec<_> = files(path, 0).into_iter().filter(|(_, name)| name.contains('-')).collect();
+        assert!(blocks.len() > 10 && blocks.iter().all(|(depth, _)| *depth == 1), "{blocks:?}");
+    }
+    lose_pool(&place, daemon, (client, worker));
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    is_served(&client, &worker, namespace, 0..50);
+    let log = daemon.log();
+    for direction in ["store", "load"] {
+        let lines = log.lines().filter(|line| line.contains(" transfer task=") && line.contains(direction));
+        let blocks = lines.map(|line| {
+            let figure = |name: &str| line.split(&format!(" {name}=")).nth(1).and_then(|rest| rest.split(' ').next());
+            let number = |name| figure(name).and_then(|figure| figure.trim_matches('"').parse().ok()).unwrap_or(-1.0);
+            assert!(number("time_ms") > 0.0 && number("gb_per_s") > 0.0 && number("failed") == 0.0, "{line}");
+            assert_eq!(number("bytes"), number("count") * BYTES as f64, "{line}");
+            number("count")
+        });
+        assert_eq!(blocks.sum::<f64>(), 50.0, "{direction}");
+    }
 }

@@ -60,7 +60,7 @@ fn bench(
     let block: Vec<u8> = (0..size_bytes).map(|at| ((at * 7) >> 3) as u8).collect();
     (0..blocks).for_each(|number| pool.write(number * size_bytes, &block));
     let sum = checksum(&block);
-    let mut slots = vec![0; (size_bytes * blocks) as usize];
+    let mut slots = vec![1; (size_bytes * blocks) as usize];
     let (mut stores, mut loads, mut slot_loads) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         let (tier_home, plain_home) = (home.join(format!("tier-{pair}")), home.join(format!("plain-{pair}")));

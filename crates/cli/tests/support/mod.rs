@@ -60,7 +60,12 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn start(place: &Place, arguments: &[&str]) -> Daemon {
-        let mut daemon = Daemon::spawn(place, arguments);
+        Daemon::start_in(place, arguments, &[])
+    }
+
+    /// With this environment and nothing else in it.
+    pub fn start_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
+        let mut daemon = Daemon::spawn_in(place, arguments, environment);
         let start = Instant::now();
         while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() {
             assert!(daemon.is_running() && start.elapsed() < DEADLINE, "the daemon does not listen:\n{}", daemon.log());
@@ -70,10 +75,15 @@ impl Daemon {
     }
 
     pub fn spawn(place: &Place, arguments: &[&str]) -> Daemon {
+        Daemon::spawn_in(place, arguments, &[])
+    }
+
+    fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
         let log = place.root.path().join("log");
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
             .env_clear()
+            .envs(environment.iter().copied())
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
             .args(["--pool.directory".as_ref(), place.pool().as_os_str()])

@@ -11,7 +11,12 @@ pub fn tier(client: &Client, name: &str) -> TierInfo {
 
 /// A daemon with a small pool whose tiers serve, and an engine.
 pub fn serving(place: &Place, arguments: &[&str]) -> (Daemon, Client, Worker) {
-    let daemon = Daemon::start(place, &[&["--pool.capacity_bytes", "16MiB"], arguments].concat());
+    serving_in(place, arguments, &[])
+}
+
+/// With this environment and nothing else in it.
+pub fn serving_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> (Daemon, Client, Worker) {
+    let daemon = Daemon::start_in(place, &[&["--pool.capacity_bytes", "16MiB"], arguments].concat(), environment);
     let (client, worker) = engine(place, "a", BYTES);
     wait_until("the tiers serve", || client.inspect().tiers.iter().all(|tier| tier.state == "serving"));
     (daemon, client, worker)

@@ -4,6 +4,7 @@
 //! to the pool only after they were verified here.
 
 use std::fs::File;
+use std::io;
 
 use forebay_core::SlotId;
 use forebay_core::checksum::{Checksum, checksum};
@@ -11,33 +12,29 @@ use rustix::io::{Errno, pread, pwrite};
 
 use super::layout::{HEAD_BYTES, file_bytes};
 use crate::header::{HEADER_BYTES, Header};
-use crate::uring::Region;
+use crate::uring::{Private, Region};
 
 /// Blocks come from the pool in pieces of this size, which are summed up while they are in the second-level cache.
 const PIECE_BYTES: usize = 256 << 10;
-/// What direct I/O wants its memory to be aligned to, and the head of a file.
+/// Buffers grow in steps of a huge page.
+const STEP_BYTES: u64 = 2 << 20;
+/// The head of a file.
 const PAGE_BYTES: usize = HEAD_BYTES as usize;
 
 pub(super) struct Buffer {
     pool: Region,
-    memory: Vec<u8>,
-    /// Where the first page begins.
-    start: usize,
+    memory: Private,
 }
 
 impl Buffer {
-    /// For blocks of that length and shorter ones; none if there is no memory.
-    pub fn new(pool: &Region, length_bytes: u64) -> Option<Buffer> {
-        let bytes = file_bytes(length_bytes) as usize + PAGE_BYTES;
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(bytes).ok()?;
-        memory.resize(bytes, 0);
-        let start = memory.as_ptr().align_offset(PAGE_BYTES);
-        Some(Buffer { pool: pool.clone(), memory, start })
+    /// For blocks of that length and shorter ones.
+    pub fn new(pool: &Region, length_bytes: u64) -> io::Result<Buffer> {
+        let memory = Private::new(file_bytes(length_bytes).next_multiple_of(STEP_BYTES) as usize)?;
+        Ok(Buffer { pool: pool.clone(), memory })
     }
 
     pub fn fits(&self, length_bytes: u64) -> bool {
-        file_bytes(length_bytes) as usize + PAGE_BYTES <= self.memory.len()
+        file_bytes(length_bytes) <= self.memory.len() as u64
     }
 
     /// Makes it the file of the block that lies in `slot`; returns the checksum of what was there.
@@ -59,7 +56,7 @@ impl Buffer {
 
     /// The header of the file that was read into it.
     pub fn header(&self) -> Option<Header> {
-        Header::read(self.memory[self.start..][..HEADER_BYTES].try_into().expect("as long as a header"))
+        Header::read(self.memory[..HEADER_BYTES].try_into().expect("as long as a header"))
     }
 
     /// The checksum of the block that was read into it.
@@ -105,10 +102,10 @@ impl Buffer {
     }
 
     fn file_mut(&mut self, length_bytes: u64) -> &mut [u8] {
-        &mut self.memory[self.start..][..file_bytes(length_bytes) as usize]
+        &mut self.memory[..file_bytes(length_bytes) as usize]
     }
 
     fn block(&self, length_bytes: u64) -> &[u8] {
-        &self.memory[self.start + PAGE_BYTES..][..length_bytes as usize]
+        &self.memory[PAGE_BYTES..][..length_bytes as usize]
     }
 }

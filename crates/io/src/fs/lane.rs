@@ -213,7 +213,7 @@ impl Lane {
     fn transfer(&self, job: &Job, buffer: Option<Buffer>) {
         let length_bytes = job.op.length_bytes;
         let buffer = buffer.filter(|buffer| buffer.fits(length_bytes));
-        let mut buffer = buffer.or_else(|| Buffer::new(&self.pool, length_bytes));
+        let mut buffer = buffer.or_else(|| Buffer::new(&self.pool, length_bytes).ok());
         let (outcome, was_there) = match &mut buffer {
             Some(_) if job.ticket.is_given_up() => (Outcome::Failed(ErrorKind::Timeout), false),
             None => (Outcome::Failed(ErrorKind::Unavailable), false),

@@ -5,6 +5,7 @@
 //! - [`Engine`] takes [`Request`]s and gives back [`Done`]s, in any order. [`Uring`] does it with one ring and one
 //!   thread per disk, [`Threads`] with plain system calls where rings are forbidden, [`Simulated`] on a disk in
 //!   memory that fails, tears, reorders and loses power as a test wishes. [`start`] picks one and says why.
+//! - [`Private`] is memory that one tier has for itself, and may borrow as bytes.
 //! - [`Region::send`] and [`Region::receive`] move bytes between the pool and a socket; [`wake_at`] says for how many
 //!   bytes it is worth to be woken.
 //! - [`try_lock`] marks a file as in use, [`is_locked`] tells.
@@ -15,6 +16,7 @@
 mod engine;
 mod lock;
 mod memory;
+mod private;
 mod ring;
 mod shared;
 mod simulated;
@@ -25,6 +27,7 @@ mod threads;
 pub use engine::{Done, Engine, EngineChoice, Request, Started, Work, start};
 pub use lock::{is_locked, try_lock};
 pub use memory::{MOST_SPANS, Memory, Place, Region, Span, Spans};
+pub use private::Private;
 pub use ring::Uring;
 pub use shared::Waker;
 pub use simulated::{Fault, FaultKind, Simulated, SimulatedDisk};

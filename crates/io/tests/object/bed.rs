@@ -23,7 +23,7 @@ pub fn config(endpoint: &str) -> ObjectConfig {
         prefix: "team/cache".to_owned(),
         access_key_id: Some("id".to_owned()),
         secret_access_key: Some(Secret("secret".to_owned())),
-        ..ObjectConfig::new(crate::server::BUCKET)
+        ..ObjectConfig::new(crate::s3::BUCKET)
     }
 }
 

@@ -5,4 +5,5 @@ mod bed;
 mod conform;
 mod faults;
 mod moto;
+mod s3;
 mod server;
