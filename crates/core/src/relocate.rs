@@ -12,16 +12,20 @@ use crate::key::{BlockHash, Generation, SlotId};
 use crate::miss::Fate;
 
 impl Core {
-    /// Finds `block`, which lies in a draining extent, another place, or evicts it if it is the one to go.
-    pub(crate) fn relocate(&mut self, block: BlockId) {
+    /// Finds `block`, which lies in a draining extent, another place, or evicts it if it is the one to go. False if that
+    /// would take more than `budget` evictions: the coldest may lie in draining extents, too, which makes no place.
+    pub(crate) fn relocate(&mut self, block: BlockId, budget: &mut usize) -> bool {
         let Block { class, slot, generation, .. } = self.blocks[block];
-        // The coldest may be this block, or lie in a draining extent, too.
-        let has_room = self.space.has_free(class) || self.evict_one(class) && self.space.has_free(class);
+        while *budget > 0 && !self.space.has_free(class) && self.is_indexed(block) && self.evict_one(class) {
+            *budget -= 1;
+        }
+        let has_room = self.space.has_free(class);
         if has_room && self.is_indexed(block) {
             let (to, to_slot) = self.take_copy(class);
             self.copies += 1;
             self.effects.push(Effect::Move { from: block, slot, generation, to, to_slot });
         }
+        has_room || !self.is_indexed(block)
     }
 
     /// The slot's bytes were copied, or could not be, then the block is dropped. True if it lies in its new slot from now

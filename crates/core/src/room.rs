@@ -22,6 +22,8 @@ pub(crate) struct Drain {
     /// Where this pass stands: the extent at or behind `unit`, from `slot` on.
     unit: u32,
     slot: u32,
+    /// In this pass a block found no other place.
+    has_unplaced: bool,
     /// A whole pass was made; what is left is held.
     pub is_waiting: bool,
 }
@@ -43,6 +45,8 @@ struct Warmth {
 /// Slots of a draining run looked at in one step, and so copies at a time: each takes an eviction, and what is evicted
 /// for them is not there meanwhile.
 const DRAIN_SLOTS_PER_STEP: u32 = 32;
+/// Evictions of one step, at about 2 µs each.
+const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
 /// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
@@ -86,18 +90,24 @@ impl Core {
         }
         let Some(drain) = self.drains.first_mut() else { return };
         let Some(id) = self.space.extent_from(drain.run, drain.unit) else {
-            (drain.unit, drain.slot, drain.is_waiting) = (drain.run.first_unit, 0, true);
+            (drain.unit, drain.slot, drain.is_waiting) = (drain.run.first_unit, 0, !drain.has_unplaced);
+            drain.has_unplaced = false;
             return self.drains.rotate_left(1);
         };
+        let run = drain.run;
         let Extent { first_unit, units, slots, .. } = *self.space.extent(id);
         let from = drain.slot;
         let to = (from + DRAIN_SLOTS_PER_STEP).min(slots);
         (drain.unit, drain.slot) = if to == slots { (first_unit + units, 0) } else { (first_unit, to) };
         let blocks: Vec<BlockId> = self.space.blocks_in(id, from, to).collect();
+        let (mut budget, mut is_all) = (EVICTIONS_PER_STEP, true);
         for block in blocks {
             if self.is_indexed(block) && !self.is_held(block) {
-                self.relocate(block);
+                is_all &= self.relocate(block, &mut budget);
             }
+        }
+        if let Some(drain) = self.drains.iter_mut().find(|drain| drain.run == run) {
+            drain.has_unplaced |= !is_all;
         }
     }
 
@@ -177,7 +187,10 @@ impl Core {
         donors.sort_unstable_by_key(|(oldest, donor)| (Reverse(*oldest), donor.0));
         let run = donors.into_iter().take(MAX_DONORS).find_map(|(_, donor)| self.coldest_run(donor, class, age));
         let Some(run) = run else { return false };
-        self.drains.insert(0, Drain { run, heir: class, unit: run.first_unit, slot: 0, is_waiting: false });
+        self.drains.insert(
+            0,
+            Drain { run, heir: class, unit: run.first_unit, slot: 0, has_unplaced: false, is_waiting: false },
+        );
         let empty = self.space.drain(run);
         empty.into_iter().for_each(|extent| self.give_back(extent));
         true
