@@ -63,7 +63,7 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, t
 /// Whether what was read is the block that was asked for.
 fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
     let is_there = read_bytes >= layout::HEAD_BYTES;
-    let header = Some(&*buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
+    let header = Some(buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
     let header = header.ok_or(ErrorKind::Corrupt)?;
     if header.length_bytes != op.length_bytes {
         let has_it_all = fstat(file).is_ok_and(|about| about.st_size as u64 == file_bytes(header.length_bytes));

@@ -463,7 +463,7 @@ fn owner(who: &Request) -> (Option<u32>, Option<u32>) {
 
 /// The file below is opened as the one above, through its page cache in any case.
 fn backing_flags(flags: i32) -> OFlags {
-    OFlags::from_bits_retain(flags as u32) - OFlags::DIRECT - OFlags::NOFOLLOW | OFlags::CLOEXEC
+    (OFlags::from_bits_retain(flags as u32) - OFlags::DIRECT - OFlags::NOFOLLOW) | OFlags::CLOEXEC
 }
 
 fn time(wanted: Option<TimeOrNow>) -> Timespec {
