@@ -150,7 +150,7 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
     let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
     let directories = ["a", "b"].map(|name| home.path().join(name));
     directories.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
-    let named = directories.each_ref().map(|path| path.to_str().expect("a path in UTF-8")).join(",");
+    let named = format!("{directories:?}");
     let mut arguments = vec!["--tier.fs.directories", &named, "--tier.fs.streams", "3", "--tier.fs.buffers", "2"];
     arguments.extend(["--tier.fs.shard_folders", "false", "--tier.fs.io_direct", "true", "--log.level", "debug"]);
     let (daemon, client, worker) = serving(&place, &arguments);
