@@ -154,9 +154,12 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
     let mut arguments = vec!["--tier.fs.directories", &named, "--tier.fs.streams", "3", "--tier.fs.buffers", "2"];
     arguments.extend(["--tier.fs.shard_folders", "false", "--tier.fs.io_direct", "true", "--log.level", "debug"]);
     let (daemon, client, worker) = serving(&place, &arguments);
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
     let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
-    assert_eq!(tasks.filter_map(name).filter(|name| name.trim() == "forebay-fs").count(), 6, "three of each directory");
+    // A thread takes its name when it first runs.
+    wait_until("three threads for each directory", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
+        tasks.filter_map(name).filter(|name| name.trim() == "forebay-fs").count() == 6
+    });
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..50);
     for path in &directories {

@@ -123,6 +123,8 @@ impl Opening {
             }
             let seed = state.boot_id;
             state.tiers.of(self.tier).attach(tier, seed);
+            // Whoever is told that it serves is served: the core hears how it is before anybody asks.
+            state.drive_tier(self.tier);
         });
         tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier serves");
         runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
