@@ -6,14 +6,12 @@
 mod command;
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Instant;
 
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::pack;
 use forebay_rpc::proto::Block;
-use support::{DEADLINE, Daemon, Place, runtime, wait_until};
+use support::{DEADLINE, Daemon, Place, runtime};
 
 const NEVER_HIT: &str = "stored but never hit";
 const FELL: &str = "hit rate fell";
@@ -23,7 +21,6 @@ const BATCH: u64 = 100;
 struct World {
     place: Place,
     daemon: Daemon,
-    http: String,
     client: Client,
     namespace: u32,
     runtime: tokio::runtime::Runtime,
@@ -37,19 +34,12 @@ impl World {
         let arguments =
             ["--pool.capacity_bytes", "64MiB", "--http.address", "127.0.0.1:0", "--alarm.step_seconds", "1"];
         let daemon = Daemon::start(&place, &arguments);
-        let mut http = String::new();
-        wait_until("the daemon names its pages", || {
-            let log = daemon.log();
-            let line = log.lines().find(|line| line.contains("metrics and health"));
-            http = line.and_then(|line| line.split("address=").nth(1)).unwrap_or_default().trim().to_string();
-            !http.is_empty()
-        });
         let mut client = Client::new(place.sockets(), "alarms", DEADLINE);
         let runtime = runtime();
         let group = GroupBytes { group: 0, bytes: 4096 };
         let fields = [("model".to_string(), "alarms".to_string())];
         let namespace = runtime.block_on(client.open_namespace(fields, [group])).expect("a namespace");
-        World { place, daemon, http, client, namespace, runtime, next: 1 << 32 }
+        World { place, daemon, client, namespace, runtime, next: 1 << 32 }
     }
 
     /// Each block a prompt of its own.
@@ -82,7 +72,7 @@ impl World {
     }
 
     fn holds(&self, name: &str) -> bool {
-        let metrics = get(&self.http, "/metrics");
+        let metrics = self.daemon.page("/metrics");
         let line = format!("forebay_alarm{{name=\"{name}\"}} ");
         let value = metrics.lines().find_map(|other| other.strip_prefix(&line)).expect("every alarm has its line");
         value == "1"
@@ -114,15 +104,6 @@ fn hash(key: u64) -> [u8; 32] {
     hash[..8].copy_from_slice(&key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     hash[8..16].copy_from_slice(&key.to_le_bytes());
     hash
-}
-
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("the pages are served");
-    stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
-    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a request");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
 }
 
 #[test]

@@ -4,8 +4,7 @@ mod command;
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 
 use command::{Answer, forebay, run};
 use forebay_core::namespace::Descriptor;
@@ -96,32 +95,15 @@ fn without_a_daemon_commands_say_how_to_get_one() {
     }
 }
 
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
-/// `host:port` of the pages, as the daemon logged it.
-fn http_address(daemon: &Daemon) -> String {
-    let log = daemon.log();
-    let line = log.lines().find(|line| line.contains("metrics and health")).unwrap_or_else(|| panic!("{log}"));
-    line.split("address=").nth(1).unwrap().trim().to_string()
-}
-
 #[test]
 fn the_pages_tell_what_the_daemon_did() {
     let place = Place::new();
     let daemon = start(&place, &["--http.address", "127.0.0.1:0"]);
-    let http = http_address(&daemon);
     for page in ["/livez", "/readyz"] {
-        assert!(get(&http, page).starts_with("HTTP/1.1 200 OK"), "{page}");
+        assert!(daemon.page(page).starts_with("HTTP/1.1 200 OK"), "{page}");
     }
     store(&place, "red", 4);
-    let metrics = get(&http, "/metrics");
+    let metrics = daemon.page("/metrics");
     for line in [
         "forebay_pool_capacity_bytes 67108864",
         "forebay_pool_populated_bytes 67108864",

@@ -4,8 +4,6 @@
 mod fuse;
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,23 +13,6 @@ use support::*;
 
 /// A tenth of it is far more than a lookup takes, and far less than a mount is waited for.
 const DEADLINE_MS: u64 = 10_000;
-
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("the pages");
-    stream.set_read_timeout(Some(DEADLINE)).expect("a limit");
-    write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a question");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer
-}
-
-/// `host:port` of the pages, as the daemon logged it.
-fn http_address(daemon: &Daemon) -> String {
-    let log = daemon.log();
-    // Of the last daemon that wrote there.
-    let line = log.lines().rfind(|line| line.contains("metrics and health")).unwrap_or_else(|| panic!("{log}"));
-    line.split("address=").nth(1).expect("an address").trim().to_owned()
-}
 
 fn arguments<'a>(directory: &'a str, deadline_ms: &'a str, disk: Option<&'a str>) -> Vec<&'a str> {
     let mut arguments = vec!["--tier.fs.directories", directory, "--tier.fs.timeout_ms", "1000"];
@@ -60,7 +41,6 @@ fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
         }
         let (daemon, client, worker) = serving(&place, &arguments(&directory, &deadline_ms, disk.to_str()));
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-        let http = http_address(&daemon);
         is_served(&client, &worker, namespace, 0..10);
 
         let mount_hangs_whole = mount.hangs_whole();
@@ -82,13 +62,13 @@ fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
         if mount_hangs_whole {
             wait_until("the tier is sick", || {
                 (10..50).step_by(10).for_each(|first| is_missed(&client, namespace, first..first + 10));
-                get(&http, "/metrics").contains("forebay_tier_state{tier=\"fs\",state=\"sick\"} 1")
+                daemon.page("/metrics").contains("forebay_tier_state{tier=\"fs\",state=\"sick\"} 1")
             });
-            let ready = get(&http, "/readyz");
+            let ready = daemon.page("/readyz");
             assert!(ready.starts_with("HTTP/1.1 200 OK") && ready.contains("fs: sick"), "{ready}");
             assert!(ready.contains("ssd: serving"), "{ready}");
         }
-        assert!(get(&http, "/livez").starts_with("HTTP/1.1 200 OK"));
+        assert!(daemon.page("/livez").starts_with("HTTP/1.1 200 OK"));
         // What the engine computes meanwhile is stored, on the disk at least.
         let slots = client.reserve(namespace, 10);
         (500..510).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));

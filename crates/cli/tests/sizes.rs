@@ -3,9 +3,6 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::pack;
 use forebay_rpc::proto::Block;
@@ -46,13 +43,7 @@ async fn whole(client: &mut Client, namespace: u32, prompt: &[u64]) -> usize {
 }
 
 fn moved(daemon: &Daemon) -> u64 {
-    let log = daemon.log();
-    let line = log.lines().rfind(|line| line.contains("metrics and health")).expect("it says where");
-    let address = line.split("address=").nth(1).expect("an address").trim();
-    let mut stream = TcpStream::connect(address).expect("a connection");
-    write!(stream, "GET /metrics HTTP/1.1\r\n\r\n").expect("it is sent");
-    let mut page = String::new();
-    stream.read_to_string(&mut page).expect("a page");
+    let page = daemon.page("/metrics");
     let line = page.lines().find(|line| line.starts_with("forebay_blocks_moved_total ")).expect("it is counted");
     line.split(' ').nth(1).expect("a number").parse().expect("a number")
 }

@@ -5,7 +5,8 @@
 pub mod tiers;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -126,6 +127,24 @@ impl Daemon {
 
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// What the daemon answers on one of its pages, head and body; its arguments name an address for them.
+    pub fn page(&self, path: &str) -> String {
+        let mut address = String::new();
+        wait_until("the daemon names its pages", || {
+            // The last line of the kind: earlier daemons of the place wrote to the same log.
+            let log = self.log();
+            let line = log.lines().rfind(|line| line.contains("metrics and health"));
+            address = line.and_then(|line| line.split("address=").nth(1)).unwrap_or_default().trim().to_owned();
+            !address.is_empty()
+        });
+        let mut stream = TcpStream::connect(address).expect("the pages are served");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a limit");
+        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a question");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
     }
 
     pub fn log(&self) -> String {

@@ -62,11 +62,16 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, t
 
 /// Whether what was read is the block that was asked for.
 fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
+    // A read that ended before the file did says nothing about the file, which other hosts may read well.
+    let size_bytes = fstat(file).map_err(kind_of)?.st_size as u64;
+    if read_bytes < size_bytes.min(file_bytes(op.length_bytes)) {
+        return Err(ErrorKind::Io);
+    }
     let is_there = read_bytes >= layout::HEAD_BYTES;
     let header = Some(buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
     let header = header.ok_or(ErrorKind::Corrupt)?;
     if header.length_bytes != op.length_bytes {
-        let has_it_all = fstat(file).is_ok_and(|about| about.st_size as u64 == file_bytes(header.length_bytes));
+        let has_it_all = size_bytes == file_bytes(header.length_bytes);
         return Err(if has_it_all { ErrorKind::Invalid } else { ErrorKind::Corrupt });
     }
     let is_whole = read_bytes == file_bytes(op.length_bytes) && buffer.checksum(op.length_bytes) == header.checksum;
