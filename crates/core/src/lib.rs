@@ -4,8 +4,8 @@
 //! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
-//! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool), `recover`,
-//! `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each).
+//! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
+//! `recover`, `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each).
 
 #![forbid(unsafe_code)]
 
