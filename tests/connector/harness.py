@@ -39,6 +39,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 register()
 
 MAX_STEPS = 2000
+PATIENT = {"socket": "/nowhere", "lookup_deadline_ms": 60_000, "promotion_lag": 1e6}
 HEADS, HEAD_SIZE = 4, 8
 
 
@@ -86,8 +87,8 @@ def vllm_config(shape: Shape, rank: int = 0) -> VllmConfig:
         kv_connector="ForebayConnector",
         kv_role="kv_both",
         engine_id=shape.engine_id,
-        # No deadline ends a wait by accident, however slow the machine; tests of deadlines set their own.
-        kv_connector_extra_config={"socket": "/nowhere", "lookup_deadline_ms": 60_000} | shape.extra,
+        # Nothing ends a wait by accident, however slow the machine; tests of deadlines set their own.
+        kv_connector_extra_config=PATIENT | shape.extra,
     )
     parallel = ParallelConfig(tensor_parallel_size=shape.ranks, distributed_executor_backend="mp")
     parallel.rank = rank
@@ -234,7 +235,7 @@ class Engine:
 
     def assert_nothing_is_held(self) -> None:
         manager = self.connector.manager
-        assert not manager._requests and not manager._leased and not manager._loads and not manager._jobs
+        assert not (manager._requests or manager._leased or manager._promoting or manager._loads or manager._jobs)
         assert len(manager._stores) == 0
         assert self.daemon.leased == 0
         assert self.daemon.reserved == 0

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.vllm.settings import Settings, bounded_engine_id, default_socket
+from forebay.vllm import metrics
+from forebay.vllm.settings import UPSTREAM_KEYS, Settings, bounded_engine_id, default_socket
+
+PAGE = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
 
 
 def test_no_options_are_fine() -> None:
@@ -86,3 +91,13 @@ def test_a_long_engine_id_is_bounded_and_stays_distinct() -> None:
     long = [bounded_engine_id("x" * 70 + end) for end in ("a", "b")]
     assert all(len(name) == 32 for name in long) and long[0] != long[1]
     assert 0 < len(bounded_engine_id("")) <= 64
+
+
+def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> None:
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
+    defaults = {field.name: str(field.default) for field in fields(Settings)}
+    defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true"}
+    assert rows == defaults
+    assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == set(metrics.DEFINITIONS)
+    for key in UPSTREAM_KEYS - {"spec_name", "spec_module_path"}:
+        assert f"`{key}`" in PAGE

@@ -157,7 +157,8 @@ class Daemon:
 
     def patient_connector(self, **options: str | float) -> dict[str, Any]:
         """As `connector`, for tests that count hits and not time: machines may be slow, nothing may be given up."""
-        return self.connector(None, lookup_deadline_ms=20_000.0, restock_ms=20_000.0, **options)
+        patience = {"lookup_deadline_ms": 20_000.0, "promotion_lag": 1e6, "restock_ms": 20_000.0}
+        return self.connector(None, **patience, **options)
 
     def _ask(self, *command: str) -> dict[str, Any]:
         argv = [str(self.binary), *command, "--json"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, TextIO, cast
 
+from prometheus_client import REGISTRY
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.outputs import RequestOutput
@@ -88,6 +89,10 @@ class Served:
         for metric in self.engine.get_metrics():
             if isinstance(metric, Counter | Gauge):
                 total[metric.name] += metric.value
+        for family in REGISTRY.collect():  # vLLM tells of its own alone
+            if family.name.startswith("forebay:") and family.type in ("counter", "gauge"):
+                samples = (sample for sample in family.samples if not sample.name.endswith("_created"))
+                total[family.name] += sum(sample.value for sample in samples)
         return {"metrics": total}
 
     def stores(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class ForebayConnector(OffloadingConnector):
     @guarded(lambda self, *_: self._metadata_when_off())
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = self._build_connector_meta(scheduler_output)
-        self.manager.step_ended(is_idle=scheduler_output.total_num_scheduled_tokens == 0)
+        self.manager.step_ended(scheduler_output.total_num_scheduled_tokens)
         return metadata
 
     @timed

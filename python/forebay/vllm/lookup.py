@@ -1,7 +1,8 @@
 """One request's questions to the daemon, their answers, and the leases these bring.
 
 Holds true: a block that was said to be ready stays leased until `release`; a request is never made to wait past its
-deadline, after which what is ready counts and all else is a miss for good; nothing here waits longer than it is told to.
+deadline, nor after `stop_waiting`: then what is ready counts and all else is a miss for good; nothing here waits longer
+than it is told to.
 """
 
 from __future__ import annotations
@@ -41,11 +42,22 @@ class Lookup:
         """Whether the answers may be used now. Waits at most `timeout` seconds."""
         if self.is_closed:
             return True
-        if now >= self._deadline:
-            self.is_late |= not self._is_settled()
+        if self.is_late or now >= self._deadline:
+            self.stop_waiting()
             return True
         answered = [question.poll(timeout, now) for question in self._questions]
         return all(answered)
+
+    def stop_waiting(self) -> None:
+        """What is ready counts, all else is a miss for good."""
+        self.is_late |= not self._is_settled()
+
+    def progress(self) -> tuple[float, float, float]:
+        """Since when promotions are waited for, and the shares of the keys that were promoting then and that came since."""
+        slow = [question for question in self._questions if question.promoting_since]
+        keys = self._questions[0].count
+        awaited, came = sum(question.awaited for question in slow), sum(question.came for question in slow)
+        return min(question.promoting_since for question in slow), awaited / keys, came / keys
 
     @property
     def is_promoting(self) -> bool:
@@ -126,6 +138,9 @@ class _Question:
         self._states = bytes(len(keys))
         self._slots = self._generations = b""
         self._ask_again_at = 0.0
+        # Of the first answer that was not final.
+        self.promoting_since = 0.0
+        self._first_states = b""
         self._held: Ticket | None = None
         self._pending: Ticket | None = session.lookup(self._asked)
 
@@ -159,6 +174,20 @@ class _Question:
         return self._states.count(MISS)
 
     @property
+    def count(self) -> int:
+        return len(self._states)
+
+    @property
+    def awaited(self) -> int:
+        """How many were promoting in the first answer that was not final."""
+        return self._first_states.count(PROMOTING)
+
+    @property
+    def came(self) -> int:
+        """How many more are ready since."""
+        return self._states.count(READY) - self._first_states.count(READY)
+
+    @property
     def pool(self) -> bytes:
         return self._held.pool if self._held else b""
 
@@ -180,5 +209,7 @@ class _Question:
         self._states = b"".join(map(ticket.states, positions))
         self._slots = b"".join(map(ticket.slots, positions))
         self._generations = b"".join(map(ticket.generations, positions))
+        if not self._first_states and PROMOTING in self._states:
+            self.promoting_since, self._first_states = now, self._states
         if old is not None:
             old.release()

@@ -29,6 +29,7 @@ from forebay.vllm.guard import Breaker, guarded, logger, nothing
 from forebay.vllm.health import Health
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.lookup import Lookup, group_of
+from forebay.vllm.patience import Patience
 from forebay.vllm.session import AbsentSession, Session
 from forebay.vllm.slots import PoolSlots
 from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
@@ -65,6 +66,8 @@ class ForebayManager(OffloadingManager):
         self._requests: dict[str, _Asked] = {}
         self._leased: set[Lookup] = set()
         self._unanswered: set[Lookup] = set()
+        self._promoting: set[Lookup] = set()
+        self._patience = Patience(spec.settings.promotion_lag)
         self._stores = Stores(self._session)
         self._loads: dict[int, Lookup] = {}  # by serial
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
@@ -120,7 +123,7 @@ class ForebayManager(OffloadingManager):
                 return True
             self._ask(asked, now)
         assert asked.lookup is not None
-        return self._poll(asked.lookup, now) and not self._is_restocking(asked, now)
+        return self._poll(asked, asked.lookup, now) and not self._is_restocking(asked, now)
 
     @guarded(lambda *_: False)
     def asks_more(self, request: Request) -> bool:
@@ -260,9 +263,10 @@ class ForebayManager(OffloadingManager):
                 self._name()
 
     @guarded(nothing)
-    def step_ended(self, *, is_idle: bool) -> None:
-        """The scheduler is done with a step, and found nothing to run if `is_idle`."""
-        self._is_idle = is_idle
+    def step_ended(self, tokens: int) -> None:
+        """The scheduler is done with a step that computes so many tokens."""
+        self._is_idle = tokens == 0
+        self._patience.stepped(time.monotonic(), tokens)
         if self._is_named:
             self.health.step_ended(self._session, self.breaker)
 
@@ -341,16 +345,29 @@ class ForebayManager(OffloadingManager):
             self._nap()
         return is_low
 
-    def _poll(self, lookup: Lookup, now: float) -> bool:
+    def _poll(self, asked: _Asked, lookup: Lookup, now: float) -> bool:
         was_late = lookup.is_late
         is_answered = lookup.poll(max(0.0, self._budget), now)
+        self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         if is_answered:
             self._unanswered.discard(lookup)
-            if self._is_idle and lookup.is_promoting:
-                self._nap()
+            if lookup.is_promoting:
+                self._await_promotions(asked, lookup, now)
+            else:
+                self._promoting.discard(lookup)
         self._spend(now)
-        self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         return is_answered
+
+    def _await_promotions(self, asked: _Asked, lookup: Lookup, now: float) -> None:
+        self._promoting.add(lookup)
+        since, *shares = lookup.progress()
+        awaited, came = (share * asked.request.num_tokens for share in shares)
+        if self._patience.is_over(now - since, came, awaited, len(self._promoting)):
+            lookup.stop_waiting()
+            self._promoting.discard(lookup)
+            self.health.count(metrics.SLOW_PROMOTIONS)
+        elif self._is_idle:
+            self._nap()
 
     def _spend(self, since: float) -> None:
         waited = time.monotonic() - since
@@ -360,16 +377,19 @@ class ForebayManager(OffloadingManager):
     def _release(self, asked: _Asked) -> None:
         if asked.lookup is not None and not asked.lookup.is_loading:
             asked.lookup.release()
-            self._leased.discard(asked.lookup)
-            self._unanswered.discard(asked.lookup)
+            self._forget(asked.lookup)
 
     def _finish(self, serial: int) -> None:
         if lookup := self._loads.pop(serial, None):
             lookup.is_loading = False
             lookup.release()
-            self._leased.discard(lookup)
+            self._forget(lookup)
         elif serial >= 0:
             self._stores.finish(serial)
+
+    def _forget(self, lookup: Lookup) -> None:
+        for lookups in (self._leased, self._unanswered, self._promoting):
+            lookups.discard(lookup)
 
     def _wanted(self, asked: _Asked, keys: Collection[OffloadKey]) -> list[tuple[Shape, list[OffloadKey]]]:
         """By group, full attention first, what the daemon does not have as far as this engine knows."""

@@ -17,6 +17,7 @@ IS_READY = "forebay:is_ready"
 FAULTS = "forebay:faults"
 FAILED_LOADS = "forebay:failed_loads"
 LATE_LOOKUPS = "forebay:late_lookups"
+SLOW_PROMOTIONS = "forebay:slow_promotions"
 REFUSED_BLOCKS = "forebay:refused_blocks"
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
@@ -29,6 +30,9 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     FAILED_LOADS: OffloadingCounterMetadata(documentation="Requests whose load failed and that were computed instead."),
     LATE_LOOKUPS: OffloadingCounterMetadata(
         documentation="Requests computed because their lookup was not answered in time."
+    ),
+    SLOW_PROMOTIONS: OffloadingCounterMetadata(
+        documentation="Requests that went on without blocks whose promotion fell behind computing them."
     ),
     REFUSED_BLOCKS: OffloadingCounterMetadata(documentation="Blocks not stored because no slot was at hand."),
 }

@@ -55,7 +55,11 @@ class Settings:
     step_budget_ms: float = 2.0
     """Longest wait for the daemon in one scheduler step, over all requests: about a tenth of a short decode step."""
     lookup_deadline_ms: float = 1000.0
-    """Longest time a request waits for an answer and for promotions; then it is computed."""
+    """Longest time a request waits for an answer and for promotions; then it is computed. See `promotion_lag`."""
+    promotion_lag: float = 0.25
+    """How far promotions may fall behind computing, as a share of the time that computing what is missing would take; then
+    the request goes on with what has come up. What a tier that is slower than the engine costs is about this share.
+    """
     restock_ms: float = 20.0
     """Longest time a request with blocks to store waits for a low stock of empty slots; then some are not stored."""
     stock_blocks: int = 0
