@@ -100,6 +100,16 @@ class EngineSession:
         Fails at once where the session is not ready or 64 lookups are on their way.
         """
 
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        """A request waits in the engine's queue, and will look up these keys: evictions spare them, as far as there is room.
+
+        A hint, told in the background and lost with the connection. `request` is a number of the engine's own choice,
+        and `met` ends it. 64 requests are told of at a time, and of each the first 2,048 keys of a group.
+        """
+
+    def met(self, request: int) -> None:
+        """The request waits no more: it was looked up, or is gone. Unknown numbers are ignored."""
+
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits."""
 

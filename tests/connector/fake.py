@@ -232,6 +232,7 @@ class FakeSession:
         self.faults: dict[str, Exception] = {}  # method to what it raises
         self.calls: list[str] = []
         self.is_refilling = True
+        self.waiting: dict[int, dict[int, list[bytes]]] = {}
         daemon.sessions.append(self)
 
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
@@ -267,6 +268,16 @@ class FakeSession:
         self.tickets.append(ticket)
         self.refill()
         return ticket
+
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        self._maybe_raise("expect")
+        assert request not in self.waiting, f"request {request} is told of twice"
+        self.waiting[request] = {group: list(hashes) for group, hashes in groups}
+
+    def met(self, request: int) -> None:
+        self._maybe_raise("met")
+        assert request in self.waiting, f"request {request} was not told of"
+        del self.waiting[request]
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         self._maybe_raise("reserve")

@@ -237,6 +237,7 @@ class Engine:
         manager = self.connector.manager
         assert not (manager._requests or manager._leased or manager._promoting or manager._loads or manager._jobs)
         assert len(manager._stores) == 0
+        assert not manager._waiting and not self.session.waiting
         assert self.daemon.leased == 0
         assert self.daemon.reserved == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm.manager import LOOKUPS_UNDER_WAY
+from forebay.vllm.manager import LOOKUPS_UNDER_WAY, TOLD_IN_A_STEP, WAITING_TOLD
 from harness import Engine, Shape, prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_offload.base import make_offload_key
@@ -344,4 +344,25 @@ def test_a_stock_that_stays_low_delays_a_request_for_a_moment(
     engine.generate("hit", prompt(1, 97))  # wants no slots, so it waits for none
     assert engine.hits["hit"] == 96
     assert engine.steps - steps <= 8
+    engine.assert_nothing_is_held()
+
+
+def test_the_daemon_is_told_of_the_queue_and_not_of_those_served_at_once(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(groups="mixed", max_requests=1))
+    engine.generate("alone", prompt(0, 100))
+    assert "expect" not in engine.session.calls
+    running = engine.add("running", prompt(1, 100), max_tokens=100)
+    queue = [engine.add(str(at), prompt(at, 100)) for at in range(2, 2 + WAITING_TOLD + 10)]
+    engine.step()
+    assert len(engine.session.waiting) == TOLD_IN_A_STEP  # the rest in the next steps
+    for _ in range(WAITING_TOLD // TOLD_IN_A_STEP):
+        engine.step()
+    waiting = list(engine.session.waiting.values())
+    assert len(waiting) == WAITING_TOLD
+    assert waiting[0] == {0: queue[0].block_hashes, 1: queue[0].block_hashes[1::2]}
+    engine.abort(queue[3])
+    assert queue[3].block_hashes not in [groups[0] for groups in engine.session.waiting.values()]
+    engine.run(running, *(request for request in queue if request is not queue[3]))
     engine.assert_nothing_is_held()

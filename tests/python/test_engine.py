@@ -428,3 +428,30 @@ def test_an_engine_of_many_blocks_gets_each_of_them_back(sockets: Path) -> None:
         rank.clear()
         assert engine.load(group, engine.hit(keys), blocks[::-1]) == [(True, rows * 8192)]
         assert [rank.block(group, block) for block in blocks[::-1]] == wanted
+
+
+def test_what_waiting_requests_will_ask_for_outlives_the_rest_until_they_are_met(sockets: Path) -> None:
+    page = 1 << 20  # the pool has room for 64 of them
+    model = Model(pages=(page,), stride=page, groups=(Group(0, ((0, page),)),))
+    with Engine(sockets, model, stock_blocks=4) as engine:
+        engine.wait_ready()
+        [group] = model.groups
+        names = iter(range(1000))
+
+        def store_others() -> None:
+            for _ in range(30):
+                engine.store(group, hashes(f"other {next(names)}", 4), [0, 1, 2, 3])
+
+        def are_ready(keys: list[bytes]) -> list[bool]:
+            return [state == 1 for state in engine.look_up(keys).states(0)]
+
+        wanted, plain = hashes("wanted", 8), hashes("plain", 8)
+        engine.store(group, plain, list(range(8)))
+        engine.store(group, wanted, list(range(8)))
+        engine.session.expect(7, [(0, wanted)])
+        store_others()
+        assert not any(are_ready(plain)), "the pool is not full"
+        assert all(are_ready(wanted))
+        engine.session.met(7)
+        store_others()
+        assert not any(are_ready(wanted))

@@ -111,6 +111,25 @@ fn malformed_calls_are_errors_for_the_caller_alone() {
     // An unknown group and no keys at all are just misses.
     assert!(call!(client, lookup, lookup(3, 32, 64)).unwrap().groups[0].states.is_empty());
     assert!(call!(client, lookup, lookup(0, 32, 0)).unwrap().groups[0].states.is_empty());
+    let expect = |request: u64, group: u32, bytes: usize| ExpectRequest {
+        session,
+        namespace,
+        met: vec![request, 12_345],
+        waiting: vec![Waiting { request, groups: vec![GroupKeys { group, hash_bytes: 32, hashes: vec![1; bytes] }] }],
+    };
+    for request in [expect(1, 0, 33), expect(1, 70_000, 32), ExpectRequest { namespace: 9, ..expect(1, 0, 32) }] {
+        assert_eq!(call!(client, expect, request).unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    assert_eq!(
+        call!(client, expect, ExpectRequest { session: 999, ..expect(1, 0, 32) }).unwrap_err().code(),
+        tonic::Code::NotFound
+    );
+    // More keys than count, an unknown group, none at all: a hint is taken as far as it goes.
+    for (request, group, keys) in [(1, 0, 100_000), (2, 3, 4), (3, 0, 0)] {
+        call!(client, expect, expect(request, group, keys * 32)).unwrap();
+    }
+    let full = (4..1000).find_map(|request| call!(client, expect, expect(request, 0, 32)).err()).expect("a limit");
+    assert_eq!(full.code(), tonic::Code::ResourceExhausted, "{full}");
     let slots = vec![1, 2];
     let uneven =
         GroupBlocks { group: 0, hash_bytes: 32, hashes: vec![0; 32], predecessor: vec![], slots, generations: vec![1] };

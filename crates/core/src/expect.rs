@@ -128,6 +128,14 @@ impl Expectations {
         self.wanted.is_empty()
     }
 
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub fn wanted_bytes(&self) -> u64 {
+        self.wanted_bytes
+    }
+
     /// Counts as many more keys of the first request that is not honoured in full as `limit` bytes allow, and
     /// returns all that are counted by now, so that they stay in order. None if there was nothing to count.
     fn honour(&mut self, limit: u64) -> Vec<Fingerprint> {

@@ -37,6 +37,9 @@ pub struct Held {
     pub fenced_bytes: u64,
     pub fenced_blocks: u64,
     pub leases: u64,
+    /// Requests that engines said wait, each of their groups by itself, and what evictions pass over for them.
+    pub expected: u64,
+    pub wanted_bytes: u64,
 }
 
 /// A ready block under audit.
@@ -85,6 +88,8 @@ impl Core {
         Held {
             pinned_bytes: self.pinned_bytes,
             reserved_bytes: self.reserved_bytes,
+            expected: self.expectations.len() as u64,
+            wanted_bytes: self.expectations.wanted_bytes(),
             fenced_bytes: self.classes().iter().map(|class| class.fenced * class.slot_bytes).sum(),
             fenced_blocks: self.fenced.len.into(),
             leases: self.leases.len() as u64,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use forebay_core::below::TRANSFERS;
 use forebay_core::block::NamespaceIndex;
+use forebay_core::expect::ExpectationId;
 use forebay_core::layout::Layout;
 use forebay_core::{Error, ErrorKind, Instance, Result};
 use forebay_io::arena::MAX_ENGINE_ID_BYTES;
@@ -32,6 +33,8 @@ pub struct Session {
     pub events: EventSender,
     /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
+    /// Requests in the engine's queue, by its count: what the core was told of each group.
+    pub waiting: BTreeMap<u64, Vec<ExpectationId>>,
     /// It has said what it holds, and may be told things.
     pub is_welcome: bool,
     pub was_told_attached: bool,
@@ -155,6 +158,8 @@ impl Session {
     /// Over it a session's oldest namespace is forgotten: an engine that resets its cache leaves one behind each
     /// time and never comes back to it.
     pub const MAX_NAMESPACES: usize = 256;
+    /// Far more than can be honoured in most pools.
+    pub const MAX_WAITING: usize = 256;
 
     /// The number by which the client names `index` from now on.
     pub fn open_namespace(&mut self, index: NamespaceIndex) -> u32 {

@@ -101,6 +101,18 @@ impl EngineSession {
         Ok(Ticket(self.0.lookup(groups.collect::<PyResult<_>>()?)))
     }
 
+    /// A request of this number waits and will ask for these keys: a hint, told in the background.
+    fn expect(&self, request: u64, groups: Vec<(u32, Bound<'_, PyAny>)>) -> PyResult<()> {
+        let groups = groups.into_iter().map(|(group, hashes)| Ok((group, convert::hashes(&hashes)?)));
+        self.0.expect(request, groups.collect::<PyResult<_>>()?);
+        Ok(())
+    }
+
+    /// It waits no more. Unknown numbers are ignored.
+    fn met(&self, request: u64) {
+        self.0.met(request);
+    }
+
     /// (slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits.
     fn reserve<'py>(&self, py: Python<'py>, group: u32, count: usize) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
         let slots = self.0.reserve(group, count);

@@ -48,6 +48,11 @@ impl Hashes {
         self.hash_bytes.max(1)
     }
 
+    /// Keeps the first `count`.
+    pub fn truncate(&mut self, count: usize) {
+        self.packed.truncate(count * self.hash_bytes());
+    }
+
     pub fn into_packed(self) -> Vec<u8> {
         self.packed
     }

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 # Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
 LOOKUPS_UNDER_WAY = 32
+# Requests of vLLM's queue that the daemon is told of, and of how many in one step: the hashes of each are copied.
+WAITING_TOLD = 64
+TOLD_IN_A_STEP = 8
 
 
 class ForebayManager(OffloadingManager):
@@ -64,6 +67,8 @@ class ForebayManager(OffloadingManager):
         self._stock_blocks = 0
         self._budget = spec.settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
+        self._waiting: dict[str, _Asked] = {}  # were not asked about yet, in their order
+        self._numbers = itertools.count(1)
         self._leased: set[Lookup] = set()
         self._unanswered: set[Lookup] = set()
         self._promoting: set[Lookup] = set()
@@ -97,7 +102,7 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def new_request(self, request: Request) -> None:
         """Starts to know a request."""
-        asked = self._requests[request.request_id] = _Asked(request)
+        asked = self._requests[request.request_id] = self._waiting[request.request_id] = _Asked(request)
         self.get_ready()
         if request.lora_request is not None and self._identity is not None:
             asked.mask = self._identity.adapter_mask(request.lora_request)
@@ -110,6 +115,7 @@ class ForebayManager(OffloadingManager):
         Sends at most one lookup and waits for its answer within the step's budget.
         """
         asked = self._requests.get(request.request_id)
+        self._is_met(request.request_id)
         if asked is None or asked.is_barred or asked.is_excluded or request.skip_reading_prefix_cache:
             return True
         if asked.is_placed:  # preempted since the last match
@@ -238,6 +244,7 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def ended(self, request_id: str) -> None:
         """The request is over: a lease that no load uses goes back. Its last blocks may still be stored."""
+        self._is_met(request_id)
         if asked := self._requests.get(request_id):
             self._release(asked)
 
@@ -268,6 +275,7 @@ class ForebayManager(OffloadingManager):
         self._is_idle = tokens == 0
         self._patience.stepped(time.monotonic(), tokens)
         if self._is_named:
+            self._tell_who_waits()
             self.health.step_ended(self._session, self.breaker)
 
     @guarded(nothing)
@@ -319,10 +327,28 @@ class ForebayManager(OffloadingManager):
     def _is_at_limit(self) -> bool:
         return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
 
-    def _ask(self, asked: _Asked, now: float) -> None:
+    def _groups(self, asked: _Asked) -> list[tuple[int, Sequence[bytes]]]:
+        """The keys of the whole prompt."""
         hashes = asked.request.block_hashes
         steps = ((shape.group, shape.hashes_per_block) for shape in self._shapes.values())
-        groups = [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
+        return [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
+
+    def _tell_who_waits(self) -> None:
+        """Whoever was not asked about in a step stands in vLLM's queue: what it will ask for should not be evicted until then."""
+        queue = itertools.islice(self._waiting.values(), WAITING_TOLD)
+        fresh = (asked for asked in queue if not asked.number and not asked.is_barred and not asked.is_excluded)
+        for asked in itertools.islice(fresh, TOLD_IN_A_STEP):
+            asked.number = next(self._numbers)
+            masked = [(group, [*map(asked.mask, keys)] if asked.mask else keys) for group, keys in self._groups(asked)]
+            self._session.expect(asked.number, masked)
+
+    def _is_met(self, request_id: str) -> None:
+        asked = self._waiting.pop(request_id, None)
+        if asked is not None and asked.number:
+            self._session.met(asked.number)
+
+    def _ask(self, asked: _Asked, now: float) -> None:
+        groups = self._groups(asked)
         asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
         asked.asked_at = self._stores.now
         asked.restock_until = now + self._settings.restock_ms / 1e3
@@ -422,6 +448,7 @@ class _Asked:
     def __init__(self, request: Request):
         self.request = request
         self.mask: Callable[[bytes], bytes] | None = None
+        self.number = 0  # by which the daemon was told that it waits
         self.lookup: Lookup | None = None
         self.asked_at = 0  # in the time of `Stores.now`
         self.restock_until = 0.0

@@ -40,6 +40,8 @@ class Session(Protocol):
         self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
     ) -> None: ...
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket: ...
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None: ...
+    def met(self, request: int) -> None: ...
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]: ...
     def commit(
         self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
@@ -142,6 +144,12 @@ class AbsentSession:
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket:
         return AbsentTicket()
+
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+        pass
+
+    def met(self, request: int) -> None:
+        pass
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         return b"", b""

@@ -65,6 +65,16 @@ static METRICS: &[Metric] = &[
     metric("forebay_pool_reserved_bytes", "Bytes handed out to be filled.", Gauge(|s| s.held.reserved_bytes)),
     metric("forebay_pool_fenced_bytes", "Bytes out of use until a holder is gone.", Gauge(|s| s.held.fenced_bytes)),
     metric("forebay_pool_fenced_blocks", "Slots out of use until a holder is gone.", Gauge(|s| s.held.fenced_blocks)),
+    metric(
+        "forebay_expected_groups",
+        "Groups of requests that wait in engines' queues, as far as these said so.",
+        Gauge(|s| s.held.expected),
+    ),
+    metric(
+        "forebay_wanted_bytes",
+        "Bytes that such requests will ask for and evictions pass over, stored or not yet.",
+        Gauge(|s| s.held.wanted_bytes),
+    ),
     metric("forebay_extents_moved_total", "Extents that went to another slot size.", Counter(|s| s.core.extents_moved)),
     metric("forebay_blocks_moved_total", "Blocks that left such extents for other slots.", Counter(|s| s.core.moved)),
     // Lookups.

@@ -7,6 +7,7 @@
 mod advise;
 mod audit;
 mod copying;
+mod expect;
 mod load;
 mod report;
 mod session;
@@ -86,6 +87,10 @@ impl Forebay for Service {
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<LookupReply>, Status> {
         self.answer("lookup", load::lookup(&self.shared, &self.lookups, request.into_inner()).await)
+    }
+
+    async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<Done>, Status> {
+        self.answer("expect", expect::expect(&self.shared, request.into_inner()).await)
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {

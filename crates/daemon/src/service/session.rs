@@ -96,7 +96,14 @@ fn begin(
     }
     let id = state.next_session;
     state.next_session += 1;
-    let session = Session { id, events, namespaces: Default::default(), is_welcome: false, was_told_attached: false };
+    let session = Session {
+        id,
+        events,
+        namespaces: Default::default(),
+        waiting: Default::default(),
+        is_welcome: false,
+        was_told_attached: false,
+    };
     // Dropping the old one ends its stream.
     state.instances.get(instance).expect("just entered").session = Some(session);
     Ok((id, state.core.begin_resume(instance)))

@@ -65,6 +65,7 @@ pub struct Memory {
     pub commits: Vec<CommitRequest>,
     pub aborted: Vec<Held>,
     pub released: Vec<u64>,
+    pub expected: Vec<ExpectRequest>,
     pub puts: Vec<PutRequest>,
     pub gets: Vec<GetRequest>,
     pub blocks: HashMap<Vec<u8>, Vec<u8>>,
@@ -135,7 +136,7 @@ impl Fake {
     }
 
     pub fn freeze(&self) {
-        self.hold(&["open_session", "open_namespace", "lookup", "reserve", "commit", "abort", "release"]);
+        self.hold(&["open_session", "open_namespace", "lookup", "reserve", "commit", "abort", "release", "expect"]);
     }
 
     pub fn resume(&self) {
@@ -254,6 +255,12 @@ impl Forebay for Service {
             }
         });
         Ok(Response::new(LookupReply { lease: memory.next_lease, groups: groups.collect() }))
+    }
+
+    async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<Done>, Status> {
+        lock(&self.0).expected.push(request.into_inner());
+        drop(self.answer("expect").await);
+        Ok(Response::new(Done {}))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {

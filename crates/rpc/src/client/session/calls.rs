@@ -1,5 +1,5 @@
 //! What runs while a connection lasts, side by side on one thread: the session's events, the namespace, lookups,
-//! deliveries, the stock.
+//! deliveries, the stock, the queue of waiting requests.
 //!
 //! Holds true: all of it ends with the connection, so no reply of one connection is applied during another.
 
@@ -35,6 +35,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, open: Open, lookups: &mut mpsc::
         never = name(shared, rpc.clone(), session) => match never {},
         never = deliver(shared, rpc.clone(), session) => match never {},
         never = refill(shared, rpc.clone(), session) => match never {},
+        never = expect(shared, rpc.clone(), session) => match never {},
         never = look_up(shared, rpc, session, lookups) => match never {},
         () = closed_and_drained(shared) => Ok(()),
     }
@@ -185,6 +186,18 @@ async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::In
             Refill::Wait(Some(until)) => {
                 pause(until.saturating_duration_since(Instant::now()), shared.wake_stock.notified()).await
             }
+        }
+    }
+}
+
+/// Keeps the daemon told of who waits; one call at a time, so that what changes meanwhile goes with the next.
+async fn expect(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
+    loop {
+        let next = shared.ledger().next_waiting(session);
+        match next {
+            // A hint that is lost is not told again.
+            Some(request) => drop(watched(shared, rpc.expect(request), None).await),
+            None => shared.wake_waiting.notified().await,
         }
     }
 }

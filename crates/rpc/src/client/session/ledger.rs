@@ -1,7 +1,7 @@
 //! What the engine holds of the daemon, and what the daemon has yet to be told.
 //!
 //! Pure: no thread, no socket, time comes in. See the module's head for what it holds true; [`super::link`],
-//! [`super::leases`], [`super::stock`] and [`super::outbox`] hold the parts.
+//! [`super::leases`], [`super::stock`], [`super::outbox`] and [`super::waiting`] hold the parts.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -14,9 +14,10 @@ use super::outbox::{Batch, Commit, Outbox};
 use super::stats::Stats;
 use super::stock::{Refill, Reservations, Returned};
 use super::ticket::{Answer, Cell};
+use super::waiting::Waiting;
 use super::{Namespace, limits};
 use crate::Hashes;
-use crate::proto::{CommitOutcome, Held, Welcome};
+use crate::proto::{CommitOutcome, ExpectRequest, Held, Welcome};
 
 /// See the module's head.
 pub(super) struct Ledger {
@@ -26,6 +27,7 @@ pub(super) struct Ledger {
     leases: Leases,
     reservations: Reservations,
     outbox: Outbox,
+    waiting: Waiting,
     stats: Stats,
 }
 
@@ -46,6 +48,7 @@ impl Ledger {
             leases: Leases::default(),
             reservations: Reservations::new(stock_blocks, now),
             outbox: Outbox::default(),
+            waiting: Waiting::default(),
             stats: Stats::default(),
         }
     }
@@ -60,6 +63,7 @@ impl Ledger {
         self.link.want(namespace);
         let stock = self.reservations.set_groups(groups);
         self.outbox.abort(stock);
+        self.waiting.leave();
         self.leave_namespace();
     }
 
@@ -119,6 +123,16 @@ impl Ledger {
         if let Some(lease) = lease.filter(|_| self.link.is_connected()) {
             self.outbox.release(lease);
         }
+    }
+
+    pub fn expect(&mut self, request: u64, groups: Vec<(u32, Hashes)>) {
+        if self.link.state() == SessionState::Ready {
+            self.waiting.expect(request, groups);
+        }
+    }
+
+    pub fn met(&mut self, request: u64) {
+        self.waiting.met(request);
     }
 
     pub fn reserve(&mut self, group: u32, count: usize, now: Instant) -> Vec<Held> {
@@ -201,12 +215,20 @@ impl Ledger {
     pub fn disconnected(&mut self) {
         self.link.disconnected();
         self.reservations.disconnected();
+        self.waiting.disconnected();
     }
 
     /// The next batch to deliver, with the daemon's name of the namespace.
     pub fn next_batch(&mut self) -> Option<(Batch, u32)> {
         let handle = self.link.handle(self.link.epoch());
         Some((self.outbox.next(handle.is_some())?, handle.unwrap_or_default()))
+    }
+
+    /// What to tell the daemon of the engine's queue.
+    pub fn next_waiting(&mut self, session: u64) -> Option<ExpectRequest> {
+        let namespace = self.link.handle(self.link.epoch())?;
+        let (met, waiting) = self.waiting.next()?;
+        Some(ExpectRequest { session, namespace, met, waiting })
     }
 
     pub fn is_drained(&self) -> bool {

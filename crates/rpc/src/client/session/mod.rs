@@ -7,7 +7,7 @@
 //! lookup is a miss, a reservation is not given, a commit becomes an abort, and each is counted.
 //!
 //! In path order: this file is what the engine calls; [`ticket`] a lookup's answer; [`ledger`] what the engine
-//! holds, made of [`link`] (how far the connection got), [`leases`], [`stock`] and [`outbox`]; `thread`
+//! holds, made of [`link`] (how far the connection got), [`leases`], [`stock`], [`outbox`] and [`waiting`]; `thread`
 //! connects and reconnects; `calls` is what runs while a connection lasts.
 //!
 //! A forked child has the ledger but not the thread: a session must be made after the fork.
@@ -21,6 +21,7 @@ mod stats;
 mod stock;
 mod thread;
 mod ticket;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -57,6 +58,10 @@ pub mod limits {
     pub const RESERVED_BLOCKS: usize = 1 << 16;
     /// Blocks in one commit call, so that a call stays short on the daemon's side.
     pub const COMMIT_BLOCKS: usize = 4096;
+    /// Requests in the engine's queue that the daemon is told of: many more than are honoured in most pools.
+    pub const WAITING: usize = 64;
+    /// Keys of each group of a waiting request; the daemon takes no more.
+    pub const KEYS_PER_WAITING: usize = 2048;
     /// How much longer than the deadline a late answer is waited for before the connection is given up: until
     /// then it can still be put right (its lease released, its slots used).
     pub const LATE_FACTOR: u32 = 4;
@@ -142,6 +147,19 @@ impl EngineSession {
         Ticket::new(self.shared.clone(), cell)
     }
 
+    /// A request of this number, by the engine's count, waits and will ask for these keys, of which the first
+    /// [`limits::KEYS_PER_WAITING`] of each group count. A hint to the daemon's evictions.
+    pub fn expect(&self, request: u64, groups: Vec<(u32, Hashes)>) {
+        self.shared.ledger().expect(request, groups);
+        self.shared.wake_waiting.notify_one();
+    }
+
+    /// It waits no more. Unknown numbers are ignored.
+    pub fn met(&self, request: u64) {
+        self.shared.ledger().met(request);
+        self.shared.wake_waiting.notify_one();
+    }
+
     /// Up to `count` slots from the stock.
     pub fn reserve(&self, group: u32, count: usize) -> Vec<Held> {
         let slots = self.shared.ledger().reserve(group, count, Instant::now());
@@ -204,6 +222,7 @@ struct Shared {
     wake_deliver: Notify,
     wake_stock: Notify,
     wake_name: Notify,
+    wake_waiting: Notify,
     /// The ledger's link is broken.
     broken: Notify,
     /// Nothing is queued any more.
@@ -219,6 +238,7 @@ impl Shared {
             wake_deliver: Notify::new(),
             wake_stock: Notify::new(),
             wake_name: Notify::new(),
+            wake_waiting: Notify::new(),
             broken: Notify::new(),
             drained: Notify::new(),
             closing: watch::Sender::new(false),
@@ -235,6 +255,7 @@ impl Shared {
         self.wake_name.notify_one();
         self.wake_deliver.notify_one();
         self.wake_stock.notify_one();
+        self.wake_waiting.notify_one();
     }
 
     fn close(&self) {
