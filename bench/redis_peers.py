@@ -1,8 +1,9 @@
 """Measures the Redis tier beside other clients: `.venv/bin/python bench/redis_peers.py redis://127.0.0.1:6379`.
 
 The same server, the same sizes, in turn and in alternating order: `forebay bench redis` (every reply parsed, every
-block's checksum compared), redis-py with its own parser and with hiredis, and LMCache's C++ client with one and with
-four connections. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
+block's checksum compared), redis-py with its own parser and with hiredis, LMCache's C++ client with one and with
+four connections, and floors: a bare socket that does the least any client can, so that what server and kernel cost
+alone is known. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
 time of client and server together; the ratios are medians over the rounds. Then, one operation at a time, how long
 each takes: p50 and p99 over the rounds. Prints one JSON object with all raw figures, and a table on standard error.
 """
@@ -16,7 +17,9 @@ import mmap
 import os
 import platform
 import select
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -30,6 +33,8 @@ FOREBAY = os.environ.get("FOREBAY_BIN", str(Path(__file__).parents[1] / "target/
 WORKING_SET_BYTES = 128 << 20
 # Of each round: enough for a p99 of all rounds together, with the largest blocks at 1 GB/s.
 SINGLE_OPERATIONS = 60
+# What the pipelined floor has in flight, as our tier has by default; two values at least.
+PIPELINE_BYTES = 2 << 20
 # The operation, the number of the first block, how many blocks.
 Pass = Callable[[str, int, int], None]
 Sample = dict[str, float]
@@ -100,6 +105,77 @@ def lmcache(url: str, blocks: Blocks, workers: int) -> Pass:
     return one_pass
 
 
+def connect(url: str) -> socket.socket:
+    place = urlsplit(url)
+    if place.scheme == "unix":
+        bare = socket.socket(socket.AF_UNIX)
+        bare.connect(place.path)
+    else:
+        bare = socket.create_connection((place.hostname, place.port or 6379))
+        bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # By the kernel, since Python's own timeout would make the socket one that does not wait.
+    bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 60, 0))
+    return bare
+
+
+def floor(url: str, blocks: Blocks, depth: int, *, is_kept: bool) -> Pass:
+    """The least that any client can do, with `depth` values in flight. How long a reply is, is known and not read. One
+    that is not kept is thrown away by the kernel, which for TCP copies nothing then, and for Unix sockets to one
+    buffer; all values that are sent lie in one buffer. Kept, values are received where they belong and sent from there.
+    """
+    bare = connect(url)
+    names = [key.encode() for key in blocks.keys]
+    gets = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(name), name) for name in names]
+    line = b"$%d\r\n" % blocks.size
+    sets = [b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n%s" % (len(name), name, line) for name in names]
+    one = memoryview(bytearray(blocks.views[0]))
+    rest = memoryview(bytearray(len(line) + blocks.size + 2))
+    discard = 0 if bare.family == socket.AF_UNIX else socket.MSG_TRUNC
+
+    def receive(place: memoryview, flags: int = 0) -> None:
+        while len(place):
+            count = bare.recv_into(place, len(place), flags | socket.MSG_WAITALL)
+            assert count, "the server has closed the connection"
+            place = place[count:]
+
+    def send(pieces: list[bytes | memoryview]) -> None:
+        while pieces:
+            count = bare.sendmsg(pieces)
+            while pieces and count >= len(pieces[0]):
+                count -= len(pieces.pop(0))
+            if pieces:
+                pieces[0] = memoryview(pieces[0])[count:]
+
+    def begin(op: str, at: int) -> None:
+        if op == "get":
+            bare.sendall(gets[at])
+        else:
+            send([sets[at], blocks.views[at] if is_kept else one, b"\r\n"])
+
+    def end(op: str, at: int) -> None:
+        if op == "set":
+            receive(rest[:5])
+            assert bytes(rest[:5]) == b"+OK\r\n", bytes(rest[:5])
+        elif is_kept:
+            receive(rest[: len(line)])
+            assert bytes(rest[: len(line)]) == line, bytes(rest[: len(line)])
+            receive(blocks.views[at])
+            receive(rest[:2])
+        else:
+            receive(rest, discard)
+
+    def one_pass(op: str, first: int, count: int) -> None:
+        places = [at % blocks.count for at in range(first, first + count)]
+        for number, at in enumerate(places):
+            begin(op, at)
+            if number >= depth - 1:
+                end(op, places[number - depth + 1])
+        for at in places[max(0, count - depth + 1) :]:
+            end(op, at)
+
+    return one_pass
+
+
 def measure(one_pass: Pass, op: str, size: int, run_bytes: int, pid: int) -> Sample:
     count = -(-run_bytes // size)
     begun, client, server = time.perf_counter(), time.process_time(), server_cpu_s(pid)
@@ -148,6 +224,9 @@ def peers(url: str, blocks: Blocks) -> Iterator[dict[str, Pass]]:
         "redis-py + hiredis": lambda: redis_py(url, blocks, "_HiredisParser"),
         "lmcache x1": lambda: lmcache(url, blocks, 1),
         "lmcache x4": lambda: lmcache(url, blocks, 4),
+        "floor": lambda: floor(url, blocks, 1, is_kept=False),
+        "floor pipelined": lambda: floor(url, blocks, max(2, PIPELINE_BYTES // blocks.size), is_kept=False),
+        "floor kept": lambda: floor(url, blocks, 1, is_kept=True),
     }
     found = {}
     for name, make in makers.items():

@@ -20,7 +20,7 @@ pub use forebay_io::uring::EngineChoice;
 pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
 pub use table::Key;
-pub use value::{Bytes, HttpAddress, RedisMode, ServerUrl};
+pub use value::{Bytes, HttpAddress, RedisMode, Secret, ServerUrl};
 
 table::settings! {
     /// Where clients find the daemon, and who may be one.
@@ -124,6 +124,13 @@ table::settings! {
         mode: RedisMode = RedisMode::Single;
         /// What sentinels call the master.
         sentinel_master: String = String::new();
+        /// Who we are to sentinels that know users; needs `sentinel_password`. User and password of `urls` are for the
+        /// master alone.
+        sentinel_user: Option<String> = None;
+        /// The password that sentinels ask for. Not set by default: it then is not asked for.
+        sentinel_password: Option<Secret> = None;
+        /// Whether sentinels are spoken to by TLS, with the same files as their master. By default as `urls` say for both.
+        sentinel_tls: Option<bool> = None;
         /// Goes before the names of all values, so that several fleets can use one server.
         key_prefix: String = "forebay:".to_string();
         /// Connections to each server for blocks; questions have one of their own. More are for networks that one

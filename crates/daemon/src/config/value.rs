@@ -73,6 +73,28 @@ impl fmt::Display for ServerUrl {
     }
 }
 
+/// A password. Never shown, for the same reason.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Setting for Secret {
+    const KIND: &'static str = "text";
+
+    fn read(value: &Value) -> Option<Secret> {
+        String::read(value).map(Secret)
+    }
+
+    fn show(&self) -> Option<Value> {
+        Some(Value::String("***".to_string()))
+    }
+}
+
 impl Setting for RedisMode {
     const KIND: &'static str = "`\"single\"`, `\"cluster\"` or `\"sentinel\"`";
 
@@ -382,6 +404,8 @@ mod tests {
         ] {
             assert_eq!(ServerUrl(url.to_string()).to_string(), shown);
         }
+        let secret = Secret::read(&Value::String("secret".to_string())).unwrap();
+        assert_eq!((secret.show(), format!("{secret:?}")), (Some(Value::String("***".to_string())), "***".to_string()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_io::fs::FsConfig;
-use forebay_io::redis::{Mode, RedisConfig, TlsConfig};
+use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig, TlsConfig};
 use forebay_io::ssd::{DiskConfig, SsdConfig};
 
 use crate::config::{RedisMode, TierFs, TierRedis, TierSsd};
@@ -44,8 +44,13 @@ pub fn redis(config: &TierRedis) -> RedisConfig {
         RedisMode::Cluster => Mode::Cluster,
         RedisMode::Sentinel => Mode::Sentinel { master: config.sentinel_master.clone() },
     };
+    let credentials = Credentials {
+        user: config.sentinel_user.clone(),
+        password: config.sentinel_password.as_ref().map(|secret| secret.0.clone()),
+    };
     RedisConfig {
         mode,
+        sentinel: SentinelConfig { credentials, is_tls: config.sentinel_tls },
         connections: config.connections as usize,
         threads: config.threads as usize,
         ttl_seconds: config.ttl_seconds,

@@ -64,6 +64,11 @@ impl Buffer {
         checksum(self.block(length_bytes))
     }
 
+    /// The checksum of all that a read of that block's file brings, or would have.
+    pub fn file_checksum(&self, length_bytes: u64) -> u64 {
+        checksum(&self.memory[..file_bytes(length_bytes) as usize])
+    }
+
     /// Copies the block into `slot`.
     pub fn hand_out(&self, slot: SlotId, length_bytes: u64) {
         self.pool.write(slot.offset(), self.block(length_bytes));

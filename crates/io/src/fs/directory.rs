@@ -10,6 +10,7 @@ use std::io;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -35,6 +36,8 @@ pub(super) struct Directory {
     pub read_only: Option<String>,
     pub ledger: Ledger,
     pub fsync: Fsync,
+    /// Loads that read an object damaged, and otherwise the second time.
+    pub misreads: AtomicU64,
     /// This host and process.
     pub writer: String,
     is_direct: bool,
@@ -57,6 +60,7 @@ impl Directory {
             read_only: config.read_only.then(|| "by configuration".to_owned()),
             ledger: Ledger::new(path.join(USAGE), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
+            misreads: AtomicU64::new(0),
             writer: layout::writer(),
             is_direct: config.io_direct,
             folder_mode: about.mode() & 0o2777,

@@ -1,15 +1,17 @@
 //! From an object to a slot: open, read into a bounce buffer, verify there, copy.
 //!
-//! Invariant: a slot is written only with bytes that have the key and length asked for and the checksum of their
-//! header, and only while somebody still waits for them.
+//! Invariants: a slot is written only with bytes that have the key and length asked for and the checksum of their
+//! header, and only while somebody still waits for them; an object is taken away only after two reads that found the same
+//! damage, the second past the page cache, since other hosts may read well what comes to this one with flipped bits.
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Operation, Outcome};
-use rustix::fs::{FileType, Stat, fstat};
+use rustix::fs::{Advice, FileType, Stat, fadvise, fstat};
 use rustix::io::Errno;
 
 use super::buffer::Buffer;
@@ -34,16 +36,22 @@ pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
     }
 }
 
+/// What was read is not the block.
+const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
+
 /// See the module's head.
 pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, ticket: &Ticket) -> Outcome {
     let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
-    let opened = directory.open_object(&path).and_then(|file| Ok((buffer.read_from(&file, op.length_bytes)?, file)));
-    let (read_bytes, file) = match opened {
-        Ok(opened) => opened,
+    let file = match directory.open_object(&path) {
+        Ok(file) => file,
         Err(error) => return not_read(error),
     };
-    match judge(buffer, op, read_bytes, &file) {
+    let read = match read(buffer, op, &file) {
+        Err(DAMAGED) => read_again(directory, buffer, op, &file),
+        read => read,
+    };
+    match read {
         Ok(header) => {
             let copied = ticket.use_slot(|| buffer.hand_out(slot, op.length_bytes));
             note_use(directory, &file);
@@ -52,12 +60,34 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, t
                 None => Outcome::Failed(ErrorKind::Timeout),
             }
         }
-        Err(ErrorKind::Corrupt) => {
+        Err(DAMAGED) => {
             discard(directory, &path, &file, op);
-            Outcome::Failed(ErrorKind::Corrupt)
+            DAMAGED
         }
-        Err(kind) => Outcome::Failed(kind),
+        Err(outcome) => outcome,
     }
+}
+
+/// The header of the block, which is in the buffer then.
+fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
+    let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
+    judge(buffer, op, read_bytes, file).map_err(Outcome::Failed)
+}
+
+/// Reads what was found damaged once more, from the disk or the server, and not from what is kept of it here. Other
+/// damage than before is no word about the object, but about what lies between it and here.
+fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
+    let first_sum = buffer.file_checksum(op.length_bytes);
+    // Where the advice is not taken, the second read is worth no more than the first.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+    let read = match read(buffer, op, file) {
+        Err(DAMAGED) if buffer.file_checksum(op.length_bytes) == first_sum => return Err(DAMAGED),
+        Err(DAMAGED) => Err(Outcome::Failed(ErrorKind::Io)),
+        read => read,
+    };
+    directory.misreads.fetch_add(1, Relaxed);
+    tracing::warn!(path = %directory.path.display(), "two reads of a shared object brought different bytes");
+    read
 }
 
 /// Whether what was read is the block that was asked for.

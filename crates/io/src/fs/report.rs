@@ -15,7 +15,10 @@ pub struct Counters {
     pub loaded_bytes: u64,
     pub absent_loads: u64,
     pub found_blocks: u64,
+    /// Objects that two reads found damaged alike: they were removed, if they could be.
     pub corrupt_blocks: u64,
+    /// Objects that came damaged and, read once more, otherwise: something between them and here flips bits.
+    pub misread_blocks: u64,
     pub failed_loads: u64,
     pub failed_stores: u64,
     /// Stores that found the directory full.

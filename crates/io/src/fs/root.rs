@@ -178,6 +178,7 @@ impl Root {
             expired_blocks: sweeps.expired_blocks.load(Relaxed),
             removed_orphans: sweeps.orphans.load(Relaxed),
             sweeps: sweeps.walks.load(Relaxed),
+            misread_blocks: self.directory.misreads.load(Relaxed),
             ..self.counters
         };
         RootReport {

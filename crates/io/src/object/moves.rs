@@ -1,7 +1,12 @@
 //! One block between a slot and an object: the header, then the payload.
 //!
-//! Invariant: a slot is read and written by plain copies that nothing waits in the middle of, and written only with
-//! bytes that were verified.
+//! Invariants: a slot is read and written by plain copies that nothing waits in the middle of, and written only with
+//! bytes that were verified; an object is removed only after two requests that found it damaged, since a bit may flip
+//! on its way.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_core::ErrorKind;
 use forebay_core::checksum::Checksum;
@@ -19,6 +24,8 @@ use crate::uring::Region;
 const PIECE_BYTES: usize = 64 << 10;
 /// Parts of one object that are sent at a time.
 const PARTS_AT_ONCE: usize = 4;
+/// What was read is not the block.
+const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 
 /// All that a request needs.
 pub(super) struct Place {
@@ -26,6 +33,8 @@ pub(super) struct Place {
     pub prefix: String,
     pub part_bytes: u64,
     pub pool: Region,
+    /// Loads whose first answer was damaged, and the second one not.
+    pub misreads: Arc<AtomicU64>,
 }
 
 impl Place {
@@ -64,26 +73,22 @@ impl Place {
         removed.map_or_else(|error| not_done(&error), |()| Outcome::Removed)
     }
 
-    /// One request for header and payload. What is longer than the block is not asked for.
     async fn load(&self, op: &Operation, ticket: &Ticket) -> Outcome {
         let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
         let path = self.path(op);
-        let range = GetRange::Bounded(0..HEADER_BYTES as u64 + op.length_bytes);
-        let got = object_store::ObjectStore::get_opts(&self.store, &path, GetOptions::new().with_range(Some(range)));
-        let (object_bytes, pieces) = match got.await {
-            Ok(got) => (got.meta.size, got.into_stream().try_collect::<Vec<_>>().await),
-            Err(error) => return not_done(&error),
-        };
-        let pieces = match pieces {
-            Ok(pieces) => pieces,
-            Err(error) => return not_done(&error),
-        };
-        let slices: Vec<&[u8]> = pieces.iter().map(|piece| &piece[..]).collect();
-        match judge(op, object_bytes, &slices) {
-            Ok(header) => {
+        let mut read = self.read(op, &path).await;
+        if matches!(read, Err(DAMAGED)) {
+            read = self.read(op, &path).await;
+            if read.is_ok() {
+                self.misreads.fetch_add(1, Relaxed);
+                tracing::warn!(%path, "object came damaged, and well the second time");
+            }
+        }
+        match read {
+            Ok((header, pieces)) => {
                 let copied = ticket.use_slot(|| {
                     let mut at = slot.offset();
-                    payload(&slices, |bytes| {
+                    payload(&pieces, |bytes| {
                         self.pool.write(at, bytes);
                         at += bytes.len() as u64;
                     });
@@ -91,15 +96,27 @@ impl Place {
                 let loaded = Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum };
                 copied.map_or(Outcome::Failed(ErrorKind::Timeout), |()| loaded)
             }
-            Err(kind) => {
-                if kind == ErrorKind::Corrupt {
+            Err(outcome) => {
+                if outcome == DAMAGED {
                     tracing::warn!(%path, "object is damaged");
                     // So that the block can be stored again; whether that works shows at the next store.
                     let _ = self.store.delete(&path).await;
                 }
-                Outcome::Failed(kind)
+                outcome
             }
         }
+    }
+
+    /// One request for header and payload, which are compared with each other. What is longer than the block is not
+    /// asked for.
+    async fn read(&self, op: &Operation, path: &Path) -> Result<(Header, Vec<impl AsRef<[u8]>>), Outcome> {
+        let range = GetRange::Bounded(0..HEADER_BYTES as u64 + op.length_bytes);
+        let got = object_store::ObjectStore::get_opts(&self.store, path, GetOptions::new().with_range(Some(range)));
+        let got = got.await.map_err(|error| not_done(&error))?;
+        let object_bytes = got.meta.size;
+        let pieces = got.into_stream().try_collect::<Vec<_>>().await.map_err(|error| not_done(&error))?;
+        let header = judge(op, object_bytes, &pieces).map_err(Outcome::Failed)?;
+        Ok((header, pieces))
     }
 
     async fn store(&self, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
@@ -163,9 +180,9 @@ impl Place {
 }
 
 /// Whether what came is the block that was asked for.
-fn judge(op: &Operation, object_bytes: u64, pieces: &[&[u8]]) -> Result<Header, ErrorKind> {
+fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<Header, ErrorKind> {
     let mut head = Vec::with_capacity(HEADER_BYTES);
-    for piece in pieces {
+    for piece in pieces.iter().map(AsRef::as_ref) {
         head.extend_from_slice(&piece[..piece.len().min(HEADER_BYTES - head.len())]);
     }
     let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| ErrorKind::Corrupt)?;
@@ -186,9 +203,9 @@ fn judge(op: &Operation, object_bytes: u64, pieces: &[&[u8]]) -> Result<Header, 
 }
 
 /// What follows the header, piece by piece.
-fn payload(pieces: &[&[u8]], mut each: impl FnMut(&[u8])) {
+fn payload(pieces: &[impl AsRef<[u8]>], mut each: impl FnMut(&[u8])) {
     let mut head_bytes = HEADER_BYTES;
-    for piece in pieces {
+    for piece in pieces.iter().map(AsRef::as_ref) {
         let skipped = piece.len().min(head_bytes);
         head_bytes -= skipped;
         each(&piece[skipped..]);

@@ -13,7 +13,10 @@ pub struct Counters {
     pub loaded_bytes: u64,
     pub absent_loads: u64,
     pub found_blocks: u64,
+    /// Objects that two requests found damaged: they were removed.
     pub corrupt_blocks: u64,
+    /// Objects that one request found damaged and the next one well.
+    pub misread_blocks: u64,
     pub failed_loads: u64,
     pub failed_stores: u64,
     pub removed_blocks: u64,

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
@@ -41,6 +43,8 @@ pub struct Object {
     completions: Vec<Completion>,
     transfers: Transfers,
     counters: Counters,
+    /// Counted where objects are read.
+    misreads: Arc<AtomicU64>,
 }
 
 impl Object {
@@ -53,7 +57,9 @@ impl Object {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_machine)?;
         ask(config, &store, &runtime)?;
         let waker = Arc::new(Waker::new().map_err(no_machine)?);
-        let place = Place { store, prefix: config.prefix.clone(), part_bytes: config.part_bytes, pool };
+        let misreads = Arc::<AtomicU64>::default();
+        let (prefix, part_bytes) = (config.prefix.clone(), config.part_bytes);
+        let place = Place { store, prefix, part_bytes, pool, misreads: misreads.clone() };
         let client =
             Client::start(runtime, place, config.requests, config.timeout, waker.clone()).map_err(no_machine)?;
         Ok(Object {
@@ -65,6 +71,7 @@ impl Object {
             completions: Vec::new(),
             transfers: Transfers::default(),
             counters: Counters::default(),
+            misreads,
         })
     }
 
@@ -81,7 +88,7 @@ impl Object {
             health: self.health(),
             read_only: self.config.read_only,
             in_flight: self.flights.len(),
-            counters: self.counters,
+            counters: Counters { misread_blocks: self.misreads.load(Relaxed), ..self.counters },
         }
     }
 

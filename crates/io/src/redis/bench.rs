@@ -386,7 +386,7 @@ impl Plain {
         let cannot = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, "cannot connect to the server").with("server", address).source(error)
         };
-        if settings.tls.is_some() {
+        if settings.access.tls.is_some() {
             return Err(Error::new(ErrorKind::Unsupported, "lookups one by one are not measured over TLS")
                 .hint("measure with `redis://` or `unix://`"));
         }

@@ -25,8 +25,18 @@ pub enum Mode {
     Single,
     /// Nodes of a cluster, of which any may be asked for the others.
     Cluster,
-    /// Sentinels that know where `master` is. User and password of the URLs are for the master.
+    /// Sentinels that know where `master` is. Scheme, user and password of the URLs are for the master, and for the
+    /// sentinels [`SentinelConfig`].
     Sentinel { master: String },
+}
+
+/// How sentinels are spoken to, where that is not how their master is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SentinelConfig {
+    /// None if they ask for none; the master's are never told to a sentinel.
+    pub credentials: Credentials,
+    /// Whether by TLS; without it, if the URLs begin with `rediss`.
+    pub is_tls: Option<bool>,
 }
 
 /// For URLs that begin with `rediss`.
@@ -47,6 +57,7 @@ pub struct RedisConfig {
     /// One server, or several seeds of a cluster, or several sentinels.
     pub urls: Vec<String>,
     pub mode: Mode,
+    pub sentinel: SentinelConfig,
     /// Connections to each server for loads and stores; lookups have one of their own. If there are several, the
     /// first of them carries no stores.
     pub connections: usize,
@@ -86,6 +97,7 @@ impl RedisConfig {
         RedisConfig {
             urls,
             mode: Mode::Single,
+            sentinel: SentinelConfig::default(),
             connections: 4,
             threads: 1,
             pipeline_depth: 32,
@@ -115,8 +127,17 @@ pub(super) struct Settings {
     pub config: RedisConfig,
     /// At least one.
     pub addresses: Vec<Address>,
-    pub credentials: Credentials,
+    /// To the servers that hold blocks.
+    pub access: Access,
+    /// To those that are asked where these are.
+    pub scout_access: Access,
     pub database: u32,
+}
+
+/// How to be let in.
+#[derive(Clone)]
+pub(super) struct Access {
+    pub credentials: Credentials,
     pub tls: Option<Tls>,
 }
 
@@ -143,11 +164,20 @@ impl Settings {
         }
         check_mode(config, first)?;
         check_limits(config)?;
+        let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
+        let access = Access { credentials: first.credentials.clone(), tls: tls(first.is_tls)? };
+        let scout_access = match &config.mode {
+            Mode::Single | Mode::Cluster => access.clone(),
+            Mode::Sentinel { .. } => Access {
+                credentials: config.sentinel.credentials.clone(),
+                tls: tls(config.sentinel.is_tls.unwrap_or(first.is_tls))?,
+            },
+        };
         Ok(Settings {
             addresses: urls.iter().map(|url| url.address.clone()).collect(),
-            credentials: first.credentials.clone(),
+            access,
+            scout_access,
             database: first.database,
-            tls: first.is_tls.then(|| Tls::of(&config.tls)).transpose()?,
             config: config.clone(),
         })
     }
@@ -155,6 +185,15 @@ impl Settings {
 
 fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
     let is_unix = matches!(first.address, Address::Unix(_));
+    let has_sentinels = matches!(config.mode, Mode::Sentinel { .. });
+    if !has_sentinels && config.sentinel != SentinelConfig::default() {
+        return Err(Error::invalid("sentinels are configured, and the mode knows none")
+            .hint("set `mode` to `sentinel`, or leave their user, password and TLS out"));
+    }
+    let Credentials { user, password } = &config.sentinel.credentials;
+    if user.is_some() && password.is_none() {
+        return Err(Error::invalid("a user of the sentinels needs a password").hint("set both, or the password alone"));
+    }
     match &config.mode {
         Mode::Single if config.urls.len() > 1 => Err(Error::invalid("a single redis server has one url")
             .with("urls", config.urls.len())
@@ -278,6 +317,11 @@ mod tests {
         let cluster = RedisConfig { mode: Mode::Cluster, ..good.clone() };
         let tls = |tls| RedisConfig { tls, ..config(&["rediss://cache"]) };
         let missing = Some(PathBuf::from("/nowhere/ca.pem"));
+        let of_sentinels = |user: Option<&str>, password: Option<&str>| {
+            let [user, password] = [user, password].map(|text| text.map(str::to_owned));
+            SentinelConfig { credentials: Credentials { user, password }, is_tls: None }
+        };
+        let watched = Mode::Sentinel { master: "blocks".into() };
         let bad = [
             config(&[]),
             config(&["redis://a", "redis://b"]),
@@ -285,6 +329,8 @@ mod tests {
             RedisConfig { urls: vec!["redis://a/1".into()], ..cluster.clone() },
             RedisConfig { urls: vec!["unix:///a".into()], ..cluster },
             RedisConfig { mode: Mode::Sentinel { master: String::new() }, ..good.clone() },
+            RedisConfig { sentinel: of_sentinels(None, Some("secret")), ..good.clone() },
+            RedisConfig { sentinel: of_sentinels(Some("me"), None), mode: watched, ..good.clone() },
             RedisConfig { connections: 0, ..good.clone() },
             RedisConfig { value_bytes: 100, ..good.clone() },
             RedisConfig { key_prefix: "{a}".into(), ..good.clone() },
@@ -295,7 +341,28 @@ mod tests {
         for config in bad {
             let error = Settings::of(&config).err().unwrap_or_else(|| panic!("{config:?} passes"));
             assert!(error.hint_text().is_some(), "{error} has no hint");
+            assert!(!format!("{:?} {error:?}", config.sentinel).contains("secret"), "{error:?} tells a password");
         }
         assert!(Settings::of(&good).is_ok());
+    }
+
+    #[test]
+    fn sentinels_are_spoken_to_as_their_master_unless_it_is_said() {
+        let mode = Mode::Sentinel { master: "blocks".into() };
+        let settings = |url: &str, is_tls| {
+            let sentinel = SentinelConfig { is_tls, ..SentinelConfig::default() };
+            Settings::of(&RedisConfig { mode: mode.clone(), sentinel, ..config(&[url]) }).unwrap()
+        };
+        for (url, is_tls, expected) in [
+            ("redis://:p@cache", None, (false, false)),
+            ("rediss://:p@cache", None, (true, true)),
+            ("rediss://:p@cache", Some(false), (true, false)),
+            ("redis://:p@cache", Some(true), (false, true)),
+        ] {
+            let settings = settings(url, is_tls);
+            assert_eq!((settings.access.tls.is_some(), settings.scout_access.tls.is_some()), expected, "{url}");
+            assert_eq!(settings.access.credentials.password.as_deref(), Some("p"));
+            assert_eq!(settings.scout_access.credentials.password, None, "a master's password is not a sentinel's");
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use super::address::Address;
-use super::config::Settings;
+use super::config::Tls;
 use super::shared::Inbox;
 use super::transport::Transport;
 
@@ -34,7 +34,12 @@ impl Dial {
     }
 
     /// Begins a connection; `None` while the address of its host is being asked for, of which the lane's waker tells.
-    pub fn begin(&mut self, settings: &Settings, inbox: &Arc<Inbox>) -> Result<Option<Transport>, String> {
+    pub fn begin(
+        &mut self,
+        buffer_bytes: Option<u32>,
+        tls: Option<&Tls>,
+        inbox: &Arc<Inbox>,
+    ) -> Result<Option<Transport>, String> {
         let (host, port) = match self.address.clone() {
             Address::Unix(path) => return Transport::unix(&path).map(Some).map_err(|error| error.to_string()),
             Address::Tcp { host, port } => (host, port),
@@ -47,8 +52,8 @@ impl Dial {
         }
         let at = self.known[self.attempts % self.known.len()];
         self.attempts += 1;
-        let transport = Transport::tcp(at, settings.config.socket_buffer_bytes).map_err(|error| error.to_string())?;
-        match &settings.tls {
+        let transport = Transport::tcp(at, buffer_bytes).map_err(|error| error.to_string())?;
+        match tls {
             Some(tls) => transport.with_tls(tls, &host).map(Some),
             None => Ok(Some(transport)),
         }

@@ -472,7 +472,7 @@ impl Lane {
 /// Who we are, which database, and whether the server serves.
 pub(super) fn greeting(settings: &Settings) -> Greeting {
     let mut greeting = Greeting::default();
-    authenticate(settings, &mut greeting);
+    authenticate(&settings.access, &mut greeting);
     if settings.database != 0 {
         greeting.say(&[b"SELECT", settings.database.to_string().as_bytes()]);
     }

@@ -26,6 +26,7 @@ mod shared;
 mod tier;
 mod transport;
 
-pub use config::{Mode, RedisConfig, TlsConfig};
+pub use address::Credentials;
+pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig};
 pub use report::{Counters, RedisReport};
 pub use tier::Redis;

@@ -114,7 +114,7 @@ impl Node {
             if self.is_retired || seat.connection.is_some() || seat.backoff.at > now {
                 continue;
             }
-            match self.dial.begin(settings, inbox) {
+            match self.dial.begin(settings.config.socket_buffer_bytes, settings.access.tls.as_ref(), inbox) {
                 Ok(Some(transport)) => {
                     let due = now + settings.config.connect_timeout;
                     seat.connection = Some(Connection::new(transport, self.dial.address.clone(), greeting, due));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::address::Address;
-use super::config::{Mode, Settings};
+use super::config::{Access, Mode, Settings};
 use super::connection::{Connection, Greeting};
 use super::dial::{Backoff, Dial};
 use super::name::SLOTS;
@@ -40,15 +40,13 @@ impl Scout {
     /// `None` if there is nothing to find out.
     pub fn new(settings: &Settings, now: Instant) -> Option<Scout> {
         let mut greeting = Greeting::default();
+        authenticate(&settings.scout_access, &mut greeting);
         match &settings.config.mode {
             Mode::Single => return None,
             Mode::Sentinel { master } => {
                 greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master.as_bytes()]);
             }
-            Mode::Cluster => {
-                authenticate(settings, &mut greeting);
-                greeting.say(&[b"CLUSTER", b"SLOTS"]);
-            }
+            Mode::Cluster => greeting.say(&[b"CLUSTER", b"SLOTS"]),
         }
         let dials = settings.addresses.iter().cloned().map(Dial::new).collect();
         let backoff = Backoff::new(now);
@@ -77,7 +75,8 @@ impl Scout {
             return Ok(false);
         }
         let dial = &mut self.dials[self.at];
-        let Some(transport) = dial.begin(settings, inbox)? else { return Ok(false) };
+        let tls = settings.scout_access.tls.as_ref();
+        let Some(transport) = dial.begin(settings.config.socket_buffer_bytes, tls, inbox)? else { return Ok(false) };
         let due = now + settings.config.connect_timeout;
         self.connection = Some(Connection::new(transport, dial.address.clone(), &self.greeting, due));
         Ok(true)
@@ -118,8 +117,8 @@ impl Scout {
 }
 
 /// The commands that say who we are.
-pub(super) fn authenticate(settings: &Settings, greeting: &mut Greeting) {
-    match (&settings.credentials.user, &settings.credentials.password) {
+pub(super) fn authenticate(access: &Access, greeting: &mut Greeting) {
+    match (&access.credentials.user, &access.credentials.password) {
         (Some(user), Some(password)) => greeting.say(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
         (None, Some(password)) => greeting.say(&[b"AUTH", password.as_bytes()]),
         _ => {}

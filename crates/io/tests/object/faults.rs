@@ -68,6 +68,21 @@ fn an_object_that_is_not_the_block_is_never_data_and_can_be_stored_again() {
 }
 
 #[test]
+fn a_bit_that_flips_in_one_answer_costs_neither_the_object_nor_the_hit() {
+    let (server, mut host) = served();
+    host.is_stored(1, LENGTH);
+    server.fail("GET", Fault::Flip, 1);
+    host.verify(1, LENGTH);
+    let counters = host.tier.report().counters;
+    assert_eq!((counters.misread_blocks, counters.corrupt_blocks), (1, 0));
+    // In two answers, it is the object's.
+    server.fail("GET", Fault::Flip, 2);
+    assert_eq!(host.one(LOAD, 1, LENGTH), CORRUPT);
+    assert_eq!(server.count(), 0);
+    assert_eq!(host.tier.report().counters.misread_blocks, 1);
+}
+
+#[test]
 fn a_store_of_what_is_there_sends_nothing_and_of_what_is_cut_replaces_it() {
     let (server, mut host) = served();
     host.is_stored(1, LENGTH);

@@ -17,6 +17,8 @@ pub enum Fault {
     Status(u16),
     /// Half of the answer's body, then the end of the connection.
     Cut,
+    /// A bit in the middle of the answer's body that is not the object's.
+    Flip,
     /// No answer; the connection stays open.
     Hang,
 }
@@ -93,10 +95,14 @@ fn serve(stream: TcpStream, state: &State) -> io::Result<()> {
             let _ = reader.read(&mut [0]);
             return Ok(());
         }
-        let answer = match fault {
+        let mut answer = match fault {
             Some(Fault::Status(status)) => Answer { status, headers: Vec::new(), body: Vec::new() },
             _ => answer(state, &request),
         };
+        let middle = answer.body.len() / 2;
+        if let (Some(Fault::Flip), Some(byte)) = (fault, answer.body.get_mut(middle)) {
+            *byte ^= 1;
+        }
         write(&mut writer, &request, &answer, fault == Some(Fault::Cut))?;
         if fault == Some(Fault::Cut) {
             return writer.shutdown(std::net::Shutdown::Both);

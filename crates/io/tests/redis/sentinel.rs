@@ -1,9 +1,11 @@
 //! Sentinels that know the master, before and after it has changed.
 
-use forebay_io::redis::{Mode, RedisConfig};
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Health, Tier};
+use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
 
 use crate::bed::{Bed, config, loaded};
-use crate::servers::{Kind, Server, until};
+use crate::servers::{BOTH, Kind, Server, until};
 
 #[test]
 fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
@@ -44,4 +46,40 @@ fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
     bed.store_all(10..14, 5000);
     assert_eq!(bed.look(11, 5000), loaded(11, 5000));
     assert_eq!(second.admin().must(&["ROLE"]).lines().next(), Some("master"));
+}
+
+/// Of a master with the password `master's`, seen by `sentinel`.
+fn watched(sentinel: &Server, user: Option<&str>, password: Option<&str>) -> RedisConfig {
+    let [user, password] = [user, password].map(|text| text.map(str::to_owned));
+    let sentinel_config = SentinelConfig { credentials: Credentials { user, password }, is_tls: None };
+    let url = sentinel.tcp_url().replace("redis://", "redis://:master's@");
+    RedisConfig { mode: Mode::Sentinel { master: "blocks".to_string() }, sentinel: sentinel_config, ..config(&url) }
+}
+
+#[test]
+fn sentinels_may_have_passwords_and_users_of_their_own() {
+    for kind in BOTH {
+        let master = Server::on_port(kind, &["--requirepass", "master's"]);
+        let watch = format!("sentinel monitor blocks 127.0.0.1 {} 1\n", master.port.unwrap());
+        let known = "requirepass \"sentinel's\"\nuser scout on \">w:rd\" allcommands allkeys allchannels\n";
+        let sentinel = Server::sentinel(kind, &format!("{known}{watch}"));
+        for (user, password) in [(None, "sentinel's"), (Some("scout"), "w:rd")] {
+            let mut bed = Bed::ready(&watched(&sentinel, user, Some(password)));
+            bed.store_all([1], 5000);
+            assert_eq!(bed.look(1, 5000), loaded(1, 5000), "{kind:?}, {user:?}");
+        }
+        for (password, answer) in [(Some("of-nobody"), "WRONGPASS"), (None, "NOAUTH")] {
+            let mut bed = Bed::open(&watched(&sentinel, None, password));
+            until(
+                || {
+                    bed.turn();
+                    bed.redis.health() == Health::Sick(ErrorKind::Unavailable)
+                },
+                || format!("{kind:?} lets {password:?} in"),
+            );
+            let report = bed.redis.report();
+            let why = report.last_error.clone().expect("there was an error");
+            assert!(why.contains(answer) && !format!("{report:?}").contains("of-nobody"), "{kind:?}: {why}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use forebay_core::tier::{Health, Tier};
-use forebay_io::redis::{RedisConfig, TlsConfig};
+use forebay_io::redis::{Mode, RedisConfig, SentinelConfig, TlsConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::pem::PemObject;
@@ -173,6 +173,23 @@ fn a_server_or_client_without_the_right_papers_is_not_spoken_to() {
         assert!(bed.redis.report().last_error.is_some());
     }
     let mut bed = Bed::ready(&RedisConfig { tls: papers.identified(), ..config(&url) });
+    bed.store_all([1], 5000);
+    assert_eq!(bed.look(1, 5000), loaded(1, 5000));
+}
+
+#[test]
+fn sentinels_are_spoken_to_by_tls_though_their_master_is_not() {
+    let (papers, master) = (Papers::new(), Server::on_port(Kind::Valkey, &[]));
+    let watch = format!("sentinel monitor blocks 127.0.0.1 {} 1\n", master.port.unwrap());
+    let sentinel = Server::sentinel(Kind::Valkey, &watch);
+    let url = proxy(&papers, &sentinel.socket()).replace("rediss://", "redis://");
+    let config = RedisConfig {
+        mode: Mode::Sentinel { master: "blocks".to_string() },
+        sentinel: SentinelConfig { is_tls: Some(true), ..SentinelConfig::default() },
+        tls: papers.identified(),
+        ..config(&url)
+    };
+    let mut bed = Bed::ready(&config);
     bed.store_all([1], 5000);
     assert_eq!(bed.look(1, 5000), loaded(1, 5000));
 }

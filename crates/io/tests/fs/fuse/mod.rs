@@ -66,7 +66,7 @@ impl Mount {
     }
 
     /// From now on operations named in `ops`, with commas between them or `all`, come to this harm: `hang`, `cut`,
-    /// `flip`, `fail <errno>` or `slow <ms>`.
+    /// `flip`, `flip once`, `flip elsewhere`, `fail <errno>` or `slow <ms>`.
     pub fn harm(&mut self, ops: &str, harm: &str) {
         assert_eq!(self.ask(&format!("{ops} {harm}")), "done");
     }
@@ -170,6 +170,8 @@ fn obey(filesystem: &Passthrough, command: &str) -> String {
         [ops, "hang"] => (ops, Harm::Hang),
         [ops, "cut"] => (ops, Harm::Cut),
         [ops, "flip"] => (ops, Harm::Flip),
+        [ops, "flip", "once"] => (ops, Harm::FlipOnce),
+        [ops, "flip", "elsewhere"] => (ops, Harm::FlipElsewhere),
         [ops, "fail", errno] => (ops, Harm::Fail(errno.parse().unwrap())),
         [ops, "slow", ms] => (ops, Harm::Slow(Duration::from_millis(ms.parse().unwrap()))),
         _ => panic!("{command}?"),

@@ -58,6 +58,10 @@ pub enum Harm {
     Cut,
     /// Reads have a bit that was not written.
     Flip,
+    /// The next read does, and no other.
+    FlipOnce,
+    /// Each read does, and each another one.
+    FlipElsewhere,
 }
 
 type Withheld = Box<dyn FnOnce(&Tree) + Send>;
@@ -80,6 +84,7 @@ struct Tree {
     nodes: Mutex<HashMap<u64, Node>>,
     files: Mutex<HashMap<u64, Arc<File>>>,
     next_file: AtomicU64,
+    flips: AtomicU64,
 }
 
 struct Node {
@@ -92,7 +97,8 @@ impl Passthrough {
         let fd = rustix::fs::open(backing, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let root = Node { fd: Arc::new(fd), lookups: u64::MAX };
         let nodes = Mutex::new(HashMap::from([(INodeNo::ROOT.0, root)]));
-        let tree = Arc::new(Tree { nodes, files: Mutex::default(), next_file: AtomicU64::new(1) });
+        let tree =
+            Arc::new(Tree { nodes, files: Mutex::default(), next_file: AtomicU64::new(1), flips: AtomicU64::new(0) });
         Ok(Passthrough { tree, harms: Arc::default() })
     }
 
@@ -146,8 +152,14 @@ impl Passthrough {
         }
     }
 
+    /// What this request comes to; harm that is done once is over then.
     fn harm_of(&self, op: Op) -> Option<Harm> {
-        self.harms.lock().unwrap().of.get(&op).copied()
+        let of = &mut self.harms.lock().unwrap().of;
+        let harm = of.get(&op).copied();
+        if let Some(Harm::FlipOnce) = harm {
+            of.remove(&op);
+        }
+        harm
     }
 }
 
@@ -342,7 +354,12 @@ impl Filesystem for Passthrough {
             let read = tree.file(handle)?.read_at(&mut bytes, at).map_err(raw)?;
             bytes.truncate(if matches!(harm, Some(Harm::Cut)) { read / 2 } else { read });
             let middle = bytes.len() / 2;
-            if let (Some(Harm::Flip), Some(byte)) = (harm, bytes.get_mut(middle)) {
+            let flipped = match harm {
+                Some(Harm::Flip | Harm::FlipOnce) => Some(0),
+                Some(Harm::FlipElsewhere) => Some(tree.flips.fetch_add(1, Relaxed) as usize % 64),
+                _ => None,
+            };
+            if let Some(byte) = flipped.and_then(|by| bytes.get_mut(middle + by)) {
                 *byte ^= 1;
             }
             Ok(bytes)
