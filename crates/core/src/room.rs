@@ -51,7 +51,7 @@ const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
 /// Comparisons with the other classes while a class evicts as much as one more extent would hold: more make no difference
-/// to the default policy, fewer leave a class that suddenly needs room behind (bench/reports/2026-11-21-policy.md).
+/// to the default policy, fewer leave a class that suddenly needs room behind (bench/reports/2026-11-22-policy.md).
 const COMPARISONS_PER_EXTENT: u64 = 4;
 /// A class is as old as one in so many of its slots at least. The oldest block says little: a policy that keeps what
 /// returned may give up what is new at a tenth of that age (bench/reports/2026-11-22-policy.md).
