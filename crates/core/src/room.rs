@@ -1,8 +1,8 @@
 //! Making room: free slots, new extents, eviction, and units that move between classes.
 //!
 //! A class first uses its free slots, then free units, then evicts its own coldest. A few times while it evicts as much
-//! as one more extent would hold, it compares its oldest block with those of the other classes; where another class
-//! keeps much older ones, or has none to lose, a run of units is drained for it: nothing new goes in, what is not held
+//! as one more extent would hold, it compares the age of its older blocks with those of the other classes; where another
+//! class keeps much older ones, or has none to lose, a run of units is drained for it: nothing new goes in, what is not held
 //! moves to other slots of its class (`relocate`), which evicts its coldest for that, the rest is waited for, and all the while
 //! its empty units go to nobody else, or a busy class would take them back. Draining goes on in pieces.
 
@@ -51,11 +51,16 @@ const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
 /// keep classes from growing.
 const MAX_DRAINS: usize = 4;
 /// Comparisons with the other classes while a class evicts as much as one more extent would hold: more make no difference
-/// to the default policy, fewer leave a class that suddenly needs room behind (bench/reports/2026-11-21-policy.md).
+/// to the default policy, fewer leave a class that suddenly needs room behind (bench/reports/2026-11-22-policy.md).
 const COMPARISONS_PER_EXTENT: u64 = 4;
-/// How many times older another class's oldest block must be: below this the exchange is noise. Between 1.25 and 3 it
-/// makes no difference (bench/reports/2026-11-21-policy.md).
+/// A class is as old as one in so many of its slots at least. The oldest block says little: a policy that keeps what
+/// returned may give up what is new at a tenth of that age (bench/reports/2026-11-22-policy.md).
+const OLD_ONE_IN: usize = 4;
+/// How many times older another class must be: below this the exchange is noise.
 const MUCH_COLDER: u64 = 2;
+/// Extents of a class and slots of an extent that are looked at, so that a comparison stays cheap.
+const SAMPLED_EXTENTS: usize = 16;
+const SAMPLED_SLOTS: u32 = 32;
 
 impl Core {
     /// Whether `class` has a free slot, or gets one from free units.
@@ -66,7 +71,7 @@ impl Core {
     /// Frees up to `want` slots of `class`. False if everything looked at is held, or if it would take more than
     /// `budget` evictions.
     pub(crate) fn make_room(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
-        if self.stats.evicted >= self.next_comparison && !self.consider_drain(class, self.coldness(class)) {
+        if self.stats.evicted >= self.next_comparison && !self.compare(class) {
             self.next_comparison = self.stats.evicted + self.space.extent_slots(class) / COMPARISONS_PER_EXTENT;
         }
         let mut is_stuck = false;
@@ -174,8 +179,14 @@ impl Core {
         self.stats.evicted_bytes += self.slot_bytes(block);
     }
 
-    /// Starts to drain a run of the class with the oldest block that has one to give, if that is much older than `own`, the
-    /// age of `class`'s oldest, or if there is no such. False if nothing is to be had.
+    /// Starts to drain a run of a class that is much older than `class`. False if nothing is to be had.
+    fn compare(&mut self, class: ClassId) -> bool {
+        let has_others = self.space.classes().any(|(other, info)| other != class && info.slots > 0);
+        has_others && self.consider_drain(class, self.age_of(class))
+    }
+
+    /// Starts to drain a run of the class with the oldest block that has one to give, if that class is much older than
+    /// `own`, the age of `class`, or if there is no such. False if nothing is to be had.
     fn consider_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
         if self.drains.len() >= MAX_DRAINS || self.drains.iter().any(|drain| !drain.is_waiting) {
             return false;
@@ -210,16 +221,24 @@ impl Core {
         self.space.empty_extent(class).map(idle).max(self.coldness(class))
     }
 
-    /// The run that `heir` needs, around the extent of `donor` whose sampled slots are coldest, among a few, so
-    /// that the choice stays cheap. `None` if less than an extent's worth of the donor's slots is older than `age`: it would
-    /// have to give up what is in use, which it does only for a class that has nothing.
+    /// The age that one in [`OLD_ONE_IN`] of the slots of `class` has at least, by a sample. `None` if it has no blocks.
+    fn age_of(&self, class: ClassId) -> Option<u64> {
+        let oldest = self.coldness(class)?;
+        let mut ages: Vec<u64> = self.sample(class).into_iter().flat_map(|id| self.sample_ages(id)).collect();
+        let nth = ages.len() / OLD_ONE_IN;
+        let (_, age, _) = ages.select_nth_unstable_by_key(nth, |age| Reverse(*age));
+        Some(oldest.min(*age))
+    }
+
+    /// The run that `heir` needs, around the extent of `donor` whose sampled slots are coldest, among a few. `None` if
+    /// fewer of the donor's slots are older than `age` than one in [`OLD_ONE_IN`], or than an extent's worth: it would have to
+    /// give up what is in use, which it does only for a class that has nothing.
     fn coldest_run(&self, donor: ClassId, heir: ClassId, age: Option<u64>) -> Option<Run> {
-        const EXTENTS: usize = 16;
-        let all: Vec<ExtentId> = self.space.extents_of(donor).map(|(id, _)| id).collect();
-        let sampled = all.iter().step_by(all.len().div_ceil(EXTENTS).max(1)).copied();
-        let mut sampled: Vec<(Warmth, ExtentId)> = sampled.map(|id| (self.warmth(id, age), id)).collect();
+        let mut sampled: Vec<(Warmth, ExtentId)> =
+            self.sample(donor).into_iter().map(|id| (self.warmth(id, age), id)).collect();
         let sum = |of: fn(&Warmth) -> u64| sampled.iter().map(|(warmth, _)| of(warmth)).sum::<u64>();
-        let has_spare = sum(|warmth| warmth.spare) * all.len() as u64 >= sum(|warmth| warmth.slots);
+        let one_in = self.space.extents_of(donor).take(OLD_ONE_IN).count() as u64;
+        let has_spare = sum(|warmth| warmth.spare) * one_in >= sum(|warmth| warmth.slots);
         if age.is_some() && !has_spare {
             return None;
         }
@@ -229,18 +248,27 @@ impl Core {
     }
 
     fn warmth(&self, id: ExtentId, age: Option<u64>) -> Warmth {
-        const SLOTS: u32 = 32;
+        let ages: Vec<u64> = self.sample_ages(id).collect();
+        let slots = ages.len() as u64;
+        let spare = ages.iter().filter(|own| age.is_some_and(|age| **own > age)).count() as u64;
+        let mean = ages.iter().map(|own| u64::from(u32::MAX).saturating_sub(*own)).sum::<u64>() / slots;
+        Warmth { mean, slots, spare }
+    }
+
+    /// Some extents of `class`, spread over all it has.
+    fn sample(&self, class: ClassId) -> Vec<ExtentId> {
+        let all: Vec<ExtentId> = self.space.extents_of(class).map(|(id, _)| id).collect();
+        all.iter().step_by(all.len().div_ceil(SAMPLED_EXTENTS).max(1)).copied().collect()
+    }
+
+    /// Ages of some slots of an extent: a free one is older than all, what is held is in use.
+    fn sample_ages(&self, id: ExtentId) -> impl Iterator<Item = u64> {
         let slots = self.space.extent(id).slots;
-        let sample = (0..slots).step_by(slots.div_ceil(SLOTS) as usize);
-        let mut warmth = Warmth { mean: 0, slots: sample.len() as u64, spare: sample.len() as u64 };
-        for block in sample.flat_map(|at| self.space.blocks_in(id, at, at + 1)) {
-            let is_movable = self.is_indexed(block) && !self.is_held(block);
-            let own = if is_movable { self.nodes.age(block) } else { 0 };
-            warmth.mean += u64::from(u32::MAX - own);
-            let is_spare = is_movable && age.is_some_and(|age| u64::from(own) > age);
-            warmth.spare -= u64::from(!is_spare);
-        }
-        warmth.mean /= warmth.slots;
-        warmth
+        let sample = (0..slots).step_by(slots.div_ceil(SAMPLED_SLOTS) as usize);
+        sample.map(move |at| match self.space.blocks_in(id, at, at + 1).next() {
+            None => u64::MAX,
+            Some(block) if self.is_indexed(block) && !self.is_held(block) => self.nodes.age(block).into(),
+            Some(_) => 0,
+        })
     }
 }

@@ -138,7 +138,7 @@ fn tenants_together_get_what_they_ask_for_and_share_what_there_is() {
 /// Sizes take memory from each other by draining extents, which must cost nobody a hole in a prompt.
 #[test]
 fn prompts_stay_closed_where_sizes_share_the_pool_and_density_hits_no_less_than_lru() {
-    for sizes in [[1, 3, 2], [5, 1, 3], [1, 1, 8]] {
+    for sizes in [[1, 3, 2], [1, 2, 3], [5, 1, 3], [1, 1, 8]] {
         let tenants: Vec<Trace> = CUTS.iter().zip(sizes).map(|(name, pages)| cut(name, pages * 4096)).collect();
         let together = merge(&tenants);
         for pool in [0.01, 0.02, 0.05, 0.2] {

@@ -19,7 +19,7 @@ use crate::block::BlockId;
 use crate::index::Fingerprint;
 
 /// Ghosts for each resident block, 5.3 bytes each. With fewer it cannot learn how late blocks come back; many more
-/// remember what is of no use (bench/reports/2026-11-21-policy.md).
+/// remember what is of no use (bench/reports/2026-11-22-policy.md).
 const GHOSTS_PER_BLOCK: usize = 12;
 /// Fewest evictions between two lessons: a lesson costs as much as about 20 evictions.
 const LEAST_BETWEEN_LESSONS: u32 = 64;
@@ -28,7 +28,7 @@ const SAMPLE: usize = 1536;
 
 /// What a hit is worth that the tier below would have served, if what no tier serves is worth 1: a disk loads a block
 /// about ten times as fast as an engine computes it. Every value from 0.03 to 0.25 serves its purpose on three traces,
-/// no cell of pool and disk below 0.96 of leaf-first LRU (bench/reports/2026-11-21-policy.md).
+/// no cell of pool and disk below 0.96 of leaf-first LRU (bench/reports/2026-11-22-policy.md).
 const LOADED: f64 = 0.1;
 
 /// The lowest mark bit is the list's. In `fresh`: goes next.
