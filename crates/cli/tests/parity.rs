@@ -193,8 +193,10 @@ fn agrees(place: &Place, trace: &Trace, hits: u64) {
     assert!((different - exact).abs() <= 0.01 * exact, "{different} different keys, exactly {exact}");
     assert!(advice.sampled_hits <= advice.sampled_optimum_hits, "{advice:?}");
     assert!(advice.sampled_optimum_hits <= advice.sampled_again, "{advice:?}");
-    assert!(advice.curve.is_sorted_by(|a, b| a.hit_ratio <= b.hit_ratio), "{advice:?}");
     assert_eq!(advice.curve[1].capacity_bytes, advice.capacity_bytes);
+    // What there is, is told about too. Keys have other names there, and so other ghosts.
+    let present = advice.curve[1].hit_ratio;
+    assert!((present - hits as f64 / asked as f64).abs() <= 0.02, "{present}: {advice:?}");
 }
 
 fn wait_populated(place: &Place) {
