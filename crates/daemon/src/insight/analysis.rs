@@ -49,9 +49,9 @@ impl Analysis {
     pub fn new(seed: u64, present: Present) -> Analysis {
         let Present { pool_bytes, disk_bytes, rules } = present;
         let own_disk = disk_bytes.unwrap_or(0);
-        let pools = POOL_HALVES.map(|halves| Capacities { pool_bytes: pool_bytes / 2 * halves, disk_bytes: own_disk });
+        let pools = POOL_HALVES.map(|halves| Capacities { pool_bytes: pool_bytes * halves / 2, disk_bytes: own_disk });
         let disks = DISK_POOLS.map(|pools| pools * pool_bytes).into_iter().chain([own_disk]);
-        let disks = disks.map(|disk_bytes| Capacities { pool_bytes: pool_bytes / 2 * 2, disk_bytes });
+        let disks = disks.map(|disk_bytes| Capacities { pool_bytes, disk_bytes });
         let mut capacities: Vec<Capacities> = pools.into_iter().chain(disks).collect();
         capacities.sort_unstable_by_key(|capacities| (capacities.pool_bytes, capacities.disk_bytes));
         capacities.dedup();
@@ -113,7 +113,7 @@ impl Analysis {
             told.map(|(at, capacities)| (bytes(capacities), ratio(at))).collect()
         };
         let curve = points(&|it| it.disk_bytes == disk_bytes.unwrap_or(0), |it| it.pool_bytes);
-        let disk_curve = points(&|it| it.pool_bytes == pool_bytes / 2 * 2, |it| it.disk_bytes);
+        let disk_curve = points(&|it| it.pool_bytes == pool_bytes, |it| it.disk_bytes);
         Share { name, curve, disk_curve, ..Share::default() }
     }
 
@@ -151,7 +151,7 @@ pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; O
 impl Present {
     pub fn of_pool(pool_bytes: u64) -> Present {
         let rules = Rules {
-            policy: forebay_core::policy::ALL[0].1,
+            policy: forebay_core::policy::by_name("lru").expect("there is an lru"),
             seed: 0,
             promise_permille: 1000,
             admission: forebay_core::below::Admission::SecondSighting,
@@ -211,8 +211,9 @@ mod tests {
         (0..300).for_each(|n| analysis.see(&seen(0, n * 10 % 300, 10, 0)));
         let Estimates { all, .. } = estimates(&mut analysis);
         let disk = |pools: u64| all.disk_curve.iter().find(|(bytes, _)| *bytes == pools * 100 * 4096).unwrap().1;
-        assert!(all.curve[1].1 < 0.01 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
-        assert_eq!(disk(3), disk(4), "the disk there is, is told about");
+        assert!(disk(0) < 0.02 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
+        assert_eq!(all.curve[1], (100 * 4096, disk(3)), "more memory is told about with the disk there is");
+        assert_eq!((all.curve.len(), all.disk_curve.len()), (7, 8));
         let below = all.sampled_below.expect("there is a disk");
         assert!(all.sampled.optimum_hits < below.again / 2 && below.optimum_hits == below.again, "{all:?}");
     }
