@@ -194,9 +194,9 @@ fn agrees(place: &Place, trace: &Trace, hits: u64) {
     assert!(advice.sampled_hits <= advice.sampled_optimum_hits, "{advice:?}");
     assert!(advice.sampled_optimum_hits <= advice.sampled_again, "{advice:?}");
     assert_eq!(advice.curve[1].capacity_bytes, advice.capacity_bytes);
-    // What there is, is told about too. Keys have other names there, and so other ghosts.
-    let present = advice.curve[1].hit_ratio;
-    assert!((present - hits as f64 / asked as f64).abs() <= 0.02, "{present}: {advice:?}");
+    // Of the last turnovers, and so no figure to compare with all hits.
+    let [half, most] = [0, 6].map(|at| advice.curve[at].hit_ratio);
+    assert!(half <= most && most <= 1.0, "{advice:?}");
 }
 
 fn wait_populated(place: &Place) {

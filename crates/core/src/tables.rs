@@ -104,13 +104,13 @@ impl<E: Entry> Tables<E> {
         black_box(keys.iter().fold(0, |sum, key| sum ^ self.at_home(*key).home()));
     }
 
+    pub fn heap_bytes(&self) -> usize {
+        self.tables.iter().map(|table| size_of_val(&*table.entries) + size_of::<Table<E>>()).sum()
+    }
+
     fn table_of(&self, key: Fingerprint) -> usize {
         // None is there before the first entry; then any number is as good.
         key.0 as usize & self.tables.len().wrapping_sub(1)
-    }
-
-    pub fn heap_bytes(&self) -> usize {
-        self.tables.iter().map(|table| size_of_val(&*table.entries) + size_of::<Table<E>>()).sum()
     }
 }
 

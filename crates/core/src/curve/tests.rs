@@ -104,8 +104,8 @@ fn very_hot_keys_count_whether_they_are_followed_or_not() {
     for salt in 0..20u64 {
         let mut curve = curve(100, &pools(&[10_000]));
         for n in 0..40_000u64 {
-            curve.note(0, shape(), &[mix(salt << 40 | n % 2)]);
-            curve.note(0, shape(), &[mix(salt << 40 | (10 + n / 2))]);
+            curve.note(0, shape(), &[mix((salt << 40) | (n % 2))]);
+            curve.note(0, shape(), &[mix((salt << 40) | (10 + n / 2))]);
         }
         let ratio = curve.hit_ratio(0);
         assert!((ratio - 0.75).abs() < 0.06, "salt {salt}: {ratio}");
@@ -169,7 +169,7 @@ fn a_new_size_begins_all_anew_and_one_too_many_counts_as_its_neighbour() {
     curve.note(1, Shape::of_prompts(2 * PAGE_BYTES), &[mix(1000)]);
     assert_eq!(curve.hit_ratio(0), 0.0, "nothing was asked for since");
     for pages in 3..40u64 {
-        (0..50).for_each(|n| curve.note(1, Shape::of_prompts(pages * PAGE_BYTES), &[mix(pages << 8 | n % 10)]));
+        (0..50).for_each(|n| curve.note(1, Shape::of_prompts(pages * PAGE_BYTES), &[mix((pages << 8) | (n % 10))]));
     }
     assert_eq!(curve.shapes.len(), SHAPES);
     assert!(curve.hit_ratio(0) > 0.7, "{}", curve.hit_ratio(0));
@@ -198,7 +198,7 @@ fn memory_is_fixed_whatever_the_capacities_and_sizes_are() {
             let mut curve = Curve::new(rules(Admission::All), Samples::default(), &all(pool_blocks * sizes[0]));
             for n in 0..4000u64 {
                 let shape = Shape::of_prompts(sizes[n as usize % sizes.len()] * PAGE_BYTES);
-                let keys: Vec<u64> = (0..100).map(|at| mix(n / 2 << 16 | at)).collect();
+                let keys: Vec<u64> = (0..100).map(|at| mix(((n / 2) << 16) | at)).collect();
                 curve.note(0, shape, &keys);
                 let mib = curve.heap_bytes() as f64 / f64::from(1 << 20);
                 assert!(n % 500 > 0 || mib <= 16.0, "pool of {pool_blocks}, blocks of {sizes:?}: {mib} MiB");
