@@ -32,7 +32,8 @@ fn to_text(reply: &AdviseReply) -> String {
             &format!("\nhits count what {stores} served; what is best, and all below, knows memory and disk alone\n");
     }
     text += &format!("\nmisses\n{}", misses(reply));
-    text += &format!("\nmemory, as leaf-first LRU would use it\n{}", memory(reply));
+    let below = if reply.disk_bytes > 0 { ", with the disk there is" } else { "" };
+    text += &format!("\nmemory{below}\n{}", memory(reply));
     text += &format!("\ndisk under this memory, with what comes from both\n{}", disk(reply));
     if reply.namespaces.len() > 1 {
         text += &format!("\nnamespaces, of which all share what there is\n{}", namespaces(reply));
@@ -80,14 +81,12 @@ fn memory(reply: &AdviseReply) -> String {
     changes(reply.curve.iter(), reply.capacity_bytes, now(reply))
 }
 
-/// Every second of the capacities told, and the present one.
+/// None, every second of the other capacities told, and the present one.
 fn disk(reply: &AdviseReply) -> String {
     let curve = reply.all.as_ref().map_or(&[][..], |all| &all.disk_curve);
-    let none = CurvePoint { capacity_bytes: 0, hit_ratio: now(reply) };
-    let present = curve.iter().find(|point| point.capacity_bytes == reply.disk_bytes).unwrap_or(&none).hit_ratio;
-    let is_shown = |at: usize, point: &CurvePoint| at % 2 == 1 || point.capacity_bytes == reply.disk_bytes;
+    let is_shown = |at: usize, point: &CurvePoint| at % 2 == 0 || point.capacity_bytes == reply.disk_bytes;
     let shown = curve.iter().enumerate().filter(|(at, point)| is_shown(*at, point)).map(|(_, point)| point);
-    changes(std::iter::once(&none).chain(shown), reply.disk_bytes, present)
+    changes(shown, reply.disk_bytes, now(reply))
 }
 
 fn changes<'a>(points: impl Iterator<Item = &'a CurvePoint>, present_bytes: u64, present: f64) -> String {
@@ -134,7 +133,7 @@ fn namespaces(reply: &AdviseReply) -> String {
     table.render("  ")
 }
 
-/// What the curve says about the present capacity.
+/// What the curve says about what there is.
 fn now(reply: &AdviseReply) -> f64 {
     let distance = |point: &&CurvePoint| point.capacity_bytes.abs_diff(reply.capacity_bytes);
     reply.curve.iter().min_by_key(distance).map_or(0.0, |point| point.hit_ratio)
@@ -235,7 +234,13 @@ mod tests {
             all: Some(ShareInfo {
                 name: "all".to_string(),
                 sampled_below: sampled(60_000, 30_000, 37_000),
-                disk_curve: vec![point(100, 0.43), point(400, 0.49), point(1000, 0.53), point(1600, 0.56)],
+                disk_curve: vec![
+                    point(0, 0.35),
+                    point(100, 0.37),
+                    point(400, 0.41),
+                    point(1000, 0.44),
+                    point(1600, 0.46),
+                ],
                 ..ShareInfo::default()
             }),
             namespaces: vec![
@@ -268,7 +273,7 @@ mod tests {
         let text = to_text(&reply());
         crate::golden::assert_golden("tests/golden/advise.txt", &text);
         assert!(text.contains("+100.0 GiB") && text.contains("+7.0"));
-        assert!(text.contains("+1.2 TiB") && text.contains("others"));
+        assert!(text.contains("+1.2 TiB") && text.contains("with the disk there is") && text.contains("others"));
         assert!(text.lines().count() <= 48, "more than one screen");
         assert_eq!(to_text(&AdviseReply::default()), "nothing was asked for yet\n");
     }
@@ -279,7 +284,7 @@ mod tests {
         let misses: u64 = json["misses"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
         assert_eq!(misses + json["hits"].as_u64().unwrap(), json["keys"].as_u64().unwrap());
         assert_eq!(json["curve"][3]["capacity_bytes"], 200u64 << 30);
-        assert_eq!(json["all"]["disk_curve"][3]["hit_ratio"], 0.56);
+        assert_eq!(json["all"]["disk_curve"][4]["hit_ratio"], 0.46);
         assert_eq!(json["namespaces"][1]["sampled"]["hits"], 3000);
         assert_eq!(json["windows"][1]["ceiling"], 0.6);
         assert_eq!(json["alarms"][0]["name"], "hit rate fell");

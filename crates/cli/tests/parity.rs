@@ -193,8 +193,10 @@ fn agrees(place: &Place, trace: &Trace, hits: u64) {
     assert!((different - exact).abs() <= 0.01 * exact, "{different} different keys, exactly {exact}");
     assert!(advice.sampled_hits <= advice.sampled_optimum_hits, "{advice:?}");
     assert!(advice.sampled_optimum_hits <= advice.sampled_again, "{advice:?}");
-    assert!(advice.curve.is_sorted_by(|a, b| a.hit_ratio <= b.hit_ratio), "{advice:?}");
     assert_eq!(advice.curve[1].capacity_bytes, advice.capacity_bytes);
+    // Of the last turnovers, and so no figure to compare with all hits.
+    let [half, most] = [0, 6].map(|at| advice.curve[at].hit_ratio);
+    assert!(half <= most && most <= 1.0, "{advice:?}");
 }
 
 fn wait_populated(place: &Place) {

@@ -25,6 +25,7 @@ use crate::purge::Purge;
 use crate::room::Drain;
 use crate::space::Space;
 use crate::stats::Stats;
+use crate::tables::TABLE_BITS;
 
 pub struct Config {
     pub unit_bytes: u64,
@@ -39,6 +40,8 @@ pub struct Config {
     pub reserve_permille: u32,
     /// Entries of the memory that explains misses, 8 bytes each.
     pub memory_entries: usize,
+    /// Tables of the index, and of the map of what lies below, as a power of two, at most 12.
+    pub table_bits: u32,
     /// Counts the pool's openings; lease ids begin with it.
     pub epoch: u32,
     /// Larger than any generation an earlier epoch gave out.
@@ -59,6 +62,8 @@ impl Config {
             reserve_permille: 250,
             // 1 Mi: explains misses of the last million keys with 8 MiB.
             memory_entries: 1 << 20,
+            // The most: of eight million blocks a table has some 2,000 entries to move when it grows.
+            table_bits: TABLE_BITS,
             epoch: 1,
             first_generation: 1,
         }
@@ -193,7 +198,7 @@ impl Core {
             next_generation: config.first_generation.max(1),
             names: Names::default(),
             blocks: Blocks::default(),
-            index: Index::default(),
+            index: Index::new(config.table_bits),
             nodes: Nodes::default(),
             policies: Vec::new(),
             leases: BTreeMap::new(),
@@ -213,7 +218,7 @@ impl Core {
             next_comparison: 0,
             purges: Vec::new(),
             expectations: Expectations::default(),
-            below: Below::default(),
+            below: Below::new(config.table_bits),
             stats: Stats::default(),
             effects: Vec::new(),
             config,
@@ -285,9 +290,9 @@ impl Core {
         self.policies.iter().map(|policy| policy.ghost_bytes()).sum()
     }
 
-    /// Keys that the memory of misses has room for.
-    pub fn memory_entries(&self) -> usize {
-        self.config.memory_entries
+    /// Bytes on the heap by which misses are explained.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.heap_bytes()
     }
 
     pub fn resident_blocks(&self) -> u64 {

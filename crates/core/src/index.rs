@@ -45,6 +45,11 @@ pub struct Index(Tables<Entry>);
 struct Entry(u64);
 
 impl Index {
+    /// In as many tables as a power of two of `table_bits`.
+    pub(crate) fn new(table_bits: u32) -> Index {
+        Index(Tables::new(table_bits))
+    }
+
     pub fn len(&self) -> u64 {
         self.0.len()
     }

@@ -5,7 +5,8 @@
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
 //! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
-//! `recover`, `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each).
+//! `recover`, `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each);
+//! `rehearsal`, `curve` (all of it without payloads, and in miniature).
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +34,7 @@ pub mod optimum;
 pub mod policy;
 pub mod purge;
 pub mod recover;
+pub mod rehearsal;
 mod relocate;
 pub mod report;
 mod room;

@@ -8,6 +8,7 @@ use std::hint::black_box;
 
 use crate::index::Fingerprint;
 
+/// As many tables as a power of two of this, at most: 24 bytes each, and as much again for the first entries of each.
 pub(crate) const TABLE_BITS: u32 = 12;
 const FIRST_ENTRIES: usize = 4;
 
@@ -16,7 +17,7 @@ pub(crate) trait Entry: Copy + Default {
     fn is_empty(&self) -> bool;
     /// Where the probe for it begins; the lower bits count.
     fn home(&self) -> usize;
-    /// The same, of an entry under this key. The key's lowest [`TABLE_BITS`] name its table.
+    /// The same, of an entry under this key. The key's lowest bits, at most [`TABLE_BITS`], name its table.
     fn home_of(key: Fingerprint) -> usize;
 }
 
@@ -24,6 +25,7 @@ pub(crate) trait Entry: Copy + Default {
 pub(crate) struct Tables<E> {
     /// None before the first entry.
     tables: Vec<Table<E>>,
+    bits: u32,
     count: u64,
 }
 
@@ -34,7 +36,15 @@ struct Table<E> {
 
 impl<E> Default for Tables<E> {
     fn default() -> Tables<E> {
-        Tables { tables: Vec::new(), count: 0 }
+        Tables::new(TABLE_BITS)
+    }
+}
+
+impl<E> Tables<E> {
+    /// With as many tables as a power of two of `bits`. Panics beyond [`TABLE_BITS`].
+    pub fn new(bits: u32) -> Tables<E> {
+        assert!(bits <= TABLE_BITS, "2^{bits} tables, of at most 2^{TABLE_BITS}");
+        Tables { tables: Vec::new(), bits, count: 0 }
     }
 }
 
@@ -45,12 +55,13 @@ impl<E: Entry> Tables<E> {
 
     /// The entry under `key` for which `is_it` says yes.
     pub fn find(&self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> Option<&E> {
-        let table = self.tables.get(table_of(key))?;
+        let table = self.tables.get(self.table_of(key))?;
         Some(&table.entries[table.find(E::home_of(key), is_it)?])
     }
 
     pub fn find_mut(&mut self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> Option<&mut E> {
-        let table = self.tables.get_mut(table_of(key))?;
+        let at_table = self.table_of(key);
+        let table = self.tables.get_mut(at_table)?;
         let at = table.find(E::home_of(key), is_it)?;
         Some(&mut table.entries[at])
     }
@@ -58,9 +69,10 @@ impl<E: Entry> Tables<E> {
     /// `entry`, which is under `key`, must not be there.
     pub fn insert(&mut self, key: Fingerprint, entry: E) {
         if self.tables.is_empty() {
-            self.tables = (0..1 << TABLE_BITS).map(|_| Table { entries: Box::default(), used: 0 }).collect();
+            self.tables = (0..1 << self.bits).map(|_| Table { entries: Box::default(), used: 0 }).collect();
         }
-        let table = &mut self.tables[table_of(key)];
+        let at_table = self.table_of(key);
+        let table = &mut self.tables[at_table];
         if (table.used + 1) * 4 > table.entries.len() * 3 {
             table.grow();
         }
@@ -71,7 +83,8 @@ impl<E: Entry> Tables<E> {
 
     /// False if there was no such entry.
     pub fn remove(&mut self, key: Fingerprint, is_it: impl FnMut(&E) -> bool) -> bool {
-        let Some(table) = self.tables.get_mut(table_of(key)) else { return false };
+        let at_table = self.table_of(key);
+        let Some(table) = self.tables.get_mut(at_table) else { return false };
         let Some(at) = table.find(E::home_of(key), is_it) else { return false };
         table.close_gap(at);
         table.used -= 1;
@@ -81,7 +94,7 @@ impl<E: Entry> Tables<E> {
 
     /// The entry where a probe for `key` begins.
     pub fn at_home(&self, key: Fingerprint) -> E {
-        let Some(table) = self.tables.get(table_of(key)) else { return E::default() };
+        let Some(table) = self.tables.get(self.table_of(key)) else { return E::default() };
         let at = E::home_of(key) & table.entries.len().wrapping_sub(1);
         table.entries.get(at).copied().unwrap_or_default()
     }
@@ -93,6 +106,11 @@ impl<E: Entry> Tables<E> {
 
     pub fn heap_bytes(&self) -> usize {
         self.tables.iter().map(|table| size_of_val(&*table.entries) + size_of::<Table<E>>()).sum()
+    }
+
+    fn table_of(&self, key: Fingerprint) -> usize {
+        // None is there before the first entry; then any number is as good.
+        key.0 as usize & self.tables.len().wrapping_sub(1)
     }
 }
 
@@ -145,8 +163,4 @@ impl<E: Entry> Table<E> {
             }
         }
     }
-}
-
-fn table_of(key: Fingerprint) -> usize {
-    key.0 as usize & ((1 << TABLE_BITS) - 1)
 }

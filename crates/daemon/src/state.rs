@@ -13,8 +13,8 @@ use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, Namespa
 use forebay_io::arena::{Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
-use crate::config::{Admission, Config};
-use crate::insight::{Capacities, History, Insight, Watch};
+use crate::config::Config;
+use crate::insight::{History, Insight, Present, Watch};
 use crate::instances::Instances;
 use crate::metrics::{Histogram, Rpc};
 use crate::tiers::Tiers;
@@ -99,7 +99,7 @@ impl State {
     ) -> State {
         let history_step = Duration::from_secs(config.alarm.step_seconds);
         // Keys are hashed anew with each start.
-        let insight = Insight::start(boot_id, capacities(&config, &core, &pool));
+        let insight = Insight::start(boot_id, present(&config, &core, &pool));
         State {
             tiers: Tiers::new(&config, &mut core),
             config,
@@ -255,12 +255,10 @@ fn disk_bytes(config: &Config) -> Option<u64> {
     (all > 0).then_some(all)
 }
 
-fn capacities(config: &Config, core: &Core, pool: &Pool) -> Capacities {
-    Capacities {
+fn present(config: &Config, core: &Core, pool: &Pool) -> Present {
+    Present {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
-        promise_share: config.pool.promise_share,
         disk_bytes: disk_bytes(config),
-        admits_all: config.tier_ssd.admission == Admission::All,
-        memory_blocks: core.memory_entries() as u64,
+        rules: core.rules(config.tier_ssd.admission),
     }
 }

@@ -5,14 +5,15 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use forebay_core::below::Admission;
 use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::Curve;
+use forebay_core::curve::{Capacities, Curve, Rules, Samples};
 use forebay_core::policy::ALL;
 use forebay_sim::bounds::{NextUses, opt_prefix_hits};
 use forebay_sim::estimate::note;
 use forebay_sim::mix::with_one_time_requests;
 use forebay_sim::read::{Hints, read};
-use forebay_sim::replay::{Setup, keys, store_batch};
+use forebay_sim::replay::{Setup, Ssd, keys, store_batch};
 use forebay_sim::{Outcome, Trace, replay};
 
 const CUTS: [&str; 3] = ["conv", "synth", "agents"];
@@ -127,13 +128,23 @@ fn density_stays_close_to_lru_or_above_it_whatever_the_salt() {
 fn the_curve_is_within_two_points_of_a_replay_and_the_ceiling_within_one() {
     for name in CUTS {
         let trace = cut(name);
-        let (mut ceiling, mut curve) = (Ceiling::default(), Curve::new(Curve::SAMPLES / 2));
+        let pools = SHARES.map(|share| (capacity(&trace, share), 0));
+        let disks = [2, 8].map(|times| (capacity(&trace, 0.05), times * capacity(&trace, 0.05)));
+        let bytes = |blocks: u64| blocks * trace.bytes_in(0);
+        let capacities: Vec<Capacities> = (pools.into_iter().chain(disks))
+            .map(|(pool, disk)| Capacities { pool_bytes: bytes(pool), disk_bytes: bytes(disk) })
+            .collect();
+        let (policy, admission) = (ALL[0].1, Admission::SecondSighting);
+        let rules = Rules { policy, seed: 0, promise_permille: 1000, admission, memory_blocks: 1 << 20 };
+        let (mut ceiling, mut curve) = (Ceiling::default(), Curve::new(rules, Samples::default(), &capacities));
         note(&trace, 0, &mut ceiling, &mut curve);
-        for share in SHARES {
-            let blocks = capacity(&trace, share);
-            let Outcome { prefix_hits, blocks: asked, .. } = run(&trace, "lru", blocks, 0, 0);
-            let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(blocks * trace.bytes_in(0)));
-            assert!((exact - estimate).abs() <= 0.02, "{name}, {blocks} blocks: {estimate}, replay {exact}");
+        for (at, Capacities { pool_bytes, disk_bytes }) in capacities.into_iter().enumerate() {
+            let ssd = (disk_bytes > 0).then_some(Ssd { capacity_bytes: disk_bytes, admission });
+            let setup = Setup { ssd, ..setup(&trace, ALL[0].0, pool_bytes / trace.bytes_in(0)) };
+            let Outcome { prefix_hits, blocks: asked, .. } = replay(&trace, setup, |_| {}).unwrap();
+            let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(at));
+            let what = format!("{name}, pool of {pool_bytes} and disk of {disk_bytes} bytes");
+            assert!((exact - estimate).abs() <= 0.02, "{what}: {estimate}, replay {exact}");
         }
         let end = trace.request(trace.len() - 1).at_us;
         let exact = trace.infinite_hits() as f64 / trace.accesses() as f64;

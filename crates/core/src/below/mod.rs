@@ -172,6 +172,10 @@ pub(crate) struct Below {
 }
 
 impl Below {
+    pub fn new(table_bits: u32) -> Below {
+        Below { residence: Residence::new(table_bits), ..Below::default() }
+    }
+
     /// Whether there is a tier at all.
     pub fn is_on(&self) -> bool {
         !self.tiers.is_empty()

@@ -52,6 +52,10 @@ struct Entry {
 pub(crate) struct Residence(Tables<Entry>);
 
 impl Residence {
+    pub fn new(table_bits: u32) -> Residence {
+        Residence(Tables::new(table_bits))
+    }
+
     pub fn len(&self) -> u64 {
         self.0.len()
     }

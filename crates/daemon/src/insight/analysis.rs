@@ -6,41 +6,38 @@ use std::time::Instant;
 
 use forebay_core::NamespaceId;
 use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::{Curve, OWNERS, Tiers};
+use forebay_core::curve::{Capacities, Curve, OWNERS, Rules, Samples};
 use forebay_core::index::Fingerprint;
 use forebay_core::optimum::{Optimum, Sampled};
+use forebay_core::rehearsal::Shape;
 
 use super::{Estimates, Recording, Seen, Share};
 
 /// The curves follow the load of about the last eight turnovers of the pool: what they saw counts half after so many.
 const FADE_TURNOVERS: u64 = 8;
-/// Capacities of the pool that are told about, in halves of what it has.
+/// Capacities of the pool that are told about, with the disk there is, in halves of what it has.
 const POOL_HALVES: [u64; 7] = [1, 2, 3, 4, 8, 16, 32];
-/// Capacities of a disk, in pools.
-const DISK_POOLS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+/// Capacities of a disk under the pool there is, in pools.
+const DISK_POOLS: [u64; 7] = [0, 1, 2, 4, 8, 16, 32];
 
 /// What there is.
-#[derive(Clone, Debug)]
-pub struct Capacities {
+#[derive(Clone)]
+pub struct Present {
     pub pool_bytes: u64,
-    /// The part of it that leases may pin.
-    pub promise_share: f64,
     /// Of the disk, if one of known size is configured.
     pub disk_bytes: Option<u64>,
-    /// A disk is given, or would be given, every block.
-    pub admits_all: bool,
-    /// Entries of the core's memory of keys.
-    pub memory_blocks: u64,
+    /// Those of the daemon's core, and what a disk is given, or would be.
+    pub rules: Rules,
 }
 
 pub(super) struct Analysis {
     start: Instant,
     seed: u64,
-    capacities: Capacities,
+    present: Present,
     ceiling: Ceiling,
     curve: Curve,
-    /// Of the curve, ascending.
-    disk_bytes: Vec<u64>,
+    /// What the curve tells about; one of them is what there is.
+    capacities: Vec<Capacities>,
     /// Of the pool, and of pool and disk; made when the first lookup tells how large blocks are.
     optimums: [Option<Optimum>; 2],
     owners: Vec<NamespaceId>,
@@ -49,26 +46,22 @@ pub(super) struct Analysis {
 }
 
 impl Analysis {
-    pub fn new(seed: u64, capacities: Capacities) -> Analysis {
-        let mut disk_bytes: Vec<u64> = DISK_POOLS.map(|pools| pools * capacities.pool_bytes).to_vec();
-        disk_bytes.extend(capacities.disk_bytes);
-        disk_bytes.sort_unstable();
-        disk_bytes.dedup();
-        let tiers = Tiers {
-            reach_bytes: capacities.pool_bytes / 2 * POOL_HALVES[POOL_HALVES.len() - 1],
-            pool_bytes: capacities.pool_bytes,
-            promise_share: capacities.promise_share,
-            disk_bytes: disk_bytes.clone(),
-            admits_all: capacities.admits_all,
-            memory_blocks: capacities.memory_blocks,
-        };
+    pub fn new(seed: u64, present: Present) -> Analysis {
+        let Present { pool_bytes, disk_bytes, rules } = present;
+        let own_disk = disk_bytes.unwrap_or(0);
+        let pools = POOL_HALVES.map(|halves| Capacities { pool_bytes: pool_bytes * halves / 2, disk_bytes: own_disk });
+        let disks = DISK_POOLS.map(|pools| pools * pool_bytes).into_iter().chain([own_disk]);
+        let disks = disks.map(|disk_bytes| Capacities { pool_bytes, disk_bytes });
+        let mut capacities: Vec<Capacities> = pools.into_iter().chain(disks).collect();
+        capacities.sort_unstable_by_key(|capacities| (capacities.pool_bytes, capacities.disk_bytes));
+        capacities.dedup();
         Analysis {
             start: Instant::now(),
             seed,
-            capacities,
+            present,
             ceiling: Ceiling::default(),
-            curve: Curve::of_tiers(Curve::SAMPLES, tiers),
-            disk_bytes,
+            curve: Curve::new(rules, Samples::default(), &capacities),
+            capacities,
             optimums: [None, None],
             owners: Vec::new(),
             asked_bytes_since_fade: 0,
@@ -78,19 +71,18 @@ impl Analysis {
 
     pub fn see(&mut self, seen: &Seen) {
         let key = |hash: &[u8]| Fingerprint::new(self.seed, seen.namespace, seen.group, hash).0.max(1);
-        let mut keys: Vec<u64> = seen.hashes.chunks_exact(seen.hash_bytes).map(key).collect();
+        let keys: Vec<u64> = seen.hashes.chunks_exact(seen.hash_bytes).map(key).collect();
         let owner = self.owner(seen.id);
-        let Capacities { pool_bytes, disk_bytes, .. } = self.capacities;
+        let Present { pool_bytes, disk_bytes, .. } = self.present;
         for (optimum, bytes) in self.optimums.iter_mut().zip([Some(pool_bytes), disk_bytes.map(|b| pool_bytes + b)]) {
             if let Some(bytes) = bytes {
                 let optimum = optimum.get_or_insert_with(|| Optimum::new(bytes, seen.block_bytes));
                 optimum.note(owner, seen.block_bytes, &keys, seen.hits);
             }
         }
-        keys.reverse();
         let at_us = seen.at.saturating_duration_since(self.start).as_micros() as u64;
         self.ceiling.note(at_us, keys.iter().copied());
-        self.curve.note(owner, seen.block_bytes, &keys);
+        self.curve.note(owner, Shape { block_bytes: seen.block_bytes, attention: seen.attention }, &keys);
         self.fade(keys.len() as u64 * seen.block_bytes);
         if let Some(recording) = &mut self.recording {
             recording.see(seen);
@@ -106,23 +98,22 @@ impl Analysis {
         let namespaces = (0..self.owners.len()).map(|owner| {
             let is_others = owner == OWNERS - 1;
             let name = if is_others { "others".to_string() } else { self.owners[owner].to_string() };
-            self.share(
-                name,
-                |bytes| self.curve.hit_ratio_of(owner, bytes),
-                |at| self.curve.disk_hit_ratio_of(owner, at),
-            )
+            self.share(name, |at| self.curve.hit_ratio_of(owner, at))
         });
         let namespaces = namespaces.collect();
-        let all =
-            self.share("all".to_string(), |bytes| self.curve.hit_ratio(bytes), |at| self.curve.disk_hit_ratio(at));
+        let all = self.share("all".to_string(), |at| self.curve.hit_ratio(at));
         let windows = self.ceiling.estimates(now_us).map(Some);
         (Estimates { windows, all, namespaces, left_out: 0 }, self.optimums.clone())
     }
 
-    fn share(&self, name: String, of_pool: impl Fn(u64) -> f64, of_disk: impl Fn(usize) -> f64) -> Share {
-        let pools = POOL_HALVES.map(|halves| self.capacities.pool_bytes / 2 * halves);
-        let curve = pools.map(|bytes| (bytes, of_pool(bytes))).to_vec();
-        let disk_curve = self.disk_bytes.iter().enumerate().map(|(at, bytes)| (*bytes, of_disk(at))).collect();
+    fn share(&self, name: String, ratio: impl Fn(usize) -> f64) -> Share {
+        let Present { pool_bytes, disk_bytes, .. } = self.present;
+        let points = |is_told: &dyn Fn(&Capacities) -> bool, bytes: fn(&Capacities) -> u64| {
+            let told = self.capacities.iter().enumerate().filter(|(_, capacities)| is_told(capacities));
+            told.map(|(at, capacities)| (bytes(capacities), ratio(at))).collect()
+        };
+        let curve = points(&|it| it.disk_bytes == disk_bytes.unwrap_or(0), |it| it.pool_bytes);
+        let disk_curve = points(&|it| it.pool_bytes == pool_bytes, |it| it.disk_bytes);
         Share { name, curve, disk_curve, ..Share::default() }
     }
 
@@ -138,7 +129,7 @@ impl Analysis {
 
     fn fade(&mut self, asked_bytes: u64) {
         self.asked_bytes_since_fade += asked_bytes;
-        if self.asked_bytes_since_fade > FADE_TURNOVERS * self.capacities.pool_bytes {
+        if self.asked_bytes_since_fade > FADE_TURNOVERS * self.present.pool_bytes {
             self.asked_bytes_since_fade = 0;
             self.curve.fade(0.5);
         }
@@ -157,9 +148,16 @@ pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; O
 }
 
 #[cfg(test)]
-impl Capacities {
-    pub fn of_pool(pool_bytes: u64) -> Capacities {
-        Capacities { pool_bytes, promise_share: 1.0, disk_bytes: None, admits_all: false, memory_blocks: 1 << 20 }
+impl Present {
+    pub fn of_pool(pool_bytes: u64) -> Present {
+        let rules = Rules {
+            policy: forebay_core::policy::by_name("lru").expect("there is an lru"),
+            seed: 0,
+            promise_permille: 1000,
+            admission: forebay_core::below::Admission::SecondSighting,
+            memory_blocks: 1 << 20,
+        };
+        Present { pool_bytes, disk_bytes: None, rules }
     }
 }
 
@@ -173,6 +171,7 @@ pub(super) fn seen(namespace: u32, first: u64, count: u64, hits: usize) -> Seen 
         group: 0,
         block_tokens: 16,
         block_bytes: 4096,
+        attention: forebay_core::layout::Attention::Full,
         hashes: (first..first + count).flat_map(|n| n.to_le_bytes()).collect(),
         hash_bytes: 8,
         hits,
@@ -191,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_twice_could_have_been_hit() {
-        let mut analysis = Analysis::new(7, Capacities::of_pool(1000 * 4096));
+        let mut analysis = Analysis::new(7, Present::of_pool(1000 * 4096));
         for round in 0..2 {
             (0..50).for_each(|n| analysis.see(&seen(0, n * 10, 10, 10 * round)));
         }
@@ -206,21 +205,22 @@ mod tests {
 
     #[test]
     fn a_disk_is_told_about_beside_the_pool() {
-        let capacities = Capacities { disk_bytes: Some(300 * 4096), ..Capacities::of_pool(100 * 4096) };
-        let mut analysis = Analysis::new(7, capacities);
+        let present = Present { disk_bytes: Some(300 * 4096), ..Present::of_pool(100 * 4096) };
+        let mut analysis = Analysis::new(7, present);
         // A circle of 300 blocks: the pool holds a third of it, the disk all.
         (0..300).for_each(|n| analysis.see(&seen(0, n * 10 % 300, 10, 0)));
         let Estimates { all, .. } = estimates(&mut analysis);
         let disk = |pools: u64| all.disk_curve.iter().find(|(bytes, _)| *bytes == pools * 100 * 4096).unwrap().1;
-        assert!(all.curve[1].1 < 0.01 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
-        assert_eq!(disk(3), disk(4), "the disk there is, is told about");
+        assert!(disk(0) < 0.02 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
+        assert_eq!(all.curve[1], (100 * 4096, disk(3)), "more memory is told about with the disk there is");
+        assert_eq!((all.curve.len(), all.disk_curve.len()), (7, 8));
         let below = all.sampled_below.expect("there is a disk");
         assert!(all.sampled.optimum_hits < below.again / 2 && below.optimum_hits == below.again, "{all:?}");
     }
 
     #[test]
     fn namespaces_are_told_apart_up_to_a_limit_and_share_the_pool() {
-        let mut analysis = Analysis::new(7, Capacities::of_pool(1000 * 4096));
+        let mut analysis = Analysis::new(7, Present::of_pool(1000 * 4096));
         for round in 0..2 {
             // The first asks for the same again, the others never do.
             analysis.see(&seen(0, 0, 10, 10 * round));

@@ -2,7 +2,7 @@
 //!
 //! Holds true: a lookup costs its reply one hand-over of the request's own bytes; all else happens on a thread of
 //! this module. What waits for that thread is bounded by [`MAX_QUEUED_BYTES`]; over it lookups are left out and
-//! counted. Memory is fixed, about 10 MiB: [`OWNERS`] namespaces are told apart, the last of which stands for all that
+//! counted. Memory is fixed, at most about 20 MiB: [`OWNERS`] namespaces are told apart, the last of which stands for all that
 //! came later. Nothing here keeps a key as the engine named it: keys are hashed with a
 //! seed of this start of the daemon, recorded ones with a salt of the recording.
 
@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 use forebay_core::NamespaceId;
 use forebay_core::block::NamespaceIndex;
 use forebay_core::ceiling::{Estimate, WINDOWS_US};
+use forebay_core::layout::Attention;
 use forebay_core::optimum::Sampled;
 
 use analysis::Analysis;
 
 pub use alarm::{Alarm, NAMES as ALARMS, Watch, alarms};
-pub use analysis::Capacities;
+pub use analysis::Present;
 pub use history::History;
 pub use record::Recording;
 
@@ -42,6 +43,7 @@ pub struct Seen {
     pub group: u16,
     pub block_tokens: u32,
     pub block_bytes: u64,
+    pub attention: Attention,
     /// Packed, `hash_bytes` each, in prefix order.
     pub hashes: Vec<u8>,
     pub hash_bytes: usize,
@@ -81,20 +83,20 @@ pub struct Share {
     pub sampled: Sampled,
     /// With the optimum of pool and disk together, if a disk of known size is configured; another sample.
     pub sampled_below: Option<Sampled>,
-    /// (capacity, hit ratio) of leaf-first LRU with a half of the pool's bytes, all of them, and more.
+    /// (capacity, hit ratio) of a half of the pool's bytes, all of them, and more, with the disk there is.
     pub curve: Vec<(u64, f64)>,
-    /// (capacity, hit ratio) of the pool as it is, with disks of these sizes under it.
+    /// (capacity, hit ratio) of the pool as it is, alone and with disks of these sizes under it.
     pub disk_curve: Vec<(u64, f64)>,
 }
 
 impl Insight {
     /// Starts the thread; it ends with the last clone.
-    pub fn start(seed: u64, capacities: Capacities) -> Insight {
+    pub fn start(seed: u64, present: Present) -> Insight {
         let (queue, receiver) = sync_channel(MAX_QUEUED);
         let shared = Arc::new(Shared {
             queued_bytes: AtomicUsize::new(0),
             left_out: AtomicU64::new(0),
-            analysis: Mutex::new(Analysis::new(seed, capacities)),
+            analysis: Mutex::new(Analysis::new(seed, present)),
         });
         let run = {
             let shared = shared.clone();
@@ -155,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_and_what_is_left_out_is_counted() {
-        let insight = Insight::start(7, Capacities::of_pool(1 << 20));
+        let insight = Insight::start(7, Present::of_pool(1 << 20));
         // The thread waits for the analysis, so nothing is taken from the queue but the first.
         let held = insight.analysis();
         for _ in 0..MAX_QUEUED + 100 {

@@ -111,7 +111,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_capacity_curve_ratio",
-        "Share of the keys that leaf-first LRU would hit with so much memory.",
+        "Share of the keys that would be hit with so much memory, and the disk there is.",
         Ratios(&["capacity_bytes"], curve),
     ),
     metric(
@@ -121,7 +121,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_disk_curve_ratio",
-        "Share of the keys that leaf-first LRU would hit with the pool as it is and a disk of so many bytes under it.",
+        "Share of the keys that would be hit with the pool as it is and a disk of so many bytes under it, 0 for none.",
         Ratios(&["capacity_bytes"], |s| ratios(&s.estimates.all.disk_curve)),
     ),
     metric(
@@ -141,7 +141,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_namespace_capacity_curve_ratio",
-        "Share of a namespace's keys that leaf-first LRU would hit with so much memory for all.",
+        "Share of a namespace's keys that would be hit with so much memory for all, and the disk there is.",
         Ratios(&["namespace", "capacity_bytes"], |s| curves_by_namespace(s, |share| &share.curve)),
     ),
     metric(

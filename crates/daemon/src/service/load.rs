@@ -68,6 +68,7 @@ fn tell(state: &State, namespace: NamespaceIndex, asked: Vec<GroupKeys>, groups:
             group,
             block_tokens: layout.tokens_per_block,
             block_bytes: layout.slot_bytes(),
+            attention: layout.attention,
             hashes: keys.hashes,
             hash_bytes: keys.hash_bytes as usize,
             hits: answer.states.iter().filter(|state| **state == STATE_READY).count(),
