@@ -84,7 +84,7 @@ fn memory(reply: &AdviseReply) -> String {
 /// None, every second of the other capacities told, and the present one.
 fn disk(reply: &AdviseReply) -> String {
     let curve = reply.all.as_ref().map_or(&[][..], |all| &all.disk_curve);
-    let is_shown = |at: usize, point: &CurvePoint| at % 2 == 0 || point.capacity_bytes == reply.disk_bytes;
+    let is_shown = |at: usize, point: &CurvePoint| at.is_multiple_of(2) || point.capacity_bytes == reply.disk_bytes;
     let shown = curve.iter().enumerate().filter(|(at, point)| is_shown(*at, point)).map(|(_, point)| point);
     changes(shown, reply.disk_bytes, now(reply))
 }
