@@ -32,6 +32,7 @@ class EngineConfig:
 
     model: models.Recipe
     tensor_parallel: int = 1
+    attention: str | None = None  # vLLM's backend, where it should not be the machine that decides
     block_size: int = 32
     prefix_caching: bool = True
     blocks: int | None = None  # few blocks force preemption
@@ -56,6 +57,8 @@ class EngineConfig:
         }
         if self.tensor_parallel > 1:
             arguments["distributed_executor_backend"] = "mp"
+        if self.attention is not None:
+            arguments["attention_backend"] = self.attention
         if self.blocks is not None:
             arguments["num_gpu_blocks_override"] = self.blocks
         return arguments
