@@ -1,8 +1,8 @@
 """Measures the Redis tier beside other clients: `.venv/bin/python bench/redis_peers.py redis://127.0.0.1:6379`.
 
 The same server, the same sizes, in turn and in alternating order: `forebay bench redis` (every reply parsed, every
-block's checksum compared), redis-py with its own parser and with hiredis, LMCache's C++ client with one and with
-four connections, and floors: a bare socket that does the least any client can, so that what server and kernel cost
+block's checksum compared), redis-py with its own parser and with hiredis, LMCache's C++ client with one, with
+four and with eight connections, its default, and floors: a bare socket that does the least any client can, so that what server and kernel cost
 alone is known. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
 time of client and server together; the ratios are medians over the rounds. Then, one operation at a time, how long
 each takes: p50 and p99 over the rounds. Prints one JSON object with all raw figures, and a table on standard error.
@@ -224,6 +224,7 @@ def peers(url: str, blocks: Blocks) -> Iterator[dict[str, Pass]]:
         "redis-py + hiredis": lambda: redis_py(url, blocks, "_HiredisParser"),
         "lmcache x1": lambda: lmcache(url, blocks, 1),
         "lmcache x4": lambda: lmcache(url, blocks, 4),
+        "lmcache x8": lambda: lmcache(url, blocks, 8),
         "floor": lambda: floor(url, blocks, 1, is_kept=False),
         "floor pipelined": lambda: floor(url, blocks, max(2, PIPELINE_BYTES // blocks.size), is_kept=False),
         "floor kept": lambda: floor(url, blocks, 1, is_kept=True),

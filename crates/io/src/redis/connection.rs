@@ -167,28 +167,48 @@ impl Connection {
         self.bytes_in_flight
     }
 
-    /// Whether one more operation can be launched.
+    /// Whether one more operation can be launched: replies come in the order of commands, so all of the one before must
+    /// have been asked.
     pub fn has_room(&self, settings: &Settings) -> bool {
-        self.is_ready() && self.flights.len() < settings.config.pipeline_depth
+        self.is_ready()
+            && self.flights.len() < settings.config.pipeline_depth
+            && !self.flights.back().is_some_and(Flight::has_more)
     }
 
-    /// Writes the commands of `job`, to be sent with [`Connection::send`].
+    /// Begins `job` with its first command, to be sent with [`Connection::send`].
     pub fn launch(&mut self, job: Job, due: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
-        self.bytes_in_flight[usize::from(job.is_store())] += Flight::bytes(&job.op);
-        self.flights.push_back(Flight::launch(job, due, settings, &mut self.out, scratch));
+        self.flights.push_back(Flight::new(job, due, settings));
+        self.ask(settings, scratch);
+    }
+
+    /// How many bytes the next command of the last operation moves, if that is a store or not as `of_stores` says and has
+    /// one left.
+    pub fn more_bytes(&self, of_stores: bool, settings: &Settings) -> Option<u64> {
+        let last = self.flights.back().filter(|flight| flight.has_more() && flight.job.is_store() == of_stores)?;
+        Some(last.next_bytes(settings))
+    }
+
+    /// Writes the next command of the last operation, to be sent with [`Connection::send`].
+    pub fn ask(&mut self, settings: &Settings, scratch: &mut Vec<u8>) {
+        let flight = self.flights.back_mut().expect("there is one to go on with");
+        self.bytes_in_flight[usize::from(flight.job.is_store())] += flight.next_bytes(settings);
+        flight.ask(settings, &mut self.out, scratch);
     }
 
     /// Forgets an operation that is in flight: what arrives for it is passed over from now on. A store whose bytes
     /// are not all sent stays, since its slot is still read.
     pub fn abandon(&mut self, id: OpId) -> bool {
-        let wanted = |flight: &Flight| flight.job.op.id == id && !flight.is_abandoned;
+        let wanted = |flight: &Flight| flight.job.op.id == id && !flight.is_abandoned();
         let Some(at) = self.flights.iter().position(wanted) else { return false };
         let flight = &mut self.flights[at];
         if flight.job.op.kind == OpKind::Store {
             return false;
         }
-        flight.is_abandoned = true;
-        if let (0, Some(body)) = (at, &mut self.body) {
+        flight.abandon();
+        if flight.is_over() {
+            // It had not got room for its next command yet, and no reply will come that would end it.
+            self.flights.remove(at);
+        } else if let (0, Some(body)) = (at, &mut self.body) {
             body.target = None;
         }
         true
@@ -196,7 +216,7 @@ impl Connection {
 
     /// What was in flight and not abandoned ends with the connection: as it was decided, else as failed.
     pub fn end_with(self, kind: ErrorKind, ended: &mut Vec<Ended>) {
-        for flight in self.flights.into_iter().filter(|flight| !flight.is_abandoned) {
+        for flight in self.flights.into_iter().filter(|flight| !flight.is_abandoned()) {
             let verdict = flight.verdict.filter(|verdict| matches!(verdict, Verdict::Done(_)));
             let verdict = verdict.unwrap_or(Verdict::Done(Outcome::Failed(kind)));
             ended.push(Ended { job: flight.job, verdict });
@@ -317,7 +337,8 @@ impl Connection {
             return self.consume_greeting();
         }
         let Some((head, len)) = resp::head(&self.input[self.from..self.to])? else { return Ok(false) };
-        let flight = self.flights.front_mut().ok_or(LostStep("a reply came that nobody asked for"))?;
+        let flight = self.flights.front_mut().filter(|flight| flight.awaits_reply());
+        let flight = flight.ok_or(LostStep("a reply came that nobody asked for"))?;
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
                 let has_other = matches!(context.settings.config.mode, Mode::Sentinel { .. });
@@ -408,13 +429,13 @@ impl Connection {
     /// The first flight has got one more reply.
     fn end_reply(&mut self, context: &mut Context<'_>) {
         let flight = self.flights.front_mut().expect("a reply has a flight");
-        if !flight.has_all() {
+        self.bytes_in_flight[usize::from(flight.job.is_store())] -= flight.answer(context.settings);
+        if !flight.is_over() {
             return;
         }
         let flight = self.flights.pop_front().expect("it was there");
-        self.bytes_in_flight[usize::from(flight.job.is_store())] -= Flight::bytes(&flight.job.op);
         self.has_served = true;
-        if flight.is_abandoned {
+        if flight.is_abandoned() {
             return;
         }
         let verdict = match (flight.verdict, flight.header) {
@@ -442,7 +463,7 @@ impl Body {
             context.counters.wrong_sizes += 1;
             flight.fail(ErrorKind::Corrupt);
         }
-        let is_wanted = flight.verdict.is_none() && !flight.is_abandoned;
+        let is_wanted = flight.verdict.is_none() && !flight.is_abandoned();
         let slot = flight.job.op.slot.filter(|_| is_wanted);
         Body { len, done: 0, header: [0; HEADER_BYTES], target: slot.map(|(slot, _)| slot.offset() + at) }
     }

@@ -6,7 +6,7 @@
 //! one `UNLINK`.
 //!
 //! Invariant: whatever the replies are, a flight takes exactly as many of them as it has commands, so that the
-//! connection stays in step; the first that fails decides the outcome.
+//! connection stays in step; the first that fails decides the outcome, and what was not asked for by then never is.
 
 use std::time::Instant;
 
@@ -54,64 +54,69 @@ pub(super) enum Verdict {
 pub(super) struct Flight {
     pub job: Job,
     pub due: Instant,
-    /// Its completion was given already: its replies mean nothing any more, and its slot is not ours.
-    pub is_abandoned: bool,
     /// What was decided before the last reply.
     pub verdict: Option<Verdict>,
     /// Of the first part of a load.
     pub header: Option<Header>,
-    replies: u32,
+    /// Its completion was given already: its replies mean nothing any more, and its slot is not ours.
+    is_abandoned: bool,
+    /// Commands it is made of: one for each part, or one in all.
     commands: u32,
+    /// Those that are to be written: fewer once the outcome is decided.
+    wanted: u32,
+    /// Those that were written.
+    asked: u32,
+    replies: u32,
 }
 
 impl Flight {
-    /// Writes the commands of `job`. `scratch` is for names.
-    pub fn launch(job: Job, due: Instant, settings: &Settings, out: &mut Outgoing, scratch: &mut Vec<u8>) -> Flight {
-        let count = parts(&job.op, settings);
-        let config = &settings.config;
-        let ask = |out: &mut Outgoing| {
-            if job.is_asking {
-                out.push(|bytes| resp::command(bytes, &[b"ASKING"]));
-            }
-        };
-        let commands = match job.op.kind {
-            OpKind::Load { .. } => {
-                for part in 0..count {
-                    ask(out);
-                    name::write(scratch, &config.key_prefix, &job.op.key, part);
-                    out.push(|bytes| resp::command(bytes, &[b"GET", scratch]));
-                }
-                count
-            }
-            OpKind::Store => {
-                for part in (0..count).rev() {
-                    ask(out);
-                    name::write(scratch, &config.key_prefix, &job.op.key, part);
-                    set(&job.op, part, settings, out, scratch);
-                }
-                count
-            }
-            OpKind::Find | OpKind::Remove { .. } => {
-                let verb: &[u8] = if job.op.kind == OpKind::Find { b"EXISTS" } else { b"UNLINK" };
-                ask(out);
-                out.push(|bytes| {
-                    resp::begin(bytes, 1 + count as usize);
-                    resp::bulk(bytes, verb);
-                });
-                for part in 0..count {
-                    name::write(scratch, &config.key_prefix, &job.op.key, part);
-                    out.push(|bytes| resp::bulk(bytes, scratch));
-                }
-                1
-            }
-        };
-        let commands = if job.is_asking { commands * 2 } else { commands };
-        Flight { job, due, is_abandoned: false, verdict: None, header: None, replies: 0, commands }
+    /// Nothing is asked yet.
+    pub fn new(job: Job, due: Instant, settings: &Settings) -> Flight {
+        let commands = if job.op.slot.is_some() { parts(&job.op, settings) } else { 1 };
+        Flight {
+            job,
+            due,
+            verdict: None,
+            header: None,
+            is_abandoned: false,
+            commands,
+            wanted: commands,
+            asked: 0,
+            replies: 0,
+        }
     }
 
-    /// Bytes that the operation moves.
-    pub fn bytes(op: &Operation) -> u64 {
-        if op.slot.is_some() { op.length_bytes } else { 0 }
+    /// Writes the next command. `scratch` is for names.
+    pub fn ask(&mut self, settings: &Settings, out: &mut Outgoing, scratch: &mut Vec<u8>) {
+        debug_assert!(self.has_more(), "all was asked");
+        let op = &self.job.op;
+        if self.job.is_asking {
+            out.push(|bytes| resp::command(bytes, &[b"ASKING"]));
+        }
+        let part = self.part_of(self.asked);
+        name::write(scratch, &settings.config.key_prefix, &op.key, part);
+        match op.kind {
+            OpKind::Load { .. } => out.push(|bytes| resp::command(bytes, &[b"GET", scratch])),
+            OpKind::Store => set(op, part, settings, out, scratch),
+            OpKind::Find => every(b"EXISTS", op, settings, out, scratch),
+            OpKind::Remove { .. } => every(b"UNLINK", op, settings, out, scratch),
+        }
+        self.asked += 1;
+    }
+
+    /// Whether there is something left to ask, and to be asked.
+    pub fn has_more(&self) -> bool {
+        self.asked < self.wanted
+    }
+
+    /// Bytes that the next command moves.
+    pub fn next_bytes(&self, settings: &Settings) -> u64 {
+        self.bytes_of(self.asked, settings)
+    }
+
+    /// Bytes that the first command of an operation moves, at most.
+    pub fn first_bytes(op: &Operation, settings: &Settings) -> u64 {
+        if op.slot.is_some() { op.length_bytes.min(settings.config.value_bytes) } else { 0 }
     }
 
     pub fn is_load(&self) -> bool {
@@ -123,9 +128,9 @@ impl Flight {
         self.job.is_asking && self.replies.is_multiple_of(2)
     }
 
-    /// Which part of the block the next reply brings.
+    /// Which part of the block the next reply is about.
     pub fn part(&self) -> u32 {
-        if self.job.is_asking { self.replies / 2 } else { self.replies }
+        self.part_of(self.answered())
     }
 
     /// Where in the block the next reply's bytes belong, and how many they are.
@@ -136,21 +141,64 @@ impl Flight {
     /// Decides, unless that was done.
     pub fn decide(&mut self, verdict: Verdict) {
         self.verdict.get_or_insert(verdict);
+        self.wanted = self.asked;
     }
 
     pub fn fail(&mut self, kind: ErrorKind) {
         self.decide(Verdict::Done(Outcome::Failed(kind)));
     }
 
-    /// Whether no more than one reply is missing.
-    pub fn awaits_last(&self) -> bool {
-        self.replies + 1 == self.commands
+    pub fn abandon(&mut self) {
+        self.is_abandoned = true;
+        self.wanted = self.asked;
     }
 
-    /// Counts a reply; true if it was the last.
-    pub fn has_all(&mut self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
+        self.is_abandoned
+    }
+
+    /// Whether something was asked that was not answered.
+    pub fn awaits_reply(&self) -> bool {
+        self.answered() < self.asked
+    }
+
+    /// Whether no more than one reply is missing of what was asked.
+    pub fn awaits_last(&self) -> bool {
+        self.replies + 1 == self.asked * self.replies_each()
+    }
+
+    /// Counts a reply; returns how many bytes its command moved, if it was the command's last.
+    pub fn answer(&mut self, settings: &Settings) -> u64 {
+        let answered = self.answered();
         self.replies += 1;
-        self.replies == self.commands
+        if self.answered() > answered { self.bytes_of(answered, settings) } else { 0 }
+    }
+
+    /// Whether every reply has come.
+    pub fn is_over(&self) -> bool {
+        self.answered() == self.wanted
+    }
+
+    /// Commands whose replies have come.
+    fn answered(&self) -> u32 {
+        self.replies / self.replies_each()
+    }
+
+    /// An `ASKING` has a reply of its own.
+    fn replies_each(&self) -> u32 {
+        1 + u32::from(self.job.is_asking)
+    }
+
+    /// Bytes that a command moves.
+    fn bytes_of(&self, command: u32, settings: &Settings) -> u64 {
+        let op = &self.job.op;
+        let span = || name::span(self.part_of(command), op.length_bytes, settings.config.value_bytes).1;
+        if op.slot.is_some() { span() } else { 0 }
+    }
+
+    /// The part that a command is about. The first one is loaded first and stored last.
+    fn part_of(&self, command: u32) -> u32 {
+        if self.job.op.kind == OpKind::Store { self.commands - 1 - command } else { command }
     }
 
     /// What a `:number` means.
@@ -182,6 +230,19 @@ impl Flight {
 /// was written last.
 fn parts(op: &Operation, settings: &Settings) -> u32 {
     name::parts(op.length_bytes, settings.config.value_bytes)
+}
+
+/// One command that names all values of the block.
+fn every(verb: &[u8], op: &Operation, settings: &Settings, out: &mut Outgoing, name: &mut Vec<u8>) {
+    let count = parts(op, settings);
+    out.push(|bytes| {
+        resp::begin(bytes, 1 + count as usize);
+        resp::bulk(bytes, verb);
+    });
+    for part in 0..count {
+        name::write(name, &settings.config.key_prefix, &op.key, part);
+        out.push(|bytes| resp::bulk(bytes, name));
+    }
 }
 
 fn set(op: &Operation, part: u32, settings: &Settings, out: &mut Outgoing, name: &[u8]) {

@@ -78,24 +78,40 @@ impl Node {
         })
     }
 
-    /// Launches what waits, as far as there is room. Nothing is sent yet.
+    /// Goes on with what was begun and launches what waits, as far as there is room. Nothing is sent yet.
     pub fn dispatch(&mut self, now: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
         let due = now + settings.config.operation_timeout;
         let first_for_stores = usize::from(self.seats.len() > 1);
-        for (class, queue, from) in [(0, &mut self.urgent, 0), (1, &mut self.later, first_for_stores)] {
-            let connections = self.seats.iter().filter_map(|seat| seat.connection.as_ref());
-            let mut in_flight: u64 = connections.map(|connection| connection.bytes_in_flight()[class]).sum();
-            while let Some(job) = queue.front() {
-                let bytes = Flight::bytes(&job.op);
-                if in_flight > 0 && in_flight + bytes > settings.config.pipeline_bytes {
+        for (of_stores, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_stores)] {
+            let mut connections: Vec<&mut Connection> =
+                self.seats[from..].iter_mut().filter_map(|seat| seat.connection.as_mut()).collect();
+            let mut in_flight: u64 =
+                connections.iter().map(|connection| connection.bytes_in_flight()[usize::from(of_stores)]).sum();
+            let mut takes = |bytes| {
+                let fits = in_flight == 0 || in_flight + bytes <= settings.config.pipeline_bytes;
+                in_flight += if fits { bytes } else { 0 };
+                fits
+            };
+            loop {
+                let begun = connections.iter_mut().find_map(|connection| {
+                    let bytes = connection.more_bytes(of_stores, settings)?;
+                    Some((connection, bytes))
+                });
+                if let Some((connection, bytes)) = begun {
+                    if !takes(bytes) {
+                        break;
+                    }
+                    connection.ask(settings, scratch);
+                    continue;
+                }
+                let Some(job) = queue.front() else { break };
+                let roomy = connections.iter_mut().filter(|connection| connection.has_room(settings));
+                let least = |connection: &&mut &mut Connection| connection.bytes_in_flight().iter().sum::<u64>();
+                let Some(connection) = roomy.min_by_key(least) else { break };
+                if !takes(Flight::first_bytes(&job.op, settings)) {
                     break;
                 }
-                let connections = self.seats[from..].iter_mut().filter_map(|seat| seat.connection.as_mut());
-                let roomy = connections.filter(|connection| connection.has_room(settings));
-                let least = |connection: &&mut Connection| connection.bytes_in_flight().iter().sum::<u64>();
-                let Some(connection) = roomy.min_by_key(least) else { break };
                 connection.launch(*job, due, settings, scratch);
-                in_flight += bytes;
                 queue.pop_front();
             }
         }

@@ -16,7 +16,6 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::config::{RedisConfig, Settings};
-use super::flight::Flight;
 use super::lane::Lane;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
@@ -161,7 +160,9 @@ impl Tier for Redis {
             if !self.has_room(class) {
                 break;
             }
-            let (lane, bytes) = (self.lane_for(class), Flight::bytes(op).max(1));
+            // Operations without bytes count as well.
+            let bytes = op.slot.map_or(1, |_| op.length_bytes);
+            let lane = self.lane_for(class);
             self.lanes[lane].bytes += bytes;
             self.lanes[lane].has_news = true;
             self.lanes[lane].inbox.queue().ops.push(*op);

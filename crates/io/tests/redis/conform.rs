@@ -92,5 +92,6 @@ fn with_split_blocks_it_is_a_tier() {
     for kind in BOTH {
         let server = Server::start(kind);
         check(&server, RedisConfig { value_bytes: 40 * KIB + 1, ..config(&server.url()) });
+        check(&server, RedisConfig { value_bytes: 7 * KIB, pipeline_bytes: 15 * KIB, ..config(&server.url()) });
     }
 }

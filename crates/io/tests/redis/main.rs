@@ -9,6 +9,7 @@ mod bed;
 mod bench;
 mod cluster;
 mod conform;
+mod cut;
 mod fake;
 mod faults;
 mod misbehaviour;

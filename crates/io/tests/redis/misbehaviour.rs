@@ -255,6 +255,7 @@ fn session(fake: &Fake, seed: u64) -> u64 {
         connections: 1 + random.below(3) as usize,
         pipeline_depth: 1 + random.below(8) as usize,
         value_bytes: if random.below(2) == 0 { 4 * KIB } else { 16 * KIB },
+        pipeline_bytes: 1 + random.below(32 * KIB),
         operation_timeout: Duration::from_millis(50),
         connect_timeout: Duration::from_millis(50),
         ..config(&fake.url())
