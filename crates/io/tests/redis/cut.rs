@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Outcome, Tier};
@@ -85,4 +86,27 @@ fn a_load_that_is_cancelled_asks_for_no_more_values() {
     assert_eq!(asked.load(Ordering::SeqCst), 2);
     assert!(bed.is_filled(3, 0x77), "what came late touched the slot");
     assert_eq!(bed.redis.report().counters.connections_lost, 0);
+}
+
+/// Whatever moment it comes in, between two values as well, where nothing is asked and more is to be.
+#[test]
+fn a_load_may_be_cancelled_at_any_moment() {
+    let fake = Fake::start(|_| Box::new(|command, store| Answer::say(well_behaved(command, store))));
+    let mut bed = Bed::ready(&RedisConfig { pipeline_bytes: 4 * KIB, ..cut(&fake) });
+    bed.store_all([1, 2], SLOT_BYTES);
+    for round in 0..2000 {
+        let load = bed.load(1, 3, SLOT_BYTES);
+        bed.submit(&[load]);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(round % 500) {
+            std::hint::spin_loop();
+        }
+        bed.redis.cancel(load.id);
+        let outcome = bed.outcomes_of(&[load])[0];
+        assert!(outcome == loaded(1, SLOT_BYTES) || outcome == Outcome::Failed(ErrorKind::Timeout), "{outcome:?}");
+        assert_eq!(bed.look(2, SLOT_BYTES), loaded(2, SLOT_BYTES), "round {round}");
+    }
+    let counters = bed.redis.report().counters;
+    assert_eq!((counters.connections_lost, counters.lost_steps), (0, 0));
+    assert!(counters.cancelled_operations > 0, "{counters:?}");
 }
