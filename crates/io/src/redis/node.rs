@@ -83,17 +83,16 @@ impl Node {
         let due = now + settings.config.operation_timeout;
         let first_for_stores = usize::from(self.seats.len() > 1);
         for (of_stores, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_stores)] {
-            let mut connections: Vec<&mut Connection> =
-                self.seats[from..].iter_mut().filter_map(|seat| seat.connection.as_mut()).collect();
-            let mut in_flight: u64 =
-                connections.iter().map(|connection| connection.bytes_in_flight()[usize::from(of_stores)]).sum();
+            let seats = &mut self.seats[from..];
+            let of_class = |connection: &mut Connection| connection.bytes_in_flight()[usize::from(of_stores)];
+            let mut in_flight: u64 = connections(seats).map(of_class).sum();
             let mut takes = |bytes| {
                 let fits = in_flight == 0 || in_flight + bytes <= settings.config.pipeline_bytes;
                 in_flight += if fits { bytes } else { 0 };
                 fits
             };
             loop {
-                let begun = connections.iter_mut().find_map(|connection| {
+                let begun = connections(seats).find_map(|connection| {
                     let bytes = connection.more_bytes(of_stores, settings)?;
                     Some((connection, bytes))
                 });
@@ -102,17 +101,15 @@ impl Node {
                         break;
                     }
                     connection.ask(settings, scratch);
-                    continue;
-                }
-                let Some(job) = queue.front() else { break };
-                let roomy = connections.iter_mut().filter(|connection| connection.has_room(settings));
-                let least = |connection: &&mut &mut Connection| connection.bytes_in_flight().iter().sum::<u64>();
-                let Some(connection) = roomy.min_by_key(least) else { break };
-                if !takes(Flight::first_bytes(&job.op, settings)) {
+                } else if let Some(job) = queue.front()
+                    && let Some(connection) = emptiest(seats, settings)
+                    && takes(Flight::first_bytes(&job.op, settings))
+                {
+                    connection.launch(*job, due, settings, scratch);
+                    queue.pop_front();
+                } else {
                     break;
                 }
-                connection.launch(*job, due, settings, scratch);
-                queue.pop_front();
             }
         }
     }
@@ -151,4 +148,14 @@ impl Node {
         };
         self.seats.iter().filter_map(due).min()
     }
+}
+
+fn connections(seats: &mut [Seat]) -> impl Iterator<Item = &mut Connection> {
+    seats.iter_mut().filter_map(|seat| seat.connection.as_mut())
+}
+
+/// The connection with the fewest bytes in flight, of those that can take one more operation.
+fn emptiest<'a>(seats: &'a mut [Seat], settings: &Settings) -> Option<&'a mut Connection> {
+    let roomy = connections(seats).filter(|connection| connection.has_room(settings));
+    roomy.min_by_key(|connection| connection.bytes_in_flight().iter().sum::<u64>())
 }
