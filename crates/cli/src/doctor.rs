@@ -8,6 +8,8 @@ mod machine;
 mod pool;
 mod tier;
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde_json::json;
 
@@ -29,7 +31,7 @@ pub enum Verdict {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    name: &'static str,
+    name: Cow<'static, str>,
     verdict: Verdict,
     finding: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,22 +39,22 @@ pub struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, finding: impl Into<String>) -> Check {
-        Check { name, verdict: Verdict::Ok, finding: finding.into(), hint: None }
+    fn ok(name: impl Into<Cow<'static, str>>, finding: impl Into<String>) -> Check {
+        Check { name: name.into(), verdict: Verdict::Ok, finding: finding.into(), hint: None }
     }
 
-    fn warn(name: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
-        Check { name, verdict: Verdict::Warn, finding: finding.into(), hint: Some(hint.into()) }
+    fn warn(name: impl Into<Cow<'static, str>>, finding: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check { name: name.into(), verdict: Verdict::Warn, finding: finding.into(), hint: Some(hint.into()) }
     }
 
-    fn fail(name: &'static str, finding: impl Into<String>, hint: impl Into<String>) -> Check {
-        Check { name, verdict: Verdict::Fail, finding: finding.into(), hint: Some(hint.into()) }
+    fn fail(name: impl Into<Cow<'static, str>>, finding: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check { name: name.into(), verdict: Verdict::Fail, finding: finding.into(), hint: Some(hint.into()) }
     }
 
     /// A failure in the error's words.
-    fn failed(name: &'static str, error: &forebay_core::Error) -> Check {
+    fn failed(name: impl Into<Cow<'static, str>>, error: &forebay_core::Error) -> Check {
         let hint = error.hint_text().map(str::to_string);
-        Check { name, verdict: Verdict::Fail, finding: error.to_string(), hint }
+        Check { name: name.into(), verdict: Verdict::Fail, finding: error.to_string(), hint }
     }
 }
 

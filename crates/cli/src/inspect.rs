@@ -4,7 +4,9 @@ mod ssd;
 
 use std::collections::BTreeMap;
 
-use forebay_rpc::proto::{ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, TierInfo};
+use forebay_rpc::proto::{
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo,
+};
 use serde_json::{Value, json};
 
 use crate::arguments::{Inspect, InspectWhat};
@@ -106,6 +108,16 @@ fn tier_text(tier: &TierInfo) -> String {
         size(tier.late_bytes),
     ]);
     text += &table.render("  ");
+    if !tier.disks.is_empty() {
+        text += &disks_text(&tier.disks);
+    }
+    if !tier.stores.is_empty() {
+        text += &stores_text(&tier.stores);
+    }
+    text
+}
+
+fn disks_text(disks: &[DiskInfo]) -> String {
     let mut table = Table::new(&[
         "disk",
         "engine",
@@ -117,7 +129,7 @@ fn tier_text(tier: &TierInfo) -> String {
         ">lifetime",
         ">amplification",
     ]);
-    for disk in &tier.disks {
+    for disk in disks {
         table.row([
             disk.name.escape_debug().to_string(),
             disk.engine.clone(),
@@ -130,7 +142,32 @@ fn tier_text(tier: &TierInfo) -> String {
             amplification(disk.written_bytes, disk.stored_bytes),
         ]);
     }
-    text + &table.render("  ")
+    table.render("  ")
+}
+
+/// Events that never happened are left out.
+fn stores_text(stores: &[StoreInfo]) -> String {
+    let mut text = String::new();
+    for store in stores {
+        let state = if store.is_healthy { "serving" } else { "sick" };
+        let mut facts = vec![state.to_string()];
+        facts.extend(store.connections.map(|count| format!("{count} connections")));
+        facts.extend(store.used_bytes.map(|used| match store.capacity_bytes {
+            Some(capacity) => format!("at most {} of {} used", size(used), size(capacity)),
+            None => format!("at most {} used", size(used)),
+        }));
+        facts.extend(store.is_sweeper.filter(|is| *is).map(|_| "swept by this host".to_string()));
+        text += &format!("  store {}: {}\n", store.name.escape_debug(), facts.join(", "));
+        if !store.trouble.is_empty() {
+            text += &format!("    last trouble: {}\n", store.trouble.escape_debug());
+        }
+        let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();
+        let events: Vec<String> = events.iter().map(|(event, count)| format!("{event} {count}")).collect();
+        if !events.is_empty() {
+            text += &format!("    {}\n", events.join(", "));
+        }
+    }
+    text
 }
 
 /// Bytes written for each byte stored.
@@ -206,6 +243,21 @@ fn tier_json(tier: &TierInfo) -> Value {
         "stored_blocks": tier.stored_blocks,
         "evicted_blocks": tier.evicted_blocks,
         "disks": tier.disks.iter().map(disk_json).collect::<Vec<_>>(),
+        "stores": tier.stores.iter().map(store_json).collect::<Vec<_>>(),
+    })
+}
+
+fn store_json(store: &StoreInfo) -> Value {
+    json!({
+        "name": store.name,
+        "is_healthy": store.is_healthy,
+        "trouble": store.trouble,
+        "connections": store.connections,
+        "used_bytes": store.used_bytes,
+        "capacity_bytes": store.capacity_bytes,
+        "hanging_threads": store.hanging_threads,
+        "is_sweeper": store.is_sweeper,
+        "events": store.events.iter().collect::<BTreeMap<_, _>>(),
     })
 }
 
@@ -295,6 +347,32 @@ mod tests {
             stored_blocks: 10_922,
             evicted_blocks: 55,
             disks: vec![disk],
+            stores: Vec::new(),
+        };
+        let store = |name: &str, is_healthy: bool, trouble: &str| StoreInfo {
+            name: name.to_string(),
+            is_healthy,
+            trouble: trouble.to_string(),
+            ..StoreInfo::default()
+        };
+        let events = [("connections_lost", 3), ("lost_steps", 1), ("redirects", 0)];
+        let server = StoreInfo {
+            connections: Some(0),
+            events: events.map(|(event, count)| (event.to_string(), count)).into(),
+            ..store("cache.internal:6379", false, "it refuses: WRONGPASS\u{1b}[31m")
+        };
+        let directory = StoreInfo {
+            used_bytes: Some(3 << 30),
+            capacity_bytes: Some(4 << 40),
+            hanging_threads: Some(0),
+            is_sweeper: Some(true),
+            ..store("/mnt/kv", true, "")
+        };
+        let shared = TierInfo {
+            name: "redis".to_string(),
+            state: "serving".to_string(),
+            stores: vec![server, directory],
+            ..TierInfo::default()
         };
         InspectReply {
             boot_id: 0xfeed,
@@ -317,7 +395,7 @@ mod tests {
             ],
             pinned_bytes: 164 * 196_608,
             fenced_bytes: 0,
-            tiers: vec![tier],
+            tiers: vec![tier, shared],
         }
     }
 
@@ -346,5 +424,7 @@ mod tests {
         assert_eq!(json["sessions"][1]["is_connected"], false);
         assert_eq!(json["tiers"][0]["waiting_blocks"], 17);
         assert_eq!(json["tiers"][0]["disks"][0]["lifetime_written_bytes"], 1u64 << 40);
+        assert_eq!(json["tiers"][1]["stores"][0]["events"]["connections_lost"], 3);
+        assert_eq!(json["tiers"][1]["stores"][1]["capacity_bytes"], 4u64 << 40);
     }
 }

@@ -3,6 +3,9 @@
 mod command;
 mod support;
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
 use command::{Answer, forebay};
 use serde_json::Value;
 use support::{Daemon, Place, wait_until};
@@ -91,4 +94,48 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     assert_eq!(check(&report(&too_large), "memory")["verdict"], "fail");
     let nowhere = doctor(&place, &["--pool.directory", "/proc/forebay", "--json"]);
     assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
+}
+
+/// A server that is absent, then refuses: every place where an operator looks names it, and says what is wrong.
+#[test]
+fn a_store_in_trouble_is_named_with_its_trouble() {
+    let place = Place::new();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("redis://{address}");
+    let daemon =
+        Daemon::start(&place, &[CAPACITY, &["--tier.redis.urls", &url, "--http.address", "127.0.0.1:0"]].concat());
+    let trouble = || {
+        let mut command = forebay(&["inspect", "--json", "--socket.directory"]);
+        let tier = Answer::of(command.arg(place.sockets()).output().unwrap()).json()["tiers"][0].clone();
+        (tier["why"].to_string(), tier["stores"][0]["trouble"].to_string())
+    };
+    let is_told = |what: &str| {
+        wait_until(what, || {
+            let (why, trouble) = trouble();
+            why.contains(what) && trouble.contains(what)
+        });
+        let report = report(&doctor(&place, &["--json", "--tier.redis.urls", &url]));
+        assert_eq!(check(&report, "redis")["verdict"], "warn", "{report:#}");
+        assert!(finding(&report, "redis").contains(what), "{report:#}");
+        assert!(daemon.page("/readyz").contains(what));
+    };
+    is_told("Connection refused");
+    wait_until("the log says so", || daemon.log().contains("the tier is sick"));
+    assert!(daemon.log().contains("Connection refused"), "{}", daemon.log());
+    let metrics = daemon.page("/metrics");
+    assert!(metrics.contains(&format!("forebay_store_healthy{{tier=\"redis\",store=\"{address}\"}} 0")), "{metrics}");
+
+    let listener = TcpListener::bind(address).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                // Each command is refused, until the other side has had enough.
+                while stream.read(&mut [0; 512]).is_ok_and(|count| count > 0)
+                    && stream.write_all(b"-WRONGPASS invalid password\r\n").is_ok()
+                {}
+            });
+        }
+    });
+    is_told("WRONGPASS");
 }

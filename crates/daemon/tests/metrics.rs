@@ -14,6 +14,7 @@ use forebay_core::tier::Health;
 use forebay_daemon::metrics::{
     Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Share, Snapshot, Standing, Tier, page, render,
 };
+use forebay_io::StoreReport;
 use forebay_io::ssd::{Counters, DiskReport, Geometry, Recovery};
 use golden::assert_golden;
 
@@ -66,6 +67,21 @@ fn tier() -> Tier {
         waiting: 227,
         breaker_opened: 228,
         disks: vec![disk()],
+        stores: vec![store()],
+    }
+}
+
+fn store() -> StoreReport {
+    StoreReport {
+        name: "127.0.0.1:6379".to_string(),
+        health: Health::Healthy,
+        trouble: Some("is not a figure".to_string()),
+        connections: Some(260),
+        used_bytes: Some(261),
+        capacity_bytes: Some(262),
+        hanging_threads: Some(263),
+        is_sweeper: Some(true),
+        events: vec![("lost_steps", 264), ("redirects", 265)],
     }
 }
 

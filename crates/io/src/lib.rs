@@ -13,6 +13,9 @@ pub mod header;
 pub mod object;
 pub mod redis;
 pub mod ssd;
+mod store;
 mod ticket;
 mod transfers;
 pub mod uring;
+
+pub use store::StoreReport;

@@ -1,9 +1,9 @@
-//! The SSD tier: what a running daemon says of it, else whether its disks can be had.
+//! The tiers below the pool: what a running daemon says of them, else whether the disks can be had.
 
 use std::path::Path;
 
 use forebay_daemon::config::TierSsd;
-use forebay_rpc::proto::TierInfo;
+use forebay_rpc::proto::{StoreInfo, TierInfo};
 
 use super::Check;
 use crate::output::size;
@@ -19,21 +19,40 @@ pub fn checks(config: &TierSsd, running: Option<&[TierInfo]>) -> Vec<Check> {
 fn served(tier: &TierInfo) -> Check {
     let disks: Vec<String> =
         tier.disks.iter().map(|disk| format!("`{}` by {}: {}", disk.name, disk.engine, disk.engine_why)).collect();
-    let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, disks.join("; "));
-    let buffered = tier.disks.iter().find(|disk| !disk.is_direct);
-    match (tier.state.as_str(), buffered) {
-        ("serving", None) => Check::ok("ssd", finding),
-        ("serving", Some(disk)) => Check::warn(
-            "ssd",
-            finding,
-            format!("`{}` lies on a filesystem without direct i/o: bytes are copied once more", disk.name),
-        ),
-        ("failed", _) => {
-            Check::fail("ssd", format!("failed: {}", tier.why), "look at the disk, and restart the daemon")
+    let stores = tier.stores.iter().map(said_of_store);
+    let places: Vec<String> = disks.into_iter().chain(stores).collect();
+    let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, places.join("; "));
+    let name = tier.name.clone();
+    let place = if tier.stores.is_empty() { "disk" } else { "store" };
+    match tier.state.as_str() {
+        "serving" => {
+            match (tier.disks.iter().find(|disk| !disk.is_direct), tier.stores.iter().find(|store| !store.is_healthy)) {
+                (Some(disk), _) => Check::warn(
+                    name,
+                    finding,
+                    format!("`{}` lies on a filesystem without direct i/o: bytes are copied once more", disk.name),
+                ),
+                (None, Some(store)) => {
+                    Check::warn(name, finding, format!("look at `{}`; it is tried again by itself", store.name))
+                }
+                (None, None) => Check::ok(name, finding),
+            }
         }
-        ("opening", _) => Check::warn("ssd", "its blocks are being read", "ask again in a moment"),
-        _ => Check::warn("ssd", format!("sick: {}", tier.why), "look at the disk; it is tried again by itself"),
+        "opening" => Check::warn(name, "its blocks are being read", "ask again in a moment"),
+        "failed" => {
+            Check::fail(name, format!("failed: {}", tier.why), format!("look at the {place}, and restart the daemon"))
+        }
+        _ => Check::warn(
+            name,
+            format!("sick: {}", tier.why),
+            format!("look at the {place}; it is tried again by itself"),
+        ),
     }
+}
+
+fn said_of_store(store: &StoreInfo) -> String {
+    let colon = if store.trouble.is_empty() { "" } else { ": " };
+    format!("`{}`{colon}{}", store.name, store.trouble.escape_debug())
 }
 
 /// A disk that no daemon has opened yet.
@@ -97,6 +116,35 @@ mod tests {
             if state == "serving" {
                 assert!(checks[0].finding.contains("threads: io_uring is not to be had"), "{:?}", checks[0]);
             }
+        }
+    }
+
+    #[test]
+    fn a_store_is_judged_under_its_own_name_and_says_what_is_wrong() {
+        let store = |is_healthy: bool, trouble: &str| StoreInfo {
+            name: "cache:6379".to_string(),
+            is_healthy,
+            trouble: trouble.to_string(),
+            ..StoreInfo::default()
+        };
+        let tier = |state: &str, store: StoreInfo| TierInfo {
+            name: "redis".to_string(),
+            state: state.to_string(),
+            why: store.trouble.clone(),
+            stores: vec![store],
+            ..TierInfo::default()
+        };
+        for (tier, verdict, says) in [
+            (tier("serving", store(true, "")), Verdict::Ok, "`cache:6379`"),
+            (tier("serving", store(true, "lost once")), Verdict::Ok, "`cache:6379`: lost once"),
+            (tier("serving", store(false, "refused")), Verdict::Warn, "`cache:6379`: refused"),
+            (tier("sick", store(false, "refused")), Verdict::Warn, "sick: refused"),
+            (tier("failed", store(false, "misnamed")), Verdict::Fail, "failed: misnamed"),
+        ] {
+            let check = served(&tier);
+            assert_eq!((check.name.as_ref(), check.verdict), ("redis", verdict), "{check:?}");
+            assert!(check.finding.contains(says), "{check:?}");
+            assert!(check.hint.as_deref().is_none_or(|hint| !hint.contains("disk")), "{check:?}");
         }
     }
 

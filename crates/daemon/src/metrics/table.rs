@@ -6,6 +6,8 @@ use forebay_core::ceiling::Estimate;
 use forebay_core::decorate::Counts;
 use forebay_core::miss::MissReason;
 use forebay_core::report::ClassReport;
+use forebay_core::tier::Health;
+use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -288,6 +290,42 @@ static METRICS: &[Metric] = &[
         "Blocks that were not what was written; none was served.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),
     ),
+    // The stores that hosts share.
+    metric(
+        "forebay_store_healthy",
+        "1 if the store serves, 0 if it is left alone for now.",
+        Gauges(STORE, |s| stores(s, |store| Some(u64::from(store.health == Health::Healthy)))),
+    ),
+    metric(
+        "forebay_store_connections",
+        "Connections to the store that can be used.",
+        Gauges(STORE, |s| stores(s, |store| store.connections)),
+    ),
+    metric(
+        "forebay_store_used_bytes",
+        "An upper bound of what all hosts keep in the store, as this one last saw it.",
+        Gauges(STORE, |s| stores(s, |store| store.used_bytes)),
+    ),
+    metric(
+        "forebay_store_capacity_bytes",
+        "What all hosts together may keep in the store, if that is limited.",
+        Gauges(STORE, |s| stores(s, |store| store.capacity_bytes)),
+    ),
+    metric(
+        "forebay_store_hanging_threads",
+        "Threads that have been at one operation for longer than its timeout.",
+        Gauges(STORE, |s| stores(s, |store| store.hanging_threads)),
+    ),
+    metric(
+        "forebay_store_sweeper",
+        "1 on the host that makes room in the store for all.",
+        Gauges(STORE, |s| stores(s, |store| store.is_sweeper.map(u64::from))),
+    ),
+    metric(
+        "forebay_store_events_total",
+        "What happened to connections and values, by the names of the tier's page.",
+        Counters(&["tier", "store", "event"], store_events),
+    ),
     // Clients and the core.
     metric("forebay_sessions", "Open sessions.", Gauge(|s| s.clients.sessions)),
     metric("forebay_attached_workers", "Worker processes that map the pool.", Gauge(|s| s.clients.attached_workers)),
@@ -463,6 +501,7 @@ fn unstored_by_reason(snapshot: &Snapshot) -> Samples {
 
 const TIER: &[&str] = &["tier"];
 const DISK: &[&str] = &["tier", "disk"];
+const STORE: &[&str] = &["tier", "store"];
 
 fn tiers(snapshot: &Snapshot, read: fn(&Tier) -> u64) -> Samples {
     snapshot.tiers.iter().map(|tier| (vec![tier.name.to_string()], read(tier))).collect()
@@ -475,6 +514,24 @@ fn disks(snapshot: &Snapshot, read: fn(&DiskReport) -> u64) -> Samples {
         tier.disks.iter().map(one).collect::<Samples>()
     };
     snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn stores(snapshot: &Snapshot, read: fn(&StoreReport) -> Option<u64>) -> Samples {
+    let of = |tier: &Tier| {
+        let name = tier.name;
+        let one = |store: &StoreReport| Some((vec![name.to_string(), store.name.clone()], read(store)?));
+        tier.stores.iter().filter_map(one).collect::<Samples>()
+    };
+    snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn store_events(snapshot: &Snapshot) -> Samples {
+    let all = snapshot.tiers.iter().flat_map(|tier| tier.stores.iter().map(move |store| (tier.name, store)));
+    let of = |(tier, store): (&str, &StoreReport)| {
+        let labels = |event: &str| vec![tier.to_string(), store.name.clone(), event.to_string()];
+        store.events.iter().map(|(event, count)| (labels(event), *count)).collect::<Samples>()
+    };
+    all.flat_map(of).collect()
 }
 
 fn by_kind(snapshot: &Snapshot, read: fn(&Counts) -> u64) -> Samples {

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use forebay_core::tier::Health;
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
+use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo, TierInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo, StoreInfo,
+    TierInfo,
 };
 
 use crate::instances::Member;
@@ -138,6 +141,21 @@ fn tier(report: &crate::tiers::Report) -> TierInfo {
         stored_blocks: core.stats.stored,
         evicted_blocks: core.stats.evicted,
         disks: report.disks.iter().map(disk).collect(),
+        stores: report.stores.iter().map(store).collect(),
+    }
+}
+
+fn store(report: &StoreReport) -> StoreInfo {
+    StoreInfo {
+        name: report.name.clone(),
+        is_healthy: report.health == Health::Healthy,
+        trouble: report.trouble.clone().unwrap_or_default(),
+        connections: report.connections,
+        used_bytes: report.used_bytes,
+        capacity_bytes: report.capacity_bytes,
+        hanging_threads: report.hanging_threads,
+        is_sweeper: report.is_sweeper,
+        events: report.events.iter().map(|(event, count)| (event.to_string(), *count)).collect(),
     }
 }
 

@@ -17,6 +17,9 @@ use crate::config::Config;
 use crate::service::make_ready;
 use crate::state::State;
 
+/// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
+const SICK_AFTER: Duration = Duration::from_secs(1);
+
 pub(super) type Stack = Stats<Breaker<Deadline<Retry<Throttle<Box<dyn Driven>>>>>>;
 
 /// A configured tier, from before it is open until the end.
@@ -38,6 +41,9 @@ pub(crate) struct Driver {
     pub(super) purges: Purges,
     /// As the core was told.
     pub(super) was_healthy: bool,
+    changed_at: Instant,
+    /// What the log says of it.
+    logged_healthy: Option<bool>,
     /// The daemon is going away.
     pub(super) is_closed: bool,
     registered_bytes: u64,
@@ -69,6 +75,8 @@ impl Driver {
             others: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
+            changed_at: Instant::now(),
+            logged_healthy: None,
             is_closed: false,
             registered_bytes: 0,
         }
@@ -166,6 +174,22 @@ impl Driver {
         self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut().inner_mut().inner_mut())
     }
 
+    /// One line for each change that lasts.
+    fn log_health(&mut self) {
+        let is_over_soon = !self.was_healthy && self.changed_at.elapsed() < SICK_AFTER;
+        if self.logged_healthy == Some(self.was_healthy) || is_over_soon || self.is_closed {
+            return;
+        }
+        self.logged_healthy = Some(self.was_healthy);
+        let (tier, standing) = (self.kind.name(), self.standing());
+        match standing.told() {
+            (_, why) if !self.was_healthy => {
+                tracing::warn!(tier, why, "the tier is sick; its blocks are misses until it recovers");
+            }
+            _ => tracing::info!(tier, "the tier serves"),
+        }
+    }
+
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
@@ -253,16 +277,10 @@ impl State {
 
     pub(super) fn note_health(&mut self, id: TierId, is_healthy: bool) {
         let driver = self.tiers.of(id);
-        if is_healthy == driver.was_healthy {
-            return;
+        if is_healthy != driver.was_healthy {
+            (driver.was_healthy, driver.changed_at) = (is_healthy, Instant::now());
+            self.core.set_healthy(id, is_healthy);
         }
-        driver.was_healthy = is_healthy;
-        let (tier, is_closed) = (driver.kind.name(), driver.is_closed);
-        self.core.set_healthy(id, is_healthy);
-        if is_healthy {
-            tracing::info!(tier, "the tier is well");
-        } else if !is_closed {
-            tracing::warn!(tier, "the tier is sick; its blocks are misses until it recovers");
-        }
+        self.tiers.of(id).log_health();
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_core::below::Limits;
 use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::{BlockKey, NamespaceId};
+use forebay_io::StoreReport;
 use forebay_io::fs::Fs;
 use forebay_io::redis::Redis;
 use forebay_io::ssd::{DiskReport, Ssd};
@@ -105,6 +106,10 @@ pub(super) trait Driven: Timed + Send {
     fn disks(&self) -> Vec<DiskReport> {
         Vec::new()
     }
+
+    fn stores(&self) -> Vec<StoreReport> {
+        Vec::new()
+    }
 }
 
 impl Driven for Ssd {
@@ -133,11 +138,19 @@ impl Driven for Redis {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Redis::wake_fd(self)
     }
+
+    fn stores(&self) -> Vec<StoreReport> {
+        vec![StoreReport::of_redis(self.report())]
+    }
 }
 
 impl Driven for Fs {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Fs::wake_fd(self)
+    }
+
+    fn stores(&self) -> Vec<StoreReport> {
+        StoreReport::of_fs(self.report())
     }
 }
 
@@ -145,5 +158,9 @@ impl Driven for Fs {
 impl Driven for forebay_io::object::Object {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         forebay_io::object::Object::wake_fd(self)
+    }
+
+    fn stores(&self) -> Vec<StoreReport> {
+        vec![StoreReport::of_object(self.report())]
     }
 }

@@ -126,7 +126,7 @@ impl Opening {
             // Whoever is told that it serves is served: the core hears how it is before anybody asks.
             state.drive_tier(self.tier);
         });
-        tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier serves");
+        tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier is open");
         runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
         Ok(())
     }

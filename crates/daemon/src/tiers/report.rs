@@ -1,11 +1,14 @@
 //! What the tier tells: for metrics, readiness and `inspect`.
 
+use forebay_core::ErrorKind;
 use forebay_core::below::TierReport;
 use forebay_core::decorate::Counts;
 use forebay_core::tier::{Health, Tier};
+use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 
 use super::driver::{Driver, Stack};
+use super::kind::Driven;
 use crate::state::State;
 
 /// How far the configured tier is.
@@ -30,6 +33,8 @@ pub struct Report {
     pub waiting: u64,
     pub breaker_opened: u64,
     pub disks: Vec<DiskReport>,
+    /// Those that hosts share.
+    pub stores: Vec<StoreReport>,
 }
 
 impl Standing {
@@ -45,15 +50,32 @@ impl Standing {
 }
 
 impl Driver {
-    fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> Standing {
         match (&self.tier, &self.failure) {
             (Some(tier), _) => match tier.health() {
                 Health::Healthy => Standing::Serving,
-                Health::Sick(kind) => Standing::Sick(format!("{kind:?}").to_lowercase()),
+                Health::Sick(kind) => Standing::Sick(self.sickness(kind)),
             },
             (None, Some(why)) => Standing::Failed(why.clone()),
             (None, None) => Standing::Opening,
         }
+    }
+
+    /// What kind of trouble the tier is in, and what its stores say of it.
+    fn sickness(&self, kind: ErrorKind) -> String {
+        let kind = format!("{kind:?}").to_lowercase();
+        let stores = self
+            .inmost()
+            .map_or(Vec::new(), Driven::stores)
+            .into_iter()
+            .filter(|store| store.health != Health::Healthy);
+        let troubles: Vec<String> = stores.filter_map(|store| store.trouble).collect();
+        if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
+    }
+
+    /// Of the tier itself, without what is around it.
+    fn inmost(&self) -> Option<&dyn Driven> {
+        self.tier.as_ref().map(|tier| &**tier.inner().inner().inner().inner().inner())
     }
 }
 
@@ -72,7 +94,8 @@ impl State {
             counts: tier.iter().flat_map(|tier| Stack::KINDS.into_iter().zip(tier.counts().clone())).collect(),
             waiting: driver.waiting() as u64,
             breaker_opened: tier.map_or(0, |tier| tier.inner().opened()),
-            disks: tier.map_or(Vec::new(), |tier| tier.inner().inner().inner().inner().inner().disks()),
+            disks: driver.inmost().map_or(Vec::new(), Driven::disks),
+            stores: driver.inmost().map_or(Vec::new(), Driven::stores),
         }
     }
 }

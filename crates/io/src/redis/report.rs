@@ -72,6 +72,8 @@ impl Counters {
 /// See the module's head.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RedisReport {
+    /// The servers that are configured, without passwords.
+    pub name: String,
     /// The servers that are known now, without passwords.
     pub servers: Vec<String>,
     pub health: Health,

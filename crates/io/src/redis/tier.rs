@@ -94,7 +94,9 @@ impl Redis {
         let done = self.outbox.done();
         let connections = self.lanes.iter().map(|lane| lane.inbox.connections.load(Ordering::Relaxed)).sum();
         let [loads, stores, finds] = self.counts;
+        let named: Vec<String> = self.settings.addresses.iter().map(ToString::to_string).collect();
         RedisReport {
+            name: named.join(","),
             servers: done.servers.clone(),
             health: self.health(),
             connections,

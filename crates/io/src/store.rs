@@ -1,0 +1,116 @@
+//! What a tier that hosts share tells of each store it uses: in the same words whatever the store is, for metrics,
+//! `inspect` and `doctor`.
+
+use forebay_core::tier::Health;
+
+use crate::fs::{FsReport, RootReport};
+#[cfg(feature = "object")]
+use crate::object::ObjectReport;
+use crate::redis::RedisReport;
+
+/// One store: a server or a cluster of them, a directory, a bucket. Figures are absent where a store has no such thing.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoreReport {
+    /// As it was configured, without passwords.
+    pub name: String,
+    pub health: Health,
+    /// What is wrong with it, or went wrong last.
+    pub trouble: Option<String>,
+    /// Connections that can be used now.
+    pub connections: Option<u64>,
+    /// An upper bound of what all hosts keep there, as this one last saw it.
+    pub used_bytes: Option<u64>,
+    pub capacity_bytes: Option<u64>,
+    /// Threads that have been at one operation for longer than its timeout.
+    pub hanging_threads: Option<u64>,
+    /// Whether this host makes room there for all.
+    pub is_sweeper: Option<bool>,
+    /// Counts since the tier was opened, beyond those that every tier has. Names are those of the tier's page in
+    /// `docs/tiers/`.
+    pub events: Vec<(&'static str, u64)>,
+}
+
+impl StoreReport {
+    fn new(name: String, health: Health, trouble: Option<String>, events: Vec<(&'static str, u64)>) -> StoreReport {
+        StoreReport {
+            name,
+            health,
+            trouble,
+            connections: None,
+            used_bytes: None,
+            capacity_bytes: None,
+            hanging_threads: None,
+            is_sweeper: None,
+            events,
+        }
+    }
+
+    pub fn of_redis(report: RedisReport) -> StoreReport {
+        let counts = report.counters;
+        let events = vec![
+            ("connections_made", counts.connections_made),
+            ("connections_lost", counts.connections_lost),
+            ("failed_connects", counts.failed_connects),
+            ("lost_steps", counts.lost_steps),
+            ("redirects", counts.redirects),
+            ("wrong_sizes", counts.wrong_sizes),
+            ("foreign_values", counts.foreign_values),
+            ("corrupt_blocks", counts.corrupt_blocks),
+            ("full_stores", counts.full_stores),
+            ("refused_operations", counts.refused_operations),
+            ("unavailable_operations", counts.unavailable_operations),
+            ("late_operations", counts.late_operations),
+            ("absent_loads", counts.absent_loads),
+        ];
+        let connections = Some(report.connections as u64);
+        StoreReport { connections, ..StoreReport::new(report.name, report.health, report.last_error, events) }
+    }
+
+    /// One for each directory.
+    pub fn of_fs(report: FsReport) -> Vec<StoreReport> {
+        report.roots.into_iter().map(StoreReport::of_root).collect()
+    }
+
+    fn of_root(root: RootReport) -> StoreReport {
+        let counts = root.counters;
+        let events = vec![
+            ("repeated_stores", counts.repeated_stores),
+            ("absent_loads", counts.absent_loads),
+            ("failed_loads", counts.failed_loads),
+            ("failed_stores", counts.failed_stores),
+            ("corrupt_blocks", counts.corrupt_blocks),
+            ("misread_blocks", counts.misread_blocks),
+            ("full_stores", counts.full_stores),
+            ("given_up", counts.given_up),
+            ("sweeps", counts.sweeps),
+            ("evicted_blocks", counts.evicted_blocks),
+            ("expired_blocks", counts.expired_blocks),
+            ("removed_orphans", counts.removed_orphans),
+        ];
+        let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
+        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.read_only };
+        StoreReport {
+            used_bytes: Some(root.used_bytes),
+            capacity_bytes: root.capacity_bytes,
+            hanging_threads: Some(root.hanging_threads as u64),
+            is_sweeper: Some(root.is_sweeper),
+            ..StoreReport::new(root.path.display().to_string(), root.health, trouble, events)
+        }
+    }
+
+    #[cfg(feature = "object")]
+    pub fn of_object(report: ObjectReport) -> StoreReport {
+        let counts = report.counters;
+        let events = vec![
+            ("repeated_stores", counts.repeated_stores),
+            ("absent_loads", counts.absent_loads),
+            ("failed_loads", counts.failed_loads),
+            ("failed_stores", counts.failed_stores),
+            ("corrupt_blocks", counts.corrupt_blocks),
+            ("misread_blocks", counts.misread_blocks),
+            ("given_up", counts.given_up),
+        ];
+        let trouble = report.read_only.then(|| "configured to be read only".to_string());
+        StoreReport::new(report.name, report.health, trouble, events)
+    }
+}
