@@ -125,8 +125,8 @@ impl Core {
         }
     }
 
-    /// No request of `instance` waits any more.
-    pub(crate) fn drop_expectations(&mut self, instance: Instance) {
+    /// No request of `instance` waits any more, or it is not known which do.
+    pub fn drop_expectations(&mut self, instance: Instance) {
         for at in (0..self.expectations.queue.len()).rev() {
             if self.expectations.queue[at].instance == instance {
                 self.expectations.remove(at);
