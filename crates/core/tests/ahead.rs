@@ -292,8 +292,8 @@ fn a_purge_takes_back_what_is_on_its_way() {
     lie_below(&mut rig, 0..100);
     wait(&mut rig, ns, 0..100);
     let begun = loads(&mut rig);
-    rig.core.purge(NamespaceId(1)).unwrap();
-    rig.step_to_the_end();
+    let (_, _, new) = rig.core.purge(NamespaceId(1)).unwrap();
+    wait(&mut rig, new, 0..100);
     assert_eq!(rig.core.tier_report(DISK).late_bytes, begun.len() as u64 * SMALL);
     begun.into_iter().for_each(|load| assert!(!end(&mut rig, load, whole())));
     assert_eq!(loads(&mut rig), []);

@@ -125,6 +125,8 @@ impl Below {
                 let short = shorts[namespace as usize].expect("a namespace that is open");
                 let key = Key { short, namespace, group: key.group, hash: key.hash };
                 assert!(!self.is_promoting(&key), "{key:?} is promoted twice at a time");
+                assert!(self.is_healthy, "a sick tier is asked for {key:?}");
+                assert!(!self.purging.contains(&wire(&key).namespace), "{key:?} is being purged");
                 let at = (slot, generation);
                 let (slot_bytes, is_ahead) = (row.slot_bytes, self.is_stepping);
                 self.loads.push(Load { block, at, key, slot_bytes, is_given_up: false, is_ahead });
@@ -236,6 +238,11 @@ impl Below {
                 core.purged_below(namespace);
             }
         }
+    }
+
+    /// What the core was told lies there.
+    pub fn known(&self) -> impl Iterator<Item = &BlockKey> {
+        self.known.keys()
     }
 
     /// A lookup finds it on its way up.

@@ -123,6 +123,11 @@ pub enum Event {
         prompt: Prompt,
         group: u8,
     },
+    /// A request waits for blocks that lie on the tier, and not in the pool.
+    ExpectBelow {
+        engine: u8,
+        which: u8,
+    },
     Met {
         engine: u8,
         which: u8,
@@ -235,6 +240,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(|namespace| Event::Purge { namespace }),
         1 => index().prop_map(|namespace| Event::Close { namespace }),
         4 => (index(), prompt(), index()).prop_map(|(engine, prompt, group)| Event::Expect { engine, prompt, group }),
+        4 => (index(), index()).prop_map(|(engine, which)| Event::ExpectBelow { engine, which }),
         1 => (index(), index()).prop_map(|(engine, which)| Event::Met { engine, which }),
         6 => Just(Event::Step),
         8 => index().prop_map(|which| Event::Verified { which }),

@@ -16,7 +16,7 @@ use forebay_core::recover::{Recovered, Recovery, Resumption};
 use forebay_core::report::Audited;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
+use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, SlotId};
 
 use crate::below::Below;
 use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
@@ -161,6 +161,7 @@ impl World {
             Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
             Event::Close { namespace } => self.close(namespace % NAMESPACES),
             Event::Expect { engine, prompt, group } => self.expect(engine % ENGINES, prompt, group),
+            Event::ExpectBelow { engine, which } => self.expect_below(engine % ENGINES, which),
             Event::Met { engine, which } => {
                 let expected = &mut self.engines[(engine % ENGINES) as usize].expected;
                 if let Some(at) = pick(expected, which) {
@@ -674,12 +675,33 @@ impl World {
         }
         let namespace = prompt.namespace % NAMESPACES;
         let short = self.short(namespace);
-        let hashes: Vec<u8> = (0..prompt.blocks).flat_map(|at| hash(namespace, prompt.chain, at)).collect();
         let (group, _) = groups(namespace)[group as usize % groups(namespace).len()];
+        let hash = |at| BlockHash::new(&hash(namespace, prompt.chain, at)).unwrap();
+        let keys = (0..prompt.blocks).map(|at| Key { short, namespace, group, hash: hash(at) });
+        self.expect_all(engine, keys.collect());
+    }
+
+    fn expect_below(&mut self, engine: u8, which: u8) {
+        let short = |key: &BlockKey| self.shorts[key.namespace.0 as usize];
+        let keys = self.below.known().filter_map(|key| {
+            let (namespace, group, hash) = (key.namespace.0 as u8, key.group, key.hash);
+            Some(Key { short: short(key)?, namespace, group, hash })
+        });
+        let absent: Vec<Key> = keys.filter(|key| self.table.resident(key).is_none()).collect();
+        let Some(first) = pick(&absent, which).filter(|_| self.is_serving(engine)) else { return };
+        let is_alike = |key: &&Key| (key.short, key.group) == (absent[first].short, absent[first].group);
+        let keys = absent[first..].iter().filter(is_alike).take(4).copied().collect();
+        self.expect_all(engine, keys);
+        self.step();
+        self.step();
+    }
+
+    /// All of one group.
+    fn expect_all(&mut self, engine: u8, keys: Vec<Key>) {
+        let Key { short, namespace, group, .. } = keys[0];
+        let hashes: Vec<u8> = keys.iter().flat_map(|key| key.hash.as_bytes().to_vec()).collect();
         let id = self.core.expect(Instance(engine), short, group, &hashes, hash_bytes(namespace));
-        let hash = |hash| BlockHash::new(hash).unwrap();
-        let keys = hashes.chunks(hash_bytes(namespace)).map(|bytes| Key { short, namespace, group, hash: hash(bytes) });
-        self.engines[engine as usize].expected.push((id, keys.collect()));
+        self.engines[engine as usize].expected.push((id, keys));
         self.settle();
     }
 
