@@ -101,7 +101,8 @@ class EngineSession:
         """
 
     def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
-        """A request waits in the engine's queue, and will look up these keys: evictions spare them, as far as there is room.
+        """A request waits in the engine's queue, and will look up these keys: evictions spare them, as far as there is room,
+        and those on a tier come up.
 
         A hint, told in the background and lost with the connection. `request` is a number of the engine's own choice,
         and `met` ends it. 64 requests are told of at a time, and of each the first 2,048 keys of a group.

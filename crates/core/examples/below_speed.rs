@@ -42,12 +42,16 @@ fn main() {
     println!("found at start: {:.1} M/s", blocks as f64 / start.elapsed().as_secs_f64() / 1e6);
     println!("memory: {:.1} bytes a block", core.below_heap_bytes() as f64 / blocks as f64);
 
-    let mut times = ["lookup that promotes", "load ended", "lookup that writes"].map(|name| (name, Vec::new()));
+    let names = ["lookup that promotes", "load ended", "lookup that writes", "step for a waiting request"];
+    let mut times = names.map(|name| (name, Vec::new()));
     for prompt in 0..2 * FILL {
         if prompt == FILL {
             times.iter_mut().for_each(|(_, times)| times.clear());
         }
         run(&mut core, tier, ns, prompt * PROMPT, &mut times);
+    }
+    for prompt in 2 * FILL..4 * FILL {
+        wait(&mut core, ns, prompt * PROMPT, &mut times[3].1);
     }
     for (name, times) in &mut times {
         times.sort_by(f64::total_cmp);
@@ -63,7 +67,7 @@ fn main() {
 }
 
 /// Brings one prompt up, a bounded number of blocks a lookup, then hits it.
-fn run(core: &mut Core, tier: TierId, ns: NamespaceIndex, first: u64, times: &mut [(&str, Vec<f64>); 3]) {
+fn run(core: &mut Core, tier: TierId, ns: NamespaceIndex, first: u64, times: &mut [(&str, Vec<f64>); 4]) {
     let hashes: Vec<u8> = (first..first + PROMPT).flat_map(hash).collect();
     let mut effects = Vec::new();
     loop {
@@ -94,6 +98,29 @@ fn run(core: &mut Core, tier: TierId, ns: NamespaceIndex, first: u64, times: &mu
         }
         stores.into_iter().for_each(|block| _ = core.stored(tier, block, Outcome::Stored(Location(0, 0))));
     }
+}
+
+/// A request for one prompt waits until all of it is up.
+fn wait(core: &mut Core, ns: NamespaceIndex, first: u64, times: &mut Vec<f64>) {
+    let hashes: Vec<u8> = (first..first + PROMPT).flat_map(hash).collect();
+    let id = core.expect(ENGINE, ns, 0, &hashes, 32);
+    let mut effects = Vec::new();
+    loop {
+        let mut has_more = true;
+        while has_more {
+            let start = Instant::now();
+            has_more = core.step();
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        core.take_effects(&mut effects);
+        let loads: Vec<(BlockId, Generation)> = effects.drain(..).filter_map(load).collect();
+        if loads.is_empty() {
+            break;
+        }
+        let outcome = Outcome::Loaded { length_bytes: SLOT_BYTES, checksum: 0 };
+        loads.into_iter().for_each(|(block, generation)| _ = core.loaded(block, generation, outcome));
+    }
+    core.met(ENGINE, id);
 }
 
 /// Microseconds of the whole lookup, and the states.

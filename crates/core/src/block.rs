@@ -25,6 +25,9 @@ impl NamespaceIndex {
     pub const NONE: NamespaceIndex = NamespaceIndex(u32::MAX);
 }
 
+/// In `Block::owner` beside the tier, from a promotion that nobody asked for yet until a lookup does.
+pub const AHEAD: u8 = 1 << 7;
+
 /// A size class of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct ClassId(pub u16);
@@ -59,7 +62,8 @@ pub struct Block {
     pub state: State,
     pub class: ClassId,
     pub group: u16,
-    /// Who fills it: an instance while `Reserved`, a tier while `Promoting`.
+    /// Who fills it: an instance while `Reserved`, a tier while `Promoting`. With [`AHEAD`] the tier that it came from,
+    /// also once it is `Ready`.
     pub owner: u8,
     /// The tiers (a mask) where it is, or will be once what waits there is written.
     pub below: u8,

@@ -252,8 +252,8 @@ impl Core {
         }
     }
 
-    /// Does one piece of the work that was cut up: ended leases, touches, purges, expectations, drains. True if
-    /// there may be more to do now.
+    /// Does one piece of the work that was cut up: ended leases, touches, purges, expectations and what comes up for
+    /// them, drains. True if there may be more to do now.
     pub fn step(&mut self) -> bool {
         if !self.ended.is_empty() {
             self.unpin_ended();
@@ -261,7 +261,7 @@ impl Core {
             self.settle(Core::TOUCHES_PER_STEP);
         } else if !self.purges.is_empty() {
             self.step_purge();
-        } else if !self.step_expectations() {
+        } else if !self.step_expectations() && !self.step_ahead() {
             self.step_drain();
             return self.copies == 0 && self.drains.iter().any(|drain| !drain.is_waiting);
         }
@@ -355,6 +355,12 @@ impl Core {
 
     pub(crate) fn slot_bytes(&self, block: BlockId) -> u64 {
         self.space.class_info(self.blocks[block].class).slot_bytes
+    }
+
+    /// Bytes that are pinned, but for what comes up and nobody asked for yet: that has a limit of its own.
+    #[inline]
+    pub(crate) fn promised_bytes(&self) -> u64 {
+        self.pinned_bytes - self.below.ahead_bytes
     }
 
     #[inline]
@@ -470,6 +476,7 @@ pub(crate) struct View<'a> {
     pub earlier: u64,
     pub seed: u64,
     pub expectations: &'a Expectations,
+    pub may_take_wanted: bool,
 }
 
 impl Residents for View<'_> {
@@ -485,6 +492,10 @@ impl Residents for View<'_> {
         let record = &self.blocks[block];
         let key = Fingerprint::new(self.seed, record.namespace, record.group, record.hash.as_bytes());
         self.expectations.is_wanted(key)
+    }
+
+    fn may_take_wanted(&self) -> bool {
+        self.may_take_wanted
     }
 
     fn fingerprint(&self, block: BlockId) -> Fingerprint {

@@ -1,25 +1,30 @@
 //! What waiting requests will ask for: the engine's queue as a look into the future.
 //!
 //! An engine that queues a request tells its keys. Resident blocks among them are refreshed, and as long as the
-//! request waits they are passed over by evictions. Requests are honoured first come first served, in prefix
-//! order, until the blocks they want would fill [`SHARE_PERMILLE`] of the pool; then one that is met makes way
-//! for the next. A hint, never a pin: what cannot be kept is evicted, and nothing is owed.
+//! request waits they are passed over by evictions; those that lie below the pool come up (`below/ahead.rs`).
+//! Requests are honoured first come first served, in prefix order, until the blocks they want would fill
+//! [`SHARE_PERMILLE`] of the pool; then one that is met makes way for the next. A hint, never a pin: what cannot
+//! be kept is evicted, and nothing is owed.
 //!
 //! Invariants: `wanted` counts each key once for every honoured mention; at most [`Core::MAX_EXPECTED_KEYS`]
-//! keys are remembered; honouring goes on in pieces in `step`.
+//! keys are remembered; honouring goes on in pieces in `step`; no more comes up than is honoured.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::block::NamespaceIndex;
 use crate::core::Core;
 use crate::index::Fingerprint;
-use crate::key::Instance;
+use crate::key::{BlockHash, Instance};
 
 /// Thousandths of the pool that may be wanted: the rest turns over, so that a queue longer than the pool can
 /// serve leaves room for blocks being stored. Hit rates grow slowly from 500 to 900.
 const SHARE_PERMILLE: u32 = 750;
 /// Once so many keys are honoured, the next request is left to the next step: an index probe and a list move each.
 const KEYS_PER_STEP: usize = 512;
+
+/// So many keys of a prompt are asked for at once before anything of it is up, later as many again as are up: most of what
+/// shared tiers do not have are prompts of which they have nothing, and a question to some of them costs money.
+const FIRST_ASKED: usize = 8;
 
 /// Names what one waiting request expects. 0 is nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -34,19 +39,40 @@ pub(crate) struct Expectations {
     keys: usize,
     wanted_bytes: u64,
     wanted: HashMap<u64, u32>,
+    /// Honoured keys that may have to come up, over all requests.
+    unraised: usize,
 }
 
 struct Expectation {
     id: u64,
     instance: Instance,
+    namespace: NamespaceIndex,
+    group: u16,
     slot_bytes: u64,
     keys: Vec<Fingerprint>,
+    /// Packed, to ask tiers with; empty where there is none.
+    hashes: Vec<u8>,
+    hash_bytes: usize,
     /// Keys from the first that are counted in `wanted`.
     honoured: usize,
+    /// Of these from the first, those that are up or on their way, and those that shared tiers were asked for.
+    raised: usize,
+    asked: usize,
+    /// The next one is nowhere: what is behind it is of no use.
+    is_at_end: bool,
+}
+
+/// A key that a waiting request will ask for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub namespace: NamespaceIndex,
+    pub group: u16,
+    pub hash: BlockHash,
 }
 
 impl Core {
-    /// Keys of all waiting requests together, 8 bytes each and as much again where honoured.
+    /// Keys of all waiting requests together, 8 bytes each and as much again where honoured; above a tier the bytes of
+    /// the key itself as well, 32 at most.
     pub const MAX_EXPECTED_KEYS: usize = 1 << 20;
 
     /// A request of `instance` that will look up these `hashes` (packed, `hash_bytes` each) waits. Call
@@ -68,10 +94,24 @@ impl Core {
         let key = |hash| self.fingerprint(namespace, group, hash);
         let keys: Vec<Fingerprint> = hashes.chunks_exact(hash_bytes).map(key).collect();
         let slot_bytes = self.space.class_info(class).slot_bytes;
+        let hashes = if self.below.is_on() { hashes.to_vec() } else { Vec::new() };
         self.expectations.keys += count;
         self.expectations.next_id += 1;
         let id = self.expectations.next_id;
-        self.expectations.queue.push_back(Expectation { id, instance, slot_bytes, keys, honoured: 0 });
+        self.expectations.queue.push_back(Expectation {
+            id,
+            instance,
+            namespace,
+            group,
+            slot_bytes,
+            keys,
+            hashes,
+            hash_bytes,
+            honoured: 0,
+            raised: 0,
+            asked: 0,
+            is_at_end: false,
+        });
         ExpectationId(id)
     }
 
@@ -85,8 +125,8 @@ impl Core {
         }
     }
 
-    /// No request of `instance` waits any more.
-    pub(crate) fn drop_expectations(&mut self, instance: Instance) {
+    /// No request of `instance` waits any more, or it is not known which do.
+    pub fn drop_expectations(&mut self, instance: Instance) {
         for at in (0..self.expectations.queue.len()).rev() {
             if self.expectations.queue[at].instance == instance {
                 self.expectations.remove(at);
@@ -136,6 +176,56 @@ impl Expectations {
         self.wanted_bytes
     }
 
+    pub fn has_unraised(&self) -> bool {
+        self.unraised > 0
+    }
+
+    /// The first key of request number `at` that may have to come up, if it lies within its first `reach_bytes`.
+    pub fn next_unraised(&self, at: usize, reach_bytes: u64) -> Option<Wanted> {
+        let expectation = &self.queue[at];
+        let is_within = expectation.raised as u64 * expectation.slot_bytes < reach_bytes;
+        (is_within && expectation.unraised() > 0).then(|| expectation.wanted(expectation.raised))
+    }
+
+    /// Of all its keys that are up, or may have to come up.
+    pub fn reachable_bytes(&self, at: usize) -> u64 {
+        let expectation = &self.queue[at];
+        (expectation.raised + expectation.unraised()) as u64 * expectation.slot_bytes
+    }
+
+    /// That key is up, or is passed over.
+    pub fn raised(&mut self, at: usize) {
+        self.update(at, |expectation| expectation.raised += 1);
+    }
+
+    /// That key is nowhere.
+    pub fn end_prefix(&mut self, at: usize) {
+        self.update(at, |expectation| expectation.is_at_end = true);
+    }
+
+    /// The next key behind that one that shared tiers may be asked for; each is told once.
+    pub fn next_unasked(&mut self, at: usize) -> Option<Wanted> {
+        let expectation = &mut self.queue[at];
+        let next = expectation.asked.max(expectation.raised + 1);
+        let end = expectation.honoured.min(2 * expectation.raised + FIRST_ASKED);
+        let wanted = (next < end).then(|| expectation.wanted(next))?;
+        expectation.asked = next + 1;
+        Some(wanted)
+    }
+
+    /// They are told once more.
+    pub fn ask_anew(&mut self, at: usize) {
+        self.queue[at].asked = 0;
+    }
+
+    /// Changes a request, and what is counted of it.
+    fn update(&mut self, at: usize, change: impl FnOnce(&mut Expectation)) {
+        let expectation = &mut self.queue[at];
+        self.unraised -= expectation.unraised();
+        change(expectation);
+        self.unraised += expectation.unraised();
+    }
+
     /// Counts as many more keys of the first request that is not honoured in full as `limit` bytes allow, and
     /// returns all that are counted by now, so that they stay in order. None if there was nothing to count.
     fn honour(&mut self, limit: u64) -> Vec<Fingerprint> {
@@ -150,6 +240,7 @@ impl Expectations {
             *self.wanted.entry(key.0).or_default() += 1;
             first.honoured += 1;
         }
+        self.unraised += if first.is_at_end { 0 } else { first.honoured - from };
         if first.honoured == first.keys.len() {
             self.honoured += 1;
         }
@@ -160,6 +251,7 @@ impl Expectations {
         let gone = self.queue.remove(at).expect("the caller found it");
         self.honoured -= usize::from(at < self.honoured);
         self.keys -= gone.keys.len();
+        self.unraised -= gone.unraised();
         for key in &gone.keys[..gone.honoured] {
             let count = self.wanted.get_mut(&key.0).expect("honoured keys are counted");
             *count -= 1;
@@ -168,6 +260,19 @@ impl Expectations {
                 self.wanted_bytes -= gone.slot_bytes;
             }
         }
+    }
+}
+
+impl Expectation {
+    /// Honoured keys that may have to come up.
+    fn unraised(&self) -> usize {
+        if self.is_at_end { 0 } else { self.honoured - self.raised }
+    }
+
+    fn wanted(&self, at: usize) -> Wanted {
+        let hash = &self.hashes[at * self.hash_bytes..][..self.hash_bytes];
+        let hash = BlockHash::new(hash).expect("hashes have 1 to 32 bytes each");
+        Wanted { namespace: self.namespace, group: self.group, hash }
     }
 }
 

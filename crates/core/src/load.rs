@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 
 use crate::below::Allowance;
-use crate::block::{Block, BlockId, NamespaceIndex, State};
+use crate::block::{AHEAD, Block, BlockId, NamespaceIndex, State};
 use crate::core::{Core, Effect, WARM};
 use crate::index::Fingerprint;
 use crate::key::{Generation, Instance};
@@ -252,6 +252,9 @@ impl Core {
         }
         if lookup.instance.is_some() {
             self.pin(block, lookup.instance);
+            if self.blocks[block].owner & AHEAD != 0 {
+                self.use_ahead(block);
+            }
         }
         lookup.found.push(block);
         lookup.ends.push(place.position * place.tokens);
@@ -273,7 +276,8 @@ impl Core {
     fn why_not(&mut self, block: BlockId, place: &Place, wants_lease: bool) -> Option<MissReason> {
         let Block { state, pins, .. } = self.blocks[block];
         // At least one block can always be pinned, or a small pool could never serve a large one.
-        let is_over = pins == 0 && self.pinned_bytes > 0 && self.pinned_bytes + place.slot_bytes > place.limit;
+        let promised = self.promised_bytes();
+        let is_over = pins == 0 && promised > 0 && promised + place.slot_bytes > place.limit;
         match state {
             // Not "not yet": nobody would wait for it in vain.
             State::Unverified if is_over => Some(MissReason::OverLimit),
@@ -282,7 +286,12 @@ impl Core {
                 Some(MissReason::NotYet)
             }
             State::Ready if place.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
-            State::Promoting => Some(MissReason::PromotionUnfinished),
+            State::Promoting => {
+                if wants_lease && self.is_ahead(block) {
+                    self.use_ahead(block);
+                }
+                Some(MissReason::PromotionUnfinished)
+            }
             _ => Some(place.gap.unwrap_or(MissReason::NotYet)),
         }
     }

@@ -124,8 +124,9 @@ impl Core {
         self.space.finish_restore();
     }
 
-    /// The instance is back, or new, and will say what it holds.
+    /// The instance is back, or new, and will say what it holds, and which of its requests wait.
     pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
+        self.drop_expectations(instance);
         Resumption { instance, held: Vec::new(), lost: Vec::new() }
     }
 

@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 
 use crate::block::{BlockId, ClassId};
-use crate::core::{Core, Effect, View, WARM, policy_key};
+use crate::core::{Core, Effect, Tally, View, WARM, policy_key};
 use crate::index::Fingerprint;
 use crate::miss::Fate;
 use crate::policy::MAX_SCAN;
@@ -58,6 +58,9 @@ const COMPARISONS_PER_EXTENT: u64 = 4;
 const OLD_ONE_IN: usize = 4;
 /// How many times older another class must be: below this the exchange is noise.
 const MUCH_COLDER: u64 = 2;
+/// Of so many slots of a class one at least is in nobody's hand after a promotion that nobody asked for: the shares of
+/// promises, reservations and stores to tiers add up to less than that leaves.
+const SPARE_ONE_IN: u64 = 8;
 /// Extents of a class and slots of an extent that are looked at, so that a comparison stays cheap.
 const SAMPLED_EXTENTS: usize = 16;
 const SAMPLED_SLOTS: u32 = 32;
@@ -85,6 +88,30 @@ impl Core {
             self.consider_drain(class, None);
         }
         self.has_room(class)
+    }
+
+    /// As `make_room` for one slot that nobody asked for yet: no wanted block goes for it, no other class gives anything,
+    /// and one in [`SPARE_ONE_IN`] of the class's slots stays in nobody's hand.
+    pub(crate) fn make_room_ahead(&mut self, class: ClassId, budget: &mut usize) -> bool {
+        if !self.has_spare(class) {
+            return false;
+        }
+        while *budget > 0 && !self.has_room(class) {
+            let is_evicted = self.evict_next(class, false);
+            *budget = budget.saturating_sub(if is_evicted { 1 } else { MAX_SCAN });
+            if !is_evicted {
+                break;
+            }
+        }
+        self.space.has_free(class)
+    }
+
+    /// Whether a slot of `class` may be held for a while without being missed.
+    fn has_spare(&self, class: ClassId) -> bool {
+        let Tally { pinned, reserved, moving, fenced, .. } = self.tallies[class.0 as usize];
+        let held = pinned + reserved + moving + fenced + 1;
+        let slots = self.space.class_info(class).slots;
+        held * SPARE_ONE_IN <= slots * (SPARE_ONE_IN - 1) || self.space.may_grow(class)
     }
 
     /// Goes on with one of the drains under way.
@@ -146,8 +173,13 @@ impl Core {
     }
 
     pub(crate) fn evict_one(&mut self, class: ClassId) -> bool {
+        self.evict_next(class, true)
+    }
+
+    /// False if all that were looked at are held, or wanted where none of these may go.
+    fn evict_next(&mut self, class: ClassId, may_take_wanted: bool) -> bool {
         let Core { blocks, earlier, expectations, .. } = self;
-        let view = View { blocks, earlier: *earlier, seed: self.config.seed, expectations };
+        let view = View { blocks, earlier: *earlier, seed: self.config.seed, expectations, may_take_wanted };
         let Some(block) = self.policies[class.0 as usize].evict(&mut self.nodes, &view) else { return false };
         self.count_eviction(block);
         self.remember(block, Fate::Evicted);

@@ -228,6 +228,11 @@ impl Space {
         u64::from(self.best_run(slot_bytes)) * self.unit_bytes / slot_bytes
     }
 
+    /// Whether there are as many free units as one more extent of `class` takes at least, side by side or not.
+    pub fn may_grow(&self, class: ClassId) -> bool {
+        self.free_units >= self.smallest_run(class)
+    }
+
     /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits.
     pub fn grow(&mut self, class: ClassId, clock: u32) -> Option<ExtentId> {
         if self.free_units == 0 {

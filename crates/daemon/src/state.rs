@@ -223,6 +223,7 @@ impl State {
         let Ok((instance, member)) = self.instances.of_session(session) else { return };
         member.session = None;
         tracing::info!(session, instance = instance.0, engine_id = member.engine_id, "session ended");
+        self.core.drop_expectations(instance);
         self.settle_instance(instance);
     }
 

@@ -196,7 +196,7 @@ impl<'a> Replay<'a> {
         })
     }
 
-    /// The requests up to `until` wait.
+    /// The requests up to `until` wait, long enough that what they want comes up from the disk.
     fn expect_until(&mut self, until: usize) {
         if self.lookahead == 0 {
             return;
@@ -210,7 +210,7 @@ impl<'a> Replay<'a> {
             self.expected.push_back(id);
         }
         self.expected_until = self.expected_until.max((until + 1).min(trace.len()));
-        while self.rehearsal.core.step() {}
+        self.rehearsal.wait(&mut self.residents);
     }
 
     fn request(&mut self, request: Request<'_>) {

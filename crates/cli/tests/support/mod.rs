@@ -237,6 +237,14 @@ impl Client {
         call!(self, lookup, request).expect("a lookup")
     }
 
+    /// This request waits for these blocks.
+    pub fn expect(&self, namespace: u32, request: u64, hashes: &[[u8; 32]]) {
+        let keys = GroupKeys { group: 0, hash_bytes: 32, hashes: hashes.concat() };
+        let waiting = vec![Waiting { request, groups: vec![keys] }];
+        let request = ExpectRequest { session: self.welcome.session, namespace, met: Vec::new(), waiting };
+        call!(self, expect, request).expect("it is told");
+    }
+
     /// Looks up until nothing is "not yet".
     pub fn lookup_settled(&self, namespace: u32, hashes: &[[u8; 32]]) -> LookupReply {
         let start = Instant::now();

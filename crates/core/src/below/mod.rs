@@ -8,9 +8,10 @@
 //! completion, however late that is; promotions count among the promises and evict nothing that is held; bytes
 //! pinned by stores and bytes of late loads have a limit each; without a tier nothing here is ever reached.
 //!
-//! In the order data passes: `seek` (whether shared stores have it), `promote` (up), `write` (down), `residence` (what
-//! lies where).
+//! In the order data passes: `seek` (whether shared stores have it), `promote` (up), `ahead` (up, before anybody asks),
+//! `write` (down), `residence` (what lies where).
 
+mod ahead;
 mod promote;
 mod residence;
 mod seek;
@@ -94,6 +95,10 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     pub promotions: u64,
+    /// Of these, those started for requests that waited, before a lookup asked.
+    pub ahead: u64,
+    /// Of those, blocks that a lookup asked for then, ready or on their way.
+    pub ahead_used: u64,
     pub promoted: u64,
     pub promoted_bytes: u64,
     /// Loads that ended without the block, by cause: not there, not what was stored, anything else.
@@ -136,6 +141,8 @@ pub(crate) struct Tier {
     is_read_only: bool,
     blocks: u64,
     loading: Amount,
+    /// Of these, those that nobody asked for yet.
+    ahead: Amount,
     late: Amount,
     queue: VecDeque<(BlockId, Generation)>,
     storing: Amount,
@@ -169,6 +176,8 @@ pub(crate) struct Below {
     set_aside: Vec<Fingerprint>,
     /// Namespaces whose blocks are being removed from the tiers: neither asked for nor written there meanwhile.
     purging: Vec<NamespaceId>,
+    /// Over all tiers, bytes on their way up that nobody asked for yet.
+    pub(crate) ahead_bytes: u64,
 }
 
 impl Below {
@@ -203,6 +212,7 @@ impl Core {
             is_read_only: false,
             blocks: 0,
             loading: Amount::default(),
+            ahead: Amount::default(),
             late: Amount::default(),
             queue: VecDeque::new(),
             storing: Amount::default(),
@@ -304,6 +314,12 @@ impl Core {
         let late: u64 = tiers.iter().map(|tier| tier.late.blocks).sum();
         if loading - late != promoting {
             return Err(format!("loads: counted {promoting}, kept {loading}, {late} of them late"));
+        }
+        let ahead: u64 = tiers.iter().map(|tier| tier.ahead.bytes).sum();
+        let counted = (0..self.blocks.end()).map(BlockId).filter(|block| self.is_ahead(*block));
+        let counted: u64 = counted.map(|block| self.slot_bytes(block)).sum();
+        if [ahead, counted] != [self.below.ahead_bytes; 2] {
+            return Err(format!("bytes ahead: counted {counted}, kept {}, {ahead} of tiers", self.below.ahead_bytes));
         }
         let blocks: u64 = tiers.iter().map(|tier| tier.blocks).sum();
         let kept = self.below.residence.len();

@@ -5,7 +5,7 @@
 //! failed otherwise, or is late, is passed over until [`Core::forgive`], so that nobody waits for it again and again.
 
 use super::{Below, Standing, TRANSFERS, TierId, residence};
-use crate::block::{Block, BlockId, ClassId, NamespaceIndex, State};
+use crate::block::{AHEAD, Block, BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Effect};
 use crate::error::ErrorKind;
 use crate::index::Fingerprint;
@@ -75,7 +75,8 @@ impl Core {
             Standing::Good => {}
         }
         // Not "not yet": nobody would wait for it in vain.
-        if self.pinned_bytes > 0 && self.pinned_bytes + slot_bytes > limit {
+        let promised = self.promised_bytes();
+        if promised > 0 && promised + slot_bytes > limit {
             return Some(MissReason::OverLimit);
         }
         let hash = BlockHash::new(hash).ok()?;
@@ -99,9 +100,9 @@ impl Core {
 
     /// A load has ended. True if the block is ready: then its entry is to be written to the table.
     pub fn loaded(&mut self, block: BlockId, generation: Generation, outcome: Outcome) -> bool {
-        let Block { state, owner, generation: own, .. } = self.blocks[block];
+        let Block { state, generation: own, .. } = self.blocks[block];
         assert!(own == generation && matches!(state, State::Promoting | State::Fenced), "{block:?} was not loading");
-        let (tier, bytes) = (TierId(owner), self.slot_bytes(block));
+        let (tier, bytes) = (self.filler(block), self.slot_bytes(block));
         self.tier_mut(tier).loading.take(bytes);
         let is_ready = state == State::Promoting && self.is_as_long(block, outcome);
         match state {
@@ -118,11 +119,11 @@ impl Core {
 
     /// The load is late: its waiters get a miss. The slot stays out of use until [`Core::loaded`].
     pub fn give_up(&mut self, block: BlockId, generation: Generation) {
-        let Block { state, owner, generation: own, .. } = self.blocks[block];
+        let Block { state, generation: own, .. } = self.blocks[block];
         if state == State::Promoting && own == generation {
-            let tier = TierId(owner);
+            let tier = self.filler(block);
             self.tier_mut(tier).stats.late += 1;
-            if self.is_current(block) {
+            if self.is_current(block) && !self.is_ahead(block) {
                 self.set_aside(self.below_key_of(block), tier, Standing::Late);
             }
             self.abandon(block);
@@ -131,12 +132,20 @@ impl Core {
 
     /// Nobody waits for this promotion any more; what the tier still writes lands in a fenced slot.
     pub(crate) fn abandon(&mut self, block: BlockId) {
-        let (tier, bytes) = (TierId(self.blocks[block].owner), self.slot_bytes(block));
+        let (tier, bytes) = (self.filler(block), self.slot_bytes(block));
         self.tier_mut(tier).late.add(bytes);
         self.take_back(block);
     }
 
-    fn load(&mut self, tier: TierId, class: ClassId, namespace: NamespaceIndex, group: u16, hash: BlockHash) {
+    /// Fills a free slot of `class` from the tier.
+    pub(super) fn load(
+        &mut self,
+        tier: TierId,
+        class: ClassId,
+        namespace: NamespaceIndex,
+        group: u16,
+        hash: BlockHash,
+    ) -> BlockId {
         let generation = self.generation();
         let holders = TRANSFERS.bit();
         let (block, slot) = self.take_slot(Block {
@@ -161,6 +170,7 @@ impl Core {
         state.loading.add(bytes);
         state.stats.promotions += 1;
         self.effects.push(Effect::Load { tier, block, slot, generation });
+        block
     }
 
     fn arrive(&mut self, block: BlockId, tier: TierId) {
@@ -170,6 +180,7 @@ impl Core {
         stats.promoted_bytes += bytes;
         let class = self.blocks[block].class;
         self.tallies[class.0 as usize].promoting -= 1;
+        self.end_ahead(block);
         self.blocks[block].state = State::Ready;
         self.admit(block, class, None);
         self.remember(block, Fate::Stored);
@@ -194,6 +205,8 @@ impl Core {
         }
         self.remember(block, Fate::Failed);
         match outcome {
+            // Whoever asks tries for himself.
+            Outcome::Failed(kind) if kind.is_retryable() && self.is_ahead(block) => {}
             Outcome::Failed(kind) if kind.is_retryable() => self.set_aside(key, tier, Standing::Failed),
             _ => self.leave_below(key, tier),
         }
@@ -213,6 +226,8 @@ impl Core {
     fn take_back(&mut self, block: BlockId) {
         let class = self.blocks[block].class;
         self.tallies[class.0 as usize].promoting -= 1;
+        self.end_ahead(block);
+        self.blocks[block].owner &= !AHEAD;
         self.unindex(block);
         self.fence(block);
     }
@@ -221,6 +236,6 @@ impl Core {
 impl Below {
     fn is_loading_enough(&self, tier: TierId) -> bool {
         let tier = &self.tiers[tier.0 as usize];
-        tier.loading.blocks >= tier.limits.load_blocks as u64
+        tier.loading.blocks - tier.ahead.blocks >= tier.limits.load_blocks as u64
     }
 }

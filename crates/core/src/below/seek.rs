@@ -16,7 +16,7 @@ use crate::key::{BlockHash, BlockKey};
 use crate::miss::MissReason;
 use crate::tier::{Location, Outcome};
 
-/// Keys that are known of in one period: a few prompts of a million tokens.
+/// Keys that are known of in one period: a few prompts of a million tokens. Half of them may be asked for ahead.
 const MAX_KNOWN: usize = 1 << 17;
 
 /// A question to a shared tier; its answer goes to [`Core::answered`].
@@ -44,6 +44,8 @@ pub(super) struct Sought {
     older: HashMap<Fingerprint, Known>,
     /// Not taken by the driver yet.
     finds: Vec<Find>,
+    /// Keys that a tier has not answered for yet.
+    unanswered: usize,
 }
 
 impl Sought {
@@ -71,7 +73,18 @@ impl Sought {
         }
     }
 
+    pub fn unanswered(&self) -> usize {
+        self.unanswered
+    }
+
+    /// Whether so much is known already that the rest is left to lookups.
+    pub fn is_half_full(&self) -> bool {
+        self.recent.len() >= MAX_KNOWN / 2
+    }
+
     fn set(&mut self, key: Fingerprint, known: Known) {
+        self.unanswered -= usize::from(matches!(self.get(key), Some(Known::Asked(_))));
+        self.unanswered += usize::from(matches!(known, Known::Asked(_)));
         self.recent.insert(key, known);
     }
 

@@ -84,6 +84,11 @@ impl Policy for Density {
         set_used(nodes, block, nodes.clock);
     }
 
+    /// How long it waited for that says how long the engine's queue is, and nothing of the block.
+    fn begin_use(&mut self, nodes: &mut Nodes, block: BlockId) {
+        set_used(nodes, block, nodes.clock);
+    }
+
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
         self.lists.refresh(nodes, block);
     }

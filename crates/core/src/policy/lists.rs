@@ -86,7 +86,7 @@ impl Lists {
     }
 
     /// Takes the coldest block out that is neither held nor wanted, as `choose` compares the two lists. If all
-    /// that were looked at are wanted, the coldest of those: a leaf. Held blocks go to the head: they are in
+    /// that were looked at are wanted, the coldest of those, a leaf, unless they are to be spared. Held blocks go to the head: they are in
     /// use, and every later eviction would meet them again. Wanted ones keep their place, or a child could
     /// become more recent than its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
@@ -105,8 +105,9 @@ impl Lists {
                 return Some(block);
             }
         }
-        self.remove(nodes, wanted?);
-        wanted
+        let wanted = wanted.filter(|_| residents.may_take_wanted())?;
+        self.remove(nodes, wanted);
+        Some(wanted)
     }
 
     /// What `evict` looks at first.

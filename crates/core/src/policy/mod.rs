@@ -91,6 +91,8 @@ pub trait Residents {
     fn is_held(&self, block: BlockId) -> bool;
     /// True while a waiting request expects it: it had better stay.
     fn is_wanted(&self, block: BlockId) -> bool;
+    /// Whether a wanted block goes if nothing else is found.
+    fn may_take_wanted(&self) -> bool;
     /// For ghosts, which remember keys after their blocks are gone.
     fn fingerprint(&self, block: BlockId) -> Fingerprint;
 }
@@ -117,13 +119,16 @@ pub trait Policy: Send {
     /// `block` was asked for and found.
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
 
+    /// `block`, inserted before anybody asked for it, is asked for now, and touched soon.
+    fn begin_use(&mut self, _nodes: &mut Nodes, _block: BlockId) {}
+
     /// `block` is in use or will be soon: no sign of its worth, but not to be evicted next.
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId);
 
     /// `block` left without being evicted.
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId);
 
-    /// Takes the next victim out, or none if all candidates looked at are held.
+    /// Takes the next victim out, or none if all candidates looked at are held, or wanted and to be spared.
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
 
     /// Whether a tier below is given the blocks that were asked for again, and not the others.

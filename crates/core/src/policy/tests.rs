@@ -13,6 +13,7 @@ use crate::index::Fingerprint;
 struct World {
     held: BTreeSet<u32>,
     wanted: BTreeSet<u32>,
+    spares_wanted: bool,
 }
 
 impl Residents for World {
@@ -22,6 +23,10 @@ impl Residents for World {
 
     fn is_wanted(&self, block: BlockId) -> bool {
         self.wanted.contains(&block.0)
+    }
+
+    fn may_take_wanted(&self) -> bool {
+        !self.spares_wanted
     }
 
     fn fingerprint(&self, block: BlockId) -> Fingerprint {

@@ -159,6 +159,11 @@ impl Rehearsal {
         served
     }
 
+    /// No request comes: what waits for one comes up, until all of it is there or nothing more finds room.
+    pub fn wait(&mut self, watch: &mut dyn Watch) {
+        while self.core.step() || self.follow_effects(watch) {}
+    }
+
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         let disk = self.disk.as_ref().map_or(0, |(_, disk)| disk.heap_bytes());
@@ -233,13 +238,16 @@ impl Rehearsal {
         self.slots.len() == some.len()
     }
 
-    fn follow_effects(&mut self, watch: &mut dyn Watch) {
+    /// False if there was nothing to do.
+    fn follow_effects(&mut self, watch: &mut dyn Watch) -> bool {
+        let mut is_any = false;
         loop {
             self.core.take_effects(&mut self.effects);
             let effects = std::mem::take(&mut self.effects);
             if effects.is_empty() {
-                return;
+                return is_any;
             }
+            is_any = true;
             effects.iter().for_each(|effect| self.follow(*effect, watch));
             self.effects = effects;
             self.effects.clear();

@@ -28,9 +28,11 @@ enum Standing {
 pub struct Load {
     block: BlockId,
     at: At,
-    key: Key,
+    pub key: Key,
     slot_bytes: u64,
     is_given_up: bool,
+    /// Nobody asked for it yet: a step began it.
+    is_ahead: bool,
 }
 
 #[derive(Debug)]
@@ -55,6 +57,8 @@ pub struct Below {
     purging: BTreeSet<NamespaceId>,
     /// Short names that were purged: what of theirs is under way may be taken back at any moment.
     purged: BTreeSet<NamespaceIndex>,
+    /// A step of the core is under way, in which nobody asks.
+    pub is_stepping: bool,
 }
 
 impl Below {
@@ -62,7 +66,7 @@ impl Below {
     pub fn open(&mut self, core: &mut Core, admission: Option<Admission>) {
         let Some(admission) = admission else { return };
         // Few blocks, so that its limits are met.
-        let limits = Limits { admission, queue_blocks: 12, load_blocks: 1000, store_permille: 60, ..Limits::default() };
+        let limits = Limits { admission, queue_blocks: 12, load_blocks: 12, store_permille: 60, ..Limits::default() };
         assert_eq!(core.open_tier(limits), TIER);
         self.is_open = true;
         self.set_healthy(core, false);
@@ -121,8 +125,11 @@ impl Below {
                 let short = shorts[namespace as usize].expect("a namespace that is open");
                 let key = Key { short, namespace, group: key.group, hash: key.hash };
                 assert!(!self.is_promoting(&key), "{key:?} is promoted twice at a time");
+                assert!(self.is_healthy, "a sick tier is asked for {key:?}");
+                assert!(!self.purging.contains(&wire(&key).namespace), "{key:?} is being purged");
                 let at = (slot, generation);
-                self.loads.push(Load { block, at, key, slot_bytes: row.slot_bytes, is_given_up: false });
+                let (slot_bytes, is_ahead) = (row.slot_bytes, self.is_stepping);
+                self.loads.push(Load { block, at, key, slot_bytes, is_given_up: false, is_ahead });
             }
             Effect::Store { block, slot, generation, .. } => {
                 let row = &rows[&slot];
@@ -164,6 +171,8 @@ impl Below {
         assert!(is_ready || !is_whole || load.is_given_up || is_purged, "{load:?} is lost after {outcome:?}");
         let is_blamed = !is_whole && !load.is_given_up && !is_purged;
         match outcome {
+            // Whoever asks tries for himself.
+            Outcome::Failed(ErrorKind::Io) if is_blamed && load.is_ahead => {}
             Outcome::Failed(ErrorKind::Io) if is_blamed => {
                 self.known.entry(key).and_modify(|standing| *standing = Standing::Bad);
             }
@@ -180,9 +189,12 @@ impl Below {
             return;
         }
         let which = which as usize % self.loads.len();
-        let Load { block, at, key, .. } = self.loads[which];
+        let Load { block, at, key, is_ahead, .. } = self.loads[which];
         core.give_up(block, at.1);
-        if !std::mem::replace(&mut self.loads[which].is_given_up, true) && !self.purged.contains(&key.short) {
+        if !std::mem::replace(&mut self.loads[which].is_given_up, true)
+            && !self.purged.contains(&key.short)
+            && !is_ahead
+        {
             self.known.entry(wire(&key)).and_modify(|standing| *standing = Standing::Bad);
         }
     }
@@ -228,9 +240,25 @@ impl Below {
         }
     }
 
+    /// What the core was told lies there.
+    pub fn known(&self) -> impl Iterator<Item = &BlockKey> {
+        self.known.keys()
+    }
+
     /// A lookup finds it on its way up.
     pub fn is_promoting(&self, key: &Key) -> bool {
         self.loads.iter().any(|load| load.key == *key && !load.is_given_up)
+    }
+
+    /// An engine asked for it and was told that it is on its way.
+    pub fn ask(&mut self, key: &Key) {
+        let its = self.loads.iter_mut().filter(|load| load.key == *key && !load.is_given_up);
+        its.for_each(|load| load.is_ahead = false);
+    }
+
+    /// Bytes on their way up that nobody asked for yet.
+    pub fn ahead_bytes(&self) -> u64 {
+        self.loads.iter().filter(|load| load.is_ahead && !load.is_given_up).map(|load| load.slot_bytes).sum()
     }
 
     /// A lookup that wants a lease starts a promotion, if no limit is in its way.
@@ -272,6 +300,7 @@ impl Below {
         let counts = (self.loads.len() as u64, self.stores.len() as u64, self.known.len() as u64);
         assert_eq!((report.loading_blocks, report.storing_blocks, report.blocks), counts, "loads, stores, known");
         self.check_late(core);
+        self.check_ahead(core);
         let bytes: u64 = self.stores.iter().map(|store| rows[&store.at.0].slot_bytes).sum();
         let largest = (0..NAMESPACES).flat_map(|ns| layout(ns).groups().map(|(_, g)| g.slot_bytes()).max()).max();
         assert!(bytes < core.capacity_bytes() * 60 / 1000 + largest.unwrap(), "{bytes} bytes are pinned by stores");
@@ -293,6 +322,17 @@ impl Below {
         self.truth.remove(key);
         self.known.remove(key);
         core.tier_evicted(TIER, key);
+    }
+
+    /// The core knows which loads nobody asked for, and they stay within their limits.
+    fn check_ahead(&self, core: &Core) {
+        for load in self.loads.iter().filter(|load| !load.is_given_up && !self.purged.contains(&load.key.short)) {
+            assert_eq!(core.is_ahead(load.block), load.is_ahead, "{load:?}");
+        }
+        let ahead = self.loads.iter().filter(|load| core.is_ahead(load.block));
+        let (count, bytes) = ahead.fold((0, 0), |(count, bytes), load| (count + 1, bytes + load.slot_bytes));
+        assert!(count <= 6, "half of the tier's load slots, not {count}");
+        assert!(count <= 1 || bytes <= core.capacity_bytes() * 62 / 1000, "{bytes} bytes are on their way up unasked");
     }
 
     /// Too many bytes of late loads close the tier, and nothing else does but its health.

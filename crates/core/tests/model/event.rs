@@ -117,9 +117,16 @@ pub enum Event {
     Close {
         namespace: u8,
     },
+    /// A request waits, with one of its groups.
     Expect {
         engine: u8,
         prompt: Prompt,
+        group: u8,
+    },
+    /// A request waits for blocks that lie on the tier, and not in the pool.
+    ExpectBelow {
+        engine: u8,
+        which: u8,
     },
     Met {
         engine: u8,
@@ -232,9 +239,10 @@ fn event() -> impl Strategy<Value = Event> {
         20 => (index(), prompt(), 1u8..8).prop_map(|(engine, prompt, at_once)| Event::Store { engine, prompt, at_once }),
         1 => index().prop_map(|namespace| Event::Purge { namespace }),
         1 => index().prop_map(|namespace| Event::Close { namespace }),
-        2 => (index(), prompt()).prop_map(|(engine, prompt)| Event::Expect { engine, prompt }),
+        4 => (index(), prompt(), index()).prop_map(|(engine, prompt, group)| Event::Expect { engine, prompt, group }),
+        4 => (index(), index()).prop_map(|(engine, which)| Event::ExpectBelow { engine, which }),
         1 => (index(), index()).prop_map(|(engine, which)| Event::Met { engine, which }),
-        4 => Just(Event::Step),
+        6 => Just(Event::Step),
         8 => index().prop_map(|which| Event::Verified { which }),
         8 => (index(), prop::bool::weighted(0.95)).prop_map(|(which, is_copied)| Event::Moved { which, is_copied }),
         1 => index().prop_map(|which| Event::Corrupt { which }),

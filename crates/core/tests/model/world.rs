@@ -16,7 +16,7 @@ use forebay_core::recover::{Recovered, Recovery, Resumption};
 use forebay_core::report::Audited;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Config, Core, Generation, Instance, NamespaceId, SlotId};
+use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, SlotId};
 
 use crate::below::Below;
 use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
@@ -57,7 +57,8 @@ struct Engine {
     filling: Vec<Filling>,
     released: Vec<LeaseId>,
     committed: Vec<Committed>,
-    expected: Vec<ExpectationId>,
+    /// What it will ask for; nothing once it has.
+    expected: Vec<(ExpectationId, Vec<Key>)>,
 }
 
 /// A lookup between two of its pieces.
@@ -159,16 +160,16 @@ impl World {
             }
             Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
             Event::Close { namespace } => self.close(namespace % NAMESPACES),
-            Event::Expect { engine, prompt } => self.expect(engine % ENGINES, prompt),
+            Event::Expect { engine, prompt, group } => self.expect(engine % ENGINES, prompt, group),
+            Event::ExpectBelow { engine, which } => self.expect_below(engine % ENGINES, which),
             Event::Met { engine, which } => {
-                let expected = &self.engines[(engine % ENGINES) as usize].expected;
+                let expected = &mut self.engines[(engine % ENGINES) as usize].expected;
                 if let Some(at) = pick(expected, which) {
-                    self.core.met(Instance(engine % ENGINES), expected[at]);
+                    expected[at].1.clear();
+                    self.core.met(Instance(engine % ENGINES), expected[at].0);
                 }
             }
-            Event::Step => {
-                self.core.step();
-            }
+            Event::Step => _ = self.step(),
             Event::Verified { which } => self.verified(which),
             Event::Moved { which, is_copied } => self.moved(which, is_copied),
             Event::Corrupt { which } => {
@@ -269,6 +270,7 @@ impl World {
         leases.retain(|_| is_kept());
         state.filling.retain(|filling| is_kept() && filling.maps);
         state.must_resume = false;
+        state.expected.clear();
         state.leases = vec![Leased { id: LeaseId(0), blocks: leases.clone() }];
         let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
         let mut expected = if lies { self.lies(engine) } else { BTreeSet::new() };
@@ -362,7 +364,7 @@ impl World {
             open.answer = Answer::default();
         }
         let before = (open.keys.len(), open.answer.slots.len(), self.core.stats().clone());
-        let pinned = self.core.held().pinned_bytes;
+        let (pinned, ahead) = (self.core.held().pinned_bytes, self.below.ahead_bytes());
         let mut packed = Vec::new();
         for (chain, position) in blocks {
             let hash = hash(open.namespace, chain, position);
@@ -373,13 +375,18 @@ impl World {
         self.core.look(&mut open.lookup, group, &packed, hash_bytes(open.namespace), &mut open.answer);
         self.apply(open);
         self.check_answer(open, before);
-        self.check_share(pinned);
+        if open.engine.is_some() {
+            let told = open.keys.iter().zip(&open.answer.states).filter(|(_, state)| **state == STATE_NOT_YET);
+            told.for_each(|(key, _)| self.below.ask(key));
+        }
+        self.check_share(pinned - ahead, ahead);
     }
 
     /// A look pins no more than the share of promises, or a single block.
-    fn check_share(&self, before: u64) {
-        // What is being written is pinned too, within a share of its own.
-        let now = self.core.held().pinned_bytes - self.below.storing_bytes(&self.core);
+    fn check_share(&self, before: u64, ahead: u64) {
+        // What is being written, and what came up unasked until now, is pinned too, within shares of their own.
+        let others = self.below.storing_bytes(&self.core) + ahead;
+        let now = self.core.held().pinned_bytes.saturating_sub(others);
         let share = u64::from(self.setup.units) * UNIT_BYTES * u64::from(self.setup.promise_permille) / 1000;
         let is_one_block = before == 0 && self.core.classes().iter().any(|class| class.slot_bytes == now);
         assert!(now <= before.max(share) || is_one_block, "{now} bytes are pinned, the share is {share}");
@@ -662,15 +669,39 @@ impl World {
         }
     }
 
-    fn expect(&mut self, engine: u8, prompt: Prompt) {
+    fn expect(&mut self, engine: u8, prompt: Prompt, group: u8) {
         if !self.is_serving(engine) {
             return;
         }
         let namespace = prompt.namespace % NAMESPACES;
         let short = self.short(namespace);
-        let hashes: Vec<u8> = (0..prompt.blocks).flat_map(|at| hash(namespace, prompt.chain, at)).collect();
-        let id = self.core.expect(Instance(engine), short, 0, &hashes, hash_bytes(namespace));
-        self.engines[engine as usize].expected.push(id);
+        let (group, _) = groups(namespace)[group as usize % groups(namespace).len()];
+        let hash = |at| BlockHash::new(&hash(namespace, prompt.chain, at)).unwrap();
+        let keys = (0..prompt.blocks).map(|at| Key { short, namespace, group, hash: hash(at) });
+        self.expect_all(engine, keys.collect());
+    }
+
+    fn expect_below(&mut self, engine: u8, which: u8) {
+        let short = |key: &BlockKey| self.shorts[key.namespace.0 as usize];
+        let keys = self.below.known().filter_map(|key| {
+            let (namespace, group, hash) = (key.namespace.0 as u8, key.group, key.hash);
+            Some(Key { short: short(key)?, namespace, group, hash })
+        });
+        let absent: Vec<Key> = keys.filter(|key| self.table.resident(key).is_none()).collect();
+        let Some(first) = pick(&absent, which).filter(|_| self.is_serving(engine)) else { return };
+        let is_alike = |key: &&Key| (key.short, key.group) == (absent[first].short, absent[first].group);
+        let keys = absent[first..].iter().filter(is_alike).take(4).copied().collect();
+        self.expect_all(engine, keys);
+        self.step();
+        self.step();
+    }
+
+    /// All of one group.
+    fn expect_all(&mut self, engine: u8, keys: Vec<Key>) {
+        let Key { short, namespace, group, .. } = keys[0];
+        let hashes: Vec<u8> = keys.iter().flat_map(|key| key.hash.as_bytes().to_vec()).collect();
+        let id = self.core.expect(Instance(engine), short, group, &hashes, hash_bytes(namespace));
+        self.engines[engine as usize].expected.push((id, keys));
         self.settle();
     }
 
@@ -762,6 +793,7 @@ impl World {
             engine.filling.retain(|filling| filling.maps);
             engine.released.extend(engine.leases.iter().map(|lease| lease.id));
             engine.committed.clear();
+            engine.expected.clear();
         }
         let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
         let alive = alive.fold(self.below.restart(), |mask, engine| mask | Instance(engine).bit());
@@ -912,10 +944,23 @@ impl World {
         self.below.check(&self.core, &self.table.rows);
     }
 
+    /// True if there is more to do.
+    fn step(&mut self) -> bool {
+        let begun = self.below.loads.len();
+        self.below.is_stepping = true;
+        let has_more = self.core.step();
+        self.settle();
+        self.below.is_stepping = false;
+        let expected = || self.engines.iter().flat_map(|engine| engine.expected.iter().flat_map(|(_, keys)| keys));
+        for load in &self.below.loads[begun..] {
+            assert!(expected().any(|key| *key == load.key), "nobody waits for {load:?}");
+        }
+        has_more
+    }
+
     fn step_to_the_end(&mut self) {
         for _ in 0..10_000 {
-            let has_more = self.core.step();
-            self.settle();
+            let has_more = self.step();
             if !has_more && self.table.moving.is_empty() {
                 return;
             }
@@ -933,8 +978,7 @@ impl World {
         let mut refusals = 0;
         while refusals < 100 {
             refusals += usize::from(self.reserve(0, namespace, 0, 256, true) == 0);
-            self.core.step();
-            self.settle();
+            self.step();
             self.move_all();
         }
         let filled = self.engines[0].filling.len() as u64;

@@ -236,6 +236,16 @@ static METRICS: &[Metric] = &[
         Counters(&["tier", "outcome"], tier_promotions),
     ),
     metric(
+        "forebay_tier_promotions_ahead_total",
+        "Promotions started for requests that wait in engines' queues, before a lookup asked.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.ahead)),
+    ),
+    metric(
+        "forebay_tier_promotions_ahead_used_total",
+        "Of these, blocks that a lookup then asked for; the others were loaded in vain, or their requests still wait.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.ahead_used)),
+    ),
+    metric(
         "forebay_tier_promoted_bytes_total",
         "Bytes that came up into the pool.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.promoted_bytes)),

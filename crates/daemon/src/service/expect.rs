@@ -1,4 +1,4 @@
-//! The engine's waiting queue, as a hint for evictions.
+//! The engine's waiting queue, as a hint for evictions and promotions.
 
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_rpc::proto::{Done, ExpectRequest, GroupKeys, Waiting};
@@ -6,14 +6,16 @@ use forebay_rpc::proto::{Done, ExpectRequest, GroupKeys, Waiting};
 use super::{check_hashes, group_index};
 use crate::instances::Session;
 use crate::state::{Shared, State};
+use crate::tick::work_off;
 
-/// One event for all that wait no more, and one for each request that waits now.
+/// One event for all that wait no more, and one for each request that waits now; then what they want begins to come up.
 pub async fn expect(shared: &Shared, request: ExpectRequest) -> Result<Done> {
     shared.event(|state| meet(state, request.session, &request.met))?;
     for waiting in &request.waiting {
         tokio::task::yield_now().await;
         shared.event(|state| note(state, request.session, request.namespace, waiting))?;
     }
+    work_off(shared).await;
     Ok(Done {})
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Driver {
     /// In the order in which the tier is offered them.
     finds: Waiting,
     loads: Waiting,
+    /// Loads that nobody asked for yet. Those that are asked for go over to `loads`.
+    ahead: Waiting,
     others: Waiting,
     pub(super) purges: Purges,
     /// As the core was told.
@@ -72,6 +74,7 @@ impl Driver {
             under_way: HashMap::new(),
             finds: Waiting::default(),
             loads: Waiting::default(),
+            ahead: Waiting::default(),
             others: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
@@ -102,7 +105,7 @@ impl Driver {
 
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
-        self.finds.len() + self.loads.len() + self.others.len()
+        self.finds.len() + self.loads.len() + self.ahead.len() + self.others.len()
     }
 
     /// For the core's questions.
@@ -124,7 +127,9 @@ impl Driver {
             length_bytes: core.length_below(block),
             ..self.operation(under, OpKind::Load { at }, Priority::Load, key)
         };
-        self.loads.push(op, self.now());
+        let now = self.now();
+        let queue = if core.is_ahead(block) { &mut self.ahead } else { &mut self.loads };
+        queue.push(op, now);
     }
 
     /// For `Effect::Store`; what is to be written is what the pool's table says of the slot.
@@ -150,14 +155,18 @@ impl Driver {
     }
 
     /// Hands the tier what it takes; the rest waits for its next completion.
-    pub(super) fn submit(&mut self) {
-        let now = self.now();
-        let Some(tier) = self.tier.as_mut().filter(|_| self.finds.len() + self.loads.len() + self.others.len() > 0)
-        else {
-            return;
+    pub(super) fn submit(&mut self, core: &Core) {
+        let (now, waiting) = (self.now(), self.waiting());
+        let Some(tier) = self.tier.as_mut().filter(|_| waiting > 0) else { return };
+        let under_way = &self.under_way;
+        let is_asked = |op: &Operation| match under_way[&op.id] {
+            Under::Load { block, .. } => !core.is_ahead(block),
+            _ => false,
         };
+        self.ahead.take(is_asked).into_iter().for_each(|op| self.loads.push(op, now));
         tier.advance(now);
-        [&mut self.finds, &mut self.loads, &mut self.others].into_iter().for_each(|waiting| waiting.offer(tier));
+        let queues = [&mut self.finds, &mut self.loads, &mut self.ahead, &mut self.others];
+        queues.into_iter().for_each(|waiting| waiting.offer(tier));
     }
 
     /// Says how much of the pool is there, so that it can be pinned for the disks' engines.
@@ -201,14 +210,18 @@ impl Driver {
         Operation { id, kind, priority, key, slot: None, length_bytes: 0, checksum: 0 }
     }
 
-    /// What waited here for longer than anybody waits for it.
-    fn take_stale(&mut self, ended: &mut Vec<Completion>) {
+    /// What waited here for longer than anybody waits for it. What nobody waits for stays as long as the tier is well.
+    fn take_stale(&mut self, is_healthy: bool, ended: &mut Vec<Completion>) {
+        let ended_by = |kind| move |id| Completion { id, outcome: Outcome::Failed(kind) };
+        if !is_healthy {
+            let given_up = self.ahead.take(|_| true).into_iter().map(|op| op.id);
+            ended.extend(given_up.map(ended_by(ErrorKind::Unavailable)));
+        }
         let mut stale = Vec::new();
         let since = self.now().saturating_sub(self.deadline);
         self.finds.take_stale(since, &mut stale);
         self.loads.take_stale(since, &mut stale);
-        let outcome = Outcome::Failed(ErrorKind::Timeout);
-        ended.extend(stale.into_iter().map(|id| Completion { id, outcome }));
+        ended.extend(stale.into_iter().map(ended_by(ErrorKind::Timeout)));
     }
 }
 
@@ -224,7 +237,7 @@ impl State {
         tier.poll(&mut ended);
         tier.take_late(&mut late);
         let is_healthy = tier.health() == Health::Healthy && !driver.is_closed;
-        driver.take_stale(&mut ended);
+        driver.take_stale(is_healthy, &mut ended);
         driver.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
         driver.register(populated_bytes);
         late.into_iter().for_each(|op| self.late(id, op));

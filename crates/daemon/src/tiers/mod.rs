@@ -85,7 +85,7 @@ impl Tiers {
         for find in self.finds.drain(..) {
             self.drivers[find.tier.0 as usize].find(find);
         }
-        self.drivers.iter_mut().for_each(Driver::submit);
+        self.drivers.iter_mut().for_each(|driver| driver.submit(core));
     }
 }
 

@@ -10,6 +10,7 @@ use forebay_core::below::TierId;
 
 use super::Openings;
 use crate::state::Shared;
+use crate::tick::work_off;
 
 /// Deadlines, write budgets and flushes are as exact as this.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -35,10 +36,14 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) {
             () = woken(wake.as_ref()) => {}
             _ = ticks.tick() => {}
         }
-        shared.event(|state| {
+        let is_more = shared.event(|state| {
             state.drive_tier(tier);
             state.step_purges();
+            state.core.is_expecting_below()
         });
+        if is_more {
+            work_off(&shared).await;
+        }
     }
 }
 

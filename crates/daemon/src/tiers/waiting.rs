@@ -31,6 +31,17 @@ impl Waiting {
         self.since.drain(..taken);
     }
 
+    /// Takes out those of which `is_it` says yes, in their order.
+    pub fn take(&mut self, is_it: impl Fn(&Operation) -> bool) -> Vec<Operation> {
+        let its: Vec<Operation> = self.ops.iter().copied().filter(&is_it).collect();
+        if !its.is_empty() {
+            let kept = std::mem::take(self);
+            let kept = kept.ops.into_iter().zip(kept.since).filter(|(op, _)| !is_it(op));
+            kept.for_each(|(op, since)| self.push(op, since));
+        }
+        its
+    }
+
     /// Takes out what has waited since before `since`.
     pub fn take_stale(&mut self, since: Duration, stale: &mut Vec<OpId>) {
         while self.since.pop_front_if(|begun| *begun < since).is_some() {
