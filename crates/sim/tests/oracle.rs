@@ -33,6 +33,10 @@ impl Residents for Nobody {
         false
     }
 
+    fn may_take_wanted(&self) -> bool {
+        true
+    }
+
     fn fingerprint(&self, block: BlockId) -> Fingerprint {
         let product = u128::from(block.0 + 1) * 0x9e37_79b9_7f4a_7c15;
         Fingerprint((product as u64 ^ (product >> 32) as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9))
