@@ -12,6 +12,7 @@ mod conform;
 mod fake;
 mod faults;
 mod misbehaviour;
+mod purge;
 mod sentinel;
 mod servers;
 mod tls;
