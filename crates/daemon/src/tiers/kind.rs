@@ -7,6 +7,7 @@ use forebay_core::below::Limits;
 use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::{BlockKey, NamespaceId};
 use forebay_io::fs::Fs;
+use forebay_io::purge::Place;
 use forebay_io::redis::Redis;
 use forebay_io::ssd::{DiskReport, Ssd};
 
@@ -105,6 +106,11 @@ pub(super) trait Driven: Timed + Send {
     fn disks(&self) -> Vec<DiskReport> {
         Vec::new()
     }
+
+    /// Where the blocks of a tier are that hosts share, to be emptied of namespaces.
+    fn places(&self) -> Vec<Place> {
+        Vec::new()
+    }
 }
 
 impl Driven for Ssd {
@@ -133,11 +139,19 @@ impl Driven for Redis {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Redis::wake_fd(self)
     }
+
+    fn places(&self) -> Vec<Place> {
+        Redis::places(self)
+    }
 }
 
 impl Driven for Fs {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         Fs::wake_fd(self)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        Fs::places(self)
     }
 }
 
@@ -145,5 +159,9 @@ impl Driven for Fs {
 impl Driven for forebay_io::object::Object {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         forebay_io::object::Object::wake_fd(self)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        forebay_io::object::Object::places(self)
     }
 }

@@ -31,6 +31,20 @@ impl Waiting {
         self.since.drain(..taken);
     }
 
+    /// Takes out what is wanted, in order.
+    pub fn withdraw(&mut self, is_wanted: impl Fn(&Operation) -> bool) -> Vec<OpId> {
+        let (ops, since) = (std::mem::take(&mut self.ops), std::mem::take(&mut self.since));
+        let mut withdrawn = Vec::new();
+        for (op, since) in ops.into_iter().zip(since) {
+            if is_wanted(&op) {
+                withdrawn.push(op.id);
+            } else {
+                self.push(op, since);
+            }
+        }
+        withdrawn
+    }
+
     /// Takes out what has waited since before `since`.
     pub fn take_stale(&mut self, since: Duration, stale: &mut Vec<OpId>) {
         while self.since.pop_front_if(|begun| *begun < since).is_some() {
