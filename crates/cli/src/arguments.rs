@@ -128,6 +128,13 @@ pub struct Purge {
     pub daemon: Daemon,
     #[command(flatten)]
     pub what: What,
+    /// Also remove the blocks from the stores that hosts share (Redis, directories, buckets), whoever stored them
+    #[arg(long)]
+    pub shared_stores: bool,
+    /// The shared stores are worked on for so long at most; what is removed by then stays removed
+    #[arg(long, value_name = "COUNT", default_value_t = 600, requires = "shared_stores",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout_seconds: u32,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,33 +1,117 @@
 //! `forebay purge`: drops blocks at once, without asking.
+//!
+//! With `--shared-stores` the daemon empties these too; what became of each is told, and one that is not known to be
+//! empty makes the command fail.
 
-use forebay_core::Error;
-use forebay_rpc::proto::{PurgeReply, PurgeRequest};
-use serde_json::json;
+use std::time::Duration;
+
+use forebay_core::{Error, ErrorKind};
+use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
+use serde_json::{Value, json};
 
 use crate::arguments::{Purge, What};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{print, print_json, size};
+use crate::output::{hex, print, print_json, size};
 use crate::serve::runtime;
 
+/// What the daemon needs at most beyond the time that it was given: a disk is waited for, and a last step.
+const REPLY: Duration = Duration::from_secs(10);
+
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
-    let request = request(&arguments.what).map_err(Failure::Usage)?;
-    let mut client = client::connect(&arguments.daemon.socket_directory()?);
-    let PurgeReply { purged_blocks, purged_bytes, held_blocks } = runtime()?.block_on(client.purge(request))?;
-    if arguments.json {
-        print_json(&json!({"purged_blocks": purged_blocks, "purged_bytes": purged_bytes, "held_blocks": held_blocks}));
-    } else {
-        print(&format!("purged {purged_blocks} blocks, {}\n", size(purged_bytes)));
-        if held_blocks > 0 {
-            print(&format!(
-                "{held_blocks} more are held by engines: they can no longer be hit, and go when released\n"
-            ));
-        }
+    let request = request(arguments).map_err(Failure::Usage)?;
+    let work = match arguments.shared_stores {
+        true => Duration::from_secs(arguments.timeout_seconds.into()) + REPLY,
+        false => Duration::ZERO,
+    };
+    let mut client = client::connect_for(&arguments.daemon.socket_directory()?, work);
+    let reply = runtime()?.block_on(client.purge(request))?;
+    match arguments.json {
+        true => print_json(&to_json(&reply)),
+        false => print(&told(&reply, arguments.what.tenant.is_some())),
+    }
+    if arguments.shared_stores { judge(&reply) } else { Ok(()) }
+}
+
+/// A daemon that was asked for its shared stores says of each that it is empty, or this fails.
+fn judge(reply: &PurgeReply) -> Result<(), Failure> {
+    if !reply.reached_stores {
+        let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, and no shared store");
+        return Err(error.hint("it is of an earlier version: restart it with the one that is installed").into());
+    }
+    let failed = reply.places.iter().filter(|place| !place.error.is_empty()).count();
+    if failed > 0 {
+        let error = Error::new(ErrorKind::Unavailable, "not all is purged").with("failed", failed);
+        return Err(error.hint("do as the hints above say; what was removed stays removed").into());
     }
     Ok(())
 }
 
-fn request(what: &What) -> Result<PurgeRequest, Error> {
+fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
+    let mut text = format!("purged {} blocks, {}\n", reply.purged_blocks, size(reply.purged_bytes));
+    if reply.held_blocks > 0 {
+        text += &format!(
+            "{} more are held by engines: they can no longer be hit, and go when released\n",
+            reply.held_blocks
+        );
+    }
+    if !reply.reached_stores {
+        return text;
+    }
+    reply.places.iter().for_each(|place| text += &place_told(place));
+    if reply.places.is_empty() {
+        text += "this daemon has no shared store\n";
+    }
+    if is_of_tenant {
+        text += "namespaces of the tenant that this daemon knows; others are purged by `--namespace`:\n";
+        reply.namespace_ids.iter().for_each(|id| text += &format!("  {}\n", hex(id)));
+    }
+    text
+}
+
+fn place_told(place: &PurgedPlace) -> String {
+    let PurgedPlace { tier, place, blocks, values, error, hint } = place;
+    let name = format!("{tier} {place}");
+    let removed = format!("{}: removed {blocks} blocks, {values} values", name.trim_end());
+    match error.is_empty() {
+        true => format!("{removed}\n"),
+        false => format!("{removed}, and failed: {error}\n  hint: {hint}\n"),
+    }
+}
+
+fn to_json(reply: &PurgeReply) -> Value {
+    let mut object = json!({
+        "purged_blocks": reply.purged_blocks,
+        "purged_bytes": reply.purged_bytes,
+        "held_blocks": reply.held_blocks,
+    });
+    if reply.reached_stores {
+        object["is_complete"] = reply.places.iter().all(|place| place.error.is_empty()).into();
+        object["namespaces"] = reply.namespace_ids.iter().map(|id| hex(id)).collect();
+        object["places"] = reply.places.iter().map(place_to_json).collect();
+    }
+    object
+}
+
+fn place_to_json(place: &PurgedPlace) -> Value {
+    json!({
+        "tier": place.tier,
+        "place": place.place,
+        "removed_blocks": place.blocks,
+        "removed_values": place.values,
+        "is_complete": place.error.is_empty(),
+        "error": place.error,
+        "hint": place.hint,
+    })
+}
+
+fn request(arguments: &Purge) -> Result<PurgeRequest, Error> {
+    let request = what(&arguments.what)?;
+    let (shared_stores, timeout_seconds) = (arguments.shared_stores, arguments.timeout_seconds);
+    Ok(PurgeRequest { shared_stores, timeout_seconds, ..request })
+}
+
+fn what(what: &What) -> Result<PurgeRequest, Error> {
     if let Some(namespace) = &what.namespace {
         return Ok(PurgeRequest { namespace_id: namespace_id(namespace)?, ..PurgeRequest::default() });
     }
@@ -65,7 +149,7 @@ mod tests {
 
     #[test]
     fn only_an_empty_tenant_that_was_asked_for_means_those_without_one() {
-        let of = |tenant: &str| request(&What { namespace: None, tenant: Some(tenant.to_string()) }).unwrap();
+        let of = |tenant: &str| what(&What { namespace: None, tenant: Some(tenant.to_string()) }).unwrap();
         assert!(of("").all_tenants_named_empty);
         assert!(!of("a").all_tenants_named_empty);
     }

@@ -52,6 +52,8 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["inspect", "--jsn"], "unknown argument `--jsn`", "`--json`?"),
         (&["purge"], "required arguments were not provided", "--help"),
         (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
+        (&["purge", "--tenant", "a", "--timeout-seconds", "9"], "required arguments were not provided", "--help"),
+        (&["purge", "--tenant", "a", "--shared-stores", "--timeout-seconds", "0"], "invalid value `0`", "--help"),
         (&["purge", "--namespace", "12"], "`12` is no namespace id", "`forebay inspect` lists"),
         (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
         (&["bench", "lookup", "--keys", "0"], "at least 1", "defaults"),

@@ -63,6 +63,13 @@ impl BlockHash {
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len as usize]
     }
+
+    /// From pairs of hexadecimal digits. Of what is read, `Display` writes the small letters: who asks whether a text is
+    /// just what it would write compares both.
+    pub fn from_hex(text: &str) -> Option<BlockHash> {
+        let digits = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
+        BlockHash::new(&digits.collect::<Option<Vec<u8>>>()?).ok()
+    }
 }
 
 impl fmt::Display for BlockHash {

@@ -310,6 +310,9 @@ fn a_purged_namespace_is_gone_below_at_once_and_for_good() {
     assert_eq!(stores(&mut rig), []);
     (50..52).for_each(|k| rig.core.tier_evicted(TIER, &key(k)));
     rig.core.purged_below(NamespaceId(1));
+    states(&mut rig, new, &[0]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+    rig.core.tier_evicted(TIER, &key(0));
     assert_eq!(rig.core.tier_report(TIER).blocks, 0);
     assert_eq!(rig.reason(new, 0, 50), Some(MissReason::NeverSeen));
     rig.step_to_the_end();

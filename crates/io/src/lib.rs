@@ -11,6 +11,7 @@ pub mod fs;
 pub mod header;
 #[cfg(feature = "object")]
 pub mod object;
+pub mod purge;
 pub mod redis;
 pub mod ssd;
 mod store;

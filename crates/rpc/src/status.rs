@@ -33,7 +33,9 @@ pub fn to_status(error: &Error) -> Status {
 /// What a failed call means to the client.
 pub fn from_status(status: Status) -> Error {
     if is_transport(&status) {
-        return Error::new(ErrorKind::Unavailable, "the connection to the daemon failed").source(status);
+        return Error::new(ErrorKind::Unavailable, "the connection to the daemon failed")
+            .source(status)
+            .hint("look at the daemon and its log, and ask again");
     }
     let kind = match status.code() {
         Code::Cancelled => ErrorKind::Unavailable,

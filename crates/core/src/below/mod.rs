@@ -249,6 +249,14 @@ impl Core {
         }
     }
 
+    /// Until [`Core::purged_below`] the tiers are not asked for blocks of this namespace, nor given any, whether the
+    /// core knows it or not.
+    pub fn begin_purge_below(&mut self, namespace: NamespaceId) {
+        if self.below.is_on() && !self.is_purging_below(namespace) {
+            self.below.purging.push(namespace);
+        }
+    }
+
     /// A purged namespace has no block on any tier any more; called after [`Effect::PurgeBelow`] was carried out.
     pub fn purged_below(&mut self, namespace: NamespaceId) {
         self.below.purging.retain(|purging| *purging != namespace);
@@ -327,9 +335,7 @@ impl Core {
     }
 
     pub(crate) fn purge_below(&mut self, id: NamespaceId, old: NamespaceIndex) {
-        if self.below.is_on() && !self.is_purging_below(id) {
-            self.below.purging.push(id);
-        }
+        self.begin_purge_below(id);
         if self.below.is_on() {
             self.effects.push(Effect::PurgeBelow { namespace: old });
         }

@@ -82,8 +82,11 @@ impl Core {
 
     fn start_store(&mut self, tier: TierId, block: BlockId, generation: Generation) {
         let Block { state, generation: own, slot, .. } = self.blocks[block];
-        if state != State::Ready || own != generation || !self.is_current(block) {
+        let is_same = state == State::Ready && own == generation;
+        if !is_same || !self.is_current(block) {
             self.tier_mut(tier).stats.dropped_gone += 1;
+            // It may be queued again when the purge is over.
+            self.blocks[block].below &= if is_same { !tier.bit() } else { u8::MAX };
             return;
         }
         let bytes = self.slot_bytes(block);

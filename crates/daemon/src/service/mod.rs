@@ -9,6 +9,7 @@ mod audit;
 mod copying;
 mod expect;
 mod load;
+mod purge;
 mod report;
 mod session;
 mod store;
@@ -136,7 +137,7 @@ impl Forebay for Service {
     }
 
     async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {
-        self.answer("purge", report::purge(&self.shared, request.into_inner()).await)
+        self.answer("purge", purge::purge(&self.shared, request.into_inner()).await)
     }
 }
 

@@ -1,19 +1,15 @@
-//! Inspect and purge.
+//! What the daemon holds.
 
-use std::time::{Duration, Instant};
-
+use forebay_core::Result;
 use forebay_core::tier::Health;
-use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, SessionInfo, StoreInfo,
-    TierInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo,
 };
 
 use crate::instances::Member;
 use crate::state::{Shared, State};
-use crate::tick::work_off;
 
 pub fn inspect(shared: &Shared) -> Result<InspectReply> {
     let huge_bytes = shared.lock().pool.clone().huge_page_report()?.huge_bytes;
@@ -33,63 +29,6 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             tiers: state.tier_reports().iter().map(tier).collect(),
         }
     }))
-}
-
-/// A disk removes thousands of blocks a second; one that is sick is not waited for.
-const PURGE_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Gone for lookups at once; the reply waits until all that nobody holds is free, and off the tiers.
-pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
-    let mut reply = PurgeReply::default();
-    let (mut purged, mut ids) = (Vec::new(), Vec::new());
-    shared.event(|state| -> Result<()> {
-        for id in named(state, &request)? {
-            let Some((gone, old, new)) = state.core.purge(id) else { continue };
-            state.instances.rename(old, new);
-            reply.purged_blocks += gone.blocks;
-            reply.purged_bytes += gone.bytes;
-            purged.push(old);
-            ids.push(id);
-        }
-        Ok(())
-    })?;
-    work_off(shared).await;
-    if !purged_below(shared, &ids).await {
-        let says = "the pool is purged, but blocks of the namespace are still on a tier";
-        return Err(Error::new(ErrorKind::Timeout, says).with("seconds", PURGE_DEADLINE.as_secs()).hint(
-            "none is served and removing them goes on; purge again before a restart, to know that they are gone",
-        ));
-    }
-    reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
-    reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
-    tracing::info!(blocks = reply.purged_blocks, held = reply.held_blocks, "purged");
-    Ok(reply)
-}
-
-/// Waits until the tiers hold nothing of these namespaces, if that does not take too long.
-async fn purged_below(shared: &Shared, ids: &[NamespaceId]) -> bool {
-    let is_done = || !ids.iter().any(|id| shared.lock().core.is_purging_below(*id));
-    let start = Instant::now();
-    while !is_done() && start.elapsed() < PURGE_DEADLINE {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    is_done()
-}
-
-fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
-    if !request.namespace_id.is_empty() {
-        let id: [u8; 16] = request
-            .namespace_id
-            .as_slice()
-            .try_into()
-            .map_err(|_| Error::invalid("a namespace id has 16 bytes").with("bytes", request.namespace_id.len()))?;
-        return Ok(vec![NamespaceId(u128::from_be_bytes(id))]);
-    }
-    if request.tenant.is_empty() && !request.all_tenants_named_empty {
-        return Err(Error::invalid("a purge names a namespace or a tenant"));
-    }
-    let is_its = |descriptor: &forebay_core::namespace::Descriptor| descriptor.tenant() == request.tenant;
-    Ok(state.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id).collect())
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {

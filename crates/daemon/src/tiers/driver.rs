@@ -1,13 +1,13 @@
 //! One tier: effects to operations, completions to events.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use forebay_core::below::{Find, TierId};
 use forebay_core::block::BlockId;
 use forebay_core::decorate::{Attempts, Breaker, Deadline, Limits, Retry, Stats, Throttle, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
-use forebay_core::{BlockKey, Core, ErrorKind, Generation, SlotId};
+use forebay_core::{BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::arena::Pool;
 
 use super::kind::{Driven, Kind};
@@ -56,7 +56,7 @@ pub(crate) struct Driver {
 pub(super) enum Under {
     Find { find: Find, is_late: bool },
     Load { block: BlockId, slot: SlotId, generation: Generation },
-    Store { block: BlockId, key: BlockKey },
+    Store { block: BlockId, key: BlockKey, length_bytes: u64 },
     Remove { key: BlockKey },
 }
 
@@ -142,16 +142,32 @@ impl Driver {
             slot: Some((slot, generation)),
             length_bytes,
             checksum,
-            ..self.operation(Under::Store { block, key }, OpKind::Store, Priority::Store, key)
+            ..self.operation(Under::Store { block, key, length_bytes }, OpKind::Store, Priority::Store, key)
         };
         self.others.push(op, self.now());
     }
 
-    pub(super) fn remove(&mut self, key: BlockKey) {
+    /// A tier that cuts blocks removes all parts of one whose length it is told; 0 if it is not known.
+    pub(super) fn remove(&mut self, key: BlockKey, length_bytes: u64) {
         self.purges.removing += 1;
         let kind = OpKind::Remove { at: Location::default() };
-        let op = self.operation(Under::Remove { key }, kind, Priority::Store, key);
+        let op = Operation { length_bytes, ..self.operation(Under::Remove { key }, kind, Priority::Store, key) };
         self.others.push(op, self.now());
+    }
+
+    /// Takes back the stores of these namespaces that the tier has not taken, with the blocks they were of.
+    pub(super) fn withdraw_stores(&mut self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockId> {
+        let is_theirs = |op: &Operation| op.kind == OpKind::Store && namespaces.contains(&op.key.namespace);
+        let withdrawn = self.others.take(is_theirs);
+        let unders = withdrawn.into_iter().filter_map(|op| self.under_way.remove(&op.id));
+        unders.filter_map(|under| if let Under::Store { block, .. } = under { Some(block) } else { None }).collect()
+    }
+
+    /// Whether the tier is at work on a store of these namespaces.
+    pub(super) fn is_storing(&self, namespaces: &BTreeSet<NamespaceId>) -> bool {
+        let is_theirs =
+            |under: &Under| matches!(under, Under::Store { key, .. } if namespaces.contains(&key.namespace));
+        self.under_way.values().any(is_theirs)
     }
 
     /// Hands the tier what it takes; the rest waits for its next completion.
@@ -264,9 +280,9 @@ impl State {
             Under::Find { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
             Under::Find { find, .. } => self.core.answered(&find, outcome),
             Under::Load { block, slot, generation } => self.loaded(block, (slot, generation), outcome),
-            Under::Store { block, key } => {
+            Under::Store { block, key, length_bytes } => {
                 if !self.core.stored(id, block, outcome) {
-                    self.tiers.of(id).remove(key);
+                    self.tiers.of(id).remove(key, length_bytes);
                 }
             }
             Under::Remove { key } => match outcome {
@@ -274,6 +290,8 @@ impl State {
                     self.core.tier_evicted(id, &key);
                     self.tiers.of(id).purges.removed();
                 }
+                // A block that other hosts may have stored as well is left to a purge of the shared stores.
+                _ if self.tiers.of(id).kind.is_shared() => self.tiers.of(id).purges.removed(),
                 _ => self.tiers.of(id).purges.put_back(key),
             },
         }

@@ -8,6 +8,7 @@ use forebay_core::decorate::{Limits as Rates, Timed};
 use forebay_core::{BlockKey, NamespaceId};
 use forebay_io::StoreReport;
 use forebay_io::fs::Fs;
+use forebay_io::purge::Place;
 use forebay_io::redis::Redis;
 use forebay_io::ssd::{DiskReport, Ssd};
 
@@ -110,6 +111,11 @@ pub(super) trait Driven: Timed + Send {
     fn stores(&self) -> Vec<StoreReport> {
         Vec::new()
     }
+
+    /// Where the blocks of a tier are that hosts share, to be emptied of namespaces.
+    fn places(&self) -> Vec<Place> {
+        Vec::new()
+    }
 }
 
 impl Driven for Ssd {
@@ -142,6 +148,10 @@ impl Driven for Redis {
     fn stores(&self) -> Vec<StoreReport> {
         vec![StoreReport::of_redis(self.report())]
     }
+
+    fn places(&self) -> Vec<Place> {
+        Redis::places(self)
+    }
 }
 
 impl Driven for Fs {
@@ -151,6 +161,10 @@ impl Driven for Fs {
 
     fn stores(&self) -> Vec<StoreReport> {
         StoreReport::of_fs(self.report())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        Fs::places(self)
     }
 }
 
@@ -162,5 +176,9 @@ impl Driven for forebay_io::object::Object {
 
     fn stores(&self) -> Vec<StoreReport> {
         vec![StoreReport::of_object(self.report())]
+    }
+
+    fn places(&self) -> Vec<Place> {
+        forebay_io::object::Object::places(self)
     }
 }

@@ -14,6 +14,7 @@ mod purge;
 mod report;
 mod run;
 mod settings;
+mod stores;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -26,16 +27,22 @@ use crate::config::Config;
 use crate::state::State;
 use driver::Driver;
 use kind::Kind;
+use stores::Busy;
 
 pub use open::{Openings, claim};
 pub use report::{Report, Standing};
 pub use run::start;
+pub use stores::{Emptied, Emptying};
 
 /// All configured tiers, the nearest first: a tier's place here is its number in the core.
 pub struct Tiers {
     drivers: Vec<Driver>,
     /// Namespaces that are not off the tiers yet.
     purging: BTreeSet<NamespaceId>,
+    /// Those of them that the stores which hosts share are being emptied of.
+    emptying: BTreeSet<NamespaceId>,
+    /// Places that were being emptied when they were last looked at.
+    busy: Vec<Busy>,
     finds: Vec<Find>,
 }
 
@@ -45,7 +52,8 @@ impl Tiers {
         let open = |kind: Kind| Driver::new(core.open_tier(kind.limits(config)), kind, config);
         let drivers: Vec<Driver> = Kind::configured(config).into_iter().map(open).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
-        Tiers { drivers, purging: BTreeSet::new(), finds: Vec::new() }
+        let (purging, emptying) = Default::default();
+        Tiers { drivers, purging, emptying, busy: Vec::new(), finds: Vec::new() }
     }
 
     /// Whether a tier's transfers can outlive a daemon that is killed, and say when they are over.

@@ -1,13 +1,14 @@
 //! Emptying this host's own tiers of purged namespaces.
 //!
 //! The core serves nothing of such a namespace from below until the last of its blocks is removed; a removal that
-//! fails is tried again, for as long as that takes. Shared stores keep what they have: it is other hosts' too, and
-//! leaves by age.
+//! fails is tried again, for as long as that takes. Shared stores keep what they have, since it is other hosts' too,
+//! unless they are emptied by `stores`.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use forebay_core::{BlockKey, NamespaceId};
 
+use super::Tiers;
 use super::driver::{Driver, Under};
 use super::kind::Driven;
 use crate::state::State;
@@ -61,7 +62,7 @@ impl Driver {
         while self.purges.removing < REMOVALS_AT_A_TIME
             && let Some(key) = self.purges.keys.pop_front()
         {
-            self.remove(key);
+            self.remove(key, 0);
         }
         let waiting = self.purges.keys.iter().map(|key| key.namespace);
         let under_way = self.under_way.values().filter_map(|under| match under {
@@ -73,12 +74,22 @@ impl Driver {
     }
 }
 
+impl Tiers {
+    /// Names of this host's own tiers that are not off one of these namespaces yet.
+    pub fn purging(&self, namespaces: &[NamespaceId]) -> Vec<&'static str> {
+        let is_purging = |driver: &&Driver| namespaces.iter().any(|namespace| driver.purges.is_purging(*namespace));
+        self.drivers.iter().filter(is_purging).map(|driver| driver.kind.name()).collect()
+    }
+}
+
 impl State {
     /// A purge is over when every tier is done with it.
     pub fn step_purges(&mut self) {
         self.tiers.drivers.iter_mut().for_each(Driver::step_purges);
-        let is_over =
-            |namespace: &NamespaceId| self.tiers.drivers.iter().all(|driver| !driver.purges.is_purging(*namespace));
+        let is_over = |namespace: &NamespaceId| {
+            let is_off = self.tiers.drivers.iter().all(|driver| !driver.purges.is_purging(*namespace));
+            is_off && !self.tiers.emptying.contains(namespace)
+        };
         let over: Vec<NamespaceId> = self.tiers.purging.iter().copied().filter(is_over).collect();
         for namespace in over {
             self.tiers.purging.remove(&namespace);

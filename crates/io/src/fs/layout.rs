@@ -48,9 +48,7 @@ pub(super) fn key_of(path: &Path, is_sharded: bool) -> Option<BlockKey> {
     let namespace = NamespaceId(u128::from_str_radix(parts.next()??, 16).ok()?);
     let (group, hash) = parts.next_back()??.split_once('-')?;
     let group = u16::from_str_radix(group, 16).ok()?;
-    let digits = hash.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
-    let hash = BlockHash::new(&digits.collect::<Option<Vec<u8>>>()?).ok()?;
-    let key = BlockKey { namespace, group, hash };
+    let key = BlockKey { namespace, group, hash: BlockHash::from_hex(hash)? };
     (object(&key, is_sharded) == path).then_some(key)
 }
 

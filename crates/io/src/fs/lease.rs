@@ -111,7 +111,7 @@ impl Lease {
 }
 
 /// What the filesystem's clock says, which is that of a server if there is one.
-fn now(directory: &Directory) -> Result<Duration, Errno> {
+pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
     let (path, file) = directory.create(&directory.path.join(OWN_FOLDER))?;
     let now = touch(&file);
     rustix::fs::unlink(&path)?;

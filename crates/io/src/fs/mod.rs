@@ -19,6 +19,7 @@ mod lane;
 mod layout;
 mod lease;
 mod ledger;
+mod purge;
 mod reader;
 mod report;
 mod root;

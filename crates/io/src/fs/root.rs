@@ -140,6 +140,11 @@ impl Root {
         is_given_up
     }
 
+    /// After which an operation's waiter is told that it failed.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Sick when all threads hang that can transfer at a time; well again as soon as one of them comes back, for then
     /// the mount answers.
     pub fn health(&self) -> Health {

@@ -20,8 +20,10 @@ use super::config::{FsConfig, Fsync};
 use super::directory::Directory;
 use super::keeper::Keeper;
 use super::lane::Lane;
+use super::purge;
 use super::report::FsReport;
 use super::root::Root;
+use crate::purge::Place;
 use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
@@ -68,6 +70,11 @@ impl Fs {
     /// Asks no mount.
     pub fn report(&self) -> FsReport {
         FsReport { roots: self.roots.iter().map(Root::report).collect() }
+    }
+
+    /// Where its blocks are, to be emptied of namespaces.
+    pub fn places(&self) -> Vec<Place> {
+        self.roots.iter().map(|root| purge::place(&root.directory, root.timeout())).collect()
     }
 
     /// Whether nothing waits and nothing is in flight.

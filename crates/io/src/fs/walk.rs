@@ -136,7 +136,7 @@ pub(super) fn evict(directory: &Directory, candidate: &Candidate) -> bool {
     is_unused && fs::remove_file(&path).is_ok()
 }
 
-fn is_older(path: &Path, now: Duration, age: Duration) -> bool {
+pub(super) fn is_older(path: &Path, now: Duration, age: Duration) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| now.saturating_sub(touched_at(&about)) > age)
 }
 

@@ -11,6 +11,7 @@
 mod client;
 mod config;
 mod moves;
+mod purge;
 mod report;
 mod tier;
 

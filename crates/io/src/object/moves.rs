@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_core::ErrorKind;
 use forebay_core::checksum::Checksum;
 use forebay_core::tier::{Location, OpKind, Operation, Outcome};
+use forebay_core::{BlockKey, ErrorKind};
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
@@ -38,10 +38,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// `<prefix>/<namespace>/<group>-<hash>`, in hex digits.
-    pub fn path(&self, op: &Operation) -> Path {
-        let name = format!("{}/{:04x}-{}", op.key.namespace, op.key.group, op.key.hash);
-        if self.prefix.is_empty() { Path::from(name) } else { Path::from(format!("{}/{name}", self.prefix)) }
+    fn path(&self, op: &Operation) -> Path {
+        path_of(&op.key, &self.prefix)
     }
 
     /// Carries the operation out. True beside the outcome: a store found its block there.
@@ -177,6 +175,12 @@ impl Place {
         }
         sent
     }
+}
+
+/// `<prefix>/<namespace>/<group>-<hash>`, in hex digits.
+pub(super) fn path_of(key: &BlockKey, prefix: &str) -> Path {
+    let name = format!("{}/{:04x}-{}", key.namespace, key.group, key.hash);
+    if prefix.is_empty() { Path::from(name) } else { Path::from(format!("{prefix}/{name}")) }
 }
 
 /// Whether what came is the block that was asked for.

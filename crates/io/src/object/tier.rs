@@ -22,6 +22,7 @@ use tokio::runtime::Runtime;
 use super::client::{Client, Done, Job};
 use super::config::ObjectConfig;
 use super::moves::Place;
+use super::purge;
 use super::report::{Counters, ObjectReport};
 use crate::ticket::Ticket;
 use crate::transfers::Transfers;
@@ -80,11 +81,20 @@ impl Object {
         self.waker.as_fd()
     }
 
+    /// Where its blocks are, to be emptied of namespaces.
+    pub fn places(&self) -> Vec<crate::purge::Place> {
+        vec![purge::place(&self.config, self.place_name())]
+    }
+
+    fn place_name(&self) -> String {
+        let ObjectConfig { endpoint, region, bucket, prefix, .. } = &self.config;
+        format!("{}/{bucket}/{prefix}", endpoint.as_ref().unwrap_or(region))
+    }
+
     /// Asks nobody.
     pub fn report(&self) -> ObjectReport {
-        let ObjectConfig { endpoint, region, bucket, prefix, .. } = &self.config;
         ObjectReport {
-            name: format!("{}/{bucket}/{prefix}", endpoint.as_ref().unwrap_or(region)),
+            name: self.place_name(),
             health: self.health(),
             read_only: self.config.read_only,
             in_flight: self.flights.len(),
@@ -224,7 +234,7 @@ impl Timed for Object {
     fn advance(&mut self, _now: Duration) {}
 }
 
-fn store(config: &ObjectConfig) -> Result<AmazonS3> {
+pub(super) fn store(config: &ObjectConfig) -> Result<AmazonS3> {
     let is_plain = config.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let options = ClientOptions::new()
         .with_allow_http(is_plain)

@@ -59,6 +59,11 @@ impl Dial {
         }
     }
 
+    /// Whether the name leads to an address that was not tried since it was asked for.
+    pub fn has_untried(&self) -> bool {
+        self.attempts < self.known.len()
+    }
+
     /// Whether a name server is asked and has not answered.
     pub fn is_waiting(&self) -> bool {
         let is_open = |answer: &Answer| answer.lock().unwrap_or_else(PoisonError::into_inner).is_none();

@@ -11,6 +11,7 @@
 
 mod address;
 pub mod bench;
+mod caller;
 mod config;
 mod connection;
 mod dial;
@@ -19,6 +20,7 @@ mod lane;
 mod name;
 mod node;
 mod outgoing;
+mod purge;
 mod report;
 mod resp;
 mod scout;

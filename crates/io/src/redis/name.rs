@@ -5,10 +5,12 @@
 //! cluster, so a block's parts lie on one node and pass through one connection in order: the first part is written
 //! last and read first.
 //!
+//! [`read`] is exact: a look-alike of another program is no name of ours, and is never removed.
+//!
 //! Names are readable, for those who look at a server with its own tools; the bytes saved otherwise would be 50 a
 //! value.
 
-use forebay_core::BlockKey;
+use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::resp::decimal;
 
@@ -43,6 +45,39 @@ pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, part: u32) {
     }
 }
 
+/// The block and the part whose name this is; of a name that [`write`] makes, and of no other.
+pub fn read(name: &[u8], prefix: &str) -> Option<(BlockKey, u32)> {
+    let text = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix('{')?;
+    let (key, part) = text.split_once('}')?;
+    let mut fields = key.split(':');
+    let namespace = NamespaceId(u128::from_str_radix(fields.next()?, 16).ok()?);
+    let (group, hash) = (fields.next()?.parse().ok()?, BlockHash::from_hex(fields.next()?)?);
+    let part = if part.is_empty() { 0 } else { part.strip_prefix(':')?.parse().ok()? };
+    let key = BlockKey { namespace, group, hash };
+    let mut again = Vec::with_capacity(name.len());
+    write(&mut again, prefix, &key, part);
+    (again == name).then_some((key, part))
+}
+
+/// What a server is to match names with that may be blocks of these namespaces; others match it as well.
+pub fn pattern(prefix: &str, namespaces: &[NamespaceId]) -> Vec<u8> {
+    let mut pattern = Vec::new();
+    for byte in prefix.bytes() {
+        if b"*?[]\\".contains(&byte) {
+            pattern.push(b'\\');
+        }
+        pattern.push(byte);
+    }
+    pattern.push(b'{');
+    // Several at a time: to go through all names once costs a server less than once for each.
+    if let [namespace] = namespaces {
+        hex(&mut pattern, &namespace.0.to_be_bytes());
+        pattern.push(b':');
+    }
+    pattern.push(b'*');
+    pattern
+}
+
 /// The slot of a name made by [`write`]: CRC-16/XMODEM of what is in its braces.
 pub fn slot(name: &[u8]) -> u16 {
     let braces = name.iter().position(|byte| *byte == b'{').zip(name.iter().position(|byte| *byte == b'}'));
@@ -74,8 +109,6 @@ const SUMS: [u16; 256] = {
 
 #[cfg(test)]
 mod tests {
-    use forebay_core::{BlockHash, NamespaceId};
-
     use super::*;
 
     #[test]
@@ -87,6 +120,50 @@ mod tests {
         assert_eq!(first, b"forebay:{000000000000000000000000000000ab:12:01fe}");
         assert_eq!(third, b"forebay:{000000000000000000000000000000ab:12:01fe}:2");
         assert_eq!(slot(&first), slot(&third));
+    }
+
+    #[test]
+    fn a_name_is_read_back_and_no_other_is_taken_for_one() {
+        let key = BlockKey { namespace: NamespaceId(0xAB), group: 12, hash: BlockHash::new(&[1, 0xFE]).unwrap() };
+        let mut name = Vec::new();
+        for (prefix, part) in [("forebay:", 0), ("", 7), ("a*[b]:", u32::MAX)] {
+            write(&mut name, prefix, &key, part);
+            assert_eq!(read(&name, prefix), Some((key, part)), "{}", String::from_utf8_lossy(&name));
+            assert_eq!(read(&name, "other:"), None);
+        }
+        let id = "000000000000000000000000000000ab";
+        for other in [
+            format!("forebay:{{{id}:12:01FE}}"),
+            format!("forebay:{{{id}:012:01fe}}"),
+            format!("forebay:{{{id}:12:+1fe}}"),
+            format!("forebay:{{{id}:12:01f}}"),
+            format!("forebay:{{{id}:12:}}"),
+            format!("forebay:{{{id}:12:01fe:2}}"),
+            format!("forebay:{{{id}:12:01fe}}:0"),
+            format!("forebay:{{{id}:12:01fe}}:02"),
+            format!("forebay:{{{id}:12:01fe}}x"),
+            format!("forebay:{{{id}:12:01fe"),
+            format!("forebay:{id}:12:01fe"),
+            "forebay:{ab:12:01fe}".to_owned(),
+            format!("forebay:{{{id}:70000:01fe}}"),
+            format!("forebay:{{{id}:12:{}}}", "01".repeat(33)),
+            format!("xforebay:{{{id}:12:01fe}}"),
+        ] {
+            assert_eq!(read(other.as_bytes(), "forebay:"), None, "{other}");
+        }
+        assert_eq!(read(b"forebay:{\xff}", "forebay:"), None);
+    }
+
+    #[test]
+    fn a_pattern_takes_the_prefix_at_its_word() {
+        let id = "000000000000000000000000000000ab";
+        let of = |prefix, ids: &[u128]| {
+            let ids: Vec<_> = ids.iter().copied().map(NamespaceId).collect();
+            String::from_utf8(pattern(prefix, &ids)).unwrap()
+        };
+        assert_eq!(of("forebay:", &[0xAB]), format!("forebay:{{{id}:*"));
+        assert_eq!(of("forebay:", &[0xAB, 1]), "forebay:{*");
+        assert_eq!(of(r"a*b?[c]\d", &[0xAB]), format!(r"a\*b\?\[c\]\\d{{{id}:*"));
     }
 
     /// The examples of the cluster's specification, and one that a server computed.

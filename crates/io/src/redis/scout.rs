@@ -39,15 +39,7 @@ pub(super) struct Scout {
 impl Scout {
     /// `None` if there is nothing to find out.
     pub fn new(settings: &Settings, now: Instant) -> Option<Scout> {
-        let mut greeting = Greeting::default();
-        authenticate(&settings.scout_access, &mut greeting);
-        match &settings.config.mode {
-            Mode::Single => return None,
-            Mode::Sentinel { master } => {
-                greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master.as_bytes()]);
-            }
-            Mode::Cluster => greeting.say(&[b"CLUSTER", b"SLOTS"]),
-        }
+        let greeting = question(settings)?;
         let dials = settings.addresses.iter().cloned().map(Dial::new).collect();
         let backoff = Backoff::new(now);
         Some(Scout { dials, at: 0, greeting, is_wanted: true, backoff, connection: None })
@@ -116,6 +108,20 @@ impl Scout {
     }
 }
 
+/// The greeting whose last reply says where the servers are, for [`found`]; `None` if nobody has to be asked.
+pub(super) fn question(settings: &Settings) -> Option<Greeting> {
+    let mut greeting = Greeting::default();
+    authenticate(&settings.scout_access, &mut greeting);
+    match &settings.config.mode {
+        Mode::Single => return None,
+        Mode::Sentinel { master } => {
+            greeting.say(&[b"SENTINEL", b"get-master-addr-by-name", master.as_bytes()]);
+        }
+        Mode::Cluster => greeting.say(&[b"CLUSTER", b"SLOTS"]),
+    }
+    Some(greeting)
+}
+
 /// The commands that say who we are.
 pub(super) fn authenticate(access: &Access, greeting: &mut Greeting) {
     match (&access.credentials.user, &access.credentials.password) {
@@ -125,7 +131,8 @@ pub(super) fn authenticate(access: &Access, greeting: &mut Greeting) {
     }
 }
 
-fn found(answer: &Reply, teller: &Address) -> Result<Found, String> {
+/// What the answer to a [`question`] says.
+pub(super) fn found(answer: &Reply, teller: &Address) -> Result<Found, String> {
     match answer {
         Reply::Error(text) => Err(format!("it refuses: {text}")),
         Reply::Null => Err("the sentinel knows no such master".to_string()),

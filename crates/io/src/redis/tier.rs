@@ -17,8 +17,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::config::{RedisConfig, Settings};
 use super::lane::Lane;
+use super::purge;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
+use crate::purge::Place;
 use crate::uring::Region;
 
 /// The lane of lookups; the others are for loads and stores.
@@ -106,6 +108,11 @@ impl Redis {
             last_error: done.last_error.clone(),
             counters: done.counters,
         }
+    }
+
+    /// Where its blocks are, to be emptied of namespaces.
+    pub fn places(&self) -> Vec<Place> {
+        vec![purge::place(&self.settings)]
     }
 
     /// Blocks until everything taken has completed; false if that takes longer than `timeout`.

@@ -8,5 +8,6 @@ mod fuse;
 mod hang;
 mod limits;
 mod mounts;
+mod purge;
 mod share;
 mod sweep;

@@ -5,5 +5,6 @@ mod bed;
 mod conform;
 mod faults;
 mod moto;
+mod purge;
 mod s3;
 mod server;

@@ -6,6 +6,7 @@ use forebay_io::redis::{Mode, RedisConfig};
 
 use crate::bed::{Bed, config, key, loaded, name_of};
 use crate::conform::Suited;
+use crate::purge::{OWN, emptied, empty};
 use crate::servers::{Admin, BOTH, Kind, Server, free_port, until};
 
 struct Cluster {
@@ -137,6 +138,55 @@ fn a_node_that_is_gone_costs_its_own_blocks() {
         }
     }
     assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+}
+
+#[test]
+fn all_masters_are_emptied_of_a_namespace() {
+    for kind in BOTH {
+        let cluster = Cluster::start(kind);
+        let mut bed = Bed::ready(&RedisConfig { value_bytes: 4096, ..cluster.config() });
+        bed.store_all(0..60, 9000);
+        cluster.nodes.iter().for_each(|node| assert_ne!(node.admin().must(&["DBSIZE"]), "0"));
+        assert_eq!(emptied(&bed, &[OWN]), (60, 180));
+        cluster.nodes.iter().for_each(|node| assert_eq!(node.admin().must(&["DBSIZE"]), "0"));
+    }
+}
+
+#[test]
+fn a_cluster_that_moves_a_slot_is_not_called_empty_before_it_has_come_to_rest() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::ready(&cluster.config());
+    bed.store_all(0..60, 4096);
+    let name = name_of(&key(7));
+    let (slot, from) = (cluster.slot_of(&name), cluster.node_of(&name));
+    let to = (from + 1) % 3;
+    cluster.set_slot(to, slot, "IMPORTING", from);
+    cluster.set_slot(from, slot, "MIGRATING", to);
+    let (outcome, blocks, _) = empty(&bed, &[OWN]);
+    let error = outcome.unwrap_err();
+    assert!(error.to_string().contains("move") && error.hint_text().is_some(), "{error}");
+    assert_eq!(blocks, 60, "all that could be seen is gone nonetheless");
+    (0..3).for_each(|at| cluster.set_slot(at, slot, "NODE", to));
+    assert_eq!(emptied(&bed, &[OWN]), (0, 0));
+}
+
+#[test]
+fn a_master_that_is_gone_is_an_error_and_the_others_are_emptied() {
+    let mut cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::ready(&cluster.config());
+    bed.store_all(0..60, 4096);
+    // It is the first to be asked.
+    let mut left: Vec<usize> = vec![0, 1, 2];
+    left.sort_by_key(|at| cluster.nodes[*at].tcp_url());
+    let gone = left.remove(0);
+    cluster.nodes[gone].kill();
+    let config = RedisConfig { urls: vec![cluster.nodes[left[0]].tcp_url()], ..cluster.config() };
+    let (outcome, blocks, _) = empty(&Bed::open(&config), &[OWN]);
+    let error = outcome.unwrap_err();
+    let says = cluster.nodes[gone].port.unwrap().to_string();
+    assert!(error.to_string().contains(&says) && error.hint_text().is_some(), "{error}");
+    assert!((1..60).contains(&blocks), "{blocks}");
+    left.iter().for_each(|at| assert_eq!(cluster.nodes[*at].admin().must(&["DBSIZE"]), "0"));
 }
 
 #[test]

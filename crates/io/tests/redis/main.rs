@@ -13,6 +13,7 @@ mod cut;
 mod fake;
 mod faults;
 mod misbehaviour;
+mod purge;
 mod sentinel;
 mod servers;
 mod tls;

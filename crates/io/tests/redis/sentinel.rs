@@ -5,6 +5,7 @@ use forebay_core::tier::{Health, Tier};
 use forebay_io::redis::{Credentials, Mode, RedisConfig, SentinelConfig};
 
 use crate::bed::{Bed, config, loaded};
+use crate::purge::{OWN, emptied};
 use crate::servers::{BOTH, Kind, Server, until};
 
 #[test]
@@ -46,6 +47,8 @@ fn the_master_is_found_through_sentinels_and_followed_when_it_changes() {
     bed.store_all(10..14, 5000);
     assert_eq!(bed.look(11, 5000), loaded(11, 5000));
     assert_eq!(second.admin().must(&["ROLE"]).lines().next(), Some("master"));
+    assert!(emptied(&bed, &[OWN]).0 >= 4, "the new master is emptied");
+    assert_eq!(second.admin().must(&["DBSIZE"]), "0");
 }
 
 /// Of a master with the password `master's`, seen by `sentinel`.

@@ -19,6 +19,7 @@ use tempfile::TempDir;
 
 use crate::bed::{Bed, config, loaded};
 use crate::conform::Suited;
+use crate::purge::{OWN, emptied};
 use crate::servers::{Kind, Server, until};
 
 /// An authority, and certificates for a server of the name `cache.test` and for a client.
@@ -151,7 +152,11 @@ fn over_tls_it_is_a_tier() {
     let (papers, server) = (Papers::new(), Server::start(Kind::Valkey));
     let url = proxy(&papers, &server.socket());
     let config = RedisConfig { tls: papers.identified(), value_bytes: 100_000, ..config(&url) };
-    forebay_io::conformance::check(&mut Suited::open(config, &|_| server.admin()));
+    forebay_io::conformance::check(&mut Suited::open(config.clone(), &|_| server.admin()));
+    let mut bed = Bed::ready(&config);
+    server.admin().must(&["FLUSHALL"]);
+    bed.store_all(0..300, 100);
+    assert_eq!(emptied(&bed, &[OWN]), (300, 300));
 }
 
 #[test]

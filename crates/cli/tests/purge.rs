@@ -1,0 +1,307 @@
+//! Purges that reach the stores which hosts share, by the shipped command and daemon: what goes, what stays, and stores
+//! that hang, refuse, or are still being written to.
+
+mod command;
+#[path = "../../io/tests/fs/fuse/mod.rs"]
+mod fuse;
+#[path = "../../io/tests/redis/servers.rs"]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+mod servers;
+mod support;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use command::{Answer, forebay, run};
+use forebay_core::namespace::Descriptor;
+use fuse::hanging::{Hung, each_kind, mount};
+use rustix::process::Signal;
+use servers::{BOTH, Kind, Server};
+use support::tiers::*;
+use support::*;
+
+fn home() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+}
+
+fn words<'a>(place: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    [&["purge", "--socket.directory", place.to_str().expect("a path in UTF-8"), "--shared-stores"], more].concat()
+}
+
+fn purge(place: &Place, more: &[&str]) -> Answer {
+    run(&words(&place.sockets(), more))
+}
+
+/// The id of a namespace of the tests' clients.
+fn id_of(tenant: &str) -> String {
+    let fields = [("model", "test"), ("tenant", tenant)].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    Descriptor::new(fields).expect("a descriptor").id().to_string()
+}
+
+/// Files of blocks of a tenant.
+fn files(directory: &Path, tenant: &str) -> usize {
+    let (mut count, mut folders) = (0, vec![directory.join(id_of(tenant))]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type().expect("a kind").is_dir() {
+                true => folders.push(entry.path()),
+                false => count += 1,
+            }
+        }
+    }
+    count
+}
+
+/// Fails, with something removed or not, and says what to do.
+fn assert_incomplete(answer: &Answer, says: &str) {
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.out.contains(says) && answer.out.contains("\n  hint: "), "{answer:?}");
+    assert!(answer.err.contains("error: not all is purged") && answer.err.contains("\nhint: "), "{answer:?}");
+}
+
+#[test]
+fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
+    for kind in BOTH {
+        let (server, directory, one, other) = (Server::start(kind), home(), Place::new(), Place::new());
+        let (url, path) = (server.url(), directory.path().to_str().expect("a path in UTF-8"));
+        let arguments = ["--tier.fs.directories", path, "--tier.redis.urls", &url, "--tier.redis.value_bytes", "8KiB"];
+        let (daemon, client, worker) = serving(&one, &arguments);
+        let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).expect("a namespace"));
+        store(&client, &worker, blue, 0..100);
+        store(&client, &worker, red, 0..50);
+        server.admin().must(&["SET", &format!("forebay:{{{}:0:x}}", id_of("blue")), "somebody's"]);
+
+        let answer = purge(&one, &["--tenant", "blue"]);
+        let expected = format!(
+            "purged 100 blocks, 2.0 MiB\n\
+             fs {path}: removed 100 blocks, 100 values\n\
+             redis {}: removed 100 blocks, 300 values\n\
+             namespaces of the tenant that this daemon knows; others are purged by `--namespace`:\n  {}\n",
+            server.socket().display(),
+            id_of("blue")
+        );
+        assert_eq!((answer.code, answer.out), (0, expected), "{}", answer.err);
+        assert_eq!((files(directory.path(), "blue"), files(directory.path(), "red")), (0, 50));
+        assert_eq!(server.admin().must(&["DBSIZE"]), "151");
+        is_missed(&client, blue, 0..50);
+
+        let json = purge(&one, &["--namespace", &id_of("red"), "--json"]).json();
+        assert_eq!((&json["is_complete"], &json["namespaces"][0]), (&true.into(), &id_of("red").into()));
+        let redis = &json["places"][1];
+        assert_eq!(
+            (&redis["tier"], &redis["removed_blocks"], &redis["removed_values"]),
+            (&"redis".into(), &50.into(), &150.into())
+        );
+        // They are used again.
+        store(&client, &worker, blue, 0..50);
+        assert_eq!(files(directory.path(), "blue"), 50);
+        lose_pool(&one, daemon, (client, worker));
+        // A daemon that never saw the tenant.
+        let (_daemon, client, worker) = serving(&other, &arguments);
+        let answer = purge(&other, &["--tenant", "blue"]);
+        answer.assert_refused(1, "knows no namespace of the tenant");
+        assert!(answer.err.contains("`--namespace`"), "{}", answer.err);
+        assert_eq!(files(directory.path(), "blue"), 50);
+        let blue = client.namespace("blue", vec![group()]).expect("a namespace");
+        is_served(&client, &worker, blue, 0..50);
+    }
+}
+
+#[test]
+fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
+    let (directory, one, other) = (home(), Place::new(), Place::new());
+    let path = directory.path().to_str().expect("a path in UTF-8");
+    let (_daemon, client, worker) = serving(&one, &["--tier.fs.directories", path]);
+    let namespace = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..50);
+    let _daemon = serving(&other, &["--tier.fs.directories", path]);
+    let answer = purge(&other, &["--namespace", &id_of("blue")]);
+    assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
+    assert!(answer.out.starts_with("purged 0 blocks, 0 B\n"), "{answer:?}");
+}
+
+#[test]
+fn without_shared_stores_it_says_so() {
+    let place = Place::new();
+    let (_daemon, client, _worker) = serving(&place, &[]);
+    client.namespace("blue", vec![group()]).expect("a namespace");
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert!(answer.code == 0 && answer.out.contains("this daemon has no shared store\n"), "{answer:?}");
+}
+
+#[test]
+fn a_server_that_stands_still_keeps_nobody_and_the_other_store_is_purged() {
+    let (server, directory, place) = (Server::start(Kind::Valkey), home(), Place::new());
+    let (url, path) = (server.url(), directory.path().to_str().expect("a path in UTF-8"));
+    let mut arguments = vec!["--tier.fs.directories", path, "--tier.redis.urls", &url];
+    arguments.extend(["--tier.redis.operation_timeout_ms", "1000"]);
+    let (_daemon, client, worker) = serving(&place, &arguments);
+    let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).expect("a namespace"));
+    store(&client, &worker, blue, 0..50);
+    store(&client, &worker, red, 0..50);
+    server.signal(Signal::STOP);
+    let begun = Instant::now();
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert_incomplete(&answer, "cannot connect to the server");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(answer.out.starts_with("purged 50 blocks, ") && answer.out.contains(": removed 50 blocks"), "{answer:?}");
+    assert_eq!(files(directory.path(), "blue"), 0);
+    server.signal(Signal::CONT);
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(server.admin().must(&["DBSIZE"]), "50");
+    client.release(client.lookup_settled(red, &hashes(0..50)).lease);
+}
+
+#[test]
+fn a_server_that_refuses_is_told_with_what_to_allow() {
+    let (server, place) = (Server::on_port(Kind::Redis, &[]), Place::new());
+    server.admin().must(&["ACL", "SETUSER", "cache", "on", ">pw", "~*", "+@all", "-scan"]);
+    let url = server.tcp_url().replace("redis://", "redis://cache:pw@");
+    let (_daemon, client, worker) = serving(&place, &["--tier.redis.urls", &url]);
+    let namespace = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..50);
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert_incomplete(&answer, "NOPERM");
+    assert!(answer.out.contains("SCAN") && !answer.out.contains("pw@"), "{answer:?}");
+    assert_eq!(server.admin().must(&["DBSIZE"]), "50");
+}
+
+#[test]
+fn a_mount_that_hangs_is_given_up_and_gets_no_second_thread() {
+    each_kind(|mount| {
+        // FIFOs hang whoever opens them, which a purge does not.
+        if !mount.hangs_whole() {
+            return;
+        }
+        let (server, place) = (Server::start(Kind::Valkey), Place::new());
+        let (url, path) = (server.url(), mount.path().to_str().expect("a path in UTF-8").to_owned());
+        let mut arguments = vec!["--tier.fs.directories", &path, "--tier.fs.timeout_ms", "1000"];
+        arguments.extend(["--tier.redis.urls", &url]);
+        let (daemon, client, worker) = serving(&place, &arguments);
+        let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).expect("a namespace"));
+        store(&client, &worker, blue, 0..50);
+        store(&client, &worker, red, 0..50);
+        let threads = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
+            let name =
+                |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+            tasks.filter_map(name).filter(|name| name.trim() == "forebay-purge").count()
+        };
+        let hung = Hung::new(mount);
+        let begun = Instant::now();
+        let child = forebay(&words(&place.sockets(), &["--tenant", "blue"]));
+        let child = { child }.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        // Who asks meanwhile is answered.
+        let mut longest = Duration::ZERO;
+        for _ in 0..50 {
+            let begun = Instant::now();
+            let reply = client.lookup(red, &hashes(0..50));
+            longest = longest.max(begun.elapsed());
+            assert_eq!(reply.groups[0].states, [1; 50], "they are in the pool");
+            client.release(reply.lease);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(longest < Duration::from_millis(500), "a lookup took {longest:?}");
+        let answer = Answer::of(child.wait_with_output().expect("it ends"));
+        assert_incomplete(&answer, "the store does not answer");
+        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        assert!(answer.out.contains(": removed 50 blocks"), "{answer:?}");
+        assert_eq!(server.admin().must(&["DBSIZE"]), "50");
+        wait_until("one thread hangs", || threads() == 1);
+        assert_incomplete(&purge(&place, &["--tenant", "blue"]), "an earlier purge hangs there");
+        wait_until("there is no second one", || threads() == 1);
+        drop(hung);
+        wait_until("the thread ends", || threads() == 0);
+        assert_eq!(purge(&place, &["--tenant", "blue"]).code, 0);
+        assert_eq!((files(mount.path(), "blue"), files(mount.path(), "red")), (0, 50));
+    });
+}
+
+#[test]
+fn what_was_about_to_be_stored_does_not_come_back() {
+    let (directory, place) = (home(), Place::new());
+    let path = directory.path().to_str().expect("a path in UTF-8");
+    // The first block may overdraw the budget; then it takes hours until there is something again.
+    let mut arguments = vec!["--tier.fs.directories", path, "--tier.fs.store_bytes_per_second", "1"];
+    arguments.extend(["--drain.deadline_seconds", "1"]);
+    let (_daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("blue", vec![group()]).expect("a namespace");
+    let slots = client.reserve(namespace, 50);
+    (0..50).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+    client.commit(namespace, &hashes(0..50), &slots);
+    wait_until("the first block is written", || tier(&client, "fs").stored_blocks == 1);
+    let report = tier(&client, "fs");
+    assert!(report.storing_blocks > 0, "the rest is on its way: {report:?}");
+    let begun = Instant::now();
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(answer.out.contains("removed 1 blocks") && begun.elapsed() < Duration::from_secs(20), "{answer:?}");
+    let report = tier(&client, "fs");
+    assert_eq!((report.waiting_blocks, report.storing_blocks), (0, 0));
+    assert_eq!(client.inspect().pinned_bytes, 0);
+    assert_eq!(files(directory.path(), "blue"), 0);
+}
+
+#[test]
+fn one_purge_at_a_time_and_one_whose_command_ends_stops() {
+    let Some(mut mount) = mount() else { return };
+    let place = Place::new();
+    let path = mount.path().to_str().expect("a path in UTF-8").to_owned();
+    let (_daemon, client, worker) = serving(&place, &["--tier.fs.directories", &path]);
+    let namespace = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..300);
+    mount.harm("remove", "slow 20");
+    let backing = mount.backing();
+    let mut first = forebay(&words(&place.sockets(), &["--tenant", "blue"]))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    wait_until("it is at work", || files(&backing, "blue") < 300);
+    purge(&place, &["--tenant", "blue"]).assert_refused(1, "another purge of the shared stores is under way");
+    // What is there still does not come up any more.
+    let before = tier(&client, "fs").promoted_blocks;
+    is_missed(&client, namespace, 0..50);
+    assert_eq!(tier(&client, "fs").promoted_blocks, before);
+    assert!(files(&backing, "blue") > 50, "the purge was still at work");
+    first.kill().and_then(|()| first.wait()).expect("it is ours");
+    let mut left = 0;
+    wait_until("it has stopped", || {
+        let before = std::mem::replace(&mut left, files(&backing, "blue"));
+        std::thread::sleep(Duration::from_millis(500));
+        before == left
+    });
+    assert!(left > 0);
+    mount.calm();
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert!(answer.code == 0 && answer.out.contains(&format!("removed {left} blocks")), "{left}: {answer:?}");
+}
+
+#[test]
+fn a_purge_ends_at_its_timeout_and_the_next_one_goes_on_after_a_killed_daemon_too() {
+    let Some(mut mount) = mount() else { return };
+    let place = Place::new();
+    let path = mount.path().to_str().expect("a path in UTF-8").to_owned();
+    let (daemon, client, worker) = serving(&place, &["--tier.fs.directories", &path]);
+    let namespace = client.namespace("blue", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..400);
+    mount.harm("remove", "slow 20");
+    let answer = purge(&place, &["--tenant", "blue", "--timeout-seconds", "1"]);
+    assert_incomplete(&answer, "the time was up");
+    let backing = mount.backing();
+    let left = files(&backing, "blue");
+    assert!((1..400).contains(&left), "{left} are left");
+    let mut child = forebay(&words(&place.sockets(), &["--tenant", "blue"]));
+    let child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    wait_until("it is at work", || files(&backing, "blue") < left);
+    drop((client, worker));
+    daemon.kill();
+    let answer = Answer::of(child.wait_with_output().expect("it ends"));
+    assert!(answer.code == 1 && answer.err.contains("hint: "), "{answer:?}");
+    mount.calm();
+    let _daemon = serving(&place, &["--tier.fs.directories", &path]);
+    let answer = purge(&place, &["--tenant", "blue"]);
+    assert_eq!((answer.code, files(&backing, "blue")), (0, 0), "{answer:?}");
+}

@@ -1,0 +1,180 @@
+//! Emptying a directory of namespaces: each has a folder of its own, of which all files go that are named as its blocks.
+//!
+//! What is removed is told to the ledger as the sweeper tells it, which may be at work meanwhile, here or on another
+//! host. Empty folders are left to it. Unfinished files go if nobody has written to them for a while: younger ones are
+//! a store under way, of this host or another, and get a name or are left to the sweeper too.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+
+use super::directory::{Directory, clock, errno};
+use super::layout::{self, is_folder, is_temporary};
+use super::lease::now;
+use super::walk::is_older;
+use super::writer::kind_of;
+use crate::purge::{Place, Purging};
+
+/// A block is written in one piece; who has not done so after this is not about to.
+const UNFINISHED_AGE: Duration = Duration::from_secs(60);
+/// Removed in one step, and told to the ledger.
+const FILES_AT_ONCE: usize = 64;
+/// Names held in memory at a time, some 200 bytes each. A shard's folder has as many at 268 million blocks.
+const MOST_LISTED: usize = 1 << 16;
+
+pub(super) fn place(directory: &Arc<Directory>, patience: Duration) -> Place {
+    let (directory, name) = (directory.clone(), directory.path.display().to_string());
+    Place { name, patience, empty: Box::new(move |purging| empty(&directory, purging)) }
+}
+
+fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
+    let failed = |error: Errno| {
+        let hint = match kind_of(error) {
+            ErrorKind::Unsupported => "purge on a host that may write to it",
+            _ => "look at the mount and its server, and purge again",
+        };
+        Error::new(kind_of(error), "cannot write to the directory").source(io::Error::from(error)).hint(hint)
+    };
+    if let Some(why) = &directory.read_only {
+        let error = Error::new(ErrorKind::Unsupported, "the directory is only read from").with("why", why);
+        return Err(error.hint("purge on a host that may write to it"));
+    }
+    let begun = Instant::now();
+    // It is asked of a file in the directory's own folder: where a mount went away there is none, and nothing would be
+    // found, which says nothing of what the mount holds.
+    let now = now(directory).map_err(failed)?;
+    purging.rest(begun)?;
+    let mut sweep = Sweep { directory, purging, now, begun: Instant::now(), left: 0, why: None };
+    let swept = purging.namespaces().try_for_each(|id| sweep.folder(&directory.path.join(id.to_string())));
+    sweep.settle();
+    swept.and_then(|()| sweep.end())
+}
+
+/// A folder, or the first of its files that are to go.
+struct Listed {
+    /// How many blocks each is.
+    files: Vec<(PathBuf, u64)>,
+    folders: Vec<PathBuf>,
+    is_whole: bool,
+}
+
+/// One directory being emptied.
+struct Sweep<'a> {
+    directory: &'a Directory,
+    purging: &'a Purging,
+    /// By the filesystem's clock.
+    now: Duration,
+    /// Of this step.
+    begun: Instant,
+    /// Files and folders that could not be removed or looked into, and why the first of them could not.
+    left: u64,
+    why: Option<(PathBuf, Errno)>,
+}
+
+impl Sweep<'_> {
+    fn folder(&mut self, folder: &Path) -> Result<()> {
+        loop {
+            let before = self.purging.values();
+            let Listed { files, folders, is_whole } = match self.list(folder) {
+                Ok(listed) => listed,
+                Err(error) => return self.stays(folder, errno(error)),
+            };
+            for some in files.chunks(FILES_AT_ONCE) {
+                some.iter().try_for_each(|(path, blocks)| self.remove(path, *blocks))?;
+                self.step()?;
+            }
+            self.step()?;
+            if is_whole {
+                return folders.iter().try_for_each(|folder| self.folder(folder));
+            }
+            // Those that stay would be listed again and again.
+            if self.purging.values() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What is to go. It is removed when the folder is closed: not every filesystem goes on where it was in one that
+    /// changes.
+    fn list(&mut self, folder: &Path) -> io::Result<Listed> {
+        let mut listed = Listed { files: Vec::new(), folders: Vec::new(), is_whole: false };
+        let entries = match fs::read_dir(folder) {
+            // Nothing was stored there, or the sweeper found it empty.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Listed { is_whole: true, ..listed }),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let (name, path) = (entry.file_name(), entry.path());
+            let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { continue };
+            if kind.is_dir() {
+                listed.folders.extend(is_folder(name).then_some(path));
+                continue;
+            }
+            let below = self.directory.below(&path);
+            let key = below.and_then(|path| layout::key_of(path, self.directory.is_sharded));
+            if key.is_some_and(|key| self.purging.is_of(key.namespace)) {
+                listed.files.push((path, 1));
+            } else if is_temporary(name) && is_older(&path, self.now, UNFINISHED_AGE) {
+                listed.files.push((path, 0));
+            }
+            if listed.files.len() == MOST_LISTED {
+                return Ok(listed);
+            }
+        }
+        Ok(Listed { is_whole: true, ..listed })
+    }
+
+    fn remove(&mut self, path: &Path, blocks: u64) -> Result<()> {
+        let count = self.directory.ledger.count();
+        let removed = rustix::fs::lstat(path).and_then(|about| rustix::fs::unlink(path).map(|()| about.st_size as u64));
+        match removed {
+            Ok(bytes) => {
+                self.purging.removed(blocks, 1);
+                // Of an unfinished file nobody was told that its bytes are there.
+                self.directory.ledger.removed(bytes * blocks, count);
+            }
+            // Somebody else has removed it.
+            Err(Errno::NOENT | Errno::STALE) => {}
+            Err(error) => self.stays(path, error)?,
+        }
+        Ok(())
+    }
+
+    /// What cannot be removed does not keep the rest, unless nothing can be.
+    fn stays(&mut self, path: &Path, error: Errno) -> Result<()> {
+        self.left += 1;
+        self.why.get_or_insert_with(|| (path.to_owned(), error));
+        if error == Errno::ROFS { self.end() } else { Ok(()) }
+    }
+
+    fn step(&mut self) -> Result<()> {
+        self.settle();
+        self.purging.rest(self.begun)?;
+        self.begun = Instant::now();
+        Ok(())
+    }
+
+    /// Where this fails, the next walk of the sweeper counts right all the same.
+    fn settle(&self) {
+        let _ = self.directory.ledger.settle(clock(), false);
+    }
+
+    fn end(&self) -> Result<()> {
+        let Some((path, error)) = &self.why else { return Ok(()) };
+        let hint = match kind_of(*error) {
+            ErrorKind::Unsupported => "purge on a host, or as a user, that may remove them",
+            _ => "look at the mount and its server, and purge again",
+        };
+        Err(Error::new(kind_of(*error), "some files could not be removed")
+            .with("files", self.left)
+            .with("path", path.display())
+            .source(io::Error::from(*error))
+            .hint(hint))
+    }
+}
