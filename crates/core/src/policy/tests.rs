@@ -242,6 +242,17 @@ fn held_blocks_stay_and_wanted_ones_go_last() {
     }
 }
 
+#[test]
+fn wanted_blocks_stay_where_they_are_to_be_spared() {
+    for (name, _) in ALL {
+        let mut cache = Cache::new(name, 8);
+        (0..8).for_each(|block| _ = cache.ask(block));
+        cache.world.wanted = BTreeSet::from([1, 2, 6]);
+        cache.world.spares_wanted = true;
+        assert_eq!(BTreeSet::from_iter(cache.drain()), BTreeSet::from([0, 3, 4, 5, 7]), "{name}");
+    }
+}
+
 proptest! {
     #[test]
     fn every_policy_evicts_each_resident_once(ops in proptest::collection::vec((0u32..60, 0u8..8), 1..400)) {
