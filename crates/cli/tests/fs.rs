@@ -156,9 +156,9 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
         let blocks = lines.map(|line| {
             let figure = |name: &str| line.split(&format!(" {name}=")).nth(1).and_then(|rest| rest.split(' ').next());
             let number = |name| figure(name).and_then(|figure| figure.trim_matches('"').parse().ok()).unwrap_or(-1.0);
-            let gb_per_s = number("bytes") / number("time_ms") / 1e6;
+            let gb_per_s: f64 = number("bytes") / number("time_ms") / 1e6;
             // Both are rounded, and a slow one to nothing.
-            let is_speed = (number("gb_per_s") - gb_per_s).abs() <= 0.001 + gb_per_s / 20.0;
+            let is_speed = (gb_per_s - number("gb_per_s")).abs() <= 0.001 + gb_per_s / 20.0;
             assert!(number("time_ms") > 0.0 && is_speed && number("failed") == 0.0, "{line}");
             assert_eq!(number("bytes"), number("count") * BYTES as f64, "{line}");
             number("count")

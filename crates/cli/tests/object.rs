@@ -7,7 +7,6 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use forebay_rpc::proto::PurgeRequest;
 use s3::{BUCKET, Moto};
 use support::tiers::*;
 use support::*;
@@ -44,13 +43,6 @@ fn a_host_with_an_empty_pool_hits_what_another_stored() {
     is_served(&client, &worker, namespace, 50..100);
     assert_eq!(tier(&client, "object").promoted_blocks, 100);
     is_missed(&client, namespace, 200..250);
-    let request =
-        PurgeRequest { tenant: "t".to_owned(), shared_stores: true, timeout_seconds: 60, ..Default::default() };
-    let reply = client.runtime.block_on(client.rpc.clone().purge(request)).expect("a purge").into_inner();
-    let told: Vec<_> = reply.places.iter().map(|place| (&place.tier[..], place.blocks, &place.error[..])).collect();
-    assert_eq!(told, [("object", 100, "")]);
-    assert_eq!(names(&moto).len(), 0);
-    is_missed(&client, namespace, 0..50);
 }
 
 #[test]
