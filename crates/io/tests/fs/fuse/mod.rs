@@ -66,7 +66,7 @@ impl Mount {
     }
 
     /// From now on operations named in `ops`, with commas between them or `all`, come to this harm: `hang`, `cut`,
-    /// `flip`, `flip once`, `flip elsewhere`, `fail <errno>` or `slow <ms>`.
+    /// `flip`, `flip once` (in a block), `flip elsewhere`, `fail <errno>` or `slow <ms>`.
     pub fn harm(&mut self, ops: &str, harm: &str) {
         assert_eq!(self.ask(&format!("{ops} {harm}")), "done");
     }
