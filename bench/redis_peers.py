@@ -1,9 +1,9 @@
 """Measures the Redis tier beside other clients: `.venv/bin/python bench/redis_peers.py redis://127.0.0.1:6379`.
 
 The same server, the same sizes, in turn and in alternating order: `forebay bench redis` (every reply parsed, every
-block's checksum compared), redis-py with its own parser and with hiredis, LMCache's C++ client with one, with
-four and with eight connections, its default, and floors: a bare socket that does the least any client can, so that what server and kernel cost
-alone is known. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
+block's checksum compared), redis-py with its own parser and with hiredis, LMCache's C++ client with one, with four
+and with eight connections, its default, and floors: a bare socket that does the least any client can, so that what
+server and kernel cost alone is known. Peers that cannot be imported are left out and named. For each run: GB/s, and GB per second of CPU
 time of client and server together; the ratios are medians over the rounds. Then, one operation at a time, how long
 each takes: p50 and p99 over the rounds. Prints one JSON object with all raw figures, and a table on standard error.
 """
