@@ -58,11 +58,11 @@ fn a_request_that_waited_hits_at_once_what_one_that_did_not_is_told_to_wait_for(
     }
 }
 
-/// The tier may load a dozen blocks a second, after as many at once.
+/// The tier may load six blocks a second, after as many at once.
 #[test]
 fn who_asks_now_does_not_stand_behind_those_who_wait() {
     let (place, directory) = (Place::new(), directory());
-    let slow = ["--tier.fs.load_bytes_per_second", "256KiB", "--tier.fs.load_deadline_ms", "60000"];
+    let slow = ["--tier.fs.load_bytes_per_second", "128KiB", "--tier.fs.load_deadline_ms", "60000"];
     let (_daemon, client, worker) = stored(&place, "fs", &directory, &slow);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     client.expect(namespace, 1, &hashes(0..60));

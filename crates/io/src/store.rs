@@ -30,6 +30,11 @@ pub struct StoreReport {
     pub events: Vec<(&'static str, u64)>,
 }
 
+/// Counters under their own names.
+macro_rules! events {
+    ($counters:expr, $($name:ident),+ $(,)?) => { vec![$((stringify!($name), $counters.$name)),+] };
+}
+
 impl StoreReport {
     fn new(name: String, health: Health, trouble: Option<String>, events: Vec<(&'static str, u64)>) -> StoreReport {
         StoreReport {
@@ -46,22 +51,22 @@ impl StoreReport {
     }
 
     pub fn of_redis(report: RedisReport) -> StoreReport {
-        let counts = report.counters;
-        let events = vec![
-            ("connections_made", counts.connections_made),
-            ("connections_lost", counts.connections_lost),
-            ("failed_connects", counts.failed_connects),
-            ("lost_steps", counts.lost_steps),
-            ("redirects", counts.redirects),
-            ("wrong_sizes", counts.wrong_sizes),
-            ("foreign_values", counts.foreign_values),
-            ("corrupt_blocks", counts.corrupt_blocks),
-            ("full_stores", counts.full_stores),
-            ("refused_operations", counts.refused_operations),
-            ("unavailable_operations", counts.unavailable_operations),
-            ("late_operations", counts.late_operations),
-            ("absent_loads", counts.absent_loads),
-        ];
+        let events = events!(
+            report.counters,
+            connections_made,
+            connections_lost,
+            failed_connects,
+            lost_steps,
+            redirects,
+            wrong_sizes,
+            foreign_values,
+            corrupt_blocks,
+            full_stores,
+            refused_operations,
+            unavailable_operations,
+            late_operations,
+            absent_loads,
+        );
         let connections = Some(report.connections as u64);
         StoreReport { connections, ..StoreReport::new(report.name, report.health, report.last_error, events) }
     }
@@ -72,21 +77,21 @@ impl StoreReport {
     }
 
     fn of_root(root: RootReport) -> StoreReport {
-        let counts = root.counters;
-        let events = vec![
-            ("repeated_stores", counts.repeated_stores),
-            ("absent_loads", counts.absent_loads),
-            ("failed_loads", counts.failed_loads),
-            ("failed_stores", counts.failed_stores),
-            ("corrupt_blocks", counts.corrupt_blocks),
-            ("misread_blocks", counts.misread_blocks),
-            ("full_stores", counts.full_stores),
-            ("given_up", counts.given_up),
-            ("sweeps", counts.sweeps),
-            ("evicted_blocks", counts.evicted_blocks),
-            ("expired_blocks", counts.expired_blocks),
-            ("removed_orphans", counts.removed_orphans),
-        ];
+        let events = events!(
+            root.counters,
+            repeated_stores,
+            absent_loads,
+            failed_loads,
+            failed_stores,
+            corrupt_blocks,
+            misread_blocks,
+            full_stores,
+            given_up,
+            sweeps,
+            evicted_blocks,
+            expired_blocks,
+            removed_orphans,
+        );
         let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
         let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.read_only };
         StoreReport {
@@ -100,16 +105,16 @@ impl StoreReport {
 
     #[cfg(feature = "object")]
     pub fn of_object(report: ObjectReport) -> StoreReport {
-        let counts = report.counters;
-        let events = vec![
-            ("repeated_stores", counts.repeated_stores),
-            ("absent_loads", counts.absent_loads),
-            ("failed_loads", counts.failed_loads),
-            ("failed_stores", counts.failed_stores),
-            ("corrupt_blocks", counts.corrupt_blocks),
-            ("misread_blocks", counts.misread_blocks),
-            ("given_up", counts.given_up),
-        ];
+        let events = events!(
+            report.counters,
+            repeated_stores,
+            absent_loads,
+            failed_loads,
+            failed_stores,
+            corrupt_blocks,
+            misread_blocks,
+            given_up,
+        );
         let trouble = report.read_only.then(|| "configured to be read only".to_string());
         StoreReport::new(report.name, report.health, trouble, events)
     }

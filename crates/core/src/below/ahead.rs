@@ -5,7 +5,8 @@
 //!
 //! Invariants: lookups come first. What comes up ahead takes at most half of a tier's load slots, and none beside so
 //! many loads of lookups; it is left out of the share of promises, but starts only within it; a failure of it is held
-//! against no block. Keys are looked at in prefix order, as far as the first that is nowhere, and none again once its load began.
+//! against no block. Keys are looked at in prefix order, as far as the first that is nowhere, and none again once its
+//! load began.
 
 use super::{Standing, Tier, TierId, residence};
 use crate::block::{AHEAD, BlockId, State};

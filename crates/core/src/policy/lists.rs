@@ -86,9 +86,9 @@ impl Lists {
     }
 
     /// Takes the coldest block out that is neither held nor wanted, as `choose` compares the two lists. If all
-    /// that were looked at are wanted, the coldest of those, a leaf, unless they are to be spared. Held blocks go to the head: they are in
-    /// use, and every later eviction would meet them again. Wanted ones keep their place, or a child could
-    /// become more recent than its parent.
+    /// that were looked at are wanted, the coldest of those, a leaf, unless they are to be spared. Held blocks go
+    /// to the head: they are in use, and every later eviction would meet them again. Wanted ones keep their place,
+    /// or a child could become more recent than its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
         let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         let mut wanted = None;

@@ -517,22 +517,25 @@ fn tiers(snapshot: &Snapshot, read: fn(&Tier) -> u64) -> Samples {
     snapshot.tiers.iter().map(|tier| (vec![tier.name.to_string()], read(tier))).collect()
 }
 
-fn disks(snapshot: &Snapshot, read: fn(&DiskReport) -> u64) -> Samples {
+/// A sample for each part of a tier of which `one` says something: its name and its figure.
+fn by_part<T>(snapshot: &Snapshot, parts: fn(&Tier) -> &[T], one: impl Fn(&T) -> Option<(&str, u64)>) -> Samples {
     let of = |tier: &Tier| {
-        let name = tier.name;
-        let one = |disk: &DiskReport| (vec![name.to_string(), disk.name.clone()], read(disk));
-        tier.disks.iter().map(one).collect::<Samples>()
+        let told = parts(tier).iter().filter_map(&one);
+        told.map(|(part, figure)| (vec![tier.name.to_string(), part.to_string()], figure)).collect::<Samples>()
     };
     snapshot.tiers.iter().flat_map(of).collect()
 }
 
+fn disks(snapshot: &Snapshot, read: fn(&DiskReport) -> u64) -> Samples {
+    by_part(snapshot, |tier| &tier.disks, |disk| Some((&disk.name, read(disk))))
+}
+
 fn stores(snapshot: &Snapshot, read: fn(&StoreReport) -> Option<u64>) -> Samples {
-    let of = |tier: &Tier| {
-        let name = tier.name;
-        let one = |store: &StoreReport| Some((vec![name.to_string(), store.name.clone()], read(store)?));
-        tier.stores.iter().filter_map(one).collect::<Samples>()
-    };
-    snapshot.tiers.iter().flat_map(of).collect()
+    by_part(snapshot, |tier| &tier.stores, |store| Some((&store.name, read(store)?)))
+}
+
+fn by_kind(snapshot: &Snapshot, read: fn(&Counts) -> u64) -> Samples {
+    by_part(snapshot, |tier| &tier.counts, |(kind, counts)| Some((kind, read(counts))))
 }
 
 fn store_events(snapshot: &Snapshot) -> Samples {
@@ -542,15 +545,6 @@ fn store_events(snapshot: &Snapshot) -> Samples {
         store.events.iter().map(|(event, count)| (labels(event), *count)).collect::<Samples>()
     };
     all.flat_map(of).collect()
-}
-
-fn by_kind(snapshot: &Snapshot, read: fn(&Counts) -> u64) -> Samples {
-    let of = |tier: &Tier| {
-        let name = tier.name;
-        let one = |(kind, counts): &(&str, Counts)| (vec![name.to_string(), kind.to_string()], read(counts));
-        tier.counts.iter().map(one).collect::<Samples>()
-    };
-    snapshot.tiers.iter().flat_map(of).collect()
 }
 
 fn tier_operations(snapshot: &Snapshot) -> Samples {

@@ -1,4 +1,4 @@
-//! What a filesystem tier tells: figures for metrics, `top` and `inspect`.
+//! What a filesystem tier tells: figures for metrics, `inspect` and `doctor`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What an object tier tells: figures for metrics, `top` and `inspect`.
+//! What an object tier tells: figures for metrics, `inspect` and `doctor`.
 
 use forebay_core::tier::Health;
 

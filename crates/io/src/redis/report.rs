@@ -1,4 +1,4 @@
-//! What a Redis tier tells: figures for metrics, `top` and `inspect`.
+//! What a Redis tier tells: figures for metrics, `inspect` and `doctor`.
 
 use forebay_core::tier::Health;
 

@@ -49,7 +49,7 @@ impl Inspection {
         if is_locked(&file, DAEMON_BYTE).map_err(cannot)? {
             return Err(Error::new(ErrorKind::Unavailable, "a daemon uses this disk")
                 .with("path", path.display())
-                .hint("ask the daemon (`forebay top`), or stop it first"));
+                .hint("ask the daemon (`forebay inspect`), or stop it first"));
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(cannot)?;
         // Nothing comes from or goes to a pool here.

@@ -1,4 +1,4 @@
-//! What a disk tells: figures for metrics, `top` and `inspect`.
+//! What a disk tells: figures for metrics, `inspect` and `doctor`.
 
 use forebay_core::BlockKey;
 use forebay_core::tier::{Health, Location};

@@ -51,6 +51,17 @@ pub fn slot(number: u64) -> Option<(SlotId, Generation)> {
     Some((SlotId((number % SLOTS * SLOT_BYTES / 4096) as u32), Generation(1)))
 }
 
+/// A directory whose mount goes away for a while: the empty folder below it appears.
+pub fn without_mount(path: &Path, meanwhile: impl FnOnce()) {
+    let away = path.with_extension("away");
+    fs::rename(path, &away).unwrap();
+    fs::create_dir(path).unwrap();
+    meanwhile();
+    assert!(files(path).is_empty(), "{:?}", files(path));
+    fs::remove_dir(path).unwrap();
+    fs::rename(&away, path).unwrap();
+}
+
 /// All files below `path`, with their names.
 pub fn files(path: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![path.to_owned()]);

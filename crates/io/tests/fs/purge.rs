@@ -180,12 +180,7 @@ fn a_mount_that_went_away_is_not_called_empty() {
     fs::create_dir(&path).unwrap();
     let mut host = Host::open(&config(&path));
     host.is_stored(1, LENGTH);
-    fs::rename(&path, home.path().join("away")).unwrap();
-    fs::create_dir(&path).unwrap();
-    refused(&host, ErrorKind::Io);
-    assert!(files(&path).is_empty());
-    fs::remove_dir(&path).unwrap();
-    fs::rename(home.path().join("away"), &path).unwrap();
+    without_mount(&path, || drop(refused(&host, ErrorKind::Io)));
     assert_eq!(emptied(&host, &[OWN]), (1, 1));
 }
 
