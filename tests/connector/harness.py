@@ -1,7 +1,7 @@
 """A real vLLM scheduler and real connectors around a model that writes what it should have computed.
 
-Holds true: the "KV" of a block is a function of the layer, the rank and all tokens up to the block's end, and the next token
-is a function of all tokens. Each step first checks every block that a request relies on, whoever put it there, so that a
+Holds true: the "KV" of a block is a function of the layer, the rank and all tokens and images up to the block's end, and
+the next token is a function of all tokens. Each step first checks every block that a request relies on, whoever put it there, so that a
 wrong, stale, torn or missing load fails the test that caused it. Freed blocks keep their bytes; `poison` overwrites them.
 """
 
@@ -194,10 +194,19 @@ class Engine:
 
     def add(self, name: str, tokens: Sequence[int], max_tokens: int = 4, **more: Any) -> Request:
         extra, adapter = more.pop("kv_transfer_params", None), more.pop("lora_request", None)
+        images = more.pop("images", None)
         params = SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, extra_args={"kv_transfer_params": extra} if extra else None, **more
         )
-        request = Request(name, list(tokens), params, None, block_hasher=self._hasher, lora_request=adapter)
+        request = Request(
+            name,
+            list(tokens),
+            params,
+            None,
+            block_hasher=self._hasher,
+            lora_request=adapter,
+            mm_features=images,
+        )
         self.scheduler.add_request(request)
         return request
 
@@ -301,8 +310,9 @@ class Engine:
                 is_seen = window is None or block_end > end - window
                 if block == 0 or not start < block_end <= end or (only_seen and not is_seen):
                     continue
+                seen = [*tokens[:block_end], *_pictures(request, block_end)]
                 for layer in group.layer_names:
-                    yield layer, block, _content(layer, worker, tokens[:block_end], worker.pages[layer].shape[1])
+                    yield layer, block, _content(layer, worker, seen, worker.pages[layer].shape[1])
 
     def _count(self, stats: dict[str, Any]) -> None:
         for name, by_label in stats["data"].items():
@@ -333,8 +343,13 @@ def _use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
     monkeypatch.setattr(sessions, "open_session", open_session)
 
 
-def _content(layer: str, worker: Worker, tokens: Sequence[int], size: int) -> bytes:
-    digest = hashlib.sha256(f"{layer}/{worker.rank}/{list(tokens)}".encode()).digest()
+def _pictures(request: Request, end: int) -> Iterable[object]:
+    """What the images before `end` show, whatever vLLM calls them."""
+    return (feature.data for feature in request.mm_features if feature.mm_position.offset < end)
+
+
+def _content(layer: str, worker: Worker, seen: Sequence[object], size: int) -> bytes:
+    digest = hashlib.sha256(f"{layer}/{worker.rank}/{list(seen)}".encode()).digest()
     return (digest * (size // 32 + 1))[:size]
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from forebay.vllm.identity import Identity, IdentityError
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
 from safetensors.numpy import load_file, save_file
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
@@ -225,12 +224,33 @@ def test_an_adapter_that_cannot_be_told_is_not_cached(identity: Identity, tmp_pa
     assert identity.adapter_mask(reloaded) is None
 
 
-def test_a_drafter_is_part_of_the_identity(usual: dict[str, str]) -> None:
-    draft = ModelConfig(str(models.directory(models.OTHER_LLAMA)), dtype="float32", max_model_len=2048)
-    other = fields(change=lambda config: setattr(config, "speculative_config", _Speculative(draft)))
-    assert "draft" in other and "draft" not in usual
+def test_a_drafter_is_part_of_the_identity_and_drafting_by_the_text_is_not(usual: dict[str, str]) -> None:
+    drafter = fields(change=with_drafter(method="draft_model", model=str(models.directory(models.OTHER_LLAMA))))
+    assert "draft" in drafter and "draft" not in usual
+    for method in ("ngram", "ngram_gpu"):
+        assert fields(change=with_drafter(method=method, prompt_lookup_max=4)) == usual
 
 
-class _Speculative(SimpleNamespace):
-    def __init__(self, draft: ModelConfig):
-        super().__init__(draft_model_config=draft)
+def with_drafter(**options: Any) -> Callable[[VllmConfig], None]:
+    def change(config: VllmConfig) -> None:
+        config.speculative_config = SpeculativeConfig(
+            num_speculative_tokens=2,
+            target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config,
+            **options,
+        )
+
+    return change
+
+
+def test_a_target_of_another_seed_does_not_make_another_drafter() -> None:
+    """vLLM gives the drafter's configuration much of the target's."""
+    drafter = with_drafter(method="draft_model", model=str(models.directory(models.OTHER_LLAMA)))
+
+    def change(config: VllmConfig) -> None:
+        config.model_config = ModelConfig(
+            str(models.directory(models.LLAMA)), dtype="float32", max_model_len=1024, seed=7, served_model_name="other"
+        )
+        drafter(config)
+
+    assert fields(change=change) == fields(change=drafter)

@@ -186,6 +186,18 @@ def hash_root(vllm_config: VllmConfig) -> HashRoot | None:
     return HashRoot(algorithm, second.hex(), is_random)
 
 
+def release() -> str:
+    """vLLM's minor release, within which it is taken to compute the same; of a build between releases all there is."""
+    from packaging.version import InvalidVersion, Version
+
+    name = str(importlib.import_module("vllm.version").__version__)
+    try:
+        version = Version(name)
+    except InvalidVersion:
+        return name
+    return str(version) if version.is_prerelease else f"{version.major}.{version.minor}"
+
+
 def device(vllm_config: VllmConfig) -> str:
     """What decides how an attention backend orders a page's bytes, besides the layout's name."""
     from vllm.platforms import current_platform
@@ -256,6 +268,7 @@ __all__ = [
     "metadata_without_jobs",
     "missing",
     "new_stats",
+    "release",
     "stock_blocks",
     "unsupported",
 ]

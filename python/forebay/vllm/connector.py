@@ -72,6 +72,7 @@ class ForebayConnector(OffloadingConnector):
             logger.warning("forebay: %s", warning)
         shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
         identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant)
+        logger.info("forebay shares blocks by\n  %s", "\n  ".join(identity.values()))
         stock = spec.settings.stock_blocks or compat.stock_blocks(vllm_config, shapes)
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)

@@ -1,19 +1,23 @@
 """Who may share KV with whom: the fields of the namespace.
 
 Holds true: whatever changes the bytes of a block, or what a block's hash stands for, is in a field; two engines with equal
-fields compute the same bytes for the same hash. What cannot be told apart is not shared: an `IdentityError` says why.
+fields compute the same bytes for the same hash. Of vLLM's configuration each field counts that `judged.py` does not excuse:
+a section of it is one field here, with a digest of the values behind it, which `values` lists. What cannot be told apart is
+not shared: an `IdentityError` says why.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.vllm import compat
+from forebay.vllm import canonical, compat, judged
 from forebay.vllm.fingerprint import Unreadable, fingerprint
 from forebay.vllm.guard import logger
 
@@ -22,12 +26,24 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
+    from vllm.v1.request import Request
 
 # How a rank's slice of a block is put together: the pages of the group's layers, unpadded, in layer order.
 FORMAT = "1"
 
 # Say nothing about the computation, and differ between equal models.
 _IDLE_CONFIG_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "architectures_source"})
+# What a model's processor of images, sound and video reads beside the model's own configuration.
+_PROCESSOR_FILES = (
+    "image_processor_config.json",
+    "params.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tekken.json",
+    "video_preprocessor_config.json",
+)
+# They draft by what stands in the text, and have no layers whose KV would lie in the blocks.
+_DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 # Rotary embeddings whose frequencies depend on the longest allowed prompt.
 _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
@@ -41,7 +57,10 @@ class Identity:
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, tenant: str):
         self._vllm_config = vllm_config
-        self._fields = dict(_fixed_fields(vllm_config, kv_cache_config, config)) | {"tenant": tenant}
+        _refuse_what_hashes_do_not_tell(vllm_config, kv_cache_config)
+        self._sections = _sections(vllm_config)
+        fixed = _fixed_fields(vllm_config, kv_cache_config, config, self._sections)
+        self._fields = dict(fixed) | {"tenant": tenant}
         self._adapters: dict[tuple[int, str], Mask | None] = {}
 
     def fields(self) -> dict[str, str] | None:
@@ -55,6 +74,25 @@ class Identity:
                 "what it stores; set `--prefix-caching-hash-algo sha256`, or PYTHONHASHSEED to the same value everywhere"
             )
         return self._fields | {"hash": f"{root.algorithm}:{root.digest}"}
+
+    def values(self) -> Iterator[str]:
+        """The values behind the digests, a line for each field of the namespace: for a person who compares two engines."""
+        for name, values in self._sections.items():
+            shown = (f"{key}={_shown(name, key, value)}" for key, value in values.items() if value != "null")
+            yield f"{name}={canonical.digest(_joined(values))}: {', '.join(shown) or 'nothing'}"
+
+    def tells_apart(self, request: Request) -> bool:
+        """Whether the block hashes of this request stand for all that its KV is computed from.
+
+        Without its prefix cache and its processor's cache vLLM spares itself the hashing of images: it names them by a
+        counter of the process, whose names come again after a restart for other images. And where a prompt mixes tokens
+        with embeddings, its hashes do not say which is which.
+        """
+        if request.mm_features and not self._vllm_config.cache_config.enable_prefix_caching:
+            media = self._vllm_config.model_config.multimodal_config
+            if media is None or media.mm_processor_cache_gb == 0:
+                return False
+        return request.prompt_embeds is None or request.prompt_is_token_ids is None
 
     def adapter_mask(self, request: LoRARequest) -> Mask | None:
         """Turns the engine's hashes into those of this adapter's weights; None if these cannot be told.
@@ -89,12 +127,32 @@ def _adapter_mask(request: LoRARequest) -> Mask | None:
     return mask
 
 
+def _refuse_what_hashes_do_not_tell(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Raises for engines whose blocks are more than what the tokens before them make of them.
+
+    vLLM then turns its own prefix cache off, and hashes blocks for the connector all the same.
+    """
+    model = vllm_config.model_config
+    # Models that have nothing but states are refused by vLLM as an experiment, not for what a block depends on.
+    if not model.is_prefix_caching_supported and model.attn_type != "attention_free":
+        raise IdentityError(
+            "vLLM reuses no prefixes of this model, since what it computes depends on more than they hold"
+        )
+    groups = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
+    specs = [spec for group in groups for spec in getattr(group, "kv_cache_specs", {"": group}).values()]
+    if any(getattr(spec, "non_causal", False) or hasattr(spec, "rswa_window") for spec in specs):
+        raise IdentityError("attention looks ahead in this model, so a block depends on tokens that come after it")
+
+
 def _fixed_fields(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    config: OffloadingConfig,
+    sections: Mapping[str, Mapping[str, str]],
 ) -> Iterator[tuple[str, str]]:
     """All fields but the hash root's, each with what it guards against."""
     model = vllm_config.model_config
-    yield "engine", "vllm"
+    yield "engine", f"vllm {compat.release()}"
     yield "format", FORMAT
     yield "model", _short_name(model.model)
     yield "weights", _weights(vllm_config, model)
@@ -102,10 +160,10 @@ def _fixed_fields(
     yield "dtype", str(model.dtype).removeprefix("torch.")
     yield "kv_dtype", config.model.dtype
     yield "quantization", str(model.quantization or "none")
-    if any(rope in _ropes(model) for rope in _LENGTH_DEPENDENT_ROPES):
+    draft = _draft(vllm_config)
+    if any(rope in _ropes(some) for some in (model, draft) if some is not None for rope in _LENGTH_DEPENDENT_ROPES):
         yield "max_model_len", str(model.max_model_len)
-    speculative = vllm_config.speculative_config
-    if speculative is not None and (draft := getattr(speculative, "draft_model_config", None)) is not None:
+    if draft is not None:
         # A drafter's layers lie in the same blocks.
         yield "draft", f"{_short_name(draft.model)}:{_weights(vllm_config, draft)}:{_config_digest(draft)}"
     yield "device", compat.device(vllm_config)
@@ -113,16 +171,71 @@ def _fixed_fields(
     for group in config.groups:
         yield f"group.{group.group_id}", _group(kv_cache_config, group.group_id, group.tokens_per_block)
     yield "parallel", _parallel(config)
+    yield "code", _code(model)
+    yield "processor", _processor(model)
+    for name, values in sections.items():
+        yield name, canonical.digest(_joined(values))
+
+
+def _draft(vllm_config: VllmConfig) -> ModelConfig | None:
+    """The model that drafts. vLLM gives the target's in its place to those who draft without one."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method in _DRAFTS_WITHOUT_MODEL:
+        return None
+    return speculative.draft_model_config
+
+
+def _sections(vllm_config: VllmConfig) -> dict[str, dict[str, str]]:
+    """Each section of vLLM's configuration with the texts of those of its values that count."""
+    found = {field.name: getattr(vllm_config, field.name) for field in dataclasses.fields(vllm_config)}
+    counted = {name: section for name, section in found.items() if name not in judged.idle("VllmConfig")}
+    counted["multimodal_config"] = vllm_config.model_config.multimodal_config
+    if _draft(vllm_config) is None:
+        counted["speculative_config"] = None
+    sections = {name.lower().removesuffix("_config"): section for name, section in counted.items()}
+    return {f"settings.{name}": _section(name, section) for name, section in sections.items()} | {
+        "environment": dict(judged.variables())
+    }
+
+
+def _section(name: str, section: object) -> dict[str, str]:
+    if section is None:
+        return {}
+    kind, values = type(section).__qualname__, {name: section}
+    if dataclasses.is_dataclass(section):
+        names = frozenset(field.name for field in dataclasses.fields(section))
+        values = {field: getattr(section, field, None) for field in sorted(names - judged.idle(kind))}
+        if kind in judged.COUNTS and (new := sorted(judged.unjudged(kind, names))):
+            logger.info(
+                "forebay knows nothing of these options of vLLM's `%s`, so they count: %s", kind, ", ".join(new)
+            )
+    texts = {}
+    for field, value in values.items():
+        try:
+            texts[field] = canonical.text(value, judged.idle)
+        except canonical.Unstable as error:
+            raise IdentityError(f"`{field}` of vLLM's {name} options cannot be compared: {error}") from error
+    return texts
+
+
+def _shown(section: str, key: str, value: str) -> str:
+    """Keys to a store are nothing for a log."""
+    return canonical.digest(value) if section == "environment" or key in judged.SECRET else value
+
+
+def _joined(values: Mapping[str, str]) -> str:
+    return "\n".join(f"{key}={value}" for key, value in sorted(values.items()))
 
 
 def _group(kv_cache_config: KVCacheConfig, group_id: int, tokens: int) -> str:
     group = kv_cache_config.kv_cache_groups[group_id]
     spec = group.kv_cache_spec
-    layers = hashlib.sha256("\0".join(group.layer_names).encode()).hexdigest()[:16]
+    # All there is to know of the pages: dtypes, heads and scales, padding, states.
+    pages = canonical.digest("\0".join([canonical.text(spec, judged.idle), *group.layer_names]))
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0
     return (
         f"{type(spec).__name__}:tokens={tokens}:window={window}:page={spec.page_size_bytes}"
-        f":layers={len(group.layer_names)}:{layers}"
+        f":layers={len(group.layer_names)}:{pages}"
     )
 
 
@@ -133,8 +246,7 @@ def _parallel(config: OffloadingConfig) -> str:
     """
     parallel = config.parallel
     shape = f"tp={parallel.tp_size}:pp={parallel.pp_size}:pcp={parallel.pcp_size}:dcp={parallel.dcp_size}"
-    partition = os.environ.get("VLLM_PP_LAYER_PARTITION", "") if parallel.pp_size > 1 else ""
-    return f"{shape}:replicated={int(config.replicated_layout)}" + (f":layers={partition}" if partition else "")
+    return f"{shape}:replicated={int(config.replicated_layout)}"
 
 
 def _weights(vllm_config: VllmConfig, model: ModelConfig) -> str:
@@ -170,9 +282,65 @@ def _directory(model: str, revision: str | None) -> Path:
 
 def _config_digest(model: ModelConfig) -> str:
     """The model's configuration as it is in force, overrides included: rope, windows, heads, quantisation."""
-    config: Mapping[str, Any] = model.hf_config.to_dict()
-    telling = {key: value for key, value in config.items() if key not in _IDLE_CONFIG_KEYS}
-    return hashlib.sha256(json.dumps(telling, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    try:
+        return canonical.digest(canonical.text(_telling(model.hf_config.to_dict())))
+    except canonical.Unstable as error:
+        raise IdentityError(f"the configuration of model `{model.model}` cannot be compared: {error}") from error
+
+
+def _telling(config: Any) -> Any:
+    """A model's configuration, and those of its parts, without what differs between equal models."""
+    if isinstance(config, Mapping):
+        return {key: _telling(value) for key, value in config.items() if key not in _IDLE_CONFIG_KEYS}
+    return config
+
+
+def _code(model: ModelConfig) -> str:
+    """Digest of the code that comes with the model and is run; code of a hub as it lies in its cache."""
+    if not model.trust_remote_code:
+        return "none"
+    folders = {Path(model.model)} if os.path.isdir(model.model) else set()
+    references = json.dumps(getattr(model.hf_config, "auto_map", None) or {}, default=str)
+    for reference in re.findall(r'"((?:[^"]*--)?[\w.]+)\.\w+"', references):
+        repository, _, module = reference.rpartition("--")
+        revision = model.code_revision or (None if repository else model.revision)
+        if (file := _file(repository or model.model, f"{module}.py", revision)) is not None:
+            folders.add(file.parent)
+    files = sorted((file for folder in folders for file in folder.glob("*.py")), key=lambda file: file.name)
+    return _digest_of(files)
+
+
+def _processor(model: ModelConfig) -> str:
+    """Digest of what the processor of images, sound and video is configured by, beside the options of the command line."""
+    media = model.multimodal_config
+    if media is None:
+        return "none"
+    places = [(model.model, model.revision), (model.tokenizer, model.tokenizer_revision)]
+    found = [_file(place, name, revision) for place, revision in places for name in _PROCESSOR_FILES]
+    scales = media.mm_encoder_fp8_scale_path
+    return _digest_of([file for file in found if file is not None] + ([Path(scales)] if scales else []))
+
+
+def _file(model: str, name: str, revision: str | None) -> Path | None:
+    """A file of a model, where it is there: in the model's directory, or in the hub's cache."""
+    if os.path.exists(model):
+        return path if (path := Path(model) / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(model, name, revision=revision)
+    except ValueError:  # not even a name on the hub
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _digest_of(files: list[Path]) -> str:
+    try:
+        return canonical.digest(
+            "\n".join(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
+        )
+    except OSError as error:
+        raise IdentityError(f"cannot read what the model is configured by: {error}") from error
 
 
 def _ropes(model: ModelConfig) -> str:

@@ -107,6 +107,8 @@ class ForebayManager(OffloadingManager):
         if request.lora_request is not None and self._identity is not None:
             asked.mask = self._identity.adapter_mask(request.lora_request)
             asked.is_excluded = asked.mask is None
+        if self._identity is not None and not self._identity.tells_apart(request):
+            asked.is_excluded = True
 
     @guarded(lambda *_: True)
     def is_answered(self, request: Request) -> bool:
