@@ -231,6 +231,17 @@ def test_a_drafter_is_part_of_the_identity_and_drafting_by_the_text_is_not(usual
         assert fields(change=with_drafter(method=method, prompt_lookup_max=4)) == usual
 
 
+def test_drafting_by_the_text_changes_nothing_that_vllm_derives_from_it(usual: dict[str, str]) -> None:
+    config, groups = vllm_config(Shape()), kv_cache_config(Shape())
+    with_drafter(method="ngram", prompt_lookup_max=4)(config)
+    sections = ("model_config", "cache_config", "scheduler_config", "parallel_config", "kv_transfer_config")
+    remade = VllmConfig(
+        **{name: getattr(config, name) for name in sections}, speculative_config=config.speculative_config
+    )
+    remade.cache_config.num_gpu_blocks = 64
+    assert Identity(remade, groups, build_offloading_config(remade, groups), "").fields() == usual
+
+
 def with_drafter(**options: Any) -> Callable[[VllmConfig], None]:
     def change(config: VllmConfig) -> None:
         config.speculative_config = SpeculativeConfig(

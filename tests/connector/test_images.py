@@ -64,14 +64,24 @@ def test_images_that_are_named_by_their_content_are_found(
     assert restarted.hits == {"same": 79, "dog": 0}
 
 
-def test_prompts_that_mix_tokens_and_embeddings_are_left_out(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "more",
+    [
+        # vLLM hashes the token 0 for each embedding: a prompt with that token in its place has the same hashes.
+        {"prompt_embeds": torch.zeros(80, 4), "prompt_is_token_ids": [True, False] * 40},
+        # A session of streamed input takes its last token back, and gets images that the connector is not told of.
+        {"resumable": True},
+    ],
+    ids=["mixed with embeddings", "streamed"],
+)
+def test_prompts_whose_hashes_do_not_tell_all_are_left_out(
+    more: dict[str, Any], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM hashes the token 0 for each embedding: a prompt with that token in its place has the same hashes."""
     engine = Engine(daemon, monkeypatch)
-    for name, is_excluded in (("plain", False), ("mixed", True)):
-        request = engine.add(name, TOKENS)
-        if is_excluded:
-            request.prompt_embeds, request.prompt_is_token_ids = torch.zeros(80, 4), [True, False] * 40
-        engine.connector.manager.new_request(request)
-        assert engine.connector.manager._requests[name].is_excluded is is_excluded
+    request = engine.add("r", TOKENS)
+    manager = engine.connector.manager
+    assert not manager._requests["r"].is_excluded
+    for name, value in more.items():
+        setattr(request, name, value)
+    manager.new_request(request)
+    assert manager._requests["r"].is_excluded

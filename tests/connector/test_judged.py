@@ -401,8 +401,8 @@ def test_different_values_have_different_texts() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [object(), lambda: None, SimpleNamespace(a=1), Path("/here"), [[object()]], (one for one in "a")],
-    ids=["object", "lambda", "namespace", "path", "nested", "generator"],
+    [object(), lambda: None, SimpleNamespace(a=1), Path("/here"), [[object()]], (one for one in "a"), Path("a").exists],
+    ids=["object", "lambda", "namespace", "path", "nested", "generator", "method"],
 )
 def test_what_no_other_process_could_write_is_an_error(value: Any) -> None:
     with pytest.raises(canonical.Unstable):

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 # Configurations nest a few levels; a value that contains itself would never end.
@@ -71,7 +72,10 @@ def _text(value: Any, skipped: Callable[[str], frozenset[str]], depth: int) -> s
 
 
 def _name_of(value: Any) -> str:
-    """Classes and functions go by the name under which any process finds them."""
+    """Classes and functions go by the name under which any process finds them; a method has an object beside."""
+    owner = getattr(value, "__self__", None)
+    if owner is not None and not isinstance(owner, (type, ModuleType)):
+        raise Unstable(f"`{getattr(value, '__qualname__', value)}` belongs to an object of this process")
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name or module == "__main__":
         raise Unstable(f"a `{type(value).__qualname__}` has no name that another process knows")

@@ -85,14 +85,16 @@ class Identity:
         """Whether the block hashes of this request stand for all that its KV is computed from.
 
         Without its prefix cache and its processor's cache vLLM spares itself the hashing of images: it names them by a
-        counter of the process, whose names come again after a restart for other images. And where a prompt mixes tokens
-        with embeddings, its hashes do not say which is which.
+        counter of the process, whose names come again after a restart for other images. Where a prompt mixes tokens with
+        embeddings, its hashes do not say which is which. And a session of streamed input takes tokens back and gets
+        images later, of which no connector is told.
         """
-        if request.mm_features and not self._vllm_config.cache_config.enable_prefix_caching:
-            media = self._vllm_config.model_config.multimodal_config
-            if media is None or media.mm_processor_cache_gb == 0:
-                return False
-        return request.prompt_embeds is None or request.prompt_is_token_ids is None
+        media = self._vllm_config.model_config.multimodal_config
+        is_hashing_images = self._vllm_config.cache_config.enable_prefix_caching or (
+            media is not None and media.mm_processor_cache_gb > 0
+        )
+        is_mixed = request.prompt_embeds is not None and request.prompt_is_token_ids is not None
+        return not request.resumable and not is_mixed and (is_hashing_images or not request.mm_features)
 
     def adapter_mask(self, request: LoRARequest) -> Mask | None:
         """Turns the engine's hashes into those of this adapter's weights; None if these cannot be told.
@@ -315,7 +317,7 @@ def _processor(model: ModelConfig) -> str:
     media = model.multimodal_config
     if media is None:
         return "none"
-    places = [(model.model, model.revision), (model.tokenizer, model.tokenizer_revision)]
+    places = [(model.model, model.revision), (model.tokenizer or model.model, model.tokenizer_revision)]
     found = [_file(place, name, revision) for place, revision in places for name in _PROCESSOR_FILES]
     scales = media.mm_encoder_fp8_scale_path
     return _digest_of([file for file in found if file is not None] + ([Path(scales)] if scales else []))

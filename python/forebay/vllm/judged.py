@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 Fields = Mapping[str, str]  # reason or section, and its fields with spaces between
 
-# By class: the fields that are left out, under the reason.
+# By class: the fields that are left out, under the reason; a section of `VllmConfig` with all that is in it.
 IDLE: Mapping[str, Fields] = {
     "VllmConfig": {
         "what its fields decide is in fields of our own": "device_config quant_config kv_transfer_config",
