@@ -28,9 +28,9 @@ def engine_for_images(
     return engine
 
 
-def image(name: str, shows: str) -> list[Any]:
+def image(name: str, shows: Any) -> list[MultiModalFeatureSpec]:
     position = PlaceholderRange(offset=4, length=40)
-    return [MultiModalFeatureSpec(data=shows, modality="image", identifier=name, mm_position=position)]  # type: ignore[arg-type]
+    return [MultiModalFeatureSpec(data=shows, modality="image", identifier=name, mm_position=position)]
 
 
 @pytest.mark.parametrize("media", [None, MultiModalConfig(mm_processor_cache_gb=0)])

@@ -1,4 +1,4 @@
-"""Every option of vLLM was judged, and the verdicts hold: what changes blocks moves the namespace, what does not stays."""
+"""Every option of vLLM was judged, and the verdicts hold: what changes blocks moves the namespace, and nothing else."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_models_whose_blocks_are_more_than_their_prefix_are_refused(
         Identity(config, groups, build_offloading_config(config, groups), "")
 
 
-# ---- texts -------------------------------------------------------------------------------------------------------------
+# ---- texts ---------------------------------------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):

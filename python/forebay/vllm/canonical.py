@@ -1,8 +1,8 @@
 """One text for one value, in every process and on every host.
 
-Holds true: equal values have equal texts, and different values of what vLLM's configuration is made of have different ones.
-No text depends on the order of a set, on an address in memory or on where a host keeps its files. A value that has no such
-text is an `Unstable`.
+Holds true: equal values have equal texts, and different values of what vLLM's configuration is made of have different
+ones. No text depends on the order of a set, on an address in memory or on where a host keeps its files. A value without
+such a text is an `Unstable`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def text(value: object, skipped: Callable[[str], frozenset[str]] = lambda _: fro
 
 
 def digest(text: str) -> str:
-    """16 hexadecimal digits: enough to tell configurations apart that nobody forges, and short enough to compare by eye."""
+    """16 hexadecimal digits: enough to tell apart what nobody forges, and short enough to compare by eye."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,9 @@
 """Who may share KV with whom: the fields of the namespace.
 
 Holds true: whatever changes the bytes of a block, or what a block's hash stands for, is in a field; two engines with equal
-fields compute the same bytes for the same hash. Of vLLM's configuration each field counts that `judged.py` does not excuse:
-a section of it is one field here, with a digest of the values behind it, which `values` lists. What cannot be told apart is
-not shared: an `IdentityError` says why.
+fields compute the same bytes for the same hash. Of vLLM's configuration each field counts that `judged.py` does not
+excuse: a section of it is one field here, with a digest of the values behind it, which `values` lists. What cannot be told
+apart is not shared: an `IdentityError` says why.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Identity:
         return self._fields | {"hash": f"{root.algorithm}:{root.digest}"}
 
     def values(self) -> Iterator[str]:
-        """The values behind the digests, a line for each field of the namespace: for a person who compares two engines."""
+        """The values behind the digests, a line for each such field: for a person who compares two engines."""
         for name, values in self._sections.items():
             shown = (f"{key}={_shown(name, key, value)}" for key, value in values.items() if value != "null")
             yield f"{name}={canonical.digest(_joined(values))}: {', '.join(shown) or 'nothing'}"
@@ -313,7 +313,7 @@ def _code(model: ModelConfig) -> str:
 
 
 def _processor(model: ModelConfig) -> str:
-    """Digest of what the processor of images, sound and video is configured by, beside the options of the command line."""
+    """Digest of the files that configure the processor of images, sound and video."""
     media = model.multimodal_config
     if media is None:
         return "none"

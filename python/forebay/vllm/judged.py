@@ -1,12 +1,12 @@
 """Which fields of vLLM's configuration tell two caches apart, and why the others do not.
 
 Holds true: a field counts unless it stands in `IDLE` under a reason. So a field that a newer vLLM brings counts until
-somebody judges it: engines then share too little, and never what differs. A test walks the fields of the installed vLLM and
-fails on one that is neither in `COUNTS` nor in `IDLE`. The two hold the fields of vLLM 0.32 and 0.33.
+somebody judges it: engines then share too little, and never what differs. A test walks the fields of the installed vLLM
+and fails on one that is neither in `COUNTS` nor in `IDLE`. The two hold the fields of vLLM 0.32 and 0.33.
 
-What changes the rounding alone does not count where vLLM itself changes it from one step to the next: the size of a batch,
-the graph that was compiled for that size, the road that a sum over ranks takes. A kernel that an operator names counts: some
-compute in number formats of their own.
+What changes the rounding alone does not count where vLLM itself changes it from one step to the next: the size of a
+batch, the graph that was compiled for that size, the road that a sum over ranks takes. A kernel that an operator names
+counts: some compute in number formats of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Fields = Mapping[str, str]  # reason or section, and its fields with spaces betw
 IDLE: Mapping[str, Fields] = {
     "VllmConfig": {
         "what its fields decide is in fields of our own": "device_config quant_config kv_transfer_config",
-        "decides which tokens are computed in which step, and not what comes of them": "scheduler_config performance_mode",
+        "decides which tokens are computed in which step": "scheduler_config performance_mode",
         "decides how the same operations are fused, compiled and launched": "compilation_config optimization_level",
         "decides where the weights and tables lie": "offload_config engram_config",
         "is in the names of its adapters' blocks": "lora_config",
@@ -32,17 +32,17 @@ IDLE: Mapping[str, Fields] = {
         "is about the process": "instance_id shutdown_timeout watchdog_config",
     },
     "ModelConfig": {
-        "is a place on this host; what lies there is in the fields `model`, `weights` and `config`": "model hf_config_path",
+        "is a place; what lies there is in the fields `model`, `weights` and `config`": "model hf_config_path",
         "is in the field `config` with what came of it": "hf_config hf_text_config hf_overrides",
         "names the weights, which are in the field `weights`": "revision",
-        "makes tokens, which the block hashes tell": "tokenizer tokenizer_revision skip_tokenizer_init io_processor_plugin"
-        " renderer_num_workers",
+        "makes tokens, which the block hashes tell": "tokenizer tokenizer_revision skip_tokenizer_init"
+        " io_processor_plugin renderer_num_workers",
         "is in the field `max_model_len` where the rope depends on it": "max_model_len spec_target_max_model_len",
         "comes after the last layer": "seed max_logprobs logprobs_mode use_fp64_gumbel return_sampling_mask"
         " enable_trace_replay logits_processors generation_config override_generation_config pooler_config",
         "decides how the same operations are launched": "enforce_eager disable_cascade_attn",
-        "is about access and names of the API": "served_model_name hf_token allowed_local_media_path allowed_media_domains"
-        " enable_prompt_embeds",
+        "is about access and names of the API": "served_model_name hf_token allowed_local_media_path"
+        " allowed_media_domains enable_prompt_embeds",
         "is about memory that is given back and taken again": "enable_sleep_mode sleep_preserve_parameter_names"
         " sleep_mode_backend sleep_mode_offload_cudagraph enable_nccl_comm_suspend enable_cumem_allocator",
         "permits and does not choose": "allow_deprecated_quantization",
@@ -106,7 +106,8 @@ IDLE: Mapping[str, Fields] = {
     },
     "KernelConfig": {
         "is the same operation in the same number format": "ir_op_priority",
-        "warms up": "enable_flashinfer_autotune enable_rocm_segmented_attn_autotune enable_cutedsl_warmup enable_jit_warmup",
+        "warms up": "enable_flashinfer_autotune enable_rocm_segmented_attn_autotune enable_cutedsl_warmup"
+        " enable_jit_warmup",
     },
     "MambaSpec": {
         "is how many blocks a request has beside": "num_speculative_blocks num_prefill_checkpoint_blocks",
@@ -125,8 +126,8 @@ COUNTS: Mapping[str, str] = {
     " mamba_cache_dtype mamba_ssm_cache_dtype mamba_cache_mode enable_mamba_shared_prefix_checkpoint"
     " replayssm_buffer_len use_replayssm use_kda_recoverssm kv_sharing_fast_prefill swa_bounded_replay",
     "ParallelConfig": "pipeline_parallel_size tensor_parallel_size prefill_context_parallel_size"
-    " decode_context_parallel_size dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dcp_q_replicate is_moe_model"
-    " enable_hc_sp enable_expert_parallel all2all_backend worker_cls worker_extension_cls",
+    " decode_context_parallel_size dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dcp_q_replicate"
+    " is_moe_model enable_hc_sp enable_expert_parallel all2all_backend worker_cls worker_extension_cls",
     "AttentionConfig": "backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version"
     " flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv tq_max_kv_splits_for_cuda_graph"
     " use_trtllm_attention disable_flashinfer_q_quantization mla_prefill_backend use_prefill_query_quantization"
@@ -173,7 +174,8 @@ IDLE_VARIABLES: Fields = {
     " VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
     "is about processes, threads and memory": "VLLM_CPU_CI_ENV VLLM_CPU_KVCACHE_SPACE VLLM_CPU_NUM_OF_RESERVED_CPU"
     " VLLM_CPU_OMP_THREADS_BIND VLLM_ENABLE_V1_MULTIPROCESSING VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
-    " VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_RANDOMIZE_DP_DUMMY_INPUTS VLLM_USE_V2_MODEL_RUNNER VLLM_WORKER_MULTIPROC_METHOD",
+    " VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_RANDOMIZE_DP_DUMMY_INPUTS VLLM_USE_V2_MODEL_RUNNER"
+    " VLLM_WORKER_MULTIPROC_METHOD",
 }
 _VARIABLES = ("VLLM_", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32")
 
