@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forebay.vllm.fingerprint import WHOLE_BYTES, Unreadable, fingerprint
 from forebay.vllm.identity import Identity, IdentityError
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.lora.request import LoRARequest
@@ -144,50 +143,6 @@ def test_a_hub_model_goes_by_its_revision() -> None:
 
     with pytest.raises(IdentityError, match="pin it with `--revision`"):
         fields(change=unpinned)
-
-
-def test_weights_trained_anew_have_another_fingerprint(tmp_path: Path) -> None:
-    source = models.directory(models.LLAMA)
-    shutil.copytree(source, tmp_path / "m")
-    assert fingerprint(tmp_path / "m") == fingerprint(source)
-    weights = load_file(tmp_path / "m" / "model.safetensors")
-    name = "model.layers.2.mlp.up_proj.weight"
-    weights[name] = weights[name] + np.float32(1e-3)
-    save_file(weights, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
-    assert fingerprint(tmp_path / "m") != fingerprint(source)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("whole", [0, WHOLE_BYTES])
-def test_any_file_can_be_told(file: str, whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.vllm.fingerprint.WHOLE_BYTES", whole)
-    seen = set()
-    contents = (b"", b"x", b"y", b"x" * 7, b"\xff" * 9, b"x" * 100_000, b"y" * 100_000)
-    for content in contents:
-        (tmp_path / file).write_bytes(content)
-        seen.add(fingerprint(tmp_path))
-    assert len(seen) == len(contents)
-
-
-def test_a_header_without_sense_is_an_error_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.vllm.fingerprint.WHOLE_BYTES", 0)
-    for header in (
-        b"[]",
-        b'{"a": 1}',
-        b'{"a": {"data_offsets": 3}}',
-        b'{"a": {"data_offsets": [1, "x"]}}',
-        b"\xff\xfe",
-    ):
-        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(Unreadable, match="makes no sense"):
-            fingerprint(tmp_path)
-
-
-def test_no_weights_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Unreadable, match="no weights"):
-        fingerprint(tmp_path)
-    with pytest.raises(Unreadable, match="No such file"):
-        fingerprint(tmp_path / "absent")
 
 
 @pytest.fixture

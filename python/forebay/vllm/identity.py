@@ -13,7 +13,9 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,24 +50,46 @@ _DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
 
+# Digests that a hub or an earlier start has given are there by then: such an engine has its name with its first request.
+START_SECONDS = 1.0
+
+
 class IdentityError(Exception):
     """Blocks of this engine cannot be named so that others may trust the names."""
 
 
 class Identity:
-    """One engine's identity. Made once; reads the headers and samples of the weights, some milliseconds on a local disk."""
+    """One engine's identity. Made once; waits at most `START_SECONDS` for the weights, which a thread reads.
 
-    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, tenant: str):
+    `probe` says how this engine's attention backend writes a page; see `probe.py`.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        config: OffloadingConfig,
+        tenant: str,
+        probe: str = "",
+    ):
         self._vllm_config = vllm_config
         _refuse_what_hashes_do_not_tell(vllm_config, kv_cache_config)
         self._sections = _sections(vllm_config)
         fixed = _fixed_fields(vllm_config, kv_cache_config, config, self._sections)
-        self._fields = dict(fixed) | {"tenant": tenant}
+        fields = dict(fixed) | {"tenant": tenant, "probe": probe}
+        self._fields = {name: value for name, value in fields.items() if isinstance(value, str)}
+        self._late = {name: value for name, value in fields.items() if isinstance(value, Future)}
         self._adapters: dict[tuple[int, str], Mask | None] = {}
+        wait(self._late.values(), START_SECONDS)
+        self._settle()
 
     def fields(self) -> dict[str, str] | None:
-        """The namespace's fields; None as long as vLLM's hash root is not set, which is until the engine core is made."""
-        root = compat.hash_root(self._vllm_config)
+        """The namespace's fields; None as long as one is not known.
+
+        That is until the engine core has set its hash root, and until the weights are read.
+        """
+        self._settle()
+        root = None if self._late else compat.hash_root(self._vllm_config)
         if root is None:
             return None
         if root.is_random:
@@ -95,6 +119,12 @@ class Identity:
         )
         is_mixed = request.prompt_embeds is not None and request.prompt_is_token_ids is not None
         return not request.resumable and not is_mixed and (is_hashing_images or not request.mm_features)
+
+    def _settle(self) -> None:
+        """Takes what has become known. Raises where it became known that it cannot be."""
+        for name in [name for name, value in self._late.items() if value.done()]:
+            self._fields[name] = self._late[name].result()
+            del self._late[name]
 
     def adapter_mask(self, request: LoRARequest) -> Mask | None:
         """Turns the engine's hashes into those of this adapter's weights; None if these cannot be told.
@@ -151,8 +181,8 @@ def _fixed_fields(
     kv_cache_config: KVCacheConfig,
     config: OffloadingConfig,
     sections: Mapping[str, Mapping[str, str]],
-) -> Iterator[tuple[str, str]]:
-    """All fields but the hash root's, each with what it guards against."""
+) -> Iterator[tuple[str, str | Future[str]]]:
+    """All fields but the hash root's, each with what it guards against. A future is of what takes time to find out."""
     model = vllm_config.model_config
     yield "engine", f"vllm {compat.release()}"
     yield "format", FORMAT
@@ -167,7 +197,8 @@ def _fixed_fields(
         yield "max_model_len", str(model.max_model_len)
     if draft is not None:
         # A drafter's layers lie in the same blocks.
-        yield "draft", f"{_short_name(draft.model)}:{_weights(vllm_config, draft)}:{_config_digest(draft)}"
+        yield "draft", f"{_short_name(draft.model)}:{_config_digest(draft)}"
+        yield "draft_weights", _weights(vllm_config, draft)
     yield "device", compat.device(vllm_config)
     yield "layout", f"{config.kv_cache_layout or kv_cache_config.kv_cache_layout}:chunk={config.cache.blocks_per_chunk}"
     for group in config.groups:
@@ -251,22 +282,34 @@ def _parallel(config: OffloadingConfig) -> str:
     return f"{shape}:replicated={int(config.replicated_layout)}"
 
 
-def _weights(vllm_config: VllmConfig, model: ModelConfig) -> str:
-    """The revision where a hub names one, else a digest of what lies in the directory."""
+def _weights(vllm_config: VllmConfig, model: ModelConfig) -> str | Future[str]:
+    """A digest of all files of weights, else the revision where a hub names one."""
     load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
     if load_format == "dummy":
         return f"dummy:seed={model.seed}"
-    if not os.path.exists(model.model):
-        if commit := getattr(model.hf_config, "_commit_hash", None):
-            return f"revision:{commit}"
-        raise IdentityError(f"the revision of model `{model.model}` is not known; pin it with `--revision`")
     try:
-        return f"files:{fingerprint(_directory(model.model, model.revision))}"
-    except Unreadable as error:
-        raise IdentityError(f"cannot tell the weights of model `{model.model}`: {error}") from error
+        directory = _directory(model.model, model.revision, vllm_config.load_config.download_dir)
+    except Unreadable:
+        # A revision says the same as the files, but it is the one of the configuration.
+        commit = getattr(model.hf_config, "_commit_hash", None)
+        if commit and model.hf_config_path in (None, model.model):
+            return f"revision:{commit}"
+        raise IdentityError(f"the revision of model `{model.model}` is not known; pin it with `--revision`") from None
+    digest: Future[str] = Future()
+
+    def read() -> None:
+        try:
+            digest.set_result(f"files:{fingerprint(directory)}")
+        except Unreadable as error:
+            digest.set_exception(IdentityError(f"cannot tell the weights of model `{model.model}`: {error}"))
+        except BaseException as error:  # noqa: BLE001 - raised where the digest is asked for
+            digest.set_exception(error)
+
+    threading.Thread(target=read, name="forebay-weights", daemon=True).start()
+    return digest
 
 
-def _directory(model: str, revision: str | None) -> Path:
+def _directory(model: str, revision: str | None, cache: str | None = None) -> Path:
     """Where the files are: the path itself, or the snapshot in the hub's cache."""
     if os.path.exists(model):
         return Path(model)
@@ -274,7 +317,7 @@ def _directory(model: str, revision: str | None) -> Path:
 
     try:
         for name in ("adapter_config.json", "config.json"):
-            found = try_to_load_from_cache(model, name, revision=revision)
+            found = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)
             if isinstance(found, str):
                 return Path(found).parent
     except ValueError:  # not even a name on the hub

@@ -1,0 +1,300 @@
+"""Weights are told by every byte, read once, and never named while they change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake import FakeDaemon
+from forebay.vllm import fingerprint as module
+from forebay.vllm.fingerprint import KEPT_FILE, Unreadable, fingerprint
+from harness import Engine, Shape, prompt
+from rig import models
+from safetensors.numpy import load_file, save_file
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "m"
+    shutil.copytree(models.directory(models.LLAMA), directory)
+    (directory / KEPT_FILE).unlink(missing_ok=True)
+    return directory
+
+
+@pytest.fixture
+def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of this test are young and small, and their digests are kept all the same."""
+    monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(module, "KEPT_FROM_BYTES", 0)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files that are read whole."""
+    seen: list[str] = []
+    read = module._read
+
+    def noted(file: Path, *more: Any) -> Any:
+        seen.append(file.name)
+        return read(file, *more)
+
+    monkeypatch.setattr(module, "_read", noted)
+    yield seen
+
+
+def test_one_retrained_row_of_the_embeddings_is_another_model(model: Path) -> None:
+    before = fingerprint(model)
+    weights = load_file(model / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"].copy()
+    rows[3] += np.float32(1e-3)  # far from the middle, where samples used to be taken
+    save_file(weights | {"model.embed_tokens.weight": rows}, model / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(model) != before
+
+
+def test_any_byte_of_any_kind_of_file_counts(tmp_path: Path) -> None:
+    seen = set()
+    contents = (b"", b"x", b"y", b"x" * 7, b"\xff" * 9, b"x" * 100_000, b"x" * 99_999 + b"y")
+    for at, (file, content) in enumerate(
+        (file, content) for file in ("model.safetensors", "pytorch_model.bin", "m.gguf") for content in contents
+    ):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        (directory / file).write_bytes(content)
+        seen.add(fingerprint(directory))
+    assert len(seen) == 3 * len(contents)
+
+
+def test_hosts_agree_whatever_path_and_times(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "elsewhere")
+    os.utime(tmp_path / "elsewhere" / "model.safetensors", ns=(1, 1))
+    assert fingerprint(tmp_path / "elsewhere") == fingerprint(model)
+
+
+def test_no_weights_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match="no weights"):
+        fingerprint(tmp_path)
+    with pytest.raises(Unreadable, match="No such file"):
+        fingerprint(tmp_path / "absent")
+
+
+# ---- the hub's cache -------------------------------------------------------------------------------------------------
+
+
+def in_hub(tmp_path: Path, content: bytes, name: str) -> Path:
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "main"
+    for directory in (blobs, snapshot):
+        directory.mkdir(parents=True)
+    (blobs / name).write_bytes(content)
+    os.utime(blobs / name, ns=(10**18, 10**18))
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+def test_what_the_hub_names_by_its_content_is_not_read(tmp_path: Path, reads: list[str]) -> None:
+    content = b"w" * 1000
+    snapshot = in_hub(tmp_path, content, hashlib.sha256(content).hexdigest())
+    named = fingerprint(snapshot)
+    assert reads == []
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "model.safetensors").write_bytes(content)
+    assert fingerprint(plain) == named
+    assert reads == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("way", ["git", "written later"])
+def test_what_the_hub_does_not_name_by_its_content_is_read(way: str, tmp_path: Path, reads: list[str]) -> None:
+    content = b"w" * 1000
+    name = hashlib.sha1(content).hexdigest() if way == "git" else hashlib.sha256(content).hexdigest()
+    snapshot = in_hub(tmp_path, content, name)
+    before = fingerprint(snapshot)
+    with (snapshot / "model.safetensors").open("r+b") as opened:
+        opened.write(b"v")
+    os.utime(snapshot / "model.safetensors", ns=(2**62, 2**62))
+    assert fingerprint(snapshot) != before
+    assert reads
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_weights_are_read_once(model: Path, reads: list[str]) -> None:
+    first = fingerprint(model)
+    assert sorted(reads) == ["config.json", "model.safetensors"]
+    assert fingerprint(model) == first
+    assert len(reads) == 2
+    assert (model / KEPT_FILE).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_weights_written_anew_are_read_anew_though_their_times_are_set_back(model: Path, reads: list[str]) -> None:
+    file = model / "model.safetensors"
+    seen = file.stat()
+    first = fingerprint(model)
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"\x01")
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert fingerprint(model) != first
+    assert reads.count("model.safetensors") == 2
+
+
+def test_what_was_just_written_is_not_kept(model: Path, reads: list[str]) -> None:
+    os.utime(model / "model.safetensors")
+    fingerprint(model)
+    fingerprint(model)
+    assert reads.count("model.safetensors") == 2
+
+
+@pytest.mark.usefixtures("all_kept")
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda kept: kept.write_bytes(b""),
+        lambda kept: kept.write_bytes(kept.read_bytes()[:-9]),
+        lambda kept: kept.write_bytes(b"[1]"),
+        lambda kept: kept.write_bytes(b'{"format": 1, "files": {"model.safetensors": 5}}'),
+        lambda kept: kept.write_text(_forged(kept, check=False)),
+        lambda kept: (kept.write_text(_forged(kept, check=True)), kept.chmod(0o666)),
+        lambda kept: (kept.rename(kept.with_name("other")), kept.symlink_to("other")),
+        lambda kept: (kept.unlink(), kept.mkdir()),
+        lambda kept: (kept.unlink(), os.mkfifo(kept)),
+    ],
+    ids=["empty", "torn", "list", "no digests", "flipped", "open to others", "link", "directory", "fifo"],
+)
+def test_digests_that_are_damaged_or_not_ours_are_made_anew(
+    harm: Callable[[Path], object], model: Path, reads: list[str]
+) -> None:
+    first = fingerprint(model)
+    harm(model / KEPT_FILE)
+    assert fingerprint(model) == first
+    assert reads.count("model.safetensors") == 2
+
+
+def _forged(kept: Path, *, check: bool) -> str:
+    content = json.loads(kept.read_bytes())
+    content["files"]["model.safetensors"][0] = "0" * 64
+    if check:
+        content["sha256"] = hashlib.sha256(json.dumps(content["files"], sort_keys=True).encode()).hexdigest()
+    return json.dumps(content)
+
+
+@pytest.mark.usefixtures("all_kept")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_digests_that_somebody_else_left_are_not_believed(model: Path, reads: list[str]) -> None:
+    first = fingerprint(model)
+    (model / KEPT_FILE).write_text(_forged(model / KEPT_FILE, check=True))
+    os.chown(model / KEPT_FILE, 12345, 12345)
+    assert fingerprint(model) == first
+    assert reads.count("model.safetensors") == 2
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_where_the_directory_cannot_be_written_digests_are_kept_in_the_users_cache(
+    model: Path, cache_home: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._write
+
+    def refused(place: Path, text: str) -> None:
+        if place.parent == model:
+            raise PermissionError(str(place))
+        write(place, text)
+
+    monkeypatch.setattr(module, "_write", refused)
+    first = fingerprint(model)
+    assert not (model / KEPT_FILE).exists()
+    assert len(list(cache_home.glob("forebay/digests-*.json"))) == 1
+    assert fingerprint(model) == first
+    assert reads.count("model.safetensors") == 1
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again_and_then_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = model / "model.safetensors"
+    writes = iter(range(100))
+    left = 2
+
+    def went_on(reading: object, size: int) -> None:
+        nonlocal left
+        if left > 0 and size > 4096:
+            left -= 1
+            os.utime(file, ns=(0, next(writes)))
+
+    expected = fingerprint(model)
+    monkeypatch.setattr(module._Reading, "went_on", went_on)
+    assert fingerprint(model) == expected  # twice while it was read, and then no more
+    left = 1 << 30
+    with pytest.raises(Unreadable, match="changes while it is read"):
+        fingerprint(model)
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+def test_until_the_weights_are_read_the_engine_is_as_without_cache(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Engine(daemon, monkeypatch, Shape(engine_id="first")).generate("cold", prompt(1, 100))
+    may_read = threading.Event()
+
+    def slow(path: Path) -> str:
+        assert may_read.wait(60)
+        return fingerprint(path)
+
+    monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.vllm.identity.fingerprint", slow)
+    engine = Engine(daemon, monkeypatch, Shape(engine_id="second"))
+    blocks = daemon.ready()
+    engine.generate("early", prompt(1, 100))
+    engine.generate("other", prompt(2, 100))
+    assert engine.hits == {"early": 0, "other": 0}
+    assert daemon.ready() == blocks and engine.session.namespace is None
+    may_read.set()
+    until = time.monotonic() + 60
+    while engine.session.namespace is None and time.monotonic() < until:
+        engine.connector.has_pending_push_work()
+    engine.forget()
+    engine.generate("late", prompt(1, 100))
+    assert engine.hits["late"] == 96
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+@pytest.mark.faults
+def test_weights_that_turn_out_to_be_unreadable_later_leave_the_engine_without_a_cache(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = threading.Event()
+
+    def slow(path: Path) -> str:
+        assert may_read.wait(60)
+        raise Unreadable("gone")
+
+    monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.vllm.identity.fingerprint", slow)
+    engine = Engine(daemon, monkeypatch)
+    may_read.set()
+    until = time.monotonic() + 60
+    while engine.connector.manager._identity is not None and time.monotonic() < until:
+        engine.connector.has_pending_push_work()
+    engine.generate("a", prompt(1, 100))
+    assert daemon.lookups == 0 and daemon.ready() == 0
+    engine.assert_no_faults()
