@@ -26,6 +26,7 @@ WORKLOAD = Workload(prefixes=4, tails=1)
 class Pages:
     computed: list[Answer]
     loaded: list[Answer]
+    probed: set[str]  # what the two engines say of how they write a page
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory, start_daemon: Callable[..., 
     run_dir = tmp_path_factory.mktemp("mla")
     with Engine(CONFIG, run_dir, connector=daemon.patient_connector(), name="cold") as engine:
         join(daemon, engine)
+        probed = {engine.fields()["probe"]}
         computed = _each_alone(engine)
     with Engine(CONFIG, run_dir, connector=daemon.patient_connector(), name="warm") as engine:
         join(daemon, engine)
+        probed.add(engine.fields()["probe"])
         loaded = _each_alone(engine)
-    yield Pages(computed, loaded)
+    yield Pages(computed, loaded, probed)
+
+
+def test_how_latents_are_written_is_probed(pages: Pages) -> None:
+    (probed,) = pages.probed
+    assert "MLA" in probed and "unprobed" not in probed
 
 
 def test_loaded_latents_are_the_bytes_that_were_computed(pages: Pages) -> None:

@@ -163,6 +163,19 @@ class Engine:
         """Sleep level 1 and wake-up, whose scheduler half (pause, reset of cache and connector) runs on a CPU too."""
         self.call("sleep_and_wake")
 
+    def reload_weights(self, recipe: models.Recipe) -> None:
+        """Gives the running engine the weights of another model of its shape, by vLLM's own call."""
+        self.call("reload_weights", path=str(models.directory(recipe)))
+
+    def scale_embeddings(self, factor: float, *, is_called: bool) -> None:
+        """Writes other weights into memory, by a call of the engine or behind its back."""
+        self.call("scale_embeddings", factor=factor, is_called=is_called)
+
+    def fields(self) -> dict[str, str]:
+        """The namespace's fields that hold from the start on."""
+        fields: dict[str, str] = self.call("fields")["fields"]
+        return fields
+
     def poison(self) -> None:
         """Overwrites all KV memory, so that what is not loaded anew gives other tokens."""
         self.call("poison")

@@ -80,6 +80,22 @@ class Served:
         self.engine.wake_up()
         return {}
 
+    def reload_weights(self, path: str) -> dict[str, Any]:
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        return {}
+
+    def scale_embeddings(self, factor: float, is_called: bool) -> dict[str, Any]:
+        """By a call of the engine, or as a trainer in the same process does, who writes where the weights are."""
+        if is_called:
+            self.probe("probe_scale_embeddings", factor)
+        else:
+            self.engine.model_executor.driver_worker.probe_scale_embeddings(factor)
+        return {}
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the namespace that hold from the start on."""
+        return {"fields": self.scheduler.connector.manager._identity.fields()}
+
     def poison(self) -> dict[str, Any]:
         self.probe("probe_poison")
         return {}

@@ -31,6 +31,12 @@ class WorkerProbe:
         for storage in self._probe_storages().values():
             torch.tensor([], dtype=torch.float32).set_(storage).fill_(POISON)
 
+    @torch.no_grad()
+    def probe_scale_embeddings(self, factor: float) -> None:
+        """Other weights in place: those of the linear layers cannot be written on a CPU, where kernels keep them."""
+        embeddings = self.model_runner.get_model().get_parameter("model.embed_tokens.weight")
+        embeddings.data.mul_(factor)
+
     def probe_page_digests(self, blocks: list[list[int]]) -> list[list[str | None]]:
         """Per group and block, a digest of the block's bytes in all layers of the group; None for the null block."""
         groups = self.model_runner.kv_cache_config.kv_cache_groups

@@ -10,9 +10,10 @@ import importlib
 import inspect
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -26,10 +27,12 @@ from forebay.vllm.names import SPEC, SPEC_MODULE
 from forebay.vllm.stores import Shape
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.outputs import KVConnectorOutput
@@ -218,6 +221,92 @@ def _cpu_kernels(vllm_config: VllmConfig) -> str:
         return "unknown"
 
 
+# ---- the workers, seen from the scheduler --------------------------------------------------------------------------
+
+# Of vLLM's own way to new weights, the calls after which more are to come.
+WEIGHTS_UNDER_WAY = frozenset({"start_weight_update", "start_draft_weight_update", "update_weights"})
+# And those after which there are others.
+WEIGHTS_LOADED = frozenset({"reload_weights", "load_model", "finish_weight_update"})
+
+
+def engine_core() -> Any | None:
+    """The engine core whose constructor is making this connector, None if there is none.
+
+    All that users do to the workers passes through it, and vLLM hands it to no connector: it is looked for among the
+    callers. The handshake between workers and scheduler would do for the probe alone, but below `MultiConnector` only one
+    child's is passed on, to all children.
+    """
+    kind = getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
+    frame = sys._getframe(1)
+    while kind is not None and frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), kind):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def on_workers(core: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """What the function says of each worker, by rank. The workers must have nothing else to do."""
+    return list(core.model_executor.collective_rpc(function))
+
+
+def weights_are_asleep(core: Any) -> bool:
+    """Whether reading the weights would touch memory that is given up."""
+    return "weights" in getattr(core.model_executor, "sleeping_tags", ())
+
+
+def holds_kv(kv_cache_manager: KVCacheManager) -> bool:
+    """Whether requests or the engine's own prefix cache hold any KV."""
+    pools = {manager.block_pool for manager in kv_cache_manager.coordinator.single_type_managers}
+    return any(
+        pool.num_gpu_blocks - pool.get_num_free_blocks() > 1 or len(pool.cached_block_hash_to_block) for pool in pools
+    )
+
+
+# ---- one worker, seen from itself ------------------------------------------------------------------------------------
+
+
+def models(worker: Any) -> list[torch.nn.Module]:
+    """The model and its drafter, if there is one."""
+    return [model for model in (worker.get_model(), worker.get_draft_model()) if model is not None]
+
+
+def are_weights_here(worker: Any) -> bool:
+    """Whether the weights are in memory, which in a sleeping engine they are not."""
+    backend = getattr(worker, "_sleep_mode_backend", None)
+    return backend is None or backend.state() == "RUNNING"
+
+
+def layers_with_cache(worker: Any) -> list[Any]:
+    """All layers that own KV or states."""
+    context = worker.model_runner.vllm_config.compilation_config.static_forward_context
+    groups = worker.model_runner.kv_cache_config.kv_cache_groups
+    return [context[name] for group in groups for name in group.layer_names]
+
+
+def write_kv(worker: Any, layer: Any, pages: torch.Tensor, known: Callable[..., torch.Tensor]) -> None:
+    """Has the layer's backend write a block of known K and V into the second of these pages, as the model does."""
+    import torch
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+
+    is_latent, update = isinstance(layer, MLAAttention), layer.impl.do_kv_cache_update
+    runner = worker.model_runner
+    spec = layer.get_kv_cache_spec(runner.vllm_config)
+    # The kernel's blocks may be smaller than the manager's.
+    tokens = spec.block_size * runner.kv_cache_config.num_blocks // layer.kv_cache.shape[0]
+    slots = torch.arange(tokens, 2 * tokens, dtype=torch.int64)
+    dtype = runner.vllm_config.model_config.dtype
+    with torch.inference_mode():
+        if is_latent:
+            latent = known(tokens, layer.kv_lora_rank, dtype=dtype, salt=1)
+            rope = known(tokens, 1, layer.qk_rope_head_dim, dtype=dtype, salt=2)
+            update(latent, rope, pages, slots, layer.kv_cache_dtype, layer._k_scale)
+        else:
+            key = known(tokens, layer.num_kv_heads, layer.head_size, dtype=dtype, salt=1)
+            value = known(tokens, layer.num_kv_heads, layer.head_size_v, dtype=dtype, salt=2)
+            update(layer, key, value, pages, slots)
+
+
 def missing() -> list[str]:
     """What Forebay needs and this vLLM does not have."""
     return [what for what, is_there in _needs() if not is_there]
@@ -254,21 +343,31 @@ def _needs() -> Iterator[tuple[str, bool]]:
 
 __all__ = [
     "SCHEDULER",
+    "WEIGHTS_LOADED",
+    "WEIGHTS_UNDER_WAY",
     "CacheHitSource",
     "HashRoot",
     "KVConnectorTransferResults",
+    "are_weights_here",
     "complete",
     "completed_jobs",
     "device",
+    "engine_core",
     "group_shapes",
     "hash_root",
+    "holds_kv",
     "jobs_with_slots",
+    "layers_with_cache",
     "lost_loads",
     "may_load_from_host",
     "metadata_without_jobs",
     "missing",
+    "models",
     "new_stats",
+    "on_workers",
     "release",
     "stock_blocks",
     "unsupported",
+    "weights_are_asleep",
+    "write_kv",
 ]

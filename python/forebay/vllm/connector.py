@@ -17,9 +17,11 @@ from forebay.vllm import compat
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.manager import ForebayManager
+from forebay.vllm.probe import pages_of
 from forebay.vllm.session import open_session
 from forebay.vllm.settings import bounded_engine_id
 from forebay.vllm.timing import Timings, timed
+from forebay.vllm.watch import WeightsWatch
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
     from vllm.forward_context import ForwardContext
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -71,13 +73,22 @@ class ForebayConnector(OffloadingConnector):
         for warning in warnings + spec.warnings:
             logger.warning("forebay: %s", warning)
         shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
-        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant)
+        core = compat.engine_core()
+        pages = pages_of(core)
+        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant, pages)
         logger.info("forebay shares blocks by\n  %s", "\n  ".join(identity.values()))
         stock = spec.settings.stock_blocks or compat.stock_blocks(vllm_config, shapes)
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
         self.timings = self.manager.health.timings
         self.manager.open(session, shapes, identity, stock, self.breaker)
+        if core is not None:
+            WeightsWatch(core, self.manager.weights_moved)
+
+    @guarded(nothing)
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.manager.bind(kv_cache_manager)
 
     @property
     def manager(self) -> ForebayManager:

@@ -37,6 +37,7 @@ from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
     from forebay.vllm.spec import ForebaySpec
@@ -61,7 +62,10 @@ class ForebayManager(OffloadingManager):
         self._identity: Identity | None = None
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
-        self._salt = ""
+        self._salt = ""  # of resets of the connector's cache
+        self._epoch = ""  # of the weights in memory; empty while they are those on disk
+        self._kv_cache_manager: KVCacheManager | None = None
+        self._has_stale_kv = False  # the engine itself still holds KV of other weights
         self._settle_until: float | None = None  # None until somebody had to wait
         self._is_idle = False  # the last step had nothing to run
         self._stock_blocks = 0
@@ -104,6 +108,7 @@ class ForebayManager(OffloadingManager):
         """Starts to know a request."""
         asked = self._requests[request.request_id] = self._waiting[request.request_id] = _Asked(request)
         self.get_ready()
+        self._look_for_stale_kv()
         if request.lora_request is not None and self._identity is not None:
             asked.mask = self._identity.adapter_mask(request.lora_request)
             asked.is_excluded = asked.mask is None
@@ -117,6 +122,8 @@ class ForebayManager(OffloadingManager):
         Sends at most one lookup and waits for its answer within the step's budget.
         """
         asked = self._requests.get(request.request_id)
+        self.get_ready()
+        self._look_for_stale_kv()
         self._is_met(request.request_id)
         if asked is None or asked.is_barred or asked.is_excluded or request.skip_reading_prefix_cache:
             return True
@@ -193,6 +200,8 @@ class ForebayManager(OffloadingManager):
         asked = self._requests.get(req_context.req_id)
         if asked is None or asked.has_gap or asked.is_excluded or not self._is_named or self.breaker.is_open:
             return _nothing_to_store()
+        if self._has_stale_kv:  # what is computed now may build on it
+            return _nothing_to_store()
         pool = self._session.pool
         taken = [self._reserve(asked, shape, wanted) for shape, wanted in self._wanted(asked, keys)]
         runs = [run for some in taken for run in some.runs]
@@ -262,14 +271,29 @@ class ForebayManager(OffloadingManager):
     @guarded(lambda self: self.breaker.switch_off("its cache could not be reset, so it might hit what is stale"))
     def reset_cache(self) -> None:
         """Moves this engine to a namespace of its own; nothing that other engines use is touched."""
-        for asked in self._requests.values():
-            self._release(asked)
-            asked.lookup, asked.is_placed, asked.has_gap = None, False, False
-        self._stores.reset()
+        self._forget_all()
         if self._settings.reset_moves_namespace:
             self._salt = uuid.uuid4().hex
+            self._has_stale_kv = self._engine_holds_kv()
             if self._is_named:
                 self._name()
+
+    @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
+    def weights_moved(self, is_first: bool) -> None:
+        """The workers compute with other weights from now on: those of the start again, or some that nobody can name.
+
+        What is being stored is given back, and nothing is stored before the engine has forgotten its own KV: new KV
+        would be computed from old.
+        """
+        logger.info("forebay: the weights changed, and the namespace with them")
+        self._forget_all()
+        self._epoch = "" if is_first else uuid.uuid4().hex
+        self._has_stale_kv = self._engine_holds_kv()
+        self._is_named = False  # until somebody asks: an update comes in many pieces
+
+    def bind(self, kv_cache_manager: KVCacheManager) -> None:
+        """Lets the manager see what KV the engine itself holds."""
+        self._kv_cache_manager = kv_cache_manager
 
     @guarded(nothing)
     def step_ended(self, tokens: int) -> None:
@@ -294,6 +318,20 @@ class ForebayManager(OffloadingManager):
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
+    def _forget_all(self) -> None:
+        """Nothing that was asked or is being stored counts any more."""
+        for asked in self._requests.values():
+            self._release(asked)
+            asked.lookup, asked.is_placed, asked.has_gap = None, False, False
+        self._stores.reset()
+
+    def _engine_holds_kv(self) -> bool:
+        return self._kv_cache_manager is not None and compat.holds_kv(self._kv_cache_manager)
+
+    def _look_for_stale_kv(self) -> None:
+        """Before a request gets its first block is the moment to see that the engine has forgotten all others."""
+        self._has_stale_kv = self._has_stale_kv and self._engine_holds_kv()
+
     def _name(self) -> None:
         assert self._identity is not None
         try:
@@ -306,6 +344,8 @@ class ForebayManager(OffloadingManager):
             return
         if self._salt:
             fields["salt"] = self._salt
+        if self._epoch:
+            fields["epoch"] = self._epoch
         self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
         self._is_named = True
         self._settle_until = None
