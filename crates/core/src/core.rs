@@ -24,7 +24,7 @@ use crate::policy::{List, Nodes, Policy, Residents};
 use crate::purge::Purge;
 use crate::room::Drain;
 use crate::space::Space;
-use crate::stats::Stats;
+use crate::stats::{Stats, Unfinished};
 use crate::tables::TABLE_BITS;
 
 pub struct Config {
@@ -178,6 +178,7 @@ pub struct Core {
     pub(crate) fenced: List,
     /// Blocks to be touched, coldest first; applied after the reply.
     pub(crate) touches: VecDeque<BlockId>,
+    pub(crate) unfinished: Unfinished,
     pub(crate) drains: Vec<Drain>,
     /// Blocks that are being copied out of draining extents.
     pub(crate) copies: u32,
@@ -213,6 +214,7 @@ impl Core {
             earlier: 0,
             fenced: List::default(),
             touches: VecDeque::new(),
+            unfinished: Unfinished::default(),
             drains: Vec::new(),
             copies: 0,
             next_comparison: 0,

@@ -13,6 +13,7 @@ use crate::index::Fingerprint;
 use crate::key::{Generation, Instance};
 use crate::layout::Attention;
 use crate::miss::{Fate, MissReason};
+use crate::stats::Counts;
 
 /// Names the pins of one lookup. 0 is no lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -36,6 +37,9 @@ pub struct Lookup {
     place: Option<Place>,
     /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
     is_writing: bool,
+    counts: Counts,
+    /// The last key that was asked for.
+    last: Fingerprint,
 }
 
 /// Where a lookup is in the keys of a group.
@@ -77,8 +81,8 @@ impl Core {
     const MAX_TOUCHES: usize = 1 << 16;
 
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
-        self.stats.lookups += 1;
-        Lookup { instance, namespace, found: Vec::new(), ends: Vec::new(), place: None, is_writing: true }
+        let (found, ends, counts, last) = (Vec::new(), Vec::new(), Counts::default(), Fingerprint(0));
+        Lookup { instance, namespace, found, ends, place: None, is_writing: true, counts, last }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
@@ -86,9 +90,12 @@ impl Core {
     pub fn look(&mut self, lookup: &mut Lookup, group: u16, hashes: &[u8], hash_bytes: usize, answer: &mut Answer) {
         let count = (hashes.len() / hash_bytes) as u64;
         debug_assert!(count <= Core::MAX_KEYS_PER_EVENT as u64);
-        self.stats.keys += count;
+        lookup.counts.keys += count;
+        if let Some(last) = hashes.chunks_exact(hash_bytes).next_back() {
+            lookup.last = self.fingerprint(lookup.namespace, group, last);
+        }
         let Some(layout) = self.names.get(lookup.namespace).layout.group(group) else {
-            self.stats.misses[MissReason::NeverSeen as usize] += count;
+            lookup.counts.misses[MissReason::NeverSeen as usize] += count;
             lookup.place = None;
             return;
         };
@@ -116,20 +123,21 @@ impl Core {
         }
         // Behind the end of a prefix all misses have its reason.
         if let Some(reason) = place.gap {
-            self.stats.misses[reason as usize] += end - place.position;
+            lookup.counts.misses[reason as usize] += end - place.position;
         }
         lookup.place = Some(Place { position: end, ..place });
         if self.below.is_on() {
             lookup.is_writing = lookup.is_writing && self.sight(&lookup.found[found..]);
         }
         let hits = (lookup.found.len() - found) as u64;
-        self.stats.hits += hits;
-        self.stats.hit_bytes += hits * place.slot_bytes;
+        lookup.counts.hits += hits;
+        lookup.counts.hit_bytes += hits * place.slot_bytes;
     }
 
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
     pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
-        let Lookup { instance, found, ends, .. } = lookup;
+        let Lookup { instance, found, ends, counts, last, .. } = lookup;
+        self.count(instance, last, counts);
         // Last token position first, across groups: recency becomes leaf-first.
         if ends.is_sorted() {
             self.touches.extend(found.iter().rev());
@@ -147,7 +155,7 @@ impl Core {
         }
     }
 
-    /// Gives a lookup's pins back without an answer.
+    /// Gives a lookup's pins back without an answer; it is not counted.
     pub fn cancel_lookup(&mut self, lookup: Lookup) {
         if lookup.instance.is_some() {
             self.ended.extend(lookup.found);
@@ -163,6 +171,23 @@ impl Core {
             self.ended.extend(lease.blocks);
             self.unpin_ended();
         }
+    }
+
+    /// A lookup that is asked again while blocks come up counts once, with its last answer.
+    fn count(&mut self, instance: Option<Instance>, last: Fingerprint, counts: Counts) {
+        let mut done = Some(counts);
+        if let Some(instance) = instance {
+            self.unfinished.forget(instance, last);
+            if let Some(counts) = done.take_if(|counts| counts.is_unfinished()) {
+                done = self.unfinished.keep(instance, last, counts);
+            }
+        }
+        done.iter().for_each(|counts| self.stats.count(counts));
+    }
+
+    /// Counts what this instance was told to ask again, and will not.
+    pub fn count_unfinished(&mut self, instance: Instance) {
+        self.unfinished.take(instance).iter().for_each(|counts| self.stats.count(counts));
     }
 
     /// Unpins what was leased, as much as one event may; `step` goes on.
@@ -234,7 +259,7 @@ impl Core {
                 None => Some(self.fetch(lookup, place, hash, allowance)),
             };
             if let Some(reason) = missed {
-                self.miss(place, reason, answer);
+                lookup.miss(place, reason, answer);
             }
         }
     }
@@ -260,16 +285,6 @@ impl Core {
         lookup.ends.push(place.position * place.tokens);
         answer.push_ready(place.position, &self.blocks[block]);
         None
-    }
-
-    fn miss(&mut self, place: &mut Place, reason: MissReason, answer: &mut Answer) {
-        self.stats.misses[reason as usize] += 1;
-        if place.attention == Attention::Full {
-            place.gap = Some(reason);
-        }
-        if reason.is_passing() {
-            answer.push(place.position, STATE_NOT_YET);
-        }
     }
 
     /// Why a block that is here cannot be handed out now, if so. Starts its verification if it needs one.
@@ -321,6 +336,23 @@ impl Core {
             Some((_, Fate::Failed)) => MissReason::Failed,
             // Stored and yet not here: it was purged or lost with its slot, which people call evicted.
             Some((_, Fate::Evicted | Fate::Stored)) => MissReason::Evicted,
+        }
+    }
+}
+
+impl Lookup {
+    /// Keys that missed for this reason.
+    pub fn missed(&self, reason: MissReason) -> u64 {
+        self.counts.misses[reason as usize]
+    }
+
+    fn miss(&mut self, place: &mut Place, reason: MissReason, answer: &mut Answer) {
+        self.counts.misses[reason as usize] += 1;
+        if place.attention == Attention::Full {
+            place.gap = Some(reason);
+        }
+        if reason.is_passing() {
+            answer.push(place.position, STATE_NOT_YET);
         }
     }
 }

@@ -180,6 +180,7 @@ impl Core {
     /// No process of the instance is left: all it held is free.
     pub fn instance_gone(&mut self, instance: Instance) {
         self.drop_leases(instance);
+        self.count_unfinished(instance);
         self.drop_expectations(instance);
         let reserved = std::mem::take(&mut self.reserved[instance.0 as usize]);
         self.drop_reservations(reserved);

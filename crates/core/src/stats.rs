@@ -1,10 +1,15 @@
 //! What the core counts. Plain numbers; the daemon turns them into metrics.
 
+use std::collections::VecDeque;
+
+use crate::index::Fingerprint;
+use crate::key::Instance;
 use crate::miss::MissReason;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests asked about, each with all its groups.
+    /// Requests asked about, each with all its groups. What is asked again while blocks come up counts once, with its
+    /// last answer.
     pub lookups: u64,
     /// Keys asked about; `hits + misses.sum()` equals it.
     pub keys: u64,
@@ -36,5 +41,81 @@ pub struct Stats {
 impl Stats {
     pub fn miss_count(&self) -> u64 {
         self.misses.iter().sum()
+    }
+
+    pub(crate) fn count(&mut self, lookup: &Counts) {
+        self.lookups += 1;
+        self.keys += lookup.keys;
+        self.hits += lookup.hits;
+        self.hit_bytes += lookup.hit_bytes;
+        self.misses.iter_mut().zip(lookup.misses).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+/// What one lookup found, as in [`Stats`].
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub keys: u64,
+    pub hits: u64,
+    pub hit_bytes: u64,
+    pub misses: [u64; MissReason::ALL.len()],
+}
+
+impl Counts {
+    /// Whether who asked was told to ask again.
+    pub fn is_unfinished(&self) -> bool {
+        MissReason::ALL.iter().any(|reason| reason.is_passing() && self.misses[*reason as usize] > 0)
+    }
+}
+
+/// Lookups whose engines were told to ask again, oldest first, by who asked and for which last key: the hash of a
+/// block is that of all before it, so that another request with the same last key asks for the same blocks.
+#[derive(Default)]
+pub(crate) struct Unfinished(VecDeque<(Instance, Fingerprint, Counts)>);
+
+impl Unfinished {
+    /// As many as an engine has under way. One that is never asked again is counted when so many others came.
+    const MOST: usize = 64;
+
+    /// The lookup is asked again.
+    pub fn forget(&mut self, instance: Instance, last: Fingerprint) {
+        self.0.retain(|(by, key, _)| (*by, *key) != (instance, last));
+    }
+
+    /// Keeps a lookup; what falls out is not expected any more.
+    pub fn keep(&mut self, instance: Instance, last: Fingerprint, counts: Counts) -> Option<Counts> {
+        self.0.push_back((instance, last, counts));
+        let oldest = if self.0.len() > Unfinished::MOST { self.0.pop_front() } else { None };
+        oldest.map(|(_, _, counts)| counts)
+    }
+
+    /// Nobody of this instance asks again.
+    pub fn take(&mut self, instance: Instance) -> Vec<Counts> {
+        let (its, others): (Vec<_>, _) =
+            std::mem::take(&mut self.0).into_iter().partition(|(by, _, _)| *by == instance);
+        self.0 = others.into();
+        its.into_iter().map(|(_, _, counts)| counts).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_never_asked_again_is_counted_when_so_many_others_came() {
+        let mut unfinished = Unfinished::default();
+        let lookup = |keys| Counts { keys, ..Counts::default() };
+        let at_once = Unfinished::MOST as u64;
+        for key in 0..at_once {
+            assert!(unfinished.keep(Instance(1), Fingerprint(key), lookup(key)).is_none());
+        }
+        unfinished.forget(Instance(2), Fingerprint(0));
+        unfinished.forget(Instance(1), Fingerprint(1));
+        assert!(unfinished.keep(Instance(2), Fingerprint(1), lookup(at_once)).is_none());
+        let oldest = unfinished.keep(Instance(1), Fingerprint(1), lookup(1)).expect("the limit is reached");
+        assert_eq!(oldest.keys, 0);
+        assert_eq!(unfinished.take(Instance(2)).len(), 1);
+        assert_eq!(unfinished.take(Instance(1)).len() as u64, at_once - 1);
     }
 }

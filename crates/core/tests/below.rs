@@ -71,11 +71,45 @@ fn states(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> Vec<u8> {
 }
 
 #[test]
+fn a_lookup_that_is_asked_again_while_blocks_come_up_counts_once() {
+    let (mut rig, ns) = rig(2, all());
+    lie_below(&mut rig, 0..3);
+    for _ in 0..5 {
+        assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_NOT_YET; 3]);
+    }
+    for (block, _, generation) in loads(&mut rig) {
+        assert!(rig.core.loaded(block, generation, whole()));
+    }
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    let stats = rig.core.stats();
+    assert_eq!((stats.lookups, stats.keys, stats.hits, stats.miss_count()), (1, 4, 3, 1), "the last answer counts");
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    assert_eq!(rig.core.stats().lookups, 2, "another request for the same");
+}
+
+#[test]
+fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
+    let (mut rig, ns) = rig(2, all());
+    lie_below(&mut rig, 0..3);
+    for instance in [ENGINE, Instance(5)] {
+        for _ in 0..2 {
+            let (answer, _) = rig.look(Some(instance), ns, 0, &[0, 1, 2]);
+            assert_eq!(answer.states, [STATE_NOT_YET; 3]);
+        }
+    }
+    assert_eq!(rig.core.stats().lookups, 0);
+    rig.core.instance_gone(Instance(5));
+    let stats = rig.core.stats();
+    assert_eq!((stats.lookups, stats.misses[MissReason::PromotionUnfinished as usize]), (1, 3));
+    rig.core.instance_gone(ENGINE);
+    assert_eq!(rig.core.stats().lookups, 2);
+}
+
+#[test]
 fn what_lies_below_comes_up_once_however_many_ask() {
     let (mut rig, ns) = rig(2, all());
     lie_below(&mut rig, 0..3);
     assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_NOT_YET; 3]);
-    assert_eq!(rig.core.stats().misses[MissReason::PromotionUnfinished as usize], 3);
     let (other, _) = rig.look(Some(Instance(5)), ns, 0, &[0, 1, 2, 2]);
     assert_eq!(other.states, [STATE_NOT_YET; 4]);
     let started = loads(&mut rig);

@@ -115,6 +115,7 @@ impl Rig {
         let before = self.core.stats().misses;
         let (_, lease) = self.look(Some(ENGINE), ns, group, &[key]);
         self.core.release(ENGINE, lease);
+        self.core.count_unfinished(ENGINE);
         let now = self.core.stats().misses;
         MissReason::ALL.into_iter().find(|reason| now[*reason as usize] > before[*reason as usize])
     }

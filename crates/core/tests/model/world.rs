@@ -71,6 +71,10 @@ struct Open {
     keys: Vec<Key>,
     answer: Answer,
     found: Vec<At>,
+    /// Keys asked for and found, in all groups.
+    counted: (u64, u64),
+    /// Some of them were on their way.
+    is_unfinished: bool,
 }
 
 pub struct World {
@@ -342,7 +346,8 @@ impl World {
         let short = self.short(namespace);
         let lookup = self.core.begin_lookup(engine.map(Instance), short);
         let (keys, answer, found) = (Vec::new(), Answer::default(), Vec::new());
-        Open { engine, namespace, short, lookup, group: None, keys, answer, found }
+        let (counted, is_unfinished) = ((0, 0), false);
+        Open { engine, namespace, short, lookup, group: None, keys, answer, found, counted, is_unfinished }
     }
 
     fn look_once(&mut self, which: u8, group: u8, from: u8, blocks: u8) {
@@ -400,9 +405,11 @@ impl World {
         assert_eq!(answer.states.iter().filter(is_ready).count(), answer.slots.len());
         assert_eq!(answer.slots.len(), answer.generations.len());
         let now = self.core.stats();
-        assert_eq!(now.keys - stats.keys, (open.keys.len() - keys) as u64);
-        assert_eq!(now.hits - stats.hits, (answer.slots.len() - found) as u64);
-        assert_eq!(now.miss_count() + now.hits, now.keys, "hits and misses add up to keys");
+        let counts = |stats: &Stats| (stats.lookups, stats.keys, stats.hits, stats.misses);
+        assert_eq!(counts(now), counts(&stats), "a lookup counts when it ends");
+        open.counted.0 += (open.keys.len() - keys) as u64;
+        open.counted.1 += (answer.slots.len() - found) as u64;
+        open.is_unfinished |= answer.states.contains(&STATE_NOT_YET);
         let ready = open.keys.iter().zip(&answer.states).filter(|(_, state)| **state == STATE_READY).skip(found);
         let slots = answer.slots.iter().zip(&answer.generations).skip(found);
         for ((key, _), (slot, generation)) in ready.zip(slots) {
@@ -419,6 +426,7 @@ impl World {
     }
 
     fn end(&mut self, open: Open, end: End) -> Option<LeaseId> {
+        let before = self.core.stats().clone();
         let lease = match end {
             End::Finish => self.core.finish_lookup(open.lookup),
             End::Cancel => {
@@ -426,6 +434,15 @@ impl World {
                 LeaseId(0)
             }
         };
+        let now = self.core.stats();
+        let counted = (now.lookups - before.lookups, now.keys - before.keys, now.hits - before.hits);
+        match end {
+            End::Cancel => assert_eq!(counted, (0, 0, 0), "who got no answer is not counted"),
+            // It is asked again; perhaps one that was not, for long, counts now.
+            End::Finish if open.is_unfinished && open.engine.is_some() => assert!(counted.0 <= 1),
+            End::Finish => assert_eq!(counted, (1, open.counted.0, open.counted.1)),
+        }
+        assert_eq!(now.miss_count() + now.hits, now.keys, "hits and misses add up to keys");
         let expects_lease = matches!(end, End::Finish) && !open.found.is_empty();
         assert_eq!(lease != LeaseId(0), expects_lease, "a lease exactly if something was found for somebody");
         if let (Some(engine), true) = (open.engine, expects_lease) {
@@ -440,14 +457,14 @@ impl World {
         let mut open = self.begin(engine, prompt.namespace % NAMESPACES);
         let mut states = Vec::new();
         for (group, attention) in groups(open.namespace) {
-            let over_limit = self.core.stats().misses[MissReason::OverLimit as usize];
+            let over_limit = open.lookup.missed(MissReason::OverLimit);
             let evicted = self.core.stats().evicted;
             let expected = self.expected(&open, group, attention, prompt);
             let positions: Vec<u8> = (0..prompt.blocks).collect();
             for piece in positions.chunks(piece as usize) {
                 self.look(&mut open, group, piece.iter().map(|position| (prompt.chain, *position)));
             }
-            let is_over = self.core.stats().misses[MissReason::OverLimit as usize] > over_limit;
+            let is_over = open.lookup.missed(MissReason::OverLimit) > over_limit;
             let is_verifying = expected.contains(&STATE_NOT_YET);
             assert!(!is_over || engine.is_some() || is_verifying, "who takes no lease cannot be over a limit");
             if self.core.stats().evicted > evicted {

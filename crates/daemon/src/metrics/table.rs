@@ -80,7 +80,11 @@ static METRICS: &[Metric] = &[
     metric("forebay_extents_moved_total", "Extents that went to another slot size.", Counter(|s| s.core.extents_moved)),
     metric("forebay_blocks_moved_total", "Blocks that left such extents for other slots.", Counter(|s| s.core.moved)),
     // Lookups.
-    metric("forebay_lookups_total", "Requests asked about.", Counter(|s| s.core.lookups)),
+    metric(
+        "forebay_lookups_total",
+        "Requests asked about; one asked again while blocks come up counts once.",
+        Counter(|s| s.core.lookups),
+    ),
     metric("forebay_lookup_keys_total", "Keys asked about; hits and misses add up to it.", Counter(|s| s.core.keys)),
     metric("forebay_lookup_hits_total", "Keys answered as ready.", Counter(|s| s.core.hits)),
     metric("forebay_lookup_hit_bytes_total", "Bytes of the blocks answered as ready.", Counter(|s| s.core.hit_bytes)),
