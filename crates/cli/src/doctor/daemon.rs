@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::{Client, GroupBytes, connect};
-use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest, TierInfo};
+use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest, SessionInfo, TierInfo};
 use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
@@ -52,7 +52,8 @@ pub async fn examine(directory: &Path) -> Findings {
         populated_bytes: reply.populated_bytes,
         huge_bytes: reply.huge_bytes,
     };
-    let checks = vec![check, versions(session(directory).await), self_test(&mut client).await];
+    let engines = engines(&reply.sessions);
+    let checks = vec![check, versions(session(directory).await), self_test(&mut client).await, engines];
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers) }
 }
 
@@ -90,6 +91,22 @@ fn versions(session: Result<()>) -> Check {
     match session {
         Ok(()) => Check::ok("versions", format!("this program and the daemon speak protocol {PROTOCOL_VERSION}")),
         Err(error) => Check::failed("versions", &error),
+    }
+}
+
+/// Engines that came as far as to map the pool. One that does not serve is not seen here, so the hint says what vLLM's
+/// connector asks for.
+fn engines(sessions: &[SessionInfo]) -> Check {
+    let is_attached = |session: &&SessionInfo| session.ranks > 0 && session.attached_ranks == session.ranks;
+    match sessions.iter().filter(is_attached).count() {
+        0 => Check::warn(
+            "engines",
+            "no engine has mapped the pool",
+            "an engine's log says why; vLLM needs `\"kv_role\":\"kv_both\"` and, with `MultiConnector`, \
+             `\"kv_load_failure_policy\":\"recompute\"` beside it",
+        ),
+        1 => Check::ok("engines", "1 has mapped the pool"),
+        count => Check::ok("engines", format!("{count} have mapped the pool")),
     }
 }
 
@@ -167,6 +184,18 @@ async fn purge(client: &mut Client, fields: [(String, String); 2]) -> Result<()>
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
+
+    #[test]
+    fn where_no_engine_has_come_the_hint_says_what_vllm_needs() {
+        let half = SessionInfo { ranks: 2, attached_ranks: 1, ..SessionInfo::default() };
+        for none in [&[][..], &[SessionInfo::default(), half.clone()]] {
+            let check = engines(none);
+            assert_eq!((check.verdict, &*check.finding), (Verdict::Warn, "no engine has mapped the pool"));
+            assert!(check.hint.unwrap().contains(r#"`"kv_load_failure_policy":"recompute"`"#));
+        }
+        let whole = SessionInfo { attached_ranks: 2, ..half };
+        assert_eq!(engines(&[whole.clone(), whole]), Check::ok("engines", "2 have mapped the pool"));
+    }
 
     #[test]
     fn each_way_a_socket_can_fail_has_its_own_words() {
