@@ -19,8 +19,10 @@ from forebay.vllm import session as sessions
 from forebay.vllm.connector import ForebayConnector
 from rig import models
 from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
@@ -58,6 +60,10 @@ class Shape:
     extra: dict[str, Any] = field(default_factory=dict)
     hash_algorithm: Literal["sha256", "xxhash"] = "sha256"
     engine_id: str = "engine"
+    # What stands beside `ForebayConnector` below a `MultiConnector`, before and behind it; and what is said at the top.
+    before: tuple[dict[str, Any], ...] = ()
+    behind: tuple[dict[str, Any], ...] = ()
+    top: dict[str, Any] = field(default_factory=dict)
 
 
 def kv_cache_config(shape: Shape) -> KVCacheConfig:
@@ -83,13 +89,17 @@ def kv_cache_config(shape: Shape) -> KVCacheConfig:
 
 
 def vllm_config(shape: Shape, rank: int = 0) -> VllmConfig:
-    transfer = KVTransferConfig(
-        kv_connector="ForebayConnector",
-        kv_role="kv_both",
-        engine_id=shape.engine_id,
-        # Nothing ends a wait by accident, however slow the machine; tests of deadlines set their own.
-        kv_connector_extra_config=PATIENT | shape.extra,
-    )
+    # Nothing ends a wait by accident, however slow the machine; tests of deadlines set their own.
+    forebay = {
+        "kv_connector": "ForebayConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": PATIENT | shape.extra,
+    }
+    top = forebay
+    if shape.before or shape.behind:
+        connectors = [*shape.before, forebay, *shape.behind]
+        top = forebay | {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": connectors}}
+    transfer = KVTransferConfig(**top | {"engine_id": shape.engine_id} | shape.top)
     parallel = ParallelConfig(tensor_parallel_size=shape.ranks, distributed_executor_backend="mp")
     parallel.rank = rank
     config = VllmConfig(
@@ -127,7 +137,7 @@ class Worker:
             for at, layer in enumerate(table.layers):
                 start = at * table.layer_stride
                 self.pages[layer] = self.memory[start : start + shape.blocks * page].view(shape.blocks, page)
-        self.connector = ForebayConnector(vllm_config(shape, rank), KVConnectorRole.WORKER, config)
+        self.connector = KVConnectorFactory.create_connector(vllm_config(shape, rank), KVConnectorRole.WORKER, config)
         specs = {layer: group.kv_cache_spec for group in config.kv_cache_groups for layer in group.layer_names}
         views = {}
         for layer, pages in self.pages.items():
@@ -146,9 +156,13 @@ class Worker:
         self.memory.fill_(0x55)
 
     @property
+    def forebay(self) -> ForebayConnector:
+        return _forebay(self.connector)
+
+    @property
     def engine(self) -> FakeEngine:
-        assert self.connector.connector_worker is not None
-        engine = self.connector.connector_worker.worker._engine  # type: ignore[union-attr]
+        assert self.forebay.connector_worker is not None
+        engine = self.forebay.connector_worker.worker._engine  # type: ignore[union-attr]
         assert isinstance(engine, FakeEngine)
         return engine
 
@@ -182,9 +196,7 @@ class Engine:
 
     @property
     def connector(self) -> ForebayConnector:
-        connector = self.scheduler.connector
-        assert isinstance(connector, ForebayConnector)
-        return connector
+        return _forebay(self.scheduler.connector)
 
     @property
     def session(self) -> FakeSession:
@@ -251,7 +263,7 @@ class Engine:
         assert self.daemon.reserved == 0
 
     def assert_no_faults(self) -> None:
-        for connector in [self.connector, *(worker.connector for worker in self.workers)]:
+        for connector in [self.connector, *(worker.forebay for worker in self.workers)]:
             assert connector.breaker.faults == 0 and not connector.breaker.is_off
 
     def _work(self, worker: Worker, output: Any) -> ModelRunnerOutput:
@@ -266,6 +278,7 @@ class Engine:
             finished_sending=results.finished_sending,
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
+            invalid_block_ids=connector.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
@@ -315,11 +328,20 @@ class Engine:
                     yield layer, block, _content(layer, worker, seen, worker.pages[layer].shape[1])
 
     def _count(self, stats: dict[str, Any]) -> None:
+        if "data" not in stats:  # of a `MultiConnector`, by the name of the child
+            stats = stats.get("ForebayConnector", {"data": {}})
         for name, by_label in stats["data"].items():
             for value in by_label.values():
                 old = self.stats.get(name)
                 is_sum = stats["types"][name] == "counter" or isinstance(value, list)
                 self.stats[name] = old + value if old is not None and is_sum else value
+
+
+def _forebay(connector: KVConnectorBase_V1 | None) -> ForebayConnector:
+    """The connector, or the one of ours below it."""
+    children = connector.sub_connectors if isinstance(connector, MultiConnector) else [connector]
+    (ours,) = (child for child in children if isinstance(child, ForebayConnector))
+    return ours
 
 
 def prompt(seed: int, length: int) -> list[int]:

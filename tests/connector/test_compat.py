@@ -133,11 +133,14 @@ def test_every_metric_that_is_counted_is_declared(daemon: FakeDaemon, monkeypatc
 
 def test_an_engine_of_many_ray_ranks_spans_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     config = vllm_config(Shape())
-    assert compat.unsupported(config) is None
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    transfer.kv_load_failure_policy = "recompute"
+    assert compat.unsupported(config, transfer) is None
     monkeypatch.setattr(compat, "_local_devices", lambda: 4)
     monkeypatch.setattr(config.parallel_config, "distributed_executor_backend", "ray")
     monkeypatch.setattr(config.parallel_config, "world_size", 8)
-    assert "spans hosts" in str(compat.unsupported(config))
+    assert "spans hosts" in str(compat.unsupported(config, transfer))
 
 
 def _with_path() -> dict[str, str]:

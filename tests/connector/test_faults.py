@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from fake import FakeDaemon, FakeEngine
+from forebay.vllm.connector import ForebayConnector
 from forebay.vllm.fingerprint import Unreadable
-from harness import Engine, Shape, prompt
+from forebay.vllm.slots import PoolSlots
+from harness import Engine, Shape, prompt, vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
 
 PROMPTS = [prompt(seed, 100) for seed in range(4)]
 
@@ -162,6 +168,24 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_never_tried_again(
     engine.assert_no_faults()
 
 
+def test_a_load_within_its_step_that_fails_names_its_blocks(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM 0.33 makes them with `sync_load_budget_bytes`: its request runs on, so that no request can be named."""
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("cold", PROMPTS[0])
+    (worker,) = engine.workers
+    copies = worker.forebay._worker
+    blocks = GPULoadStoreSpec([7, 8], group_sizes=[2], block_indices=[0])
+    refused = PoolSlots(-1, "r", b"", ())
+    assert copies.submit_load(90, refused, blocks, expedited=True)
+    assert copies.submit_load(91, refused, GPULoadStoreSpec([9], group_sizes=[1], block_indices=[0]))
+    assert {result.job_id for result in copies.get_finished()} == {90, 91}
+    assert copies.take_failed_loads() == {"r"}
+    assert worker.connector.get_block_ids_with_load_errors() == {7, 8}
+    assert worker.connector.get_block_ids_with_load_errors() == set()
+
+
 def test_a_failed_load_does_not_fail_the_request(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(daemon, monkeypatch)
     assert engine.config.kv_transfer_config is not None
@@ -289,6 +313,45 @@ def test_when_vllms_part_fails_forebay_is_off_and_no_request_hangs(
     assert sum("forebay is off" in line for line in log) == 1
     assert not engine.connector.has_pending_push_work()
     assert not engine.scheduler.requests
+    engine.assert_nothing_is_held()
+
+
+@pytest.mark.faults
+def test_a_store_under_way_when_vllms_part_fails_is_never_named(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    """vLLM's part alone knows when the blocks that it is copied from are given to others."""
+    engine = Engine(daemon, monkeypatch)
+    (worker,) = engine.workers
+    worker.engine.is_holding = True
+    request = engine.add("r", PROMPTS[0], max_tokens=30)
+    for _ in range(4):
+        engine.step()
+    assert daemon.reserved == 6 and daemon.ready() == 0
+    monkeypatch.setattr(OffloadingConnectorScheduler, "build_connector_meta", lambda *_: 1 / 0)
+    engine.step()
+    assert engine.connector.breaker.is_off
+    assert daemon.reserved == 6  # the worker reads and writes on
+    worker.engine.is_holding = False
+    engine.run(request)
+    assert daemon.ready() == 0
+    engine.assert_nothing_is_held()
+
+
+def test_options_that_are_ignored_are_named_where_all_halves_share_one_configuration(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    """As in an engine of one process, where the worker's half is made before the scheduler's."""
+    engine = Engine(daemon, monkeypatch)
+    config = vllm_config(Shape(extra={"sync_load_budget_bytes": 1 << 30, "self_describing_kv_events": True}))
+    ForebayConnector.build_prom_metrics(config, defaultdict(MagicMock), ["engine"], {0: ["0"]})
+    for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER):
+        connector = ForebayConnector(config, role, engine.kv_config)
+        passed = connector._vllm_config.kv_transfer_config
+        assert passed is not None
+        assert not {"sync_load_budget_bytes", "self_describing_kv_events"} & passed.kv_connector_extra_config.keys()
+    for name in ("sync_load_budget_bytes", "self_describing_kv_events"):
+        assert sum(f"`{name}` is ignored" in line for line in log) == 1
 
 
 @pytest.mark.faults
@@ -370,7 +433,7 @@ def test_options_that_cannot_be_used_are_named(
     engine.generate("a", PROMPTS[0])
     assert any("`sokcet`" in line and "did you mean `socket`?" in line for line in log)
     assert any("`canonical_layout`" in line for line in log)
-    assert any("`blocks_per_chunk` needs a model with one kv cache group" in line for line in log)
-    assert any("`cpu_bytes_to_use` belongs to vLLM's own offloading" in line for line in log)
+    assert any("`blocks_per_chunk` is ignored: it needs a model with one kv cache group" in line for line in log)
+    assert any("`cpu_bytes_to_use` is ignored: it belongs to vLLM's own offloading" in line for line in log)
     assert len([line for line in log if "ready" not in line]) == 4
     engine.assert_no_faults()

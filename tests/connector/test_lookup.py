@@ -122,6 +122,38 @@ def test_what_is_ready_at_the_deadline_counts(session: FakeSession) -> None:
     assert lookup.result(key(0, 2)) is LookupResult.HIT
 
 
+def test_an_answer_that_nobody_looked_at_counts_after_the_deadline(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0.5, now=5)
+    assert not lookup.is_late
+    assert [lookup.result(key(0, at)).name for at in range(3)] == ["HIT", "HIT", "HIT"]
+    lookup.release()
+    assert session.daemon.leased == 0
+
+
+def test_a_last_look_does_not_wait(session: FakeSession) -> None:
+    session.daemon.is_frozen = True
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0.5, now=1)
+    assert lookup.is_late
+    assert session.daemon.waits == [0.0]
+
+
+def test_time_in_which_nobody_asked_is_no_waiting(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    session.daemon.promotions = 3
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0, now=0.5)
+    assert lookup.progress() == (0.5, 1.0, 0.0)
+    lookup.skip(60)
+    assert lookup.poll(0, now=60.9)
+    assert lookup.is_promoting and lookup.progress() == (60.5, 1.0, 0.0)
+    assert lookup.poll(0, now=61)
+    assert lookup.is_late
+    lookup.release()
+
+
 def test_an_unanswered_lookup_gives_its_lease_back_when_the_answer_comes(session: FakeSession) -> None:
     store(session, 0, HASHES[:3])
     session.daemon.is_frozen = True

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forebay.vllm import metrics
-from forebay.vllm.settings import UPSTREAM_KEYS, Settings, bounded_engine_id, default_socket
+from forebay.vllm.settings import VLLM_OPTIONS, Settings, bounded_engine_id, default_socket, passed_on
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+from vllm.v1.kv_offload import base
 
 PAGE = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text()
 
@@ -24,14 +29,14 @@ def test_no_options_are_fine() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"), [("tennant", "tenant"), ("step_budget", "step_budget_ms"), ("Socket", "socket")]
 )
-def test_an_unknown_option_names_the_nearest_known_one(given: str, meant: str) -> None:
-    settings, warnings = Settings.parse({"socket": "/run/x", given: "1"})
-    assert settings == Settings(socket="/run/x")
-    assert warnings == [f"unknown option `{given}` in kv_connector_extra_config, did you mean `{meant}`?"]
+def test_an_unknown_option_is_not_passed_on_and_names_the_nearest_known_one(given: str, meant: str) -> None:
+    passed, warnings = passed_on({"socket": "/run/x", given: "1"})
+    assert passed == {"socket": "/run/x"}
+    assert warnings == [f"unknown option `{given}` is ignored, did you mean `{meant}`?"]
 
 
 def test_an_option_like_no_other_lists_what_there_is() -> None:
-    (warning,) = Settings.parse({"socket": "/x", "zzzzzzzz": 1})[1]
+    (warning,) = passed_on({"socket": "/x", "zzzzzzzz": 1})[1]
     assert "known are lookup_deadline_ms, max_leased_requests" in warning
 
 
@@ -60,9 +65,44 @@ def test_numbers_may_be_written_either_way() -> None:
     assert warnings == []
 
 
-def test_vllms_own_options_pass() -> None:
-    extra = {"socket": "/x", "spec_name": "ForebaySpec", "offload_prompt_only": False, "blocks_per_chunk": 4}
-    assert Settings.parse(extra)[1] == []
+def test_options_of_vllm_pass_or_are_named_with_the_reason() -> None:
+    extra = {"socket": "/x", "offload_prompt_only": False, "blocks_per_chunk": 4}
+    assert passed_on(extra) == (extra, [])
+    for name in ("sync_load_budget_bytes", "self_describing_kv_events", "cpu_bytes_to_use", "spec_name"):
+        passed, (warning,) = passed_on(extra | {name: 1})
+        assert passed == extra
+        assert warning == f"`{name}` is ignored: {VLLM_OPTIONS[name]}"
+
+
+def test_every_option_that_the_installed_vllm_reads_has_its_fate() -> None:
+    """Its sources are searched for what they take out of `kv_connector_extra_config`, but for each tier's own options."""
+    offloading = Path(inspect.getsourcefile(scheduler) or "").parent
+    specs = Path(inspect.getsourcefile(base) or "").parent
+    files = [*offloading.glob("*.py"), offloading.parent / "offloading_connector.py", *specs.glob("*.py")]
+    files += [*specs.glob("cpu/**/*.py"), *specs.glob("tiering/*.py")]
+    read = {name for file in files for name in _options_read(ast.parse(file.read_text()))}
+    assert {"spec_name", "block_size", "offload_prompt_only", "cpu_bytes_to_use", "secondary_tiers"} <= read
+    assert read <= VLLM_OPTIONS.keys()
+
+
+def _options_read(tree: ast.AST) -> Iterator[str]:
+    """The strings by which anything called `...extra_config` is indexed, searched, or asked for an entry."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=source, attr="get" | "pop"), args=[ast.Constant(value=str(key)), *_]
+            ):
+                pass
+            case ast.Call(func=ast.Attribute(value=_, attr="get_from_extra_config"), args=[ast.Constant(str(key)), *_]):
+                source = ast.Name("extra_config")
+            case ast.Subscript(value=source, slice=ast.Constant(value=str(key))):
+                pass
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn()], comparators=[source]):
+                pass
+            case _:
+                continue
+        if ast.unparse(source).endswith("extra_config"):
+            yield key
 
 
 def test_the_socket_is_a_directory_or_the_file_in_it() -> None:
@@ -94,10 +134,10 @@ def test_a_long_engine_id_is_bounded_and_stays_distinct() -> None:
 
 
 def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
     defaults = {field.name: str(field.default) for field in fields(Settings)}
     defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true"}
     assert rows == defaults
     assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == set(metrics.DEFINITIONS)
-    for key in UPSTREAM_KEYS - {"spec_name", "spec_module_path"}:
-        assert f"`{key}`" in PAGE
+    fates = dict(re.findall(r"^\| `([a-z_]+)` \| (as in vLLM|ignored)[^|]* \|$", PAGE, re.MULTILINE))
+    assert fates == {key: "as in vLLM" if why is None else "ignored" for key, why in VLLM_OPTIONS.items()}

@@ -11,6 +11,7 @@ from forebay.vllm.manager import LOOKUPS_UNDER_WAY, TOLD_IN_A_STEP, WAITING_TOLD
 from harness import Engine, Shape, prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.kv_offload.base import make_offload_key
+from vllm.v1.request import Request
 
 
 def test_a_slow_answer_delays_its_request_and_no_other(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +307,117 @@ def test_lookups_under_way_are_bounded_and_nobody_misses_for_it(
     engine.assert_nothing_is_held()
 
 
+class Clock:
+    """The manager's time, which goes on when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr("forebay.vllm.manager.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def fill_the_batch(engine: Engine) -> Request:
+    """One request that asks for nothing and leaves no room: from now on vLLM does not ask about those that wait."""
+    filling = engine.add("filling", prompt(99, 20), max_tokens=60, prompt_logprobs=1)
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["filling"]
+    return filling
+
+
+def test_an_answer_that_came_while_the_batch_was_full_is_used(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    engine = Engine(daemon, monkeypatch, Shape(max_requests=1, extra={"lookup_deadline_ms": 1000}))
+    cold = [engine.generate(f"cold {at}", prompt(at, 100)) for at in range(3)]
+    engine.forget()
+    daemon.is_frozen = True
+    requests = [engine.add(str(at), prompt(at, 100)) for at in range(3)]
+    filling = fill_the_batch(engine)
+    daemon.is_frozen = False
+    for _ in range(5):
+        clock.now += 1
+        engine.step()
+    outputs = engine.run(filling, *requests)
+    assert [outputs[str(at)] for at in range(3)] == cold
+    assert [engine.hits[str(at)] for at in range(3)] == [96, 96, 96]
+    assert "forebay:late_lookups" not in engine.stats
+    engine.assert_nothing_is_held()
+
+
+def test_blocks_that_came_up_while_the_batch_was_full_are_used(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    extra = {"lookup_deadline_ms": 1000, "promotion_lag": 0.25}
+    engine = Engine(daemon, monkeypatch, Shape(max_requests=1, extra=extra))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    engine.connector.manager._patience._fastest = 1000.0  # tokens a second, so that little is waited for
+    daemon.promotions = 1
+    waiting = engine.add("warm", prompt(1, 100))
+    filling = fill_the_batch(engine)
+    assert daemon.lookups == 2
+    for _ in range(5):
+        clock.now += 1
+        engine.step()
+    assert engine.run(filling, waiting)["warm"] == cold
+    assert engine.hits["warm"] == 96
+    assert not {"forebay:late_lookups", "forebay:slow_promotions"} & engine.stats.keys()
+    engine.assert_nothing_is_held()
+
+
+def test_an_answer_that_nobody_asks_for_is_held_for_ten_seconds(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    engine = Engine(daemon, monkeypatch, Shape(max_requests=1))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    daemon.promotions, daemon.promoted = 1, {engine.add("warm", prompt(1, 100)).block_hashes[5]}
+    waiting = engine.scheduler.requests["warm"]
+    filling = fill_the_batch(engine)
+    assert daemon.leased == 5
+    for _ in range(9):
+        clock.now += 1
+        engine.step()
+    assert daemon.leased == 5
+    assert not engine.session.waiting
+    for _ in range(2):
+        clock.now += 1
+        engine.step()
+    assert daemon.leased == 0
+    assert list(engine.session.waiting.values()) == [{0: waiting.block_hashes}]  # it stands in the queue again
+    lookups = daemon.lookups
+    assert engine.run(filling, waiting)["warm"] == cold
+    assert engine.hits["warm"] == 96
+    assert daemon.lookups == lookups + 1
+    engine.assert_nothing_is_held()
+
+
+def test_a_load_that_takes_long_keeps_its_lease(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    engine = Engine(daemon, monkeypatch, Shape(max_requests=2))
+    cold = engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    (worker,) = engine.workers
+    worker.engine.is_holding = True
+    running = engine.add("running", prompt(2, 20), max_tokens=60)
+    warm = engine.add("warm", prompt(1, 100))
+    for _ in range(20):
+        clock.now += 5
+        engine.step()
+    assert daemon.leased == 6
+    worker.engine.is_holding = False
+    assert engine.run(running, warm)["warm"] == cold
+    engine.assert_nothing_is_held()
+
+
 def drain(engine: Engine, daemon: FakeDaemon) -> None:
     """The stock is empty, and the thread that fills it is late."""
     engine.session.is_refilling = False
@@ -344,6 +456,24 @@ def test_a_stock_that_stays_low_delays_a_request_for_a_moment(
     engine.generate("hit", prompt(1, 97))  # wants no slots, so it waits for none
     assert engine.hits["hit"] == 96
     assert engine.steps - steps <= 8
+    engine.assert_nothing_is_held()
+
+
+def test_a_step_in_which_every_request_fills_a_block_finds_slots_for_all(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(blocks=200, max_tokens_per_step=128, max_requests=16, extra={"offload_prompt_only": False})
+    engine = Engine(daemon, monkeypatch, shape)
+    engine.generate("first", prompt(99, 20))  # what comes before there is a namespace finds no slots
+    requests = [engine.add(str(at), prompt(at, 8), max_tokens=42) for at in range(16)]
+    while not all(request.is_finished() for request in requests):
+        engine.session.is_refilling = True
+        engine.session.refill()
+        engine.session.is_refilling = False  # until the step is over
+        engine.step()
+    engine.run()
+    assert "forebay:refused_blocks" not in engine.stats
+    assert daemon.ready() >= 16 * 3
     engine.assert_nothing_is_held()
 
 

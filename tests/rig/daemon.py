@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from forebay.vllm.settings import Settings
+from forebay.vllm.settings import Settings, passed_on
 
 from rig.engine import clean_env
 from rig.paths import forebay_binary
@@ -151,7 +151,7 @@ class Daemon:
     def connector(self, socket: Path | None = None, **options: str | float) -> dict[str, Any]:
         """What a user writes into `--kv-transfer-config`, with the socket of this daemon."""
         extra = {"socket": str(socket or self.socket)} | options
-        if warnings := Settings.parse(extra)[1]:
+        if warnings := passed_on(extra)[1] + Settings.parse(extra)[1]:
             raise RigError(f"the connector would not take these options: {warnings}")
         return {"kv_connector": "ForebayConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

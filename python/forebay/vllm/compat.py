@@ -6,6 +6,7 @@ this file; `missing` names what an installed vLLM lacks.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import os
@@ -13,10 +14,11 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
@@ -24,11 +26,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from forebay.vllm.names import SPEC, SPEC_MODULE
+from forebay.vllm.settings import passed_on
 from forebay.vllm.stores import Shape
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
@@ -49,30 +52,46 @@ Slots = TypeVar("Slots")
 # ---- configuration ----------------------------------------------------------------------------------------------------
 
 
-def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> list[str]:
-    """Fills in what users need not write and takes out what cannot work; says what was taken out.
+def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[VllmConfig, list[str]]:
+    """A copy that vLLM's part of the connector can work with, and what was taken out of it.
 
-    vLLM reads the spec's name in the front end, the scheduler and the workers, and the failure policy after the
-    scheduler's connector was made.
+    vLLM reads the spec's name in the front end, the scheduler and the workers. The engine's own configuration stays as it
+    was written: all that run in one process share it, and each must find and warn of the same.
     """
-    transfer = vllm_config.kv_transfer_config
-    assert transfer is not None
-    extra = transfer.kv_connector_extra_config
-    extra["spec_name"] = SPEC
-    extra["spec_module_path"] = SPEC_MODULE
-    transfer.kv_load_failure_policy = "recompute"
-    warnings = []
-    if extra.pop("canonical_layout", False):
-        warnings.append("`canonical_layout` is not supported and is ignored")
+    assert vllm_config.kv_transfer_config is not None
+    extra, warnings = passed_on(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if kv_cache_config is not None and len(kv_cache_config.kv_cache_groups) > 1:
         for key in ("blocks_per_chunk", "block_size"):
             if extra.pop(key, None) is not None:
-                warnings.append(f"`{key}` needs a model with one kv cache group and is ignored")
-    return warnings
+                warnings.append(f"`{key}` is ignored: it needs a model with one kv cache group")
+    completed = copy.copy(vllm_config)
+    completed.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
+    completed.kv_transfer_config.kv_connector_extra_config = extra | {
+        "spec_name": SPEC,
+        "spec_module_path": SPEC_MODULE,
+    }
+    return completed, warnings
 
 
-def unsupported(vllm_config: VllmConfig) -> str | None:
-    """Why Forebay cannot serve this engine, None if it can."""
+def engine_transfer(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> KVTransferConfig:
+    """The transfer configuration that vLLM's scheduler goes by: ours, or that of the connector which makes ours.
+
+    `MultiConnector` gives each child a configuration of its own, and nothing in that leads back to the engine's. So the
+    outermost connector is looked for among the callers; each holds its configuration before it makes others.
+    """
+    transfer = vllm_config.kv_transfer_config
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, KVConnectorBase_V1) and caller is not connector:
+            transfer = caller._kv_transfer_config
+        frame = frame.f_back
+    assert transfer is not None
+    return transfer
+
+
+def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | None:
+    """Why Forebay cannot serve this engine, None if it can. `transfer` is what vLLM's scheduler goes by."""
     if absent := missing():
         return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
     parallel = vllm_config.parallel_config
@@ -81,6 +100,17 @@ def unsupported(vllm_config: VllmConfig) -> str | None:
         return f"it spans {hosts} hosts, and each host's pool holds the slices of its own ranks alone"
     if str(parallel.distributed_executor_backend).lower() == "ray" and parallel.world_size > _local_devices():
         return "it has more ranks than this host has devices, so it spans hosts"
+    if not transfer.is_kv_consumer:
+        return (
+            f"with `kv_role` `{transfer.kv_role}` vLLM may hand a block to a load while a step still writes it\n"
+            'hint: write `"kv_role":"kv_both"` into --kv-transfer-config'
+        )
+    if transfer.kv_load_failure_policy != "recompute":
+        return (
+            f"`{transfer.kv_connector}` has `kv_load_failure_policy` `{transfer.kv_load_failure_policy}`, with which a load "
+            "that fails ends its request\n"
+            f'hint: write `"kv_load_failure_policy":"recompute"` beside `"kv_connector":"{transfer.kv_connector}"`'
+        )
     return None
 
 
@@ -107,21 +137,28 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
     ]
 
 
-def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape]) -> int:
-    """Slots of each group to keep at hand: what one step can fill."""
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    return min(MAX_STOCK_BLOCKS, tokens // min(shape.tokens_per_block for shape in shapes) + 1)
+def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape], *, is_prompt_only: bool) -> int:
+    """Slots of each group to keep at hand: what one step can fill.
+
+    That is the blocks that its tokens make, and one for each request that may have begun a block in an earlier step: those
+    that generate, where that is stored, and prompts that are computed in parts, of which there is one as a rule.
+    """
+    scheduler = vllm_config.scheduler_config
+    tokens = scheduler.max_num_batched_tokens
+    has_one_part = is_prompt_only and not scheduler.long_prefill_token_threshold
+    begun = 1 if has_one_part else min(tokens, scheduler.max_num_seqs)
+    return min(MAX_STOCK_BLOCKS, tokens // min(shape.tokens_per_block for shape in shapes) + begun)
 
 
-def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterator[tuple[int, Slots]]:
-    """Every job of a step, loads first, with the slots it reads or fills."""
+def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterator[tuple[int, Slots, bool]]:
+    """Every job of a step, loads first: its slots, and whether it reads them."""
     assert isinstance(metadata, OffloadingConnectorMetadata)
     for job_id, job in metadata.load_jobs.items():
         assert isinstance(job.src_spec, kind)
-        yield job_id, job.src_spec
+        yield job_id, job.src_spec, True
     for job_id, job in metadata.store_jobs.items():
         assert isinstance(job.dst_spec, kind)
-        yield job_id, job.dst_spec
+        yield job_id, job.dst_spec, False
 
 
 def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
@@ -353,6 +390,7 @@ __all__ = [
     "completed_jobs",
     "device",
     "engine_core",
+    "engine_transfer",
     "group_shapes",
     "hash_root",
     "holds_kv",

@@ -53,12 +53,16 @@ class ForebayConnector(OffloadingConnector):
         self.timings = Timings()
         self._unsent_loads: set[str] = set()  # requests whose load was accepted in this step
         self._lost_loads: set[str] = set()  # requests whose load no worker will hear of
+        self._abandoned: ForebayManager | None = None  # whose leases and slots workers still hold
         try:
-            warnings = compat.complete(vllm_config, kv_cache_config)
-            super().__init__(vllm_config, role, kv_cache_config)
-            if reason := compat.unsupported(vllm_config):
+            completed, warnings = compat.complete(vllm_config, kv_cache_config)
+            super().__init__(completed, role, kv_cache_config)
+            transfer = compat.engine_transfer(self, vllm_config)
+            if transfer is vllm_config.kv_transfer_config:
+                transfer.kv_load_failure_policy = "recompute"  # vLLM reads it after this
+            if reason := compat.unsupported(vllm_config, transfer):
                 # All processes of the engine come to the same verdict: the scheduler's is the one people read.
-                self.breaker.switch_off(reason, logging.WARNING if role is compat.SCHEDULER else logging.DEBUG)
+                self.breaker.switch_off(reason, logging.ERROR if role is compat.SCHEDULER else logging.DEBUG)
             elif role is compat.SCHEDULER:
                 self._open(vllm_config, kv_cache_config, warnings)
         except IdentityError as error:
@@ -77,7 +81,8 @@ class ForebayConnector(OffloadingConnector):
         pages = pages_of(core)
         identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant, pages)
         logger.info("forebay shares blocks by\n  %s", "\n  ".join(identity.values()))
-        stock = spec.settings.stock_blocks or compat.stock_blocks(vllm_config, shapes)
+        fills = compat.stock_blocks(vllm_config, shapes, is_prompt_only=spec.offload_prompt_only)
+        stock = spec.settings.stock_blocks or fills
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
         self.timings = self.manager.health.timings
@@ -144,11 +149,11 @@ class ForebayConnector(OffloadingConnector):
         return metadata
 
     @timed
-    @guarded(lambda self, *_: self._give_up())
+    @guarded(lambda self, connector_output: self._settle(connector_output))
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
-        self.manager.reported(compat.completed_jobs(connector_output))
         self.manager.load_failed(connector_output.failed_recving)
+        self.manager.reported(compat.completed_jobs(connector_output))
 
     @timed
     @guarded(lambda *_: (False, None))
@@ -193,8 +198,15 @@ class ForebayConnector(OffloadingConnector):
         self._lost_loads |= self._unsent_loads
         self._unsent_loads.clear()
         if not self.breaker.is_off:
-            self.manager.drop_unsubmitted()
+            self._abandoned = self.manager
+            self._abandoned.abandon()
             self.breaker.switch_off("vLLM's part of the connector failed, see above")
+
+    def _settle(self, connector_output: KVConnectorOutput) -> None:
+        """What workers still hold goes back as they report it, without vLLM's part."""
+        self._give_up()
+        if self._abandoned is not None:
+            self._abandoned.reported(compat.completed_jobs(connector_output))
 
     def _metadata_when_off(self) -> KVConnectorMetadata:
         self._give_up()
@@ -230,8 +242,13 @@ class ForebayConnector(OffloadingConnector):
     @guarded(lambda *_: compat.KVConnectorTransferResults())
     def _transfer_results(self, finished_req_ids: set[str]) -> compat.KVConnectorTransferResults:
         results = super().get_transfer_results(finished_req_ids)
-        results.failed_recving |= self._worker.take_failed_loads() & results.finished_recving
+        results.failed_recving |= self._worker.take_failed_loads()
         return results
+
+    @guarded(lambda *_: set())
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Of loads within their step, for which vLLM waits for no request. Forebay lets it make none."""
+        return super().get_block_ids_with_load_errors() | self._worker.take_failed_blocks()
 
     @guarded(nothing)
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
@@ -251,5 +268,5 @@ class ForebayConnector(OffloadingConnector):
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics:
         """Runs in the front end, where no connector was made that could have filled in the spec's name."""
-        compat.complete(vllm_config, None)
-        return super().build_prom_metrics(vllm_config, *args, **kwargs)
+        completed, _ = compat.complete(vllm_config, None)
+        return super().build_prom_metrics(completed, *args, **kwargs)

@@ -55,16 +55,14 @@ class Breaker:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def guarded(safe: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Makes a method answer `safe(self, ...)` where it would raise, or where its object's `breaker` is off."""
+def caught(safe: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Makes a method answer `safe(self, ...)` where it would raise."""
 
     def wrap(method: Method) -> Method:
         place = method.__qualname__
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.breaker.is_off:
-                return safe(self, *args, **kwargs)
             try:
                 return method(self, *args, **kwargs)
             except (KeyboardInterrupt, SystemExit):
@@ -75,6 +73,21 @@ def guarded(safe: Callable[..., Any]) -> Callable[[Method], Method]:
                 if os.environ.get("FOREBAY_STRICT") == "1":
                     raise
                 return answer
+
+        return cast(Method, call)
+
+    return wrap
+
+
+def guarded(safe: Callable[..., Any]) -> Callable[[Method], Method]:
+    """As `caught`, and answers the same where its object's `breaker` is off."""
+
+    def wrap(method: Method) -> Method:
+        run = caught(safe)(method)
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return safe(self, *args, **kwargs) if self.breaker.is_off else run(self, *args, **kwargs)
 
         return cast(Method, call)
 

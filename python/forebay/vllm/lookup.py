@@ -40,13 +40,20 @@ class Lookup:
 
     def poll(self, timeout: float, now: float) -> bool:
         """Whether the answers may be used now. Waits at most `timeout` seconds."""
-        if self.is_closed:
+        if self.is_closed or self.is_late:
             return True
-        if self.is_late or now >= self._deadline:
+        # The answer may have come long ago: nobody looks at it while vLLM's batch is full.
+        is_last_look = now >= self._deadline
+        answered = [question.poll(0.0 if is_last_look else timeout, now) for question in self._questions]
+        if is_last_look:
             self.stop_waiting()
-            return True
-        answered = [question.poll(timeout, now) for question in self._questions]
-        return all(answered)
+        return is_last_look or all(answered)
+
+    def skip(self, seconds: float) -> None:
+        """vLLM did not ask for so long: the request waited for its turn, and not for an answer or a promotion."""
+        self._deadline += seconds
+        for question in self._questions:
+            question.promoting_since += seconds if question.promoting_since else 0.0
 
     def stop_waiting(self) -> None:
         """What is ready counts, all else is a miss for good."""

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from forebay.vllm import compat, metrics
-from forebay.vllm.guard import Breaker, guarded, logger, nothing
+from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.lookup import Lookup, group_of
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 # Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
 LOOKUPS_UNDER_WAY = 32
+# An answer that vLLM does not ask for, since its batch is full, is held for so long: leases of requests that wait for
+# their turn keep room from those that run.
+UNASKED_SECONDS = 10.0
 # Requests of vLLM's queue that the daemon is told of, and of how many in one step: the hashes of each are copied.
 WAITING_TOLD = 64
 TOLD_IN_A_STEP = 8
@@ -67,13 +70,15 @@ class ForebayManager(OffloadingManager):
         self._kv_cache_manager: KVCacheManager | None = None
         self._has_stale_kv = False  # the engine itself still holds KV of other weights
         self._settle_until: float | None = None  # None until somebody had to wait
+        self._steps = 0
         self._is_idle = False  # the last step had nothing to run
+        self._look_for_unasked_at = 0.0
         self._stock_blocks = 0
         self._budget = spec.settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
         self._waiting: dict[str, _Asked] = {}  # were not asked about yet, in their order
         self._numbers = itertools.count(1)
-        self._leased: set[Lookup] = set()
+        self._leased: dict[Lookup, _Asked] = {}
         self._unanswered: set[Lookup] = set()
         self._promoting: set[Lookup] = set()
         self._patience = Patience(spec.settings.promotion_lag)
@@ -182,8 +187,13 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def load_failed(self, request_ids: Collection[str]) -> None:
-        """These are computed now: asking again would find the same blocks and fail for ever."""
-        for asked in filter(None, map(self._requests.get, request_ids)):
+        """These are computed now: asking again would find the same blocks and fail for ever.
+
+        Below `MultiConnector` another connector's failed loads are among them, which are nothing to us.
+        """
+        loading = {job.loads for job in self._jobs.values()} if request_ids else set()
+        ours = (self._requests.get(request_id) for request_id in request_ids if request_id in loading)
+        for asked in filter(None, ours):
             self.health.count(metrics.FAILED_LOADS)
             asked.is_barred = True
             self._release(asked)
@@ -223,26 +233,42 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def submitted(self, metadata: KVConnectorMetadata) -> None:
         """This step's jobs are on their way to the workers. Stores that no job carries are given back."""
-        for job_id, slots in compat.jobs_with_slots(metadata, PoolSlots):
-            self._jobs[job_id] = _Job(slots.serial, self._workers)
+        for job_id, slots, is_load in compat.jobs_with_slots(metadata, PoolSlots):
+            self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None)
             self._fresh.discard(slots.serial)
         self.drop_unsubmitted()
 
-    @guarded(nothing)
+    @caught(nothing)
     def drop_unsubmitted(self) -> None:
         """Gives back the slots of stores that no worker will hear of."""
         while self._fresh:
             self._stores.drop(self._fresh.pop())
 
-    @guarded(nothing)
+    @caught(nothing)
     def reported(self, completed: Mapping[int, int]) -> None:
-        """So many more workers are done with each of these jobs."""
+        """So many more workers are done with each of these jobs. Works on while Forebay is off."""
         for job_id in sorted(completed.keys() & self._jobs.keys()):
             job = self._jobs[job_id]
             job.workers_left -= completed[job_id]
             if job.workers_left <= 0:
                 del self._jobs[job_id]
                 self._finish(job.serial)
+
+    @caught(nothing)
+    def abandon(self) -> None:
+        """No step is served any more: gives back what no worker has heard of. The rest goes back as the workers report.
+
+        No store that is under way is named: nobody keeps its blocks from being overwritten.
+        """
+        self._stores.reset()
+        self.drop_unsubmitted()
+        sent = {job.serial for job in self._jobs.values()}
+        for serial in self._loads.keys() - sent:
+            self._finish(serial)
+        for asked in self._requests.values():
+            self._is_met(asked.request.request_id)
+            self._release(asked)
+        self._requests.clear()
 
     # ---- the rest of a request's and an engine's life --------------------------------------------------------------
 
@@ -298,8 +324,13 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def step_ended(self, tokens: int) -> None:
         """The scheduler is done with a step that computes so many tokens."""
+        now = time.monotonic()
+        self._steps += 1
         self._is_idle = tokens == 0
-        self._patience.stepped(time.monotonic(), tokens)
+        self._patience.stepped(now, tokens)
+        if now >= self._look_for_unasked_at:
+            self._look_for_unasked_at = now + UNASKED_SECONDS / 10
+            self._give_unasked_back(now)
         if self._is_named:
             self._tell_who_waits()
             self.health.step_ended(self._session, self.breaker)
@@ -393,9 +424,10 @@ class ForebayManager(OffloadingManager):
         groups = self._groups(asked)
         asked.lookup = Lookup(self._session, groups, asked.mask, now + self._settings.lookup_deadline_ms / 1e3)
         asked.asked_at = self._stores.now
+        asked.polled_in, asked.polled_at = self._steps, now
         asked.restock_until = now + self._settings.restock_ms / 1e3
         self._settle_until = self._settle_until or now
-        self._leased.add(asked.lookup)
+        self._leased[asked.lookup] = asked
         self._unanswered.add(asked.lookup)
 
     def _is_restocking(self, asked: _Asked, now: float) -> bool:
@@ -414,6 +446,9 @@ class ForebayManager(OffloadingManager):
         return is_low
 
     def _poll(self, asked: _Asked, lookup: Lookup, now: float) -> bool:
+        if self._steps - asked.polled_in > 1:
+            lookup.skip(now - asked.polled_at)
+        asked.polled_in, asked.polled_at = self._steps, now
         was_late = lookup.is_late
         is_answered = lookup.poll(max(0.0, self._budget), now)
         self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
@@ -456,8 +491,17 @@ class ForebayManager(OffloadingManager):
             self._stores.finish(serial)
 
     def _forget(self, lookup: Lookup) -> None:
-        for lookups in (self._leased, self._unanswered, self._promoting):
+        self._leased.pop(lookup, None)
+        for lookups in (self._unanswered, self._promoting):
             lookups.discard(lookup)
+
+    def _give_unasked_back(self, now: float) -> None:
+        """Returns the leases of requests that vLLM has not asked about for long: they stand in its queue again."""
+        for lookup, asked in list(self._leased.items()):
+            if not lookup.is_loading and now - asked.polled_at >= UNASKED_SECONDS:
+                self._release(asked)
+                asked.lookup, asked.number = None, 0
+                self._waiting[asked.request.request_id] = asked
 
     def _wanted(self, asked: _Asked, keys: Collection[OffloadKey]) -> list[tuple[Shape, list[OffloadKey]]]:
         """By group, full attention first, what the daemon does not have as far as this engine knows."""
@@ -493,6 +537,8 @@ class _Asked:
         self.number = 0  # by which the daemon was told that it waits
         self.lookup: Lookup | None = None
         self.asked_at = 0  # in the time of `Stores.now`
+        self.polled_in = 0  # the step in which vLLM last asked
+        self.polled_at = 0.0
         self.restock_until = 0.0
         self.is_placed = False  # has had its blocks since the lookup
         self.is_barred = False  # is not looked up
@@ -512,6 +558,7 @@ class _Asked:
 class _Job:
     serial: int
     workers_left: int
+    loads: str | None  # the request
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """What users may write into `kv_connector_extra_config`.
 
 Holds true: parsing never raises; what cannot be used is named in a warning, with the nearest known key, and the default
-stands in. The same mapping gives the same settings in the scheduler and in every worker.
+stands in. vLLM's part of the connector sees only options that Forebay knows and can serve. The same mapping gives
+the same settings in the scheduler and in every worker.
 """
 
 from __future__ import annotations
@@ -18,30 +19,29 @@ SOCKET_FILE = "forebay.sock"
 # The second is the daemon's own name for it: whoever sets it for `forebay serve` means the engines too.
 SOCKET_VARIABLES = ("FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY")
 
-# Read by vLLM's own part of the connector, or filled in by Forebay.
-UPSTREAM_KEYS = frozenset(
-    {
-        "spec_name",
-        "spec_module_path",
-        "offload_prompt_only",
-        "block_size",
-        "blocks_per_chunk",
-        "self_describing_kv_events",
-    }
-)
-# Belong to vLLM's own offloading and mean nothing here.
-FOREIGN_KEYS = frozenset(
-    {
-        "cpu_bytes_to_use",
-        "eviction_policy",
-        "cache_policy_module_path",
-        "store_threshold",
-        "max_tracker_size",
-        "canonical_layout",
-        "secondary_tiers",
-        "backpressure",
-    }
-)
+# What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part of
+# the connector, all else is why it is not.
+_FILLED_IN = "Forebay fills it in itself"
+_NO_EVENTS = "Forebay names no tokens in events, and vLLM would keep those of every block for ever"
+_FOREIGN = "it belongs to vLLM's own offloading and has no effect on Forebay"
+VLLM_OPTIONS: Mapping[str, str | None] = {
+    "block_size": None,
+    "blocks_per_chunk": None,
+    "offload_prompt_only": None,
+    "spec_name": _FILLED_IN,
+    "spec_module_path": _FILLED_IN,
+    "sync_load_budget_bytes": "all loads of Forebay are asynchronous, so that one that fails is computed instead",
+    "self_describing_kv_events": _NO_EVENTS,
+    "canonical_layout": "Forebay stores the layout of the engine",
+    "cpu_bytes_to_use": _FOREIGN,
+    "eviction_policy": _FOREIGN,
+    "cache_policy_module_path": _FOREIGN,
+    "store_threshold": _FOREIGN,
+    "max_tracker_size": _FOREIGN,
+    "secondary_tiers": _FOREIGN,
+    "backpressure": _FOREIGN,
+    "tier_poll_interval_s": _FOREIGN,
+}
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,33 @@ class Settings:
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-        """The settings, and what is to be warned of."""
-        known = {field.name: field.default for field in fields(cls)}
+        """The settings, and which values of them cannot be used."""
         values: dict[str, Any] = {}
         warnings = []
-        for key, value in extra.items():
-            if key in FOREIGN_KEYS:
-                warnings.append(f"`{key}` belongs to vLLM's own offloading and has no effect on Forebay")
-            elif key in UPSTREAM_KEYS:
+        for name, default in _own().items():
+            if name not in extra:
                 continue
-            elif key not in known:
-                warnings.append(f"unknown option `{key}` in kv_connector_extra_config{_nearest(key, known)}")
-            elif (fitting := _fit(value, known[key])) is None:
-                warnings.append(f"`{key}` cannot be {value!r}; {known[key]!r} is used")
+            if (fitting := _fit(extra[name], default)) is None:
+                warnings.append(f"`{name}` cannot be {extra[name]!r}; {default!r} is used")
             else:
-                values[key] = fitting
+                values[name] = fitting
         values["socket"] = _directory(values.get("socket") or default_socket())
         return cls(**values), warnings
+
+
+def passed_on(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What vLLM's part of the connector may see, and what is to be warned of.
+
+    An option that nobody here knows is left out as well: a newer vLLM may act on it in ways that Forebay cannot serve.
+    """
+    known: dict[str, str | None] = {**dict.fromkeys(_own()), **VLLM_OPTIONS}
+    passed = {key: value for key, value in extra.items() if known.get(key, "") is None}
+    warnings = [
+        f"`{key}` is ignored: {known[key]}" if key in known else f"unknown option `{key}` is ignored{_nearest(key)}"
+        for key in extra
+        if key not in passed
+    ]
+    return passed, warnings
 
 
 def default_socket() -> str:
@@ -121,9 +131,14 @@ def _directory(path: str) -> str:
     return os.path.dirname(path) if path.endswith(f"/{SOCKET_FILE}") else path
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, [*known, *UPSTREAM_KEYS], n=1)
-    return f", did you mean `{close[0]}`?" if close else f"; known are {', '.join(sorted(known))}"
+def _own() -> dict[str, Any]:
+    return {field.name: field.default for field in fields(Settings)}
+
+
+def _nearest(key: str) -> str:
+    passed = [name for name, reason in VLLM_OPTIONS.items() if reason is None]
+    close = difflib.get_close_matches(key, [*_own(), *passed], n=1)
+    return f", did you mean `{close[0]}`?" if close else f"; known are {', '.join(sorted(_own()))}"
 
 
 def _fit(value: Any, default: Any) -> Any:

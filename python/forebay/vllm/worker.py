@@ -1,8 +1,9 @@
 """The worker's side: hands the scheduler's jobs to the copy engine and collects what became of them.
 
 Holds true: every job is reported exactly once, and to vLLM always as a success, which it asserts. A store that failed simply
-has no birth records, so the daemon never names its blocks; the request of a load that failed is in `take_failed_loads`. A
-flush returns only when its copies are over, since the blocks are overwritten next.
+has no birth records, so the daemon never names its blocks; a load that failed is told of once, by its request in
+`take_failed_loads` or, where its request does not wait for it, by its blocks in `take_failed_blocks`. A flush returns only
+when its copies are over, since the blocks are overwritten next.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class ForebayWorker(OffloadingWorker):
         self._loads: dict[int, str] = {}  # job to request
         self._refused: list[int] = []  # jobs that never reached the engine
         self._failed_loads: set[str] = set()
+        self._expedited: dict[int, list[int]] = {}  # job to the blocks that its step relies on
+        self._failed_blocks: set[int] = set()
 
     @classmethod
     def open(cls, spec: ForebaySpec, kv_caches: CanonicalKVCaches) -> ForebayWorker:
@@ -82,6 +85,8 @@ class ForebayWorker(OffloadingWorker):
     ) -> bool:
         assert isinstance(src_spec, PoolSlots)
         self._loads[job_id] = src_spec.request
+        if expedited:
+            self._expedited[job_id] = dst_spec.block_ids.tolist()
         if not src_spec.groups:
             return self._refuse(job_id)
         self._engine.submit_load(job_id, src_spec.pool, list(self._groups(src_spec, dst_spec)))
@@ -92,14 +97,23 @@ class ForebayWorker(OffloadingWorker):
         refused, self._refused = self._refused, []
         finished = [(job, False, 0, 0.0) for job in refused] + self._engine.finished()
         for job, is_copied, _, _ in finished:
-            request = self._loads.pop(job, None)
-            if request is not None and not is_copied:
+            request, blocks = self._loads.pop(job, None), self._expedited.pop(job, None)
+            if request is None or is_copied:
+                continue
+            if blocks is None:
                 self._failed_loads.add(request)
+            else:
+                self._failed_blocks.update(blocks)
         return [TransferResult(job, True, size, seconds) for job, _, size, seconds in finished]
 
     def take_failed_loads(self) -> set[str]:
         """Requests whose load failed since the last call."""
         failed, self._failed_loads = self._failed_loads, set()
+        return failed
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that a load within its step did not fill, since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
     @guarded(nothing)
