@@ -94,13 +94,17 @@ class EngineSession:
         leases stay until released. The same one again changes nothing.
         """
 
-    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket:
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket:
         """Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
+
+        `mask`, here and below: 32 bytes that stand for what the hashes do not tell, such as an adapter's weights. Each
+        hash becomes one of the same length that is nobody else's, for 0.1 us. Raises ForebayError (invalid) for a mask
+        of another length.
 
         Fails at once where the session is not ready or 64 lookups are on their way.
         """
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
         """A request waits in the engine's queue, and will look up these keys: evictions spare them, as far as there is room,
         and those on a tier come up.
 
@@ -115,7 +119,13 @@ class EngineSession:
         """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits."""
 
     def commit(
-        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+        self,
+        group: int,
+        hashes: Sequence[bytes],
+        predecessor: bytes | None,
+        slots: bytes,
+        generations: bytes,
+        mask: bytes | None = None,
     ) -> None:
         """Names filled slots; `predecessor` is the hash before the first. Queued, never waits.
 

@@ -9,6 +9,7 @@ given back twice. Bytes are really copied from and to the addresses given.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -262,17 +263,17 @@ class FakeSession:
         self.is_replicated = {group: is_replicated for group, _, _, is_replicated in groups}
         self.refill()
 
-    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> FakeTicket:
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> FakeTicket:
         self._maybe_raise("lookup")
-        ticket = FakeTicket(self, groups)
+        ticket = FakeTicket(self, [(group, masked(hashes, mask)) for group, hashes in groups])
         self.tickets.append(ticket)
         self.refill()
         return ticket
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
         self._maybe_raise("expect")
         assert request not in self.waiting, f"request {request} is told of twice"
-        self.waiting[request] = {group: list(hashes) for group, hashes in groups}
+        self.waiting[request] = {group: masked(hashes, mask) for group, hashes in groups}
 
     def met(self, request: int) -> None:
         self._maybe_raise("met")
@@ -287,13 +288,19 @@ class FakeSession:
         return b"".join(n.to_bytes(4, "little") for n in taken), b"".join(g.to_bytes(4, "little") for g in generations)
 
     def commit(
-        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+        self,
+        group: int,
+        hashes: Sequence[bytes],
+        predecessor: bytes | None,
+        slots: bytes,
+        generations: bytes,
+        mask: bytes | None = None,
     ) -> None:
         self._maybe_raise("commit")
-        pairs = _pairs(slots, generations)
-        assert len(pairs) == len(hashes) > 0
-        named = [(hash_, number, generation) for hash_, (number, generation) in zip(hashes, pairs, strict=True)]
-        self.daemon.commit(self, group, named, predecessor)
+        pairs, names = _pairs(slots, generations), masked(hashes, mask)
+        assert len(pairs) == len(names) > 0
+        named = [(hash_, number, generation) for hash_, (number, generation) in zip(names, pairs, strict=True)]
+        self.daemon.commit(self, group, named, predecessor and masked([predecessor], mask)[0])
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
         self._maybe_raise("abort")
@@ -335,6 +342,11 @@ class FakeSession:
         self.calls.append(method)
         if method in self.faults:
             raise self.faults[method]
+
+
+def masked(hashes: Sequence[bytes], mask: bytes | None) -> list[bytes]:
+    """As the native module names an adapter's blocks."""
+    return [hashlib.sha256(mask + hash_).digest()[: len(hash_)] if mask else hash_ for hash_ in hashes]
 
 
 Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]

@@ -18,7 +18,15 @@ from forebay.vllm import register
 from forebay.vllm import session as sessions
 from forebay.vllm.connector import ForebayConnector
 from rig import models
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    LoRAConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
@@ -64,6 +72,7 @@ class Shape:
     before: tuple[dict[str, Any], ...] = ()
     behind: tuple[dict[str, Any], ...] = ()
     top: dict[str, Any] = field(default_factory=dict)
+    adapters: bool = False
 
 
 def kv_cache_config(shape: Shape) -> KVCacheConfig:
@@ -121,6 +130,7 @@ def vllm_config(shape: Shape, rank: int = 0) -> VllmConfig:
         kv_transfer_config=transfer,
     )
     config.cache_config.num_gpu_blocks = shape.blocks
+    config.lora_config = LoRAConfig(max_loras=4) if shape.adapters else None
     return config
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from forebay.vllm.identity import Identity, IdentityError
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
-from safetensors.numpy import save_file
 from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
-from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
@@ -149,34 +145,6 @@ def test_a_hub_model_goes_by_its_revision() -> None:
 def identity() -> Identity:
     config, groups = vllm_config(Shape()), kv_cache_config(Shape())
     return Identity(config, groups, build_offloading_config(config, groups), "")
-
-
-def adapter(path: Path, seed: int) -> str:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "adapter_config.json").write_text(json.dumps({"r": 8}))
-    weights = np.random.default_rng(seed).standard_normal((8, 64)).astype(np.float32)
-    save_file({"lora_A": weights}, path / "adapter_model.safetensors")
-    return str(path)
-
-
-def test_adapters_of_one_name_with_other_weights_differ(identity: Identity, tmp_path: Path) -> None:
-    block_hash = bytes(range(32))
-    masks = [
-        identity.adapter_mask(LoRARequest("sql", at + 1, adapter(tmp_path / place, seed)))
-        for at, (place, seed) in enumerate([("a", 1), ("b", 1), ("c", 2)])
-    ]
-    same, moved, other = (mask(block_hash) for mask in masks if mask)
-    assert same == moved
-    assert len({block_hash, same, other}) == 3
-    assert len(same) == 32
-    short = masks[0](block_hash[:16]) if masks[0] else b""
-    assert len(short) == 16 and short == same[:16]
-
-
-def test_an_adapter_that_cannot_be_told_is_not_cached(identity: Identity, tmp_path: Path) -> None:
-    assert identity.adapter_mask(LoRARequest("gone", 1, str(tmp_path / "nowhere"))) is None
-    reloaded = LoRARequest("again", 2, adapter(tmp_path / "a", 1), load_inplace=True)
-    assert identity.adapter_mask(reloaded) is None
 
 
 def test_a_drafter_is_part_of_the_identity_and_drafting_by_the_text_is_not(usual: dict[str, str]) -> None:

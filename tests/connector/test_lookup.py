@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake import FakeDaemon, FakeEngine, FakeSession
+from fake import FakeDaemon, FakeEngine, FakeSession, masked
 from forebay.vllm.lookup import ASK_AGAIN_SECONDS, Lookup
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, make_offload_key
 
@@ -176,10 +176,8 @@ def test_answers_from_two_pools_are_of_no_use(session: FakeSession) -> None:
 
 
 def test_masked_hashes_are_asked_for_and_plain_ones_answered(session: FakeSession) -> None:
-    def mask(block_hash: bytes) -> bytes:
-        return bytes(byte ^ 0xFF for byte in block_hash)
-
-    store(session, 0, [mask(HASHES[0])])
+    mask = b"m" * 32
+    store(session, 0, masked(HASHES[:1], mask))
     lookup = Lookup(session, [(0, HASHES[:2])], mask, deadline=1)
     assert lookup.poll(0, now=0)
     assert lookup.result(key(0, 0)) is LookupResult.HIT

@@ -5,12 +5,9 @@ The harness checks every block that a request relies on; these tests say how muc
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fake import FakeDaemon
 from harness import Engine, Shape, prompt
-from vllm.lora.request import LoRARequest
 
 SHAPES = {
     "one group": Shape(),
@@ -180,34 +177,6 @@ def test_tenants_share_nothing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPat
         assert engine.hits[tenant] == 0
         assert engine.session.fields["tenant"] == tenant
     assert daemon.ready() == 12
-
-
-def test_an_adapter_shares_with_itself_until_its_weights_change(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    weights = tmp_path / "adapter_model.safetensors"
-    sql = LoRARequest("sql", 1, str(tmp_path))
-    hits = []
-    for turn, content in enumerate([b"first", b"first", b"retrained"]):
-        weights.write_bytes(content)
-        engine = Engine(daemon, monkeypatch, Shape(engine_id=str(turn)))
-        engine.generate("adapted", prompt(1, 100), lora_request=sql)
-        engine.generate("longer", prompt(1, 100) + prompt(2, 60), lora_request=sql)
-        engine.generate("plain", prompt(1, 100))
-        hits.append((engine.hits["adapted"], engine.hits["plain"]))
-        engine.assert_nothing_is_held()
-        engine.assert_no_faults()
-    assert hits == [(0, 0), (96, 96), (0, 96)]
-    assert set(daemon.outcomes) == {"stored"}
-
-
-def test_an_adapter_that_cannot_be_told_is_neither_looked_up_nor_stored(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    engine = Engine(daemon, monkeypatch)
-    engine.generate("a", prompt(1, 100), lora_request=LoRARequest("gone", 1, str(tmp_path / "nowhere")))
-    assert daemon.lookups == 0 and daemon.ready() == 0
-    engine.assert_no_faults()
 
 
 def test_a_request_that_must_not_read_caches_reads_nothing(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

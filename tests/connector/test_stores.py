@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +19,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes]] = []
+        self.masks: list[bytes | None] = []
 
-    def commit(self, group: int, hashes: list[bytes], predecessor: Any, slots: bytes, generations: bytes) -> None:
+    def commit(
+        self, group: int, hashes: list[bytes], predecessor: Any, slots: bytes, generations: bytes, mask: bytes | None
+    ) -> None:
         self.calls.append(("commit", slots))
+        self.masks.append(mask)
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
         self.calls.append(("abort", slots))
@@ -130,9 +136,14 @@ def test_runs_are_neighbours_with_the_block_before_them(
     ]
 
 
-def test_a_masked_run_names_its_predecessor_masked_too() -> None:
-    run = Run(0, HASHES[1:3], HASHES[0], b"slot", b"gen.")
-    masked = run.named(lambda block_hash: block_hash[::-1] + b"!")
-    assert masked.hashes == [h[::-1] + b"!" for h in HASHES[1:3]]
-    assert masked.predecessor == HASHES[0][::-1] + b"!"
-    assert run.named(None) is run
+@pytest.mark.parametrize(("mask", "call"), [(b"m" * 32, "commit"), (None, "abort")])
+def test_blocks_go_by_the_mask_that_their_adapter_has_when_they_are_there(mask: bytes | None, call: str) -> None:
+    recorder, stores = make(0)
+    adapter = SimpleNamespace(mask=b"o" * 32)
+    adapted = replace(store(1), adapter=adapter)  # type: ignore[arg-type]
+    stores.add(adapted)
+    adapter.mask = mask
+    stores.finish(1)
+    assert calls(recorder) == [(call, 1)]
+    assert recorder.masks == ([mask] if mask else [])
+    assert stores.is_known(adapted.keys[0], 0) == (mask is not None)

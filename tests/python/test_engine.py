@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from pathlib import Path
@@ -370,6 +371,43 @@ def test_another_namespace_does_not_see_the_first_one_s_blocks(sockets: Path) ->
         engine.name("model-a")
         engine.wait_ready()
         engine.hit(keys)
+
+
+@pytest.mark.parametrize("length", [1, 16, 31, 32])
+def test_a_mask_gives_blocks_names_of_their_own_and_of_the_same_length(sockets: Path, length: int) -> None:
+    """The daemon knows the masked names alone, which are worked out here by another SHA-256."""
+    mask, other = b"m" * 32, b"o" * 32
+    plain = [hash_[:length] for hash_ in hashes("adapted", 3)]
+    begun = hashlib.sha256(b"forebay: a block of this adapter" + mask)
+    masked = []
+    for hash_ in plain:
+        one = begun.copy()
+        one.update(hash_)
+        masked.append(one.digest()[:length])
+    with Engine(sockets) as engine:
+        engine.wait_ready()
+        for at, predecessor in ((0, None), (1, plain[0]), (2, plain[1])):
+            slots, generations = engine.reserve(0, 1)
+            engine.copy("store", engine.session.pool, [(0, slots, generations, words([at]), 0)])
+            engine.session.commit(0, [plain[at]], predecessor, slots, generations, mask)
+        wait_until("the commits are acknowledged", lambda: engine.session.stats()["queued"] == 0, SECONDS)
+        assert engine.session.stats()["orphan"] == 0
+        states = []
+        for keys, given in ((plain, mask), (masked, None), (plain, None), (plain, other), (masked, mask)):
+            ticket = engine.session.lookup([(0, keys)], given)
+            assert ticket.poll(SECONDS)
+            states.append(ticket.states(0))
+        assert states == [b"\1\1\1"] * 2 + [b"\0\0\0"] * 3
+
+
+@pytest.mark.parametrize("length", [0, 33, 100])
+def test_a_mask_makes_no_hash_of_what_is_none(sockets: Path, length: int) -> None:
+    with Engine(sockets) as engine:
+        for mask in (None, b"m" * 32):
+            with pytest.raises(ForebayError, match="32 bytes"):
+                engine.session.lookup([(0, [b"x" * length])], mask)
+        with pytest.raises(ForebayError, match="a mask has 32 bytes"):
+            engine.session.lookup([(0, hashes("a", 1))], b"m" * length)
 
 
 def test_two_engines_share_what_one_stored(sockets: Path) -> None:

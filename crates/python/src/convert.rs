@@ -10,12 +10,25 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMapping, PyTuple};
 
 use crate::error::Raised;
+use crate::mask::Mask;
 
 /// Copies each hash once, straight into the buffer that will be sent.
 pub fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Hashes> {
+    packed(sequence, Hashes::push)
+}
+
+/// As [`hashes`], under an adapter's names where there is a mask.
+pub fn masked(sequence: &Bound<'_, PyAny>, mask: Option<&Mask>) -> PyResult<Hashes> {
+    match mask {
+        None => hashes(sequence),
+        Some(mask) => packed(sequence, |packed, hash| packed.push(mask.apply(hash).as_bytes())),
+    }
+}
+
+fn packed(sequence: &Bound<'_, PyAny>, add: impl Fn(&mut Hashes, &[u8]) -> Result<(), Error>) -> PyResult<Hashes> {
     let mut packed = Hashes::with_capacity(sequence.len()?);
     let push = |hash: Bound<'_, PyAny>| -> PyResult<()> {
-        Ok(packed.push(hash.cast::<PyBytes>()?.as_bytes()).map_err(Raised::from)?)
+        Ok(add(&mut packed, hash.cast::<PyBytes>()?.as_bytes()).map_err(Raised::from)?)
     };
     if let Ok(list) = sequence.cast::<PyList>() {
         list.iter().try_for_each(push)?;

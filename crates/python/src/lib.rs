@@ -1,7 +1,8 @@
 //! `forebay._native`: the client, the scheduler side and the worker side for Python.
 //!
 //! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`, [`worker`] copies between tensors and
-//! the mapped pool; [`store`] reaches stores that hosts share; [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
+//! the mapped pool; [`store`] reaches stores that hosts share; [`mask`] gives an adapter's blocks names of their own;
+//! [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
 //!
 //! Holds true: the GIL is released before any wait; a panic becomes a Python exception or, on a background
 //! thread, a closed object; `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects
@@ -14,6 +15,7 @@ mod buffers;
 mod client;
 mod convert;
 mod error;
+mod mask;
 mod session;
 mod store;
 mod worker;

@@ -1,6 +1,7 @@
 //! The scheduler side: `EngineSession` and `Ticket`.
 
 use forebay_core::Error;
+use forebay_rpc::Hashes;
 use forebay_rpc::client::session::Namespace;
 use forebay_rpc::client::{self, SessionConfig};
 use forebay_rpc::proto::{Attention, Group};
@@ -9,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::convert;
 use crate::error::Raised;
+use crate::mask::Mask;
 
 type GroupTuple = (u32, String, u32, bool);
 
@@ -96,15 +98,15 @@ impl EngineSession {
     }
 
     /// Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
-    fn lookup(&self, groups: Vec<(u32, Bound<'_, PyAny>)>) -> PyResult<Ticket> {
-        let groups = groups.into_iter().map(|(group, hashes)| Ok((group, convert::hashes(&hashes)?)));
-        Ok(Ticket(self.0.lookup(groups.collect::<PyResult<_>>()?)))
+    #[pyo3(signature = (groups, mask = None))]
+    fn lookup(&self, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<Ticket> {
+        Ok(Ticket(self.0.lookup(keys(groups, mask)?)))
     }
 
     /// A request of this number waits and will ask for these keys: a hint, told in the background.
-    fn expect(&self, request: u64, groups: Vec<(u32, Bound<'_, PyAny>)>) -> PyResult<()> {
-        let groups = groups.into_iter().map(|(group, hashes)| Ok((group, convert::hashes(&hashes)?)));
-        self.0.expect(request, groups.collect::<PyResult<_>>()?);
+    #[pyo3(signature = (request, groups, mask = None))]
+    fn expect(&self, request: u64, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<()> {
+        self.0.expect(request, keys(groups, mask)?);
         Ok(())
     }
 
@@ -122,6 +124,7 @@ impl EngineSession {
     }
 
     /// Names filled slots; `predecessor` is the hash before the first. Queued, never waits.
+    #[pyo3(signature = (group, hashes, predecessor, slots, generations, mask = None))]
     fn commit(
         &self,
         group: u32,
@@ -129,9 +132,15 @@ impl EngineSession {
         predecessor: Option<&[u8]>,
         slots: &[u8],
         generations: &[u8],
+        mask: Option<&[u8]>,
     ) -> PyResult<()> {
-        let (hashes, slots) = (convert::hashes(hashes)?, convert::held(slots, generations)?);
-        let committed = self.0.commit(group, &hashes, predecessor.unwrap_or_default(), &slots);
+        let mask = mask.map(Mask::new).transpose()?;
+        let (hashes, slots) = (convert::masked(hashes, mask.as_ref())?, convert::held(slots, generations)?);
+        let predecessor = predecessor.unwrap_or_default();
+        let committed = match mask.filter(|_| !predecessor.is_empty()) {
+            Some(mask) => self.0.commit(group, &hashes, mask.apply(predecessor).as_bytes(), &slots),
+            None => self.0.commit(group, &hashes, predecessor, &slots),
+        };
         Ok(committed.map_err(Raised::from)?)
     }
 
@@ -160,6 +169,11 @@ impl EngineSession {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.0.close());
     }
+}
+
+fn keys(groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<Vec<(u32, Hashes)>> {
+    let mask = mask.map(Mask::new).transpose()?;
+    groups.into_iter().map(|(group, hashes)| Ok((group, convert::masked(&hashes, mask.as_ref())?))).collect()
 }
 
 fn group((group, attention, tokens_per_block, is_replicated): GroupTuple) -> Result<Group, Raised> {

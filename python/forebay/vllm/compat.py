@@ -7,6 +7,7 @@ this file; `missing` names what an installed vLLM lacks.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 import os
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.engine.core import EngineCore
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.base import ReqContext
     from vllm.v1.outputs import KVConnectorOutput
@@ -178,6 +182,38 @@ def new_stats() -> OffloadingConnectorStats:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 
     return OffloadingConnectorStats()
+
+
+# ---- adapters ------------------------------------------------------------------------------------------------------
+
+
+class HearsOfAdapters(Protocol):
+    """Who is told before the engine core of this process has its workers load an adapter."""
+
+    def adapter_loads(self, request: LoRARequest) -> None: ...
+
+
+_hearers: WeakSet[HearsOfAdapters] = WeakSet()
+
+
+def hear_of_adapters(hearer: HearsOfAdapters) -> bool:
+    """Adapters that a server loads come without a request. False if this vLLM has no place to listen at."""
+    from vllm.v1.engine.core import EngineCore
+
+    add_lora = getattr(EngineCore, "add_lora", None)
+    if add_lora is None:
+        return False
+    if not hasattr(add_lora, "__wrapped__"):
+
+        @functools.wraps(add_lora)
+        def tell(self: EngineCore, lora_request: LoRARequest) -> bool:
+            for each in list(_hearers):
+                each.adapter_loads(lora_request)
+            return bool(add_lora(self, lora_request))
+
+        EngineCore.add_lora = tell  # type: ignore[method-assign]
+    _hearers.add(hearer)
+    return True
 
 
 # ---- metadata for the workers --------------------------------------------------------------------------------------
@@ -393,6 +429,7 @@ __all__ = [
     "engine_transfer",
     "group_shapes",
     "hash_root",
+    "hear_of_adapters",
     "holds_kv",
     "jobs_with_slots",
     "layers_with_cache",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from forebay.vllm import compat
+from forebay.vllm.adapters import Adapters
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.manager import ForebayManager
@@ -86,7 +87,9 @@ class ForebayConnector(OffloadingConnector):
         engine_id = bounded_engine_id(spec.config.engine_id)
         session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
         self.timings = self.manager.health.timings
-        self.manager.open(session, shapes, identity, stock, self.breaker)
+        can_hear = vllm_config.lora_config is not None and compat.hear_of_adapters(self.manager)
+        adapters = Adapters(vllm_config.lora_config, can_hear=can_hear)
+        self.manager.open(session, shapes, identity, adapters, stock, self.breaker)
         if core is not None:
             WeightsWatch(core, self.manager.weights_moved)
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from forebay.vllm.guard import logger
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.request import Request
@@ -79,7 +78,6 @@ class Identity:
         fields = dict(fixed) | {"tenant": tenant, "probe": probe}
         self._fields = {name: value for name, value in fields.items() if isinstance(value, str)}
         self._late = {name: value for name, value in fields.items() if isinstance(value, Future)}
-        self._adapters: dict[tuple[int, str], Mask | None] = {}
         wait(self._late.values(), START_SECONDS)
         self._settle()
 
@@ -125,38 +123,6 @@ class Identity:
         for name in [name for name, value in self._late.items() if value.done()]:
             self._fields[name] = self._late[name].result()
             del self._late[name]
-
-    def adapter_mask(self, request: LoRARequest) -> Mask | None:
-        """Turns the engine's hashes into those of this adapter's weights; None if these cannot be told.
-
-        vLLM hashes an adapter's name and path, behind which other weights may lie tomorrow. The first request of an
-        adapter reads its header and samples.
-        """
-        if request.load_inplace:  # new weights under the same name, while requests with the old ones may still run
-            return None
-        adapter = (request.lora_int_id, request.lora_path)
-        if adapter not in self._adapters:
-            self._adapters[adapter] = _adapter_mask(request)
-        return self._adapters[adapter]
-
-
-Mask = Callable[[bytes], bytes]
-
-
-def _adapter_mask(request: LoRARequest) -> Mask | None:
-    try:
-        digest = fingerprint(_directory(request.lora_path, None))
-    except Unreadable as error:
-        logger.warning("forebay does not cache requests of adapter `%s`: %s", request.lora_name, error)
-        return None
-    # Exclusive or keeps hashes as distinct as they were and as long, and costs no second hashing.
-    pad = hashlib.sha256(digest.encode()).digest()
-
-    def mask(block_hash: bytes) -> bytes:
-        size = len(block_hash)
-        return (int.from_bytes(block_hash) ^ int.from_bytes(pad[:size])).to_bytes(size)
-
-    return mask
 
 
 def _refuse_what_hashes_do_not_tell(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:

@@ -7,7 +7,8 @@ than it is told to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 
 from vllm.v1.kv_offload.base import LookupResult
 
@@ -28,7 +29,7 @@ _RESULTS_WHEN_LATE = (LookupResult.MISS, LookupResult.HIT, LookupResult.MISS)
 class Lookup:
     """The whole prompt is asked about at once; what vLLM asks for beyond that (partial tails) in a second batch."""
 
-    def __init__(self, session: Session, groups: Groups, mask: Callable[[Hash], Hash] | None, deadline: float):
+    def __init__(self, session: Session, groups: Groups, mask: bytes | None, deadline: float):
         self._session = session
         self._mask = mask
         self._deadline = deadline
@@ -136,44 +137,61 @@ def group_of(key: Key) -> int:
 class _Question:
     """One batch of keys, asked again while some of them are being promoted."""
 
-    def __init__(self, session: Session, groups: Groups, mask: Callable[[Hash], Hash] | None):
+    def __init__(self, session: Session, groups: Groups, mask: bytes | None):
         self._session = session
-        self._asked = [(group, [mask(h) for h in hashes]) for group, hashes in groups] if mask else groups
-        keys = [hash_ + group.to_bytes(4, "big") for group, hashes in groups for hash_ in hashes]
-        self._index = dict(zip(keys, range(len(keys)), strict=True))
+        self._groups = groups
+        self._mask = mask
+        self._next = 0  # where the key is that vLLM asks for next, if it goes on in prefix order
         # The answer, all groups one after another.
-        self._states = bytes(len(keys))
+        self._states = bytes(sum(len(hashes) for _, hashes in groups))
         self._slots = self._generations = b""
         self._ask_again_at = 0.0
         # Of the first answer that was not final.
         self.promoting_since = 0.0
         self._first_states = b""
         self._held: Ticket | None = None
-        self._pending: Ticket | None = session.lookup(self._asked)
+        self._pending: Ticket | None = session.lookup(groups, mask)
 
     def poll(self, timeout: float, now: float) -> bool:
         if self._pending is None and now >= self._ask_again_at and PROMOTING in self._states:
-            self._pending = self._session.lookup(self._asked)
+            self._pending = self._session.lookup(self._groups, self._mask)
         if self._pending is not None and self._pending.poll(0.0 if self._held else timeout):
             self._take(self._pending, now)
         return self._held is not None
+
+    @functools.cached_property
+    def _keys(self) -> list[Key]:
+        """As vLLM asks for them. Made when it does, and not while the question waits to be sent."""
+        by_group = ((group.to_bytes(4, "big"), hashes) for group, hashes in self._groups)
+        return [hash_ + suffix for suffix, hashes in by_group for hash_ in hashes]
+
+    @functools.cached_property
+    def _index(self) -> dict[Key, int]:
+        return {key: at for at, key in enumerate(self._keys)}
 
     def is_settled(self) -> bool:
         return self._held is not None and PROMOTING not in self._states
 
     def state(self, key: Key) -> int | None:
         """None if the key was not asked for."""
-        at = self._index.get(key)
-        return None if at is None else self._states[at]
+        at = self._next
+        if at >= len(self._keys) or self._keys[at] != key:
+            if (found := self._index.get(key)) is None:
+                return None
+            at = found
+        self._next = at + 1
+        return self._states[at]
 
     def places(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
         """None if the keys are not neighbours here, or not all ready."""
-        first, last = self._index.get(keys[0]), self._index.get(keys[-1])
-        if first is None or last is None or last - first + 1 != len(keys):
+        try:
+            first = self._keys.index(keys[0])
+        except ValueError:
             return None
-        if self._states.count(READY, first, last + 1) != len(keys):
+        end = first + len(keys)
+        if self._keys[end - 1 : end] != [keys[-1]] or self._states.count(READY, first, end) != len(keys):
             return None
-        span = slice(4 * first, 4 * last + 4)
+        span = slice(4 * first, 4 * end)
         return self._slots[span], self._generations[span]
 
     @property
@@ -212,7 +230,7 @@ class _Question:
             self._held = self._held or ticket
             return
         old, self._held = self._held, ticket
-        positions = range(len(self._asked))
+        positions = range(len(self._groups))
         self._states = b"".join(map(ticket.states, positions))
         self._slots = b"".join(map(ticket.slots, positions))
         self._generations = b"".join(map(ticket.generations, positions))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from forebay.vllm import compat, metrics
+from forebay.vllm.adapters import Adapter, Adapters
 from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
 from forebay.vllm.identity import Identity, IdentityError
@@ -37,6 +38,7 @@ from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
@@ -47,9 +49,12 @@ LOOKUPS_UNDER_WAY = 32
 # An answer that vLLM does not ask for, since its batch is full, is held for so long: leases of requests that wait for
 # their turn keep room from those that run.
 UNASKED_SECONDS = 10.0
-# Requests of vLLM's queue that the daemon is told of, and of how many in one step: the hashes of each are copied.
+# Requests of vLLM's queue that the daemon is told of, and how many of each group's keys (it takes no more).
 WAITING_TOLD = 64
+KEYS_TOLD = 2048
+# How much of that in one step, for the hashes are copied: requests, and the keys after which no further one is begun.
 TOLD_IN_A_STEP = 8
+KEYS_TOLD_IN_A_STEP = 2048
 
 
 class ForebayManager(OffloadingManager):
@@ -63,6 +68,7 @@ class ForebayManager(OffloadingManager):
         self._workers = spec.config.parallel.world_size
         self._session: Session = AbsentSession("the connector did not open it")
         self._identity: Identity | None = None
+        self._adapters: Adapters | None = None
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
         self._salt = ""  # of resets of the connector's cache
@@ -89,7 +95,13 @@ class ForebayManager(OffloadingManager):
         self._serials = itertools.count()
 
     def open(
-        self, session: Session, shapes: Sequence[Shape], identity: Identity, stock_blocks: int, breaker: Breaker
+        self,
+        session: Session,
+        shapes: Sequence[Shape],
+        identity: Identity,
+        adapters: Adapters,
+        stock_blocks: int,
+        breaker: Breaker,
     ) -> None:
         """Gives the manager its session; until then everything misses."""
         self._session = session
@@ -98,6 +110,7 @@ class ForebayManager(OffloadingManager):
         # Full attention first: where it has a gap, blocks of the other groups are of no use.
         self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
         self._identity = identity
+        self._adapters = adapters
         self.breaker = breaker
 
     # ---- the match -------------------------------------------------------------------------------------------------
@@ -114,9 +127,9 @@ class ForebayManager(OffloadingManager):
         asked = self._requests[request.request_id] = self._waiting[request.request_id] = _Asked(request)
         self.get_ready()
         self._look_for_stale_kv()
-        if request.lora_request is not None and self._identity is not None:
-            asked.mask = self._identity.adapter_mask(request.lora_request)
-            asked.is_excluded = asked.mask is None
+        if request.lora_request is not None:
+            asked.adapter = self._adapters.asked_for(request.lora_request) if self._adapters else None
+            asked.is_excluded = asked.adapter is None
         if self._identity is not None and not self._identity.tells_apart(request):
             asked.is_excluded = True
 
@@ -130,7 +143,11 @@ class ForebayManager(OffloadingManager):
         self.get_ready()
         self._look_for_stale_kv()
         self._is_met(request.request_id)
-        if asked is None or asked.is_barred or asked.is_excluded or request.skip_reading_prefix_cache:
+        if asked is None or asked.is_barred or request.skip_reading_prefix_cache:
+            return True
+        if asked.is_left_out():
+            self._release(asked)
+            asked.lookup = None
             return True
         if asked.is_placed:  # preempted since the last match
             self._release(asked)
@@ -168,6 +185,12 @@ class ForebayManager(OffloadingManager):
         """From the answer at hand; no round trip. Called for each key, and only under the connector's guard."""
         asked = self._requests.get(req_context.req_id)
         return LookupResult.MISS if asked is None or asked.lookup is None else asked.lookup.result(key)
+
+    @guarded(nothing)
+    def adapter_loads(self, request: LoRARequest) -> None:
+        """vLLM will now load this adapter, which no request may have asked for yet."""
+        if self._adapters is not None:
+            self._adapters.loading(request)
 
     # ---- loads -----------------------------------------------------------------------------------------------------
 
@@ -208,7 +231,7 @@ class ForebayManager(OffloadingManager):
         Never answers None, after which vLLM would offer the same blocks in every step and log a warning each time.
         """
         asked = self._requests.get(req_context.req_id)
-        if asked is None or asked.has_gap or asked.is_excluded or not self._is_named or self.breaker.is_open:
+        if asked is None or asked.has_gap or asked.is_left_out() or not self._is_named or self.breaker.is_open:
             return _nothing_to_store()
         if self._has_stale_kv:  # what is computed now may build on it
             return _nothing_to_store()
@@ -222,7 +245,7 @@ class ForebayManager(OffloadingManager):
         if not runs:
             return _nothing_to_store()
         chosen = {key for some in taken for key in some.keys}
-        store = Store(next(self._serials), [key for key in keys if key in chosen], runs)
+        store = Store(next(self._serials), [key for key in keys if key in chosen], runs, asked.adapter)
         self._stores.add(store)
         self._fresh.add(store.serial)
         groups = tuple((some.group, some.slots, some.generations) for some in taken if some.keys)
@@ -345,6 +368,8 @@ class ForebayManager(OffloadingManager):
         """Ends the session; waits at most its deadline."""
         if self._is_named:
             self.health.look(self._session, self.breaker)
+        if self._adapters is not None:
+            self._adapters.close()
         self._session.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
@@ -400,20 +425,24 @@ class ForebayManager(OffloadingManager):
     def _is_at_limit(self) -> bool:
         return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
 
-    def _groups(self, asked: _Asked) -> list[tuple[int, Sequence[bytes]]]:
-        """The keys of the whole prompt."""
+    def _groups(self, asked: _Asked, limit: int | None = None) -> list[tuple[int, Sequence[bytes]]]:
+        """The keys of the whole prompt, or the first `limit` of each group."""
         hashes = asked.request.block_hashes
         steps = ((shape.group, shape.hashes_per_block) for shape in self._shapes.values())
-        return [(group, keys) for group, step in steps if (keys := hashes[step - 1 :: step])]
+        return [(group, keys) for group, step in steps if (keys := hashes[step - 1 : limit and limit * step : step])]
 
     def _tell_who_waits(self) -> None:
         """Whoever was not asked about in a step stands in vLLM's queue: what it will ask for should not be evicted until then."""
         queue = itertools.islice(self._waiting.values(), WAITING_TOLD)
-        fresh = (asked for asked in queue if not asked.number and not asked.is_barred and not asked.is_excluded)
+        fresh = (asked for asked in queue if not asked.number and not asked.is_barred and asked.is_told())
+        told = 0
         for asked in itertools.islice(fresh, TOLD_IN_A_STEP):
+            groups = self._groups(asked, KEYS_TOLD)
             asked.number = next(self._numbers)
-            masked = [(group, [*map(asked.mask, keys)] if asked.mask else keys) for group, keys in self._groups(asked)]
-            self._session.expect(asked.number, masked)
+            self._session.expect(asked.number, groups, asked.mask)
+            told += sum(len(keys) for _, keys in groups)
+            if told >= KEYS_TOLD_IN_A_STEP:
+                break
 
     def _is_met(self, request_id: str) -> None:
         asked = self._waiting.pop(request_id, None)
@@ -525,7 +554,7 @@ class ForebayManager(OffloadingManager):
         keys = wanted[:count] if shape.is_full else wanted[len(wanted) - count :]
         hashes = asked.request.block_hashes
         runs = split_into_runs(shape, keys, slots, generations, hashes, asked.positions())
-        return _Taken(shape.group, keys, slots, generations, [run.named(asked.mask) for run in runs])
+        return _Taken(shape.group, keys, slots, generations, runs)
 
 
 class _Asked:
@@ -533,7 +562,8 @@ class _Asked:
 
     def __init__(self, request: Request):
         self.request = request
-        self.mask: Callable[[bytes], bytes] | None = None
+        self.adapter: Adapter | None = None
+        self.mask: bytes | None = None
         self.number = 0  # by which the daemon was told that it waits
         self.lookup: Lookup | None = None
         self.asked_at = 0  # in the time of `Stores.now`
@@ -545,6 +575,17 @@ class _Asked:
         self.is_excluded = False  # is neither looked up nor stored
         self.has_gap = False  # a block of it was not stored, so that the blocks behind it would be dead weight
         self._positions: dict[bytes, int] = {}
+
+    def is_told(self) -> bool:
+        """Whether it is known what its blocks are called, which `mask` says until this is called again."""
+        if self.adapter is not None:
+            self.mask = self.adapter.mask  # read once: another thread sets it
+        return not self.is_excluded and (self.adapter is None or self.mask is not None)
+
+    def is_left_out(self) -> bool:
+        """Whether it is not, now that it matters: then it never is, for blocks of it were not looked up or not stored."""
+        self.is_excluded = not self.is_told()
+        return self.is_excluded
 
     def positions(self) -> Mapping[bytes, int]:
         """Where each hash is in the request's hashes, which grow as it generates tokens."""

@@ -39,12 +39,20 @@ class Session(Protocol):
     def set_namespace(
         self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
     ) -> None: ...
-    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket: ...
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None: ...
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket: ...
+    def expect(
+        self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None
+    ) -> None: ...
     def met(self, request: int) -> None: ...
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]: ...
     def commit(
-        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+        self,
+        group: int,
+        hashes: Sequence[bytes],
+        predecessor: bytes | None,
+        slots: bytes,
+        generations: bytes,
+        mask: bytes | None = None,
     ) -> None: ...
     def abort(self, group: int, slots: bytes, generations: bytes) -> None: ...
     @property
@@ -142,10 +150,10 @@ class AbsentSession:
     ) -> None:
         pass
 
-    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]]) -> Ticket:
+    def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket:
         return AbsentTicket()
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]]) -> None:
+    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
         pass
 
     def met(self, request: int) -> None:
@@ -155,7 +163,13 @@ class AbsentSession:
         return b"", b""
 
     def commit(
-        self, group: int, hashes: Sequence[bytes], predecessor: bytes | None, slots: bytes, generations: bytes
+        self,
+        group: int,
+        hashes: Sequence[bytes],
+        predecessor: bytes | None,
+        slots: bytes,
+        generations: bytes,
+        mask: bytes | None = None,
     ) -> None:
         pass
 

@@ -8,12 +8,13 @@ of it; what a reset made stale is given back and never named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from vllm.v1.kv_offload.base import OffloadKey
 
+from forebay.vllm.adapters import Adapter
 from forebay.vllm.session import Session
 
 # This many stored keys are remembered, about 15 MB of them; over it all are forgotten, which costs a few blocks copied
@@ -47,13 +48,6 @@ class Run(NamedTuple):
     slots: bytes
     generations: bytes
 
-    def named(self, mask: Callable[[Hash], Hash] | None) -> Run:
-        """The run under the names the daemon knows, where they differ from the engine's."""
-        if mask is None:
-            return self
-        predecessor = None if self.predecessor is None else mask(self.predecessor)
-        return self._replace(hashes=[mask(hash_) for hash_ in self.hashes], predecessor=predecessor)
-
 
 @dataclass
 class Store:
@@ -62,6 +56,7 @@ class Store:
     serial: int
     keys: list[Key]
     runs: list[Run]
+    adapter: Adapter | None = None
     is_done: bool = False  # by all workers
     is_stale: bool = False  # what it holds must not be named any more
 
@@ -115,16 +110,18 @@ class Stores:
     def _settle(self) -> None:
         while self._queue and (store := next(iter(self._queue.values()))).is_done:
             del self._queue[store.serial]
-            if store.is_stale:
+            mask = store.adapter.mask if store.adapter else None
+            # An adapter may have lost its mask since, and with it what the blocks could be called.
+            if store.is_stale or store.adapter and mask is None:
                 self._give_back(store)
             else:
-                self._commit(store)
+                self._commit(store, mask)
 
-    def _commit(self, store: Store) -> None:
+    def _commit(self, store: Store, mask: bytes | None) -> None:
         self._committed += 1
         self._known.update(dict.fromkeys(store.keys, self._committed))
         for run in store.runs:
-            self._session.commit(run.group, run.hashes, run.predecessor, run.slots, run.generations)
+            self._session.commit(run.group, run.hashes, run.predecessor, run.slots, run.generations, mask)
 
     def _give_back(self, store: Store) -> None:
         if not store.is_stale:

@@ -1,0 +1,231 @@
+"""LoRA adapters: under which names the blocks of an adapter's requests are stored and found.
+
+vLLM's hashes tell an adapter by its name and path, behind which other weights may lie tomorrow. Here a digest of the
+weights becomes the `mask` that the native module hashes in.
+
+Holds true: as long as an adapter has a mask, that mask stands for the weights which the workers have under its name and
+path; who asks never waits, and no file is touched on the asking thread; a request whose adapter has no mask is left out.
+An adapter has none until its files were digested, when they cannot be read, when they changed after this engine first
+heard of it, and once vLLM replaced its weights in memory; the latter two are for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forebay.vllm.fingerprint import Unreadable, fingerprint
+from forebay.vllm.guard import logger
+
+if TYPE_CHECKING:
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.request import LoRARequest
+
+# Adapters that one engine knows, some 2 KB each. Those beyond are left out: to forget one would be to forget since when
+# its files must not have changed.
+MAX_ADAPTERS = 4096
+# Files of one adapter; it has two or three.
+MAX_FILES = 256
+# An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room for,
+# and reads them again when they are asked for.
+LOOK_AGAIN_SECONDS = 1.0
+# The clock of files lags behind by up to a tick, which is 10 ms at most.
+TICK_NS = 20_000_000
+
+# Say how many adapters fit, and not what one computes.
+_IDLE_FIELDS = frozenset({"max_loras", "max_cpu_loras", "specialize_active_lora", "default_mm_loras"})
+
+# What vLLM reads of an adapter.
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
+_CONFIGS = frozenset({"adapter_config.json", "config.json"})
+
+Signature = tuple[tuple[object, ...], ...]
+
+
+class Adapter:
+    """One adapter, as requests know it."""
+
+    def __init__(self, request: LoRARequest, heard_ns: int):
+        self.mask: bytes | None = None
+        self.name = request.lora_name
+        self.path = request.lora_path
+        self.is_3d = _is_3d(request)
+        self.heard_ns = heard_ns  # by the clock of files: the workers read it later than this
+        self.is_lost = False  # for good
+        self.is_queued = False
+        self.asked = 0  # looks that were asked for; only the answer to the last one counts
+        self.asked_at = 0.0
+        self.digest: str | None = None
+        self.signature: Signature = ()
+        self.trouble: str | None = None  # what was said of it last
+
+
+class Adapters:
+    """All adapters of one engine. Its thread starts with the first one.
+
+    `can_hear`: whether `loading` is called for each adapter that is loaded without a request; if not, none is told.
+    """
+
+    def __init__(self, config: LoRAConfig | None, *, can_hear: bool):
+        self._config = _config_digest(config)
+        self._can_hear = can_hear
+        self._known: dict[tuple[str, str], Adapter] = {}
+        self._loaded: dict[int, Adapter] = {}  # by vLLM's id: what the workers have under it
+        self._queue: queue.SimpleQueue[Adapter | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_full = False
+
+    def asked_for(self, request: LoRARequest) -> Adapter | None:
+        """The adapter of a request that has just come; None if it is one too many. Some microseconds, no file."""
+        return self._hear(request, is_load=False)
+
+    def loading(self, request: LoRARequest) -> None:
+        """vLLM will now have its workers load this adapter."""
+        self._hear(request, is_load=True)
+
+    def close(self) -> None:
+        """Ends the thread, without waiting for it."""
+        self._queue.put(None)
+
+    def _hear(self, request: LoRARequest, *, is_load: bool) -> Adapter | None:
+        name, number = (request.lora_name, request.lora_path), request.lora_int_id
+        adapter, before = self._known.get(name), self._loaded.get(number)
+        is_new = adapter is None
+        if is_new and len(self._known) >= MAX_ADAPTERS or before is None and len(self._loaded) >= MAX_ADAPTERS:
+            self._say_full()
+            return None
+        if adapter is None:
+            adapter = self._known[name] = Adapter(request, time.time_ns())
+        self._loaded[number] = adapter
+        if adapter.is_3d != _is_3d(request):
+            self._lose(adapter, "it is loaded in two layouts")
+        if request.load_inplace and not (is_new and is_load):
+            # Blocks of the old weights may be in vLLM's own cache, under the same hashes.
+            self._lose(adapter, "vLLM loads other weights in its place")
+        if before is not None and before is not adapter:
+            self._lose(before, f"another adapter takes its id {number}")
+            if not request.load_inplace:  # the workers go on with the one they have
+                self._lose(adapter, f"another adapter has its id {number}")
+        is_reload = is_load or before is not adapter
+        if is_reload or time.monotonic() - adapter.asked_at >= LOOK_AGAIN_SECONDS:
+            self._look(adapter, is_reload=is_reload)
+        return adapter
+
+    def _look(self, adapter: Adapter, *, is_reload: bool) -> None:
+        """Has the thread look at the files. What the workers may read anew has no mask until that is done."""
+        if not self._can_hear:
+            self._lose(adapter, "this vLLM does not tell which adapters it loads")
+        with self._lock:
+            if adapter.is_lost:
+                return
+            adapter.asked += 1
+            adapter.asked_at = time.monotonic()
+            if is_reload:
+                adapter.mask = None
+            if not adapter.is_queued:
+                adapter.is_queued = True
+                self._queue.put(adapter)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="forebay-adapters", daemon=True)
+            self._thread.start()
+
+    def _lose(self, adapter: Adapter, why: str) -> None:
+        with self._lock:
+            if adapter.is_lost:
+                return
+            adapter.mask, adapter.is_lost = None, True
+        _say(adapter, f"{why}; hint: load changed weights under a path and an id of their own")
+
+    def _say_full(self) -> None:
+        if not self._is_full:
+            self._is_full = True
+            logger.warning("forebay leaves out the requests of further adapters: it knows %d", MAX_ADAPTERS)
+
+    # ---- on the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (adapter := self._queue.get()) is not None:
+            with self._lock:
+                adapter.is_queued, asked = False, adapter.asked
+            try:
+                mask = self._told(adapter)
+            except (Unreadable, OSError) as error:
+                mask = None
+                _say(adapter, str(error))
+            except Exception:  # noqa: BLE001 - the thread goes on with the next adapter
+                mask = None
+                logger.exception("forebay cannot tell the weights of adapter `%s`", adapter.name)
+            with self._lock:
+                if adapter.asked == asked and not adapter.is_lost:
+                    adapter.mask = mask
+
+    def _told(self, adapter: Adapter) -> bytes | None:
+        directory = _directory(adapter.path)
+        signature, changed_ns = _signature(adapter.path, directory)
+        if adapter.digest is None:
+            if changed_ns + TICK_NS >= adapter.heard_ns:
+                self._lose(adapter, "its files changed after vLLM was told to load it")
+                return None
+            adapter.digest, adapter.signature = fingerprint(directory), signature
+            signature, _ = _signature(adapter.path, directory)
+        if adapter.signature != signature:
+            self._lose(adapter, "its files changed while it was in use")
+            return None
+        telling = (b"forebay-adapter-1", adapter.digest, adapter.is_3d, self._config)
+        return hashlib.sha256(repr(telling).encode()).digest()
+
+
+def _is_3d(request: LoRARequest) -> bool:
+    return bool(getattr(request, "is_3d_lora_weight", False))
+
+
+def _say(adapter: Adapter, trouble: str) -> None:
+    if adapter.trouble != trouble:
+        adapter.trouble = trouble
+        logger.warning("forebay leaves out the requests of adapter `%s`: %s", adapter.name, trouble)
+
+
+def _config_digest(config: LoRAConfig | None) -> str:
+    """How the engine applies any adapter: each field counts, unless it is known to be idle."""
+    told = fields(config) if config is not None else ()
+    return ";".join(f"{one.name}={getattr(config, one.name)}" for one in told if one.name not in _IDLE_FIELDS)
+
+
+def _directory(path: str) -> Path:
+    """Where vLLM's workers find the files: the path itself, or the snapshot in the hub's cache."""
+    expanded = os.path.expanduser(path)
+    if expanded != path or os.path.exists(path):
+        return Path(expanded)
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = None if os.environ.get("VLLM_USE_MODELSCOPE") else try_to_load_from_cache(path, "adapter_config.json")
+    except ValueError:  # not even a name on the hub
+        found = None
+    if not isinstance(found, str):
+        raise Unreadable(f"`{path}` is neither a path nor in the hub's cache")
+    return Path(found).parent
+
+
+def _signature(path: str, directory: Path) -> tuple[Signature, int]:
+    """What changes when the files do, and when they, or a link on the way to them, last did so (nanoseconds)."""
+    files = sorted(directory.iterdir()) if directory.is_dir() else [directory]
+    files = [file for file in files if file.suffix in _WEIGHTS or file.name in _CONFIGS]
+    if len(files) > MAX_FILES:
+        raise Unreadable(f"`{directory}` has more than {MAX_FILES} files of weights")
+    way = Path(os.path.abspath(os.path.expanduser(path)))
+    links = [place for place in (*way.parents, way) if place.is_symlink()]
+    ref = directory.parent.parent / "refs" / "main"  # which snapshot the hub's cache gives out
+    files += [ref] if ref.exists() else []
+    looks = [(place, place.lstat()) for place in links + files] + [(file, file.stat()) for file in files]
+    home = directory.stat()
+    seen = [(str(place), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for place, at in looks]
+    newest = max(home.st_ctime_ns, *(at.st_ctime_ns for _, at in looks)) if looks else home.st_ctime_ns
+    return ((str(directory), home.st_dev, home.st_ino), *seen), newest

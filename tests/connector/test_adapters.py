@@ -1,0 +1,352 @@
+"""Requests of an adapter share blocks where the workers' weights are known, and are left out everywhere else.
+
+The files are real; vLLM's scheduler runs over them, and only the daemon is a fake. Whatever vLLM would compute with other
+weights must find nothing: a hit then would be a wrong token.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake import FakeDaemon
+from forebay.vllm import adapters
+from forebay.vllm.adapters import TICK_NS, Adapter, Adapters
+from harness import Engine, Shape, prompt
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.core import EngineCore
+
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def make(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Engine]:
+    return lambda name: Engine(daemon, monkeypatch, Shape(engine_id=name, adapters=True))
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not what():
+        assert time.monotonic() < end, "it does not come about"
+        time.sleep(0.001)
+
+
+def write(directory: Path, content: bytes) -> None:
+    """New weights, old enough not to be taken for a change that came after the next request."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text('{"r": 8}')
+    weights = directory / "adapter_model.safetensors"
+    weights.write_bytes(content)
+    until(lambda: time.time_ns() > max(weights.stat().st_ctime_ns, directory.stat().st_ctime_ns) + 2 * TICK_NS)
+
+
+def adapter(engine: Engine, request: LoRARequest) -> Adapter:
+    known = engine.connector.manager._adapters
+    assert known is not None
+    return known._known[request.lora_name, request.lora_path]
+
+
+def looked_at(engine: Engine, request: LoRARequest) -> bool:
+    """Whether the thread is done with it, and what it found."""
+    until(lambda: not adapter(engine, request).is_queued)
+    until(lambda: adapter(engine, request).is_lost or adapter(engine, request).mask is not None)
+    return adapter(engine, request).mask is not None
+
+
+def tell(engine: Engine, request: LoRARequest) -> None:
+    """Makes the adapter known, by a request that is left out."""
+    engine.generate("unknown", prompt(99, 40), lora_request=request)
+    assert looked_at(engine, request)
+    engine.forget()
+
+
+def hits(engine: Engine, name: str, request: LoRARequest | None) -> int:
+    engine.forget()
+    engine.generate(name, prompt(1, 100), lora_request=request)
+    return engine.hits[name]
+
+
+def test_an_adapter_shares_with_itself_until_its_weights_change(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    sql = LoRARequest("sql", 1, str(tmp_path / "sql"))
+    found = []
+    for turn, content in enumerate([b"first", b"first", b"retrained"]):
+        write(tmp_path / "sql", content)
+        engine = make(str(turn))
+        tell(engine, sql)
+        found.append((hits(engine, "adapted", sql), hits(engine, "plain", None)))
+        engine.generate("longer", prompt(1, 100) + prompt(2, 60), lora_request=sql)
+        engine.assert_nothing_is_held()
+        engine.assert_no_faults()
+    assert found == [(0, 0), (96, 96), (0, 96)]
+    assert set(daemon.outcomes) == {"stored"}
+
+
+def test_equal_weights_in_another_place_or_under_another_id_are_the_same(tmp_path: Path) -> None:
+    masks = []
+    for at, (place, content) in enumerate([("a/sql", b"one"), ("b/sql", b"one"), ("c/sql", b"two")]):
+        write(tmp_path / place, content)
+        known = Adapters(LoRAConfig(), can_hear=True)
+        one = known.asked_for(LoRARequest("sql", at + 1, str(tmp_path / place)))
+        assert one is not None
+        until(lambda one=one: one.mask is not None)  # type: ignore[misc]
+        masks.append(one.mask)
+        known.close()
+    assert masks[0] == masks[1] != masks[2]
+    assert all(len(mask) == 32 for mask in masks if mask)
+
+
+def test_how_the_engine_applies_adapters_counts_and_how_many_fit_does_not(tmp_path: Path) -> None:
+    write(tmp_path, b"weights")
+    masks = []
+    for config in (LoRAConfig(), LoRAConfig(max_loras=3, max_cpu_loras=9), LoRAConfig(max_lora_rank=32)):
+        known = Adapters(config, can_hear=True)
+        one = known.asked_for(LoRARequest("sql", 1, str(tmp_path)))
+        assert one is not None
+        until(lambda one=one: one.mask is not None)  # type: ignore[misc]
+        masks.append(one.mask)
+    assert masks[0] == masks[1] != masks[2]
+
+
+def test_the_scheduler_opens_no_file_of_an_adapter(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    write(tmp_path, b"weights")
+    mine, opened = threading.get_ident(), []
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(str(tmp_path)):
+            opened.append(threading.get_ident())
+
+    sys.addaudithook(audit)
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    engine.generate("first", prompt(1, 100), lora_request=sql)
+    assert mine not in opened
+    assert looked_at(engine, sql)
+    assert hits(engine, "second", sql) == 0 and hits(engine, "third", sql) == 96
+    assert opened and mine not in opened
+
+
+def test_requests_are_left_out_while_the_digest_is_on_its_way(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, b"weights")
+    gate, original = threading.Event(), adapters.fingerprint
+
+    def slow(path: Path) -> str:
+        assert gate.wait(DEADLINE)
+        return original(path)
+
+    monkeypatch.setattr(adapters, "fingerprint", slow)
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    running = engine.add("running", prompt(1, 100), max_tokens=10, lora_request=sql)
+    while not running.num_output_tokens:
+        engine.step()
+    gate.set()
+    assert looked_at(engine, sql)
+    engine.run(running)  # its first blocks were not stored, so that its last ones are of no use
+    assert daemon.lookups == 0 and daemon.ready() == 0
+    assert hits(engine, "next", sql) == 0
+    assert daemon.lookups == 1 and daemon.ready() == 6
+    engine.assert_nothing_is_held()
+
+
+def test_an_adapter_that_cannot_be_read_is_neither_looked_up_nor_stored(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    engine, gone = make("engine"), LoRARequest("gone", 1, str(tmp_path / "nowhere"))
+    engine.generate("a", prompt(1, 100), lora_request=gone)
+    until(lambda: adapter(engine, gone).trouble is not None)
+    engine.generate("b", prompt(1, 100), lora_request=gone)
+    assert daemon.lookups == 0 and daemon.ready() == 0
+    engine.assert_no_faults()
+
+
+def test_weights_that_are_replaced_in_place_are_never_found_again(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    write(tmp_path, b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    tell(engine, sql)
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
+    write(tmp_path, b"second")
+    again = LoRARequest("sql", 1, str(tmp_path), load_inplace=True)
+    stored = daemon.ready()
+    assert hits(engine, "reloads", again) == 0
+    assert hits(engine, "c", sql) == 0
+    assert daemon.ready() == stored
+    engine.assert_nothing_is_held()
+
+
+def test_files_that_change_while_in_use_exclude_their_adapter_for_good(
+    make: Callable[[str], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM reads an adapter anew when it had no room for it: which weights it has is not known any more."""
+    monkeypatch.setattr(adapters, "LOOK_AGAIN_SECONDS", 0.0)
+    write(tmp_path, b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    tell(engine, sql)
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
+    write(tmp_path, b"second")
+    engine.generate("looks", prompt(2, 40), lora_request=sql)
+    until(lambda: adapter(engine, sql).is_lost)
+    write(tmp_path, b"first")
+    assert hits(engine, "c", sql) == 0
+
+
+def test_files_that_changed_between_loading_and_looking_tell_nothing(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "sql", b"first")
+    gate, original = threading.Event(), adapters._directory
+
+    def slow(path: str) -> Path:
+        assert gate.wait(DEADLINE)
+        return original(path)
+
+    monkeypatch.setattr(adapters, "_directory", slow)
+    for change in ("in place", "link"):
+        gate.clear()
+        engine = make(change)
+        path = tmp_path / change
+        path.symlink_to(tmp_path / "sql")
+        moved = LoRARequest(change, 1, str(path))
+        engine.generate("a", prompt(1, 100), lora_request=moved)
+        if change == "in place":
+            write(tmp_path / "sql", b"second")
+        else:  # to files that are older than the request
+            path.unlink()
+            path.symlink_to(tmp_path / "sql")
+        gate.set()
+        assert not looked_at(engine, moved)
+
+
+def test_of_two_adapters_with_one_id_neither_is_told(make: Callable[[str], Engine], tmp_path: Path) -> None:
+    """vLLM's workers go by the id: they would run the second with the weights of the first."""
+    for name in "ab":
+        write(tmp_path / name, name.encode())
+    first, second = (LoRARequest(name, 1, str(tmp_path / name)) for name in "ab")
+    engine = make("engine")
+    tell(engine, first)
+    assert [hits(engine, name, first) for name in "ab"] == [0, 96]
+    assert hits(engine, "c", second) == 0
+    assert adapter(engine, first).is_lost and adapter(engine, second).is_lost
+    assert hits(engine, "d", first) == 0
+
+
+def test_adapters_of_one_name_with_other_paths_are_told_apart(make: Callable[[str], Engine], tmp_path: Path) -> None:
+    engine = make("engine")
+    found = []
+    for number, place in enumerate("ab", start=1):
+        write(tmp_path / place, place.encode())
+        one = LoRARequest("sql", number, str(tmp_path / place))
+        tell(engine, one)
+        found += [hits(engine, f"cold {place}", one), hits(engine, f"warm {place}", one)]
+    assert found == [0, 96, 0, 96]
+
+
+def load(engine: Engine, request: LoRARequest) -> None:
+    """As the server does for an adapter that no request asked for yet."""
+    workers = SimpleNamespace(add_lora=lambda request: True)
+    assert EngineCore.add_lora(SimpleNamespace(model_executor=workers), request)  # type: ignore[arg-type]
+
+
+def test_an_adapter_that_a_server_loads_is_known_before_its_first_request(
+    make: Callable[[str], Engine], tmp_path: Path
+) -> None:
+    write(tmp_path, b"weights")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    load(engine, sql)
+    assert looked_at(engine, sql)
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
+
+
+def test_a_server_that_loads_from_the_same_path_again_loses_the_adapter_and_from_another_does_not(
+    make: Callable[[str], Engine], tmp_path: Path
+) -> None:
+    for name in "ab":
+        write(tmp_path / name, name.encode())
+    old, new = (LoRARequest("sql", 1, str(tmp_path / name)) for name in "ab")
+    engine = make("engine")
+    load(engine, old)
+    assert looked_at(engine, old)
+    assert [hits(engine, name, old) for name in "ab"] == [0, 96]
+    load(engine, LoRARequest("sql", 1, str(tmp_path / "b"), load_inplace=True))
+    assert adapter(engine, old).is_lost  # requests that still run with it mix both
+    assert looked_at(engine, new)
+    assert [hits(engine, name, new) for name in "cd"] == [0, 96]
+    load(engine, LoRARequest("sql", 1, str(tmp_path / "b"), load_inplace=True))
+    assert adapter(engine, new).is_lost
+    assert hits(engine, "e", new) == 0
+
+
+def test_files_are_looked_at_anew_before_a_second_id_of_an_adapter_is_told(
+    make: Callable[[str], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a server unloads an adapter and loads it again: the workers read the files again."""
+    monkeypatch.setattr(adapters, "LOOK_AGAIN_SECONDS", 1e9)
+    write(tmp_path, b"first")
+    engine = make("engine")
+    one, two = (LoRARequest("sql", number, str(tmp_path)) for number in (1, 2))
+    tell(engine, one)
+    assert [hits(engine, name, one) for name in "ab"] == [0, 96]
+    write(tmp_path, b"second")
+    assert hits(engine, "c", two) == 0
+    assert not looked_at(engine, two)
+
+
+def test_adapters_beyond_the_limit_are_left_out(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "MAX_ADAPTERS", 1)
+    for name in "ab":
+        write(tmp_path / name, name.encode())
+    first, second = (LoRARequest(name, at, str(tmp_path / name)) for at, name in enumerate("ab", start=1))
+    engine = make("engine")
+    tell(engine, first)
+    assert [hits(engine, name, first) for name in "ab"] == [0, 96]
+    lookups = daemon.lookups
+    assert hits(engine, "c", second) == 0
+    assert daemon.lookups == lookups
+    known = engine.connector.manager._adapters
+    assert known is not None and len(known._known) == len(known._loaded) == 1
+
+
+def test_where_vllm_cannot_be_heard_no_adapter_is_told(tmp_path: Path) -> None:
+    write(tmp_path, b"weights")
+    one = Adapters(LoRAConfig(), can_hear=False).asked_for(LoRARequest("sql", 1, str(tmp_path)))
+    assert one is not None and one.is_lost
+
+
+def test_a_queue_of_adapted_requests_is_told_under_their_names_once_and_in_small_parts(
+    make: Callable[[str], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fake import masked
+    from forebay.vllm import manager
+
+    monkeypatch.setattr(manager, "KEYS_TOLD", 3)
+    monkeypatch.setattr(manager, "KEYS_TOLD_IN_A_STEP", 6)
+    write(tmp_path, b"weights")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
+    running = engine.add("running", prompt(1, 900), max_tokens=60)
+    engine.step()
+    queue = [engine.add(str(at), prompt(at, 100), lora_request=sql) for at in range(2, 12)]
+    assert looked_at(engine, sql)
+    told = []
+    for _ in range(4):
+        engine.step()
+        told.append(len(engine.session.waiting))
+    mask = adapter(engine, sql).mask
+    assert mask is not None
+    assert told == [2, 4, 6, 8]
+    assert next(iter(engine.session.waiting.values())) == {0: masked(queue[0].block_hashes[:3], mask)}
+    engine.run(running, *queue)
+    engine.assert_nothing_is_held()
