@@ -1,8 +1,8 @@
 """Measures what LoRA requests cost vLLM's scheduler: `.venv/bin/python bench/adapters.py [--tokens 131072] [--rounds 30]`.
 
-The scheduler's side of the connector runs on its own, with the native session and no daemon: what is measured is the time
-on the calling thread, to which an answer adds nothing. Medians and worst of the rounds, in microseconds, with an adapter
-and without one. Prints one JSON object.
+The scheduler's side of the connector runs on its own, with the native session and no daemon: what is measured is
+the time on the calling thread, to which an answer adds nothing. Medians and worst of the rounds, in microseconds,
+with an adapter and without one. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 #
 # The newest release may have no CPU package yet. Its Python sources alone, ahead of the CPU package's on the path, run
 # everything but the model: that is where the connector and its tests live. They call themselves a CPU build, since vLLM
-# chooses its platform by that. Where there is a CPU package newer than the pinned one, it gets an environment of its own,
-# and all tests of the connector and the end-to-end matrix run on it.
+# chooses its platform by that. Where there is a CPU package newer than the pinned one, it gets an environment of its
+# own, and all tests of the connector and the end-to-end matrix run on it.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -16,7 +16,8 @@ cache=$(realpath "$cache")
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 newest_of() {
-  "$venv/bin/python" -m pip --disable-pip-version-check index versions "$1" 2>/dev/null | sed -n '1s/.*(\(.*\))$/\1/p' | grep . || {
+  "$venv/bin/python" -m pip --disable-pip-version-check index versions "$1" 2>/dev/null |
+    sed -n '1s/.*(\(.*\))$/\1/p' | grep . || {
     echo "error: the package index does not say which versions of $1 there are" >&2
     echo "hint: a package registry must be reachable" >&2
     exit 1
@@ -35,7 +36,8 @@ from pathlib import Path
 from zipfile import ZipFile
 wheel, target = sys.argv[1:]
 with ZipFile(wheel) as packed:
-    packed.extractall(target, [n for n in packed.namelist() if n.startswith("vllm/") and n.endswith(".py") or ".dist-info/" in n])
+    names = packed.namelist()
+    packed.extractall(target, [n for n in names if n.startswith("vllm/") and n.endswith(".py") or ".dist-info/" in n])
 [metadata] = Path(target).glob("vllm-*.dist-info/METADATA")
 head, version, rest = metadata.read_text().partition("\nVersion: ")
 assert version, "the metadata has no version"

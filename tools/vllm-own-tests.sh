@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs vLLM's own tests of its offloading connector on Forebay's: `tools/vllm-own-tests.sh VENV CACHE [pytest arguments]`.
+# Runs vLLM's own tests of its offloading connector on Forebay's:
+# `tools/vllm-own-tests.sh VENV CACHE [pytest arguments]`.
 #
 # Wheels carry no tests, so they come from the source distribution, which is fetched by pip's own client without being
 # built, and checked against the digest in tools/versions.env. tests/vllm_own/forebay_in_place.py says how Forebay takes
@@ -41,7 +42,8 @@ with command.main_context(), tempfile.TemporaryDirectory() as directory:
         file, _ = Downloader(session, "off")(found.link, directory)
     except TypeError:  # pip 25.2 and newer
         file, _ = Downloader(session, "off", 0)(found.link, directory)
-    assert hashlib.sha256(Path(file).read_bytes()).hexdigest() == digest, "it has another digest than tools/versions.env says"
+    found_digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    assert found_digest == digest, f"its digest is {found_digest}, and tools/versions.env says {digest}"
     wanted = ("LICENSE", "tests/__init__.py", "tests/v1/__init__.py", "tests/v1/kv_connector/")
     with tarfile.open(file) as packed:
         for member in packed:

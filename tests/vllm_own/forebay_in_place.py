@@ -1,10 +1,10 @@
 """A pytest plugin that puts Forebay's connector in the place of vLLM's in vLLM's own tests of its offloading connector.
 
-Those tests script the manager (what is found, what may be stored) and count what the workers are told to copy. Their script
-stays; all that `ForebayConnector` adds around it runs for real, over a session that is ready and whose daemon is the fake of
-tests/connector. So they show that the connector keeps what vLLM promises of its own: which blocks are stored, loaded and
-flushed, through preemption, aborts, sliding windows, partial tails and asynchronous scheduling. A fault that the connector
-would hide from an engine fails the test.
+Those tests script the manager (what is found, what may be stored) and count what the workers are told to copy.
+Their script stays; all that `ForebayConnector` adds around it runs for real, over a session that is ready and whose
+daemon is the fake of tests/connector. So they show that the connector keeps what vLLM promises of its own: which
+blocks are stored, loaded and flushed, through preemption, aborts, sliding windows, partial tails and asynchronous
+scheduling. A fault that the connector would hide from an engine fails the test.
 
 `tools/vllm-own-tests.sh` runs them. `LEFT_OUT` names those that cannot be run so, each with the reason.
 """

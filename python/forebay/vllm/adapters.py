@@ -1,12 +1,12 @@
 """LoRA adapters: under which names the blocks of an adapter's requests are stored and found.
 
-vLLM's hashes tell an adapter by its name and path, behind which other weights may lie tomorrow. Here a digest of the
-weights becomes the `mask` that the native module hashes in.
+vLLM's hashes tell an adapter by its name and path, behind which other weights may lie tomorrow. Here a digest of
+the weights becomes the `mask` that the native module hashes in.
 
-Holds true: as long as an adapter has a mask, that mask stands for the weights which the workers have under its name and
-path; who asks never waits, and no file is touched on the asking thread; a request whose adapter has no mask is left out.
-An adapter has none until its files were digested, when they cannot be read, when they changed after this engine first
-heard of it, and once vLLM replaced its weights in memory; the latter two are for good.
+Holds true: as long as an adapter has a mask, that mask stands for the weights which the workers have under its name
+and path; who asks never waits, and no file is touched on the asking thread; a request whose adapter has no mask is
+left out. An adapter has none until its files were digested, when they cannot be read, when they changed after this
+engine first heard of it, and once vLLM replaced its weights in memory; the latter two are for good.
 """
 
 from __future__ import annotations
