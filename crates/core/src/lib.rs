@@ -5,7 +5,7 @@
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
 //! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
-//! `recover`, `purge` (what outlives whom); `tier`, `decorate` (what a tier can do, and what is put around each);
+//! `recover`, `purge` (what outlives whom), `corrupt` (what is dropped for its bytes); `tier`, `decorate` (what a tier can do, and what is put around each);
 //! `rehearsal`, `curve` (all of it without payloads, and in miniature).
 
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@ pub mod ceiling;
 pub mod checksum;
 mod chunked;
 pub mod core;
+pub mod corrupt;
 pub mod curve;
 pub mod decorate;
 pub mod error;

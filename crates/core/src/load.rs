@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use crate::below::Allowance;
 use crate::block::{AHEAD, Block, BlockId, NamespaceIndex, State};
 use crate::core::{Core, Effect, WARM};
+use crate::corrupt::Finder;
 use crate::index::Fingerprint;
 use crate::key::{Generation, Instance};
 use crate::layout::Attention;
@@ -208,8 +209,7 @@ impl Core {
             record.state = State::Ready;
             self.stats.verified += 1;
         } else if record.state == State::Verifying {
-            self.stats.corrupt += 1;
-            self.forget(block, Fate::Failed);
+            self.drop_rotten(block, Finder::Restart);
         }
         self.unpin(block);
     }

@@ -2,8 +2,8 @@
 
 use crate::block::{BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Tally};
+use crate::corrupt::Finder;
 use crate::key::{BlockKey, Instance, NamespaceId, SlotId};
-use crate::miss::Fate;
 use crate::space::Class;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,8 +122,7 @@ impl Core {
     /// The block was read; one that is not whole is dropped.
     pub fn audited(&mut self, block: BlockId, is_whole: bool) {
         if !is_whole && self.is_indexed(block) {
-            self.stats.corrupt += 1;
-            self.forget(block, Fate::Failed);
+            self.drop_rotten(block, Finder::Audit);
         }
         self.unpin(block);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::corrupt::Finder;
 use crate::index::Fingerprint;
 use crate::key::Instance;
 use crate::miss::MissReason;
@@ -32,7 +33,8 @@ pub struct Stats {
     pub purged: u64,
     pub recovered: u64,
     pub verified: u64,
-    pub corrupt: u64,
+    /// Blocks that were not what was stored, by `Finder as usize`.
+    pub corrupt: [u64; Finder::ALL.len()],
     pub extents_moved: u64,
     /// Blocks that left a draining extent for another slot.
     pub moved: u64,

@@ -152,6 +152,11 @@ pub enum Event {
         which: u8,
         is_whole: bool,
     },
+    /// Somebody finds that a slot's bytes are not what was stored, or says so of a slot that changed hands since.
+    DropCorrupt {
+        which: u8,
+        is_stale: bool,
+    },
     /// `loses` names an extent that cannot be read any more.
     Restart {
         loses: Option<u8>,
@@ -248,6 +253,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(|which| Event::Corrupt { which }),
         1 => (index(), index()).prop_map(|(from, records)| Event::Audit { from, records }),
         3 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_whole)| Event::Audited { which, is_whole }),
+        2 => (index(), prop::bool::weighted(0.2))
+            .prop_map(|(which, is_stale)| Event::DropCorrupt { which, is_stale }),
         2 => prop::option::weighted(0.2, index()).prop_map(|loses| Event::Restart { loses }),
         4 => (index(), any::<u32>(), any::<bool>()).prop_map(|(engine, keep, lies)| Event::Resume { engine, keep, lies }),
         1 => index().prop_map(|engine| Event::Gone { engine }),

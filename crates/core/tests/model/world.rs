@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_core::block::NamespaceIndex;
+use forebay_core::corrupt::Finder;
 use forebay_core::expect::ExpectationId;
 use forebay_core::key::BlockHash;
 use forebay_core::layout::Attention;
@@ -184,6 +185,7 @@ impl World {
             }
             Event::Audit { from, records } => self.audit(from, records),
             Event::Audited { which, is_whole } => self.audited(which, is_whole),
+            Event::DropCorrupt { which, is_stale } => self.drop_corrupt(which, is_stale),
             Event::Restart { loses } => self.restart(loses),
             Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
             Event::Gone { engine } => self.gone(engine % ENGINES),
@@ -738,6 +740,21 @@ impl World {
         let (block, slot) = self.table.audited.remove(at);
         self.table.row(slot).is_fenced |= !is_whole;
         self.core.audited(block, is_whole);
+        self.settle();
+    }
+
+    fn drop_corrupt(&mut self, which: u8, is_stale: bool) {
+        let slots: Vec<SlotId> = self.table.rows.keys().copied().collect();
+        let Some(at) = pick(&slots, which) else { return };
+        let row = self.table.row(slots[at]);
+        let is_block = row.key.is_some() && !is_stale;
+        // The core may still have to forget what was purged.
+        let is_purged = row.key.is_some_and(|key| self.shorts[key.namespace as usize] != Some(key.short));
+        let is_open = is_block && (is_purged || row.is_fenced);
+        let generation = Generation(row.generation.0 - u32::from(is_stale));
+        row.is_fenced |= is_block;
+        let is_dropped = self.core.drop_corrupt(slots[at], generation, Finder::Scrub);
+        assert!(is_open || is_dropped == is_block, "{:?} of {generation:?} was found corrupt", slots[at]);
         self.settle();
     }
 

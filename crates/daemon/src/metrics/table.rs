@@ -3,6 +3,7 @@
 use std::fmt;
 
 use forebay_core::ceiling::Estimate;
+use forebay_core::corrupt::Finder;
 use forebay_core::decorate::Counts;
 use forebay_core::miss::MissReason;
 use forebay_core::report::ClassReport;
@@ -179,8 +180,8 @@ static METRICS: &[Metric] = &[
     metric("forebay_verified_blocks_total", "Recovered blocks whose checksum was right.", Counter(|s| s.core.verified)),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks whose checksum was wrong; none was served.",
-        Counter(|s| s.core.corrupt),
+        "Blocks whose checksum was wrong, by who found it; none was served.",
+        Counters(&["found_by"], corrupt_by_finder),
     ),
     // The tiers below the pool.
     metric(
@@ -498,6 +499,11 @@ fn misses_by_reason(snapshot: &Snapshot) -> Samples {
         .iter()
         .map(|reason| (vec![reason.name().to_string()], snapshot.core.misses[*reason as usize]))
         .collect()
+}
+
+fn corrupt_by_finder(snapshot: &Snapshot) -> Samples {
+    let one = |finder: &Finder| (vec![finder.name().to_string()], snapshot.core.corrupt[*finder as usize]);
+    Finder::ALL.iter().map(one).collect()
 }
 
 fn unstored_by_reason(snapshot: &Snapshot) -> Samples {
