@@ -45,6 +45,7 @@ pub struct Shape {
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub op: &'static str,
+    /// What was copied, and for loads whether it was summed on the way.
     pub direction: &'static str,
     /// Of a block.
     pub size_bytes: u64,
@@ -71,7 +72,7 @@ impl Default for CopyBench {
     }
 }
 
-/// Measures all rows, stores before loads for each shape, and calls `progress` with each as it is there. Takes
+/// Measures all rows, stores, loads and summed loads for each shape, and calls `progress` with each as it is there. Takes
 /// about 2 s a row at the defaults. Errors if memory cannot be had, or if a copy is not what it should be.
 pub fn run(bench: &CopyBench, mut progress: impl FnMut(&Row)) -> Result<Vec<Row>> {
     let tensors = Memory::anonymous(bench.working_set_bytes as usize)?;
@@ -79,10 +80,10 @@ pub fn run(bench: &CopyBench, mut progress: impl FnMut(&Row)) -> Result<Vec<Row>
     let mut random = Random(bench.seed);
     let mut rows = Vec::new();
     for shape in &bench.shapes {
-        for direction in [Direction::Store, Direction::Load] {
-            let source = if direction == Direction::Store { &tensors } else { &pool };
+        for kind in Kind::ALL {
+            let source = if kind.direction() == Direction::Store { &tensors } else { &pool };
             random.fill(source);
-            let row = Rig::new(bench, *shape, direction, &tensors, &pool)?.row(bench, &mut random)?;
+            let row = Rig::new(bench, *shape, kind, &tensors, &pool)?.row(bench, &mut random)?;
             progress(&row);
             rows.push(row);
         }
@@ -90,10 +91,34 @@ pub fn run(bench: &CopyBench, mut progress: impl FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
+/// What a row copies. A store always sums.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Store,
+    Load,
+    SummedLoad,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Store, Kind::Load, Kind::SummedLoad];
+
+    fn direction(self) -> Direction {
+        if self == Kind::Store { Direction::Store } else { Direction::Load }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Store => "store",
+            Kind::Load => "load",
+            Kind::SummedLoad => "load, summed",
+        }
+    }
+}
+
 /// Everything that one row needs.
 struct Rig<'a> {
     shape: Shape,
-    direction: Direction,
+    kind: Kind,
     threads: usize,
     blocks: u32,
     pool: &'a Memory,
@@ -116,13 +141,7 @@ struct Cost {
 }
 
 impl Rig<'_> {
-    fn new<'a>(
-        bench: &CopyBench,
-        shape: Shape,
-        direction: Direction,
-        tensors: &Memory,
-        pool: &'a Memory,
-    ) -> Result<Rig<'a>> {
+    fn new<'a>(bench: &CopyBench, shape: Shape, kind: Kind, tensors: &Memory, pool: &'a Memory) -> Result<Rig<'a>> {
         let blocks = (bench.working_set_bytes / shape.block_bytes()) as u32;
         if blocks == 0 || bench.pairs == 0 {
             return Err(Error::invalid("the working set is below one block, or there are no pairs")
@@ -140,7 +159,7 @@ impl Rig<'_> {
         let options = HostOptions { threads: bench.threads, level: bench.level, ..HostOptions::default() };
         let engine = HostCopyEngine::new(tensors.clone(), options)?;
         let pool_id = engine.attach_pool(pool.clone())?;
-        Ok(Rig { shape, direction, threads: bench.threads, blocks, pool, tensors, engine, pool_id })
+        Ok(Rig { shape, kind, threads: bench.threads, blocks, pool, tensors, engine, pool_id })
     }
 
     fn row(&self, bench: &CopyBench, random: &mut Random) -> Result<Row> {
@@ -183,10 +202,15 @@ impl Rig<'_> {
     }
 
     fn job(&self, id: u64, block_ids: &[u32], offsets: &[u64]) -> Job {
-        let item = |(at, offset): (usize, &u64)| Item { offset: *offset, group: 0, blocks: at as u32..at as u32 + 1 };
+        let item = |(at, offset): (usize, &u64)| Item {
+            offset: *offset,
+            group: 0,
+            blocks: at as u32..at as u32 + 1,
+            beside: [0; 2],
+        };
         let items = offsets.iter().enumerate().map(item).collect();
-        let (direction, pool, block_ids) = (self.direction, self.pool_id, block_ids.to_vec());
-        Job { id, direction, pool, items, block_ids, guard: None }
+        let (direction, pool, block_ids) = (self.kind.direction(), self.pool_id, block_ids.to_vec());
+        Job { id, direction, pool, items, block_ids, is_summed: self.kind == Kind::SummedLoad, guard: None }
     }
 
     fn pass_of_memcpy(&self, order: &Order) -> Cost {
@@ -222,7 +246,7 @@ impl Rig<'_> {
         let mut slot = self.pool.span(offset, bytes);
         for fragment in self.tensors.fragments(0, std::slice::from_ref(block_id), 0..bytes) {
             let part = slot.take(fragment.len());
-            match self.direction {
+            match self.kind.direction() {
                 Direction::Store => part.copy_from(fragment),
                 Direction::Load => fragment.copy_from(part),
             }
@@ -238,7 +262,7 @@ impl Rig<'_> {
             let fragments = self.tensors.fragments(0, std::slice::from_ref(block_id), 0..bytes);
             fragments.for_each(|fragment| of_tensors.update(fragment.bytes()));
             let checksum = of_tensors.finish();
-            let expected = match self.direction {
+            let expected = match self.kind.direction() {
                 Direction::Store => Outcome::Stored { checksum },
                 Direction::Load => Outcome::Loaded,
             };
@@ -255,7 +279,7 @@ impl Rig<'_> {
         let median_of = |figure: &dyn Fn(&(Cost, Cost)) -> f64| median(pairs.iter().map(figure).collect());
         Row {
             op: "copy",
-            direction: if self.direction == Direction::Store { "store" } else { "load" },
+            direction: self.kind.name(),
             size_bytes: self.shape.block_bytes(),
             fragments: self.shape.fragments,
             threads: self.threads,

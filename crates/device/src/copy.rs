@@ -7,8 +7,8 @@
 //!
 //! Stores stream past the cache wherever the machine can, because a KV block is far larger than what is worth
 //! keeping and its reader is another core or a device: that saves the read-for-ownership of the destination.
-//! With AVX-512 the checksum is folded in the registers that carry the bytes; elsewhere each piece is summed right
-//! before it is copied, while it is in the first-level cache.
+//! With AVX-512 the checksum is folded in the registers that carry the bytes; elsewhere each piece passes through a
+//! buffer in the first-level cache, where it is summed. Stores are always summed, loads where their job says so.
 
 use std::fmt;
 
@@ -66,16 +66,16 @@ impl fmt::Display for Level {
 }
 
 /// Copies the spans of `from`, one after another, to `to`, and returns the checksum of what was copied.
-pub(crate) fn gather<'a>(level: Level, to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
-    match level.0 {
-        #[cfg(target_arch = "x86_64")]
-        Kind::Avx512 => gather_folding(to, from),
-        _ => gather_in_pieces(level, to, from),
-    }
+pub(crate) fn gather<'a>(level: Level, to: Span<'a>, from: impl Iterator<Item = Span<'a>>) -> u64 {
+    let (mut sum, mut rest) = (Checksum::new(), to);
+    copy_summed(level, &mut sum, from.map(|from| (rest.take(from.len()), from)));
+    assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
+    fence();
+    sum.finish()
 }
 
 /// Copies `from` to the spans of `to`, one after another.
-pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from: Span<'_>) {
+pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from: Span<'a>) {
     let mut rest = from;
     for to in to {
         let from = rest.take(to.len());
@@ -85,29 +85,64 @@ pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from
     fence();
 }
 
-#[cfg(target_arch = "x86_64")]
-fn gather_folding<'a>(to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
-    let mut sum = Checksum::new();
-    let (mut rest, mut from) = (to, from.peekable());
-    while let Some(mut from_piece) = from.next() {
-        let next = *from.peek().unwrap_or(&from_piece);
-        let mut to_piece = rest.take(from_piece.len());
-        let (head, body) = stream_parts(to_piece);
-        copy_edge(&mut sum, to_piece.take(head), from_piece.take(head));
-        copy_body(&mut sum, to_piece.take(body), from_piece.take(body), next);
-        copy_edge(&mut sum, to_piece, from_piece);
-    }
+/// As `scatter`, and adds what was copied to `sum`: the very bytes that arrived, whatever becomes of `from` meanwhile.
+pub(crate) fn scatter_summed<'a>(level: Level, sum: &mut Checksum, to: impl Iterator<Item = Span<'a>>, from: Span<'a>) {
+    let mut rest = from;
+    copy_summed(level, sum, to.map(|to| (to, rest.take(to.len()))));
     assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
     fence();
-    sum.finish()
+}
+
+/// Adds what lies in `span` to `sum`. Others may write it meanwhile: the sum is then of a mix.
+pub(crate) fn sum_up(level: Level, sum: &mut Checksum, span: Span<'_>) {
+    let mut rest = span;
+    #[cfg(target_arch = "x86_64")]
+    if level.0 == Kind::Avx512 {
+        let body = rest.take(rest.len() / x86::STRIDE_BYTES * x86::STRIDE_BYTES);
+        if !body.is_empty() {
+            // SAFETY: the level says that the machine has the instructions; the span lies in its memory, and was cut to
+            // whole strides.
+            unsafe { x86::fold(body.as_ptr(), body.len(), sum.lanes()) };
+        }
+    }
+    if !rest.is_empty() {
+        let mut buffer = [0; BOUNCE_BYTES];
+        while !rest.is_empty() {
+            sum.update(rest.take(rest.len().min(BOUNCE_BYTES)).read(&mut buffer));
+        }
+    }
+    fence();
+}
+
+/// Copies each pair's second span to its first, and adds the bytes to `sum` in their order.
+fn copy_summed<'a>(level: Level, sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
+    match level.0 {
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx512 => copy_folding(sum, pairs),
+        _ => copy_in_pieces(level, sum, pairs),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn copy_folding<'a>(sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
+    let mut pairs = pairs.peekable();
+    while let Some((mut to, mut from)) = pairs.next() {
+        let next = pairs.peek().map_or(from.end(), |(_, from)| *from);
+        let (head, body) = stream_parts(to);
+        copy_edge(sum, to.take(head), from.take(head));
+        copy_body(sum, to.take(body), from.take(body), next);
+        copy_edge(sum, to, from);
+    }
 }
 
 /// Copies and sums fewer bytes than the kernel takes, or bytes before the destination's first cache line.
 #[cfg(target_arch = "x86_64")]
 fn copy_edge(sum: &mut Checksum, to: Span<'_>, from: Span<'_>) {
     if !from.is_empty() {
-        sum.update(from.bytes());
-        to.copy_from(from);
+        let mut buffer = [0; x86::STRIDE_BYTES];
+        let bytes = from.read(&mut buffer);
+        sum.update(bytes);
+        to.write(bytes);
     }
 }
 
@@ -123,22 +158,19 @@ fn copy_body(sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
     unsafe { x86::fold_and_stream(to.as_mut_ptr(), from.as_ptr(), from.len(), next.as_ptr(), sum.lanes()) }
 }
 
-fn gather_in_pieces<'a>(level: Level, to: Span<'_>, from: impl Iterator<Item = Span<'a>>) -> u64 {
-    /// A third of the first-level cache, so that the piece is still there when it is copied.
-    const PIECE_BYTES: usize = 16 << 10;
+/// A third of the first-level cache, so that a piece is still there when it is summed and copied on.
+const BOUNCE_BYTES: usize = 16 << 10;
 
-    let mut sum = Checksum::new();
-    let mut rest = to;
-    for mut from in from {
+/// Through a buffer: what is summed is what arrives, also if somebody writes the source meanwhile.
+fn copy_in_pieces<'a>(level: Level, sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
+    let mut buffer = [0; BOUNCE_BYTES];
+    for (mut to, mut from) in pairs {
         while !from.is_empty() {
-            let piece = from.take(from.len().min(PIECE_BYTES));
-            sum.update(piece.bytes());
-            stream(level, rest.take(piece.len()), piece);
+            let piece = from.take(from.len().min(BOUNCE_BYTES)).read(&mut buffer);
+            sum.update(piece);
+            stream(level, to.take(piece.len()), Span::over(piece));
         }
     }
-    assert!(rest.is_empty(), "a slice is {} bytes longer than its fragments", rest.len());
-    fence();
-    sum.finish()
 }
 
 /// Copies `from` to `to`, past the cache where `level` can.
@@ -173,10 +205,12 @@ fn stream_parts(to: Span<'_>) -> (usize, usize) {
     (head, (to.len() - head) / x86::STRIDE_BYTES * x86::STRIDE_BYTES)
 }
 
-/// Orders the streaming stores before whatever this thread publishes next.
+/// Orders the streaming stores before whatever this thread publishes next, and what it copied before whatever it, or a
+/// thread that learns of it, reads next: the slot's generation.
 fn fence() {
     #[cfg(target_arch = "x86_64")]
     x86::store_fence();
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
 }
 
 #[cfg(test)]
@@ -228,13 +262,22 @@ mod tests {
             for (to_at, from_at, len) in cases() {
                 let fragments = [to.span(to_at, len), to.span(2048 + from_at, len)];
                 let slice = from.span(from_at, 2 * len);
-                scatter(level, fragments.into_iter(), slice);
                 let mut expected = vec![0; LEN as usize];
                 let (first, second) = slice.bytes().split_at(len as usize);
                 expected[to_at as usize..][..first.len()].copy_from_slice(first);
                 expected[2048 + from_at as usize..][..second.len()].copy_from_slice(second);
                 let case = format!("level {level}, to {to_at}, from {from_at}, length {len}");
+                scatter(level, fragments.into_iter(), slice);
                 assert!(to.span(0, LEN).bytes() == expected, "bytes differ: {case}");
+                to.write(0, &[0; LEN as usize]);
+                let mut sum = Checksum::new();
+                sum_up(level, &mut sum, from.span(to_at, len));
+                scatter_summed(level, &mut sum, fragments.into_iter(), slice);
+                sum_up(level, &mut sum, from.span(len, from_at));
+                assert!(to.span(0, LEN).bytes() == expected, "bytes differ, summed: {case}");
+                let summed = [from.span(to_at, len), slice, from.span(len, from_at)];
+                let summed = summed.map(|span| span.bytes().to_vec()).concat();
+                assert_eq!(sum.finish(), checksum(&summed), "{case}");
                 to.write(0, &[0; LEN as usize]);
             }
         }

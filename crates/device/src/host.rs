@@ -15,7 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, ErrorKind, Result, checksum};
+use forebay_core::checksum::{self, Checksum};
+use forebay_core::{Error, ErrorKind, Result};
 
 use crate::copy::{self, Level, Memory};
 use crate::engine::{CopyEngine, PoolId};
@@ -195,7 +196,9 @@ struct Progress {
 struct Copied {
     part: usize,
     bytes: u64,
-    /// `None` if the guard refused; 0 for loads.
+    /// Bytes that the checksum is of: those beside the item belong to its first and last part.
+    summed: u64,
+    /// `None` if the guard refused; 0 for loads that are not summed.
     checksum: Option<u64>,
 }
 
@@ -303,24 +306,35 @@ impl Shared {
     }
 
     fn copy(&self, running: &Running, item: usize, part: Option<&Part>) -> Copied {
-        let Job { direction, block_ids, items, .. } = &running.job;
+        let Job { direction, block_ids, items, is_summed, .. } = &running.job;
         let it = &items[item];
-        let range = part.map_or(0..plan::slice_bytes(it, &self.tensors), |part| part.bytes.clone());
+        let slice_bytes = plan::slice_bytes(it, &self.tensors);
+        let range = part.map_or(0..slice_bytes, |part| part.bytes.clone());
         let (part, bytes) = (part.map_or(0, |part| part.index), range.end - range.start);
         if !running.allows(|guard| guard.before(item)) {
-            return Copied { part, bytes, checksum: None };
+            return Copied { part, bytes, summed: bytes, checksum: None };
         }
         let slice = running.pool.span(it.offset + range.start, bytes);
         let block_ids = &block_ids[it.blocks.start as usize..it.blocks.end as usize];
-        let fragments = self.tensors.fragments(it.group, block_ids, range);
-        let checksum = match direction {
-            Direction::Store => copy::gather(self.options.level, slice, fragments),
+        let fragments = self.tensors.fragments(it.group, block_ids, range.clone());
+        let level = self.options.level;
+        let (summed, checksum) = match direction {
+            Direction::Store => (bytes, copy::gather(level, slice, fragments)),
+            Direction::Load if *is_summed => {
+                let before = if range.start == 0 { it.beside[0] } else { 0 };
+                let behind = if range.end == slice_bytes { it.beside[1] } else { 0 };
+                let mut sum = Checksum::new();
+                copy::sum_up(level, &mut sum, running.pool.span(it.offset - before, before));
+                copy::scatter_summed(level, &mut sum, fragments, slice);
+                copy::sum_up(level, &mut sum, running.pool.span(it.offset + slice_bytes, behind));
+                (before + bytes + behind, sum.finish())
+            }
             Direction::Load => {
-                copy::scatter(self.options.level, fragments, slice);
-                0
+                copy::scatter(level, fragments, slice);
+                (bytes, 0)
             }
         };
-        Copied { part, bytes, checksum: Some(checksum) }
+        Copied { part, bytes, summed, checksum: Some(checksum) }
     }
 }
 
@@ -362,10 +376,8 @@ impl Running {
         parts.into_iter().reduce(|front, back| Copied {
             part: 0,
             bytes: front.bytes + back.bytes,
-            checksum: front.checksum.zip(back.checksum).map(|(a, b)| match self.job.direction {
-                Direction::Store => checksum::combine(a, b, back.bytes),
-                Direction::Load => 0,
-            }),
+            summed: front.summed + back.summed,
+            checksum: front.checksum.zip(back.checksum).map(|(a, b)| checksum::combine(a, b, back.summed)),
         })
     }
 
@@ -374,7 +386,7 @@ impl Running {
         let Some(checksum) = whole.checksum else { return };
         let (reported, outcome) = match self.job.direction {
             Direction::Store => (Some(checksum), Outcome::Stored { checksum }),
-            Direction::Load => (None, Outcome::Loaded),
+            Direction::Load => (self.job.is_summed.then_some(checksum), Outcome::Loaded),
         };
         if self.allows(|guard| guard.after(item, reported)) {
             let mut progress = self.progress();

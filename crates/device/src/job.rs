@@ -17,7 +17,7 @@ pub type JobId = u64;
 pub enum Direction {
     /// From the tensors to the pool, with a checksum of each item's slice.
     Store,
-    /// From the pool to the tensors.
+    /// From the pool to the tensors, with the checksum of each item's slice if the job says so.
     Load,
 }
 
@@ -29,6 +29,8 @@ pub struct Job {
     pub items: Vec<Item>,
     /// Rows of the tensors, which the items refer to by range.
     pub block_ids: Vec<u32>,
+    /// Whether a load sums its slices, in the same pass; a store always does.
+    pub is_summed: bool,
     pub guard: Option<Box<dyn SlotGuard>>,
 }
 
@@ -41,6 +43,8 @@ pub struct Item {
     pub group: u16,
     /// Which of the job's `block_ids`; at least one.
     pub blocks: Range<u32>,
+    /// Bytes of the slice before and behind the item's that a summed load only sums, since the slice has one checksum.
+    pub beside: [u64; 2],
 }
 
 /// Decides for each item whether its slot is still the one that was meant. Called on the engine's threads, from
@@ -50,7 +54,7 @@ pub trait SlotGuard: Send + Sync {
     fn before(&self, item: usize) -> bool;
 
     /// Whether the copy of item `item` counts; asked once, after its last byte is visible to all. `checksum` is
-    /// of the slice, `None` for loads. The place to write a birth record.
+    /// of the slice, `None` for loads that are not summed. The place to write a birth record, or to compare with one.
     fn after(&self, item: usize, checksum: Option<u64>) -> bool;
 }
 

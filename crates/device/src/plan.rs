@@ -62,7 +62,9 @@ fn item_bytes(item: &Item, job: &Job, tensors: &Tensors, pool_bytes: u64) -> Res
         return Err(Error::invalid("a block id is outside the tensors").with("block_id", block_id).with("rows", rows));
     }
     let bytes = block_bytes.saturating_mul(ids.len() as u64);
-    if item.offset.checked_add(bytes).is_none_or(|end| end > pool_bytes) {
+    let [before, behind] = item.beside;
+    let end = item.offset.checked_add(bytes).and_then(|end| end.checked_add(behind));
+    if before > item.offset || end.is_none_or(|end| end > pool_bytes) {
         return Err(Error::invalid("an item reaches outside the pool")
             .with("offset", item.offset)
             .with("bytes", bytes)

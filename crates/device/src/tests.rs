@@ -49,10 +49,14 @@ impl Rig {
     /// A job that copies block i to, or from, slot i, for each of `blocks`.
     fn job(&self, id: JobId, direction: Direction, blocks: &[u32]) -> Job {
         let page = (self.tensor.len() / BLOCKS as usize) as u64;
-        let item =
-            |at: usize| Item { offset: u64::from(blocks[at]) * page, group: 0, blocks: at as u32..at as u32 + 1 };
+        let item = |at: usize| Item {
+            offset: u64::from(blocks[at]) * page,
+            group: 0,
+            blocks: at as u32..at as u32 + 1,
+            beside: [0; 2],
+        };
         let items = (0..blocks.len()).map(item).collect();
-        Job { id, direction, pool: self.pool, items, block_ids: blocks.to_vec(), guard: None }
+        Job { id, direction, pool: self.pool, items, block_ids: blocks.to_vec(), is_summed: false, guard: None }
     }
 
     fn finish(&self, ids: &[JobId]) -> Vec<Completion> {
@@ -230,9 +234,14 @@ fn case_job(case: &Case, model: &Model, id: JobId, direction: Direction, pool: P
     for (item, (offset, _)) in case.items.iter().zip(&model.items) {
         let start = block_ids.len() as u32;
         block_ids.extend(&item.blocks);
-        items.push(Item { offset: *offset, group: item.group as u16, blocks: start..block_ids.len() as u32 });
+        items.push(Item {
+            offset: *offset,
+            group: item.group as u16,
+            blocks: start..block_ids.len() as u32,
+            beside: [0; 2],
+        });
     }
-    Job { id, direction, pool, items, block_ids, guard: None }
+    Job { id, direction, pool, items, block_ids, is_summed: false, guard: None }
 }
 
 fn memory_of(bytes: &[u8]) -> Memory {
@@ -311,14 +320,41 @@ fn a_large_item_copied_in_parts_has_the_bytes_and_the_checksum_of_the_whole() {
     assert!(rig.memory.span(3 * page as u64, page as u64).bytes() == source.bytes());
 }
 
+#[test]
+fn a_summed_load_sums_the_whole_slice_also_where_it_copies_a_part_of_it_in_parts() {
+    let page = 4 * PART_BYTES as usize;
+    let rig = Rig::with_pages(page, 3, 8);
+    rig.memory.write(0, &noise(rig.memory.len(), 2));
+    let (page, told) = (page as u64, mpsc::channel());
+    // A slot of four blocks, of which the last, the middle two, the first and all are loaded.
+    for (id, (skipped, blocks)) in [(3, 1), (1, 2), (0, 1), (0, 4)].into_iter().enumerate() {
+        let said = told.0.clone();
+        let guard: Box<dyn SlotGuard> = Box::new(Probe(|_| true, move |_, sum| said.send(sum).is_ok()));
+        let beside = [skipped * page, (4 - skipped - blocks) * page];
+        let item = Item { offset: skipped * page, group: 0, blocks: 0..blocks as u32, beside };
+        let job = rig.job(id as u64, Direction::Load, &(0..blocks as u32).collect::<Vec<_>>());
+        rig.engine.submit(Job { items: vec![item], is_summed: true, guard: Some(guard), ..job }).unwrap();
+        let completion = &rig.finish(&[id as u64])[0];
+        assert_eq!((completion.outcomes.as_slice(), completion.bytes), ([Outcome::Loaded].as_slice(), blocks * page));
+        let whole = checksum(rig.memory.span(0, 4 * page).bytes());
+        assert_eq!(told.1.recv().unwrap(), Some(whole), "{blocks} blocks behind {skipped}");
+        let (from, to) = (rig.memory.span(skipped * page, blocks * page), rig.tensor.span(0, blocks * page));
+        assert!(from.bytes() == to.bytes(), "{blocks} blocks behind {skipped}");
+    }
+}
+
 // --- what is refused ------------------------------------------------------------------------------------------
 
 #[test]
 fn a_job_that_could_touch_a_byte_outside_is_refused_and_leaves_no_trace() {
     let rig = Rig::new(1, 1);
     let end = rig.memory.len() as u64;
-    let item = |offset, group, blocks| Item { offset, group, blocks };
+    let item = |offset, group, blocks| Item { offset, group, blocks, beside: [0; 2] };
+    let beside = |beside| Item { beside, ..item(PAGE as u64, 0, 0..1) };
     let bad = [
+        ("bytes before the pool", beside([PAGE as u64 + 1, 0]), vec![0]),
+        ("bytes behind the pool", beside([0, end - 2 * PAGE as u64 + 1]), vec![0]),
+        ("bytes that wrap", beside([0, u64::MAX]), vec![0]),
         ("offset past the end", item(end - 1, 0, 0..1), vec![0]),
         ("second block past the end", item(end - PAGE as u64, 0, 0..2), vec![0, 1]),
         ("offset that wraps", item(u64::MAX - 1, 0, 0..1), vec![0]),
@@ -330,7 +366,15 @@ fn a_job_that_could_touch_a_byte_outside_is_refused_and_leaves_no_trace() {
         ("blocks backwards", item(0, 0, 1..0), vec![0, 1]),
     ];
     for (what, item, block_ids) in bad {
-        let job = Job { id: 1, direction: Direction::Load, pool: rig.pool, items: vec![item], block_ids, guard: None };
+        let job = Job {
+            id: 1,
+            direction: Direction::Load,
+            pool: rig.pool,
+            items: vec![item],
+            block_ids,
+            is_summed: false,
+            guard: None,
+        };
         let error = rig.engine.submit(job).expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Invalid, "{what}: {error}");
     }
@@ -589,15 +633,16 @@ fn dropping_the_engine_joins_its_threads_and_lets_go_of_everything() {
 // --- the benchmark --------------------------------------------------------------------------------------------
 
 #[test]
-fn the_benchmark_measures_and_checks_both_directions_of_each_shape() {
+fn the_benchmark_measures_and_checks_stores_and_loads_of_each_shape() {
     let shapes = vec![Shape { fragments: 1, fragment_bytes: 64 << 10 }, Shape { fragments: 3, fragment_bytes: 5000 }];
     let small = CopyBench { threads: 2, working_set_bytes: 1 << 20, pairs: 3, shapes, ..CopyBench::default() };
     let mut told = 0;
     let rows = bench::run(&small, |_| told += 1).unwrap();
     let varied = |row: &bench::Row| (row.direction, row.size_bytes, row.fragments);
-    let expected = [("store", 65_536, 1), ("load", 65_536, 1), ("store", 15_000, 3), ("load", 15_000, 3)];
-    assert_eq!(rows.iter().map(varied).collect::<Vec<_>>(), expected);
-    assert_eq!(told, 4);
+    let kinds = ["store", "load", "load, summed"];
+    let expected = [(65_536, 1), (15_000, 3)].map(|(bytes, fragments)| kinds.map(|kind| (kind, bytes, fragments)));
+    assert_eq!(rows.iter().map(varied).collect::<Vec<_>>(), expected.concat());
+    assert_eq!(told, 6);
     for row in rows {
         let figures = [row.gb_per_s, row.baseline_gb_per_s, row.ratio, row.cpu_s_per_gb, row.baseline_cpu_s_per_gb];
         assert!(figures.iter().all(|figure| figure.is_finite() && *figure > 0.0), "{row:?}");

@@ -12,7 +12,7 @@ pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
     bench.threads = arguments.threads.unwrap_or(bench.threads);
     bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
     bench.working_set_bytes = arguments.working_set_bytes.unwrap_or(bench.working_set_bytes);
-    let total = 2 * bench.shapes.len();
+    let total = 3 * bench.shapes.len();
     let mut done = 0;
     let rows = measure(&bench, |row| {
         done += 1;

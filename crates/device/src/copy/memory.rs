@@ -69,9 +69,7 @@ impl Memory {
 
     /// For tests and benchmarks, while no job touches the bytes.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
-        let to = self.span(offset, bytes.len() as u64);
-        // SAFETY: `to` is as long as `bytes` and inside mapped memory, which no slice of Rust's owns.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_mut_ptr(), bytes.len()) }
+        self.span(offset, bytes.len() as u64).write(bytes);
     }
 
     pub(crate) fn overlaps(&self, other: &Memory) -> bool {
@@ -98,6 +96,11 @@ pub(crate) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
+    /// Bytes of Rust's own, to be copied from.
+    pub(crate) fn over(bytes: &'a [u8]) -> Span<'a> {
+        Span { start: NonNull::from_ref(bytes).cast(), len: bytes.len(), memory: PhantomData }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -116,6 +119,12 @@ impl<'a> Span<'a> {
         front
     }
 
+    /// Nothing, where the span ends.
+    pub(crate) fn end(mut self) -> Span<'a> {
+        self.take(self.len);
+        self
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
@@ -129,6 +138,21 @@ impl<'a> Span<'a> {
         // SAFETY: the span is inside mapped memory, and `Memory::new`'s caller keeps writers away from what a
         // job reads.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    /// Copies the bytes to the start of `buffer`, which is as long at least. Others may write them meanwhile.
+    pub(crate) fn read<'b>(&self, buffer: &'b mut [u8]) -> &'b [u8] {
+        let bytes = &mut buffer[..self.len];
+        // SAFETY: the span is inside mapped memory, and `bytes` is Rust's own and as long.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    }
+
+    /// Copies `bytes`, which are as many, here.
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        assert_eq!(self.len, bytes.len(), "both ends of a copy are of one length");
+        // SAFETY: the span is inside mapped memory, which no slice of Rust's owns.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr(), bytes.len()) }
     }
 
     /// A plain memcpy of all of `from`.

@@ -32,7 +32,12 @@ pub(super) fn store_fence() {
 /// `STRIDE_BYTES` and `to` of `LINE_BYTES`. `next` may be any address.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
-    let prefetch_from = if len <= SHORT_BYTES { 0 } else { len - AHEAD_BYTES };
+    let prefetch_from = match next {
+        // The hardware's prefetchers go on where they are.
+        _ if next == from.wrapping_add(len) => len,
+        _ if len <= SHORT_BYTES => 0,
+        _ => len - AHEAD_BYTES,
+    };
     lanes.fold(len / STRIDE_BYTES, |at| {
         if at.is_multiple_of(STRIDE_BYTES) && at >= prefetch_from {
             prefetch_stride(match (at + AHEAD_BYTES).checked_sub(len) {
@@ -46,6 +51,16 @@ pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, n
         unsafe { _mm512_stream_si512(to.add(at).cast(), bytes) };
         bytes
     });
+}
+
+/// Folds `len` bytes into `lanes`.
+///
+/// # Safety
+/// The machine has AVX-512F and VPCLMULQDQ; the range is valid; `len` is a multiple of `STRIDE_BYTES`.
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+pub(super) unsafe fn fold(from: *const u8, len: usize, lanes: &mut Lanes) {
+    // SAFETY: `at + 64 <= len`, which the caller vouches for.
+    lanes.fold(len / STRIDE_BYTES, |at| unsafe { _mm512_loadu_si512(from.add(at).cast()) });
 }
 
 fn prefetch_stride(start: *const u8) {
