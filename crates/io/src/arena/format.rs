@@ -4,7 +4,7 @@
 //! stored before the word that makes it count, so that a reader after a crash sees a thing whole or not at
 //! all; the first 16 bytes of `table` and of `generation` keep their meaning in every version.
 
-use forebay_core::checksum::checksum;
+use forebay_core::checksum::{checksum, combine};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 
 use super::geometry::{Extent, Geometry, MAX_RANKS, MAX_UNITS};
@@ -301,6 +301,25 @@ pub struct BirthRecord {
     pub length: u64,
     /// Checksum of the slice.
     pub checksum: u64,
+}
+
+/// A rank's share of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slice {
+    pub length: u64,
+    pub checksum: u64,
+}
+
+impl Slice {
+    /// The checksum of slices in their order.
+    pub fn combine(slices: &[Slice]) -> Option<u64> {
+        let join = |front: Slice, back: &Slice| Slice {
+            length: front.length + back.length,
+            checksum: combine(front.checksum, back.checksum, back.length),
+        };
+        let (first, rest) = slices.split_first()?;
+        Some(rest.iter().fold(*first, join).checksum)
+    }
 }
 
 pub(super) fn encode_birth(record: &BirthRecord) -> [u8; BIRTH_BYTES as usize] {

@@ -6,14 +6,14 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use forebay_core::{Generation, SlotId};
 
 use super::format::{GENERATIONS_AT, RETIRED_WORD, decode_generation_header, generation_bytes};
 use super::geometry::Geometry;
 use super::map::{Access, Region};
+use super::order;
 
 /// See the module's head.
 pub(super) struct Generations {
@@ -39,13 +39,16 @@ impl Generations {
 
     /// The slot's number, and with it all that was stored before it was published.
     pub fn get(&self, slot: SlotId) -> Generation {
-        let generation = self.region.half_words()[word_of(slot)].load(Relaxed);
-        fence(Acquire);
-        Generation(generation)
+        Generation(order::current(&self.region.half_words()[word_of(slot)]))
+    }
+
+    /// Whether the slot still had this number when all that this thread has read so far was read.
+    pub fn is_still(&self, slot: SlotId, generation: Generation) -> bool {
+        order::is_still(&self.region.half_words()[word_of(slot)], generation.0)
     }
 
     pub fn publish(&self, slot: SlotId, generation: Generation) {
-        self.region.half_words()[word_of(slot)].store(generation.0, Release);
+        order::publish(&self.region.half_words()[word_of(slot)], generation.0);
     }
 
     pub fn is_retired(&self) -> bool {

@@ -95,10 +95,23 @@ impl Mapping {
         self.generations.is_retired()
     }
 
-    /// The owner's number of `slot` at this moment. A load asks before and after it copies.
+    /// The owner's number of `slot` at this moment. Who copies asks before, and [`Mapping::is_still`] afterwards.
     pub fn generation(&self, slot: SlotId) -> Generation {
         assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
         self.generations.get(slot)
+    }
+
+    /// Whether the owner's number of `slot` was still this one when all that this thread has read so far was read. A copy
+    /// that counts was made by this thread, or by one that said so behind an acquire fence of its own.
+    pub fn is_still(&self, slot: SlotId, generation: Generation) -> bool {
+        assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
+        self.generations.is_still(slot, generation)
+    }
+
+    /// What rank `rank`'s slice of `slot` is said to be, if anything. Costs one read of 16 bytes through the file.
+    pub fn birth(&self, slot: SlotId, rank: usize) -> Option<BirthRecord> {
+        assert!(slot.0 < self.geometry.pages && rank < MAX_RANKS, "{slot:?} of rank {rank} is not in the pool");
+        read_birth(&self.birth, &self.geometry, slot, rank)
     }
 
     /// Says what rank `rank` copied into `slot`. The copy must be complete and, where it went past the caches,
@@ -111,9 +124,7 @@ impl Mapping {
                 .with("rank", rank));
         }
         fence_streaming_stores();
-        self.birth.write_all_at(&encode_birth(record), birth_at(&self.geometry, slot, rank)).map_err(|error| {
-            Error::new(ErrorKind::Full, "cannot write a birth record").with("slot", slot.0).source(error)
-        })
+        write_birth(&self.birth, &self.geometry, slot, rank, record)
     }
 
     /// Start of the slots. They are [`Mapping::len`] bytes long, live as long as the mapping, and other
@@ -126,6 +137,26 @@ impl Mapping {
     pub fn len(&self) -> usize {
         self.data.len()
     }
+}
+
+/// A worker may have cut the file short: that is no record.
+pub(super) fn read_birth(file: &File, geometry: &Geometry, slot: SlotId, rank: usize) -> Option<BirthRecord> {
+    let mut bytes = [0; BIRTH_BYTES as usize];
+    file.read_exact_at(&mut bytes, birth_at(geometry, slot, rank)).ok()?;
+    let record = decode_birth(&bytes);
+    (record.generation.0 != 0).then_some(record)
+}
+
+/// Errors with `Full` where the filesystem has no room for it.
+pub(super) fn write_birth(
+    file: &File,
+    geometry: &Geometry,
+    slot: SlotId,
+    rank: usize,
+    record: &BirthRecord,
+) -> Result<()> {
+    file.write_all_at(&encode_birth(record), birth_at(geometry, slot, rank))
+        .map_err(|error| Error::new(ErrorKind::Full, "cannot write a birth record").with("slot", slot.0).source(error))
 }
 
 /// A mapped file that is shorter than its mapping answers a touch with `SIGBUS`.

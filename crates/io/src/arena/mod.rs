@@ -9,11 +9,12 @@
 //! - After a restart: [`Pool::first_generation`], [`Pool::recovered_extents`], [`Pool::unreadable_units`],
 //!   [`Pool::recover`], [`Pool::instances`], [`Pool::namespaces`], [`Pool::lock_held`].
 //! - For a worker: [`Pool::mapper_fds`] and [`Pool::description`], sent with [`send_fds`].
+//! - [`Pool::set_births`], [`Pool::move_births`]: births of what no worker stored.
 //! - [`Pool::checksum`], [`Pool::read`], [`Pool::write`], [`Pool::data_ptr`]; [`Pool::huge_page_report`],
 //!   [`Pool::retire`], [`remove`], [`Room`].
 //!
 //! Worker: [`recv_fds`] → [`MapperFds::from_received`] → [`Mapping::new`]; then [`Mapping::generation`],
-//! [`Mapping::write_birth`], [`Mapping::is_retired`], [`Mapping::data_ptr`].
+//! [`Mapping::is_still`], [`Mapping::birth`], [`Mapping::write_birth`], [`Mapping::is_retired`], [`Mapping::data_ptr`].
 //!
 //! Invariants, each with tests: a crash at any instruction leaves every slot whole or visibly not; who may
 //! touch a slot is on record before offsets leave; a worker counts as alive exactly as long as it can touch the
@@ -35,6 +36,7 @@ mod map;
 mod mapping;
 mod mounts;
 mod open;
+mod order;
 mod pool;
 mod records;
 mod room;
@@ -45,7 +47,9 @@ mod tests;
 
 pub use config::{HugePages, PoolConfig};
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
-pub use format::{Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord};
+pub use format::{
+    Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord, Slice,
+};
 pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
 pub use huge::HugePageReport;
 pub use mapping::{GeometryDescription, MapperFds, Mapping};

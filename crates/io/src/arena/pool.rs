@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +26,7 @@ use super::generations::Generations;
 use super::geometry::{Extent, Geometry, MAX_RANKS};
 use super::huge::{self, HugePageReport};
 use super::map::{Access, Region};
-use super::mapping::{GeometryDescription, MapperFds};
+use super::mapping::{GeometryDescription, MapperFds, read_birth, write_birth};
 use super::open::{self, Opened};
 use super::room::Room;
 use super::site::Site;
@@ -255,11 +255,27 @@ impl Pool {
     /// What rank `rank` says it copied into `slot`, if anything. Costs one read of 16 bytes through the file.
     pub fn birth(&self, slot: SlotId, rank: usize) -> Option<BirthRecord> {
         assert!(slot.0 < self.geometry().pages && rank < MAX_RANKS, "{slot:?} of rank {rank} is not in the pool");
-        let mut bytes = [0; BIRTH_BYTES as usize];
-        // A worker may have cut the file short: that is no record.
-        self.birth.read_exact_at(&mut bytes, birth_at(&self.geometry(), slot, rank)).ok()?;
-        let record = decode_birth(&bytes);
-        (record.generation.0 != 0).then_some(record)
+        read_birth(&self.birth, &self.geometry(), slot, rank)
+    }
+
+    /// Says what each rank's slice of `slot` is, in place of its workers: they compare what they load with it. A record
+    /// that says so already is left alone; one that cannot be written costs these loads, no more.
+    pub fn set_births(&self, slot: SlotId, generation: Generation, slices: &[Slice]) {
+        for (rank, slice) in slices.iter().enumerate() {
+            let record = BirthRecord { generation, length: slice.length, checksum: slice.checksum };
+            if self.birth(slot, rank) != Some(record)
+                && let Err(error) = write_birth(&self.birth, &self.geometry(), slot, rank, &record)
+            {
+                tracing::warn!(slot = slot.0, rank, %error, "a block cannot be loaded by this rank");
+            }
+        }
+    }
+
+    /// As [`Pool::set_births`], of a block that was copied from a slot to another, whose births are right.
+    pub fn move_births(&self, (from, before): (SlotId, Generation), (to, now): (SlotId, Generation)) {
+        let births = (0..MAX_RANKS).map_while(|rank| self.birth(from, rank).filter(|it| it.generation == before));
+        let slices: Vec<Slice> = births.map(|birth| Slice { length: birth.length, checksum: birth.checksum }).collect();
+        self.set_births(to, now, &slices);
     }
 
     fn publish(&self, slot: SlotId, generation: Generation) {
@@ -321,6 +337,17 @@ impl Pool {
         let mut sum = Checksum::new();
         self.data.sum(&mut sum, offset, len);
         sum.finish()
+    }
+
+    /// As [`Pool::checksum`], of slices of these lengths one behind the other.
+    pub fn slices(&self, offset: u64, lengths: &[u64]) -> Vec<Slice> {
+        let mut at = offset;
+        let slice = |length: &u64| {
+            let slice = Slice { length: *length, checksum: self.checksum(at, *length) };
+            at += length;
+            slice
+        };
+        lengths.iter().map(slice).collect()
     }
 
     /// Copies `len` bytes; workers may write meanwhile, and who wants the copy finds out whether one did.

@@ -13,13 +13,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
 
 use super::format::*;
 use super::geometry::{Extent, Geometry};
 use super::map::{Access, Region};
+use super::order;
 
 /// The ceiling of generations is recorded anew once in this many: one store more, at no cost.
 const CEILING_STEP: u32 = 1 << 16;
@@ -154,10 +155,7 @@ impl Table {
         assert!(state != 0 && state != READY, "{slot:?} became ready without being reserved");
         assert!((1..=slot_bytes).contains(&content.length), "{slot:?} of {slot_bytes} bytes holds {content:?}");
         let sealed = seal_entry(content, slot, generation, self.epoch);
-        for (word, value) in entry[SEALED_AT..].iter().zip(sealed) {
-            word.store(value, Relaxed);
-        }
-        entry[STATE_WORD].store(state_word(READY, generation), Release);
+        order::seal(&entry[STATE_WORD], &entry[SEALED_AT..], &sealed, state_word(READY, generation));
     }
 
     /// Holders go first, so that a free slot never has any.
@@ -194,9 +192,8 @@ impl Table {
 
     fn state(&self, slot: SlotId, published: Generation) -> SlotState {
         let (entry, slot_bytes) = (self.entry(slot), self.extent_of(slot).slot_bytes);
-        let word = entry[STATE_WORD].load(Acquire);
+        let (word, sealed) = order::unseal::<_, SEALED_WORDS>(&entry[STATE_WORD], &entry[SEALED_AT..]);
         let (state, generation) = split(word);
-        let sealed: [u64; SEALED_WORDS] = std::array::from_fn(|word| entry[SEALED_AT + word].load(Relaxed));
         let fits = |content: &Entry| (1..=slot_bytes).contains(&content.length);
         match state {
             0 if word == 0 => SlotState::Free,

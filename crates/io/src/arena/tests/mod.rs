@@ -9,6 +9,7 @@ mod flips;
 mod huge_pages;
 mod life;
 mod model;
+mod order;
 mod process;
 mod workers;
 
