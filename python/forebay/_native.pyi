@@ -200,11 +200,14 @@ class WorkerEngine:
         groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
         blocks_per_chunk: int = 1,
         threads: int = 0,
+        verify: bool = True,
     ) -> Self:
         """`tensors`: (address, rows, row stride in bytes, page bytes), host memory that outlives this object.
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order.
         `threads`: 0 takes one for each core, at most 4.
+        `verify`: whether loads are compared with the checksum that each slot has from birth, in the same pass; a slice
+        of a slot is compared as a whole, also where a part of it is loaded. Not where the daemon has it switched off.
         Raises ForebayError (invalid) if a ref does not fit its tensor.
         """
 
@@ -223,13 +226,19 @@ class WorkerEngine:
         """
 
     def submit_load(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
-        """Queues a copy slots -> tensors, under the same rules."""
+        """Queues a copy slots -> tensors, under the same rules.
+
+        A slot that does not hold what was stored there fails the job; the daemon is told, looks for itself and drops it.
+        """
 
     def finished(self) -> list[tuple[int, bool, int, float]]:
         """(job, all copied, bytes, seconds), each job exactly once. Never waits."""
 
     def wait(self, jobs: Sequence[int], timeout: float) -> bool:
         """True once all of `jobs` are finished; unknown ids count as finished."""
+
+    def corrupt_loads(self) -> int:
+        """Loads of slots that did not hold what was stored there. Counted since the start; never waits."""
 
     def shutdown(self) -> None:
         """Ends the copies that have begun, abandons the others and unmaps the pool. Idempotent."""

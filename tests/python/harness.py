@@ -61,7 +61,9 @@ class Model:
 class Rank:
     """One worker process's half, in this process."""
 
-    def __init__(self, sockets: Path, engine_id: str, rank: int, ranks: int, model: Model, seed: int):
+    def __init__(
+        self, sockets: Path, engine_id: str, rank: int, ranks: int, model: Model, seed: int, verify: bool = True
+    ):
         self.model = model
         size = model.stride * model.rows
         self.buffers = [(ctypes.c_ubyte * size)() for _ in model.pages]
@@ -78,6 +80,7 @@ class Rank:
             groups=[(group.group, group.is_replicated, group.refs) for group in model.groups],
             blocks_per_chunk=model.blocks_per_chunk,
             threads=2,
+            verify=verify,
         )
 
     def fill(self, seed: int) -> None:
@@ -123,6 +126,7 @@ class Engine:
     seed: int = 1
     deadline: float = SECONDS
     stock_blocks: int = 16
+    verify: bool = True
 
     def __post_init__(self) -> None:
         print(f"seed {self.seed}")
@@ -135,7 +139,7 @@ class Engine:
         )
         self.name(self.namespace)
         self.workers = [
-            Rank(self.sockets, self.engine_id, rank, self.ranks, self.model, self.seed + rank)
+            Rank(self.sockets, self.engine_id, rank, self.ranks, self.model, self.seed + rank, self.verify)
             for rank in range(self.ranks)
         ]
         self.jobs = 0

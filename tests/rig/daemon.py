@@ -42,6 +42,7 @@ class Daemon:
     ssd_bytes: int | None = None
     ssd_admission: str = "second_sighting"  # the default, said aloud
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections of the configuration
+    pool: Mapping[str, Any] = field(default_factory=dict)  # more keys of its section
     binary: Path = field(default_factory=forebay_binary)
 
     def __post_init__(self) -> None:
@@ -173,7 +174,8 @@ class Daemon:
         sections: dict[str, Mapping[str, Any]] = {
             "socket": {"directory": str(self.socket.parent)},
             "pool": {"directory": str(self.pool_directory), "capacity_bytes": self.capacity_bytes}
-            | ({"unit_bytes": self.unit_bytes} if self.unit_bytes else {}),
+            | ({"unit_bytes": self.unit_bytes} if self.unit_bytes else {})
+            | dict(self.pool),
             "http": {"address": f"127.0.0.1:{self.port}"},
         }
         if self.ssd_bytes:

@@ -40,7 +40,8 @@ pub enum State {
     Reserved,
     /// Found in the table of an earlier epoch, not yet compared with its checksum.
     Unverified,
-    /// The comparison runs.
+    /// The comparison runs: of what a restart found, of what somebody suspects, and of what came up from a tier and has
+    /// more than one slice, whose births are made from it.
     Verifying,
     /// In the index, not in a policy: the tier in `owner` is filling its slot.
     Promoting,

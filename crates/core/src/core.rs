@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::below::{Below, TierId};
 use crate::block::{Block, BlockId, Blocks, NamespaceIndex, State};
+use crate::corrupt::Finder;
 use crate::error::Result;
 use crate::expect::Expectations;
 use crate::index::{Fingerprint, Index};
@@ -101,11 +102,12 @@ pub enum Effect {
         first_unit: u32,
         units: u32,
     },
-    /// Compare the slot with its checksum and call [`Core::verified`].
+    /// Compare the slot with its checksum and call [`Core::verified`]; whoever finds it whole sees to its births.
     Verify {
         block: BlockId,
         slot: SlotId,
         generation: Generation,
+        finder: Finder,
     },
     /// Fill the slot from the tier and call [`Core::loaded`]; who the block is, [`Core::key_below`] says.
     Load {

@@ -3,9 +3,12 @@
 //! Whoever has read a block's bytes, and found them wrong against the checksum of that very generation, says so here.
 //! The block is a miss from then on, so the next store of it is taken; its slot stays out of use while anybody may
 //! still read it. A copy on a tier is not touched: it comes up at the next lookup.
+//!
+//! Who is only told so by somebody else suspects the block: it is compared with its checksum first, and nobody is
+//! answered with it meanwhile. Suspicion → [`Effect::Verify`] → [`Core::verified`], as for what a restart found.
 
-use crate::block::BlockId;
-use crate::core::Core;
+use crate::block::{Block, BlockId, State};
+use crate::core::{Core, Effect};
 use crate::key::{Generation, SlotId};
 use crate::miss::Fate;
 
@@ -49,6 +52,51 @@ impl Core {
         let Some(block) = block.filter(|block| self.is_indexed(*block)) else { return false };
         self.drop_rotten(block, finder);
         true
+    }
+
+    /// Somebody says that the block that lay in `slot` under `generation` is not what was stored. False if no such block
+    /// is ready any more, or if too much is pinned already: then nothing changes, and whoever reads it next tells again.
+    pub fn suspect(&mut self, slot: SlotId, generation: Generation) -> bool {
+        let Some(block) = self.space.block_at(slot) else { return false };
+        let Block { state, generation: own, pins, .. } = self.blocks[block];
+        let promised = self.promised_bytes();
+        let limit = self.share(self.config.promise_permille);
+        let is_over = pins == 0 && promised > 0 && promised + self.slot_bytes(block) > limit;
+        if state != State::Ready || own != generation || is_over {
+            return false;
+        }
+        self.stats.suspected += 1;
+        self.verify(block, Finder::Load);
+        true
+    }
+
+    /// The comparison asked for by [`Effect::Verify`] is done; called once for each.
+    pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool, finder: Finder) {
+        let record = &mut self.blocks[block];
+        if record.generation != generation || !matches!(record.state, State::Verifying | State::Fenced) {
+            return;
+        }
+        if record.state == State::Verifying && is_whole {
+            record.state = State::Ready;
+            self.stats.verified += u64::from(finder == Finder::Restart);
+        } else if record.state == State::Verifying {
+            self.drop_rotten(block, finder);
+        }
+        self.unpin(block);
+    }
+
+    /// The block, which is in the index, is a hit again when it was compared.
+    pub(crate) fn verify(&mut self, block: BlockId, finder: Finder) {
+        self.blocks[block].state = State::Verifying;
+        self.pin(block, None);
+        let Block { slot, generation, .. } = self.blocks[block];
+        self.effects.push(Effect::Verify { block, slot, generation, finder });
+    }
+
+    /// Bytes of each rank's slice of a block that has a key.
+    pub fn slices(&self, block: BlockId) -> &[u64] {
+        let Block { namespace, group, .. } = self.blocks[block];
+        self.names.get(namespace).layout.group(group).map_or(&[], |group| &group.rank_bytes)
     }
 
     /// As [`Core::drop_corrupt`], of a block in the index.

@@ -8,10 +8,10 @@ use std::cmp::Reverse;
 
 use crate::below::Allowance;
 use crate::block::{AHEAD, Block, BlockId, NamespaceIndex, State};
-use crate::core::{Core, Effect, WARM};
+use crate::core::{Core, WARM};
 use crate::corrupt::Finder;
 use crate::index::Fingerprint;
-use crate::key::{Generation, Instance};
+use crate::key::Instance;
 use crate::layout::Attention;
 use crate::miss::{Fate, MissReason};
 use crate::stats::Counts;
@@ -199,21 +199,6 @@ impl Core {
         }
     }
 
-    /// The comparison asked for by [`Effect::Verify`] is done; called once for each.
-    pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool) {
-        let record = &mut self.blocks[block];
-        if record.generation != generation || !matches!(record.state, State::Verifying | State::Fenced) {
-            return;
-        }
-        if record.state == State::Verifying && is_whole {
-            record.state = State::Ready;
-            self.stats.verified += 1;
-        } else if record.state == State::Verifying {
-            self.drop_rotten(block, Finder::Restart);
-        }
-        self.unpin(block);
-    }
-
     pub(crate) fn add_lease(&mut self, lease: Lease) -> LeaseId {
         let id = self.next_lease;
         self.next_lease += 1;
@@ -297,7 +282,7 @@ impl Core {
             // Not "not yet": nobody would wait for it in vain.
             State::Unverified if is_over => Some(MissReason::OverLimit),
             State::Unverified => {
-                self.verify(block);
+                self.verify(block, Finder::Restart);
                 Some(MissReason::NotYet)
             }
             State::Ready if place.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
@@ -309,13 +294,6 @@ impl Core {
             }
             _ => Some(place.gap.unwrap_or(MissReason::NotYet)),
         }
-    }
-
-    fn verify(&mut self, block: BlockId) {
-        self.blocks[block].state = State::Verifying;
-        self.pin(block, None);
-        let Block { slot, generation, .. } = self.blocks[block];
-        self.effects.push(Effect::Verify { block, slot, generation });
     }
 
     /// Why a key has no block, after its promotion was started if a tier has it and a lease is wanted.
@@ -389,7 +367,7 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::core::Config;
-    use crate::key::{BlockHash, NamespaceId, SlotId};
+    use crate::key::{BlockHash, Generation, NamespaceId, SlotId};
     use crate::layout::{GroupLayout, Layout};
 
     fn hash(low: u8, high: u8) -> [u8; 32] {

@@ -33,6 +33,8 @@ pub struct Stats {
     pub purged: u64,
     pub recovered: u64,
     pub verified: u64,
+    /// Ready blocks that were compared because a worker said that they are not what was stored.
+    pub suspected: u64,
     /// Blocks that were not what was stored, by `Finder as usize`.
     pub corrupt: [u64; Finder::ALL.len()],
     pub extents_moved: u64,

@@ -3,13 +3,16 @@
 
 mod common;
 
-use common::{At, ENGINE, Rig, SMALL, layout};
+use common::{At, ENGINE, Rig, SMALL, group, hash, layout};
+use forebay_core::below::{Admission, Limits};
 use forebay_core::block::NamespaceIndex;
 use forebay_core::corrupt::Finder;
+use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::load::LeaseId;
 use forebay_core::miss::MissReason;
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Effect, Generation, SlotId};
+use forebay_core::tier::{Location, Outcome};
+use forebay_core::{BlockKey, Effect, ErrorKind, Generation, NamespaceId, SlotId};
 
 /// A ready block of key 1, and where it lies.
 fn stored(rig: &mut Rig) -> (NamespaceIndex, At) {
@@ -78,5 +81,64 @@ fn a_find_that_comes_twice_or_too_late_or_names_no_block_changes_nothing() {
     rig.core.release(ENGINE, lease);
     assert!(!rig.core.drop_corrupt(slot, generation, Finder::Load));
     assert_eq!(rig.core.stats().corrupt.iter().sum::<u64>(), 1);
+    rig.audit();
+}
+
+#[test]
+fn a_suspected_block_is_compared_first_and_nobody_is_answered_with_it_meanwhile() {
+    for is_whole in [true, false] {
+        let mut rig = Rig::new(2);
+        let (ns, (slot, generation)) = stored(&mut rig);
+        let (_, lease) = rig.lease(ns, &[1]);
+        rig.effects();
+        assert!(rig.core.suspect(slot, generation));
+        assert!(!rig.core.suspect(slot, generation), "it is compared already");
+        assert_eq!((rig.lease(ns, &[1]).0, rig.core.stats().corrupt), (0, [0; 5]));
+        let effects = rig.effects();
+        let [Effect::Verify { block, generation, finder, .. }] = effects[..] else { panic!("{effects:?}") };
+        rig.core.verified(block, generation, is_whole, finder);
+        assert_eq!(rig.is_resident(ns, 1), is_whole);
+        assert_eq!(rig.core.stats().corrupt, [0, u64::from(!is_whole), 0, 0, 0]);
+        rig.core.release(ENGINE, lease);
+        let again = rig.reserve(ns, 1)[0];
+        let outcome = if is_whole { CommitOutcome::Duplicate } else { CommitOutcome::Stored };
+        assert_eq!(rig.commit(ns, 1, None, again), outcome);
+        assert_eq!((rig.core.stats().suspected, rig.core.stats().verified), (1, 0));
+        rig.audit();
+    }
+}
+
+#[test]
+fn what_comes_up_for_several_ranks_is_a_hit_once_its_slices_were_compared() {
+    let mut rig = Rig::new(2);
+    let sliced = GroupLayout { rank_bytes: vec![SMALL / 2; 2], ..group(Attention::Full, SMALL) };
+    let ns = rig.open(1, &Layout::new(vec![(0, sliced)]).unwrap());
+    let tier = rig.core.open_tier(Limits::default());
+    rig.core.found_below(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }, Location(0, 0));
+    rig.lease(ns, &[1]);
+    let [.., Effect::Load { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
+    assert!(rig.core.loaded(block, generation, Outcome::Loaded { length_bytes: SMALL, checksum: 1 }));
+    assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::NotYet));
+    let verify = rig.effects().into_iter().find(|effect| matches!(effect, Effect::Verify { .. }));
+    let Some(Effect::Verify { block, generation, finder, .. }) = verify else { panic!("nothing to compare") };
+    assert_eq!((rig.core.slices(block), finder), ([SMALL / 2; 2].as_slice(), Finder::Scrub));
+    rig.core.verified(block, generation, true, finder);
+    assert!(rig.is_resident(ns, 1));
+    rig.audit();
+}
+
+#[test]
+fn a_block_that_a_tier_would_not_write_for_its_checksum_is_compared() {
+    let mut rig = Rig::new(2);
+    let tier = rig.core.open_tier(Limits { admission: Admission::All, ..Limits::default() });
+    let ns = rig.open(1, &layout(SMALL));
+    let at = rig.reserve(ns, 1)[0];
+    rig.commit(ns, 1, None, at);
+    let [.., Effect::Store { block, .. }] = rig.effects()[..] else { panic!("nothing is written") };
+    rig.core.stored(tier, block, Outcome::Failed(ErrorKind::Corrupt));
+    let effects = rig.effects();
+    let [.., Effect::Verify { block, generation, finder, .. }] = effects[..] else { panic!("{effects:?}") };
+    rig.core.verified(block, generation, false, finder);
+    assert_eq!((rig.reason(ns, 0, 1), rig.core.stats().corrupt[finder as usize]), (Some(MissReason::Failed), 1));
     rig.audit();
 }

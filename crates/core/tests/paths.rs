@@ -54,8 +54,8 @@ fn every_miss_has_its_reason() {
                 rig = recovered;
                 assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::NotYet));
                 let effects = rig.effects();
-                let [Effect::Verify { block, generation, .. }] = effects[..] else { panic!("{effects:?}") };
-                rig.core.verified(block, generation, false);
+                let [Effect::Verify { block, generation, finder, .. }] = effects[..] else { panic!("{effects:?}") };
+                rig.core.verified(block, generation, false, finder);
                 (ns, 1)
             }
             MissReason::OtherNamespace => {
@@ -215,8 +215,8 @@ fn verifications_take_part_in_the_share_of_promises_and_nobody_waits_in_vain() {
     let effects = rig.effects();
     assert_eq!(effects.len(), 4);
     for effect in effects {
-        let Effect::Verify { block, generation, .. } = effect else { panic!("{effect:?}") };
-        rig.core.verified(block, generation, true);
+        let Effect::Verify { block, generation, finder, .. } = effect else { panic!("{effect:?}") };
+        rig.core.verified(block, generation, true, finder);
     }
     let (answer, lease) = rig.look(Some(ENGINE), ns, 0, &keys);
     assert_eq!(answer.states, [STATE_READY; 4]);
@@ -233,8 +233,10 @@ fn a_release_from_before_a_restart_ends_no_lease_given_after_it() {
     let (_, old) = rig.lease(ns, &[1]);
     let (mut rig, ns) = recovered(Config { epoch: 2, ..Config::new(UNIT_BYTES, 1) }, &[1]);
     rig.reason(ns, 0, 1);
-    let Some(Effect::Verify { block, generation, .. }) = rig.effects().pop() else { panic!("nothing to verify") };
-    rig.core.verified(block, generation, true);
+    let Some(Effect::Verify { block, generation, finder, .. }) = rig.effects().pop() else {
+        panic!("nothing to verify")
+    };
+    rig.core.verified(block, generation, true, finder);
     let (found, lease) = rig.lease(ns, &[1]);
     assert_eq!(found, 1);
     assert_ne!(lease, old);

@@ -10,11 +10,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::{GroupLayout, Layout};
-use forebay_core::{Error, ErrorKind, Instance, Result};
+use forebay_core::{Error, ErrorKind, Generation, Instance, Result, SlotId};
 use forebay_io::arena::{MapperFds, send_fds};
-use forebay_rpc::MAX_ATTACH_BYTES;
 use forebay_rpc::proto::session_event::Event;
-use forebay_rpc::proto::{AttachAck, AttachReady, AttachReply, AttachRequest, Detached, RankGroup, RankSlice};
+use forebay_rpc::proto::worker_says::Says;
+use forebay_rpc::proto::{AttachReady, AttachReply, AttachRequest, Detached, Held, RankGroup, RankSlice, WorkerSays};
+use forebay_rpc::{MAX_ATTACH_BYTES, MAX_SUSPECTS};
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -82,29 +83,66 @@ async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
     converse(&mut stream, &attached, &mut all_there).await
 }
 
-/// Tells the worker where its slices lie, each time all ranks are there, until it goes away.
+/// Tells the worker where its slices lie, each time all ranks are there, and hears what it found rotten, until it goes
+/// away.
 async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut mpsc::Receiver<()>) -> Result<()> {
+    let mut heard = Vec::new();
+    // Answers that the worker owes, and until when.
+    let (mut owed, mut due) = (0, None);
     loop {
-        let mut byte = [0];
         tokio::select! {
             woken = all_there.recv() => {
                 if woken.is_none() {
                     return Ok(());
                 }
+                let slices = attached.shared.event(|state| slices(state, attached.instance, attached.rank))?;
+                write(stream, &AttachReady { slices }).await?;
+                (owed, due) = (owed + 1, Some(tokio::time::Instant::now() + DEADLINE));
             }
-            // A worker sends nothing unasked, so this is its end.
-            read = stream.read(&mut byte) => {
-                return match read {
-                    Ok(0) | Err(_) => Ok(()),
-                    Ok(_) => Err(Error::invalid("a worker sent something nobody asked for")),
-                };
+            () = late_at(due) => return Err(late()),
+            // What is half read stays in `heard`.
+            read = stream.read_buf(&mut heard) => {
+                if matches!(read, Ok(0) | Err(_)) {
+                    return Ok(());
+                }
+                while let Some(said) = take_message::<WorkerSays>(&mut heard)? {
+                    match said.says {
+                        Some(Says::Suspects(suspects)) => suspect(attached, &suspects.slots)?,
+                        Some(Says::Ack(_)) | None if owed == 0 => {
+                            return Err(Error::invalid("a worker sent something nobody asked for"));
+                        }
+                        Some(Says::Ack(_)) | None => {
+                            owed -= 1;
+                            if owed == 0 {
+                                due = None;
+                                attached.shared.event(|state| acknowledge(state, attached));
+                            }
+                        }
+                    }
+                }
             }
         }
-        let slices = attached.shared.event(|state| slices(state, attached.instance, attached.rank))?;
-        write(stream, &AttachReady { slices }).await?;
-        let AttachAck {} = timeout(DEADLINE, read(stream)).await.map_err(|_| late())??;
-        attached.shared.event(|state| acknowledge(state, attached));
     }
+}
+
+async fn late_at(due: Option<tokio::time::Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Has the blocks compared that a worker could not load. Those that changed hands since are none any more.
+fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
+    if slots.len() > MAX_SUSPECTS {
+        return Err(Error::invalid("a worker suspects too many blocks at once").with("limit", MAX_SUSPECTS));
+    }
+    attached.shared.event(|state| {
+        for held in slots {
+            state.core.suspect(SlotId(held.slot), Generation(held.generation));
+        }
+    });
+    Ok(())
 }
 
 struct Welcomed {
@@ -166,6 +204,7 @@ fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) 
         unit_bytes: geometry.unit_bytes,
         units: geometry.units,
         has_files: files.is_some(),
+        has_births: state.config.pool.verify_loads,
         ..AttachReply::default()
     };
     Ok(Welcomed { reply, files, instance, connection })
@@ -233,17 +272,35 @@ fn acknowledge(state: &mut State, attached: &Attached) {
     tell_attached(member);
 }
 
+/// The first message of those that were read, if it is there whole.
+fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> {
+    let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+    let length = check_length(u32::from_le_bytes(*length))?;
+    let Some(message) = bytes.get(4..4 + length) else { return Ok(None) };
+    let message = decode(message)?;
+    bytes.drain(..4 + length);
+    Ok(Some(message))
+}
+
 async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<M> {
     let cut = |error| Error::new(ErrorKind::Io, "a worker's message was cut short").source(error);
-    let length = stream.read_u32_le().await.map_err(cut)? as usize;
-    if length > MAX_ATTACH_BYTES {
+    let length = check_length(stream.read_u32_le().await.map_err(cut)?)?;
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).await.map_err(cut)?;
+    decode(&bytes)
+}
+
+fn check_length(length: u32) -> Result<usize> {
+    if length as usize > MAX_ATTACH_BYTES {
         return Err(Error::invalid("a worker's message is too long")
             .with("bytes", length)
             .with("limit", MAX_ATTACH_BYTES));
     }
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes).await.map_err(cut)?;
-    M::decode(bytes.as_slice()).map_err(|error| Error::invalid("a worker's message cannot be read").source(error))
+    Ok(length as usize)
+}
+
+fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+    M::decode(bytes).map_err(|error| Error::invalid("a worker's message cannot be read").source(error))
 }
 
 async fn write(stream: &mut UnixStream, message: &impl Message) -> Result<()> {

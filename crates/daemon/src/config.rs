@@ -51,6 +51,9 @@ table::settings! {
         /// Share of the capacity that leases may hold at once; over it lookups answer with a shorter prefix. Half, so
         /// that waiting requests can never starve stores of room.
         promise_share: f64 = 0.5;
+        /// Whether workers compare each block that they load with its checksum, in the same pass, and `Get` what it
+        /// copies. Without it a bit that flips in the pool's memory is served until the block is verified otherwise.
+        verify_loads: bool = true;
     }
 
     /// Files or block devices that hold blocks the pool has no room for. They outlive the daemon, the pool and the

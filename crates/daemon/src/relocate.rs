@@ -15,6 +15,7 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
             let entry = pool.entry(slot);
             if let Some(entry) = &entry {
                 pool.copy(slot.offset(), to_slot.offset(), entry.length);
+                pool.move_births((slot, generation), (to_slot, pool.generation(to_slot)));
             }
             shared.event(|state| {
                 let is_moved = state.core.moved(from, generation, to, entry.is_some());

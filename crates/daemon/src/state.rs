@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_core::block::{BlockId, NamespaceIndex};
+use forebay_core::corrupt::Finder;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
@@ -48,11 +49,15 @@ pub struct State {
     effects: Vec<Effect>,
 }
 
-/// A recovered block that somebody asked for.
+/// A block that is to be compared with its checksum.
 pub struct ToVerify {
     pub block: BlockId,
     pub slot: SlotId,
     pub generation: Generation,
+    /// Why it is.
+    pub finder: Finder,
+    /// Bytes of each rank's slice.
+    pub slices: Vec<u64>,
 }
 
 /// A block that leaves its slot.
@@ -166,9 +171,10 @@ impl State {
                     // As below: without the thread the extent just stays where it is.
                     let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot });
                 }
-                Effect::Verify { block, slot, generation } => {
+                Effect::Verify { block, slot, generation, finder } => {
+                    let slices = self.core.slices(block).to_vec();
                     // The thread lives as long as the daemon; without it the block just stays unverified.
-                    let _ = self.to_verify.send(ToVerify { block, slot, generation });
+                    let _ = self.to_verify.send(ToVerify { block, slot, generation, finder, slices });
                 }
             }
         }

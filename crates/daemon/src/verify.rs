@@ -1,5 +1,11 @@
-//! Comparing recovered blocks with their checksums, on a thread of its own, when they are first asked for.
+//! Comparing blocks with their checksums, on a thread of its own: recovered ones when they are first asked for, those
+//! that a worker says are not what was stored, and those that came up from a tier for several ranks.
+//!
+//! Holds true: a block that passes has the births of all its slices, so workers can compare what they load. Nobody is
+//! believed who says that a block is rotten: it is dropped for what this thread reads, and for nothing else.
 
+use forebay_core::corrupt::Finder;
+use forebay_io::arena::{Pool, Slice};
 use tokio::sync::mpsc;
 
 use crate::state::{Shared, ToVerify};
@@ -8,15 +14,36 @@ use crate::state::{Shared, ToVerify};
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let (pool, shared) = (shared.lock().pool.clone(), shared.clone());
     let run = move || {
-        while let Some(ToVerify { block, slot, generation }) = queue.blocking_recv() {
-            let entry = pool.entry(slot);
-            let is_whole =
-                entry.as_ref().is_some_and(|entry| pool.checksum(slot.offset(), entry.length) == entry.checksum);
-            if !is_whole {
-                tracing::warn!(slot = slot.0, "a recovered block is not what was stored; it is dropped");
+        while let Some(asked) = queue.blocking_recv() {
+            let is_whole = verify(&pool, &asked);
+            let ToVerify { block, slot, generation, finder, .. } = asked;
+            match finder {
+                _ if !is_whole => {
+                    tracing::warn!(
+                        slot = slot.0,
+                        found_by = finder.name(),
+                        "a block is not what was stored; it is dropped"
+                    );
+                }
+                Finder::Load => {
+                    tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays");
+                }
+                _ => {}
             }
-            shared.event(|state| state.core.verified(block, generation, is_whole));
+            shared.event(|state| state.core.verified(block, generation, is_whole, finder));
         }
     };
     std::thread::Builder::new().name("verify".into()).spawn(run).expect("the system starts a thread");
+}
+
+fn verify(pool: &Pool, asked: &ToVerify) -> bool {
+    let Some(entry) = pool.entry(asked.slot) else { return false };
+    // Of several slices the sums come in the same pass.
+    let is_as_long = entry.length == asked.slices.iter().sum::<u64>();
+    let slices = if is_as_long { pool.slices(asked.slot.offset(), &asked.slices) } else { Vec::new() };
+    let is_whole = Slice::combine(&slices) == Some(entry.checksum);
+    if is_whole {
+        pool.set_births(asked.slot, asked.generation, &slices);
+    }
+    is_whole
 }

@@ -139,6 +139,7 @@ fn snapshot() -> Snapshot {
             purged: 31,
             recovered: 32,
             verified: 33,
+            suspected: 41,
             corrupt: [34, 37, 38, 39, 40],
             extents_moved: 35,
             moved: 36,

@@ -30,6 +30,8 @@ pub const FRAME_BYTES: u32 = 1 << 20;
 
 /// Largest frame on `attach.sock`.
 pub const MAX_ATTACH_BYTES: usize = 64 << 10;
+/// Slots that a worker may suspect in one message: to have one compared takes the daemon's deciding thread about 0.3 µs.
+pub const MAX_SUSPECTS: usize = 256;
 
 /// File names inside the daemon's socket directory.
 pub const RPC_SOCKET: &str = "forebay.sock";

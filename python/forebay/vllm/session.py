@@ -105,6 +105,7 @@ def open_engine(
             groups=groups,
             blocks_per_chunk=blocks_per_chunk,
             threads=settings.threads,
+            verify=settings.verify_loads,
         )
     except Exception:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot copy in this worker")

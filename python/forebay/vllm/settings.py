@@ -68,6 +68,8 @@ class Settings:
     """Requests that may hold leases at once; over it requests miss. vLLM's usual bound on running requests."""
     threads: int = 0
     """Copy threads of each worker. 0: chosen by the copy engine."""
+    verify_loads: bool = True
+    """Whether each block is compared with its checksum while it is loaded; see `docs/tiers/pool.md` for what it costs."""
     reset_moves_namespace: bool = True
     """Whether a reset of the connector's cache moves this engine to a private namespace, as a weight swap needs.
 

@@ -7,6 +7,7 @@
 use super::{Below, Standing, TRANSFERS, TierId, residence};
 use crate::block::{AHEAD, Block, BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Effect};
+use crate::corrupt::Finder;
 use crate::error::ErrorKind;
 use crate::index::Fingerprint;
 use crate::key::{BlockHash, Generation, SlotId};
@@ -98,7 +99,7 @@ impl Core {
         Some(MissReason::PromotionUnfinished)
     }
 
-    /// A load has ended. True if the block is ready: then its entry is to be written to the table.
+    /// A load has ended. True if the block is whole: then its entry is to be written to the table.
     pub fn loaded(&mut self, block: BlockId, generation: Generation, outcome: Outcome) -> bool {
         let Block { state, generation: own, .. } = self.blocks[block];
         assert!(own == generation && matches!(state, State::Promoting | State::Fenced), "{block:?} was not loading");
@@ -184,6 +185,10 @@ impl Core {
         self.blocks[block].state = State::Ready;
         self.admit(block, class, None);
         self.remember(block, Fate::Stored);
+        // The tier's checksum is of the whole; each worker compares its slice.
+        if self.slices(block).len() > 1 {
+            self.verify(block, Finder::Scrub);
+        }
     }
 
     /// A block of another length was stored under another layout of the same name: it is not what was asked for.

@@ -8,6 +8,8 @@
 use super::{Admission, Place, TierId};
 use crate::block::{Block, BlockId, NamespaceIndex, State};
 use crate::core::{Core, Effect};
+use crate::corrupt::Finder;
+use crate::error::ErrorKind;
 use crate::key::{BlockHash, Generation};
 use crate::layout::Attention;
 use crate::miss::Fate;
@@ -61,6 +63,9 @@ impl Core {
             _ => {
                 self.tier_mut(tier).stats.failed_stores += 1;
                 self.blocks[block].below &= !tier.bit();
+                if outcome == Outcome::Failed(ErrorKind::Corrupt) && self.blocks[block].state == State::Ready {
+                    self.verify(block, Finder::Scrub);
+                }
                 true
             }
         };
@@ -82,10 +87,10 @@ impl Core {
 
     fn start_store(&mut self, tier: TierId, block: BlockId, generation: Generation) {
         let Block { state, generation: own, slot, .. } = self.blocks[block];
-        let is_same = state == State::Ready && own == generation;
-        if !is_same || !self.is_current(block) {
+        let is_same = own == generation;
+        if !is_same || state != State::Ready || !self.is_current(block) {
             self.tier_mut(tier).stats.dropped_gone += 1;
-            // It may be queued again when the purge is over.
+            // It may be queued again when the purge is over, or when it was compared.
             self.blocks[block].below &= if is_same { !tier.bit() } else { u8::MAX };
             return;
         }

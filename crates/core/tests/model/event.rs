@@ -152,7 +152,13 @@ pub enum Event {
         which: u8,
         is_whole: bool,
     },
-    /// Somebody finds that a slot's bytes are not what was stored, or says so of a slot that changed hands since.
+    /// A worker says that a slot's bytes are not what was stored, perhaps of a slot that changed hands since.
+    Suspect {
+        which: u8,
+        is_stale: bool,
+        is_right: bool,
+    },
+    /// Somebody finds that they are not, and says so.
     DropCorrupt {
         which: u8,
         is_stale: bool,
@@ -253,6 +259,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(|which| Event::Corrupt { which }),
         1 => (index(), index()).prop_map(|(from, records)| Event::Audit { from, records }),
         3 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_whole)| Event::Audited { which, is_whole }),
+        3 => (index(), prop::bool::weighted(0.2), any::<bool>())
+            .prop_map(|(which, is_stale, is_right)| Event::Suspect { which, is_stale, is_right }),
         2 => (index(), prop::bool::weighted(0.2))
             .prop_map(|(which, is_stale)| Event::DropCorrupt { which, is_stale }),
         2 => prop::option::weighted(0.2, index()).prop_map(|loses| Event::Restart { loses }),

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use forebay_core::block::{BlockId, NamespaceIndex};
+use forebay_core::corrupt::Finder;
 use forebay_core::key::{BlockHash, PAGE_BYTES};
 use forebay_core::{Effect, Generation, SlotId};
 
@@ -59,7 +60,7 @@ pub struct Table {
     pub rows: BTreeMap<SlotId, Row>,
     pub extents: BTreeMap<u32, Extent>,
     /// Verifications asked for and not answered.
-    pub verifying: Vec<(BlockId, SlotId, Generation)>,
+    pub verifying: Vec<(BlockId, SlotId, Generation, Finder)>,
     /// Copies asked for and not done.
     pub moving: Vec<Moving>,
     /// Blocks that an audit is reading.
@@ -94,7 +95,7 @@ impl Table {
             Effect::Freed { slot, .. } => {
                 let row = self.rows.remove(&slot).unwrap_or_else(|| panic!("{slot:?} is freed, but was not in use"));
                 assert!(!is_touched(slot, row.generation), "{slot:?} is freed under somebody who touches it: {row:?}");
-                let is_verified = self.verifying.iter().any(|(_, s, g)| (*s, *g) == (slot, row.generation));
+                let is_verified = self.verifying.iter().any(|(_, s, g, _)| (*s, *g) == (slot, row.generation));
                 assert!(!is_verified, "{slot:?} is freed while it is being read to verify it");
                 assert!(self.audited.iter().all(|(_, audited)| *audited != slot), "{slot:?} is freed under an audit");
             }
@@ -120,11 +121,12 @@ impl Table {
             }
             // What moves between tiers is kept in `below`.
             Effect::Load { .. } | Effect::Store { .. } | Effect::PurgeBelow { .. } => {}
-            Effect::Verify { block, slot, generation } => {
+            Effect::Verify { block, slot, generation, finder } => {
                 let row = self.row(slot);
-                assert_eq!((row.generation, row.trust), (generation, Trust::Unverified), "{slot:?} to verify");
+                let trust = if finder == Finder::Restart { Trust::Unverified } else { Trust::Verified };
+                assert_eq!((row.generation, row.trust), (generation, trust), "{slot:?} to verify for {finder:?}");
                 row.trust = Trust::Verifying;
-                self.verifying.push((block, slot, generation));
+                self.verifying.push((block, slot, generation, finder));
             }
         }
     }

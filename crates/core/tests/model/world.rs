@@ -185,6 +185,7 @@ impl World {
             }
             Event::Audit { from, records } => self.audit(from, records),
             Event::Audited { which, is_whole } => self.audited(which, is_whole),
+            Event::Suspect { which, is_stale, is_right } => self.suspect(which, is_stale, is_right),
             Event::DropCorrupt { which, is_stale } => self.drop_corrupt(which, is_stale),
             Event::Restart { loses } => self.restart(loses),
             Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
@@ -212,9 +213,6 @@ impl World {
             }
             self.gone(engine);
         }
-        while !self.table.verifying.is_empty() {
-            self.verified(0);
-        }
         while !self.table.audited.is_empty() {
             self.audited(0, true);
         }
@@ -227,6 +225,10 @@ impl World {
         }
         while !self.below.stores.is_empty() {
             self.stored(0, true);
+        }
+        // What came up for several ranks is compared as well.
+        while !self.table.verifying.is_empty() {
+            self.verified(0);
         }
         self.step_to_the_end();
         let held = self.core.held();
@@ -758,14 +760,28 @@ impl World {
         self.settle();
     }
 
+    /// A worker says that a block is not what was stored, and may be right.
+    fn suspect(&mut self, which: u8, is_stale: bool, is_right: bool) {
+        let slots: Vec<SlotId> = self.table.rows.keys().copied().collect();
+        let Some(at) = pick(&slots, which) else { return };
+        let row = self.table.row(slots[at]);
+        let generation = Generation(row.generation.0 - u32::from(is_stale));
+        let is_ready = row.key.is_some() && row.trust == Trust::Verified && !row.is_fenced && !is_stale;
+        if self.core.suspect(slots[at], generation) {
+            assert!(is_ready, "{:?} of {generation:?} is suspected", slots[at]);
+            self.table.row(slots[at]).is_corrupt |= is_right;
+        }
+        self.settle();
+    }
+
     fn verified(&mut self, which: u8) {
         let Some(at) = pick(&self.table.verifying, which) else { return };
-        let (block, slot, generation) = self.table.verifying.remove(at);
+        let (block, slot, generation, finder) = self.table.verifying.remove(at);
         let row = self.table.row(slot);
         let is_whole = !row.is_corrupt;
         row.trust = Trust::Verified;
         row.is_fenced |= !is_whole;
-        self.core.verified(block, generation, is_whole);
+        self.core.verified(block, generation, is_whole, finder);
         self.settle();
     }
 
@@ -801,7 +817,7 @@ impl World {
         if is_ready {
             let row = self.table.row(at.0);
             assert_eq!((row.generation, row.key), (at.1, None), "{load:?} is ready over something");
-            (row.key, row.trust) = (Some(load), Trust::Verified);
+            row.key = Some(load);
         }
     }
 
@@ -964,7 +980,7 @@ impl World {
         let serving = || self.engines.iter().filter(|engine| !engine.must_resume);
         let leased = serving().flat_map(|engine| engine.leases.iter().flat_map(|lease| &lease.blocks));
         let promised = self.open.iter().flat_map(|open| &open.found);
-        let verifying = self.table.verifying.iter().map(|(_, slot, _)| *slot);
+        let verifying = self.table.verifying.iter().map(|(_, slot, ..)| *slot);
         let audited = self.table.audited.iter().map(|(_, slot)| *slot);
         let moving = self.below.pinned();
         let promised = leased.chain(promised).map(|(slot, _)| *slot);

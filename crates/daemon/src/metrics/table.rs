@@ -179,8 +179,13 @@ static METRICS: &[Metric] = &[
     metric("forebay_recovered_blocks_total", "Blocks found in the pool at start.", Counter(|s| s.core.recovered)),
     metric("forebay_verified_blocks_total", "Recovered blocks whose checksum was right.", Counter(|s| s.core.verified)),
     metric(
+        "forebay_suspected_blocks_total",
+        "Blocks that were compared because a worker said that they are not what was stored.",
+        Counter(|s| s.core.suspected),
+    ),
+    metric(
         "forebay_corrupt_blocks_total",
-        "Blocks whose checksum was wrong, by who found it; none was served.",
+        "Blocks whose checksum was wrong, by who found it.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     // The tiers below the pool.

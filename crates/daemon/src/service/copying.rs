@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use forebay_core::block::NamespaceIndex;
 use forebay_core::checksum::checksum;
+use forebay_core::corrupt::Finder;
 use forebay_core::key::BlockHash;
 use forebay_core::load::{Answer, LeaseId, STATE_READY};
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{BlockKey, Core, Error, ErrorKind, Instance, Result, SlotId};
+use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, Result, SlotId};
+use forebay_io::arena::Slice;
 use forebay_rpc::MAX_MESSAGE_BYTES;
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
 use tokio::sync::Semaphore;
@@ -72,11 +74,14 @@ fn put_one(
         let (instance, namespace, _) = target(state, request.session, request.namespace, group)?;
         let mut slots = Vec::new();
         state.core.reserve(instance, namespace, group, 1, false, &mut slots);
-        Ok(slots.pop().map(|at| (instance, namespace, at, state.pool.clone())))
+        let lengths = state.core.layout(namespace).group(group).map_or(vec![], |layout| layout.rank_bytes.clone());
+        Ok(slots.pop().map(|at| (instance, namespace, at, lengths, state.pool.clone())))
     })?;
-    let Some((instance, namespace, at, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
+    let Some((instance, namespace, at, lengths, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
     pool.write(at.0.offset(), data);
-    let sum = checksum(data);
+    let slices = sum_slices(data, &lengths);
+    pool.set_births(at.0, at.1, &slices);
+    let sum = Slice::combine(&slices).expect("a block has a slice");
     shared.event(|state| {
         let outcome = state.core.commit(instance, namespace, group, hash, before, at, true);
         if outcome == Outcome::Stored {
@@ -87,6 +92,16 @@ fn put_one(
         }
         Ok(store::wire(outcome))
     })
+}
+
+fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
+    let mut rest = data;
+    let slice = |length: &u64| {
+        let (slice, behind) = rest.split_at(*length as usize);
+        rest = behind;
+        Slice { length: *length, checksum: checksum(slice) }
+    };
+    lengths.iter().map(slice).collect()
 }
 
 fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
@@ -104,15 +119,34 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
                 .with("limit", MAX_MESSAGE_BYTES)
                 .hint("ask for fewer at a time"));
         }
-        let mut data = vec![0; found.length as usize];
-        shared.lock().pool.clone().read(found.slot.offset(), &mut data);
+        let data = read(shared, &found);
         shared.event(|state| {
+            if data.is_none() {
+                state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
+            }
             state.core.release(found.instance, found.lease);
-            state.rpc.get_bytes += data.len() as u64;
+            state.rpc.get_bytes += data.as_ref().map_or(0, Vec::len) as u64;
         });
-        blocks.push(Block { hash: hash.to_vec(), data });
+        blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
     }
     Ok(GetReply { blocks })
+}
+
+/// The block's bytes; `None` if they are not what was stored, also when they are read once more.
+fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
+    let (pool, is_verifying) = {
+        let state = shared.lock();
+        (state.pool.clone(), state.config.pool.verify_loads)
+    };
+    let mut data = vec![0; found.length as usize];
+    for _ in 0..2 {
+        pool.read(found.at.0.offset(), &mut data);
+        if !is_verifying || pool.entry(found.at.0).is_some_and(|entry| entry.checksum == checksum(&data)) {
+            return Some(data);
+        }
+    }
+    tracing::warn!(slot = found.at.0.0, found_by = Finder::Get.name(), "a block is not what was stored; it is dropped");
+    None
 }
 
 /// Starts bringing up what lies on a tier, so that the blocks are not waited for one after another.
@@ -132,7 +166,7 @@ fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize
 struct Pinned {
     instance: Instance,
     lease: LeaseId,
-    slot: SlotId,
+    at: (SlotId, Generation),
     length: u64,
 }
 
@@ -151,7 +185,8 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
         match answer.states.first() {
             None => return Ok(None),
             Some(&STATE_READY) => {
-                return Ok(Some(Pinned { instance, lease, slot: SlotId(answer.slots[0]), length }));
+                let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
+                return Ok(Some(Pinned { instance, lease, at, length }));
             }
             // 16 MiB are verified in about a millisecond, and read in some.
             Some(_) => std::thread::sleep(PAUSE),

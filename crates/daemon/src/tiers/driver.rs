@@ -8,7 +8,7 @@ use forebay_core::block::BlockId;
 use forebay_core::decorate::{Attempts, Breaker, Deadline, Limits, Retry, Stats, Throttle, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
 use forebay_core::{BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
-use forebay_io::arena::Pool;
+use forebay_io::arena::{Pool, Slice};
 
 use super::kind::{Driven, Kind};
 use super::purge::Purges;
@@ -300,8 +300,13 @@ impl State {
     fn loaded(&mut self, block: BlockId, at: (SlotId, Generation), outcome: Outcome) {
         let key = self.core.key_below(block);
         let tokens = self.core.tokens_below(block);
+        let is_one_slice = self.core.slices(block).len() == 1;
         let is_ready = self.core.loaded(block, at.1, outcome);
         if let (true, Outcome::Loaded { length_bytes, checksum }) = (is_ready, outcome) {
+            // Of several slices the core has the births made before the block is a hit.
+            if is_one_slice {
+                self.pool.set_births(at.0, at.1, &[Slice { length: length_bytes, checksum }]);
+            }
             make_ready(self, key, at, length_bytes, checksum, tokens);
         }
     }

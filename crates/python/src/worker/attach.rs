@@ -3,6 +3,7 @@
 //! Holds true: the connection lasts as long as the daemon; every message that is due is waited for with a
 //! deadline; dropping [`Attaching`] ends the thread at its next step without waiting for it.
 
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::arena::{GeometryDescription, MapperFds, Mapping, recv_fds, send_fds};
 use forebay_rpc::client::{Backoff, SessionState};
-use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup};
-use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION};
+use forebay_rpc::proto::worker_says::Says;
+use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
+use forebay_rpc::{ATTACH_SOCKET, MAX_SUSPECTS, PROTOCOL_VERSION};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -41,21 +43,22 @@ pub struct Attaching {
 }
 
 impl Attaching {
-    pub fn start(worker: Worker, copies: Arc<Copies>) -> Result<Attaching> {
+    /// `suspected` has a byte to read when the copies found something to tell the daemon.
+    pub fn start(worker: Worker, copies: Arc<Copies>, suspected: UnixStream) -> Result<Attaching> {
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the attach thread").source(error);
         let (alive, ending) = UnixStream::pair().map_err(cannot)?;
-        let run = move || run(&worker, &copies, &ending);
+        let run = move || run(&worker, &copies, &ending, &suspected);
         std::thread::Builder::new().name("forebay-attach".to_string()).spawn(run).map_err(cannot)?;
         Ok(Attaching { _alive: alive })
     }
 }
 
-fn run(worker: &Worker, copies: &Copies, ending: &UnixStream) {
+fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixStream) {
     let mut backoff = Backoff::new();
     loop {
         let outcome = attach(worker, copies).and_then(|stream| {
             copies.stand(SessionState::Attaching, Some("waits for the other ranks".to_string()));
-            converse(&stream, worker, copies, ending, &mut backoff)
+            converse(&stream, worker, copies, [ending, suspected], &mut backoff)
         });
         let Err(error) = outcome else { return };
         tracing::debug!(%error, "not attached");
@@ -106,6 +109,11 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
         copies.unmap()?;
         return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew"));
     }
+    copies.trust_births(reply.has_births);
+    if !reply.has_births {
+        // A daemon that does not ask would take a suspicion for a fault of the connection.
+        copies.suspects().take(usize::MAX);
+    }
     Ok(stream)
 }
 
@@ -114,19 +122,41 @@ fn converse(
     stream: &UnixStream,
     worker: &Worker,
     copies: &Copies,
-    ending: &UnixStream,
+    [ending, suspected]: [&UnixStream; 2],
     backoff: &mut Backoff,
 ) -> Result<()> {
     loop {
-        if wait(&[ending, stream], None)? == Some(0) {
-            return Ok(());
+        // What was suspected while nobody was connected goes first.
+        tell_suspects(stream, copies)?;
+        match wait(&[ending, stream, suspected], None)? {
+            Some(0) => return Ok(()),
+            Some(1) => {}
+            _ => {
+                let _ = (&*suspected).read(&mut [0; 64]);
+                continue;
+            }
         }
         let (bytes, _) = recv_fds(stream, soon())?;
         copies.place(offsets(&decode(&bytes)?, &worker.groups)?);
-        send_fds(stream, &AttachAck {}.encode_to_vec(), &[], soon())?;
+        say(stream, Says::Ack(AttachAck {}))?;
         copies.stand(SessionState::Ready, None);
         backoff.reset();
     }
+}
+
+/// Has the daemon look at what could not be loaded.
+fn tell_suspects(stream: &UnixStream, copies: &Copies) -> Result<()> {
+    loop {
+        let slots = copies.suspects().take(MAX_SUSPECTS);
+        if slots.is_empty() {
+            return Ok(());
+        }
+        say(stream, Says::Suspects(Suspects { slots }))?;
+    }
+}
+
+fn say(stream: &UnixStream, says: Says) -> Result<()> {
+    send_fds(stream, &WorkerSays { says: Some(says) }.encode_to_vec(), &[], soon())
 }
 
 /// A connection; the kernel itself may keep a caller waiting where the daemon accepts nobody.

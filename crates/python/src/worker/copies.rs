@@ -4,6 +4,7 @@
 //! in `done` at once.
 
 use std::ops::Range;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use forebay_io::arena::Mapping;
 use forebay_rpc::client::SessionState;
 use forebay_rpc::proto::Held;
 
-use super::pool::{GroupShape, Guard, MappedPool};
+use super::pool::{GroupShape, Guard, MappedPool, Meant, Suspects};
 use crate::buffers;
 
 /// Jobs submitted and not yet reported. An engine step brings a handful and reports as many.
@@ -50,6 +51,9 @@ pub struct Copies {
     groups: Vec<GroupShape>,
     rank: u32,
     blocks_per_chunk: u32,
+    /// Whether loads are compared with births, where there are some.
+    verifies: bool,
+    suspects: Arc<Suspects>,
     inner: Mutex<Inner>,
 }
 
@@ -68,13 +72,20 @@ impl Copies {
         rank: u32,
         blocks_per_chunk: u32,
         threads: usize,
+        verifies: bool,
+        wake: UnixStream,
     ) -> Result<Copies> {
         let default = HostOptions::default();
         let threads = if threads == 0 { default.threads } else { threads };
         let engine = HostCopyEngine::new(tensors, HostOptions { threads, queue_jobs: QUEUE_JOBS, ..default })?;
         let standing = Standing { state: SessionState::Connecting, reason: Some("not connected yet".to_string()) };
         let inner = Inner { engine: Some(Arc::new(engine)), pool: None, standing, done: Vec::new() };
-        Ok(Copies { groups, rank, blocks_per_chunk, inner: Mutex::new(inner) })
+        let suspects = Arc::new(Suspects::new(wake));
+        Ok(Copies { groups, rank, blocks_per_chunk, verifies, suspects, inner: Mutex::new(inner) })
+    }
+
+    pub fn suspects(&self) -> &Suspects {
+        &self.suspects
     }
 
     pub fn standing(&self) -> Standing {
@@ -113,8 +124,15 @@ impl Copies {
         let memory = buffers::pool(mapping.clone())?;
         let Some(engine) = self.inner().engine.clone() else { return Ok(()) };
         let handle = engine.attach_pool(memory)?;
-        let old = self.inner().pool.replace(MappedPool { id, mapping, handle, offsets: None });
+        let old = self.inner().pool.replace(MappedPool { id, mapping, handle, has_births: false, offsets: None });
         old.map_or(Ok(()), |old| engine.detach_pool(old.handle))
+    }
+
+    /// Says whether the daemon that is attached to sees to births.
+    pub fn trust_births(&self, has_births: bool) {
+        if let Some(pool) = &mut self.inner().pool {
+            pool.has_births = has_births;
+        }
     }
 
     /// Says where this rank's slices lie in the mapped pool.
@@ -178,29 +196,31 @@ impl Copies {
     fn job(&self, mapped: &MappedPool, direction: Direction, id: u64, groups: &[GroupJob]) -> Option<Job> {
         let offsets = mapped.offsets.as_ref()?;
         let is_store = direction == Direction::Store;
-        let (mut items, mut block_ids, mut slots, mut lengths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut items, mut block_ids, mut meant) = (Vec::new(), Vec::new(), Vec::new());
         for group in groups {
             let (position, shape) = self.shape(group.group)?;
             if is_store && shape.is_replicated && self.rank != 0 {
                 continue;
             }
-            let base = block_ids.len() as u32;
+            let (base, rank) = (block_ids.len() as u32, if shape.is_replicated { 0 } else { self.rank as usize });
             for (slot, chunk) in group.slots.iter().zip(group.chunks(self.blocks_per_chunk)) {
-                if is_store && chunk.blocks.len() as u32 != self.blocks_per_chunk {
+                let blocks = chunk.blocks.len() as u32;
+                if is_store && blocks != self.blocks_per_chunk {
                     return None;
                 }
-                let skipped_bytes = u64::from(chunk.skipped) * shape.block_bytes;
-                let offset = u64::from(slot.slot) * PAGE_BYTES + offsets.get(&group.group)? + skipped_bytes;
+                let before = u64::from(chunk.skipped) * shape.block_bytes;
+                let behind = shape.slice_bytes - before - u64::from(blocks) * shape.block_bytes;
+                let offset = u64::from(slot.slot) * PAGE_BYTES + offsets.get(&group.group)? + before;
                 let blocks = base + chunk.blocks.start..base + chunk.blocks.end;
-                items.push(Item { offset, group: position, blocks });
-                slots.push(*slot);
-                lengths.push(shape.slice_bytes);
+                items.push(Item { offset, group: position, blocks, beside: [before, behind] });
+                meant.push(Meant { held: *slot, bytes: shape.slice_bytes, rank });
             }
             block_ids.extend_from_slice(&group.block_ids);
         }
-        let birth = is_store.then_some((self.rank as usize, lengths));
-        let guard = Guard { mapping: mapped.mapping.clone(), slots, birth };
-        Some(Job { id, direction, pool: mapped.handle, items, block_ids, guard: Some(Box::new(guard)) })
+        let (mapping, suspects) = (mapped.mapping.clone(), self.suspects.clone());
+        let guard = Some(Box::new(Guard { mapping, direction, meant, suspects }) as _);
+        let is_summed = self.verifies && mapped.has_births;
+        Some(Job { id, direction, pool: mapped.handle, items, block_ids, is_summed, guard })
     }
 
     fn check(&self, job: &GroupJob) -> Result<()> {

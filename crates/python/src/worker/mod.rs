@@ -11,10 +11,11 @@ mod attach;
 mod copies;
 mod pool;
 
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_device::{Direction, PageRef, Tensor, Tensors};
 use pyo3::prelude::*;
 
@@ -40,7 +41,8 @@ pub struct WorkerEngine {
 impl WorkerEngine {
     #[new]
     #[pyo3(signature = (
-        socket_directory, engine_id, rank, ranks, *, tensors, groups, blocks_per_chunk = 1, threads = 0
+        socket_directory, engine_id, rank, ranks, *, tensors, groups, blocks_per_chunk = 1, threads = 0,
+        verify = true
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -52,6 +54,7 @@ impl WorkerEngine {
         groups: Vec<GroupTuple>,
         blocks_per_chunk: u32,
         threads: usize,
+        verify: bool,
     ) -> Result<WorkerEngine, Raised> {
         if rank >= ranks || blocks_per_chunk == 0 {
             return Err(Error::invalid("a rank is below the number of ranks, and a chunk has a block")
@@ -61,9 +64,11 @@ impl WorkerEngine {
                 .into());
         }
         let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk)?;
-        let copies = Arc::new(Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads)?);
+        let (wake, suspected) = wake().map_err(Raised::from)?;
+        let copies = Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads, verify, wake)?;
+        let copies = Arc::new(copies);
         let worker = attach::Worker { directory: socket_directory.into(), engine_id, rank, ranks, groups: shapes };
-        let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone())?));
+        let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?));
         Ok(WorkerEngine { copies, attaching })
     }
 
@@ -101,6 +106,11 @@ impl WorkerEngine {
         py.detach(|| self.copies.wait(&jobs, deadline))
     }
 
+    /// Loads that failed since a block in the pool was not what was stored.
+    fn corrupt_loads(&self) -> u64 {
+        self.copies.suspects().count()
+    }
+
     /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent.
     fn shutdown(&self, py: Python<'_>) {
         py.detach(|| self.end());
@@ -128,6 +138,14 @@ impl Drop for WorkerEngine {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Two ends of which neither ever waits.
+fn wake() -> Result<(UnixStream, UnixStream)> {
+    let cannot = |error| Error::new(ErrorKind::Io, "cannot start a worker").source(error);
+    let (one, other) = UnixStream::pair().map_err(cannot)?;
+    [&one, &other].into_iter().try_for_each(|end| end.set_nonblocking(true)).map_err(cannot)?;
+    Ok((one, other))
 }
 
 /// What the tensors hold of each group. Errors with `Invalid` if a ref does not fit its tensor.

@@ -1,10 +1,14 @@
 //! The mapped pool, and where this rank's slices lie in its slots.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
-use forebay_device::{PoolId, SlotGuard};
+use forebay_device::{Direction, PoolId, SlotGuard};
 use forebay_io::arena::{BirthRecord, Mapping};
 use forebay_rpc::proto::{AttachReady, Held};
 
@@ -26,6 +30,8 @@ pub struct MappedPool {
     pub mapping: Arc<Mapping>,
     /// As the copy engine knows it.
     pub handle: PoolId,
+    /// Whether the daemon says that every ready block has births.
+    pub has_births: bool,
     /// By group, from the start of the slot; `None` until all ranks are attached.
     pub offsets: Option<Arc<HashMap<u32, u64>>>,
 }
@@ -44,35 +50,101 @@ pub fn offsets(ready: &AttachReady, groups: &[GroupShape]) -> Result<HashMap<u32
     })
 }
 
-/// Checks that each slot is still the one that was meant, and signs what was stored into it.
+/// What a rank's slice of a slot must be.
+#[derive(Clone, Copy)]
+pub struct Meant {
+    pub held: Held,
+    /// Of the whole slice.
+    pub bytes: u64,
+    /// Whose birth record is of these bytes: this rank's, or rank 0's where all load the same.
+    pub rank: usize,
+}
+
+/// Checks that each slot is still the one that was meant, signs what was stored into it, and compares what was loaded
+/// with what was signed.
 pub struct Guard {
     pub mapping: Arc<Mapping>,
+    pub direction: Direction,
     /// By item.
-    pub slots: Vec<Held>,
-    /// For a store: this rank, and the bytes of each item.
-    pub birth: Option<(usize, Vec<u64>)>,
+    pub meant: Vec<Meant>,
+    pub suspects: Arc<Suspects>,
 }
 
 impl Guard {
-    fn is_current(&self, item: usize) -> bool {
-        let Held { slot, generation } = self.slots[item];
-        !self.mapping.is_retired() && self.mapping.generation(SlotId(slot)) == Generation(generation)
+    fn sign(&self, Meant { held, bytes, rank }: Meant, checksum: u64) -> bool {
+        let record = BirthRecord { generation: Generation(held.generation), length: bytes, checksum };
+        let written = self.mapping.write_birth(SlotId(held.slot), rank, &record);
+        written.inspect_err(|error| tracing::warn!(%error, "a stored block is lost")).is_ok()
+    }
+
+    fn compare(&self, Meant { held, bytes, rank }: Meant, checksum: u64) -> bool {
+        let record = BirthRecord { generation: Generation(held.generation), length: bytes, checksum };
+        let is_whole = self.mapping.birth(SlotId(held.slot), rank) == Some(record);
+        // A slot that changed hands meanwhile was read too late, and is no worse for it.
+        if !is_whole && self.is_still(held) {
+            self.suspects.tell(held);
+        }
+        is_whole
+    }
+
+    fn is_still(&self, held: Held) -> bool {
+        !self.mapping.is_retired() && self.mapping.is_still(SlotId(held.slot), Generation(held.generation))
     }
 }
 
 impl SlotGuard for Guard {
     fn before(&self, item: usize) -> bool {
-        self.is_current(item)
+        let Held { slot, generation } = self.meant[item].held;
+        !self.mapping.is_retired() && self.mapping.generation(SlotId(slot)) == Generation(generation)
     }
 
     fn after(&self, item: usize, checksum: Option<u64>) -> bool {
-        if !self.is_current(item) {
-            return false;
+        let meant = self.meant[item];
+        self.is_still(meant.held)
+            && match (self.direction, checksum) {
+                (_, None) => true,
+                (Direction::Store, Some(checksum)) => self.sign(meant, checksum),
+                (Direction::Load, Some(checksum)) => self.compare(meant, checksum),
+            }
+    }
+}
+
+/// Slots whose bytes were not what was stored, until the daemon is told.
+pub struct Suspects {
+    slots: Mutex<Vec<Held>>,
+    /// A byte for the attach thread.
+    wake: UnixStream,
+    /// How many there ever were.
+    count: AtomicU64,
+}
+
+impl Suspects {
+    /// More wait for nobody: their loads have failed all the same, and the next to fail is told.
+    const MAX_WAITING: usize = 4096;
+
+    pub fn new(wake: UnixStream) -> Suspects {
+        Suspects { slots: Mutex::default(), wake, count: AtomicU64::new(0) }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Those that wait, some at a time.
+    pub fn take(&self, most: usize) -> Vec<Held> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = slots.len().min(most);
+        slots.drain(..count).collect()
+    }
+
+    fn tell(&self, held: Held) {
+        tracing::warn!(slot = held.slot, "a block in the pool is not what was stored; its load has failed");
+        self.count.fetch_add(1, Relaxed);
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if slots.len() < Suspects::MAX_WAITING && !slots.contains(&held) {
+            slots.push(held);
+            // A full pipe wakes as well; a closed one has nobody to wake.
+            let _ = (&self.wake).write(&[0]);
         }
-        let (Some((rank, lengths)), Some(checksum)) = (&self.birth, checksum) else { return true };
-        let Held { slot, generation } = self.slots[item];
-        let record = BirthRecord { generation: Generation(generation), length: lengths[item], checksum };
-        let written = self.mapping.write_birth(SlotId(slot), *rank, &record);
-        written.inspect_err(|error| tracing::warn!(%error, "a stored block is lost")).is_ok()
     }
 }
