@@ -62,11 +62,15 @@ class EngineSession:
         engine_id: str,
         ranks: int,
         *,
+        incarnation: bytes,
         stock_blocks: int = 64,
         deadline: float = 1.0,
         breaker_failures: int = 3,
     ) -> Self:
-        """`engine_id` (1 to 64 bytes) is the workers' too, and nobody else's.
+        """`engine_id` (1 to 64 bytes) and `incarnation` (16 bytes, not all zero) are the workers' too.
+
+        `incarnation` tells one start of the engine from another: draw it anew each time (`os.urandom(16)`). What an
+        earlier start of the same id holds stays out of use until its workers are gone.
 
         `stock_blocks`: slots of each group kept reserved ahead; a step that stores more gets only so many. An
         engine that asks for nothing for 2 s keeps 4. `deadline`: of each call; `breaker_failures` late or lost
@@ -196,6 +200,7 @@ class WorkerEngine:
         rank: int,
         ranks: int,
         *,
+        incarnation: bytes,
         tensors: Sequence[tuple[int, int, int, int]],
         groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
         blocks_per_chunk: int = 1,
@@ -205,6 +210,7 @@ class WorkerEngine:
         """`tensors`: (address, rows, row stride in bytes, page bytes), host memory that outlives this object.
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order.
+        `incarnation`: the session's.
         `threads`: 0 takes one for each core, at most 4.
         `verify`: whether loads are compared with the checksum that each slot has from birth, in the same pass; a slice
         of a slot is compared as a whole, also where a part of it is loaded. Not where the daemon has it switched off.

@@ -362,11 +362,18 @@ def prompt(seed: int, length: int) -> list[int]:
 def _use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
     from forebay.vllm import connector, worker
 
-    def open_session(settings: Any, engine_id: str, ranks: int, stock_blocks: int) -> FakeSession:
+    def open_session(settings: Any, engine_id: str, incarnation: bytes, ranks: int, stock_blocks: int) -> FakeSession:
         return FakeSession(daemon, engine_id, ranks, stock_blocks)
 
     def open_engine(
-        settings: Any, engine_id: str, rank: int, ranks: int, tensors: Any, groups: Any, per_chunk: int
+        settings: Any,
+        engine_id: str,
+        incarnation: bytes,
+        rank: int,
+        ranks: int,
+        tensors: Any,
+        groups: Any,
+        per_chunk: int,
     ) -> FakeEngine:
         return FakeEngine(daemon, engine_id, rank, tensors, groups, per_chunk)
 

@@ -202,7 +202,9 @@ def test_tensors_and_refs_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ForebayError):
         Rank(tmp_path, "engine", 2, 2, Model(), 1)
     with pytest.raises(ForebayError):
-        EngineSession(str(tmp_path), "", 1)
+        EngineSession(str(tmp_path), "", 1, incarnation=bytes(range(16)))
+    with pytest.raises(ForebayError):
+        EngineSession(str(tmp_path), "engine", 1, incarnation=bytes(16))
 
 
 def test_an_engine_that_starts_before_its_daemon_is_ready_soon_after_it(daemon: Daemon, sockets: Path) -> None:

@@ -49,6 +49,9 @@ fn a_worker_that_lies_is_told_what_is_wrong() {
         ("rank", AttachRequest { ranks: 1_000_000, ..good() }),
         ("engine id", AttachRequest { engine_id: String::new(), ..good() }),
         ("engine id", AttachRequest { engine_id: "x".repeat(65), ..good() }),
+        ("incarnation", AttachRequest { incarnation: vec![], ..good() }),
+        ("incarnation", AttachRequest { incarnation: vec![0; 16], ..good() }),
+        ("incarnation", AttachRequest { incarnation: vec![1; 17], ..good() }),
         ("protocol", AttachRequest { protocol: 99, ..good() }),
         ("groups", AttachRequest { groups: vec![], ..good() }),
         (
@@ -162,11 +165,7 @@ fn the_65th_engine_is_refused_with_a_hint_and_the_others_go_on() {
     let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "32MiB", "--limits.sessions", "3"]);
     let _all: Vec<Client> = (0..3).map(|i| Client::open(&place, &format!("e{i}"), 0)).collect();
     let refused = runtime().block_on(async {
-        let request = OpenSessionRequest {
-            protocol: forebay_rpc::PROTOCOL_VERSION,
-            engine_id: "one more".to_owned(),
-            ..OpenSessionRequest::default()
-        };
+        let request = Client::request("one more", 0, 0);
         connect(&place.sockets()).await.open_session(request).await.unwrap_err()
     });
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);

@@ -22,7 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::instances::{Member, Worker};
+use crate::instances::{Identity, Member, Worker};
 use crate::listen;
 use crate::service::{check_protocol, tell_attached};
 use crate::state::{Shared, State};
@@ -185,9 +185,12 @@ fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) 
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is going away"));
     }
-    let (earlier, limit) = (state.core.earlier(), state.config.limits.sessions as usize);
-    let (instance, _) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
-    state.record_instance(instance, &request.engine_id, request.ranks)?;
+    let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
+    let instance = state.enter_instance(identity, request.ranks)?;
+    if let Err(error) = state.record_instance(instance) {
+        state.settle_instance(instance);
+        return Err(error);
+    }
     let rank = request.rank as usize;
     let pool_id = state.pool.id().to_be_bytes().to_vec();
     let keeps_mapping = request.held_pool_id == pool_id && state.pool.lock_held_rank(instance, rank)?;

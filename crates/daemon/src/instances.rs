@@ -1,7 +1,9 @@
 //! Who uses the pool: engine process groups, their sessions and their attached workers.
 //!
-//! An instance is known by its engine's id. It exists from the first worker or session that names it until its
-//! session has ended and no process of it maps the pool any more; only then may its number be given to another.
+//! An instance is known by its engine's id and incarnation: another start of an engine, under whatever id, is
+//! another instance. It exists from the first worker or session that names it until its session has ended and no
+//! process of it maps the pool any more; only then is its number vacant. What it was handed is freed by two things
+//! only: its owner, the session that was handed it, says what it still holds, or its locks are gone.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +21,21 @@ pub const EVENTS: usize = 64;
 
 pub type EventSender = mpsc::Sender<Result<SessionEvent, tonic::Status>>;
 
-pub struct Member {
+/// The process group behind an instance.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
     pub engine_id: String,
+    /// Which start of the engine; never 0. Processes of an earlier epoch whose record does not say have 0: nobody is
+    /// one of them.
+    pub incarnation: u128,
+}
+
+pub struct Member {
+    pub identity: Identity,
     /// Workers that belong to it; 0 for a client that maps nothing.
     pub ranks: u32,
+    /// The session that was handed slots; 0 before the first.
+    pub owner: u128,
     pub session: Option<Session>,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
@@ -56,30 +69,36 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// The member of this engine, made if new. Errors with `Full` at 63, with `Invalid` if its number of ranks
-    /// is not what it was. `in_use` are numbers that older processes may still use.
-    pub fn enter(&mut self, engine_id: &str, ranks: u32, in_use: u64, limit: usize) -> Result<(Instance, &mut Member)> {
-        check_names(engine_id, ranks)?;
-        let known = self.members.iter().find(|(_, member)| member.engine_id == engine_id).map(|(index, _)| *index);
+    /// The member of this identity, made if new. Errors with `Full` where no number is free, with `Invalid` if its
+    /// number of ranks is not what it was. `is_in_use` tells numbers that processes or slots of the pool still have,
+    /// whether or not there is a member.
+    pub fn enter(
+        &mut self,
+        identity: Identity,
+        ranks: u32,
+        is_in_use: impl Fn(Instance) -> bool,
+        limit: usize,
+    ) -> Result<(Instance, &mut Member)> {
+        check_ranks(ranks)?;
+        let known = self.members.iter().find(|(_, member)| member.identity == identity).map(|(index, _)| *index);
         let index = match known {
             Some(index) => index,
-            None => self.vacant(in_use, limit)?,
+            None => self.vacant(is_in_use, limit)?,
         };
-        let member = self.members.entry(index).or_insert_with(|| Member::new(engine_id, ranks));
-        if member.ranks != ranks && !member.is_idle() {
+        let member = self.members.entry(index).or_insert_with(|| Member::new(identity, ranks, 0));
+        if member.ranks != ranks {
             return Err(Error::invalid("the engine changed its number of ranks")
-                .with("engine_id", engine_id)
+                .with("engine_id", &member.identity.engine_id)
                 .with("was", member.ranks)
                 .with("is", ranks)
-                .hint("give each engine an id of its own"));
+                .hint("give each start of an engine an incarnation of its own"));
         }
-        member.ranks = ranks;
         Ok((Instance(index), member))
     }
 
     /// Puts back an instance of an earlier epoch.
-    pub fn restore(&mut self, instance: Instance, engine_id: &str, ranks: u32) {
-        self.members.insert(instance.0, Member::new(engine_id, ranks));
+    pub fn restore(&mut self, instance: Instance, identity: Identity, ranks: u32, owner: u128) {
+        self.members.insert(instance.0, Member::new(identity, ranks, owner));
     }
 
     pub fn remove(&mut self, instance: Instance) {
@@ -116,9 +135,9 @@ impl Instances {
         self.members.iter().map(|(index, member)| (Instance(*index), member))
     }
 
-    fn vacant(&self, in_use: u64, limit: usize) -> Result<u8> {
+    fn vacant(&self, is_in_use: impl Fn(Instance) -> bool, limit: usize) -> Result<u8> {
         let limit = limit.min(TRANSFERS.0.into());
-        let is_vacant = |index: &u8| !self.members.contains_key(index) && in_use & Instance(*index).bit() == 0;
+        let is_vacant = |index: &u8| !self.members.contains_key(index) && !is_in_use(Instance(*index));
         (0..limit as u8).find(is_vacant).ok_or_else(|| {
             Error::new(ErrorKind::Full, "too many engines use this pool")
                 .with("limit", limit)
@@ -128,8 +147,20 @@ impl Instances {
 }
 
 impl Member {
-    fn new(engine_id: &str, ranks: u32) -> Member {
-        Member { engine_id: engine_id.to_owned(), ranks, session: None, workers: BTreeMap::new() }
+    fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
+        Member { identity, ranks, owner, session: None, workers: BTreeMap::new() }
+    }
+
+    /// Takes `owner` for the session that slots are handed to. Errors with `Unavailable` where another has been:
+    /// nobody else knows what the workers still touch.
+    pub fn own(&mut self, owner: u128) -> Result<()> {
+        if self.owner != 0 && self.owner != owner {
+            return Err(Error::new(ErrorKind::Unavailable, "another session of this engine was handed slots")
+                .with("engine_id", &self.identity.engine_id)
+                .hint("it is let in when the workers of that session are gone; stop them, or start the engine anew"));
+        }
+        self.owner = owner;
+        Ok(())
     }
 
     /// No session and no connection; its processes may still map the pool.
@@ -187,10 +218,26 @@ impl Session {
     }
 }
 
-fn check_names(engine_id: &str, ranks: u32) -> Result<()> {
-    if engine_id.is_empty() || engine_id.len() > MAX_ENGINE_ID_BYTES {
-        return Err(Error::invalid("an engine id has 1 to 64 bytes").with("bytes", engine_id.len()));
+impl Identity {
+    /// As a client names itself. Errors with `Invalid` on what cannot be a name.
+    pub fn parse(engine_id: &str, incarnation: &[u8]) -> Result<Identity> {
+        if engine_id.is_empty() || engine_id.len() > MAX_ENGINE_ID_BYTES {
+            return Err(Error::invalid("an engine id has 1 to 64 bytes").with("bytes", engine_id.len()));
+        }
+        Ok(Identity { engine_id: engine_id.to_owned(), incarnation: drawn("incarnation", incarnation)? })
     }
+}
+
+/// 16 bytes that somebody drew. Errors with `Invalid` on others.
+pub fn drawn(what: &'static str, bytes: &[u8]) -> Result<u128> {
+    let number = bytes.try_into().map_or(0, u128::from_be_bytes);
+    match number {
+        0 => Err(Error::invalid(format!("an {what} has 16 bytes, not all zero")).with("bytes", bytes.len())),
+        number => Ok(number),
+    }
+}
+
+fn check_ranks(ranks: u32) -> Result<()> {
     if ranks as usize > Layout::MAX_RANKS {
         return Err(Error::invalid("an engine has at most 64 ranks").with("ranks", ranks));
     }

@@ -10,9 +10,10 @@ use forebay_core::block::NamespaceIndex;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::recover::{Recovered, Recovery};
-use forebay_core::{NamespaceId, Result};
-use forebay_io::arena::{NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
+use forebay_core::{Instance, NamespaceId, Result};
+use forebay_io::arena::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
 
+use crate::instances::Identity;
 use crate::state::State;
 
 /// Rebuilds everything. A million blocks take about a second; nothing is served before it is done.
@@ -106,13 +107,17 @@ fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
     if has_transfers && !state.tiers.has_own_disks() {
         tracing::warn!("an earlier daemon was filling slots from a tier that is not configured; they stay out of use");
     }
-    for (instance, record) in state.pool.instances()? {
+    let mut records: HashMap<Instance, InstanceRecord> = state.pool.instances()?.into_iter().collect();
+    // A live lock counts whether or not its record can be read.
+    for instance in (0..TRANSFERS.0).map(Instance) {
+        let record = records.remove(&instance);
         if state.is_mapping(instance) {
-            let engine_id = String::from_utf8_lossy(&record.engine_id);
-            tracing::info!(instance = instance.0, %engine_id, "workers of an earlier epoch still map the pool");
-            state.instances.restore(instance, &engine_id, record.ranks);
+            let InstanceRecord { engine_id, ranks, incarnation, owner } = record.unwrap_or_default();
+            let engine_id = String::from_utf8_lossy(&engine_id).into_owned();
+            tracing::info!(instance = instance.0, engine_id, "workers of an earlier epoch still map the pool");
+            state.instances.restore(instance, Identity { engine_id, incarnation }, ranks, owner);
             earlier |= instance.bit();
-        } else {
+        } else if record.is_some() {
             state.pool.clear_instance(instance)?;
         }
     }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::config::Config;
 use crate::insight::{History, Insight, Present, Watch};
-use crate::instances::Instances;
+use crate::instances::{Identity, Instances, Member};
 use crate::metrics::{Histogram, Rpc};
 use crate::tiers::Tiers;
 
@@ -220,15 +220,27 @@ impl State {
         Ok(())
     }
 
+    /// The instance of this identity, made if new; see [`Instances::enter`].
+    pub fn enter_instance(&mut self, identity: Identity, ranks: u32) -> Result<Instance> {
+        let (earlier, pool) = (self.core.earlier(), &self.pool);
+        let is_in_use = |instance: Instance| earlier & instance.bit() != 0 || is_mapping(pool, instance);
+        let limit = self.config.limits.sessions as usize;
+        self.instances.enter(identity, ranks, is_in_use, limit).map(|(instance, _)| instance)
+    }
+
     /// Written down before the instance learns any offset.
-    pub fn record_instance(&self, instance: Instance, engine_id: &str, ranks: u32) -> Result<()> {
-        self.pool.set_instance(instance, &InstanceRecord { engine_id: engine_id.as_bytes().to_vec(), ranks })
+    pub fn record_instance(&mut self, instance: Instance) -> Result<()> {
+        let Some(Member { identity, ranks, owner, .. }) = self.instances.get(instance) else { return Ok(()) };
+        let Identity { engine_id, incarnation } = identity;
+        let engine_id = engine_id.as_bytes().to_vec();
+        let record = InstanceRecord { engine_id, ranks: *ranks, incarnation: *incarnation, owner: *owner };
+        self.pool.set_instance(instance, &record)
     }
 
     pub fn end_session(&mut self, session: u64) {
         let Ok((instance, member)) = self.instances.of_session(session) else { return };
         member.session = None;
-        tracing::info!(session, instance = instance.0, engine_id = member.engine_id, "session ended");
+        tracing::info!(session, instance = instance.0, engine_id = member.identity.engine_id, "session ended");
         self.core.drop_expectations(instance);
         self.settle_instance(instance);
     }
@@ -247,13 +259,18 @@ impl State {
         }
     }
 
-    /// Whether a process of the instance maps the pool. If the kernel does not say, yes: nothing is freed then.
+    /// Whether a process of the instance maps the pool.
     pub fn is_mapping(&self, instance: Instance) -> bool {
-        self.pool.lock_held(instance).unwrap_or_else(|error| {
-            tracing::warn!(instance = instance.0, %error, "cannot ask who maps the pool");
-            true
-        })
+        is_mapping(&self.pool, instance)
     }
+}
+
+/// If the kernel does not say, yes: nothing is freed then.
+fn is_mapping(pool: &Pool, instance: Instance) -> bool {
+    pool.lock_held(instance).unwrap_or_else(|error| {
+        tracing::warn!(instance = instance.0, %error, "cannot ask who maps the pool");
+        true
+    })
 }
 
 /// Of all disks, if their sizes are configured.

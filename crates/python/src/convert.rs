@@ -40,6 +40,12 @@ fn packed(sequence: &Bound<'_, PyAny>, add: impl Fn(&mut Hashes, &[u8]) -> Resul
     Ok(packed)
 }
 
+/// Which start of an engine.
+pub fn incarnation(bytes: &[u8]) -> Result<[u8; 16], Raised> {
+    let wrong = || Error::invalid("an incarnation has 16 bytes").with("bytes", bytes.len());
+    Ok(bytes.try_into().map_err(|_| wrong())?)
+}
+
 /// Any mapping of strings.
 pub fn fields(mapping: &Bound<'_, PyAny>) -> PyResult<BTreeMap<String, String>> {
     mapping.cast::<PyMapping>()?.items()?.iter().map(|item| item.extract()).collect()

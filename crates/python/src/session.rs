@@ -65,18 +65,21 @@ pub struct EngineSession(client::EngineSession);
 #[pymethods]
 impl EngineSession {
     #[new]
-    #[pyo3(signature = (socket_directory, engine_id, ranks, *, stock_blocks = 64, deadline = 1.0, breaker_failures = 3))]
+    #[pyo3(signature = (socket_directory, engine_id, ranks, *, incarnation, stock_blocks = 64, deadline = 1.0, breaker_failures = 3))]
     fn new(
         socket_directory: String,
         engine_id: String,
         ranks: u32,
+        incarnation: &[u8],
         stock_blocks: usize,
         deadline: f64,
         breaker_failures: u32,
     ) -> Result<EngineSession, Raised> {
         let socket_directory = socket_directory.into();
         let deadline = convert::duration(deadline);
-        let config = SessionConfig { socket_directory, engine_id, ranks, stock_blocks, deadline, breaker_failures };
+        let incarnation = convert::incarnation(incarnation)?;
+        let config =
+            SessionConfig { socket_directory, engine_id, incarnation, ranks, stock_blocks, deadline, breaker_failures };
         Ok(EngineSession(client::EngineSession::new(config)?))
     }
 

@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod draw;
 mod hashes;
 pub mod status;
 
+pub use draw::draw;
 pub use hashes::{Hashes, pack};
 pub use status::{from_status, is_transport, to_status};
 
@@ -16,7 +18,7 @@ pub mod proto {
 }
 
 /// Raised with every change that an older side would misread; both sides must speak the same one.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Largest message either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

@@ -21,6 +21,7 @@ fn config(fake: &Fake) -> SessionConfig {
     SessionConfig {
         socket_directory: fake.directory().into(),
         engine_id: "engine-a".to_string(),
+        incarnation: [7; 16],
         ranks: 1,
         stock_blocks: STOCK,
         // Long, so that a slow machine is not taken for a frozen daemon; tests of deadlines set their own.
@@ -601,6 +602,7 @@ fn a_session_that_cannot_be_is_refused() {
     for bad in [
         SessionConfig { engine_id: String::new(), ..config(&fake) },
         SessionConfig { engine_id: "x".repeat(65), ..config(&fake) },
+        SessionConfig { incarnation: [0; 16], ..config(&fake) },
         SessionConfig { deadline: Duration::ZERO, ..config(&fake) },
         SessionConfig { breaker_failures: 0, ..config(&fake) },
     ] {

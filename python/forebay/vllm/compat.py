@@ -73,6 +73,9 @@ def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> 
     completed.kv_transfer_config.kv_connector_extra_config = extra | {
         "spec_name": SPEC,
         "spec_module_path": SPEC_MODULE,
+        # Drawn once for each start of an engine, before its processes are: all of them have the same, whatever
+        # executor starts them and whoever chose the engine's id.
+        "incarnation": vllm_config.instance_id,
     }
     return completed, warnings
 

@@ -85,7 +85,8 @@ class ForebayConnector(OffloadingConnector):
         fills = compat.stock_blocks(vllm_config, shapes, is_prompt_only=spec.offload_prompt_only)
         stock = spec.settings.stock_blocks or fills
         engine_id = bounded_engine_id(spec.config.engine_id)
-        session = open_session(spec.settings, engine_id, spec.config.parallel.world_size, stock)
+        ranks = spec.config.parallel.world_size
+        session = open_session(spec.settings, engine_id, spec.incarnation, ranks, stock)
         self.timings = self.manager.health.timings
         can_hear = vllm_config.lora_config is not None and compat.hear_of_adapters(self.manager)
         adapters = Adapters(vllm_config.lora_config, can_hear=can_hear)

@@ -71,13 +71,20 @@ class CopyEngine(Protocol):
     def shutdown(self) -> None: ...
 
 
-def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: int) -> Session:
+def open_session(settings: Settings, engine_id: str, incarnation: bytes, ranks: int, stock_blocks: int) -> Session:
     """A session that connects in the background. Returns at once."""
     try:
         from forebay import EngineSession
 
         deadline = max(CALL_SECONDS, settings.lookup_deadline_ms / 1e3)
-        return EngineSession(settings.socket, engine_id, ranks, stock_blocks=stock_blocks, deadline=deadline)
+        return EngineSession(
+            settings.socket,
+            engine_id,
+            ranks,
+            incarnation=incarnation,
+            stock_blocks=stock_blocks,
+            deadline=deadline,
+        )
     except Exception as error:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot open a session")
         return AbsentSession(str(error))
@@ -86,6 +93,7 @@ def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: i
 def open_engine(
     settings: Settings,
     engine_id: str,
+    incarnation: bytes,
     rank: int,
     ranks: int,
     tensors: Sequence[tuple[int, int, int, int]],
@@ -101,6 +109,7 @@ def open_engine(
             engine_id,
             rank,
             ranks,
+            incarnation=incarnation,
             tensors=tensors,
             groups=groups,
             blocks_per_chunk=blocks_per_chunk,

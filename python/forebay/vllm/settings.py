@@ -129,6 +129,11 @@ def bounded_engine_id(engine_id: str) -> str:
     return hashlib.sha256(engine_id.encode()).hexdigest()[:32]
 
 
+def incarnation(extra: Mapping[str, Any]) -> bytes:
+    """Which start of the engine this is, for the daemon: 16 bytes, the same in the scheduler and in every worker."""
+    return hashlib.sha256(str(extra["incarnation"]).encode()).digest()[:16]
+
+
 def _directory(path: str) -> str:
     return os.path.dirname(path) if path.endswith(f"/{SOCKET_FILE}") else path
 

@@ -15,7 +15,7 @@ from forebay.vllm import metrics
 from forebay.vllm.guard import logger
 from forebay.vllm.manager import ForebayManager
 from forebay.vllm.session import AbsentEngine
-from forebay.vllm.settings import Settings
+from forebay.vllm.settings import Settings, incarnation
 
 if TYPE_CHECKING:
     from forebay.vllm.worker import ForebayWorker
@@ -31,6 +31,7 @@ class ForebaySpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig):
         super().__init__(config)
         self.settings, self.warnings = Settings.parse(config.extra_config)
+        self.incarnation = incarnation(config.extra_config)
         # Every rank of such an engine holds the same bytes: rank 0 stores them once.
         self.replicated_layout = config.replicated_layout
         self._manager: ForebayManager | None = None

@@ -65,6 +65,7 @@ class ForebayWorker(OffloadingWorker):
         engine = open_engine(
             spec.settings,
             bounded_engine_id(spec.config.engine_id),
+            spec.incarnation,
             parallel.rank,
             parallel.world_size,
             [_extent(tensor.tensor, tensor.page_size_bytes) for tensor in kv_caches.tensors],

@@ -8,13 +8,13 @@
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_rpc::client::{Rpc, connect};
+use forebay_rpc::client::{Rpc, connect, lone_session};
+use forebay_rpc::from_status;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
-    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, OpenNamespaceRequest,
-    OpenSessionRequest, PurgeRequest, PutRequest, ReleaseRequest, SessionEvent,
+    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, OpenNamespaceRequest, PurgeRequest,
+    PutRequest, ReleaseRequest, SessionEvent,
 };
-use forebay_rpc::{PROTOCOL_VERSION, from_status};
 use serde::Serialize;
 use tonic::Streaming;
 
@@ -111,8 +111,7 @@ struct Engine {
 impl Engine {
     async fn open(mut rpc: Rpc) -> Result<Engine> {
         let engine_id = format!("forebay-bench-{}", std::process::id());
-        let request = OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..OpenSessionRequest::default() };
-        let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
+        let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
         let Some(Event::Welcome(welcome)) = events.message().await.map_err(from_status)?.and_then(|event| event.event)
         else {
             return Err(Error::new(ErrorKind::Io, "the session did not begin with a welcome"));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_rpc::client::{Client, GroupBytes, connect};
-use forebay_rpc::proto::{Block, CommitOutcome, OpenSessionRequest, PurgeRequest, SessionInfo, TierInfo};
+use forebay_rpc::client::{Client, GroupBytes, connect, lone_session};
+use forebay_rpc::proto::{Block, CommitOutcome, PurgeRequest, SessionInfo, TierInfo};
 use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
@@ -115,9 +115,8 @@ async fn session(directory: &Path) -> Result<()> {
     const DEADLINE: Duration = Duration::from_secs(5);
     let open = async {
         let engine_id = format!("forebay-doctor-{}", std::process::id());
-        let request = OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..OpenSessionRequest::default() };
         let mut rpc = connect(directory, DEADLINE).await?;
-        let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
+        let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
         events.message().await.map(drop).map_err(from_status)
     };
     tokio::time::timeout(DEADLINE, open)

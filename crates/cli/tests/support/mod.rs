@@ -199,23 +199,38 @@ impl Client {
         Client::resume(place, engine_id, ranks, Vec::new(), Vec::new())
     }
 
+    /// The session of another start of an engine of this id.
+    pub fn open_start(place: &Place, engine_id: &str, start: u8, ranks: u32) -> Client {
+        let request = Client::request(engine_id, start, ranks);
+        Client::try_open(place, request).expect("a session")
+    }
+
     pub fn resume(place: &Place, engine_id: &str, ranks: u32, leases: Vec<Held>, reservations: Vec<Held>) -> Client {
+        let request = OpenSessionRequest { leases, reservations, ..Client::request(engine_id, 0, ranks) };
+        Client::try_open(place, request).expect("a session")
+    }
+
+    pub fn request(engine_id: &str, start: u8, ranks: u32) -> OpenSessionRequest {
+        OpenSessionRequest {
+            protocol: PROTOCOL_VERSION,
+            engine_id: engine_id.to_owned(),
+            ranks,
+            incarnation: incarnation(start),
+            owner: vec![start + 1; 16],
+            ..OpenSessionRequest::default()
+        }
+    }
+
+    pub fn try_open(place: &Place, request: OpenSessionRequest) -> Result<Client, tonic::Status> {
         let runtime = runtime();
         let (rpc, events, welcome) = runtime.block_on(async {
             let mut rpc = connect(&place.sockets()).await;
-            let request = OpenSessionRequest {
-                protocol: PROTOCOL_VERSION,
-                engine_id: engine_id.to_owned(),
-                ranks,
-                leases,
-                reservations,
-            };
-            let mut events = rpc.open_session(request).await.expect("a session").into_inner();
+            let mut events = rpc.open_session(request).await?.into_inner();
             let first = events.message().await.expect("a stream").expect("an event");
             let Some(Event::Welcome(welcome)) = first.event else { panic!("the first event is {first:?}") };
-            (rpc, events, welcome)
-        });
-        Client { runtime, rpc, events, welcome }
+            Ok::<_, tonic::Status>((rpc, events, welcome))
+        })?;
+        Ok(Client { runtime, rpc, events, welcome })
     }
 
     /// The next event of the session.
@@ -305,6 +320,11 @@ pub struct Worker {
 
 impl Worker {
     pub fn request(engine_id: &str, rank: u32, ranks: u32, bytes: u64) -> AttachRequest {
+        Worker::request_of(engine_id, 0, rank, ranks, bytes)
+    }
+
+    /// Of another start of an engine of this id.
+    pub fn request_of(engine_id: &str, start: u8, rank: u32, ranks: u32, bytes: u64) -> AttachRequest {
         AttachRequest {
             protocol: PROTOCOL_VERSION,
             engine_id: engine_id.to_owned(),
@@ -312,6 +332,7 @@ impl Worker {
             ranks,
             groups: vec![RankGroup { group: 0, bytes, is_replicated: false }],
             held_pool_id: Vec::new(),
+            incarnation: incarnation(start),
         }
     }
 
@@ -396,6 +417,11 @@ pub fn engine(place: &Place, engine_id: &str, bytes: u64) -> (Client, Worker) {
         pool.populated_bytes == pool.capacity_bytes
     });
     (client, worker)
+}
+
+/// Of an engine's `start`th start.
+fn incarnation(start: u8) -> Vec<u8> {
+    vec![start + 1; 16]
 }
 
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -53,7 +53,7 @@ fn session(state: &State, instance: forebay_core::Instance, member: &Member) -> 
     let (leases, leased_blocks, reserved_blocks) = state.core.holdings(instance);
     SessionInfo {
         session: member.session.as_ref().map_or(0, |session| session.id),
-        engine_id: member.engine_id.clone(),
+        engine_id: member.identity.engine_id.clone(),
         instance: instance.0.into(),
         ranks: member.ranks,
         attached_ranks: member.workers.len() as u32,

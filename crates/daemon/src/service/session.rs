@@ -19,13 +19,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::group_index;
-use crate::instances::{EVENTS, Member, Session};
+use crate::instances::{EVENTS, Identity, Member, Session, drawn};
 use crate::state::{Shared, State};
 
 type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
 
-/// A second session of the same engine replaces the first: the engine would not open it if the first still
-/// served it. What the engine holds is taken over in pieces, so that other calls get in between.
+/// Opened again by its owner, a session replaces what is left of itself: the engine would not open it if the first
+/// stream still served it. What the engine holds is taken over in pieces, so that other calls get in between.
 pub async fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
     check_protocol(request.protocol)?;
     let (sender, receiver) = mpsc::channel(EVENTS);
@@ -85,11 +85,12 @@ fn begin(
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is going away"));
     }
-    let limit = state.config.limits.sessions as usize;
-    let earlier = state.core.earlier();
-    let (instance, _) = state.instances.enter(&request.engine_id, request.ranks, earlier, limit)?;
+    let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
+    let owner = drawn("owner", &request.owner)?;
+    let instance = state.enter_instance(identity, request.ranks)?;
+    state.instances.get(instance).expect("just entered").own(owner)?;
     if request.ranks > 0
-        && let Err(error) = state.record_instance(instance, &request.engine_id, request.ranks)
+        && let Err(error) = state.record_instance(instance)
     {
         state.settle_instance(instance);
         return Err(error);

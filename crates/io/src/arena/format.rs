@@ -11,7 +11,11 @@ use super::geometry::{Extent, Geometry, MAX_RANKS, MAX_UNITS};
 
 const _: () = assert!(cfg!(target_endian = "little"), "the files are mapped as words in the machine's order");
 
-pub(super) const VERSION: u32 = 1;
+/// Of `table`. Version 1 kept one record of each instance, which was rewritten in place.
+pub(super) const VERSION: u32 = 2;
+const READABLE_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
+/// Of `generation`.
+const GENERATION_VERSION: u32 = 1;
 pub(super) const TABLE_MAGIC: [u8; 8] = *b"FOREBAYT";
 pub(super) const GENERATION_MAGIC: [u8; 8] = *b"FOREBAYG";
 
@@ -25,8 +29,6 @@ pub(super) const ENTRY_WORDS: usize = (ENTRY_BYTES / 8) as usize;
 const _: () = assert!(UNITS_AT + MAX_UNITS as u64 * 8 <= ENTRIES_AT);
 
 pub(super) const STATE_AT: u64 = 12;
-pub(super) const UNITS_WORD_AT: u64 = 48;
-pub(super) const EPOCH_WORD_AT: u64 = 56;
 pub(super) const CEILING_WORD_AT: u64 = 64;
 /// Bytes of the header's page that are used.
 pub(super) const HEADER_HEAD_BYTES: usize = 72;
@@ -109,12 +111,12 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header's bytes, in state `CREATING`.
-    pub fn encode(&self) -> [u8; HEADER_HEAD_BYTES] {
+    /// The header's bytes, in state `CREATING` or `LIVE`.
+    pub fn encode(&self, state: u32) -> [u8; HEADER_HEAD_BYTES] {
         let mut bytes = [0; HEADER_HEAD_BYTES];
         bytes[..8].copy_from_slice(&TABLE_MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&CREATING.to_le_bytes());
+        bytes[12..16].copy_from_slice(&state.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.id.to_le_bytes());
         bytes[32..36].copy_from_slice(&(self.geometry.unit_bytes as u32).to_le_bytes());
         bytes[36..40].copy_from_slice(&self.backing.code().to_le_bytes());
@@ -132,8 +134,8 @@ impl Header {
             return Err("its table begins with other bytes than a pool's".to_owned());
         }
         let version = u32_at(bytes, 8);
-        if version != VERSION {
-            return Err(format!("its table has version {version}, this build reads {VERSION}"));
+        if !READABLE_VERSIONS.contains(&version) {
+            return Err(format!("its table has version {version}, this build reads {READABLE_VERSIONS:?}"));
         }
         match u32_at(bytes, 12) {
             LIVE => {}
@@ -177,14 +179,14 @@ fn unechoed(word: u64) -> Option<u32> {
 pub(super) fn encode_generation_header(id: u128) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&GENERATION_MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[8..12].copy_from_slice(&GENERATION_VERSION.to_le_bytes());
     bytes[16..].copy_from_slice(&id.to_le_bytes());
     bytes
 }
 
 /// The pool's id and whether it is retired, or nothing where the file is not a `generation` file of this version.
 pub(super) fn decode_generation_header(bytes: &[u8; 32]) -> Option<(u128, bool)> {
-    let is_ours = bytes[..8] == GENERATION_MAGIC && u32_at(bytes, 8) == VERSION;
+    let is_ours = bytes[..8] == GENERATION_MAGIC && u32_at(bytes, 8) == GENERATION_VERSION;
     is_ours.then(|| (u128::from_le_bytes(bytes[16..].try_into().unwrap()), u32_at(bytes, RETIRED_WORD * 4) != 0))
 }
 
@@ -340,32 +342,57 @@ pub(super) fn decode_birth(bytes: &[u8; BIRTH_BYTES as usize]) -> BirthRecord {
 }
 
 /// An engine that was given offsets of this pool.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct InstanceRecord {
     /// The engine's own name for itself, at most 64 bytes.
     pub engine_id: Vec<u8>,
     pub ranks: u32,
+    /// Which start of the engine; 0 in a record of version 1, which did not know.
+    pub incarnation: u128,
+    /// The session that was handed slots; 0 if none was yet.
+    pub owner: u128,
 }
 
-/// Marks a record of an instance or a namespace as whole; stored last, cleared first.
+/// Marks a record as whole; stored last. An instance's record of version 1 and a namespace are also cleared first.
 pub(super) const PRESENT: u64 = 0x544e_4553_4552_5031;
 
-/// Everything after the record's first word, which is `PRESENT` or zero.
-pub(super) fn encode_instance(record: &InstanceRecord) -> [u8; INSTANCE_BYTES as usize - 8] {
-    let mut bytes = [0; INSTANCE_BYTES as usize - 8];
+/// An instance has room for two contents; its first word says which of them counts, so that one store replaces one
+/// by the other. The words differ from each other and from `PRESENT` in many bits.
+pub(super) const CONTENT_WORDS: [u64; 2] = [0x3154_4e45_544e_4f43, u64::MAX - 0x3154_4e45_544e_4f43];
+pub(super) const CONTENT_AT: [usize; 2] = [8, 128];
+pub(super) const CONTENT_BYTES: usize = 112;
+const _: () = assert!(CONTENT_AT[0] + CONTENT_BYTES <= CONTENT_AT[1]);
+const _: () = assert!(CONTENT_AT[1] + CONTENT_BYTES <= INSTANCE_BYTES as usize);
+
+pub(super) fn encode_instance(record: &InstanceRecord) -> [u8; CONTENT_BYTES] {
+    let mut bytes = [0; CONTENT_BYTES];
     bytes[8..12].copy_from_slice(&record.ranks.to_le_bytes());
     bytes[12..16].copy_from_slice(&(record.engine_id.len() as u32).to_le_bytes());
     bytes[16..16 + record.engine_id.len()].copy_from_slice(&record.engine_id);
+    bytes[80..96].copy_from_slice(&record.incarnation.to_le_bytes());
+    bytes[96..112].copy_from_slice(&record.owner.to_le_bytes());
     let seal = checksum(&bytes[8..]);
     bytes[..8].copy_from_slice(&seal.to_le_bytes());
     bytes
 }
 
 pub(super) fn decode_instance(bytes: &[u8; INSTANCE_BYTES as usize]) -> Option<InstanceRecord> {
-    let is_whole = u64_at(bytes, 0) == PRESENT && u64_at(bytes, 8) == checksum(&bytes[16..]);
-    let len = u32_at(bytes, 20) as usize;
-    (is_whole && len <= MAX_ENGINE_ID_BYTES)
-        .then(|| InstanceRecord { engine_id: bytes[24..24 + len].to_vec(), ranks: u32_at(bytes, 16) })
+    let word = u64_at(bytes, 0);
+    let content = match CONTENT_WORDS.iter().position(|known| *known == word) {
+        Some(place) => &bytes[CONTENT_AT[place]..][..CONTENT_BYTES],
+        // Version 1: one content, sealed with the zeros behind it.
+        None if word == PRESENT => &bytes[8..],
+        None => return None,
+    };
+    let is_whole = u64_at(content, 0) == checksum(&content[8..]);
+    let engine_id = content[16..].get(..u32_at(content, 12) as usize)?;
+    let number = |at: usize| u128::from_le_bytes(content[at..at + 16].try_into().expect("16 bytes"));
+    (is_whole && engine_id.len() <= MAX_ENGINE_ID_BYTES).then(|| InstanceRecord {
+        engine_id: engine_id.to_vec(),
+        ranks: u32_at(content, 8),
+        incarnation: number(80),
+        owner: number(96),
+    })
 }
 
 /// A namespace that blocks of this pool belong to.

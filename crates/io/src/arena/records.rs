@@ -1,9 +1,10 @@
 //! Records that change rarely: engine instances in `table`, namespaces in `namespace`.
 //!
-//! Invariants: a record is its first word, which says that it counts, and a rest with a checksum; the word is
-//! cleared before the rest is replaced and set after it, so a crash leaves the record whole or absent. They
-//! are written through the file, not through a mapping: a filesystem without room is an error here, and would
-//! be a signal there.
+//! Invariants: a record is its first word, which says what counts, and a rest with a checksum. An instance's rest
+//! has two places: the one that does not count is written, then the word names it, so a crash leaves the old record
+//! or the new one. A namespace's word is cleared before its rest is replaced and set after it, so a crash leaves it
+//! whole or absent, and absent costs blocks, never a fence. They are written through the file, not through a mapping:
+//! a filesystem without room is an error here, and would be a signal there.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,7 @@ use forebay_core::Instance;
 
 use super::format::*;
 
-/// Replaces the record at `at`.
+/// Replaces the namespace at `at`.
 fn put(file: &File, at: u64, rest: &[u8]) -> io::Result<()> {
     clear(file, at)?;
     file.write_all_at(rest, at + 8)?;
@@ -24,8 +25,16 @@ fn clear(file: &File, at: u64) -> io::Result<()> {
     file.write_all_at(&[0; 8], at)
 }
 
+/// Replaces an instance's record in one store.
 pub(super) fn put_instance(table: &File, instance: Instance, record: &InstanceRecord) -> io::Result<()> {
-    put(table, instance_at(instance), &encode_instance(record))
+    let at = instance_at(instance);
+    let mut word = [0; 8];
+    table.read_exact_at(&mut word, at)?;
+    // A record of version 1 lies in the first place.
+    let is_second = u64::from_le_bytes(word) == CONTENT_WORDS[1] || word == [0; 8];
+    let place = if is_second { 0 } else { 1 };
+    table.write_all_at(&encode_instance(record), at + CONTENT_AT[place] as u64)?;
+    table.write_all_at(&CONTENT_WORDS[place].to_le_bytes(), at)
 }
 
 pub(super) fn clear_instance(table: &File, instance: Instance) -> io::Result<()> {
@@ -95,15 +104,17 @@ mod tests {
 
     #[test]
     fn a_record_with_any_bit_flipped_is_absent() {
-        let record = InstanceRecord { engine_id: b"engine-7".to_vec(), ranks: 8 };
-        let mut bytes = [0; INSTANCE_BYTES as usize];
-        bytes[..8].copy_from_slice(&PRESENT.to_le_bytes());
-        bytes[8..].copy_from_slice(&encode_instance(&record));
-        assert_eq!(decode_instance(&bytes), Some(record));
-        for bit in 0..bytes.len() * 8 {
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode_instance(&bytes), None, "bit {bit}");
-            bytes[bit / 8] ^= 1 << (bit % 8);
+        let record = InstanceRecord { engine_id: b"engine-7".to_vec(), ranks: 8, incarnation: 1 << 90, owner: 7 << 70 };
+        for place in 0..2 {
+            let mut bytes = [0; INSTANCE_BYTES as usize];
+            bytes[..8].copy_from_slice(&CONTENT_WORDS[place].to_le_bytes());
+            bytes[CONTENT_AT[place]..][..CONTENT_BYTES].copy_from_slice(&encode_instance(&record));
+            assert_eq!(decode_instance(&bytes), Some(record.clone()));
+            for bit in (0..64).chain(CONTENT_AT[place] * 8..(CONTENT_AT[place] + CONTENT_BYTES) * 8) {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(decode_instance(&bytes), None, "bit {bit}");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
         }
         let record = NamespaceRecord { id: NamespaceId(7), descriptor: "model=m".to_owned(), layout: vec![1, 2, 3] };
         let mut bytes = [0; NAMESPACE_BYTES as usize];

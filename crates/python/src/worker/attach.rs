@@ -31,6 +31,8 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub struct Worker {
     pub directory: PathBuf,
     pub engine_id: String,
+    /// Which start of the engine; its session says the same.
+    pub incarnation: [u8; 16],
     pub rank: u32,
     pub ranks: u32,
     pub groups: Vec<GroupShape>,
@@ -91,6 +93,7 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
         ranks: worker.ranks,
         groups: worker.groups.iter().map(group).collect(),
         held_pool_id: held.clone().unwrap_or_default(),
+        incarnation: worker.incarnation.to_vec(),
     };
     send_fds(&stream, &request.encode_to_vec(), &[], soon())?;
     let (bytes, fds) = recv_fds(&stream, soon())?;

@@ -41,7 +41,7 @@ pub struct WorkerEngine {
 impl WorkerEngine {
     #[new]
     #[pyo3(signature = (
-        socket_directory, engine_id, rank, ranks, *, tensors, groups, blocks_per_chunk = 1, threads = 0,
+        socket_directory, engine_id, rank, ranks, *, incarnation, tensors, groups, blocks_per_chunk = 1, threads = 0,
         verify = true
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
@@ -50,6 +50,7 @@ impl WorkerEngine {
         engine_id: String,
         rank: u32,
         ranks: u32,
+        incarnation: &[u8],
         tensors: Vec<TensorTuple>,
         groups: Vec<GroupTuple>,
         blocks_per_chunk: u32,
@@ -67,7 +68,9 @@ impl WorkerEngine {
         let (wake, suspected) = wake().map_err(Raised::from)?;
         let copies = Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads, verify, wake)?;
         let copies = Arc::new(copies);
-        let worker = attach::Worker { directory: socket_directory.into(), engine_id, rank, ranks, groups: shapes };
+        let incarnation = convert::incarnation(incarnation)?;
+        let directory = socket_directory.into();
+        let worker = attach::Worker { directory, engine_id, incarnation, rank, ranks, groups: shapes };
         let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?));
         Ok(WorkerEngine { copies, attaching })
     }

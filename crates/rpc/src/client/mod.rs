@@ -10,5 +10,5 @@ pub mod session;
 
 pub use backoff::Backoff;
 pub use connect::{Rpc, connect};
-pub use plain::{Client, GroupBytes};
+pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};

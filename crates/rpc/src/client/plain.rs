@@ -14,7 +14,7 @@ use tonic::{Response, Status, Streaming};
 use super::connect::{Rpc, connect};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
-use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
+use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, draw};
 
 /// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
 const CALL_BYTES: usize = MAX_MESSAGE_BYTES / 2;
@@ -279,9 +279,19 @@ impl Client {
     }
 }
 
+/// Asks for a session without workers. It holds nothing that could be resumed, so each is one of its own.
+pub fn lone_session(engine_id: String) -> proto::OpenSessionRequest {
+    proto::OpenSessionRequest {
+        protocol: PROTOCOL_VERSION,
+        engine_id,
+        incarnation: draw().to_vec(),
+        owner: draw().to_vec(),
+        ..Default::default()
+    }
+}
+
 async fn open_session(rpc: &mut Rpc, engine_id: String) -> Result<Session> {
-    let request = proto::OpenSessionRequest { protocol: PROTOCOL_VERSION, engine_id, ..Default::default() };
-    let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
+    let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
     match events.message().await.map_err(from_status)?.and_then(|event| event.event) {
         Some(proto::session_event::Event::Welcome(welcome)) => {
             Ok(Session { id: welcome.session, names: HashMap::new(), _events: events })

@@ -1,7 +1,7 @@
 //! The released formats: for each version a pool that was written by it, as text.
 //!
-//! `tests/fixtures/pool-1.hex` lists, file by file, the length and all rows of 16 bytes that are not zero. To
-//! write it anew after a change that is meant, run the tests with `FOREBAY_BLESS=1`.
+//! `tests/fixtures/pool-N.hex` lists, file by file, the length and all rows of 16 bytes that are not zero. To
+//! write today's anew after a change that is meant, run the tests with `FOREBAY_BLESS=1`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,7 +13,10 @@ use crate::arena::directory::{Directory, data_beside};
 use crate::arena::format::Header;
 use crate::arena::site::Site;
 
-const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/pool-1.hex");
+fn fixture(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/pool-{version}.hex"))
+}
+
 const POOL_ID: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 
 /// A pool whose every byte is known: two extents, a slot in each state, an instance and a namespace.
@@ -35,7 +38,9 @@ fn written_today(home: &Home) {
     pool.set_holders(SlotId(2), 0x8000_0000_0000_0001);
     pool.reserve(SlotId(4), Generation(6));
     pool.free(SlotId(4), Generation(7));
-    pool.set_instance(Instance(63), &InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8 }).unwrap();
+    // Replaced, so that both places of the record are written.
+    pool.set_instance(Instance(63), &InstanceRecord { owner: 0, ..engine() }).unwrap();
+    pool.set_instance(Instance(63), &engine()).unwrap();
     pool.set_namespace(1, NamespaceId(9), "model=m", b"layout").unwrap();
     let mapping = Mapping::new(pool.mapper_fds(Instance(63), 7).unwrap(), &pool.description()).unwrap();
     mapping.write_birth(SlotId(2), 7, &birth()).unwrap();
@@ -43,6 +48,11 @@ fn written_today(home: &Home) {
 
 fn extents() -> [Extent; 2] {
     [Extent { first_unit: 0, units: 1, slot_bytes: 8192 }, Extent { first_unit: 1, units: 1, slot_bytes: 512 << 10 }]
+}
+
+fn engine() -> InstanceRecord {
+    let (incarnation, owner) = (0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10, 0x1112_1314_1516_1718_191a_1b1c_1d1e_1f20);
+    InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8, incarnation, owner }
 }
 
 fn birth() -> BirthRecord {
@@ -83,9 +93,28 @@ fn restore(directory: &Path, dump: &str) {
 }
 
 #[test]
-fn a_pool_written_by_version_1_is_read() {
+fn a_pool_written_by_version_1_is_read_and_becomes_one_of_today() {
     let home = Home::new();
-    restore(home.path(), &std::fs::read_to_string(FIXTURE).unwrap());
+    let unknown = InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8, ..InstanceRecord::default() };
+    is_read(&home, 1, unknown);
+    let version = |name: &str| {
+        let mut bytes = [0; 4];
+        home.file(name).read_exact_at(&mut bytes, 8).unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    assert_eq!((version("table"), version("generation")), (2, 1));
+    let pool = home.pool(4 * MIB);
+    pool.set_instance(Instance(63), &engine()).unwrap();
+    assert_eq!(pool.instances().unwrap(), [(Instance(63), engine())]);
+}
+
+#[test]
+fn a_pool_written_by_version_2_is_read() {
+    is_read(&Home::new(), 2, engine());
+}
+
+fn is_read(home: &Home, version: u32, engine: InstanceRecord) {
+    restore(home.path(), &std::fs::read_to_string(fixture(version)).unwrap());
     let opened = home.open(4 * MIB);
     assert_eq!(opened.outcome, Outcome::Recovered { previous_epoch: 41, grown_by_units: 0 });
     let pool = &opened.pool;
@@ -97,7 +126,6 @@ fn a_pool_written_by_version_1_is_read() {
     assert_eq!(block_in(pool, &slots[256 + 1]), Some(block(2).0));
     assert_eq!((slots[1].state, slots[1].holders), (SlotState::Reserved { epoch: 41 }, 0x8000_0000_0000_0001));
     assert_eq!(slots.iter().filter(|slot| slot.state == SlotState::Free).count(), 257);
-    let engine = InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8 };
     assert_eq!(pool.instances().unwrap(), [(Instance(63), engine)]);
     let record = NamespaceRecord { id: NamespaceId(9), descriptor: "model=m".into(), layout: b"layout".to_vec() };
     assert_eq!(pool.namespaces().unwrap(), [(1, record)]);
@@ -106,14 +134,14 @@ fn a_pool_written_by_version_1_is_read() {
 }
 
 #[test]
-fn todays_files_are_those_of_version_1_to_the_byte() {
+fn todays_files_are_those_of_version_2_to_the_byte() {
     let home = Home::new();
     written_today(&home);
     let today = dump(home.path());
     if std::env::var_os("FOREBAY_BLESS").is_some() {
-        std::fs::write(FIXTURE, &today).unwrap();
+        std::fs::write(fixture(2), &today).unwrap();
     }
-    let released = std::fs::read_to_string(FIXTURE).unwrap();
+    let released = std::fs::read_to_string(fixture(2)).unwrap();
     for (today, released) in today.lines().zip(released.lines()) {
         assert_eq!(today, released, "the format changed: give it another version, or bless the fixture");
     }

@@ -23,7 +23,7 @@ fn a_pool_is_found_again_as_it_was_left() {
     pool.reserve(slot(2), Generation(9));
     pool.set_holders(slot(2), 0b1010);
     pool.set_namespace(3, NamespaceId(77), "model=m", b"layout").unwrap();
-    pool.set_instance(Instance(63), &InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8 }).unwrap();
+    pool.set_instance(Instance(63), &InstanceRecord { ranks: 8, ..InstanceRecord::default() }).unwrap();
     drop(opened);
 
     let opened = home.open(32 * MIB);
@@ -161,7 +161,7 @@ fn a_table_that_cannot_be_read_is_replaced_and_says_why() {
     // Each breaks a pool in its own way and names a part of the reason.
     type Break = fn(&Home);
     let cases: [(&str, Break); 9] = [
-        ("version 2", |home| write_at(home, "table", 8, &2u32.to_le_bytes())),
+        ("version 3", |home| write_at(home, "table", 8, &3u32.to_le_bytes())),
         ("other bytes", |home| write_at(home, "table", 0, b"X")),
         ("creation was cut short", |home| write_at(home, "table", 12, &format::CREATING.to_le_bytes())),
         ("it was retired", |home| home.pool(4 * MIB).retire()),

@@ -76,7 +76,9 @@ pub mod limits {
 pub struct SessionConfig {
     pub socket_directory: PathBuf,
     pub engine_id: String,
-    /// Worker processes that will attach under the same engine id.
+    /// Which start of the engine this is; not all zero. Its workers attach with the same.
+    pub incarnation: [u8; 16],
+    /// Worker processes that will attach under the same engine id and incarnation.
     pub ranks: u32,
     /// Slots of each group kept reserved ahead.
     pub stock_blocks: usize,
@@ -209,6 +211,9 @@ fn check(config: &SessionConfig) -> Result<()> {
     if config.engine_id.is_empty() || config.engine_id.len() > 64 {
         return Err(Error::invalid("an engine id has 1 to 64 bytes").with("engine_id", &config.engine_id));
     }
+    if config.incarnation == [0; 16] {
+        return Err(Error::invalid("an engine's incarnation is not zero").with("engine_id", &config.engine_id));
+    }
     if config.deadline.is_zero() || config.breaker_failures == 0 {
         return Err(Error::invalid("a session's deadline and breaker are above zero"));
     }
@@ -218,6 +223,8 @@ fn check(config: &SessionConfig) -> Result<()> {
 /// What the engine's threads and the background thread share.
 struct Shared {
     config: SessionConfig,
+    /// By which the daemon knows this session after a reconnect: what it holds is in this ledger and no other.
+    owner: [u8; 16],
     ledger: Mutex<Ledger>,
     wake_deliver: Notify,
     wake_stock: Notify,
@@ -235,6 +242,7 @@ impl Shared {
         Shared {
             ledger: Mutex::new(Ledger::new(config.stock_blocks, Instant::now())),
             config,
+            owner: crate::draw(),
             wake_deliver: Notify::new(),
             wake_stock: Notify::new(),
             wake_name: Notify::new(),

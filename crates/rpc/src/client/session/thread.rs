@@ -88,6 +88,8 @@ async fn open(shared: &Shared) -> Result<Open> {
         ranks: config.ranks,
         leases: declaration.leases,
         reservations: declaration.reservations,
+        incarnation: config.incarnation.to_vec(),
+        owner: shared.owner.to_vec(),
     };
     let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
     match events.message().await.map_err(from_status)? {
