@@ -5,8 +5,9 @@
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
 //! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
-//! `recover`, `purge` (what outlives whom), `corrupt` (what is dropped for its bytes); `tier`, `decorate` (what a tier can do, and what is put around each);
-//! `rehearsal`, `curve` (all of it without payloads, and in miniature).
+//! `recover`, `purge` (what outlives whom), `corrupt` (what is dropped for its bytes), `trust` (whose files are believed);
+//! `tier`, `decorate` (what a tier can do, and what is put around each); `rehearsal`, `curve` (all of it without payloads,
+//! and in miniature).
 
 #![forbid(unsafe_code)]
 
@@ -44,6 +45,7 @@ pub mod stats;
 pub mod store;
 mod tables;
 pub mod tier;
+pub mod trust;
 
 pub use crate::core::{Config, Core, Effect};
 pub use error::{Error, ErrorKind, Result};

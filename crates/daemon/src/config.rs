@@ -28,7 +28,7 @@ table::settings! {
         /// Directory of the sockets `forebay.sock` and `attach.sock`. Containers share this directory and nothing
         /// else.
         directory: PathBuf = default_socket_directory(),
-            shown "`/run/forebay` for root, else `$XDG_RUNTIME_DIR/forebay`, or `/tmp/forebay-UID` without that variable";
+            shown "`/run/forebay` for root, else `$XDG_RUNTIME_DIR/forebay`, or `/run/user/UID/forebay` without that variable";
         /// User ids that may connect besides root and the daemon's own. Empty by default, because whoever attaches
         /// can read and alter every block of the pool.
         allow_uids: Vec<u32> = Vec::new();
@@ -255,7 +255,7 @@ fn default_socket_directory() -> PathBuf {
     match (uid(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (0, _) => PathBuf::from("/run/forebay"),
         (_, Some(runtime)) if !runtime.is_empty() => PathBuf::from(runtime).join("forebay"),
-        (uid, _) => PathBuf::from(format!("/tmp/forebay-{uid}")),
+        (uid, _) => PathBuf::from(format!("/run/user/{uid}/forebay")),
     }
 }
 

@@ -1,10 +1,11 @@
 //! The sockets: where they lie, who may connect, and what was left by a daemon that died.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::trust;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::state::Shared;
@@ -14,14 +15,9 @@ use crate::state::Shared;
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Binds `name` in the socket directory, made if missing. A socket file that nobody listens on is replaced; one
-/// that somebody listens on is an error. Only the own user may connect unless others are allowed.
+/// that somebody listens on is an error, and so is a directory that somebody else could have made or can change. Only the own user may connect unless others are allowed.
 pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixListener> {
-    let path = directory.join(name);
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)
-        .map_err(|error| cannot_listen(&path, error))?;
+    let path = trust::make_directory(directory, 0o755, "socket.directory")?.join(name);
     remove_stale(&path)?;
     let listener = UnixListener::bind(&path).map_err(|error| cannot_listen(&path, error))?;
     // The peer's credentials are checked in any case; the mode keeps others from even trying.

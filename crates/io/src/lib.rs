@@ -17,6 +17,7 @@ pub mod ssd;
 mod store;
 mod ticket;
 mod transfers;
+pub mod trust;
 pub mod uring;
 
 pub use store::StoreReport;

@@ -113,13 +113,11 @@ def default_socket() -> str:
         if named := os.environ.get(variable):
             return named
     user = os.getuid()
-    usual = [Path("/run/forebay")]
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        usual.append(Path(runtime) / "forebay")
-    usual.append(Path(f"/tmp/forebay-{user}"))
-    # Others may make directories in /tmp: theirs are not trusted.
-    trusted = (path for path in usual if path.is_dir() and path.stat().st_uid in (0, user))
-    return str(next(trusted, usual[0] if user == 0 else usual[1]))
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{user}"
+    # None lies where others could make it; whose it is, is checked before anything is said to a socket in it.
+    usual = [Path("/run/forebay"), Path(runtime) / "forebay"]
+    there = sorted((path for path in usual if path.is_dir()), key=lambda path: path.stat().st_uid not in (0, user))
+    return str(next(iter(there), usual[0] if user == 0 else usual[1]))
 
 
 def bounded_engine_id(engine_id: str) -> str:

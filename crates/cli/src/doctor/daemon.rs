@@ -35,7 +35,10 @@ pub struct Findings {
 /// Asks the daemon whose sockets lie in `directory`, if there is one.
 pub async fn examine(directory: &Path) -> Findings {
     let path = directory.join(RPC_SOCKET);
-    let check = socket(&path, UnixStream::connect(&path).map(drop));
+    let check = match forebay_rpc::client::socket(directory, RPC_SOCKET) {
+        Err(error) if error.kind() == ErrorKind::Invalid => Check::failed("socket", &error),
+        Ok(_) | Err(_) => socket(&path, UnixStream::connect(&path).map(drop)),
+    };
     if check.verdict != super::Verdict::Ok {
         return Findings { checks: vec![check], holdings: None, tiers: None };
     }

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -66,7 +67,16 @@ impl Daemon {
 
     /// With this environment and nothing else in it.
     pub fn start_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
-        let mut daemon = Daemon::spawn_in(place, arguments, environment);
+        Daemon::spawn_in(place, arguments, environment, None).listening(place)
+    }
+
+    /// Of another user, which root can start alone.
+    pub fn start_as(place: &Place, arguments: &[&str], uid: u32) -> Daemon {
+        Daemon::spawn_in(place, arguments, &[], Some(uid)).listening(place)
+    }
+
+    fn listening(self, place: &Place) -> Daemon {
+        let mut daemon = self;
         let start = Instant::now();
         while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() {
             assert!(daemon.is_running() && start.elapsed() < DEADLINE, "the daemon does not listen:\n{}", daemon.log());
@@ -76,10 +86,11 @@ impl Daemon {
     }
 
     pub fn spawn(place: &Place, arguments: &[&str]) -> Daemon {
-        Daemon::spawn_in(place, arguments, &[])
+        Daemon::spawn_in(place, arguments, &[], None)
     }
 
-    fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
+    fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)], uid: Option<u32>) -> Daemon {
+        let own = rustix::process::geteuid().as_raw();
         let log = place.root.path().join("log");
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
@@ -92,6 +103,7 @@ impl Daemon {
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(stderr)
+            .uid(uid.unwrap_or(own))
             .spawn()
             .expect("the daemon starts");
         Daemon { child, log }

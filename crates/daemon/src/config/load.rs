@@ -19,7 +19,8 @@ const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
 const PREFIX: &str = "FOREBAY_";
 
 /// Variables with our prefix that are no keys: they belong to clients, engines and the installation.
-const RESERVED: [&str; 5] = [CONFIG_VARIABLE, "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_STRICT", "FOREBAY_STEP_STATS"];
+const RESERVED: [&str; 6] =
+    [CONFIG_VARIABLE, "FOREBAY_BIN", "FOREBAY_DAEMON_UID", "FOREBAY_SOCKET", "FOREBAY_STRICT", "FOREBAY_STEP_STATS"];
 
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]

@@ -5,13 +5,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use forebay_core::trust::Role;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 
 use super::mounts::{Mount, mount_of, mounts};
+use crate::trust;
 
 /// Where the private tmpfs is mounted, inside the directory.
 const MOUNT_NAME: &str = "mnt";
@@ -36,8 +38,7 @@ impl Directory {
                 .source(error)
                 .hint(hint)
         };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
-        let path = fs::canonicalize(path).map_err(unusable)?;
+        let path = trust::make_directory(path, 0o700, "pool.directory")?;
         let lock = File::open(&path).map_err(unusable)?;
         rustix::fs::access(&path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
             .map_err(|errno| unusable(errno.into()))?;
@@ -59,8 +60,9 @@ impl Directory {
     /// The private tmpfs, if one is mounted: by an earlier daemon, or by an operator.
     pub fn private_mount(&self) -> io::Result<Option<Mount>> {
         let point = self.mount_point();
-        match fs::metadata(&point) {
+        match fs::symlink_metadata(&point) {
             Ok(metadata) if metadata.dev() != self.identity.0 => {
+                trust::checked(Role::Directory, &point).map_err(io::Error::other)?;
                 Ok(Some(mount_of(&point)?).filter(|mount| mount.filesystem == "tmpfs"))
             }
             Ok(_) => Ok(None),
@@ -78,7 +80,7 @@ impl Directory {
     /// Where the data file may be: beside the small files, or on a hugetlbfs.
     pub fn data_places(&self) -> io::Result<Vec<PathBuf>> {
         let beside = self.homes()?.into_iter().map(|home| home.join(DATA_NAME));
-        let reserved = mounts()?.into_iter().filter(|mount| mount.filesystem == "hugetlbfs");
+        let reserved = mounts()?.into_iter().filter(|mount| mount.filesystem == "hugetlbfs" && is_safe(mount));
         Ok(beside.chain(reserved.map(|mount| self.data_on_hugetlbfs(&mount))).collect())
     }
 
@@ -86,6 +88,11 @@ impl Directory {
     pub fn data_on_hugetlbfs(&self, mount: &Mount) -> PathBuf {
         mount.point.join(format!("forebay-{:x}-{:x}", self.identity.0, self.identity.1))
     }
+}
+
+/// Whether what lies on it by one name is not replaced by somebody else; the file itself is checked when it is opened.
+pub(super) fn is_safe(mount: &Mount) -> bool {
+    trust::checked(Role::Above, &mount.point).is_ok()
 }
 
 pub(super) fn data_beside(home: &Path) -> PathBuf {

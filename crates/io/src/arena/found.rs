@@ -16,6 +16,7 @@ use super::format::*;
 use super::geometry::Geometry;
 use super::lock;
 use super::pool::{BIRTH_NAME, Files, GENERATION_NAME};
+use crate::trust;
 
 pub(super) const TABLE_NAME: &str = "table";
 pub(super) const NAMESPACE_NAME: &str = "namespace";
@@ -61,6 +62,13 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
     if !lock_table(&table).map_err(|error| cannot(&path, error))? {
         return Err(in_use(&home));
     }
+    // Somebody else's file is not a reason to make the pool anew, but to ask.
+    for path in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME].map(|name| home.join(name)) {
+        match open_read_write(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(&path, error)),
+            Ok(_) | Err(_) => {}
+        }
+    }
     let content = read_header(&table).and_then(|header| {
         let data = data.as_ref().ok_or("its data file is gone")?;
         check_length(TABLE_NAME, &table, table_bytes(&header.geometry))?;
@@ -104,7 +112,7 @@ fn first_of(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<(PathBuf,
 }
 
 fn open_read_write(path: &Path) -> io::Result<File> {
-    File::options().read(true).write(true).open(path)
+    trust::open(path, File::options().read(true).write(true))
 }
 
 fn read_header(table: &File) -> Result<Header, String> {

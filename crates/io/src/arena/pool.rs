@@ -32,6 +32,7 @@ use super::room::Room;
 use super::site::Site;
 use super::table::{RecoveredSlot, Table, Units};
 use super::{found, lock, records};
+use crate::trust;
 
 /// See the module's head.
 pub struct Pool {
@@ -423,7 +424,7 @@ impl Pool {
     pub fn mapper_fds(&self, instance: Instance, rank: usize) -> Result<MapperFds> {
         let byte = lock_byte(instance, rank)?;
         let open = |path: PathBuf, is_writable: bool| -> Result<File> {
-            File::options().read(true).write(is_writable).open(&path).map_err(|error| {
+            trust::open(&path, File::options().read(true).write(is_writable)).map_err(|error| {
                 Error::new(ErrorKind::Io, "cannot open the pool for a worker")
                     .with("path", path.display())
                     .source(error)

@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::bytes::human;
 use super::config::HugePages;
-use super::directory::{Directory, data_beside};
+use super::directory::{Directory, data_beside, is_safe};
 use super::format::Backing;
 use super::geometry::Geometry;
 use super::huge;
@@ -82,6 +82,8 @@ fn on_hugetlbfs(
                 "cannot map {wanted} of huge pages from `{point}`: {needed} are needed, {free} of {} are free",
                 pages.total
             );
+        } else if !is_safe(mount) {
+            why = format!("others may replace what lies on `{point}`: mount it with `mode=0700` or `mode=1777`");
         } else if let Err(error) = rustix::fs::access(&mount.point, rustix::fs::Access::WRITE_OK) {
             why = format!("cannot write to `{point}`: {error}");
         } else {

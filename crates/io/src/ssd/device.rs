@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::layout::PAGE;
+use crate::trust;
 use crate::uring::{Memory, Region, Span, try_lock};
 
 /// The byte that a daemon locks as long as it lives; far behind what any disk holds.
@@ -92,6 +93,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
     if !metadata.is_file() {
         return Err(Error::invalid("a disk is a file or a block device").with("path", path.display()));
     }
+    trust::check(file).map_err(|error| error.with("path", path.display()))?;
     let Some(wanted) = config.capacity_bytes else {
         return Err(Error::invalid("a file needs a capacity")
             .with("path", path.display())

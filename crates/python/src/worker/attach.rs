@@ -18,7 +18,7 @@ use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup, Suspe
 use forebay_rpc::{ATTACH_SOCKET, MAX_SUSPECTS, PROTOCOL_VERSION};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::copies::Copies;
@@ -79,7 +79,7 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
 
 /// Connects, says who this is, and maps what the daemon gives.
 fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
-    let stream = dial(&worker.directory.join(ATTACH_SOCKET))?;
+    let stream = dial(&forebay_rpc::client::socket(&worker.directory, ATTACH_SOCKET)?)?;
     let group = |shape: &GroupShape| RankGroup {
         group: shape.group,
         bytes: shape.slice_bytes,
@@ -173,6 +173,7 @@ fn dial(path: &Path) -> Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
     set_socket_timeout(&socket, Timeout::Send, Some(DEADLINE)).map_err(cannot)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(cannot)?).map_err(cannot)?;
+    forebay_rpc::client::peer(socket_peercred(&socket).map_err(cannot)?.uid.as_raw())?;
     Ok(UnixStream::from(socket))
 }
 

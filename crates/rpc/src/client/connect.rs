@@ -3,15 +3,17 @@
 //! Holds true: a connection that ends stays ended. gRPC channels reconnect by themselves, but a session lives on
 //! one connection: its number must not reach a daemon that was started since.
 
+use std::io;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{ErrorKind, Result};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
+use super::trust::{self, unreachable};
 use crate::proto::forebay_client::ForebayClient;
 use crate::{FRAME_BYTES, MAX_MESSAGE_BYTES, RPC_SOCKET, WINDOW_BYTES};
 
@@ -19,23 +21,17 @@ use crate::{FRAME_BYTES, MAX_MESSAGE_BYTES, RPC_SOCKET, WINDOW_BYTES};
 pub type Rpc = ForebayClient<Channel>;
 
 /// Connects to the daemon whose sockets lie in `directory`. Errors with `Unavailable` or, after `deadline`,
-/// `Timeout`.
+/// `Timeout`; with `Invalid` where the directory or the daemon is somebody else's.
 pub async fn connect(directory: &Path, deadline: Duration) -> Result<Rpc> {
-    let path = directory.join(RPC_SOCKET);
-    let unreachable = |kind, source: Box<dyn std::error::Error + Send + Sync>| {
-        Error::new(kind, "cannot reach the daemon")
-            .with("socket", path.display())
-            .source(source)
-            .hint("start it with `forebay serve`, or give the directory of its sockets")
-    };
+    let path = &trust::socket(directory, RPC_SOCKET)?;
+    let unavailable = |error: io::Error| unreachable(ErrorKind::Unavailable, path, error);
     let attempt = async {
-        let stream = UnixStream::connect(&path).await?;
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(handshake(stream).await?)
+        let stream = UnixStream::connect(path).await.map_err(unavailable)?;
+        trust::peer(stream.peer_cred().map_err(unavailable)?.uid())?;
+        handshake(stream).await.map_err(|error| unreachable(ErrorKind::Unavailable, path, error))
     };
-    let channel = match tokio::time::timeout(deadline, attempt).await {
-        Ok(outcome) => outcome.map_err(|error| unreachable(ErrorKind::Unavailable, error))?,
-        Err(elapsed) => return Err(unreachable(ErrorKind::Timeout, elapsed.into())),
-    };
+    let attempted = tokio::time::timeout(deadline, attempt).await;
+    let channel = attempted.unwrap_or_else(|elapsed| Err(unreachable(ErrorKind::Timeout, path, elapsed)))?;
     let rpc = ForebayClient::new(channel);
     Ok(rpc.max_decoding_message_size(MAX_MESSAGE_BYTES).max_encoding_message_size(MAX_MESSAGE_BYTES))
 }

@@ -7,8 +7,10 @@ mod backoff;
 mod connect;
 mod plain;
 pub mod session;
+mod trust;
 
 pub use backoff::Backoff;
 pub use connect::{Rpc, connect};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
+pub use trust::{peer, socket};

@@ -1,0 +1,141 @@
+//! Whose files and directories are believed, decided from what `fstat` says of them.
+//!
+//! Invariant: believed is what root and the trusted users alone could make and can change. So a directory is as good
+//! as the worst above it, since who may rename one of those can put another in its place. An access list needs no
+//! look of its own: it gives no more than the group bits of the mode say.
+
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Who owns a file or directory, and who may do what with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    pub uid: u32,
+    /// With the bits that say what it is.
+    pub mode: u32,
+    /// Names that it has.
+    pub links: u64,
+}
+
+/// What it is used as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// A file that is read and written.
+    File,
+    /// A directory that such files or sockets are found in by name.
+    Directory,
+    /// A directory somewhere above that one.
+    Above,
+}
+
+/// The users that are believed: root, the process's own, and perhaps one that was named.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust {
+    pub own: u32,
+    pub named: Option<u32>,
+    /// The end of a hint: what to do if somebody else is right after all.
+    pub remedy: &'static str,
+}
+
+const KIND: u32 = 0o170_000;
+const DIRECTORY: u32 = 0o040_000;
+const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+impl Trust {
+    /// Errors with `Invalid` and a hint where the user is not believed.
+    pub fn check_user(self, uid: u32, what: &str) -> Result<()> {
+        if uid == 0 || uid == self.own || Some(uid) == self.named {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{what} belongs to user {uid}"))
+            .hint(format!("use one that root or this user made; if user {uid} is right, {}", self.remedy)))
+    }
+
+    /// Checks what lies at `real`, above whose last part are no symbolic links, and all directories above it: from
+    /// the root down, so that nobody can replace what was looked at. `look` follows no link. Errors as
+    /// [`Trust::check`], or as `look` does.
+    pub fn check_path(self, role: Role, real: &Path, look: impl Fn(&Path) -> Result<Facts>) -> Result<()> {
+        let mut down: Vec<&Path> = real.ancestors().collect();
+        down.reverse();
+        down.into_iter().try_for_each(|path| {
+            let role = if path == real { role } else { Role::Above };
+            let checked = look(path).and_then(|facts| self.check(role, facts));
+            checked.map_err(|error| error.with("path", path.display()))
+        })
+    }
+
+    /// Errors with `Invalid`, the reason and a hint, where somebody else could have made it or can change it.
+    pub fn check(self, role: Role, facts: Facts) -> Result<()> {
+        let Facts { uid, mode, links } = facts;
+        let (what, kind) = match role {
+            Role::File => ("the file", FILE),
+            Role::Directory => ("the directory", DIRECTORY),
+            Role::Above => ("a directory above it", DIRECTORY),
+        };
+        if mode & KIND != kind {
+            let is = if mode & KIND == LINK { "a symbolic link" } else { "something else" };
+            return Err(Error::invalid(format!("{what} is {is}")).hint("name the place itself"));
+        }
+        self.check_user(uid, what)?;
+        // Where others may only add, what is there stays: enough above, not where names are looked for.
+        if mode & OTHERS_WRITE != 0 && !(role == Role::Above && mode & STICKY != 0) {
+            return Err(Error::invalid(format!("{what} is one that others may write to"))
+                .with("mode", format!("{:o}", mode & 0o7777))
+                .hint("run `chmod go-w` on it, or use another"));
+        }
+        if role == Role::File && links > 1 {
+            return Err(Error::invalid(format!("{what} has another name, through which it may be changed"))
+                .hint("remove the other hard link, or this one"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_root_and_trusted_users_can_make_and_change_is_believed() {
+        use Role::*;
+        let user = Trust { own: 1000, named: None, remedy: "" };
+        let naming = Trust { named: Some(7), ..user };
+        let root = Trust { own: 0, ..user };
+        // (who asks, what for, owner, mode, names, whether it is believed)
+        let cases = [
+            (user, Directory, 1000, 0o40700, 2, true),
+            (user, Directory, 0, 0o40755, 9, true),
+            (user, Directory, 1001, 0o40700, 2, false),
+            (user, Directory, 7, 0o40700, 2, false),
+            (naming, Directory, 7, 0o40755, 2, true),
+            (naming, Directory, 8, 0o40755, 2, false),
+            (root, Directory, 1000, 0o40700, 2, false),
+            (root, Directory, 0, 0o42755, 2, true),
+            (root, Directory, 0, 0o40775, 2, false),
+            (root, Directory, 0, 0o40757, 2, false),
+            (root, Directory, 0, 0o41777, 2, false),
+            (root, Above, 0, 0o41777, 2, true),
+            (root, Above, 0, 0o40777, 2, false),
+            (root, Above, 1000, 0o41777, 2, false),
+            (user, Above, 1001, 0o40755, 2, false),
+            (user, Directory, 1000, 0o120777, 1, false),
+            (user, Directory, 1000, 0o100600, 1, false),
+            (user, File, 1000, 0o40700, 1, false),
+            (user, File, 1000, 0o100600, 1, true),
+            (user, File, 0, 0o100644, 1, true),
+            (user, File, 1000, 0o100660, 1, false),
+            (user, File, 1000, 0o101602, 1, false),
+            (user, File, 1000, 0o100600, 2, false),
+            (user, File, 1001, 0o100600, 1, false),
+        ];
+        for (trust, role, uid, mode, links, is_believed) in cases {
+            let checked = trust.check(role, Facts { uid, mode, links });
+            assert_eq!(checked.is_ok(), is_believed, "{trust:?} {role:?} of {uid}, {mode:o}, {links}: {checked:?}");
+            assert!(checked.err().is_none_or(|error| error.hint_text().is_some()));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Whether the daemon is one that a client may believe: its directory, and who listens there.
+//!
+//! Holds true: nothing is written to a socket before root's, this user's, or the named user's daemon was found at its
+//! other end.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use forebay_core::trust::{Facts, Role, Trust};
+use forebay_core::{Error, ErrorKind, Result};
+
+/// Names the user whose daemon is believed besides root's and the own one, where `socket.allow_uids` of that daemon
+/// names this user.
+const VARIABLE: &str = "FOREBAY_DAEMON_UID";
+
+/// The path of a socket in the daemon's directory. Errors with `Invalid` where somebody else could have made the
+/// directory or can change it, and with `Unavailable` where there is none.
+pub fn socket(directory: &Path, name: &str) -> Result<PathBuf> {
+    let absent = |error: io::Error| unreachable(ErrorKind::Unavailable, &directory.join(name), error);
+    let directory = std::path::absolute(directory).map_err(absent)?;
+    let real = match (directory.parent(), directory.file_name()) {
+        (Some(above), Some(last)) => fs::canonicalize(above).map(|above| above.join(last)),
+        _ => fs::canonicalize(&directory),
+    };
+    let real = real.map_err(absent)?;
+    trust()?.check_path(Role::Directory, &real, |path| look(path).map_err(absent))?;
+    Ok(real.join(name))
+}
+
+/// Whether the user at the other end of a connection is believed. Errors with `Invalid` if not.
+pub fn peer(uid: u32) -> Result<()> {
+    trust()?.check_user(uid, "the daemon")
+}
+
+pub(super) fn unreachable(
+    kind: ErrorKind,
+    path: &Path,
+    why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    Error::new(kind, "cannot reach the daemon")
+        .with("socket", path.display())
+        .source(why)
+        .hint("start it with `forebay serve`, or give the directory of its sockets")
+}
+
+fn trust() -> Result<Trust> {
+    let named = match std::env::var(VARIABLE) {
+        Ok(text) => Some(text.parse().map_err(|_| {
+            Error::invalid(format!("`{VARIABLE}` names no user")).with("value", text).hint("set it to a user id")
+        })?),
+        Err(_) => None,
+    };
+    let own = rustix::process::geteuid().as_raw();
+    Ok(Trust { own, named, remedy: "set `FOREBAY_DAEMON_UID` to it where clients run" })
+}
+
+fn look(path: &Path) -> io::Result<Facts> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok(Facts { uid: metadata.uid(), mode: metadata.mode(), links: metadata.nlink() })
+}
