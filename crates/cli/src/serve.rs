@@ -11,6 +11,7 @@ use crate::settings::Settings;
 pub fn run(settings: &Settings) -> Result<(), Failure> {
     let config = settings.load()?.config;
     start_log(&config.log.level)?;
+    forebay_daemon::abort_on_panic();
     let runtime = runtime()?;
     Ok(runtime.block_on(forebay_daemon::serve(config))?)
 }

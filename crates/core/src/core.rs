@@ -123,7 +123,8 @@ pub enum Effect {
         slot: SlotId,
         generation: Generation,
     },
-    /// Copy what `slot` holds to `to_slot`, and call [`Core::moved`]. It may be overwritten meanwhile.
+    /// Copy what `slot` holds to `to_slot`, which has [`Core::slot_bytes`] of `to`, and call [`Core::moved`]. What the
+    /// table says of the block is to be read when this effect's turn comes: `slot` may be somebody else's soon after.
     Move {
         from: BlockId,
         slot: SlotId,
@@ -357,7 +358,8 @@ impl Core {
         self.space.capacity_bytes() * u64::from(permille) / 1000
     }
 
-    pub(crate) fn slot_bytes(&self, block: BlockId) -> u64 {
+    /// Bytes of the slot that a block has.
+    pub fn slot_bytes(&self, block: BlockId) -> u64 {
         self.space.class_info(self.blocks[block].class).slot_bytes
     }
 

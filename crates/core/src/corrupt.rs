@@ -73,9 +73,8 @@ impl Core {
     /// The comparison asked for by [`Effect::Verify`] is done; called once for each.
     pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool, finder: Finder) {
         let record = &mut self.blocks[block];
-        if record.generation != generation || !matches!(record.state, State::Verifying | State::Fenced) {
-            return;
-        }
+        let is_held = record.generation == generation && record.pins > 0;
+        assert!(is_held && matches!(record.state, State::Verifying | State::Fenced), "{block:?} was not verified");
         if record.state == State::Verifying && is_whole {
             record.state = State::Ready;
             self.stats.verified += u64::from(finder == Finder::Restart);

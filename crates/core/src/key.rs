@@ -119,6 +119,10 @@ impl Instance {
     /// A holder mask has 64 bits; one host runs a handful of engines.
     pub const MAX: usize = 64;
 
+    /// The daemon itself, which fills slots for `Put` and reads blocks for `Get`. No engine has its number, and no
+    /// session's end reaches what it holds: each of its copies ends by itself.
+    pub const DAEMON: Instance = Instance(63);
+
     pub fn bit(self) -> u64 {
         1 << self.0
     }

@@ -81,6 +81,7 @@ impl Core {
     /// Touches that may wait for `step`; over it a lookup applies as many as it adds.
     const MAX_TOUCHES: usize = 1 << 16;
 
+    /// `instance` gets the lease; `None` only asks.
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, ends, counts, last) = (Vec::new(), Vec::new(), Counts::default(), Fingerprint(0));
         Lookup { instance, namespace, found, ends, place: None, is_writing: true, counts, last }
@@ -261,7 +262,7 @@ impl Core {
             return Some(reason);
         }
         if lookup.instance.is_some() {
-            self.pin(block, lookup.instance);
+            self.pin(block, lookup.mapper());
             if self.blocks[block].owner & AHEAD != 0 {
                 self.use_ahead(block);
             }
@@ -319,6 +320,11 @@ impl Core {
 }
 
 impl Lookup {
+    /// Who is told the offsets, and so may touch the slots when the daemon is no more.
+    fn mapper(&self) -> Option<Instance> {
+        self.instance.filter(|instance| *instance != Instance::DAEMON)
+    }
+
     /// Keys that missed for this reason.
     pub fn missed(&self, reason: MissReason) -> u64 {
         self.counts.misses[reason as usize]

@@ -126,6 +126,7 @@ impl Core {
 
     /// The instance is back, or new, and will say what it holds, and which of its requests wait.
     pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
+        assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_expectations(instance);
         Resumption { instance, held: Vec::new(), lost: Vec::new() }
     }
@@ -179,12 +180,18 @@ impl Core {
 
     /// No process of the instance is left: all it held is free.
     pub fn instance_gone(&mut self, instance: Instance) {
+        assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_leases(instance);
         self.count_unfinished(instance);
         self.drop_expectations(instance);
         let reserved = std::mem::take(&mut self.reserved[instance.0 as usize]);
         self.drop_reservations(reserved);
         self.resolve(instance);
+    }
+
+    /// No transfer of an earlier daemon is under way: what tiers were filling then is free.
+    pub fn transfers_over(&mut self) {
+        self.resolve(Instance::DAEMON);
     }
 
     /// Leases, leased blocks and reserved blocks of an instance.

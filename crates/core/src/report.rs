@@ -21,6 +21,13 @@ pub struct ClassReport {
     pub fenced: u64,
 }
 
+impl ClassReport {
+    /// Slots that can be had. While extents drain, what they still hold may be more than all the others have.
+    pub fn free(&self) -> u64 {
+        self.slots.saturating_sub(self.used)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceReport {
     pub id: NamespaceId,

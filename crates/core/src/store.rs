@@ -3,6 +3,9 @@
 //! Reserved slots are anonymous: they get their key when they are committed. So an engine can take a stock of
 //! them ahead of time and name them without a round trip on its scheduling path; if two engines store the same
 //! block, the second commit finds the first and its slot is free again.
+//!
+//! A slot that the daemon fills for somebody is the daemon's own reservation ([`Instance::DAEMON`]): it ends when the
+//! copy has ended, by commit or abort, and by nothing else.
 
 use crate::block::{Block, BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Effect, policy_key};
@@ -33,7 +36,7 @@ impl Core {
 
     /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
     /// full of held blocks, the share of reservations is used up, or room is still being made.
-    /// `holds_mapping` is false for callers that never learn the offset.
+    /// `holds_mapping` is false for callers whose writes end with the daemon's process, as its own do.
     pub fn reserve(
         &mut self,
         instance: Instance,
@@ -241,10 +244,13 @@ impl Core {
     }
 
     fn reserved_by(&self, instance: Instance, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {
-        let block = self.space.block_at(slot)?;
-        let record = &self.blocks[block];
-        let is_ours = record.state == State::Reserved && record.owner == instance.0 && record.generation == generation;
-        is_ours.then_some(block)
+        let is_ours = |block: &BlockId| {
+            let Block { state, owner, generation: own, .. } = self.blocks[*block];
+            state == State::Reserved && owner == instance.0 && own == generation
+        };
+        let block = self.space.block_at(slot).filter(is_ours);
+        assert!(block.is_some() || instance != Instance::DAEMON, "{slot:?} was freed under the daemon's own copy");
+        block
     }
 
     /// A commit that was sent again finds its block ready in the very slot.

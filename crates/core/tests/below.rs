@@ -387,7 +387,7 @@ fn slots_that_a_killed_daemon_was_filling_are_used_only_when_its_transfers_are_o
     rig.core.instance_gone(Instance(0));
     assert!(!taken(&mut rig), "all other slots are reserved, this one is not");
     rig.core.instance_gone(Instance(0));
-    rig.core.instance_gone(TRANSFERS);
+    rig.core.transfers_over();
     assert!(taken(&mut rig));
 }
 

@@ -6,6 +6,7 @@
 //! scheduler. The connection stays open; its end means little (the mapping may live on), only that this rank has
 //! to come back before anything new is handed out.
 
+use std::convert::Infallible;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// For the one message that is written without yielding; it never waits, or the worker is no worker.
 const SEND_DEADLINE: Duration = Duration::from_millis(1);
 
-pub async fn run(listener: UnixListener, shared: Shared) {
+pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
     loop {
         let stream = listen::accept(&listener, &shared).await;
         let shared = shared.clone();

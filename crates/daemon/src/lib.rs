@@ -7,7 +7,7 @@
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
 //! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
-//! hit rate is).
+//! hit rate is), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
 
@@ -27,5 +27,7 @@ mod state;
 mod tick;
 mod tiers;
 mod verify;
+mod vital;
 
 pub use serve::serve;
+pub use vital::abort_on_panic;

@@ -1,29 +1,31 @@
 //! Copying blocks out of extents that another slot size is to have, on a thread of its own.
 //!
 //! Holds true: the new slot is ready in the table before the old one is free, so that a crash between leaves the block
-//! twice, and recovery drops one. What is copied may be overwritten meanwhile; then the core wants none of it.
+//! twice, and recovery drops one. The new slot is the copy's until it has ended. The old one is not held: what is copied
+//! may be overwritten meanwhile; then the core wants none of it. So what is copied, and how much, is decided with the
+//! move and never read again.
 
 use tokio::sync::mpsc;
 
 use crate::state::{Shared, ToMove};
+use crate::vital;
 
-/// Starts the thread; it ends with the daemon's state.
+/// Starts the thread.
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
     let (pool, shared) = (shared.lock().pool.clone(), shared.clone());
-    let run = move || {
-        while let Some(ToMove { from, slot, generation, to, to_slot }) = queue.blocking_recv() {
-            let entry = pool.entry(slot);
-            if let Some(entry) = &entry {
-                pool.copy(slot.offset(), to_slot.offset(), entry.length);
-                pool.move_births((slot, generation), (to_slot, pool.generation(to_slot)));
-            }
-            shared.event(|state| {
-                let is_moved = state.core.moved(from, generation, to, entry.is_some());
-                if let (true, Some(entry)) = (is_moved, &entry) {
-                    state.pool.ready(to_slot, entry);
-                }
-            });
+    let run = move || loop {
+        let to_move = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
+        let ToMove { from, slot, generation, to, to_slot, entry } = to_move;
+        if let Some(entry) = &entry {
+            pool.copy(slot.offset(), to_slot.offset(), entry.length);
+            pool.move_births((slot, generation), (to_slot, pool.generation(to_slot)));
         }
+        shared.event(|state| {
+            let is_moved = state.core.moved(from, generation, to, entry.is_some());
+            if let (true, Some(entry)) = (is_moved, &entry) {
+                state.pool.ready(to_slot, entry);
+            }
+        });
     };
-    std::thread::Builder::new().name("relocate".into()).spawn(run).expect("the system starts a thread");
+    vital::thread("relocate", run);
 }

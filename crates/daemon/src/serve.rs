@@ -19,7 +19,7 @@ use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify};
-use crate::{attach, listen, populate, recover, relocate, tick, tiers, verify};
+use crate::{attach, listen, populate, recover, relocate, tick, tiers, verify, vital};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
@@ -42,10 +42,10 @@ pub async fn serve(config: Config) -> Result<()> {
             tracing::info!(%address, "metrics and health");
         }
         let source = Arc::new(Pages { shared: shared.clone(), start_time_seconds: now_seconds() });
-        tokio::spawn(http::serve(listener, source));
+        vital::task(http::serve(listener, source));
     }
-    tokio::spawn(tick::run(shared.clone()));
-    tokio::spawn(attach::run(attach, shared.clone()));
+    vital::task(tick::run(shared.clone()));
+    vital::task(attach::run(attach, shared.clone()));
     let server = tokio::spawn(serve_rpc(rpc, shared.clone()));
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
@@ -109,7 +109,8 @@ async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result
         .add_service(service)
         .serve_with_incoming(incoming)
         .await
-        .map_err(|error| Error::new(ErrorKind::Io, "the control plane failed").source(error))
+        .map_err(|error| Error::new(ErrorKind::Io, "the control plane failed").source(error))?;
+    Err(Error::new(ErrorKind::Io, "the control plane ended").hint("start the daemon again, and report this"))
 }
 
 fn async_stream(
@@ -177,7 +178,8 @@ impl http::Source for Pages {
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let huge_bytes = self.shared.lock().pool.clone().huge_page_report()?.huge_bytes;
+        let pool = self.shared.lock().pool.clone();
+        let huge_bytes = pool.huge_page_report()?.huge_bytes;
         let insight = self.shared.lock().insight.clone();
         let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await;
         let estimates = estimates.expect("an estimate does not panic");

@@ -11,7 +11,7 @@ use forebay_core::corrupt::Finder;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
-use forebay_io::arena::{Extent, InstanceRecord, NAMESPACES, Pool};
+use forebay_io::arena::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
 use crate::config::Config;
@@ -60,13 +60,15 @@ pub struct ToVerify {
     pub slices: Vec<u64>,
 }
 
-/// A block that leaves its slot.
+/// A block that leaves its slot. All that is to be known of it was read under the lock when the move was decided.
 pub struct ToMove {
     pub from: BlockId,
     pub slot: SlotId,
     pub generation: Generation,
     pub to: BlockId,
     pub to_slot: SlotId,
+    /// Of the block in this generation, no longer than the slot it goes to; nothing if the table's entry is damaged.
+    pub entry: Option<Entry>,
 }
 
 /// The state, shared by the tasks of one thread and the helpers that bring events.
@@ -168,8 +170,10 @@ impl State {
                 }
                 Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Move { from, slot, generation, to, to_slot } => {
+                    let entry = self.pool.entry(slot).filter(|_| self.pool.generation(slot) == generation);
+                    let entry = entry.filter(|entry| entry.length <= self.core.slot_bytes(to));
                     // As below: without the thread the extent just stays where it is.
-                    let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot });
+                    let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot, entry });
                 }
                 Effect::Verify { block, slot, generation, finder } => {
                     let slices = self.core.slices(block).to_vec();

@@ -1,6 +1,7 @@
 //! What goes on without being asked: cut-up work of the core, alarms, and looking after instances whose end nobody
 //! reports, because a killed process says nothing but its kernel lock goes.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use forebay_core::Instance;
@@ -11,7 +12,7 @@ use crate::state::Shared;
 /// Often enough that a killed engine's slots are free before its successor has started.
 const PERIOD: Duration = Duration::from_millis(100);
 
-pub async fn run(shared: Shared) {
+pub async fn run(shared: Shared) -> Infallible {
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {

@@ -9,31 +9,26 @@ use forebay_io::arena::{Pool, Slice};
 use tokio::sync::mpsc;
 
 use crate::state::{Shared, ToVerify};
+use crate::vital;
 
-/// Starts the thread; it ends with the daemon's state.
+/// Starts the thread.
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let (pool, shared) = (shared.lock().pool.clone(), shared.clone());
-    let run = move || {
-        while let Some(asked) = queue.blocking_recv() {
-            let is_whole = verify(&pool, &asked);
-            let ToVerify { block, slot, generation, finder, .. } = asked;
-            match finder {
-                _ if !is_whole => {
-                    tracing::warn!(
-                        slot = slot.0,
-                        found_by = finder.name(),
-                        "a block is not what was stored; it is dropped"
-                    );
-                }
-                Finder::Load => {
-                    tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays");
-                }
-                _ => {}
+    let run = move || loop {
+        let asked = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
+        let is_whole = verify(&pool, &asked);
+        let ToVerify { block, slot, generation, finder, .. } = asked;
+        match finder {
+            _ if !is_whole => {
+                let found_by = finder.name();
+                tracing::warn!(slot = slot.0, found_by, "a block is not what was stored; it is dropped");
             }
-            shared.event(|state| state.core.verified(block, generation, is_whole, finder));
+            Finder::Load => tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays"),
+            _ => {}
         }
+        shared.event(|state| state.core.verified(block, generation, is_whole, finder));
     };
-    std::thread::Builder::new().name("verify".into()).spawn(run).expect("the system starts a thread");
+    vital::thread("verify", run);
 }
 
 fn verify(pool: &Pool, asked: &ToVerify) -> bool {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod threads;
 pub mod tiers;
 
 use std::fs;
@@ -405,6 +406,16 @@ impl Worker {
         // SAFETY: checked to lie in the mapping; the slot is leased, so nobody writes to it.
         unsafe { std::ptr::copy_nonoverlapping(self.mapping().data_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) }
         bytes
+    }
+
+    /// The first and the last eight bytes of a slot of `bytes`, whoever holds it.
+    pub fn ends(&self, slot: u32, bytes: u64) -> [[u8; 8]; 2] {
+        let at = SlotId(slot).offset() as usize;
+        [at, at + bytes as usize - 8].map(|at| {
+            assert!(at + 8 <= self.mapping().len());
+            // SAFETY: checked to lie in the mapping; what others write meanwhile is read as it is.
+            unsafe { std::ptr::read_volatile(self.mapping().data_ptr().add(at).cast()) }
+        })
     }
 
     pub fn mapping(&self) -> &Mapping {

@@ -45,8 +45,9 @@ impl TierId {
     }
 }
 
-/// Holds the slots that tiers fill, in the table: after a daemon was killed its transfers may still land there.
-pub const TRANSFERS: Instance = Instance(63);
+/// Holds the slots that tiers fill, in the table: after a daemon was killed its transfers may still land there. What
+/// it copies itself ends with its process and needs no holder there.
+pub const TRANSFERS: Instance = Instance::DAEMON;
 
 /// Which blocks are written down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -90,7 +90,7 @@ impl Below {
             return;
         }
         self.earlier.clear();
-        core.instance_gone(TRANSFERS);
+        core.transfers_over();
         if self.is_open {
             self.tell(core);
         }

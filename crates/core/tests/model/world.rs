@@ -25,6 +25,9 @@ use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
 use crate::table::{Key, Moving, Row, Table, Trust};
 
 const ENGINES: u8 = 3;
+/// The daemon with its own copies, beside the engines: it maps nothing, and nobody's end is its end.
+const DAEMON: u8 = ENGINES;
+const HOLDERS: u8 = ENGINES + 1;
 
 type At = (SlotId, Generation);
 
@@ -99,7 +102,7 @@ impl World {
         let mut world = World {
             core,
             table: Table::new(UNIT_BYTES),
-            engines: (0..ENGINES).map(|_| Engine::default()).collect(),
+            engines: (0..HOLDERS).map(|holder| Engine { is_alive: holder == DAEMON, ..Engine::default() }).collect(),
             shorts: vec![None; NAMESPACES as usize],
             retired: Vec::new(),
             open: Vec::new(),
@@ -118,14 +121,14 @@ impl World {
             Event::Populate(unit) => self.populate(u32::from(unit) % self.setup.units),
             Event::Start { engine } => self.start(engine % ENGINES),
             Event::Lookup { engine, prompt, piece, end } => {
-                let engine = engine.map(|engine| engine % ENGINES);
+                let engine = engine.map(|engine| engine % HOLDERS);
                 if engine.is_none_or(|engine| self.is_serving(engine)) {
                     self.lookup(engine, prompt, piece, end);
                 }
             }
             Event::Begin { engine, prompt } => {
-                if self.is_serving(engine % ENGINES) && self.open.len() < 8 {
-                    let open = self.begin(Some(engine % ENGINES), prompt.namespace % NAMESPACES);
+                if self.is_serving(engine % HOLDERS) && self.open.len() < 8 {
+                    let open = self.begin(Some(engine % HOLDERS), prompt.namespace % NAMESPACES);
                     self.open.push(open);
                 }
             }
@@ -136,31 +139,31 @@ impl World {
                     self.end(open, end);
                 }
             }
-            Event::Release { engine, which } => self.release(engine % ENGINES, which),
+            Event::Release { engine, which } => self.release(engine % HOLDERS, which),
             Event::ReleaseAgain { engine, which } => {
-                let released = &self.engines[(engine % ENGINES) as usize].released;
+                let released = &self.engines[(engine % HOLDERS) as usize].released;
                 if let Some(at) = pick(released, which) {
-                    self.core.release(Instance(engine % ENGINES), released[at]);
+                    self.core.release(instance(engine % HOLDERS), released[at]);
                 }
             }
             Event::ReleaseForeign { engine, which } => {
-                let leases = &self.engines[(engine % ENGINES) as usize].leases;
+                let leases = &self.engines[(engine % HOLDERS) as usize].leases;
                 if let Some(at) = pick(leases, which) {
-                    self.core.release(Instance((engine % ENGINES + 1) % ENGINES), leases[at].id);
+                    self.core.release(instance((engine % HOLDERS + 1) % HOLDERS), leases[at].id);
                 }
             }
             Event::Reserve { engine, namespace, group, count, maps } => {
-                if self.is_serving(engine % ENGINES) {
-                    self.reserve(engine % ENGINES, namespace % NAMESPACES, group, count.into(), maps);
+                if self.is_serving(engine % HOLDERS) {
+                    self.reserve(engine % HOLDERS, namespace % NAMESPACES, group, count.into(), maps);
                 }
             }
             Event::Commit { engine, which, chain, position, fault } => {
-                self.commit_any(engine % ENGINES, which, chain, position % 14, fault);
+                self.commit_any(engine % HOLDERS, which, chain, position % 14, fault);
             }
-            Event::Abort { engine, which, is_foreign } => self.abort(engine % ENGINES, which, is_foreign),
+            Event::Abort { engine, which, is_foreign } => self.abort(engine % HOLDERS, which, is_foreign),
             Event::Store { engine, prompt, at_once } => {
-                if self.is_serving(engine % ENGINES) {
-                    self.store(engine % ENGINES, prompt, at_once);
+                if self.is_serving(engine % HOLDERS) {
+                    self.store(engine % HOLDERS, prompt, at_once);
                 }
             }
             Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
@@ -208,10 +211,15 @@ impl World {
             self.end(open, End::Cancel);
         }
         for engine in 0..ENGINES {
-            while self.is_serving(engine) && !self.engines[engine as usize].leases.is_empty() {
-                self.release(engine, 0);
-            }
+            self.release_all(engine);
             self.gone(engine);
+        }
+        self.release_all(DAEMON);
+        while !self.engines[DAEMON as usize].filling.is_empty() {
+            self.abort(DAEMON, 0, false);
+        }
+        while !self.table.verifying.is_empty() {
+            self.verified(0);
         }
         while !self.table.audited.is_empty() {
             self.audited(0, true);
@@ -238,6 +246,12 @@ impl World {
         if self.setup.reserve_permille == 1000 && self.table.excluded.is_empty() {
             (0..self.setup.units).for_each(|unit| self.populate(unit));
             (0..NAMESPACES).for_each(|namespace| self.fill(namespace));
+        }
+    }
+
+    fn release_all(&mut self, engine: u8) {
+        while self.is_serving(engine) && !self.engines[engine as usize].leases.is_empty() {
+            self.release(engine, 0);
         }
     }
 
@@ -348,7 +362,7 @@ impl World {
 
     fn begin(&mut self, engine: Option<u8>, namespace: u8) -> Open {
         let short = self.short(namespace);
-        let lookup = self.core.begin_lookup(engine.map(Instance), short);
+        let lookup = self.core.begin_lookup(engine.map(instance), short);
         let (keys, answer, found) = (Vec::new(), Answer::default(), Vec::new());
         let (counted, is_unfinished) = ((0, 0), false);
         Open { engine, namespace, short, lookup, group: None, keys, answer, found, counted, is_unfinished }
@@ -421,7 +435,7 @@ impl World {
             let row = self.table.rows.get(&slot).unwrap_or_else(|| panic!("a hit in {slot:?}, which is free"));
             assert_eq!((row.key, row.generation), (Some(*key), generation), "a wrong block for {key:?}");
             assert!(row.trust == Trust::Verified && !row.is_corrupt, "{slot:?} is handed out unverified: {row:?}");
-            let bit = open.engine.map_or(0, |engine| Instance(engine).bit());
+            let bit = open.engine.map_or(0, table_bit);
             assert_eq!(row.holders & bit, bit, "{slot:?} is not written down as held by {:?}", open.engine);
             if open.engine.is_some() {
                 open.found.push((slot, generation));
@@ -511,7 +525,7 @@ impl World {
         let Some(at) = pick(&state.leases, which).filter(|_| !state.must_resume) else { return };
         let lease = state.leases.remove(at);
         state.released.push(lease.id);
-        self.core.release(Instance(engine), lease.id);
+        self.core.release(instance(engine), lease.id);
         self.settle();
     }
 
@@ -529,7 +543,8 @@ impl World {
         let groups = groups(namespace);
         let group = groups.get(group as usize % (groups.len() + 1)).map_or(9, |(group, _)| *group);
         let mut slots = Vec::new();
-        self.core.reserve(Instance(engine), short, group, count, maps, &mut slots);
+        let maps = maps && engine != DAEMON;
+        self.core.reserve(instance(engine), short, group, count, maps, &mut slots);
         assert!(slots.len() <= count);
         let slot_bytes = layout(namespace).group(group).map_or(0, |group| group.slot_bytes());
         for at in &slots {
@@ -562,6 +577,11 @@ impl World {
         if !self.is_serving(engine) {
             return;
         }
+        // The daemon commits what it has, once.
+        let fault = match fault {
+            Fault::WrongGeneration | Fault::Foreign | Fault::Again if engine == DAEMON => Fault::None,
+            _ => fault,
+        };
         let state = &self.engines[engine as usize];
         if let (Fault::Again, Some(at)) = (fault, pick(&state.committed, which)) {
             let again = state.committed[at];
@@ -614,7 +634,7 @@ impl World {
         }
         let predecessor = predecessor.map(|key| key.hash);
         let is_whole = !matches!(fault, Fault::Incomplete);
-        let outcome = self.core.commit(Instance(by), short, group, key.hash, predecessor, at, is_whole);
+        let outcome = self.core.commit(instance(by), short, group, key.hash, predecessor, at, is_whole);
         assert_eq!(outcome, expected, "commit of {key:?} at {at:?} with {fault:?}");
         if outcome == CommitOutcome::Stored {
             let row = self.table.row(at.0);
@@ -637,7 +657,7 @@ impl World {
         }
         let is_there = self.table.resident(&key).is_some_and(|(slot, row)| (slot, row.generation) == at);
         let expected = if is_there { CommitOutcome::Stored } else { CommitOutcome::Lost };
-        let outcome = self.core.commit(Instance(engine), key.short, key.group, key.hash, predecessor, at, true);
+        let outcome = self.core.commit(instance(engine), key.short, key.group, key.hash, predecessor, at, true);
         assert_eq!(outcome, expected, "repeated commit of {key:?} at {at:?}");
         self.settle();
     }
@@ -653,7 +673,7 @@ impl World {
         if !is_foreign {
             filling.remove(which);
         }
-        self.core.abort(Instance(by), at);
+        self.core.abort(instance(by), at);
         self.settle();
     }
 
@@ -838,13 +858,17 @@ impl World {
         self.table.moving.clear();
         self.table.audited.clear();
         for engine in &mut self.engines {
-            engine.must_resume = engine.is_alive;
             // Offsets that no worker knows died with the daemon, like all lease ids.
             engine.filling.retain(|filling| filling.maps);
             engine.released.extend(engine.leases.iter().map(|lease| lease.id));
             engine.committed.clear();
             engine.expected.clear();
         }
+        for engine in &mut self.engines[..ENGINES as usize] {
+            engine.must_resume = engine.is_alive;
+        }
+        // The daemon's own copies ended with it.
+        self.engines[DAEMON as usize].leases.clear();
         let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
         let alive = alive.fold(self.below.restart(), |mask, engine| mask | Instance(engine).bit());
         self.table.excluded.retain(|_, mask| *mask & alive != 0);
@@ -955,14 +979,14 @@ impl World {
         self.settle();
         self.core.audit().unwrap_or_else(|error| panic!("audit: {error}"));
         for (number, engine) in self.engines.iter().enumerate() {
-            let bit = Instance(number as u8).bit();
+            let bit = table_bit(number as u8);
             for (slot, generation) in engine.leases.iter().flat_map(|lease| &lease.blocks) {
                 if self.table.is_excluded(*slot) {
                     continue;
                 }
                 let row = &self.table.rows[slot];
                 assert_eq!(row.generation, *generation, "engine {number} lost {slot:?}: {row:?}");
-                assert_ne!(row.holders & bit, 0, "{slot:?} is not written down as read by engine {number}");
+                assert_eq!(row.holders & bit, bit, "{slot:?} is not written down as read by engine {number}");
             }
             for Filling { at: (slot, generation), maps, .. } in &engine.filling {
                 if self.table.is_excluded(*slot) {
@@ -1073,6 +1097,15 @@ fn check_promoting(states: &[u8], expected: &[u8]) {
         let is_weaker = [STATE_MISS, STATE_NOT_YET].contains(state);
         assert!(state == expected || is_weaker, "{states:?} where {expected:?} was there");
     }
+}
+
+fn instance(holder: u8) -> Instance {
+    if holder == DAEMON { Instance::DAEMON } else { Instance(holder) }
+}
+
+/// By what the table knows that a slot is in this hand.
+fn table_bit(holder: u8) -> u64 {
+    if holder == DAEMON { 0 } else { Instance(holder).bit() }
 }
 
 fn pick<T>(of: &[T], which: u8) -> Option<usize> {

@@ -444,7 +444,7 @@ fn slots_by_class(snapshot: &Snapshot) -> Samples {
     let one = |class: &ClassReport| {
         let sample = |state: &str, slots| (vec![class.slot_bytes.to_string(), state.to_string()], slots);
         [
-            sample("free", class.slots - class.used),
+            sample("free", class.free()),
             sample("reserved", class.reserved),
             sample("promoting", class.promoting),
             sample("ready", class.ready),

@@ -1,7 +1,9 @@
 //! Put and get: for clients that do not map the pool, and so need no share in its trust domain.
 //!
-//! The copies run on threads of their own, between two events. They go on to their end even if the client is
-//! gone, because the slots are theirs until then.
+//! The copies run on threads of their own, between two events, and go on to their end even if the client is gone.
+//!
+//! Invariant: what is being copied is the daemon's own ([`Instance::DAEMON`]) until the copy has ended, whatever becomes
+//! of the session that asked and of its instance: a reservation while a slot is filled, a lease while one is read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,6 +64,8 @@ fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
     Ok(PutReply { outcomes })
 }
 
+/// Whose block it is, is asked again when the bytes are there: a session that has ended stores nothing, and one whose
+/// namespace was purged meanwhile stores into the new one.
 fn put_one(
     shared: &Shared,
     request: &PutRequest,
@@ -70,25 +74,31 @@ fn put_one(
     before: Option<BlockHash>,
     data: &[u8],
 ) -> Result<CommitOutcome> {
+    let length = data.len() as u64;
     let taken = shared.event(|state| -> Result<_> {
-        let (instance, namespace, _) = target(state, request.session, request.namespace, group)?;
+        let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)?;
         let mut slots = Vec::new();
-        state.core.reserve(instance, namespace, group, 1, false, &mut slots);
+        if length == block_bytes {
+            state.core.reserve(Instance::DAEMON, namespace, group, 1, false, &mut slots);
+        }
         let lengths = state.core.layout(namespace).group(group).map_or(vec![], |layout| layout.rank_bytes.clone());
-        Ok(slots.pop().map(|at| (instance, namespace, at, lengths, state.pool.clone())))
+        Ok(slots.pop().map(|at| (at, lengths, state.pool.clone())))
     })?;
-    let Some((instance, namespace, at, lengths, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
+    let Some((at, lengths, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
     pool.write(at.0.offset(), data);
     let slices = sum_slices(data, &lengths);
     pool.set_births(at.0, at.1, &slices);
     let sum = Slice::combine(&slices).expect("a block has a slice");
     shared.event(|state| {
-        let outcome = state.core.commit(instance, namespace, group, hash, before, at, true);
+        let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
+            .inspect_err(|_| state.core.abort(Instance::DAEMON, at))?;
+        let is_whole = length == block_bytes;
+        let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, at, is_whole);
         if outcome == Outcome::Stored {
             let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
             let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
-            store::make_ready(state, key, at, data.len() as u64, sum, tokens);
-            state.rpc.put_bytes += data.len() as u64;
+            store::make_ready(state, key, at, length, sum, tokens);
+            state.rpc.put_bytes += length;
         }
         Ok(store::wire(outcome))
     })
@@ -114,7 +124,7 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
         let Some(found) = pin(shared, request, group, hash, hash_bytes)? else { continue };
         size += found.length as usize + hash_bytes + 16;
         if size > MAX_MESSAGE_BYTES {
-            shared.event(|state| state.core.release(found.instance, found.lease));
+            shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
             return Err(Error::new(ErrorKind::Full, "the blocks asked for do not fit one message")
                 .with("limit", MAX_MESSAGE_BYTES)
                 .hint("ask for fewer at a time"));
@@ -124,7 +134,7 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
             if data.is_none() {
                 state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
             }
-            state.core.release(found.instance, found.lease);
+            state.core.release(Instance::DAEMON, found.lease);
             state.rpc.get_bytes += data.as_ref().map_or(0, Vec::len) as u64;
         });
         blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
@@ -153,8 +163,8 @@ fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
 fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize) -> Result<()> {
     for piece in request.hashes.chunks(Core::MAX_KEYS_PER_EVENT * hash_bytes) {
         shared.event(|state| -> Result<()> {
-            let (instance, namespace, _) = target(state, request.session, request.namespace, group)?;
-            let mut lookup = state.core.begin_lookup(Some(instance), namespace);
+            let (_, namespace, _) = target(state, request.session, request.namespace, group)?;
+            let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             state.core.look(&mut lookup, group, piece, hash_bytes, &mut Answer::default());
             state.core.cancel_lookup(lookup);
             Ok(())
@@ -163,8 +173,8 @@ fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize
     Ok(())
 }
 
+/// Under a lease of the daemon.
 struct Pinned {
-    instance: Instance,
     lease: LeaseId,
     at: (SlotId, Generation),
     length: u64,
@@ -175,18 +185,18 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
     let start = Instant::now();
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     while start.elapsed() < deadline {
-        let (answer, instance, lease, length) = shared.event(|state| -> Result<_> {
-            let (instance, namespace, length) = target(state, request.session, request.namespace, group)?;
-            let mut lookup = state.core.begin_lookup(Some(instance), namespace);
+        let (answer, lease, length) = shared.event(|state| -> Result<_> {
+            let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
+            let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             let mut answer = Answer::default();
             state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
-            Ok((answer, instance, state.core.finish_lookup(lookup), length))
+            Ok((answer, state.core.finish_lookup(lookup), length))
         })?;
         match answer.states.first() {
             None => return Ok(None),
             Some(&STATE_READY) => {
                 let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
-                return Ok(Some(Pinned { instance, lease, at, length }));
+                return Ok(Some(Pinned { lease, at, length }));
             }
             // 16 MiB are verified in about a millisecond, and read in some.
             Some(_) => std::thread::sleep(PAUSE),

@@ -12,7 +12,8 @@ use crate::instances::Member;
 use crate::state::{Shared, State};
 
 pub fn inspect(shared: &Shared) -> Result<InspectReply> {
-    let huge_bytes = shared.lock().pool.clone().huge_page_report()?.huge_bytes;
+    let pool = shared.lock().pool.clone();
+    let huge_bytes = pool.huge_page_report()?.huge_bytes;
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -121,7 +122,7 @@ fn classes(state: &State) -> Vec<ClassInfo> {
         slot_bytes: class.slot_bytes,
         slots: class.slots,
         ready: class.ready,
-        free: class.slots.saturating_sub(class.used),
+        free: class.free(),
         pinned: class.pinned + class.reserved,
     });
     classes.collect()

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::below::{TRANSFERS, TierId};
+use forebay_core::below::TierId;
 use forebay_core::tier::Location;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::arena::Pool;
@@ -21,6 +21,7 @@ use super::kind::{Driven, Kind};
 use super::settings;
 use crate::config::Config;
 use crate::state::Shared;
+use crate::vital;
 
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
@@ -127,7 +128,8 @@ impl Opening {
             state.drive_tier(self.tier);
         });
         tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier is open");
-        runtime.spawn(super::run::run(shared.clone(), self.tier, wake));
+        let _runtime = runtime.enter();
+        vital::task(super::run::run(shared.clone(), self.tier, wake));
         Ok(())
     }
 }
@@ -142,7 +144,7 @@ fn open_ssd(mut claim: Claim, tier: TierId, shared: &Shared, pool: Arc<Pool>) ->
         std::thread::sleep(CLAIM_PAUSE);
     }
     // Nothing lands any more in the slots that it was filling.
-    shared.event(|state| state.core.instance_gone(TRANSFERS));
+    shared.event(|state| state.core.transfers_over());
     let ssd = claim.open(Region::of_pool(pool))?;
     let found: Vec<(BlockKey, Location)> = ssd.blocks().map(|block| (block.key, block.location)).collect();
     for disk in ssd.report() {

@@ -1,5 +1,6 @@
 //! When a tier gets its turn: whenever it has completed something, and as time passes.
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use forebay_core::below::TierId;
 use super::Openings;
 use crate::state::Shared;
 use crate::tick::work_off;
+use crate::vital;
 
 /// Deadlines, write budgets and flushes are as exact as this.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -24,10 +26,10 @@ pub fn start(openings: Openings, shared: &Shared) {
         return;
     }
     openings.into_iter().for_each(|opening| opening.spawn(shared));
-    tokio::spawn(forgive(shared.clone()));
+    vital::task(forgive(shared.clone()));
 }
 
-pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) {
+pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallible {
     // Without it, asking every 10 ms costs latency and no blocks.
     let wake = waiter(wake).inspect_err(|error| tracing::warn!(%error, "cannot wait for a tier")).ok();
     let mut ticks = interval(PERIOD);
@@ -47,7 +49,7 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) {
     }
 }
 
-async fn forgive(shared: Shared) {
+async fn forgive(shared: Shared) -> Infallible {
     let mut ticks = interval(FORGIVE);
     loop {
         ticks.tick().await;
