@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forebay.vllm import metrics
+from forebay.vllm import metrics, settings
 from forebay.vllm.settings import VLLM_OPTIONS, Settings, bounded_engine_id, default_socket, passed_on
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 from vllm.v1.kv_offload import base
@@ -119,11 +118,12 @@ def test_the_variable_names_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_usual_directory_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if os.path.isdir("/run/forebay"):
-        pytest.fail("this machine runs a daemon at /run/forebay, which hides what is tested here")
+    monkeypatch.setattr(settings, "HOST_DIRECTORY", tmp_path / "host")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "forebay").mkdir()
     assert default_socket() == str(tmp_path / "forebay")
+    (tmp_path / "host").mkdir()
+    assert default_socket() == str(tmp_path / "host")
 
 
 def test_a_long_engine_id_is_bounded_and_stays_distinct() -> None:
@@ -136,7 +136,7 @@ def test_a_long_engine_id_is_bounded_and_stays_distinct() -> None:
 def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> None:
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
     defaults = {field.name: str(field.default) for field in fields(Settings)}
-    defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true"}
+    defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true", "verify_loads": "true"}
     assert rows == defaults
     assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == set(metrics.DEFINITIONS)
     fates = dict(re.findall(r"^\| `([a-z_]+)` \| (as in vLLM|ignored)[^|]* \|$", PAGE, re.MULTILINE))

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 SOCKET_FILE = "forebay.sock"
+# Where a daemon that root started has its sockets.
+HOST_DIRECTORY = Path("/run/forebay")
 # The second is the daemon's own name for it: whoever sets it for `forebay serve` means the engines too.
 SOCKET_VARIABLES = ("FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY")
 
@@ -115,7 +117,7 @@ def default_socket() -> str:
     user = os.getuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{user}"
     # None lies where others could make it; whose it is, is checked before anything is said to a socket in it.
-    usual = [Path("/run/forebay"), Path(runtime) / "forebay"]
+    usual = [HOST_DIRECTORY, Path(runtime) / "forebay"]
     there = sorted((path for path in usual if path.is_dir()), key=lambda path: path.stat().st_uid not in (0, user))
     return str(next(iter(there), usual[0] if user == 0 else usual[1]))
 
