@@ -80,6 +80,14 @@ def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> 
     return completed, warnings
 
 
+def _callers() -> Iterator[Any]:
+    """The objects whose methods are under way in this thread, the innermost first: what vLLM does not hand over."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
+
+
 def engine_transfer(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> KVTransferConfig:
     """The transfer configuration that vLLM's scheduler goes by: ours, or that of the connector which makes ours.
 
@@ -87,12 +95,9 @@ def engine_transfer(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> K
     outermost connector is looked for among the callers; each holds its configuration before it makes others.
     """
     transfer = vllm_config.kv_transfer_config
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
+    for caller in _callers():
         if isinstance(caller, KVConnectorBase_V1) and caller is not connector:
             transfer = caller._kv_transfer_config
-        frame = frame.f_back
     assert transfer is not None
     return transfer
 
@@ -313,12 +318,7 @@ def engine_core() -> Any | None:
     child's is passed on, to all children.
     """
     kind = getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
-    frame = sys._getframe(1)
-    while kind is not None and frame is not None:
-        if isinstance(found := frame.f_locals.get("self"), kind):
-            return found
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return next((caller for caller in _callers() if kind is not None and isinstance(caller, kind)), None)
 
 
 def on_workers(core: Any, function: Callable[[Any], Any]) -> list[Any]:
