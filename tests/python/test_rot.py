@@ -6,6 +6,7 @@ The harm is done through the pool's files, as a bit that flips in memory or a pr
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ PAGE = 4096
 FULL = Group(0, ((0, 1000), (1, 3000)))
 CHUNKED = Model(blocks_per_chunk=4)
 BLOCK = 4000
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """Without the scrub, which would find before the others what is to be found by them."""
+    with Daemon(capacity_bytes=64 << 20, pool={"scrub_bytes_per_second": 0}) as daemon:
+        yield daemon.start()
 
 
 def flip(daemon: Daemon, slot: int, at: int) -> None:
@@ -90,7 +98,9 @@ def test_get_returns_no_byte_that_flipped_and_the_next_put_is_taken(daemon: Daem
 def test_what_no_worker_of_this_daemon_stored_can_be_loaded_and_is_compared(ranks: int) -> None:
     """After a restart, of a pool whose birth records are not there; then from the disk, after the pool was dropped."""
     keys = hashes("old", 3)
-    with Daemon(capacity_bytes=64 << 20, ssd_bytes=64 << 20, ssd_admission="all") as daemon:
+    with Daemon(
+        capacity_bytes=64 << 20, ssd_bytes=64 << 20, ssd_admission="all", pool={"scrub_bytes_per_second": 0}
+    ) as daemon:
         daemon.start()
         with Engine(daemon.socket.parent, ranks=ranks) as engine:
             engine.wait_ready().store(FULL, keys, [1, 2, 3])
@@ -138,7 +148,7 @@ def test_whoever_cries_wolf_drops_no_block_and_its_birth_is_written_anew(daemon:
 
 @pytest.mark.parametrize("where", ["daemon", "worker"])
 def test_comparing_loads_can_be_switched_off(where: str) -> None:
-    pool = {"verify_loads": where != "daemon"}
+    pool = {"verify_loads": where != "daemon", "scrub_bytes_per_second": 0}
     with Daemon(capacity_bytes=64 << 20, pool=pool) as daemon:
         daemon.start()
         keys = hashes("off", 1)

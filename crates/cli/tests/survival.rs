@@ -239,7 +239,8 @@ fn a_stale_offset_is_recognised_by_its_generation() {
 #[test]
 fn an_audit_reads_every_block_and_drops_what_is_not_what_was_stored() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place, SMALL);
+    // Nobody else is to find it first.
+    let _daemon = Daemon::start(&place, &[SMALL, &["--pool.scrub_bytes_per_second", "0"]].concat());
     let (client, worker) = engine(&place, "a", BYTES);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let slots = client.reserve(namespace, 60);

@@ -24,6 +24,7 @@ use crate::names::Names;
 use crate::policy::{List, Nodes, Policy, Residents};
 use crate::purge::Purge;
 use crate::room::Drain;
+use crate::scrub::Scrub;
 use crate::space::Space;
 use crate::stats::{Stats, Unfinished};
 use crate::tables::TABLE_BITS;
@@ -190,6 +191,7 @@ pub struct Core {
     pub(crate) purges: Vec<Purge>,
     pub(crate) expectations: Expectations,
     pub(crate) below: Below,
+    pub(crate) scrub: Scrub,
     pub(crate) stats: Stats,
     pub(crate) effects: Vec<Effect>,
 }
@@ -224,6 +226,7 @@ impl Core {
             purges: Vec::new(),
             expectations: Expectations::default(),
             below: Below::new(config.table_bits),
+            scrub: Scrub::default(),
             stats: Stats::default(),
             effects: Vec::new(),
             config,
@@ -313,6 +316,7 @@ impl Core {
         let touches: Vec<BlockId> = self.touches.drain(..count).collect();
         for batch in touches.chunks(WARM) {
             self.nodes.warm(batch);
+            self.scrub.note(batch);
             for block in batch {
                 // It may have been corrupt or purged meanwhile, and its record reused.
                 if self.is_indexed(*block) {

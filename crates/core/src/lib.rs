@@ -5,8 +5,8 @@
 //!
 //! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
 //! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
-//! `recover`, `purge` (what outlives whom), `corrupt` (what is dropped for its bytes), `trust` (whose files are believed);
-//! `tier`, `decorate` (what a tier can do, and what is put around each); `rehearsal`, `curve` (all of it without payloads,
+//! `recover`, `purge` (what outlives whom), `corrupt`, `scrub` (what is dropped for its bytes, what is read to find it), `trust`
+//! (whose files are believed); `tier`, `decorate` (what a tier can do, and what is put around each); `rehearsal`, `curve` (all of it without payloads,
 //! and in miniature).
 
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@ pub mod rehearsal;
 mod relocate;
 pub mod report;
 mod room;
+mod scrub;
 pub mod space;
 pub mod stats;
 pub mod store;

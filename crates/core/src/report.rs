@@ -1,9 +1,9 @@
 //! What the core shows to people: fill by class and namespace, and what is held.
 
-use crate::block::{BlockId, ClassId, NamespaceIndex, State};
+use crate::block::{Block, BlockId, ClassId, NamespaceIndex, State};
 use crate::core::{Core, Tally};
 use crate::corrupt::Finder;
-use crate::key::{BlockKey, Instance, NamespaceId, SlotId};
+use crate::key::{BlockKey, Generation, Instance, NamespaceId, SlotId};
 use crate::space::Class;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,11 +49,12 @@ pub struct Held {
     pub wanted_bytes: u64,
 }
 
-/// A ready block under audit.
+/// A ready block that is to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Audited {
+pub struct ReadyBlock {
     pub block: BlockId,
     pub slot: SlotId,
+    pub generation: Generation,
     pub key: BlockKey,
 }
 
@@ -113,17 +114,17 @@ impl Core {
 
     /// Ready blocks among the records from `cursor` on, pinned so that they stay while they are read; give each
     /// back with [`Core::audited`]. Looks at `limit` records; `None` as the next cursor at the end.
-    pub fn audit_piece(&mut self, cursor: u32, limit: u32) -> (Vec<Audited>, Option<u32>) {
+    pub fn audit_piece(&mut self, cursor: u32, limit: u32) -> (Vec<ReadyBlock>, Option<u32>) {
         let end = cursor.saturating_add(limit).min(self.blocks.end());
-        let mut piece = Vec::new();
-        for block in (cursor..end).map(BlockId).filter(|block| self.blocks[*block].state == State::Ready) {
-            let record = &self.blocks[block];
-            let namespace = self.names.get(record.namespace).id;
-            let key = BlockKey { namespace, group: record.group, hash: record.hash };
-            piece.push(Audited { block, slot: record.slot, key });
-        }
+        let piece: Vec<ReadyBlock> = (cursor..end).filter_map(|block| self.ready_block(BlockId(block))).collect();
         piece.iter().for_each(|audited| self.pin(audited.block, None));
         (piece, (end < self.blocks.end()).then_some(end))
+    }
+
+    pub(crate) fn ready_block(&self, block: BlockId) -> Option<ReadyBlock> {
+        let Block { state, slot, generation, namespace, group, hash, .. } = self.blocks[block];
+        let key = || BlockKey { namespace: self.names.get(namespace).id, group, hash };
+        (state == State::Ready).then(|| ReadyBlock { block, slot, generation, key: key() })
     }
 
     /// The block was read; one that is not whole is dropped.

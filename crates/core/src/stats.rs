@@ -37,6 +37,10 @@ pub struct Stats {
     pub suspected: u64,
     /// Blocks that were not what was stored, by `Finder as usize`.
     pub corrupt: [u64; Finder::ALL.len()],
+    /// Bytes of the slots that were given out to be read by the scrub.
+    pub scrubbed_bytes: u64,
+    /// Walks of the scrub over all blocks that ended.
+    pub scrubs: u64,
     pub extents_moved: u64,
     /// Blocks that left a draining extent for another slot.
     pub moved: u64,

@@ -54,6 +54,11 @@ table::settings! {
         /// Whether workers compare each block that they load with its checksum, in the same pass, and `Get` what it
         /// copies. Without it a bit that flips in the pool's memory is served until the block is verified otherwise.
         verify_loads: bool = true;
+        /// Bytes of the pool that the daemon reads in a second to compare blocks with their checksums, so that a byte that
+        /// changed is found where no load compares it; `0` switches it off. Half of it at most goes to blocks that are
+        /// hit, the rest to all in turn: each is read once while twice the pool's capacity is. 256 MiB take 3 % of one
+        /// core (bench/reports/2026-11-22-scrub.md).
+        scrub_bytes_per_second: Bytes = Bytes(256 << 20);
     }
 
     /// Files or block devices that hold blocks the pool has no room for. They outlive the daemon, the pool and the

@@ -6,7 +6,7 @@
 //! its own and comes back with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
+//! (workers), `recover`, `populate`, `verify`, `scrub`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
 //! hit rate is), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ pub mod metrics;
 mod populate;
 mod recover;
 mod relocate;
+mod scrub;
 mod serve;
 mod service;
 mod state;

@@ -19,7 +19,7 @@ use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify};
-use crate::{attach, listen, populate, recover, relocate, tick, tiers, verify, vital};
+use crate::{attach, listen, populate, recover, relocate, scrub, tick, tiers, verify, vital};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
@@ -34,6 +34,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let (shared, to_verify, to_move) = open(config)?;
     verify::start(&shared, to_verify);
     relocate::start(&shared, to_move);
+    scrub::start(&shared);
     populate::start(&shared);
     tiers::start(openings, &shared);
 

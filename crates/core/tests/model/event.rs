@@ -152,6 +152,11 @@ pub enum Event {
         which: u8,
         is_whole: bool,
     },
+    Scrub,
+    Scrubbed {
+        which: u8,
+        is_whole: bool,
+    },
     /// A worker says that a slot's bytes are not what was stored, perhaps of a slot that changed hands since.
     Suspect {
         which: u8,
@@ -259,6 +264,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(|which| Event::Corrupt { which }),
         1 => (index(), index()).prop_map(|(from, records)| Event::Audit { from, records }),
         3 => (index(), prop::bool::weighted(0.9)).prop_map(|(which, is_whole)| Event::Audited { which, is_whole }),
+        1 => Just(Event::Scrub),
+        3 => (index(), prop::bool::weighted(0.9))
+            .prop_map(|(which, is_whole)| Event::Scrubbed { which, is_whole }),
         3 => (index(), prop::bool::weighted(0.2), any::<bool>())
             .prop_map(|(which, is_stale, is_right)| Event::Suspect { which, is_stale, is_right }),
         2 => (index(), prop::bool::weighted(0.2))

@@ -65,6 +65,8 @@ pub struct Table {
     pub moving: Vec<Moving>,
     /// Blocks that an audit is reading.
     pub audited: Vec<(BlockId, SlotId)>,
+    /// Blocks that the scrub is reading, or was when they left.
+    pub scrubbed: Vec<(SlotId, Generation)>,
     /// Units that cannot be read and may be touched by the engines of a mask.
     pub excluded: BTreeMap<u32, u64>,
     /// No generation up to this one is ever published again.
@@ -80,6 +82,7 @@ impl Table {
             verifying: Vec::new(),
             moving: Vec::new(),
             audited: Vec::new(),
+            scrubbed: Vec::new(),
             excluded: BTreeMap::new(),
             last_generation: 0,
         }

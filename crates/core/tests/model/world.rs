@@ -14,7 +14,7 @@ use forebay_core::layout::Attention;
 use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::recover::{Recovered, Recovery, Resumption};
-use forebay_core::report::Audited;
+use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
 use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, SlotId};
@@ -188,6 +188,8 @@ impl World {
             }
             Event::Audit { from, records } => self.audit(from, records),
             Event::Audited { which, is_whole } => self.audited(which, is_whole),
+            Event::Scrub => self.scrub(),
+            Event::Scrubbed { which, is_whole } => self.scrubbed(which, is_whole),
             Event::Suspect { which, is_stale, is_right } => self.suspect(which, is_stale, is_right),
             Event::DropCorrupt { which, is_stale } => self.drop_corrupt(which, is_stale),
             Event::Restart { loses } => self.restart(loses),
@@ -748,11 +750,40 @@ impl World {
 
     fn audit(&mut self, from: u8, records: u8) {
         let (piece, _) = self.core.audit_piece(from.into(), records.into());
-        for Audited { block, slot, key } in piece {
-            let row = self.table.row(slot);
-            assert_eq!(row.key.map(|row| (row.group, row.hash)), Some((key.group, key.hash)), "{slot:?} under audit");
-            assert_eq!(row.trust, Trust::Verified, "{slot:?} under audit");
+        for ReadyBlock { block, slot, .. } in self.check_ready(piece) {
             self.table.audited.push((block, slot));
+        }
+        self.settle();
+    }
+
+    /// What is given out to be read is what the table says.
+    fn check_ready(&mut self, piece: Vec<ReadyBlock>) -> Vec<ReadyBlock> {
+        for ReadyBlock { slot, generation, key, .. } in &piece {
+            let row = self.table.row(*slot);
+            assert_eq!(row.key.map(|row| (row.group, row.hash)), Some((key.group, key.hash)), "{slot:?} to be read");
+            assert_eq!((row.trust, row.generation), (Trust::Verified, *generation), "{slot:?} to be read");
+        }
+        piece
+    }
+
+    fn scrub(&mut self) {
+        let held = self.core.held();
+        let piece = self.core.scrub_piece();
+        let piece = self.check_ready(piece);
+        self.table.scrubbed.extend(piece.iter().map(|block| (block.slot, block.generation)));
+        assert_eq!(self.core.held(), held, "the scrub holds nothing");
+        self.settle();
+    }
+
+    /// What was read and is still there may be dropped for its bytes, nothing else.
+    fn scrubbed(&mut self, which: u8, is_whole: bool) {
+        let Some(at) = pick(&self.table.scrubbed, which) else { return };
+        let (slot, generation) = self.table.scrubbed.swap_remove(at);
+        if !is_whole {
+            let row = self.table.rows.get_mut(&slot).filter(|row| row.generation == generation);
+            let is_there = row.map(|row| !std::mem::replace(&mut row.is_fenced, true));
+            let is_dropped = self.core.drop_corrupt(slot, generation, Finder::Scrub);
+            assert!(is_there == Some(true) || !is_dropped, "{slot:?} of {generation:?} was scrubbed");
         }
         self.settle();
     }
@@ -857,6 +888,7 @@ impl World {
         self.table.verifying.clear();
         self.table.moving.clear();
         self.table.audited.clear();
+        self.table.scrubbed.clear();
         for engine in &mut self.engines {
             // Offsets that no worker knows died with the daemon, like all lease ids.
             engine.filling.retain(|filling| filling.maps);

@@ -188,6 +188,12 @@ static METRICS: &[Metric] = &[
         "Blocks whose checksum was wrong, by who found it.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
+    metric(
+        "forebay_scrubbed_bytes_total",
+        "Bytes of the pool that were read to find such blocks.",
+        Counter(|s| s.core.scrubbed_bytes),
+    ),
+    metric("forebay_scrubs_total", "Times that all of the pool was read for it.", Counter(|s| s.core.scrubs)),
     // The tiers below the pool.
     metric(
         "forebay_tier_state",

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_core::Result;
-use forebay_core::report::Audited;
+use forebay_core::report::ReadyBlock;
 use forebay_io::arena::Pool;
 use forebay_rpc::proto::AuditReply;
 use tokio::sync::Semaphore;
@@ -39,7 +39,7 @@ fn read_all(shared: &Shared) -> AuditReply {
     reply
 }
 
-fn is_whole(pool: &Pool, audited: &Audited, reply: &mut AuditReply) -> bool {
+fn is_whole(pool: &Pool, audited: &ReadyBlock, reply: &mut AuditReply) -> bool {
     reply.blocks += 1;
     let entry = pool.entry(audited.slot).filter(|entry| entry.key == audited.key);
     let Some(entry) = entry else {
