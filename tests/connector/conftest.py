@@ -32,3 +32,9 @@ def strict(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """No fault stays hidden, except where a test provokes faults (`@pytest.mark.faults`)."""
     if request.node.get_closest_marker("faults") is None:
         monkeypatch.setenv("FOREBAY_STRICT", "1")
+
+
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread looks at a session while a test counts calls, faults or lines; `test_health.py` is about that thread."""
+    monkeypatch.setattr("forebay.vllm.health.WATCH_SECONDS", 3600.0)

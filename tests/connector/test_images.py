@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,25 @@ def test_images_that_are_named_by_a_counter_are_left_out(
     restarted.generate("text again", TOKENS)
     assert restarted.hits["text again"] == 79
     restarted.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_images_are_left_out_where_the_encoder_scales_by_those_before(
+    is_static: bool, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "scales.json").write_text("{}")
+    path = str(tmp_path / "scales.json") if is_static else None
+    media = MultiModalConfig(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=path)
+    engine = engine_for_images(daemon, monkeypatch, prefix_caching=True, media=media)
+    for name in ("cold", "warm"):
+        engine.generate(name, TOKENS, images=image("c" * 64, "a cat"))
+        engine.forget()
+    assert engine.hits["warm"] == (79 if is_static else 0)
+    for name in ("text", "text again"):
+        engine.generate(name, TOKENS)
+        engine.forget()
+    assert engine.hits["text again"] == 79
+    engine.assert_nothing_is_held()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,18 @@ def test_a_reset_moves_this_engine_alone(daemon: FakeDaemon, monkeypatch: pytest
         engine.assert_no_faults()
 
 
+def test_the_log_says_that_a_reset_engine_is_alone(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = "forebay: reset; this engine now has a namespace of its own and shares with no other"
+    for moves in (True, False):
+        engine = Engine(daemon, monkeypatch, Shape(extra={"reset_moves_namespace": moves}))
+        caplog.clear()
+        with caplog.at_level("INFO", "vllm.forebay"):
+            assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+        assert (alone in caplog.messages) is moves
+
+
 def test_each_reset_is_another_namespace(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(daemon, monkeypatch)
     seen = set()

@@ -1,13 +1,17 @@
 """How the cache is doing: counts and gauges for vLLM's metrics, lines in the log, the report for tests.
 
-Holds true: a line is logged when the session becomes ready or ceases to be, and not again while it stays so; the session is
-looked at once a second, whatever the number of steps.
+Holds true: a line is logged when the session becomes ready or ceases to be; while it is not ready, another reason is logged
+at most once a minute. The session is looked at once a second, by steps and, for the log alone, by a thread: an engine
+without requests makes no steps.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from forebay.vllm import compat, metrics
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 
 LOOK_SECONDS = 1.0
+# The same for the thread, which has its own clock so that it never looks at what a step is changing.
+WATCH_SECONDS = 1.0
+# A reason may name what differs each time, and the log is for people.
+SAY_AGAIN_SECONDS = 60.0
 # Steps between two takings of the stats, which vLLM does after each step: more are never kept.
 KEPT_STEPS = 1000
 
@@ -28,11 +36,16 @@ class Health:
 
     def __init__(self) -> None:
         self.timings = Timings()
-        self._counted: dict[str, int] = {}
+        self._counted = dict.fromkeys(metrics.COUNTERS, 0)  # a page without a counter looks like one that lacks it
         self._step_seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._look_at = 0.0
-        self._is_ready: bool | None = None
         self._gauges: dict[str, int] = {}
+        self._log = threading.Lock()  # held by whoever says something: a step, or the thread
+        self._is_said = False
+        self._said: str | None = None  # the reason in the last line, None for "ready"
+        self._say_again_at = 0.0
+        self._is_watched = False
+        self._is_over = threading.Event()
 
     def count(self, metric: str, by: int = 1) -> None:
         if by:
@@ -46,15 +59,39 @@ class Health:
 
     def look(self, session: Session, breaker: Breaker) -> None:
         """Asks the session how it is; no round trip."""
-        reason = session.reason()
-        if (reason is None) is not self._is_ready:
-            self._is_ready = reason is None
-            if self._is_ready:
-                logger.info("forebay is ready, pool %s", session.pool.hex())
-            else:
-                logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
-        self._gauges = {metrics.IS_READY: int(self._is_ready), metrics.FAULTS: breaker.faults}
+        is_ready = self.say(session)
+        self._gauges = {metrics.IS_READY: int(is_ready), metrics.FAULTS: breaker.faults}
         self.timings.report(session=session.stats(), faults=breaker.faults)
+
+    def say(self, session: Session) -> bool:
+        """Logs how the session is if that is news; whether it is ready. No round trip, on any thread."""
+        with self._log:
+            reason = session.reason()
+            if self._is_over.is_set() or (self._is_said and reason == self._said):
+                return reason is None
+            now = time.monotonic()
+            if reason is None:
+                logger.info("forebay is ready, pool %s", session.pool.hex())
+            elif self._said is None or now >= self._say_again_at:
+                logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
+                self._say_again_at = now + SAY_AGAIN_SECONDS
+            else:
+                return False
+            self._is_said, self._said = True, reason
+            return reason is None
+
+    def watch(self, say: Callable[[], object]) -> None:
+        """Has a thread call this method until `close`, or until its object is gone. Does nothing the second time."""
+        if not self._is_watched:
+            self._is_watched = True
+            # Engines may be dropped without a word: a thread that held one would keep it for ever.
+            method = weakref.WeakMethod(say)
+            weakref.finalize(say.__self__, self._is_over.set)  # type: ignore[attr-defined]
+            threading.Thread(target=_watch, args=(method, self._is_over), name="forebay-health", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the log's lines, and the thread within a second. Waits for nothing."""
+        self._is_over.set()
 
     def take_stats(self) -> OffloadingConnectorStats | None:
         """What is new since the last call, None if nothing is."""
@@ -70,3 +107,11 @@ class Health:
         self._step_seconds.clear()
         self._counted, self._gauges = {}, {}
         return stats
+
+
+def _watch(method: weakref.WeakMethod[Callable[[], object]], is_over: threading.Event) -> None:
+    while not is_over.wait(WATCH_SECONDS):
+        if (say := method()) is None:
+            return
+        say()
+        del say

@@ -107,16 +107,21 @@ class Identity:
         """Whether the block hashes of this request stand for all that its KV is computed from.
 
         Without its prefix cache and its processor's cache vLLM spares itself the hashing of images: it names them by a
-        counter of the process, whose names come again after a restart for other images. Where a prompt mixes tokens with
-        embeddings, its hashes do not say which is which. And a session of streamed input takes tokens back and gets
-        images later, of which no connector is told.
+        counter of the process, whose names come again after a restart for other images. Where it takes the scales of an
+        image encoder in FP8 from the images before, what it computes from an image depends on them. Where a prompt mixes
+        tokens with embeddings, its hashes do not say which is which. And a session of streamed input takes tokens back
+        and gets images later, of which no connector is told.
         """
         media = self._vllm_config.model_config.multimodal_config
         is_hashing_images = self._vllm_config.cache_config.enable_prefix_caching or (
             media is not None and media.mm_processor_cache_gb > 0
         )
+        is_scaling_by_history = (
+            media is not None and media.mm_encoder_attn_dtype == "fp8" and media.mm_encoder_fp8_scale_path is None
+        )
+        is_image_told = is_hashing_images and not is_scaling_by_history
         is_mixed = request.prompt_embeds is not None and request.prompt_is_token_ids is not None
-        return not request.resumable and not is_mixed and (is_hashing_images or not request.mm_features)
+        return not request.resumable and not is_mixed and (is_image_told or not request.mm_features)
 
     def _settle(self) -> None:
         """Takes what has become known. Raises where it became known that it cannot be."""

@@ -322,6 +322,7 @@ class ForebayManager(OffloadingManager):
         """Moves this engine to a namespace of its own; nothing that other engines use is touched."""
         self._forget_all()
         if self._settings.reset_moves_namespace:
+            logger.info("forebay: reset; this engine now has a namespace of its own and shares with no other")
             self._salt = uuid.uuid4().hex
             self._has_stale_kv = self._engine_holds_kv()
             if self._is_named:
@@ -359,6 +360,11 @@ class ForebayManager(OffloadingManager):
             self.health.step_ended(self._session, self.breaker)
 
     @guarded(nothing)
+    def say_how_it_is(self) -> None:
+        """Logs whether the session is ready, if that is news. Called by the thread of `health` too."""
+        self.health.say(self._session)
+
+    @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
         """What was counted since the last call."""
         return self.health.take_stats()
@@ -368,6 +374,7 @@ class ForebayManager(OffloadingManager):
         """Ends the session; waits at most its deadline."""
         if self._is_named:
             self.health.look(self._session, self.breaker)
+        self.health.close()
         if self._adapters is not None:
             self._adapters.close()
         self._session.close()
@@ -405,6 +412,7 @@ class ForebayManager(OffloadingManager):
         self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
         self._is_named = True
         self._settle_until = None
+        self.health.watch(self.say_how_it_is)
 
     def _settle(self, now: float) -> bool:
         """Whether to wait for a namespace that was set just now, or for ranks at the start: worth it once, not longer."""

@@ -36,3 +36,5 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     REFUSED_BLOCKS: OffloadingCounterMetadata(documentation="Blocks not stored because no slot was at hand."),
 }
+# Prometheus serves these with `_total` behind the name.
+COUNTERS = [name for name, metadata in DEFINITIONS.items() if isinstance(metadata, OffloadingCounterMetadata)]

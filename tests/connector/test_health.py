@@ -1,0 +1,125 @@
+"""The log says how the session with the daemon is, and what the metrics page holds before anything happened."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from fake import FakeDaemon
+from forebay.vllm import health, metrics
+from harness import Engine, Shape, prompt
+
+NOT_READY = "forebay is not ready, requests are computed meanwhile: "
+LONG_ENOUGH = 30.0
+
+
+class Session:
+    """Is as it is told."""
+
+    pool = b"pool"
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def reason(self) -> str | None:
+        return self.why
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_another_reason_is_said_at_most_once_a_minute(clock: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    session, said = Session(), health.Health()
+    steps: list[tuple[float, str | None]] = [
+        (0, "cannot reach the daemon"),
+        (1, "cannot reach the daemon"),
+        (2, "other protocol"),  # not yet: a line was said two seconds ago
+        (59, "other protocol"),
+        (60, "other protocol"),
+        (61, "cannot reach the daemon"),
+        (119, "other protocol"),
+        (500, "other protocol"),
+        (501, None),
+        (502, "gone"),  # news at once
+        (503, None),
+    ]
+    with caplog.at_level("INFO", "vllm.forebay"):
+        for at, why in steps:
+            clock.now, session.why = 1000.0 + at, why
+            assert said.say(session) is (why is None)  # type: ignore[arg-type]
+    ready = f"forebay is ready, pool {b'pool'.hex()}"
+    assert caplog.messages == [
+        NOT_READY + "cannot reach the daemon",
+        NOT_READY + "other protocol",
+        ready,
+        NOT_READY + "gone",
+        ready,
+    ]
+
+
+def wait_until(what: str, is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG_ENOUGH
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "forebay-health"]
+
+
+def test_an_engine_without_requests_says_when_the_daemon_is_there_and_goes(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "WATCH_SECONDS", 0.005)
+    with caplog.at_level("INFO", "vllm.forebay"):
+        engine = Engine(daemon, monkeypatch)
+        engine.connector.has_pending_push_work()  # as vLLM's loop asks before it waits for the first request
+        wait_until("it says that it is ready", lambda: f"forebay is ready, pool {daemon.pool.hex()}" in caplog.messages)
+        daemon.is_up = False
+        wait_until("it says that it is not", lambda: NOT_READY + "connecting" in caplog.messages)
+    engine.connector.shutdown()
+    engine.assert_no_faults()
+
+
+@pytest.mark.parametrize("ends", ["by shutdown", "without a word"])
+def test_the_thread_ends_with_the_engine(ends: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = watchers()
+    engine: Engine | None = Engine(daemon, monkeypatch)
+    assert engine is not None
+    for _ in range(2):
+        engine.connector.has_pending_push_work()
+        engine.connector.reset_cache()
+    (mine,) = [thread for thread in watchers() if thread not in others]
+    if ends == "by shutdown":
+        engine.connector.shutdown()
+    else:
+        engine = None
+
+    def has_ended() -> bool:
+        gc.collect()
+        return not mine.is_alive()
+
+    wait_until("the thread ends", has_ended)
+
+
+def test_no_line_is_written_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    said = health.Health()
+    said.close()
+    with caplog.at_level("INFO", "vllm.forebay"):
+        assert said.say(Session())  # type: ignore[arg-type]
+    assert caplog.messages == []
+
+
+def test_every_counter_is_there_from_the_first_step_on(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape())
+    engine.generate("a", prompt(1, 40))
+    assert {name: engine.stats.get(name) for name in metrics.COUNTERS} == dict.fromkeys(metrics.COUNTERS, 0)
