@@ -16,7 +16,7 @@ __all__ = ["Client", "EngineSession", "ForebayError", "StoreEngine", "Ticket", "
 __version__: str
 
 class ForebayError(Exception):
-    """An error with a kind, facts and often a hint; `str()` is one line."""
+    """An error with a kind, facts and often a hint. `str()` is one line and ends with the hint."""
 
     kind: Literal["invalid", "not_found", "full", "io", "corrupt", "timeout", "unavailable", "unsupported"]
     hint: str | None

@@ -78,6 +78,7 @@ def test_a_client_outlives_its_daemon_and_finds_its_blocks_again(client: Client,
         client.get(namespace, 0, keys)
     assert raised.value.kind == "unavailable"
     assert raised.value.hint is not None and "forebay serve" in raised.value.hint
+    assert str(raised.value).endswith(f"; hint: {raised.value.hint}")
     daemon.start()
     found: list[bytes | None] = []
 

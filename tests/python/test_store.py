@@ -123,7 +123,7 @@ def test_an_absent_server_is_unavailable_and_found_when_it_comes() -> None:
 def test_what_cannot_be_right_is_said_at_once(url: str, options: dict[str, int], says: str) -> None:
     with pytest.raises(ForebayError) as raised:
         Store(url, FIELDS, BLOCK_BYTES, **options)
-    assert says in f"{raised.value} {raised.value.hint}"
+    assert says in str(raised.value)
 
 
 def test_buffers_that_do_not_fit_are_refused(url: str) -> None:

@@ -55,6 +55,9 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
             reply.held_blocks
         );
     }
+    if is_of_tenant && reply.purged_blocks == 0 && reply.namespace_ids.is_empty() {
+        text += "this daemon knows no namespace of the tenant; `forebay inspect` lists those that it knows\n";
+    }
     if !reply.reached_stores {
         return text;
     }
@@ -84,10 +87,10 @@ fn to_json(reply: &PurgeReply) -> Value {
         "purged_blocks": reply.purged_blocks,
         "purged_bytes": reply.purged_bytes,
         "held_blocks": reply.held_blocks,
+        "namespaces": reply.namespace_ids.iter().map(|id| hex(id)).collect::<Vec<_>>(),
     });
     if reply.reached_stores {
         object["is_complete"] = reply.places.iter().all(|place| place.error.is_empty()).into();
-        object["namespaces"] = reply.namespace_ids.iter().map(|id| hex(id)).collect();
         object["places"] = reply.places.iter().map(place_to_json).collect();
     }
     object

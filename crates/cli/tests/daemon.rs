@@ -78,6 +78,8 @@ fn inspect_shows_what_was_stored_and_purge_drops_it() {
     let purged = ask(&place, "purge", &["--tenant", "blue"]);
     assert_eq!((purged.code, purged.out.as_str()), (0, "purged 5 blocks, 80.0 KiB\n"), "{purged:?}");
     assert_eq!(ready(&place), BTreeMap::from([(id_of("red"), 3), (id_of(""), 7)]));
+    let typo = ask(&place, "purge", &["--tenant", "bleu"]);
+    assert!(typo.code == 0 && typo.out.contains("knows no namespace of the tenant"), "{typo:?}");
     let purged = ask(&place, "purge", &["--namespace", &id_of("red"), "--json"]).json();
     assert_eq!((&purged["purged_blocks"], &purged["held_blocks"]), (&3.into(), &0.into()));
     assert_eq!(purged["purged_bytes"], 3 * BLOCK_BYTES);

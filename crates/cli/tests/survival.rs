@@ -240,7 +240,7 @@ fn a_stale_offset_is_recognised_by_its_generation() {
 fn an_audit_reads_every_block_and_drops_what_is_not_what_was_stored() {
     let place = Place::new();
     // Nobody else is to find it first.
-    let _daemon = Daemon::start(&place, &[SMALL, &["--pool.scrub_bytes_per_second", "0"]].concat());
+    let daemon = Daemon::start(&place, &[SMALL, &["--pool.scrub_bytes_per_second", "0"]].concat());
     let (client, worker) = engine(&place, "a", BYTES);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let slots = client.reserve(namespace, 60);
@@ -253,4 +253,6 @@ fn an_audit_reads_every_block_and_drops_what_is_not_what_was_stored() {
     worker.write(&slots[50], &rotten);
     assert_eq!(call!(client, audit, AuditRequest {}).unwrap(), AuditReply { corrupt: 1, ..whole });
     assert_eq!(client.lookup(namespace, &hashes(0..60)).groups[0].states, vec![1; 50]);
+    let log = daemon.log();
+    assert!(log.contains("found_by=\"audit\""), "the log does not tell of it:\n{log}");
 }

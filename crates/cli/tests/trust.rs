@@ -218,8 +218,93 @@ fn a_daemon_of_an_ordinary_user_serves_its_own_and_those_who_name_it() {
     let trusting = inspect(&place.sockets(), &[("FOREBAY_DAEMON_UID", "65534")], None);
     assert!(trusting.status.success(), "{}", String::from_utf8_lossy(&trusting.stderr));
     let wrong = inspect(&place.sockets(), &[("FOREBAY_DAEMON_UID", "everybody")], None);
-    assert!(!wrong.status.success(), "what is no number names nobody");
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && said.contains("give a user id, such as 998"), "{said}");
+    let empty = inspect(&place.sockets(), &[("FOREBAY_DAEMON_UID", "")], Some(NOBODY));
+    assert!(empty.status.success(), "an empty variable is one that is not set");
     assert!(daemon.is_running());
+}
+
+#[test]
+fn a_user_who_is_not_allowed_is_told_how_to_be() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    mode(place.sockets().parent().unwrap(), 0o755);
+    let _daemon = Daemon::start(&place, SMALL);
+    let refused = inspect(&place.sockets(), &[], Some(NOBODY));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("id (65534) to the daemon's `socket.allow_uids`"), "{said}");
+    assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
+}
+
+#[test]
+fn the_umask_keeps_no_allowed_user_from_the_sockets() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    mode(place.sockets().parent().unwrap(), 0o755);
+    let allowing = [SMALL, &["--socket.allow_uids", "[65534]"]].concat();
+    let daemon = Daemon::start_with_umask(&place, &allowing, 0o077);
+    let allowed = inspect(&place.sockets(), &[], Some(NOBODY));
+    assert!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
+    assert_eq!(fs::metadata(place.pool()).unwrap().permissions().mode() & 0o777, 0o700);
+    daemon.kill();
+    // Somebody else's choice is kept, and told.
+    mode(&place.sockets(), 0o700);
+    let daemon = Daemon::start(&place, &allowing);
+    assert_eq!(fs::metadata(place.sockets()).unwrap().permissions().mode() & 0o777, 0o700);
+    let log = daemon.log();
+    assert!(log.contains("may not reach the sockets") && log.contains("chmod o+x"), "{log}");
+}
+
+#[test]
+fn a_directory_is_made_behind_a_link_above_it() {
+    let place = Place::new();
+    let root = place.sockets().parent().unwrap().to_path_buf();
+    fs::create_dir(root.join("run")).unwrap();
+    symlink("run", root.join("var-run")).unwrap();
+    // As `/var/run` leads to `/run`.
+    let linked = root.join("var-run/forebay");
+    let arguments = [SMALL, &["--socket.directory", linked.to_str().unwrap()]].concat();
+    let mut daemon = Daemon::spawn(&place, &arguments);
+    wait_until("the daemon answers", || inspect(&linked, &[], None).status.success());
+    assert!(daemon.is_running() && root.join("run/forebay").join(RPC_SOCKET).exists());
+}
+
+#[test]
+fn doctor_finds_what_would_keep_the_daemon_from_starting() {
+    let place = Place::new();
+    let checked = |uid: Option<u32>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.env_clear().current_dir("/").arg("doctor").args(SMALL);
+        command.arg("--socket.directory").arg(place.sockets()).arg("--pool.directory").arg(place.pool());
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (_, usable) = checked(None);
+    assert!(usable.contains("ok    pool "), "{usable}");
+    assert!(!place.sockets().exists() && !place.pool().exists(), "doctor made something");
+    fs::create_dir(place.pool()).unwrap();
+    mode(&place.pool(), 0o1777);
+    let (succeeded, report) = checked(None);
+    assert!(!succeeded && report.contains("fail  pool ") && report.contains("the directory is one"), "{report}");
+    if is_root() {
+        mode(&place.pool(), 0o755);
+        give_away(&place.pool());
+        let (succeeded, report) = checked(None);
+        assert!(!succeeded && report.contains("fail  pool "), "{report}");
+        assert!(report.contains("the directory belongs to user 65534"), "{report}");
+        mode(place.sockets().parent().unwrap(), 0o755);
+        let (succeeded, report) = checked(Some(NOBODY));
+        assert!(!succeeded && report.contains("fail  socket "), "{report}");
+        assert!(report.contains("Permission denied") && report.contains("FOREBAY_SOCKET_DIRECTORY"), "{report}");
+    }
 }
 
 #[test]

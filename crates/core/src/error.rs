@@ -79,6 +79,11 @@ impl Error {
     pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }
+
+    /// The error and its hint in one line, where there is no place for a second.
+    pub fn told(&self) -> String {
+        self.hint.as_ref().map_or_else(|| self.to_string(), |hint| format!("{self}; hint: {hint}"))
+    }
 }
 
 impl fmt::Display for Error {
@@ -116,5 +121,7 @@ mod tests {
             .hint("replace the disk");
         assert_eq!(error.to_string(), "cannot read block (tier=`ssd`, offset=`4096`): bad sector");
         assert_eq!(error.hint_text(), Some("replace the disk"));
+        assert_eq!(error.told(), format!("{error}; hint: replace the disk"));
+        assert_eq!(Error::invalid("no").told(), "no");
     }
 }

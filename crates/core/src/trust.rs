@@ -63,13 +63,14 @@ impl Trust {
         down.reverse();
         down.into_iter().try_for_each(|path| {
             let role = if path == real { role } else { Role::Above };
-            let checked = look(path).and_then(|facts| self.check(role, facts));
+            let checked = look(path).and_then(|facts| self.check(role, path, facts));
             checked.map_err(|error| error.with("path", path.display()))
         })
     }
 
-    /// Errors with `Invalid`, the reason and a hint, where somebody else could have made it or can change it.
-    pub fn check(self, role: Role, facts: Facts) -> Result<()> {
+    /// Errors with `Invalid`, the reason and a hint, where somebody else could have made it or can change it. `path` is
+    /// for the hint.
+    pub fn check(self, role: Role, path: &Path, facts: Facts) -> Result<()> {
         let Facts { uid, mode, links } = facts;
         let (what, kind) = match role {
             Role::File => ("the file", FILE),
@@ -78,14 +79,15 @@ impl Trust {
         };
         if mode & KIND != kind {
             let is = if mode & KIND == LINK { "a symbolic link" } else { "something else" };
-            return Err(Error::invalid(format!("{what} is {is}")).hint("name the place itself"));
+            let hint = format!("write the path without symbolic links: `readlink -f {}` prints it", path.display());
+            return Err(Error::invalid(format!("{what} is {is}")).hint(hint));
         }
         self.check_user(uid, what)?;
         // Where others may only add, what is there stays: enough above, not where names are looked for.
         if mode & OTHERS_WRITE != 0 && !(role == Role::Above && mode & STICKY != 0) {
             return Err(Error::invalid(format!("{what} is one that others may write to"))
                 .with("mode", format!("{:o}", mode & 0o7777))
-                .hint("run `chmod go-w` on it, or use another"));
+                .hint(own_instead(role, path, mode)));
         }
         if role == Role::File && links > 1 {
             return Err(Error::invalid(format!("{what} has another name, through which it may be changed"))
@@ -95,9 +97,43 @@ impl Trust {
     }
 }
 
+/// What to do about a place that others may write to. Nobody is told to take a directory from all who share it.
+fn own_instead(role: Role, path: &Path, mode: u32) -> String {
+    match role {
+        Role::Directory if mode & STICKY != 0 => {
+            let example = path.join("forebay");
+            format!("it is for everybody: name a directory of your own in it, such as `{}`", example.display())
+        }
+        Role::Above => "use a place below directories that only root or this user may write to".to_string(),
+        Role::File | Role::Directory => format!("run `chmod go-w {}`, or use another", path.display()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_is_told_to_take_a_directory_from_all_who_share_it() {
+        let root = Trust { own: 0, named: None, remedy: "" };
+        let path = Path::new("/tmp");
+        // (what for, mode, what the hint says)
+        let cases = [
+            (
+                Role::Directory,
+                0o41777,
+                "it is for everybody: name a directory of your own in it, such as `/tmp/forebay`",
+            ),
+            (Role::Directory, 0o40777, "run `chmod go-w /tmp`, or use another"),
+            (Role::File, 0o100666, "run `chmod go-w /tmp`, or use another"),
+            (Role::Above, 0o40777, "use a place below directories that only root or this user may write to"),
+            (Role::Directory, 0o120777, "write the path without symbolic links: `readlink -f /tmp` prints it"),
+        ];
+        for (role, mode, hint) in cases {
+            let error = root.check(role, path, Facts { uid: 0, mode, links: 1 }).unwrap_err();
+            assert_eq!(error.hint_text(), Some(hint), "{role:?} {mode:o}");
+        }
+    }
 
     #[test]
     fn only_what_root_and_trusted_users_can_make_and_change_is_believed() {
@@ -133,7 +169,7 @@ mod tests {
             (user, File, 1001, 0o100600, 1, false),
         ];
         for (trust, role, uid, mode, links, is_believed) in cases {
-            let checked = trust.check(role, Facts { uid, mode, links });
+            let checked = trust.check(role, Path::new("/x"), Facts { uid, mode, links });
             assert_eq!(checked.is_ok(), is_believed, "{trust:?} {role:?} of {uid}, {mode:o}, {links}: {checked:?}");
             assert!(checked.err().is_none_or(|error| error.hint_text().is_some()));
         }

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::trust;
+use forebay_io::trust::{self, Holds};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::state::Shared;
@@ -15,15 +15,31 @@ use crate::state::Shared;
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Binds `name` in the socket directory, made if missing. A socket file that nobody listens on is replaced; one
-/// that somebody listens on is an error, and so is a directory that somebody else could have made or can change. Only the own user may connect unless others are allowed.
+/// that somebody listens on is an error, and so is a directory that somebody else could have made or can change. Only
+/// the own user may connect unless others are allowed.
 pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixListener> {
-    let path = trust::make_directory(directory, 0o755, "socket.directory")?.join(name);
+    let directory = trust::make_directory(directory, Holds::Sockets)?;
+    let path = directory.join(name);
     remove_stale(&path)?;
     let listener = UnixListener::bind(&path).map_err(|error| cannot_listen(&path, error))?;
     // The peer's credentials are checked in any case; the mode keeps others from even trying.
     let mode = if allow_uids.is_empty() { 0o600 } else { 0o666 };
     std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).map_err(|error| cannot_listen(&path, error))?;
+    if !allow_uids.is_empty() {
+        warn_of_closed(&directory);
+    }
     Ok(listener)
+}
+
+/// Those who may connect come only as far as the directories let them. Ours may be searched by all; whoever made the
+/// others may have had a reason.
+fn warn_of_closed(directory: &Path) {
+    let is_closed = |path: &&Path| path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o001 == 0);
+    if let Some(path) = directory.ancestors().find(is_closed) {
+        let path = path.display();
+        let hint = format!("run `chmod o+x {path}`, unless they come in as its group");
+        tracing::warn!(%path, hint, "users of `socket.allow_uids` may not reach the sockets");
+    }
 }
 
 /// The next connection of somebody who may connect: root, the daemon's own user, or a configured one.

@@ -2,33 +2,79 @@
 //!
 //! Invariant: what is opened here cannot be replaced by anybody else afterwards, so it may be opened again by its path.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_core::trust::{Facts, Role, Trust};
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::fs::OFlags;
+use rustix::fs::{Access, AtFlags, CWD, OFlags};
 
-/// The directory's real path, after it was made with `mode` where it was missing, and all above it with it. `key` is
-/// the configuration's name for it. Errors with `Invalid` where somebody else could have made it or can change it, and
-/// then makes nothing.
-pub fn make_directory(path: &Path, mode: u32, key: &str) -> Result<PathBuf> {
-    let cannot = |error: io::Error| {
+/// What a directory of the daemon is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holds {
+    Sockets,
+    Pool,
+}
+
+impl Holds {
+    /// Of a directory that is made. Who may connect is decided by the sockets' modes and the peer's credentials.
+    fn mode(self) -> u32 {
+        match self {
+            Holds::Sockets => 0o755,
+            Holds::Pool => 0o700,
+        }
+    }
+
+    fn cannot_use(self, path: &Path, error: impl Into<io::Error>) -> Error {
+        let hint = match self {
+            Holds::Sockets => {
+                "set `socket.directory` to a directory that this user may write to; \
+                 engines need the same in `FOREBAY_SOCKET_DIRECTORY`"
+            }
+            Holds::Pool => "set `pool.directory` to a directory that this user may write to, such as one in `/dev/shm`",
+        };
         Error::new(ErrorKind::Io, "cannot use the directory")
             .with("path", path.display())
-            .source(error)
-            .hint(format!("set `{key}` to a directory that this user may write to"))
-    };
-    let path = std::path::absolute(path).map_err(cannot)?;
-    let there = path.ancestors().find(|above| fs::symlink_metadata(above).is_ok()).unwrap_or(&path);
-    if there != path {
-        // As something above a directory, that is: what is made in it is our own.
-        checked(Role::Above, there)?;
-        fs::DirBuilder::new().recursive(true).mode(mode).create(&path).map_err(cannot)?;
+            .source(error.into())
+            .hint(hint)
     }
-    checked(Role::Directory, &path)
+}
+
+/// The directory's real path, after it was made where it was missing, and all above it with it. Errors as
+/// [`check_directory`], and then makes nothing.
+pub fn make_directory(path: &Path, holds: Holds) -> Result<PathBuf> {
+    let cannot = |error: io::Error| holds.cannot_use(path, error);
+    let (real, is_there) = check_directory(path, holds)?;
+    if is_there {
+        return Ok(real);
+    }
+    fs::DirBuilder::new().recursive(true).mode(holds.mode()).create(&real).map_err(cannot)?;
+    let real = checked(Role::Directory, &real)?;
+    // The umask may have taken bits from it. It is no link and no stranger's, as was checked.
+    fs::set_permissions(&real, Permissions::from_mode(holds.mode())).map_err(cannot)?;
+    Ok(real)
+}
+
+/// Where the directory is or would be made, and whether it is there. Makes nothing. Errors with `Invalid` where somebody
+/// else could have made it or can change it, and with `Io` where this user may not write to it or make it.
+pub fn check_directory(path: &Path, holds: Holds) -> Result<(PathBuf, bool)> {
+    let cannot = |error: io::Error| holds.cannot_use(path, error);
+    let absolute = std::path::absolute(path).map_err(cannot)?;
+    let there = absolute.ancestors().find(|above| fs::symlink_metadata(above).is_ok()).unwrap_or(&absolute);
+    let is_there = there == absolute;
+    let (real, made) = match is_there {
+        true => (checked(Role::Directory, there)?, None),
+        // As something above a directory, that is: what is made in it is our own.
+        false => {
+            let real = fs::canonicalize(there).map_err(cannot)?;
+            (checked(Role::Above, &real)?, absolute.strip_prefix(there).ok())
+        }
+    };
+    let writes = Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(CWD, &real, writes, AtFlags::EACCESS).map_err(|errno| holds.cannot_use(path, errno))?;
+    Ok((made.map_or(real.clone(), |made| real.join(made)), is_there))
 }
 
 /// The real path of a directory that is there already.
@@ -47,14 +93,14 @@ pub fn checked(role: Role, path: &Path) -> Result<PathBuf> {
 /// Opens a file in a directory that was checked. An error of kind `PermissionDenied` says why it is not believed.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)?;
-    check(&file).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, told(&error)))?;
+    check(&file, path).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error.told()))?;
     Ok(file)
 }
 
 /// Whether only root and this user could have made the file and can change it.
-pub fn check(file: &File) -> Result<()> {
+pub fn check(file: &File, path: &Path) -> Result<()> {
     let metadata = file.metadata().map_err(|error| Error::new(ErrorKind::Io, "cannot look at a file").source(error))?;
-    trust().check(Role::File, facts(&metadata))
+    trust().check(Role::File, path, facts(&metadata))
 }
 
 fn trust() -> Trust {
@@ -67,9 +113,4 @@ fn trust() -> Trust {
 
 fn facts(metadata: &Metadata) -> Facts {
     Facts { uid: metadata.uid(), mode: metadata.mode(), links: metadata.nlink() }
-}
-
-/// With its hint, where an error of the system has no place for one.
-fn told(error: &Error) -> String {
-    error.hint_text().map_or(error.to_string(), |hint| format!("{error}; {hint}"))
 }

@@ -8,7 +8,7 @@ pyo3::create_exception!(
     forebay,
     ForebayError,
     PyException,
-    "An error with a kind, facts and often a hint; `str()` is one line."
+    "An error with a kind, facts and often a hint. `str()` is one line and ends with the hint."
 );
 
 /// An error on its way to Python, so that `?` works on Rust's results.
@@ -23,7 +23,7 @@ impl From<Error> for Raised {
 impl From<Raised> for PyErr {
     fn from(Raised(error): Raised) -> PyErr {
         Python::attach(|py| {
-            let raised = ForebayError::new_err(error.to_string());
+            let raised = ForebayError::new_err(error.told());
             let value = raised.value(py);
             let attributes =
                 value.setattr("kind", kind_name(error.kind())).and_then(|()| value.setattr("hint", error.hint_text()));

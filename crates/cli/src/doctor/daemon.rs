@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::trust::{self, Holds};
 use forebay_rpc::client::{Client, GroupBytes, connect, lone_session};
 use forebay_rpc::proto::{Block, CommitOutcome, PurgeRequest, SessionInfo, TierInfo};
 use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
@@ -38,6 +39,11 @@ pub async fn examine(directory: &Path) -> Findings {
     let check = match forebay_rpc::client::socket(directory, RPC_SOCKET) {
         Err(error) if error.kind() == ErrorKind::Invalid => Check::failed("socket", &error),
         Ok(_) | Err(_) => socket(&path, UnixStream::connect(&path).map(drop)),
+    };
+    // Without a daemon: whether one could be started here.
+    let check = match trust::check_directory(directory, Holds::Sockets) {
+        Err(error) if check.verdict == super::Verdict::Warn => Check::failed("socket", &error),
+        _ => check,
     };
     if check.verdict != super::Verdict::Ok {
         return Findings { checks: vec![check], holdings: None, tiers: None };

@@ -19,7 +19,7 @@ pub fn checks(config: &Config, holdings: Option<&Holdings>) -> Vec<Check> {
     let held_bytes = holdings.map_or_else(|| bytes_in(&config.pool.directory), |holdings| holdings.populated_bytes);
     let room = Room::read(&existing(&config.pool.directory));
     let mut checks = vec![memory(&room, capacity_bytes, held_bytes)];
-    checks.extend(pool::check(config, holdings, held_bytes));
+    checks.extend(pool::checks(config, holdings, held_bytes));
     checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), capacity_bytes)));
     checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").trim(), ring()));
     checks.push(cpu(&Level::available()));

@@ -1,4 +1,5 @@
-//! Whether the pool lies on huge pages: as the daemon reports it or, without one, as a pool made here would.
+//! Whether the pool can be made, and whether it lies on huge pages: as the daemon reports it or, without one, as a pool
+//! made here would.
 //!
 //! Without a daemon a pool of the configured size is really made in a directory of its own beside the configured
 //! one, one unit of it is populated and counted, and it is removed: what was seen is what `serve` will do.
@@ -8,6 +9,7 @@ use std::path::Path;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::{Config, HugePages};
 use forebay_io::arena::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, remove};
+use forebay_io::trust::{Holds, check_directory};
 
 use super::Check;
 use super::daemon::Holdings;
@@ -18,10 +20,20 @@ const NAME: &str = "huge pages";
 /// Less than this share of huge pages is worth a warning; a few small ones at the edges are not.
 const ENOUGH: f64 = 0.95;
 
-pub fn check(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> Option<Check> {
+pub fn checks(config: &Config, holdings: Option<&Holdings>, held_bytes: u64) -> Vec<Check> {
     if let Some(holdings) = holdings {
-        return Some(of_daemon(holdings, config.pool.huge_pages));
+        return vec![of_daemon(holdings, config.pool.huge_pages)];
     }
+    match check_directory(&config.pool.directory, Holds::Pool) {
+        Ok((path, _)) => {
+            let usable = Check::ok("pool", format!("`{}` can be used", path.display()));
+            [usable].into_iter().chain(huge_pages(config, held_bytes)).collect()
+        }
+        Err(error) => vec![Check::failed("pool", &error)],
+    }
+}
+
+fn huge_pages(config: &Config, held_bytes: u64) -> Option<Check> {
     let capacity_bytes = config.pool.capacity_bytes.0.saturating_sub(held_bytes).max(4 * MIN_UNIT_BYTES);
     match try_out(&config.pool.directory, capacity_bytes, config.pool.huge_pages) {
         Ok(report) => Some(of_trial(&report, config.pool.huge_pages, capacity_bytes)),

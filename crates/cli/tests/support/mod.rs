@@ -76,6 +76,14 @@ impl Daemon {
         Daemon::spawn_in(place, arguments, &[], Some(uid)).listening(place)
     }
 
+    pub fn start_with_umask(place: &Place, arguments: &[&str], mask: u32) -> Daemon {
+        // The umask is the process's, and other tests run in this one: a shell has its own.
+        let binary = env!("CARGO_BIN_EXE_forebay");
+        let mut command = Command::new("sh");
+        command.env_clear().args(["-c", &format!("umask {mask:03o}; exec \"$0\" \"$@\""), binary]);
+        Daemon::spawn_by(command, place, arguments).listening(place)
+    }
+
     fn listening(self, place: &Place) -> Daemon {
         let mut daemon = self;
         let start = Instant::now();
@@ -92,11 +100,15 @@ impl Daemon {
 
     fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)], uid: Option<u32>) -> Daemon {
         let own = rustix::process::geteuid().as_raw();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.env_clear().envs(environment.iter().copied()).uid(uid.unwrap_or(own));
+        Daemon::spawn_by(command, place, arguments)
+    }
+
+    fn spawn_by(mut command: Command, place: &Place, arguments: &[&str]) -> Daemon {
         let log = place.root.path().join("log");
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
-        let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .env_clear()
-            .envs(environment.iter().copied())
+        let child = command
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
             .args(["--pool.directory".as_ref(), place.pool().as_os_str()])
@@ -104,7 +116,6 @@ impl Daemon {
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(stderr)
-            .uid(uid.unwrap_or(own))
             .spawn()
             .expect("the daemon starts");
         Daemon { child, log }

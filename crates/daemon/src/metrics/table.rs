@@ -185,7 +185,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks whose checksum was wrong, by who found it.",
+        "Blocks whose checksum was wrong, by who found it: restart, load, get, scrub or audit.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     metric(

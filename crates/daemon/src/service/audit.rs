@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_core::Result;
+use forebay_core::corrupt::Finder;
 use forebay_core::report::ReadyBlock;
 use forebay_io::arena::Pool;
 use forebay_rpc::proto::AuditReply;
@@ -44,10 +45,16 @@ fn is_whole(pool: &Pool, audited: &ReadyBlock, reply: &mut AuditReply) -> bool {
     let entry = pool.entry(audited.slot).filter(|entry| entry.key == audited.key);
     let Some(entry) = entry else {
         reply.misnamed += 1;
+        let (slot, found_by) = (audited.slot.0, Finder::Audit.name());
+        tracing::warn!(slot, found_by, "a block is not the one that its record names; it is dropped");
         return false;
     };
     reply.bytes += entry.length;
     let is_whole = pool.checksum(audited.slot.offset(), entry.length) == entry.checksum;
     reply.corrupt += u64::from(!is_whole);
+    if !is_whole {
+        let (slot, found_by) = (audited.slot.0, Finder::Audit.name());
+        tracing::warn!(slot, found_by, "a block is not what was stored; it is dropped");
+    }
     is_whole
 }

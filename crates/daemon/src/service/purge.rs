@@ -41,10 +41,10 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     if request.shared_stores {
         let own = own.into_iter().map(|tier| PurgedPlace { tier: tier.to_owned(), ..failed(&still_on(tier)) });
         reply.places = emptied.into_iter().map(place).chain(own).collect();
-        reply.namespace_ids = ids.iter().map(|id| id.0.to_be_bytes().to_vec()).collect();
     } else if let Some(tier) = own.first() {
         return Err(still_on(tier));
     }
+    reply.namespace_ids = ids.iter().map(|id| id.0.to_be_bytes().to_vec()).collect();
     reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
     tracing::info!(blocks = reply.purged_blocks, held = reply.held_blocks, "purged");

@@ -13,7 +13,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 
 use super::mounts::{Mount, mount_of, mounts};
-use crate::trust;
+use crate::trust::{self, Holds};
 
 /// Where the private tmpfs is mounted, inside the directory.
 const MOUNT_NAME: &str = "mnt";
@@ -38,10 +38,8 @@ impl Directory {
                 .source(error)
                 .hint(hint)
         };
-        let path = trust::make_directory(path, 0o700, "pool.directory")?;
+        let path = trust::make_directory(path, Holds::Pool)?;
         let lock = File::open(&path).map_err(unusable)?;
-        rustix::fs::access(&path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
-            .map_err(|errno| unusable(errno.into()))?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(in_use(&path));
         }

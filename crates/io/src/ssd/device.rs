@@ -93,7 +93,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
     if !metadata.is_file() {
         return Err(Error::invalid("a disk is a file or a block device").with("path", path.display()));
     }
-    trust::check(file).map_err(|error| error.with("path", path.display()))?;
+    trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
     let Some(wanted) = config.capacity_bytes else {
         return Err(Error::invalid("a file needs a capacity")
             .with("path", path.display())

@@ -68,8 +68,7 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
             ErrorKind::Invalid | ErrorKind::Unsupported => SessionState::Refused,
             _ => SessionState::Connecting,
         };
-        let hint = error.hint_text().map(|hint| format!("; hint: {hint}")).unwrap_or_default();
-        copies.stand(state, Some(format!("{error}{hint}")));
+        copies.stand(state, Some(error.told()));
         match wait(&[ending], Some(backoff.pause())) {
             Ok(None) => {}
             Ok(Some(_)) | Err(_) => return,
@@ -165,10 +164,7 @@ fn say(stream: &UnixStream, says: Says) -> Result<()> {
 /// A connection; the kernel itself may keep a caller waiting where the daemon accepts nobody.
 fn dial(path: &Path) -> Result<UnixStream> {
     let cannot = |errno: rustix::io::Errno| {
-        Error::new(ErrorKind::Unavailable, "cannot reach the daemon")
-            .with("socket", path.display())
-            .source(std::io::Error::from(errno))
-            .hint("start it with `forebay serve`, or give the directory of its sockets")
+        forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, std::io::Error::from(errno))
     };
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
     set_socket_timeout(&socket, Timeout::Send, Some(DEADLINE)).map_err(cannot)?;

@@ -13,4 +13,4 @@ pub use backoff::Backoff;
 pub use connect::{Rpc, connect};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
-pub use trust::{peer, socket};
+pub use trust::{peer, socket, unreachable};

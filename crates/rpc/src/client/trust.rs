@@ -33,26 +33,30 @@ pub fn peer(uid: u32) -> Result<()> {
     trust()?.check_user(uid, "the daemon")
 }
 
-pub(super) fn unreachable(
-    kind: ErrorKind,
-    path: &Path,
-    why: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
-    Error::new(kind, "cannot reach the daemon")
-        .with("socket", path.display())
-        .source(why)
-        .hint("start it with `forebay serve`, or give the directory of its sockets")
+/// No daemon at `path`, and what to do: one that runs and refuses this user is not to be started.
+pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let why = why.into();
+    let is_denied = why.downcast_ref::<io::Error>().is_some_and(|why| why.kind() == io::ErrorKind::PermissionDenied);
+    let hint = match is_denied {
+        true => format!("add this user's id ({}) to the daemon's `socket.allow_uids`, or run as its user", own()),
+        false => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
+    };
+    Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
 }
 
 fn trust() -> Result<Trust> {
     let named = match std::env::var(VARIABLE) {
-        Ok(text) => Some(text.parse().map_err(|_| {
-            Error::invalid(format!("`{VARIABLE}` names no user")).with("value", text).hint("set it to a user id")
+        Ok(text) if !text.is_empty() => Some(text.parse().map_err(|_| {
+            Error::invalid(format!("`{VARIABLE}` cannot be `{text}`"))
+                .hint("give a user id, such as 998, and not a name")
         })?),
-        Err(_) => None,
+        _ => None,
     };
-    let own = rustix::process::geteuid().as_raw();
-    Ok(Trust { own, named, remedy: "set `FOREBAY_DAEMON_UID` to it where clients run" })
+    Ok(Trust { own: own(), named, remedy: "set `FOREBAY_DAEMON_UID` to it where engines and commands run" })
+}
+
+fn own() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 fn look(path: &Path) -> io::Result<Facts> {

@@ -170,11 +170,11 @@ impl Link {
 
     /// The daemon will not have the namespace of `epoch`, or, if `None`, the session.
     pub fn refused(&mut self, epoch: Option<u64>, error: &Error) {
-        self.refusal = Some(Refusal { why: line(error), epoch });
+        self.refusal = Some(Refusal { why: error.told(), epoch });
     }
 
     pub fn troubled(&mut self, error: &Error) {
-        self.trouble = Some(line(error));
+        self.trouble = Some(error.told());
     }
 
     pub fn disconnected(&mut self) {
@@ -210,14 +210,6 @@ impl Link {
 
     pub fn broken(&mut self) {
         self.is_broken = true;
-    }
-}
-
-/// An error and its hint on one line.
-fn line(error: &Error) -> String {
-    match error.hint_text() {
-        Some(hint) => format!("{error}; hint: {hint}"),
-        None => error.to_string(),
     }
 }
 
