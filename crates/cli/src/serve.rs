@@ -30,6 +30,8 @@ fn start_log(level: &str) -> Result<(), Failure> {
         let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
         Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(io::stderr).init();
+    // A line that cannot be written is lost: a full disk behind the log, or a reader that is gone, ends no daemon.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(io::stderr);
+    log.log_internal_errors(false).init();
     Ok(())
 }

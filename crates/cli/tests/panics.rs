@@ -47,3 +47,17 @@ fn a_panic_in_an_event_ends_the_daemon_and_the_next_one_serves() {
     worker.fill(&slots[0], 2);
     assert_eq!(client.commit(namespace, &[hash(2)], &slots), [CommitOutcome::CommitStored]);
 }
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_daemon() {
+    let place = Place::new();
+    // Each write to it fails as on a full disk.
+    std::os::unix::fs::symlink("/dev/full", place.log()).expect("a log file");
+    let mut daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let slots = client.reserve(namespace, 1);
+    worker.fill(&slots[0], 1);
+    assert_eq!(client.commit(namespace, &[hash(1)], &slots), [CommitOutcome::CommitStored]);
+    assert!(daemon.is_running());
+}

@@ -46,6 +46,11 @@ impl Place {
     pub fn pool(&self) -> PathBuf {
         self.root.path().join("pool")
     }
+
+    /// Where daemons write their log.
+    pub fn log(&self) -> PathBuf {
+        self.root.path().join("log")
+    }
 }
 
 impl Drop for Place {
@@ -106,7 +111,7 @@ impl Daemon {
     }
 
     fn spawn_by(mut command: Command, place: &Place, arguments: &[&str]) -> Daemon {
-        let log = place.root.path().join("log");
+        let log = place.log();
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let child = command
             .arg("serve")
