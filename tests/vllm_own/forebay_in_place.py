@@ -78,20 +78,18 @@ class Slots(PoolSlots):
 def complete(original: Any = compat.complete) -> Any:
     """Does what it does for an engine, but leaves the tests' spec and options where they are."""
 
-    def with_their_spec(vllm_config: Any, kv_cache_config: Any) -> list[str]:
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        theirs = dict(extra)
-        warnings = original(vllm_config, kv_cache_config)
-        extra.clear()
-        extra.update(theirs)
-        return list(warnings)
+    def with_their_spec(vllm_config: Any, kv_cache_config: Any) -> tuple[Any, list[str]]:
+        completed, warnings = original(vllm_config, kv_cache_config)
+        theirs = vllm_config.kv_transfer_config.kv_connector_extra_config
+        completed.kv_transfer_config.kv_connector_extra_config = dict(theirs)
+        return completed, warnings
 
     return with_their_spec
 
 
 def script(spec: Any) -> None:
     """Our manager behind the mock that the test scripts: it hears all, and answers what vLLM's interface does not have."""
-    spec.settings, spec.warnings = Settings.parse({})
+    (spec.settings, spec.warnings), spec.incarnation = Settings.parse({}), bytes(16)
     ours, mock = ForebayManager(spec), spec.manager
     spec.forebay = ours
     for name in dir(ForebayManager):
@@ -113,7 +111,7 @@ def heard(method: Any) -> Any:
     return call
 
 
-def open_session(settings: Settings, engine_id: str, ranks: int, stock_blocks: int) -> FakeSession:
+def open_session(settings: Settings, engine_id: str, incarnation: bytes, ranks: int, stock_blocks: int) -> FakeSession:
     daemon = FakeDaemon(slots=4096)
     daemon.engines += [SimpleNamespace(engine_id=engine_id)] * ranks  # type: ignore[list-item]
     return FakeSession(daemon, engine_id, ranks, stock_blocks)
