@@ -157,7 +157,10 @@ impl Member {
         if self.owner != 0 && self.owner != owner {
             return Err(Error::new(ErrorKind::Unavailable, "another session of this engine was handed slots")
                 .with("engine_id", &self.identity.engine_id)
-                .hint("it is let in when the workers of that session are gone: stop them, or give this start an incarnation of its own"));
+                .hint(
+                    "it is let in when the workers of that session are gone: stop them, or give this start an \
+                     incarnation of its own",
+                ));
         }
         self.owner = owner;
         Ok(())
