@@ -1,5 +1,7 @@
 //! What survives whom: the shipped daemon, killed with SIGKILL, against a worker that lives on in this process.
 
+#[allow(dead_code, reason = "each test binary uses its own part")]
+mod command;
 mod support;
 
 use forebay_core::SlotId;
@@ -111,6 +113,57 @@ fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
     assert_eq!(other.inspect().fenced_bytes, 0, "all else it held is free");
     let reply = back.lookup(name, &[hash(77)]);
     assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(77, BYTES));
+}
+
+#[test]
+fn a_block_purged_under_a_lease_never_comes_back_and_its_reader_goes_on() {
+    for stop in [Daemon::kill, |daemon: Daemon| {
+        daemon.terminate();
+        assert!(daemon.finish().0)
+    }] {
+        let place = Place::new();
+        let daemon = Daemon::start(&place, SMALL);
+        let (reader, its_worker) = engine(&place, "a", BYTES);
+        let (writer, worker) = engine(&place, "b", BYTES);
+        let store = |seed: u64| {
+            let namespace = writer.namespace("t", vec![group()]).unwrap();
+            let slots = writer.reserve(namespace, 2);
+            slots.iter().zip(seed..).for_each(|(held, seed)| worker.fill(held, seed));
+            assert_eq!(writer.commit(namespace, &hashes(0..2), &slots), [CommitOutcome::CommitStored; 2]);
+        };
+        store(10);
+        let namespace = reader.namespace("t", vec![group()]).unwrap();
+        let old = reader.lookup(namespace, &hashes(0..2)).groups.remove(0);
+        let purged = command::run(&["purge", "--socket.directory", place.sockets().to_str().unwrap(), "--tenant", "t"]);
+        assert_eq!(purged.code, 0, "{purged:?}");
+        store(20);
+        stop(daemon);
+        let mappings = [its_worker.detach(), worker.detach()];
+        drop((reader, writer));
+
+        let _daemon = Daemon::start(&place, SMALL);
+        let [its_mapping, mapping] = mappings;
+        let mut its_worker = Worker::attach(&place, Worker::request("a", 0, 1, BYTES), Some(its_mapping));
+        let held = old.slots.iter().zip(&old.generations);
+        let held = held.map(|(slot, generation)| Held { slot: *slot, generation: *generation }).collect();
+        let reader = Client::resume(&place, "a", 1, held, Vec::new());
+        assert_eq!(reader.welcome.lost, [], "it still reads what was purged");
+        its_worker.acknowledge();
+        let mut worker = Worker::attach(&place, Worker::request("b", 0, 1, BYTES), Some(mapping));
+        let mut writer = Client::resume(&place, "b", 1, Vec::new(), Vec::new());
+        worker.acknowledge();
+        assert!(matches!(writer.event(), session_event::Event::Attached(_)));
+        let namespace = writer.namespace("t", vec![group()]).unwrap();
+        let new = writer.lookup_settled(namespace, &hashes(0..2)).groups.remove(0);
+        assert_eq!(new.states, [1, 1]);
+        for (seed, (old, new)) in old.slots.iter().zip(&new.slots).enumerate() {
+            assert!(worker.read(*new) == pattern(20 + seed as u64, BYTES), "block {seed} is the purged one");
+            assert!(
+                its_worker.read(*old) == pattern(10 + seed as u64, BYTES),
+                "block {seed} has gone under its reader"
+            );
+        }
+    }
 }
 
 #[test]

@@ -94,6 +94,10 @@ pub enum Effect {
         slot: SlotId,
         holders: u64,
     },
+    /// The slot holds no block any more, yet it is not free: its holders, and its generation, stay.
+    Fenced {
+        slot: SlotId,
+    },
     ExtentMade {
         first_unit: u32,
         units: u32,
@@ -431,10 +435,11 @@ impl Core {
         }
     }
 
-    /// The slot is out of use until its last holder is gone.
+    /// The slot is out of use until its last holder is gone, and no restart takes what it holds for a block.
     pub(crate) fn fence(&mut self, block: BlockId) {
         let record = &mut self.blocks[block];
         record.state = State::Fenced;
+        self.effects.push(Effect::Fenced { slot: record.slot });
         self.tallies[record.class.0 as usize].fenced += 1;
         self.fenced.push_head(&mut self.nodes, block);
     }

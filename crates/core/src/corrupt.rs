@@ -70,18 +70,21 @@ impl Core {
         true
     }
 
-    /// The comparison asked for by [`Effect::Verify`] is done; called once for each.
-    pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool, finder: Finder) {
+    /// The comparison asked for by [`Effect::Verify`] is done; called once for each. True if the block is dropped for it:
+    /// one that was forgotten meanwhile has nothing in the table that it could be compared with, and is nobody's hit.
+    pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool, finder: Finder) -> bool {
         let record = &mut self.blocks[block];
         let is_held = record.generation == generation && record.pins > 0;
         assert!(is_held && matches!(record.state, State::Verifying | State::Fenced), "{block:?} was not verified");
-        if record.state == State::Verifying && is_whole {
+        let is_dropped = record.state == State::Verifying && !is_whole;
+        if is_dropped {
+            self.drop_rotten(block, finder);
+        } else if record.state == State::Verifying {
             record.state = State::Ready;
             self.stats.verified += u64::from(finder == Finder::Restart);
-        } else if record.state == State::Verifying {
-            self.drop_rotten(block, finder);
         }
         self.unpin(block);
+        is_dropped
     }
 
     /// The block, which is in the index, is a hit again when it was compared.

@@ -16,7 +16,7 @@ pub struct Recovered {
     pub slot: SlotId,
     pub generation: Generation,
     pub holders: u64,
-    /// Key of a block that was ready; `None` for a slot that was being filled.
+    /// Key of a block that was ready; `None` for a slot that was being filled, or fenced.
     pub key: Option<(NamespaceIndex, u16, BlockHash)>,
 }
 

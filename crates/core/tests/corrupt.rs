@@ -44,6 +44,8 @@ fn the_slot_of_a_corrupt_block_is_free_only_after_its_last_reader() {
     let leases: Vec<LeaseId> = (0..2).map(|_| rig.lease(ns, &[1]).1).collect();
     assert!(rig.core.drop_corrupt(slot, generation, Finder::Scrub));
     assert_eq!((rig.lease(ns, &[1]).0, rig.core.held().fenced_blocks), (0, 1));
+    let fenced = Effect::Fenced { slot };
+    assert!(rig.effects().contains(&fenced), "a restart would take it for a block");
     let is_freed = |effects: Vec<Effect>| effects.iter().any(|effect| matches!(effect, Effect::Freed { .. }));
     rig.core.release(ENGINE, leases[0]);
     assert!(!is_freed(rig.effects()), "the slot is free under the second lease");

@@ -152,6 +152,7 @@ impl State {
                     self.pool.set_holders(slot, 0);
                 }
                 Effect::Held { slot, holders } => self.pool.set_holders(slot, holders),
+                Effect::Fenced { slot } => self.pool.fence(slot),
                 Effect::ExtentMade { first_unit, units, slot_bytes } => {
                     let made = self.pool.set_extent(&Extent { first_unit, units, slot_bytes });
                     made.expect("the table's pages were checked for when the pool was opened");

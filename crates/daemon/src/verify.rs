@@ -18,15 +18,17 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
         let asked = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
         let is_whole = verify(&pool, &asked);
         let ToVerify { block, slot, generation, finder, .. } = asked;
+        let is_dropped = shared.event(|state| state.core.verified(block, generation, is_whole, finder));
         match finder {
-            _ if !is_whole => {
+            _ if is_dropped => {
                 let found_by = finder.name();
                 tracing::warn!(slot = slot.0, found_by, "a block is not what was stored; it is dropped");
             }
-            Finder::Load => tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays"),
+            Finder::Load if is_whole => {
+                tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays");
+            }
             _ => {}
         }
-        shared.event(|state| state.core.verified(block, generation, is_whole, finder));
     };
     vital::thread("verify", run);
 }

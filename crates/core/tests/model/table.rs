@@ -103,6 +103,10 @@ impl Table {
                 assert!(self.audited.iter().all(|(_, audited)| *audited != slot), "{slot:?} is freed under an audit");
             }
             Effect::Held { slot, holders } => self.row(slot).holders = holders,
+            Effect::Fenced { slot } => {
+                let row = self.row(slot);
+                (row.key, row.is_fenced) = (None, true);
+            }
             Effect::ExtentMade { first_unit, units, slot_bytes } => self.make_extent(first_unit, units, slot_bytes),
             Effect::ExtentCleared { first_unit, units } => {
                 let extent = self.extents.remove(&first_unit).expect("a cleared extent was made");

@@ -954,7 +954,7 @@ impl World {
             let is_held = row.holders & alive != 0;
             let is_resident = |other: &Row| other.key == row.key && !other.is_fenced;
             let expected = match row.key {
-                Some(_) if !restored.values().any(is_resident) => Recovery::Block,
+                Some(_) if !row.is_fenced && !restored.values().any(is_resident) => Recovery::Block,
                 _ if is_held => Recovery::Fenced,
                 _ => Recovery::Dropped,
             };
@@ -1061,6 +1061,10 @@ impl World {
         for load in &self.below.loads[begun..] {
             assert!(expected().any(|key| *key == load.key), "nobody waits for {load:?}");
         }
+        let is_current = |key: &Key| self.shorts[key.namespace as usize] == Some(key.short);
+        let mut keys = self.table.rows.iter().filter_map(|(slot, row)| Some((slot, row.key?)));
+        let purged = keys.find(|(_, key)| !has_more && !is_current(key));
+        assert!(purged.is_none(), "a restart would bring back what was purged: {purged:?}");
         has_more
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use forebay_core::Result;
+use forebay_core::block::BlockId;
 use forebay_core::corrupt::Finder;
 use forebay_core::report::ReadyBlock;
-use forebay_io::arena::Pool;
+use forebay_io::arena::{Entry, Pool};
 use forebay_rpc::proto::AuditReply;
 use tokio::sync::Semaphore;
 
@@ -29,10 +30,17 @@ fn read_all(shared: &Shared) -> AuditReply {
     let mut reply = AuditReply::default();
     let mut cursor = Some(0);
     while let Some(from) = cursor {
-        let (piece, next) = shared.event(|state| state.core.audit_piece(from, RECORDS_PER_PIECE));
-        let verdicts: Vec<bool> = piece.iter().map(|audited| is_whole(&pool, audited, &mut reply)).collect();
+        let (piece, next) = shared.event(|state| {
+            let (piece, next) = state.core.audit_piece(from, RECORDS_PER_PIECE);
+            // The entry of one that is purged while it is read counts no more.
+            let with_entry = |audited: Audited| (state.pool.entry(audited.slot), audited);
+            (piece.into_iter().map(with_entry).collect::<Vec<_>>(), next)
+        });
+        let judge =
+            |(entry, audited): (Option<Entry>, Audited)| (audited.block, is_whole(&pool, &audited, entry, &mut reply));
+        let verdicts: Vec<(BlockId, bool)> = piece.into_iter().map(judge).collect();
         shared.event(|state| {
-            piece.iter().zip(verdicts).for_each(|(audited, is_whole)| state.core.audited(audited.block, is_whole));
+            verdicts.into_iter().for_each(|(block, is_whole)| state.core.audited(block, is_whole));
         });
         cursor = next;
     }
@@ -40,10 +48,9 @@ fn read_all(shared: &Shared) -> AuditReply {
     reply
 }
 
-fn is_whole(pool: &Pool, audited: &ReadyBlock, reply: &mut AuditReply) -> bool {
+fn is_whole(pool: &Pool, audited: &ReadyBlock, entry: Option<Entry>, reply: &mut AuditReply) -> bool {
     reply.blocks += 1;
-    let entry = pool.entry(audited.slot).filter(|entry| entry.key == audited.key);
-    let Some(entry) = entry else {
+    let Some(entry) = entry.filter(|entry| entry.key == audited.key) else {
         reply.misnamed += 1;
         let (slot, found_by) = (audited.slot.0, Finder::Audit.name());
         tracing::warn!(slot, found_by, "a block is not the one that its record names; it is dropped");

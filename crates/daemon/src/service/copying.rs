@@ -151,7 +151,7 @@ fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
     let mut data = vec![0; found.length as usize];
     for _ in 0..2 {
         pool.read(found.at.0.offset(), &mut data);
-        if !is_verifying || pool.entry(found.at.0).is_some_and(|entry| entry.checksum == checksum(&data)) {
+        if !is_verifying || found.checksum == Some(checksum(&data)) {
             return Some(data);
         }
     }
@@ -178,6 +178,8 @@ struct Pinned {
     lease: LeaseId,
     at: (SlotId, Generation),
     length: u64,
+    /// As the table had it when the block was found; a purge meanwhile takes it from the table, not from its reader.
+    checksum: Option<u64>,
 }
 
 /// The block of one key, under a lease of its own. Blocks that are being verified or brought up are waited for.
@@ -185,18 +187,19 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
     let start = Instant::now();
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     while start.elapsed() < deadline {
-        let (answer, lease, length) = shared.event(|state| -> Result<_> {
+        let (answer, lease, length, checksum) = shared.event(|state| -> Result<_> {
             let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
             let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             let mut answer = Answer::default();
             state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
-            Ok((answer, state.core.finish_lookup(lookup), length))
+            let entry = answer.slots.first().and_then(|slot| state.pool.entry(SlotId(*slot)));
+            Ok((answer, state.core.finish_lookup(lookup), length, entry.map(|entry| entry.checksum)))
         })?;
         match answer.states.first() {
             None => return Ok(None),
             Some(&STATE_READY) => {
                 let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
-                return Ok(Some(Pinned { lease, at, length }));
+                return Ok(Some(Pinned { lease, at, length, checksum }));
             }
             // 16 MiB are verified in about a millisecond, and read in some.
             Some(_) => std::thread::sleep(PAUSE),

@@ -230,6 +230,12 @@ impl Pool {
         self.table.ready(slot, self.generations.get(slot), entry);
     }
 
+    /// Makes the content of a slot in any state count no more, also after a restart. Its generation and its holders stay:
+    /// whoever reads it may go on.
+    pub fn fence(&self, slot: SlotId) {
+        self.table.fence(slot, self.generations.get(slot));
+    }
+
     /// Ends the ownership of a slot in any state that nobody may touch any more, and publishes a number that no
     /// owner of it had.
     pub fn free(&self, slot: SlotId, next: Generation) {

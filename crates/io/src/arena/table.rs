@@ -60,7 +60,8 @@ pub struct RecoveredSlot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotState {
     Free,
-    /// It was being filled in boot epoch `epoch`: by its holders, or by the I/O of a daemon that died.
+    /// It holds no block. Since boot epoch `epoch` it was being filled, by its holders or by the I/O of a daemon that
+    /// died; or it is fenced: what it held became ready then and counts no more, and its holders may still read it.
     Reserved {
         epoch: u32,
     },
@@ -156,6 +157,11 @@ impl Table {
         assert!((1..=slot_bytes).contains(&content.length), "{slot:?} of {slot_bytes} bytes holds {content:?}");
         let sealed = seal_entry(content, slot, generation, self.epoch);
         order::seal(&entry[STATE_WORD], &entry[SEALED_AT..], &sealed, state_word(READY, generation));
+    }
+
+    /// `generation` is the published one. What the slot was matters no more: a damaged word is put right.
+    pub fn fence(&self, slot: SlotId, generation: Generation) {
+        self.entry(slot)[STATE_WORD].store(state_word(RESERVED, generation), Release);
     }
 
     /// Holders go first, so that a free slot never has any.

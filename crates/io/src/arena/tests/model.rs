@@ -12,6 +12,7 @@ enum Act {
     ClearExtent { unit: u32 },
     Reserve { pick: usize },
     Ready { pick: usize, number: u64 },
+    Fence { pick: usize },
     Free { pick: usize },
     Hold { pick: usize, holders: u64 },
     Restart,
@@ -23,6 +24,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         1 => (0..4u32).prop_map(|unit| Act::ClearExtent { unit }),
         6 => any::<usize>().prop_map(|pick| Act::Reserve { pick }),
         5 => (any::<usize>(), 1..99u64).prop_map(|(pick, number)| Act::Ready { pick, number }),
+        2 => any::<usize>().prop_map(|pick| Act::Fence { pick }),
         4 => any::<usize>().prop_map(|pick| Act::Free { pick }),
         3 => (any::<usize>(), any::<u64>()).prop_map(|(pick, holders)| Act::Hold { pick, holders }),
         1 => Just(Act::Restart),
@@ -46,6 +48,8 @@ struct Model {
     slots: BTreeMap<SlotId, Expected>,
     /// The published number of every page, which outlives extents.
     published: BTreeMap<SlotId, Generation>,
+    /// In which each slot was last reserved or became ready.
+    epochs: BTreeMap<SlotId, u32>,
     next_generation: u32,
 }
 
@@ -53,8 +57,8 @@ impl Model {
     fn new() -> Model {
         let home = Home::new();
         let pool = Some(home.pool(8 * MIB));
-        let empty = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let model = Model { home, pool, extents: empty.0, slots: empty.1, published: empty.2, next_generation: 1 };
+        let (extents, slots, published, epochs) = Default::default();
+        let model = Model { home, pool, extents, slots, published, epochs, next_generation: 1 };
         (0..4).for_each(|unit| model.pool().populate_unit(unit).unwrap());
         model
     }
@@ -99,6 +103,7 @@ impl Model {
             Act::ClearExtent { unit } => self.clear_extent(unit),
             Act::Reserve { pick } => self.reserve(pick),
             Act::Ready { pick, number } => self.ready(pick, number),
+            Act::Fence { pick } => self.fence(pick),
             Act::Free { pick } => self.free(pick),
             Act::Hold { pick, holders } => {
                 if let Some(slot) = self.pick(pick, |expected| expected.state != SlotState::Free) {
@@ -130,8 +135,9 @@ impl Model {
         let generation = self.generation();
         if let Some(slot) = self.pick(pick, |expected| expected.state == SlotState::Free) {
             self.pool().reserve(slot, generation);
-            let state = SlotState::Reserved { epoch: self.pool().epoch() };
-            self.slots.insert(slot, Expected { generation, holders: 0, state });
+            let epoch = self.pool().epoch();
+            self.slots.insert(slot, Expected { generation, holders: 0, state: SlotState::Reserved { epoch } });
+            self.epochs.insert(slot, epoch);
             self.published.insert(slot, generation);
         }
     }
@@ -142,6 +148,14 @@ impl Model {
             self.pool().write(slot.offset(), &bytes);
             self.pool().ready(slot, &entry);
             self.slots.get_mut(&slot).unwrap().state = SlotState::Ready(entry);
+            self.epochs.insert(slot, self.pool().epoch());
+        }
+    }
+
+    fn fence(&mut self, pick: usize) {
+        if let Some(slot) = self.pick(pick, |expected| expected.state != SlotState::Free) {
+            self.pool().fence(slot);
+            self.slots.get_mut(&slot).unwrap().state = SlotState::Reserved { epoch: self.epochs[&slot] };
         }
     }
 
