@@ -6,6 +6,7 @@ mod support;
 
 use forebay_core::SlotId;
 use forebay_rpc::proto::*;
+use support::tiers::*;
 use support::*;
 
 const BYTES: u64 = 20_000;
@@ -308,4 +309,27 @@ fn an_audit_reads_every_block_and_drops_what_is_not_what_was_stored() {
     assert_eq!(client.lookup(namespace, &hashes(0..60)).groups[0].states, vec![1; 50]);
     let log = daemon.log();
     assert!(log.contains("found_by=\"audit\""), "the log does not tell of it:\n{log}");
+}
+
+#[test]
+fn slots_that_a_killed_daemon_filled_from_a_shared_store_are_free_again() {
+    let place = Place::new();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let fs = ["--tier.fs.directories", directory.path().to_str().unwrap(), "--tier.fs.admission", "all"];
+    let (daemon, client, worker) = serving(&place, &[SMALL, &fs].concat());
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..100);
+    lose_pool(&place, daemon, (client, worker));
+    // Most loads wait for their turn.
+    let slow = [SMALL, &fs, &["--tier.fs.load_bytes_per_second", "1MiB"]].concat();
+    let (daemon, client, worker) = serving(&place, &slow);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    wait_until("blocks come up", || {
+        client.release(client.lookup(namespace, &hashes(0..100)).lease);
+        tier(&client, "fs").loading_blocks > 10
+    });
+    daemon.kill();
+    drop((client, worker));
+    let (_daemon, client, _worker) = serving(&place, &slow);
+    assert_eq!(client.inspect().fenced_bytes, 0);
 }

@@ -71,6 +71,19 @@ fn each_unknown_key_is_asked_of_every_shared_store_once() {
 }
 
 #[test]
+fn what_a_shared_store_fills_has_no_holder_that_outlives_the_daemon() {
+    let (mut rig, ns) = rig();
+    states(&mut rig, ns, &[0]);
+    [NEAR, FAR].into_iter().for_each(|tier| answer(&mut rig, tier, 0, FOUND));
+    rig.effects();
+    assert_eq!(states(&mut rig, ns, &[0]), [STATE_NOT_YET]);
+    let [.., Effect::Reserved { holders, .. }, Effect::Load { .. }] = rig.effects()[..] else {
+        panic!("it does not come up")
+    };
+    assert_eq!(holders, 0);
+}
+
+#[test]
 fn what_is_found_comes_up_from_the_nearest_store_that_has_it() {
     let (mut rig, ns) = rig();
     states(&mut rig, ns, &[0, 1, 2]);

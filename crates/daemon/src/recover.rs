@@ -100,12 +100,19 @@ fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -
     Ok(index)
 }
 
-/// `has_transfers`: an earlier daemon was killed while a tier was filling slots. They stay fenced until the tier says
-/// that this is over; if it is not configured any more nobody can say so, and they stay fenced for good.
+/// `has_transfers`: an earlier daemon was killed while a disk of its own was filling slots; earlier builds wrote down
+/// the same for a store that hosts share. They stay fenced until the disk says that this is over. Where none is configured
+/// nobody can say so, nor that there was none, and they stay fenced for good.
 fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
     let mut earlier = if has_transfers || state.tiers.has_own_disks() { TRANSFERS.bit() } else { 0 };
     if has_transfers && !state.tiers.has_own_disks() {
-        tracing::warn!("an earlier daemon was filling slots from a tier that is not configured; they stay out of use");
+        let hint = "start once with the disks that it had, as `tier.ssd.disks`; if it had none, stop daemon and engines and \
+                    remove the pool's directory";
+        tracing::warn!(
+            hint,
+            "an earlier daemon was killed while a tier filled slots, and no disk is configured that could say \
+                        whether it still does; they stay out of use"
+        );
     }
     let mut records: HashMap<Instance, InstanceRecord> = state.pool.instances()?.into_iter().collect();
     // A live lock counts whether or not its record can be read.

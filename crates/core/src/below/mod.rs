@@ -45,8 +45,8 @@ impl TierId {
     }
 }
 
-/// Holds the slots that tiers fill, in the table: after a daemon was killed its transfers may still land there. What
-/// it copies itself ends with its process and needs no holder there.
+/// Holds the slots that disks of its own fill, in the table: after a daemon was killed its transfers may still land there.
+/// What it copies itself, from a store that hosts share too, ends with its process and needs no holder there.
 pub const TRANSFERS: Instance = Instance::DAEMON;
 
 /// Which blocks are written down.
@@ -62,7 +62,7 @@ pub enum Admission {
 pub struct Limits {
     pub admission: Admission,
     /// Its truth is elsewhere: others store and evict there. It is asked for each key, and what it holds is not kept
-    /// here.
+    /// here. The daemon's own threads copy what comes from it, so nothing lands after its process has ended.
     pub is_shared: bool,
     /// Loads in flight.
     pub load_blocks: usize,

@@ -148,7 +148,7 @@ impl Core {
         hash: BlockHash,
     ) -> BlockId {
         let generation = self.generation();
-        let holders = TRANSFERS.bit();
+        let holders = if self.below.tiers[tier.0 as usize].limits.is_shared { 0 } else { TRANSFERS.bit() };
         let (block, slot) = self.take_slot(Block {
             holders,
             hash,

@@ -33,11 +33,12 @@ fn read_all(shared: &Shared) -> AuditReply {
         let (piece, next) = shared.event(|state| {
             let (piece, next) = state.core.audit_piece(from, RECORDS_PER_PIECE);
             // The entry of one that is purged while it is read counts no more.
-            let with_entry = |audited: Audited| (state.pool.entry(audited.slot), audited);
+            let with_entry = |audited: ReadyBlock| (state.pool.entry(audited.slot), audited);
             (piece.into_iter().map(with_entry).collect::<Vec<_>>(), next)
         });
-        let judge =
-            |(entry, audited): (Option<Entry>, Audited)| (audited.block, is_whole(&pool, &audited, entry, &mut reply));
+        let judge = |(entry, audited): (Option<Entry>, ReadyBlock)| {
+            (audited.block, is_whole(&pool, &audited, entry, &mut reply))
+        };
         let verdicts: Vec<(BlockId, bool)> = piece.into_iter().map(judge).collect();
         shared.event(|state| {
             verdicts.into_iter().for_each(|(block, is_whole)| state.core.audited(block, is_whole));

@@ -56,7 +56,7 @@ impl Tiers {
         Tiers { drivers, purging, emptying, busy: Vec::new(), finds: Vec::new() }
     }
 
-    /// Whether a tier's transfers can outlive a daemon that is killed, and say when they are over.
+    /// Whether a tier's transfers can outlive a daemon that is killed; that tier says when they are over.
     pub fn has_own_disks(&self) -> bool {
         self.drivers.iter().any(|driver| driver.kind == Kind::Ssd)
     }
