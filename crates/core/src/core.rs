@@ -182,6 +182,8 @@ pub struct Core {
     pub(crate) reserved: Vec<List>,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     pub(crate) earlier: u64,
+    /// Those of them whose workers may touch an excluded unit: one that came back may still, until it is gone.
+    pub(crate) excluding: u64,
     /// The blocks in state `Fenced`. No policy has them either.
     pub(crate) fenced: List,
     /// Blocks to be touched, coldest first; applied after the reply.
@@ -221,6 +223,7 @@ impl Core {
             tallies: Vec::new(),
             reserved: (0..Instance::MAX).map(|_| List::default()).collect(),
             earlier: 0,
+            excluding: 0,
             fenced: List::default(),
             touches: VecDeque::new(),
             unfinished: Unfinished::default(),

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId, NamespaceIndex, State};
-use crate::core::{Core, WARM};
+use crate::core::{Core, Effect, WARM};
 use crate::key::{BlockHash, Generation, Instance, SlotId};
 use crate::load::{Lease, LeaseId};
 use crate::policy::List;
@@ -61,8 +61,9 @@ impl Core {
         is_restored
     }
 
-    /// What lies in this unit is unknown and may still be touched: it is never used.
+    /// What lies in this unit is unknown and may still be touched: it is not used until all of [`Core::earlier`] are gone.
     pub fn exclude(&mut self, unit: u32) {
+        self.excluding = self.earlier;
         self.space.exclude(unit);
     }
 
@@ -187,11 +188,13 @@ impl Core {
         let reserved = std::mem::take(&mut self.reserved[instance.0 as usize]);
         self.drop_reservations(reserved);
         self.resolve(instance);
+        self.readmit(instance);
     }
 
     /// No transfer of an earlier daemon is under way: what tiers were filling then is free.
     pub fn transfers_over(&mut self) {
         self.resolve(Instance::DAEMON);
+        self.readmit(Instance::DAEMON);
     }
 
     /// Leases, leased blocks and reserved blocks of an instance.
@@ -245,6 +248,16 @@ impl Core {
             let block = reserved.tail;
             reserved.unlink(&mut self.nodes, block);
             self.vacate(block);
+        }
+    }
+
+    /// `instance` touches no excluded unit any more; once nobody does, they are used again.
+    fn readmit(&mut self, instance: Instance) {
+        if self.excluding & instance.bit() != 0 {
+            self.excluding &= !instance.bit();
+            let units = if self.excluding == 0 { self.space.readmit() } else { Vec::new() };
+            let cleared = |unit| Effect::ExtentCleared { first_unit: unit, units: 1 };
+            self.effects.extend(units.into_iter().map(cleared));
         }
     }
 

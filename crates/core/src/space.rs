@@ -57,8 +57,10 @@ enum Unit {
     Used(ExtentId),
     /// Empty, in a run that is not.
     Drained,
-    /// Out of use for this epoch.
-    Excluded,
+    /// Somebody may still touch what an earlier epoch had there.
+    Excluded {
+        is_populated: bool,
+    },
 }
 
 pub struct Space {
@@ -81,16 +83,33 @@ impl Space {
 
     /// `unit`'s memory is there; it may be used. Told twice, or of a unit in use, it changes nothing.
     pub fn populate(&mut self, unit: u32) {
-        if self.units[unit as usize] == Unit::Absent {
-            self.units[unit as usize] = Unit::Free;
-            self.free_units += 1;
+        match &mut self.units[unit as usize] {
+            Unit::Excluded { is_populated } => *is_populated = true,
+            absent @ Unit::Absent => {
+                *absent = Unit::Free;
+                self.free_units += 1;
+            }
+            Unit::Free | Unit::Used(_) | Unit::Drained => {}
         }
     }
 
-    /// `unit` is not used in this epoch.
+    /// `unit` is not used until [`Space::readmit`].
     pub fn exclude(&mut self, unit: u32) {
         assert!(self.units[unit as usize] == Unit::Absent, "unit {unit} is excluded while in use");
-        self.units[unit as usize] = Unit::Excluded;
+        self.units[unit as usize] = Unit::Excluded { is_populated: false };
+    }
+
+    /// The units that were excluded are as any other from now on. Returns them.
+    pub fn readmit(&mut self) -> Vec<u32> {
+        let mut readmitted = Vec::new();
+        for (number, unit) in (0..).zip(&mut self.units) {
+            if let Unit::Excluded { is_populated } = *unit {
+                *unit = if is_populated { Unit::Free } else { Unit::Absent };
+                self.free_units += u32::from(is_populated);
+                readmitted.push(number);
+            }
+        }
+        readmitted
     }
 
     pub fn unit_bytes(&self) -> u64 {
@@ -299,7 +318,7 @@ impl Space {
         let is_usable = |unit: &Unit| match unit {
             Unit::Free => true,
             Unit::Used(id) => !self.extent(*id).is_draining,
-            Unit::Absent | Unit::Drained | Unit::Excluded => false,
+            Unit::Absent | Unit::Drained | Unit::Excluded { .. } => false,
         };
         let all = self.units.get(first_unit as usize..(first_unit + units) as usize)?;
         all.iter().all(is_usable).then_some(Run { first_unit, units })

@@ -25,7 +25,7 @@ pub fn recover(state: &mut State) -> Result<()> {
     let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);
     restore_instances(state, has_transfers)?;
     for unit in pool.unreadable_units() {
-        // Without holders nothing there can be in use; with them the units stay out of use until a restart.
+        // Without holders nothing there can be in use; with them the units stay out of use until these are gone.
         if state.core.earlier() == 0 {
             pool.clear_extent(*unit)?;
         } else {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use forebay_core::block::{BlockId, NamespaceIndex};
 use forebay_core::corrupt::Finder;
 use forebay_core::key::{BlockHash, PAGE_BYTES};
-use forebay_core::{Effect, Generation, SlotId};
+use forebay_core::{Effect, Generation, Instance, SlotId};
 
 /// What a block was committed as. `short` is the core's name for the namespace in this epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,6 +108,10 @@ impl Table {
                 (row.key, row.is_fenced) = (None, true);
             }
             Effect::ExtentMade { first_unit, units, slot_bytes } => self.make_extent(first_unit, units, slot_bytes),
+            Effect::ExtentCleared { first_unit, .. } if self.excluded.contains_key(&first_unit) => {
+                let holders = self.excluded.remove(&first_unit);
+                assert_eq!(holders, Some(0), "unit {first_unit} is used again under somebody who touches it");
+            }
             Effect::ExtentCleared { first_unit, units } => {
                 let extent = self.extents.remove(&first_unit).expect("a cleared extent was made");
                 assert_eq!(extent.units, units, "the extent at unit {first_unit} has another length");
@@ -153,6 +157,11 @@ impl Table {
         let one = found.next().map(|(slot, row)| (*slot, row));
         assert!(found.next().is_none(), "{key:?} is in two slots");
         one
+    }
+
+    /// Nobody of this number touches what cannot be read any more.
+    pub fn let_go(&mut self, instance: Instance) {
+        self.excluded.values_mut().for_each(|holders| *holders &= !instance.bit());
     }
 
     /// Whether the slot lies where nothing is known any more.

@@ -245,7 +245,8 @@ impl World {
         assert_eq!(held, Default::default(), "all is released and all are gone");
         let held = self.table.rows.values().filter(|row| row.key.is_none() || row.is_fenced).count();
         assert_eq!(held, 0, "slots are in use that nobody holds");
-        if self.setup.reserve_permille == 1000 && self.table.excluded.is_empty() {
+        assert!(self.table.excluded.is_empty(), "units are out of use that nobody touches");
+        if self.setup.reserve_permille == 1000 {
             (0..self.setup.units).for_each(|unit| self.populate(unit));
             (0..NAMESPACES).for_each(|namespace| self.fill(namespace));
         }
@@ -273,6 +274,7 @@ impl World {
     fn gone(&mut self, engine: u8) {
         self.cancel_lookups(engine);
         self.engines[engine as usize] = Engine::default();
+        self.table.let_go(Instance(engine));
         self.core.instance_gone(Instance(engine));
         self.settle();
     }
@@ -878,6 +880,7 @@ impl World {
     }
 
     fn transfers_over(&mut self) {
+        self.table.let_go(Instance::DAEMON);
         self.below.transfers_over(&mut self.core);
         self.settle();
     }
