@@ -146,6 +146,24 @@ def test_whoever_cries_wolf_drops_no_block_and_its_birth_is_written_anew(daemon:
         assert daemon.metrics()["forebay_corrupt_blocks_total"] == 0
 
 
+def test_a_generation_that_rots_fails_one_load_and_is_put_right(daemon: Daemon, sockets: Path) -> None:
+    keys = hashes("number", 2)
+    with Engine(sockets) as engine:
+        engine.wait_ready().store(FULL, keys, [1, 2])
+        ticket = engine.hit(keys)
+        [path] = daemon.pool_directory.rglob("generation")
+        with path.open("r+b", buffering=0) as generations:
+            at = PAGE + numbers(ticket.slots(0))[1] * 4
+            [byte] = os.pread(generations.fileno(), 1, at)
+            os.pwrite(generations.fileno(), bytes([byte ^ 4]), at)
+        assert engine.load(FULL, ticket, [3, 4])[0][0] is False
+        ticket.release()
+        wait_until("it is compared", lambda: daemon.metrics()["forebay_suspected_blocks_total"] == 1, SECONDS)
+        assert engine.load(FULL, engine.hit(keys), [3, 4]) == [(True, 2 * BLOCK)]
+        assert engine.workers[0].worker.corrupt_loads() == 0
+        assert daemon.metrics()["forebay_corrupt_blocks_total"] == 0
+
+
 @pytest.mark.parametrize("where", ["daemon", "worker"])
 def test_comparing_loads_can_be_switched_off(where: str) -> None:
     pool = {"verify_loads": where != "daemon", "scrub_bytes_per_second": 0}

@@ -1,7 +1,7 @@
 //! Comparing blocks with their checksums, on a thread of its own: recovered ones when they are first asked for, those
 //! that a worker says are not what was stored, and those that came up from a tier for several ranks.
 //!
-//! Holds true: a block that passes has the births of all its slices, so workers can compare what they load. Nobody is
+//! Holds true: a block that passes is published under its generation, and has the births of all its slices, so workers can compare what they load. Nobody is
 //! believed who says that a block is rotten: it is dropped for what this thread reads, and for nothing else.
 
 use forebay_core::corrupt::Finder;
@@ -34,6 +34,11 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
 }
 
 fn verify(pool: &Pool, asked: &ToVerify) -> bool {
+    // The block is pinned, so the number is still the slot's.
+    if pool.publish_again(asked.slot, asked.generation) {
+        let (slot, generation) = (asked.slot.0, asked.generation.0);
+        tracing::warn!(slot, generation, "the generation that workers read of a slot was damaged; it is put right");
+    }
     let Some(entry) = pool.entry(asked.slot) else { return false };
     // Of several slices the sums come in the same pass.
     let is_as_long = entry.length == asked.slices.iter().sum::<u64>();

@@ -254,6 +254,15 @@ impl Pool {
         self.generations.get(slot)
     }
 
+    /// Publishes the number of the slot's present owner where memory says another one now. True if it did.
+    pub fn publish_again(&self, slot: SlotId, generation: Generation) -> bool {
+        let is_damaged = self.generations.get(slot) != generation;
+        if is_damaged {
+            self.generations.publish(slot, generation);
+        }
+        is_damaged
+    }
+
     /// What the table says of a ready slot; nothing where it is not ready or the entry is damaged.
     pub fn entry(&self, slot: SlotId) -> Option<Entry> {
         self.table.content(slot, self.generations.get(slot))

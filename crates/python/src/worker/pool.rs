@@ -82,6 +82,8 @@ impl Guard {
         let is_whole = self.mapping.birth(SlotId(held.slot), rank) == Some(record);
         // A slot that changed hands meanwhile was read too late, and is no worse for it.
         if !is_whole && self.is_still(held) {
+            tracing::warn!(slot = held.slot, "a block in the pool is not what was stored; its load has failed");
+            self.suspects.count.fetch_add(1, Relaxed);
             self.suspects.tell(held);
         }
         is_whole
@@ -94,8 +96,15 @@ impl Guard {
 
 impl SlotGuard for Guard {
     fn before(&self, item: usize) -> bool {
-        let Held { slot, generation } = self.meant[item].held;
-        !self.mapping.is_retired() && self.mapping.generation(SlotId(slot)) == Generation(generation)
+        let held = self.meant[item].held;
+        let is_meant = self.mapping.generation(SlotId(held.slot)) == Generation(held.generation);
+        let is_mapped = !self.mapping.is_retired();
+        // The daemon knows whether the slot changed hands, or a bit of its number.
+        if is_mapped && !is_meant && self.direction == Direction::Load {
+            tracing::debug!(slot = held.slot, "a slot to load from has another generation");
+            self.suspects.tell(held);
+        }
+        is_mapped && is_meant
     }
 
     fn after(&self, item: usize, checksum: Option<u64>) -> bool {
@@ -109,12 +118,12 @@ impl SlotGuard for Guard {
     }
 }
 
-/// Slots whose bytes were not what was stored, until the daemon is told.
+/// Slots that could not be loaded and should have been, until the daemon is told.
 pub struct Suspects {
     slots: Mutex<Vec<Held>>,
     /// A byte for the attach thread.
     wake: UnixStream,
-    /// How many there ever were.
+    /// How many there ever were whose bytes were not what was stored.
     count: AtomicU64,
 }
 
@@ -138,8 +147,6 @@ impl Suspects {
     }
 
     fn tell(&self, held: Held) {
-        tracing::warn!(slot = held.slot, "a block in the pool is not what was stored; its load has failed");
-        self.count.fetch_add(1, Relaxed);
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() < Suspects::MAX_WAITING && !slots.contains(&held) {
             slots.push(held);
