@@ -293,11 +293,21 @@ def test_releases_do_not_share_and_patches_of_one_do(usual: dict[str, str], monk
 def test_variables_of_the_environment_count_unless_they_are_known_to_be_idle(
     usual: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("VLLM_LOGGING_LEVEL", "VLLM_HOST_IP", "VLLM_API_KEY", "HOME"):
+    for name in ("VLLM_LOGGING_LEVEL", "VLLM_HOST_IP", "VLLM_API_KEY", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "HOME"):
         monkeypatch.setenv(name, "10")
     assert fields() == usual
     monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", "fp8")
     assert fields()["environment"] != usual["environment"]
+
+
+@pytest.mark.parametrize(
+    "name", ["VLLM_SERVICE_HOST", "VLLM_ROUTER_PORT_80_TCP_ADDR", "VLLM_POD_NAME", "VLLM_DIST_IDENT"]
+)
+def test_variables_that_vllm_does_not_know_do_not_count(
+    name: str, usual: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "10.0.0.7")
+    assert fields() == usual
 
 
 @pytest.mark.parametrize("spec_type", ["looks ahead", "pools all tokens", "encodes"])

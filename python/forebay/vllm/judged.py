@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from vllm import envs
+
 Fields = Mapping[str, str]  # reason or section, and its fields with spaces between
 
 # By class: the fields that are left out, under the reason; a section of `VllmConfig` with all that is in it.
@@ -150,7 +152,10 @@ COUNTS: Mapping[str, str] = {
 # Values of the environment, and these options, may hold keys to a store: a log shows their digests.
 SECRET = frozenset({"model_loader_extra_config", "additional"})
 
-# A variable of the environment counts if it is set and stands in no line below; vLLM has some 300 of them.
+# A variable counts if vLLM knows it, it is set, and it stands in no line below; vLLM has some 300 of them. Others of the
+# same prefix are nobody's choice of how to compute: Kubernetes sets `VLLM_SERVICE_HOST` for a service called `vllm`, and
+# vLLM itself a random `VLLM_DIST_IDENT` for its workers. What vLLM sets among those it knows follows from its options and
+# the machine, so it counts as what it is: in force.
 IDLE_VARIABLES: Fields = {
     "is a place, an address or a number of this process": "VLLM_ASSETS_CACHE VLLM_CACHE_ROOT VLLM_CONFIG_ROOT"
     " VLLM_CUDA_COMPATIBILITY_PATH VLLM_CUDART_SO_PATH VLLM_DEBUG_DUMP_PATH VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT"
@@ -160,24 +165,36 @@ IDLE_VARIABLES: Fields = {
     " VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME VLLM_P2P_SIDE_CHANNEL_HOST"
     " VLLM_P2P_SIDE_CHANNEL_PORT VLLM_PORT VLLM_PROCESS_NAME_PREFIX VLLM_RAY_BUNDLE_INDICES"
     " VLLM_RAY_DP_PLACEMENT_NODE_IPS VLLM_RPC_BASE_PATH VLLM_RUST_FRONTEND_PATH VLLM_TUNED_CONFIG_FOLDER"
-    " VLLM_XLA_CACHE_PATH",
+    " VLLM_XLA_CACHE_PATH VLLM_MOONCAKE_BOOTSTRAP_PORT VLLM_GPU_NIC_PCIE_MAPPING VLLM_NIC_SELECTION_VARS",
+    "says where the image comes from": "VLLM_BUILD_PIPELINE VLLM_BUILD_URL VLLM_IMAGE_TAG",
     "logs, counts or looks": "VLLM_CONFIGURE_LOGGING VLLM_DEBUG_LOG_API_SERVER_RESPONSE VLLM_DEBUG_MFU_METRICS"
     " VLLM_DEBUG_WORKSPACE VLLM_DISABLE_LOG_LOGO VLLM_DO_NOT_TRACK VLLM_GC_DEBUG VLLM_GPU_SYNC_CHECK"
     " VLLM_LOGGING_COLOR VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL VLLM_LOGGING_PREFIX VLLM_LOGGING_STREAM"
     " VLLM_LOG_BATCHSIZE_INTERVAL VLLM_LOG_MODEL_INSPECTION VLLM_LOG_STATS_INTERVAL VLLM_NO_USAGE_STATS"
-    " VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_TRACE_FUNCTION VLLM_USAGE_SOURCE VLLM_USAGE_STATS_SERVER",
+    " VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_TRACE_FUNCTION VLLM_USAGE_SOURCE VLLM_USAGE_STATS_SERVER"
+    " VLLM_CUSTOM_SCOPES_FOR_PROFILING VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES VLLM_MOONCAKE_STORE_TIER_LOG"
+    " VLLM_NVTX_SCOPES_FOR_PROFILING",
     "is about the API or access to it": "VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_ALLOW_LONG_MAX_MODEL_LEN"
     " VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_API_KEY VLLM_SERVER_DEV_MODE VLLM_SKIP_MODEL_NAME_VALIDATION"
-    " VLLM_USE_MODELSCOPE",
+    " VLLM_USE_MODELSCOPE VLLM_DISABLE_REQUEST_ID_RANDOMIZATION VLLM_ENABLE_RESPONSES_API_STORE"
+    " VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_MAX_COMPLETION_PROMPTS VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB VLLM_MAX_NUM_BAD_WORDS"
+    " VLLM_MAX_N_SEQUENCES VLLM_MAX_STOP_STRINGS VLLM_MEDIA_FETCH_MAX_RETRIES VLLM_MEDIA_URL_ALLOW_REDIRECTS",
+    "makes tokens, which the block hashes tell, or comes after the last layer": "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS"
+    " VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS VLLM_SYSTEM_START_DATE VLLM_USE_FLASHINFER_SAMPLER VLLM_XGRAMMAR_CACHE_MB",
     "waits": "VLLM_AUDIO_FETCH_TIMEOUT VLLM_ENGINE_READY_TIMEOUT_S VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
     " VLLM_HTTP_TIMEOUT_KEEP_ALIVE VLLM_IMAGE_FETCH_TIMEOUT VLLM_VIDEO_FETCH_TIMEOUT"
-    " VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
+    " VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+    " VLLM_MOONCAKE_CONNECTOR_TIMEOUT VLLM_P2P_HANDSHAKE_TIMEOUT_S VLLM_P2P_IDLE_TIMEOUT_S"
+    " VLLM_REGEX_COMPILATION_TIMEOUT_S VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS",
     "is about processes, threads and memory": "VLLM_CPU_CI_ENV VLLM_CPU_KVCACHE_SPACE VLLM_CPU_NUM_OF_RESERVED_CPU"
     " VLLM_CPU_OMP_THREADS_BIND VLLM_ENABLE_V1_MULTIPROCESSING VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
     " VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_RANDOMIZE_DP_DUMMY_INPUTS VLLM_USE_V2_MODEL_RUNNER"
-    " VLLM_WORKER_MULTIPROC_METHOD",
+    " VLLM_WORKER_MULTIPROC_METHOD VLLM_MEDIA_CACHE_MAX_SIZE_MB VLLM_MEDIA_CACHE_TTL_HOURS VLLM_MQ_MAX_CHUNK_BYTES_MB"
+    " VLLM_MSGPACK_ZERO_COPY_THRESHOLD VLLM_RAY_DP_PACK_STRATEGY VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
+    " VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY VLLM_RAY_PER_WORKER_GPUS",
 }
-_VARIABLES = ("VLLM_", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32")
+# PyTorch's and NVIDIA's own, which choose a number format.
+_OTHER_VARIABLES = frozenset({"NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"})
 
 
 def idle(class_name: str) -> frozenset[str]:
@@ -192,9 +209,9 @@ def unjudged(class_name: str, names: frozenset[str]) -> frozenset[str]:
 
 def variables() -> Iterator[tuple[str, str]]:
     """The variables of this process's environment that count, in order."""
-    for name, value in sorted(os.environ.items()):
-        if name.startswith(_VARIABLES) and name not in _idle_variables:
-            yield name, value
+    known = {name for name in envs.environment_variables if name.startswith("VLLM_")}
+    for name in sorted((known - _idle_variables | _OTHER_VARIABLES) & os.environ.keys()):
+        yield name, os.environ[name]
 
 
 def _words(fields: Fields) -> frozenset[str]:
