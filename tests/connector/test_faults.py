@@ -38,7 +38,7 @@ def log() -> Iterator[list[str]]:
     logger = logging.getLogger("vllm.forebay")
     messages: list[str] = []
     handler = logging.Handler()
-    handler.addFilter(lambda record: not record.getMessage().startswith("forebay shares blocks by"))
+    handler.addFilter(lambda record: not record.getMessage().startswith("forebay shares blocks of "))
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -80,6 +80,34 @@ def test_any_byte_of_any_kind_of_file_counts(tmp_path: Path) -> None:
     assert len(seen) == 3 * len(contents)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors.index.json",  # says which shard has which tensor
+        "quantize_config.json",
+        "quant_config.json",
+        "hf_quant_config.json",
+        "quantization_config.json",
+        "not_known_yet.json",
+    ],
+)
+def test_what_says_how_weights_are_read_counts(name: str, model: Path) -> None:
+    without = fingerprint(model)
+    (model / name).write_text('{"a": 1}')
+    before = fingerprint(model)
+    (model / name).write_text('{"a": 2}')
+    assert len({without, before, fingerprint(model)}) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "training_args.bin", "optimizer.pt", "README.md"]
+)
+def test_what_makes_tokens_or_what_training_left_behind_does_not_count(name: str, model: Path) -> None:
+    before = fingerprint(model)
+    (model / name).write_text('{"another": 1}')
+    assert fingerprint(model) == before
+
+
 def test_hosts_agree_whatever_path_and_times(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "elsewhere")
     os.utime(tmp_path / "elsewhere" / "model.safetensors", ns=(1, 1))

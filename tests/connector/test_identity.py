@@ -12,8 +12,9 @@ import pytest
 from forebay.vllm.identity import Identity, IdentityError
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
-from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
+from vllm.config import LoadConfig, ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.model_executor import model_loader
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
@@ -73,6 +74,52 @@ def test_tenants_differ(usual: dict[str, str]) -> None:
     assert fields(tenant="blue") == usual | {"tenant": "blue"}
 
 
+@pytest.mark.parametrize("load_format", ["tensorizer", "modelexpress", "ipc_cache", "npcache", "a_plugins"])
+def test_what_a_loader_reads_elsewhere_goes_by_what_the_workers_have(load_format: str) -> None:
+    def named(weight: str | None) -> str:
+        config, groups = vllm_config(Shape()), kv_cache_config(Shape())
+        config.load_config.load_format = load_format
+        identity = Identity(config, groups, build_offloading_config(config, groups), "", weigh=lambda: weight)
+        told = identity.fields()
+        assert told is not None
+        return told["weights"]
+
+    init_none_hash(sha256)
+    assert named("a") == named("a") != named("b")
+    with pytest.raises(IdentityError, match=f"{load_format}.*hint"):
+        named(None)
+
+
+def test_a_loader_in_the_place_of_one_of_vllms_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, "safetensors", type("Mine", (), {}))
+    with pytest.raises(IdentityError, match="hint"):
+        fields(change=lambda config: setattr(config.load_config, "load_format", "safetensors"))
+
+
+def test_a_drafter_of_a_loader_of_its_own_is_told_by_that_loader() -> None:
+    def change(config: VllmConfig) -> None:
+        with_drafter(method="draft_model", model=str(models.directory(models.OTHER_LLAMA)))(config)
+        assert config.speculative_config is not None
+        config.speculative_config.draft_load_config = LoadConfig(load_format="tensorizer")
+
+    with pytest.raises(IdentityError, match="tensorizer"):
+        fields(change=change)
+
+
+def test_a_name_that_modelscope_resolves_is_refused_and_a_path_is_not(
+    usual: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert fields() == usual
+
+    def from_hub(config: VllmConfig) -> None:
+        config.model_config.model = "org/model"
+        config.model_config.hf_config._commit_hash = "abc123"
+
+    with pytest.raises(IdentityError, match="ModelScope.*hint"):
+        fields(change=from_hub)
+
+
 def test_a_model_of_the_same_shape_with_other_weights_differs(usual: dict[str, str]) -> None:
     other = fields(change=with_model(models.directory(models.OTHER_LLAMA)))
     assert other["weights"] != usual["weights"]
@@ -80,7 +127,7 @@ def test_a_model_of_the_same_shape_with_other_weights_differs(usual: dict[str, s
 
 
 def test_a_model_in_another_place_does_not_differ(usual: dict[str, str], tmp_path: Path) -> None:
-    copy = tmp_path / models.directory(models.LLAMA).name
+    copy = tmp_path / "under-another-name"
     shutil.copytree(models.directory(models.LLAMA), copy)
     assert fields(change=with_model(copy)) == usual
 
@@ -131,7 +178,7 @@ def test_a_hub_model_goes_by_its_revision() -> None:
         config.model_config.hf_config._commit_hash = "abc123"
 
     named = fields(change=from_hub)
-    assert (named["model"], named["weights"]) == ("org/model", "revision:abc123")
+    assert (named["model"], named["weights"]) == ("LlamaForCausalLM", "revision:abc123")
 
     def unpinned(config: VllmConfig) -> None:
         from_hub(config)

@@ -453,7 +453,7 @@ def test_an_engine_says_once_what_it_shares_by(
 ) -> None:
     with caplog.at_level("INFO", "vllm.forebay"):
         Engine(daemon, monkeypatch)
-    said = [record.message for record in caplog.records if record.message.startswith("forebay shares blocks by\n")]
+    said = [record.message for record in caplog.records if record.message.startswith("forebay shares blocks of ")]
     assert len(said) == 1 and "\n  settings.cache=" in said[0]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from forebay.vllm.probe import MAX_FIELD, pages_of, probe
+from forebay.vllm.probe import MAX_FIELD, Weight, pages_of, probe, weight_of
 from harness import Shape, vllm_config
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
@@ -140,3 +140,15 @@ def test_all_ranks_are_told_within_what_the_daemon_takes() -> None:
 def test_workers_that_cannot_be_asked_do_not_hurt_the_engine() -> None:
     broken = SimpleNamespace(model_executor=SimpleNamespace(collective_rpc=lambda function: 1 / 0))
     assert ":unprobed:" in pages_of(broken)
+
+
+def test_weights_that_not_every_worker_can_tell_whole_are_not_told() -> None:
+    def core(*told: Weight | None) -> Any:
+        return SimpleNamespace(model_executor=SimpleNamespace(collective_rpc=lambda function: list(told)))
+
+    one, other = Weight("one", is_whole=True), Weight("other", is_whole=True)
+    assert weight_of(core(one, other)) == weight_of(core(one, other)) is not None
+    assert len({weight_of(core(*told)) for told in [(one,), (other,), (one, other), (other, one)]}) == 4
+    broken = SimpleNamespace(model_executor=SimpleNamespace(collective_rpc=lambda function: 1 / 0))
+    for blind in (None, broken, core(), core(one, None), core(one, Weight("packed", is_whole=False))):
+        assert weight_of(blind) is None

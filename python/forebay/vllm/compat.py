@@ -33,7 +33,7 @@ from forebay.vllm.stores import Shape
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
@@ -326,6 +326,31 @@ def on_workers(core: Any, function: Callable[[Any], Any]) -> list[Any]:
     return list(core.model_executor.collective_rpc(function))
 
 
+# Of vLLM's own formats, those whose loaders read the files of the model's directory. `npcache` reads a copy of its own.
+_READ_THE_DIRECTORY = frozenset(
+    ("auto", "fastsafetensors", "hf", "instanttensor", "mistral", "pt", "safetensors")
+    + ("runai_streamer", "runai_streamer_sharded", "sharded_state")
+)
+
+
+def load_format(vllm_config: VllmConfig, model: ModelConfig) -> str:
+    """The format by which this model is loaded: a drafter may have one of its own."""
+    speculative = vllm_config.speculative_config
+    own = getattr(speculative, "draft_load_config", None) if model is not vllm_config.model_config else None
+    config = own or vllm_config.load_config
+    return str(getattr(config.load_format, "value", config.load_format))
+
+
+def loads_from_directory(name: str) -> bool:
+    """Whether the loader of this format reads the files of the model's directory: a plugin's may read anything.
+
+    A plugin may also put its loader in the place of one of vLLM's.
+    """
+    package = "vllm.model_executor.model_loader"
+    loader = getattr(sys.modules.get(package), "_LOAD_FORMAT_TO_MODEL_LOADER", {}).get(name)
+    return name in _READ_THE_DIRECTORY and (loader is None or loader.__module__.startswith(f"{package}."))
+
+
 def weights_are_asleep(core: Any) -> bool:
     """Whether reading the weights would touch memory that is given up."""
     return "weights" in getattr(core.model_executor, "sleeping_tags", ())
@@ -436,6 +461,8 @@ __all__ = [
     "holds_kv",
     "jobs_with_slots",
     "layers_with_cache",
+    "load_format",
+    "loads_from_directory",
     "lost_loads",
     "may_load_from_host",
     "metadata_without_jobs",

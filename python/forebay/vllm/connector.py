@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -18,7 +19,7 @@ from forebay.vllm.adapters import Adapters
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
 from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.manager import ForebayManager
-from forebay.vllm.probe import pages_of
+from forebay.vllm.probe import pages_of, weight_of
 from forebay.vllm.session import open_session
 from forebay.vllm.settings import bounded_engine_id
 from forebay.vllm.timing import Timings, timed
@@ -80,8 +81,10 @@ class ForebayConnector(OffloadingConnector):
         shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
         core = compat.engine_core()
         pages = pages_of(core)
-        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant, pages)
-        logger.info("forebay shares blocks by\n  %s", "\n  ".join(identity.values()))
+        weigh = partial(weight_of, core)
+        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant, pages, weigh)
+        name = vllm_config.model_config.model
+        logger.info("forebay shares blocks of `%s` by\n  %s", name, "\n  ".join(identity.values()))
         fills = compat.stock_blocks(vllm_config, shapes, is_prompt_only=spec.offload_prompt_only)
         stock = spec.settings.stock_blocks or fills
         engine_id = bounded_engine_id(spec.config.engine_id)

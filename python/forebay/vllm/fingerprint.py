@@ -38,8 +38,23 @@ MAX_KEPT_BYTES = 4 << 20
 
 KEPT_FILE = ".forebay-digests.json"
 _FORMAT = 1
-_CONFIGS = ("config.json", "adapter_config.json")
+# Each JSON file may say how weights are read, as the index says which shard has which tensor and `quantize_config.json` what
+# its numbers mean, unless it is known to say something else: these make tokens, which the block hashes tell, ...
+_OTHER_JSON = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+        "generation_config.json",  # ... this one says how to sample, ...
+        KEPT_FILE,  # ... and this one is our own.
+    }
+)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+# What a trainer leaves beside the weights. vLLM goes by the same ends of names.
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
 
 class Unreadable(Exception):
@@ -53,10 +68,11 @@ def fingerprint(path: Path) -> str:
     Raises `Unreadable`.
     """
     try:
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name.endswith(_WEIGHTS))
+        present = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+        files = [path] if path.is_file() else [file for file in present if _is_weights(file.name)]
         if not files:
             raise Unreadable(f"no weights in `{path}`")
-        configs = [config for name in _CONFIGS if (config := path / name).is_file()]
+        configs = [file for file in present if file.name.endswith(".json") and file.name not in _OTHER_JSON]
         digests = _digests([*configs, *files], path if path.is_dir() else path.parent)
     except OSError as error:
         raise Unreadable(str(error)) from error
@@ -64,6 +80,10 @@ def fingerprint(path: Path) -> str:
     for file in (*configs, *files):
         whole.update(f"\0{file.name}\0{digests[file]}".encode())
     return whole.hexdigest()[:32]
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith(_WEIGHTS) and not name.endswith(_NO_WEIGHTS)
 
 
 # ---- one file -----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vllm import envs
 
 from forebay.vllm import canonical, compat, judged
 from forebay.vllm.fingerprint import Unreadable, fingerprint
@@ -60,7 +62,8 @@ class IdentityError(Exception):
 class Identity:
     """One engine's identity. Made once; waits at most `START_SECONDS` for the weights, which a thread reads.
 
-    `probe` says how this engine's attention backend writes a page; see `probe.py`.
+    `probe` says how this engine's attention backend writes a page, and `weigh` what the weights in its workers come to,
+    which is asked where no file tells them; see `probe.py`.
     """
 
     def __init__(
@@ -70,11 +73,12 @@ class Identity:
         config: OffloadingConfig,
         tenant: str,
         probe: str = "",
+        weigh: Callable[[], str | None] = lambda: None,
     ):
         self._vllm_config = vllm_config
         _refuse_what_hashes_do_not_tell(vllm_config, kv_cache_config)
         self._sections = _sections(vllm_config)
-        fixed = _fixed_fields(vllm_config, kv_cache_config, config, self._sections)
+        fixed = _fixed_fields(vllm_config, kv_cache_config, config, self._sections, weigh)
         fields = dict(fixed) | {"tenant": tenant, "probe": probe}
         self._fields = {name: value for name, value in fields.items() if isinstance(value, str)}
         self._late = {name: value for name, value in fields.items() if isinstance(value, Future)}
@@ -152,13 +156,15 @@ def _fixed_fields(
     kv_cache_config: KVCacheConfig,
     config: OffloadingConfig,
     sections: Mapping[str, Mapping[str, str]],
+    weigh: Callable[[], str | None],
 ) -> Iterator[tuple[str, str | Future[str]]]:
     """All fields but the hash root's, each with what it guards against. A future is of what takes time to find out."""
     model = vllm_config.model_config
     yield "engine", f"vllm {compat.release()}"
     yield "format", FORMAT
-    yield "model", _short_name(model.model)
-    yield "weights", _weights(vllm_config, model)
+    # For people. No model's name or path, which may be another on each host: what tells models apart follows.
+    yield "model", _architecture(model)
+    yield "weights", _weights(vllm_config, model, weigh)
     yield "config", _config_digest(model)
     yield "dtype", str(model.dtype).removeprefix("torch.")
     yield "kv_dtype", config.model.dtype
@@ -168,8 +174,8 @@ def _fixed_fields(
         yield "max_model_len", str(model.max_model_len)
     if draft is not None:
         # A drafter's layers lie in the same blocks.
-        yield "draft", f"{_short_name(draft.model)}:{_config_digest(draft)}"
-        yield "draft_weights", _weights(vllm_config, draft)
+        yield "draft", f"{_architecture(draft)}:{_config_digest(draft)}"
+        yield "draft_weights", _weights(vllm_config, draft, weigh)
     yield "device", compat.device(vllm_config)
     yield "layout", f"{config.kv_cache_layout or kv_cache_config.kv_cache_layout}:chunk={config.cache.blocks_per_chunk}"
     for group in config.groups:
@@ -253,11 +259,23 @@ def _parallel(config: OffloadingConfig) -> str:
     return f"{shape}:replicated={int(config.replicated_layout)}"
 
 
-def _weights(vllm_config: VllmConfig, model: ModelConfig) -> str | Future[str]:
-    """A digest of all files of weights, else the revision where a hub names one."""
-    load_format = str(getattr(vllm_config.load_config.load_format, "value", vllm_config.load_config.load_format))
+def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], str | None]) -> str | Future[str]:
+    """A digest of all files of weights, else the revision where a hub names one, else what lies in the workers."""
+    load_format = compat.load_format(vllm_config, model)
     if load_format == "dummy":
         return f"dummy:seed={model.seed}"
+    if not compat.loads_from_directory(load_format):
+        if (weight := weigh()) is None:
+            raise IdentityError(
+                f"what `--load-format {load_format}` loads can neither be told by files nor read in the workers; hint: load "
+                "the model from its directory"
+            )
+        return f"workers:{load_format}:{weight}"
+    if envs.VLLM_USE_MODELSCOPE and not os.path.exists(model.model):
+        raise IdentityError(
+            f"vLLM takes model `{model.model}` from ModelScope, where forebay cannot see which files it reads; hint: give "
+            "the path of its directory as the model"
+        )
     try:
         directory = _directory(model.model, model.revision, vllm_config.load_config.download_dir)
     except Unreadable:
@@ -365,6 +383,5 @@ def _ropes(model: ModelConfig) -> str:
     return json.dumps(ropes, default=str).lower()
 
 
-def _short_name(model: str) -> str:
-    """A local directory goes by its last name, since hosts mount it in different places."""
-    return Path(model).resolve().name if os.path.exists(model) else model
+def _architecture(model: ModelConfig) -> str:
+    return ",".join(getattr(model.hf_config, "architectures", None) or ["unknown"])

@@ -34,7 +34,7 @@ IDLE: Mapping[str, Fields] = {
         "is about the process": "instance_id shutdown_timeout watchdog_config",
     },
     "ModelConfig": {
-        "is a place; what lies there is in the fields `model`, `weights` and `config`": "model hf_config_path",
+        "is a place; what lies there is in the fields `weights`, `config` and `code`": "model hf_config_path",
         "is in the field `config` with what came of it": "hf_config hf_text_config hf_overrides",
         "names the weights, which are in the field `weights`": "revision",
         "makes tokens, which the block hashes tell": "tokenizer tokenizer_revision skip_tokenizer_init"

@@ -136,6 +136,21 @@ class Weight(NamedTuple):
     is_whole: bool  # False where some are kept in a form of a kernel's own that cannot be read
 
 
+def weight_of(core: Any | None) -> str | None:
+    """A digest of what all workers of this engine core have loaded, whatever it was loaded from.
+
+    None where it cannot be told: a kernel has a form of its own of some weights, or a worker does not answer.
+    """
+    try:
+        weights = [] if core is None else compat.on_workers(core, weigh)
+    except Exception:  # noqa: BLE001 - the engine goes on without it
+        logger.exception("forebay cannot ask the workers for their weights")
+        return None
+    if not weights or not all(weight is not None and weight.is_whole for weight in weights):
+        return None
+    return hashlib.sha256("\n".join(weight.digest for weight in weights).encode()).hexdigest()[:32]
+
+
 @torch.no_grad()
 def weigh(worker: Any) -> Weight | None:
     """Other weights weigh otherwise. None where they cannot be read just now, as in the middle of an update.
