@@ -296,8 +296,10 @@ def test_variables_of_the_environment_count_unless_they_are_known_to_be_idle(
     for name in ("VLLM_LOGGING_LEVEL", "VLLM_HOST_IP", "VLLM_API_KEY", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "HOME"):
         monkeypatch.setenv(name, "10")
     assert fields() == usual
-    monkeypatch.setenv("VLLM_MARLIN_INPUT_DTYPE", "fp8")
-    assert fields()["environment"] != usual["environment"]
+    for name in ("VLLM_MARLIN_INPUT_DTYPE", "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE"):
+        with monkeypatch.context() as with_one:
+            with_one.setenv(name, "1")
+            assert fields()["environment"] != usual["environment"], name
 
 
 @pytest.mark.parametrize(
