@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from fake import FakeDaemon
 from forebay.vllm import fingerprint as module
-from forebay.vllm.fingerprint import KEPT_FILE, Unreadable, fingerprint
+from forebay.vllm.fingerprint import Unreadable, fingerprint
 from harness import Engine, Shape, prompt
 from rig import models
 from safetensors.numpy import load_file, save_file
@@ -33,7 +34,6 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def model(tmp_path: Path) -> Path:
     directory = tmp_path / "m"
     shutil.copytree(models.directory(models.LLAMA), directory)
-    (directory / KEPT_FILE).unlink(missing_ok=True)
     return directory
 
 
@@ -42,6 +42,11 @@ def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of this test are young and small, and their digests are kept all the same."""
     monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
     monkeypatch.setattr(module, "KEPT_FROM_BYTES", 0)
+
+
+def kept_at(home: Path) -> Path:
+    [place] = home.glob("forebay/digests-*.json")
+    return place
 
 
 @pytest.fixture
@@ -134,41 +139,106 @@ def in_hub(tmp_path: Path, content: bytes, name: str) -> Path:
     return snapshot
 
 
-def test_what_the_hub_names_by_its_content_is_not_read(tmp_path: Path, reads: list[str]) -> None:
+def test_a_blob_of_the_hub_that_was_rewritten_and_copied_is_not_what_its_name_says(tmp_path: Path) -> None:
     content = b"w" * 1000
     snapshot = in_hub(tmp_path, content, hashlib.sha256(content).hexdigest())
-    named = fingerprint(snapshot)
-    assert reads == []
+    before = fingerprint(snapshot)
+    (snapshot / "model.safetensors").write_bytes(b"v" * 1000)
+    subprocess.run(["cp", "-r", tmp_path / "hub", tmp_path / "copy"], check=True)  # links as new as the blobs
+    assert fingerprint(tmp_path / "copy" / "snapshots" / "main") != before
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_the_hubs_cache_is_read_once_and_told_as_the_plain_files_are(tmp_path: Path, reads: list[str]) -> None:
+    content = b"w" * 1000
+    snapshot = in_hub(tmp_path, content, hashlib.sha256(content).hexdigest())
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "model.safetensors").write_bytes(content)
-    assert fingerprint(plain) == named
-    assert reads == ["model.safetensors"]
-
-
-@pytest.mark.parametrize("way", ["git", "written later"])
-def test_what_the_hub_does_not_name_by_its_content_is_read(way: str, tmp_path: Path, reads: list[str]) -> None:
-    content = b"w" * 1000
-    name = hashlib.sha1(content).hexdigest() if way == "git" else hashlib.sha256(content).hexdigest()
-    snapshot = in_hub(tmp_path, content, name)
-    before = fingerprint(snapshot)
-    with (snapshot / "model.safetensors").open("r+b") as opened:
-        opened.write(b"v")
-    os.utime(snapshot / "model.safetensors", ns=(2**62, 2**62))
-    assert fingerprint(snapshot) != before
-    assert reads
+    assert fingerprint(snapshot) == fingerprint(plain) == fingerprint(snapshot)
+    assert len(reads) == 2
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("all_kept")
-def test_weights_are_read_once(model: Path, reads: list[str]) -> None:
+def test_weights_are_read_once_and_their_directory_is_left_as_it_is(
+    model: Path, cache_home: Path, reads: list[str]
+) -> None:
+    before = model.stat(), sorted(model.iterdir())
     first = fingerprint(model)
     assert sorted(reads) == ["config.json", "model.safetensors"]
     assert fingerprint(model) == first
     assert len(reads) == 2
-    assert (model / KEPT_FILE).stat().st_mode & 0o077 == 0
+    assert kept_at(cache_home).stat().st_mode & 0o077 == 0
+    assert (model.stat().st_ctime_ns, sorted(model.iterdir())) == (before[0].st_ctime_ns, before[1])
+
+
+class _OnAnotherDevice:
+    """What `stat` says of a file on a volume that was attached again, or that another host mounts."""
+
+    def __init__(self, seen: os.stat_result, device: int, changed_ns: int = 0):
+        self._seen, self.st_dev = seen, device
+        self.st_ctime_ns = changed_ns or seen.st_ctime_ns
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seen, name)
+
+
+def seen_as(monkeypatch: pytest.MonkeyPatch, look: Callable[[os.stat_result], object]) -> None:
+    stat = Path.stat
+
+    def changed(self: Path, **options: Any) -> Any:
+        seen = stat(self, **options)
+        return look(seen) if self.name == "model.safetensors" else seen
+
+    monkeypatch.setattr(Path, "stat", changed)
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_a_volume_that_is_mounted_again_is_not_read_again(
+    model: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fingerprint(model)
+    seen_as(monkeypatch, lambda seen: _OnAnotherDevice(seen, seen.st_dev + 1))
+    assert fingerprint(model) == first
+    assert reads.count("model.safetensors") == 1
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_hosts_with_one_cache_directory_keep_each_others_digests(
+    model: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in (1, 2, 1, 2):  # each has a copy of its own, with other times, under one path
+        with monkeypatch.context() as one_host:
+            seen_as(one_host, lambda seen, host=host: _OnAnotherDevice(seen, host, seen.st_ctime_ns + host))  # type: ignore[misc]
+            fingerprint(model)
+    assert reads.count("model.safetensors") == 2
+
+
+@pytest.mark.usefixtures("all_kept")
+def test_what_is_kept_is_limited(
+    model: Path, cache_home: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
+    for _ in range(4):
+        (model / "model.safetensors").chmod(0o644)
+        fingerprint(model)
+    assert len(json.loads(kept_at(cache_home).read_bytes())["files"]) == 3
+    fingerprint(model)
+    assert reads.count("model.safetensors") == 4
+
+
+def test_a_stamp_that_the_builder_of_an_image_chose_is_not_believed(
+    model: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT_FROM_BYTES", 0)
+    os.utime(model / "model.safetensors", ns=(10**9, 10**9))
+    seen_as(monkeypatch, lambda seen: _OnAnotherDevice(seen, seen.st_dev, 10**9))
+    for _ in range(2):
+        fingerprint(model)
+    assert reads.count("model.safetensors") == 2
 
 
 @pytest.mark.usefixtures("all_kept")
@@ -198,7 +268,7 @@ def test_what_was_just_written_is_not_kept(model: Path, reads: list[str]) -> Non
         lambda kept: kept.write_bytes(b""),
         lambda kept: kept.write_bytes(kept.read_bytes()[:-9]),
         lambda kept: kept.write_bytes(b"[1]"),
-        lambda kept: kept.write_bytes(b'{"format": 1, "files": {"model.safetensors": 5}}'),
+        lambda kept: kept.write_bytes(b'{"format": 2, "files": [5]}'),
         lambda kept: kept.write_text(_forged(kept, check=False)),
         lambda kept: (kept.write_text(_forged(kept, check=True)), kept.chmod(0o666)),
         lambda kept: (kept.rename(kept.with_name("other")), kept.symlink_to("other")),
@@ -208,49 +278,43 @@ def test_what_was_just_written_is_not_kept(model: Path, reads: list[str]) -> Non
     ids=["empty", "torn", "list", "no digests", "flipped", "open to others", "link", "directory", "fifo"],
 )
 def test_digests_that_are_damaged_or_not_ours_are_made_anew(
-    harm: Callable[[Path], object], model: Path, reads: list[str]
+    harm: Callable[[Path], object], model: Path, cache_home: Path, reads: list[str]
 ) -> None:
     first = fingerprint(model)
-    harm(model / KEPT_FILE)
+    harm(kept_at(cache_home))
     assert fingerprint(model) == first
     assert reads.count("model.safetensors") == 2
 
 
 def _forged(kept: Path, *, check: bool) -> str:
     content = json.loads(kept.read_bytes())
-    content["files"]["model.safetensors"][0] = "0" * 64
+    for entry in content["files"]:
+        entry[0] = "0" * 64
     if check:
-        content["sha256"] = hashlib.sha256(json.dumps(content["files"], sort_keys=True).encode()).hexdigest()
+        content["sha256"] = hashlib.sha256(json.dumps(content["files"]).encode()).hexdigest()
     return json.dumps(content)
 
 
 @pytest.mark.usefixtures("all_kept")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_digests_that_somebody_else_left_are_not_believed(model: Path, reads: list[str]) -> None:
+def test_digests_that_somebody_else_left_are_not_believed(model: Path, cache_home: Path, reads: list[str]) -> None:
     first = fingerprint(model)
-    (model / KEPT_FILE).write_text(_forged(model / KEPT_FILE, check=True))
-    os.chown(model / KEPT_FILE, 12345, 12345)
+    kept = kept_at(cache_home)
+    kept.write_text(_forged(kept, check=True))
+    os.chown(kept, 12345, 12345)
     assert fingerprint(model) == first
     assert reads.count("model.safetensors") == 2
 
 
 @pytest.mark.usefixtures("all_kept")
-def test_where_the_directory_cannot_be_written_digests_are_kept_in_the_users_cache(
-    model: Path, cache_home: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+def test_without_a_place_to_keep_digests_weights_are_read_at_each_start(
+    model: Path, cache_home: Path, reads: list[str]
 ) -> None:
-    write = module._write
-
-    def refused(place: Path, text: str) -> None:
-        if place.parent == model:
-            raise PermissionError(str(place))
-        write(place, text)
-
-    monkeypatch.setattr(module, "_write", refused)
-    first = fingerprint(model)
-    assert not (model / KEPT_FILE).exists()
-    assert len(list(cache_home.glob("forebay/digests-*.json"))) == 1
-    assert fingerprint(model) == first
-    assert reads.count("model.safetensors") == 1
+    cache_home.write_bytes(b"a file, and no directory")
+    before = sorted(model.iterdir())
+    assert fingerprint(model) == fingerprint(model)
+    assert reads.count("model.safetensors") == 2
+    assert sorted(model.iterdir()) == before
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again_and_then_refused(
@@ -270,6 +334,41 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_and_then_refused(
     monkeypatch.setattr(module._Reading, "went_on", went_on)
     assert fingerprint(model) == expected  # twice while it was read, and then no more
     left = 1 << 30
+    with pytest.raises(Unreadable, match="changes while it is read"):
+        fingerprint(model)
+
+
+def test_a_file_of_which_only_owners_and_links_change_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, expected = model / "model.safetensors", fingerprint(model)
+    changed = file.stat().st_ctime_ns
+    went_on = module._Reading.went_on
+
+    def chmod(reading: module._Reading, size: int) -> None:
+        went_on(reading, size)
+        nonlocal changed
+        end = time.monotonic() + 20
+        while changed == file.stat().st_ctime_ns and time.monotonic() < end:
+            file.chmod(0o644)
+        changed = file.stat().st_ctime_ns
+
+    monkeypatch.setattr(module._Reading, "went_on", chmod)
+    assert fingerprint(model) == expected
+
+
+def test_a_file_that_is_written_with_its_times_set_back_while_it_is_read_is_not_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = model / "model.safetensors"
+    seen, turns = file.stat(), iter(range(100))
+
+    def write(reading: object, size: int) -> None:
+        if size > 4096:
+            with file.open("r+b") as opened:
+                opened.seek(-1, os.SEEK_END)
+                opened.write(bytes([next(turns)]))
+            os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+    monkeypatch.setattr(module._Reading, "went_on", write)
     with pytest.raises(Unreadable, match="changes while it is read"):
         fingerprint(model)
 

@@ -1,13 +1,15 @@
 """A digest of weights on disk, over every byte of them.
 
 Holds true: two digests are equal only if configuration and weights are, byte for byte, as far as SHA-256 tells things apart.
-A digest does not depend on paths or times, so that hosts agree on it. What was read once is kept by the file's identity
-(size, times, inode, device) and read again when one of these differs; a file that changes while it is read is never named.
+A digest does not depend on paths or times, so that hosts agree on it. What was read once is kept in the user's cache by the
+file's stamp (size, times, inode) and read again when one of these differs; a file that changes while it is read is never
+named. The directory of the weights is only read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +17,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from forebay.vllm.guard import logger
@@ -26,18 +28,19 @@ READ_BYTES = 4 << 20
 MAX_READERS = 4
 # A file that keeps changing is being written: after so many readings it is given up.
 READINGS = 3
-# A file younger than this may change again without another time stamp: its digest is not kept.
-SETTLED_NS = 2_000_000_000
+# A file younger than this may change again without another time stamp: its digest is not kept. Some file systems count in
+# seconds, and a server's clock may be behind this host's.
+SETTLED_NS = 60_000_000_000
 # The first line in the log comes after so many seconds of reading, the others so many apart.
 QUIET_SECONDS = 1.0
 PROGRESS_SECONDS = 30.0
 # Less is read again faster than it is worth a file on the disk.
 KEPT_FROM_BYTES = 4 << 20
-# The digests of one directory take a few KB.
+# The digests of one directory take a few KB a host that has it; the oldest make room.
+MAX_KEPT = 8192
 MAX_KEPT_BYTES = 4 << 20
 
-KEPT_FILE = ".forebay-digests.json"
-_FORMAT = 1
+_FORMAT = 2
 # Each JSON file may say how weights are read, as the index says which shard has which tensor and `quantize_config.json` what
 # its numbers mean, unless it is known to say something else: these make tokens, which the block hashes tell, ...
 _OTHER_JSON = frozenset(
@@ -49,7 +52,7 @@ _OTHER_JSON = frozenset(
         "tokenizer_config.json",
         "vocab.json",
         "generation_config.json",  # ... this one says how to sample, ...
-        KEPT_FILE,  # ... and this one is our own.
+        ".forebay-digests.json",  # ... and an earlier Forebay wrote this one.
     }
 )
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
@@ -64,7 +67,7 @@ class Unreadable(Exception):
 def fingerprint(path: Path) -> str:
     """Digest of a model's or adapter's directory, or of its one file.
 
-    Reads what no hub has named and no earlier call has read, at one to two GB/s a file: call it on a thread of its own.
+    Reads what no earlier call has read, at one to two GB/s a file: call it on a thread of its own.
     Raises `Unreadable`.
     """
     try:
@@ -89,53 +92,61 @@ def _is_weights(name: str) -> bool:
 # ---- one file -----------------------------------------------------------------------------------------------------------
 
 
-def _named_by_hub(file: Path) -> str | None:
-    """The digest that is a blob's name in the hub's cache.
-
-    Small files go by git's hash there, which is not the content's alone; and a blob that was written after its link was
-    made is no longer what its name says.
-    """
-    if not file.is_symlink():
-        return None
-    blob = file.resolve()
-    is_sha256 = len(blob.name) == 64 and set(blob.name) <= set("0123456789abcdef")
-    if blob.parent.name != "blobs" or not is_sha256 or blob.stat().st_mtime_ns > file.lstat().st_mtime_ns:
-        return None
-    return blob.name
-
-
 Stamp = tuple[int, ...]
 
 
 def _stamp(file: Path) -> Stamp:
-    """Differs once a file was written, replaced or moved here. The change time cannot be set back as the other can."""
+    """Differs once a file was written, replaced or moved here. The change time cannot be set back as the other can.
+
+    The device is no part of it: its number is another after each mount. Two files that agree in inode and change time, to
+    the nanosecond, are on two copies of one file system, and neither was touched since.
+    """
     seen = file.stat()
-    return seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, seen.st_dev
+    return seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino
+
+
+def _is_kept(stamp: Stamp, now: int) -> bool:
+    """Whether the stamp will differ after the next change.
+
+    Images of file systems give out the time of writing for that of change, in whole seconds which whoever built them
+    chose: two models of one size may have one stamp there.
+    """
+    _, written, changed, _ = stamp
+    is_chosen = written == changed and changed % 1_000_000_000 == 0
+    return max(written, changed) < now - SETTLED_NS and not is_chosen
 
 
 def _read(file: Path, progress: Callable[[int], None]) -> tuple[str, Stamp]:
-    """The whole file's digest, and what the file was all the while."""
+    """The whole file's digest, and what the file was before.
+
+    Where nothing but the time of change moves, as with each new owner or link, two equal readings in a row tell it as well.
+    """
+    last: tuple[str, Stamp] | None = None
     for _ in range(READINGS):
         before, digest = _stamp(file), hashlib.sha256()
         with file.open("rb", buffering=0) as opened:
             while chunk := opened.read(READ_BYTES):
                 digest.update(chunk)
                 progress(len(chunk))
-        if _stamp(file) == before:
-            return digest.hexdigest(), before
+        after, read = _stamp(file), digest.hexdigest()
+        seen = {_but_changed(stamp) for stamp in (before, after, *(last or ())[1:])}
+        if after == before or (last is not None and last[0] == read and len(seen) == 1):
+            return read, before
+        last = read, before
     raise Unreadable(f"`{file}` changes while it is read")
+
+
+def _but_changed(stamp: Stamp) -> Stamp:
+    size, written, _, inode = stamp
+    return size, written, inode
 
 
 # ---- all files of a directory ---------------------------------------------------------------------------------------------
 
 
 def _digests(files: list[Path], directory: Path) -> dict[Path, str]:
-    digests = {file: name for file in files if (name := _named_by_hub(file))}
     kept = _load_kept(directory)
-    for file in files:
-        entry = kept.get(file.name)
-        if file not in digests and entry is not None and entry[1:] == list(_stamp(file)):
-            digests[file] = str(entry[0])
+    digests = {file: digest for file in files if (digest := kept.get((file.name, *_stamp(file))))}
     missing = [file for file in files if file not in digests]
     if missing:
         size = sum(file.stat().st_size for file in missing)
@@ -144,11 +155,9 @@ def _digests(files: list[Path], directory: Path) -> dict[Path, str]:
         reading.ended()
         digests |= {file: digest for file, (digest, _) in read.items()}
         now = time.time_ns()
-        settled: dict[str, list[str | int]] = {
-            file.name: [digest, *stamp] for file, (digest, stamp) in read.items() if max(stamp[1:3]) < now - SETTLED_NS
-        }
-        if settled and size >= KEPT_FROM_BYTES:
-            _keep(directory, {name: kept[name] for name in kept if (directory / name).exists()} | settled)
+        fresh: Kept = {(file.name, *stamp): digest for file, (digest, stamp) in read.items() if _is_kept(stamp, now)}
+        if fresh and size >= KEPT_FROM_BYTES:
+            _keep(directory, fresh)
     return digests
 
 
@@ -216,16 +225,16 @@ def _on_threads(work: Callable[[Path], tuple[str, Stamp]], files: list[Path]) ->
 
 # ---- what was read before -------------------------------------------------------------------------------------------------
 
-Kept = Mapping[str, list[str | int]]  # by file name: digest and stamp
+Kept = dict[tuple[str | int, ...], str]  # the digest by file name and stamp, the oldest first
 
 
-def _load_kept(directory: Path) -> dict[str, list[str | int]]:
+def _load_kept(directory: Path) -> Kept:
     """What this user or root has kept; whatever is damaged, foreign or open to others counts as nothing."""
-    kept: dict[str, list[str | int]] = {}
-    for place in _places(directory):
+    place = _place(directory)
+    if place is not None:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            kept |= _parse(_trusted_bytes(place))
-    return kept
+            return _parse(_trusted_bytes(place))
+    return {}
 
 
 def _trusted_bytes(place: Path) -> bytes:
@@ -238,25 +247,41 @@ def _trusted_bytes(place: Path) -> bytes:
         return opened.read(MAX_KEPT_BYTES)
 
 
-def _parse(text: bytes) -> dict[str, list[str | int]]:
+def _parse(text: bytes) -> Kept:
     content = json.loads(text)
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("files"), dict):
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("files"), list):
         raise ValueError("another format")
-    body = json.dumps(content["files"], sort_keys=True).encode()
-    if content.get("sha256") != hashlib.sha256(body).hexdigest():
+    if content.get("sha256") != hashlib.sha256(json.dumps(content["files"]).encode()).hexdigest():
         raise ValueError("damaged")
-    return {str(name): list(entry) for name, entry in content["files"].items()}
+    return {tuple(stamp): str(digest) for digest, *stamp in content["files"]}
 
 
-def _keep(directory: Path, kept: Kept) -> None:
-    """Beside the files, or in the user's cache directory where that cannot be written."""
-    body = json.dumps(kept, sort_keys=True)
-    text = json.dumps({"format": _FORMAT, "sha256": hashlib.sha256(body.encode()).hexdigest(), "files": kept})
-    for place in _places(directory):
-        with contextlib.suppress(OSError):
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(place, text)
-            return
+def _keep(directory: Path, fresh: Kept) -> None:
+    """Beside what others have kept of this directory meanwhile: a host that shares the user's cache has other stamps.
+
+    Of two that do so in the same moment one is lost, and reads again at its next start.
+    """
+    place = _place(directory)
+    if place is None:
+        _say_unkept("there is no home directory")
+        return
+    old = {key: digest for key, digest in _load_kept(directory).items() if key not in fresh}
+    files = [[digest, *key] for key, digest in (old | fresh).items()][-MAX_KEPT:]
+    checked = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(place, json.dumps({"format": _FORMAT, "sha256": checked, "files": files}))
+    except OSError as error:
+        _say_unkept(str(error))
+
+
+@functools.cache
+def _say_unkept(why: str) -> None:
+    logger.info(
+        "forebay cannot keep the digests of weights, and reads them again at the next start: %s; "
+        "hint: set XDG_CACHE_HOME to a directory that stays",
+        why,
+    )
 
 
 def _write(place: Path, text: str) -> None:
@@ -271,9 +296,10 @@ def _write(place: Path, text: str) -> None:
         raise
 
 
-def _places(directory: Path) -> Iterable[Path]:
-    yield directory / KEPT_FILE
+def _place(directory: Path) -> Path | None:
+    """In the user's cache: what lies beside the weights is the business of those who share them."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(home):  # without a home directory there is no place
-        name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
-        yield Path(home) / "forebay" / f"digests-{name}.json"
+    if not os.path.isabs(home):
+        return None
+    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
+    return Path(home) / "forebay" / f"digests-{name}.json"

@@ -51,7 +51,7 @@ _DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
 
-# Digests that a hub or an earlier start has given are there by then: such an engine has its name with its first request.
+# Digests that an earlier start has kept are there by then: such an engine has its name with its first request.
 START_SECONDS = 1.0
 
 
