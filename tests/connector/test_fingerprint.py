@@ -406,22 +406,47 @@ def test_until_the_weights_are_read_the_engine_is_as_without_cache(
 
 
 @pytest.mark.faults
-def test_weights_that_turn_out_to_be_unreadable_later_leave_the_engine_without_a_cache(
+def test_weights_that_cannot_be_read_for_a_while_are_read_again(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_read = threading.Event()
+    left = iter(["input/output error", "it changes while it is read"])
 
-    def slow(path: Path) -> str:
-        assert may_read.wait(60)
+    def troubled(path: Path) -> str:
+        if trouble := next(left, None):
+            raise Unreadable(trouble)
+        return fingerprint(path)
+
+    monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
+    monkeypatch.setattr("forebay.vllm.identity.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("forebay.vllm.identity.fingerprint", troubled)
+    engine = Engine(daemon, monkeypatch)
+    until = time.monotonic() + 60
+    while engine.session.namespace is None and time.monotonic() < until:
+        engine.connector.has_pending_push_work()
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    engine.generate("warm", prompt(1, 100))
+    assert engine.hits["warm"] == 96
+    engine.assert_no_faults()
+
+
+@pytest.mark.faults
+def test_nobody_reads_the_weights_of_an_engine_that_has_ended(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def unreadable(path: Path) -> str:
+        readers.append(threading.current_thread())
         raise Unreadable("gone")
 
     monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
-    monkeypatch.setattr("forebay.vllm.identity.fingerprint", slow)
+    monkeypatch.setattr("forebay.vllm.identity.FIRST_PAUSE_SECONDS", 1e6)
+    monkeypatch.setattr("forebay.vllm.identity.fingerprint", unreadable)
     engine = Engine(daemon, monkeypatch)
-    may_read.set()
     until = time.monotonic() + 60
-    while engine.connector.manager._identity is not None and time.monotonic() < until:
-        engine.connector.has_pending_push_work()
-    engine.generate("a", prompt(1, 100))
-    assert daemon.lookups == 0 and daemon.ready() == 0
-    engine.assert_no_faults()
+    while not readers and time.monotonic() < until:
+        time.sleep(0.001)
+    engine.connector.manager.shutdown()
+    readers[0].join(60)
+    assert len(readers) == 1 and not readers[0].is_alive()

@@ -8,6 +8,7 @@ apart is not shared: an `IdentityError` says why.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,9 @@ _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
 # Digests that an earlier start has kept are there by then: such an engine has its name with its first request.
 START_SECONDS = 1.0
+# Weights that cannot be read are read again, since a server of files may be away for a while: after the first pause, which
+# doubles up to the last.
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 300.0
 
 
 class IdentityError(Exception):
@@ -84,6 +89,11 @@ class Identity:
         self._late = {name: value for name, value in fields.items() if isinstance(value, Future)}
         wait(self._late.values(), START_SECONDS)
         self._settle()
+
+    def close(self) -> None:
+        """The name is not wanted any more: ends the thread's pauses, without waiting for it."""
+        for value in self._late.values():
+            value.cancel()
 
     def fields(self) -> dict[str, str] | None:
         """The namespace's fields; None as long as one is not known.
@@ -287,12 +297,25 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     digest: Future[str] = Future()
 
     def read() -> None:
-        try:
-            digest.set_result(f"files:{fingerprint(directory)}")
-        except Unreadable as error:
-            digest.set_exception(IdentityError(f"cannot tell the weights of model `{model.model}`: {error}"))
-        except BaseException as error:  # noqa: BLE001 - raised where the digest is asked for
-            digest.set_exception(error)
+        pause, said = FIRST_PAUSE_SECONDS, ""
+        while not digest.done():
+            try:
+                told = f"files:{fingerprint(directory)}"
+            except Unreadable as error:
+                if said != str(error):
+                    said = str(error)
+                    logger.warning(
+                        "forebay cannot tell the weights of model `%s` and tries again: %s", model.model, said
+                    )
+                with contextlib.suppress(futures.TimeoutError, futures.CancelledError):
+                    digest.result(pause)
+                pause = min(2 * pause, LAST_PAUSE_SECONDS)
+            except BaseException as error:  # noqa: BLE001 - raised where the digest is asked for
+                with contextlib.suppress(futures.InvalidStateError):
+                    digest.set_exception(error)
+            else:
+                with contextlib.suppress(futures.InvalidStateError):  # the engine ended meanwhile
+                    digest.set_result(told)
 
     threading.Thread(target=read, name="forebay-weights", daemon=True).start()
     return digest

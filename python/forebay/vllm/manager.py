@@ -377,6 +377,9 @@ class ForebayManager(OffloadingManager):
         self.health.close()
         if self._adapters is not None:
             self._adapters.close()
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
         self._session.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
