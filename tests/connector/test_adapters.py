@@ -6,17 +6,18 @@ weights must find nothing: a hit then would be a wrong token.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm import adapters
+from forebay.vllm import adapters, fingerprint
 from forebay.vllm.adapters import TICK_NS, Adapter, Adapters
 from harness import Engine, Shape, prompt
 from vllm.config import LoRAConfig
@@ -228,6 +229,152 @@ def test_files_that_changed_between_loading_and_looking_tell_nothing(
             path.symlink_to(tmp_path / "sql")
         gate.set()
         assert not looked_at(engine, moved)
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adapters]:
+    monkeypatch.setattr(adapters, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known = Adapters(LoRAConfig(), can_hear=True)
+    yield known
+    known.close()
+
+
+def found(known: Adapters, request: LoRARequest) -> bytes | None:
+    """The adapter's mask after one more look."""
+    one = known.asked_for(request)
+    assert one is not None
+    until(lambda: not one.is_queued and (one.is_lost or one.mask is not None))
+    return one.mask
+
+
+def test_engines_that_digest_an_adapter_leave_it_to_others(
+    known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(fingerprint, "KEPT_FROM_BYTES", 0)
+    write(tmp_path / "sql", b"weights")
+    sql, gate = LoRARequest("sql", 1, str(tmp_path / "sql")), threading.Event()
+    late = Adapters(LoRAConfig(), can_hear=True)
+    told = late._told
+    monkeypatch.setattr(late, "_told", lambda one: gate.wait(DEADLINE) and told(one))
+    heard = late.asked_for(sql)
+    mask = found(known, sql)  # reads the files, and keeps their digests
+    gate.set()
+    assert heard is not None and mask is not None and found(late, sql) == mask
+    late.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.chmod(0o640),
+        lambda file: os.chown(file, os.getuid(), os.getgid()),
+        lambda file: os.link(file, file.parent.with_name("backup")),
+    ],
+    ids=["mode", "owner", "link"],
+)
+def test_an_adapter_of_which_no_byte_changed_keeps_its_name(
+    change: Callable[[Path], object], known: Adapters, tmp_path: Path
+) -> None:
+    write(tmp_path / "sql", b"weights")
+    file, sql = tmp_path / "sql" / "adapter_model.safetensors", LoRARequest("sql", 1, str(tmp_path / "sql"))
+    mask, seen = found(known, sql), file.stat()
+    change(file)
+    assert file.stat().st_ctime_ns != seen.st_ctime_ns
+    one = known.asked_for(sql)
+    assert one is not None
+    until(lambda: one.signature is not None and file.stat().st_ctime_ns in {at[-1] for at in one.signature.files})
+    assert mask is not None and found(known, sql) == mask
+
+
+def test_weights_that_are_written_with_their_times_set_back_lose_their_name(known: Adapters, tmp_path: Path) -> None:
+    write(tmp_path / "sql", b"first")
+    file, sql = tmp_path / "sql" / "adapter_model.safetensors", LoRARequest("sql", 1, str(tmp_path / "sql"))
+    assert found(known, sql) is not None
+    seen = file.stat()
+    file.write_bytes(b"other")
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    one = known.asked_for(sql)
+    assert one is not None
+    until(lambda: one.is_lost)
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 3600 * 10**9], ids=["same clock", "files ahead"])
+def test_an_adapter_is_told_that_a_server_loads_as_soon_as_it_is_there(
+    ahead_ns: int, known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "new", b"weights")
+    monkeypatch.setattr(adapters, "time", clock(-ahead_ns))
+    (tmp_path / "new").rename(tmp_path / "sql")
+    sql = LoRARequest("sql", 1, str(tmp_path / "sql"))
+    known.loading(sql)
+    assert found(known, sql) is not None
+
+
+@pytest.mark.parametrize("change", ["file", "directory", "fewer files"])
+@pytest.mark.parametrize("behind_ns", [0, 3600 * 10**9], ids=["same clock", "files behind"])
+def test_what_changes_after_a_server_loads_it_is_not_told_whatever_the_clock(
+    behind_ns: int, change: str, known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not_told_after(change, known.loading, known, tmp_path, behind_ns, monkeypatch)
+
+
+@pytest.mark.parametrize("change", ["file", "directory", "fewer files"])
+def test_what_changes_after_a_request_came_is_not_told(
+    change: str, known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not_told_after(change, known.asked_for, known, tmp_path, 0, monkeypatch)
+
+
+def test_a_file_system_that_counts_in_seconds_hides_no_change(
+    known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+
+    def in_seconds(self: Path, **options: Any) -> Any:
+        seen = stat(self, **options)
+        names = ("st_mode", "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+        whole = {name: getattr(seen, name) for name in names}
+        return SimpleNamespace(**whole | {"st_ctime_ns": seen.st_ctime_ns // 10**9 * 10**9})
+
+    def hear(request: LoRARequest) -> None:
+        monkeypatch.setattr(Path, "stat", in_seconds)
+        known.asked_for(request)
+
+    assert not_told_after("file", hear, known, tmp_path, 0, monkeypatch)
+
+
+def clock(off_ns: int) -> SimpleNamespace:
+    return SimpleNamespace(time_ns=lambda: time.time_ns() + off_ns, monotonic=time.monotonic)
+
+
+def not_told_after(
+    change: str,
+    hear: Callable[[LoRARequest], object],
+    known: Adapters,
+    tmp_path: Path,
+    behind_ns: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> bool:
+    gate, told = threading.Event(), known._told
+    monkeypatch.setattr(known, "_told", lambda one: gate.wait(DEADLINE) and told(one))
+    for name in ("sql", "other"):
+        write(tmp_path / name, name.encode())
+    (tmp_path / "sql" / "adapter_model.bin").write_bytes(b"what no worker reads beside the others")
+    write(tmp_path / "sql", b"sql")
+    monkeypatch.setattr(adapters, "time", clock(behind_ns))
+    sql = LoRARequest("sql", 1, str(tmp_path / "sql"))
+    hear(sql)
+    if change == "file":
+        (tmp_path / "sql" / "adapter_model.safetensors").write_bytes(b"two")
+    elif change == "directory":
+        (tmp_path / "sql").rename(tmp_path / "old")
+        (tmp_path / "other").rename(tmp_path / "sql")
+    else:
+        (tmp_path / "sql" / "adapter_model.safetensors").unlink()
+    gate.set()
+    return found(known, sql) is None
 
 
 def test_of_two_adapters_with_one_id_neither_is_told(make: Callable[[str], Engine], tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ the weights becomes the `mask` that the native module hashes in.
 
 Holds true: as long as an adapter has a mask, that mask stands for the weights which the workers have under its name
 and path; who asks never waits, and no file is touched on the asking thread; a request whose adapter has no mask is
-left out. An adapter has none until its files were digested, when they cannot be read, when they changed after this
-engine first heard of it, and once vLLM replaced its weights in memory; the latter two are for good.
+left out. An adapter has none until its files were digested, when they cannot be read, when they may have changed after
+this engine first heard of it, and once vLLM replaced its weights in memory; the latter two are for good. A load by a
+server, whose workers are about to read the files, looks at them first, one `stat` each: no clock has a say then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
@@ -18,7 +20,7 @@ import threading
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.vllm.fingerprint import Unreadable, fingerprint
 from forebay.vllm.guard import logger
@@ -35,8 +37,11 @@ MAX_FILES = 256
 # An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room for,
 # and reads them again when they are asked for.
 LOOK_AGAIN_SECONDS = 1.0
-# The clock of files lags behind by up to a tick, which is 10 ms at most.
+# The clock of files lags behind by up to a tick, which is 10 ms at most; some file systems count in seconds.
 TICK_NS = 20_000_000
+SECOND_NS = 1_000_000_000
+# An adapter of which nothing but times of change move is digested again, so often at one look.
+READINGS = 3
 
 # Say how many adapters fit, and not what one computes.
 _IDLE_FIELDS = frozenset({"max_loras", "max_cpu_loras", "specialize_active_lora", "default_mm_loras"})
@@ -45,7 +50,17 @@ _IDLE_FIELDS = frozenset({"max_loras", "max_cpu_loras", "specialize_active_lora"
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 _CONFIGS = frozenset({"adapter_config.json", "config.json"})
 
-Signature = tuple[tuple[object, ...], ...]
+
+class Signature(NamedTuple):
+    """What changes when the files do, or a link on the way to them."""
+
+    directory: Path
+    inode: tuple[int, int]  # of the directory, behind its device
+    files: tuple[tuple[str, int, int, int, int, int], ...]  # device, inode, size, time of writing, time of change
+
+    def but_changed(self) -> Signature:
+        """Without the times of change."""
+        return self._replace(files=tuple((*seen[:-1], 0) for seen in self.files))
 
 
 class Adapter:
@@ -62,7 +77,7 @@ class Adapter:
         self.asked = 0  # looks that were asked for; only the answer to the last one counts
         self.asked_at = 0.0
         self.digest: str | None = None
-        self.signature: Signature = ()
+        self.signature: Signature | None = None  # of the files that the digest tells; before, of those that are loaded
         self.trouble: str | None = None  # what was said of it last
 
 
@@ -103,6 +118,8 @@ class Adapters:
             return None
         if adapter is None:
             adapter = self._known[name] = Adapter(request, time.time_ns())
+            if is_load:
+                self._look_first(adapter)
         self._loaded[number] = adapter
         if adapter.is_3d != _is_3d(request):
             self._lose(adapter, "it is loaded in two layouts")
@@ -117,6 +134,15 @@ class Adapters:
         if is_reload or time.monotonic() - adapter.asked_at >= LOOK_AGAIN_SECONDS:
             self._look(adapter, is_reload=is_reload)
         return adapter
+
+    def _look_first(self, adapter: Adapter) -> None:
+        """On the calling thread, which is about to wait until the workers have read the same files."""
+        with contextlib.suppress(Unreadable, OSError):
+            signature, changed_ns = _signature(adapter.path, _directory(adapter.path))
+            # In the second that a file system counts it may change again and look the same.
+            is_in_seconds = any(seen[-1] % SECOND_NS == 0 for seen in signature.files)
+            if not is_in_seconds or changed_ns < adapter.heard_ns:
+                adapter.signature = signature
 
     def _look(self, adapter: Adapter, *, is_reload: bool) -> None:
         """Has the thread look at the files. What the workers may read anew has no mask until that is done."""
@@ -170,16 +196,37 @@ class Adapters:
         directory = _directory(adapter.path)
         signature, changed_ns = _signature(adapter.path, directory)
         if adapter.digest is None:
-            if changed_ns + TICK_NS >= adapter.heard_ns:
+            if adapter.signature is None:  # there was no look before the workers', and only the times can tell
+                is_changed = changed_ns >= adapter.heard_ns
+            else:
+                is_changed = adapter.signature != signature
+            if is_changed:
                 self._lose(adapter, "its files changed after vLLM was told to load it")
                 return None
             adapter.digest, adapter.signature = fingerprint(directory), signature
             signature, _ = _signature(adapter.path, directory)
-        if adapter.signature != signature:
+        before = adapter.signature
+        if before is None or before != signature and not self._is_still(adapter, before, signature):
             self._lose(adapter, "its files changed while it was in use")
             return None
         telling = (b"forebay-adapter-1", adapter.digest, adapter.is_3d, self._config)
         return hashlib.sha256(repr(telling).encode()).digest()
+
+    def _is_still(self, adapter: Adapter, before: Signature, signature: Signature) -> bool:
+        """Whether nothing but times of change moved, as with another owner or one more link, and the bytes are the same.
+
+        Raises `Unreadable` where the times go on moving.
+        """
+        with self._lock:
+            adapter.mask = None
+        for _ in range(READINGS):
+            if signature.but_changed() != before.but_changed() or fingerprint(before.directory) != adapter.digest:
+                return False
+            adapter.signature = before = signature
+            signature, _ = _signature(adapter.path, before.directory)
+            if signature == before:
+                return True
+        raise Unreadable(f"`{before.directory}` changes while it is read")
 
 
 def _is_3d(request: LoRARequest) -> bool:
@@ -215,7 +262,7 @@ def _directory(path: str) -> Path:
 
 
 def _signature(path: str, directory: Path) -> tuple[Signature, int]:
-    """What changes when the files do, and when they, or a link on the way to them, last did so (nanoseconds)."""
+    """What the files are, and when they, or a link on the way to them, last changed (nanoseconds, at the latest)."""
     files = sorted(directory.iterdir()) if directory.is_dir() else [directory]
     files = [file for file in files if file.suffix in _WEIGHTS or file.name in _CONFIGS]
     if len(files) > MAX_FILES:
@@ -225,7 +272,13 @@ def _signature(path: str, directory: Path) -> tuple[Signature, int]:
     ref = directory.parent.parent / "refs" / "main"  # which snapshot the hub's cache gives out
     files += [ref] if ref.exists() else []
     looks = [(place, place.lstat()) for place in links + files] + [(file, file.stat()) for file in files]
+    # Files that are gone, and a directory that was put in the place of another, show in the directory's own times alone.
     home = directory.stat()
-    seen = [(str(place), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for place, at in looks]
-    newest = max(home.st_ctime_ns, *(at.st_ctime_ns for _, at in looks)) if looks else home.st_ctime_ns
-    return ((str(directory), home.st_dev, home.st_ino), *seen), newest
+    seen = tuple((str(place), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for place, at in looks)
+    times = [home.st_ctime_ns, *(at.st_ctime_ns for _, at in looks)]
+    return Signature(directory, (home.st_dev, home.st_ino), seen), max(map(_latest, times))
+
+
+def _latest(changed_ns: int) -> int:
+    """When a change of this time was at the latest, by a clock that agrees with that of files."""
+    return changed_ns + (TICK_NS if changed_ns % SECOND_NS else SECOND_NS)
