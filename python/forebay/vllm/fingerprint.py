@@ -48,9 +48,14 @@ _OTHER_JSON = frozenset(
         "added_tokens.json",
         "chat_template.json",
         "special_tokens_map.json",
+        "tekken.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "vocab.json",
+        "image_processor_config.json",  # ... these make inputs of images, which is a field of its own, ...
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
         "generation_config.json",  # ... this one says how to sample, ...
         ".forebay-digests.json",  # ... and an earlier Forebay wrote this one.
     }
