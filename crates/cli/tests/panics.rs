@@ -9,7 +9,8 @@ use forebay_rpc::proto::*;
 use support::*;
 
 const BYTES: u64 = 20_000;
-const SMALL: &[&str] = &["--pool.capacity_bytes", "32MiB"];
+/// Without the scrub, which would find the spoilt block, and free its slot, before anybody trips over it.
+const SMALL: &[&str] = &["--pool.capacity_bytes", "32MiB", "--pool.scrub_bytes_per_second", "0"];
 /// Where the table's entries begin, and the bytes of each.
 const ENTRIES_AT: u64 = 1 << 20;
 const ENTRY_BYTES: u64 = 128;

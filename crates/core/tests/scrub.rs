@@ -133,7 +133,7 @@ fn an_audit_beside_it_may_read_and_drop_the_same_block() {
     let scrubbed = rig.core.scrub_piece();
     assert_eq!((audited.len(), scrubbed.len()), (1, 1));
     assert!(rig.core.drop_corrupt(scrubbed[0].slot, scrubbed[0].generation, Finder::Scrub));
-    assert_eq!(rig.effects(), [], "the audit still reads it");
+    assert!(matches!(rig.effects()[..], [Effect::Fenced { .. }]), "the audit still reads it");
     rig.core.audited(audited[0].block, false);
     assert!(matches!(rig.effects()[..], [Effect::Freed { .. }]));
     assert_eq!(rig.core.stats().corrupt, [0, 0, 0, 1, 0]);
