@@ -1,6 +1,5 @@
 //! What survives whom: the shipped daemon, killed with SIGKILL, against a worker that lives on in this process.
 
-#[allow(dead_code, reason = "each test binary uses its own part")]
 mod command;
 mod support;
 
