@@ -354,7 +354,9 @@ def samples() -> dict[str, Any]:
 def test_equal_values_have_equal_texts_in_every_process() -> None:
     code = "import json; from test_judged import everything; print('TEXTS', json.dumps(everything()))"
     here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent), str(here.parents[1] / "python")])
+    own = [str(here), str(here.parent), str(here.parents[1] / "python")]
+    # What this process has on its path may be another vLLM.
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *own])
     # This process has a random seed, and sets of strings an order of its own.
     environment = os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": path}
     ran = subprocess.run(

@@ -70,6 +70,9 @@ class Executor:
     def wake_up(self, tags: Any) -> None:
         self.sleeping_tags.clear()
 
+    def get_kv_connector_handshake_metadata(self) -> list[None]:
+        return [None]
+
     @property
     def is_sleeping(self) -> bool:
         return bool(self.sleeping_tags)
