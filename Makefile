@@ -3,14 +3,18 @@
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
+RUFF := .cache/lint/bin/ruff
+PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests check golden wheel bench build tools servers clean
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests lint types licences deny check fast golden wheel \
+	dist bench build tools servers clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   see what Forebay does, with the real vLLM on this machine's CPU"
+	@echo "make fast   lints and the tests of the core; needs no vLLM"
 	@echo "make test   run all tests; CONTRIBUTING.md lists the parts"
 
 # The real vLLM on CPU and the test tools, once.
@@ -23,7 +27,7 @@ servers:
 	@tools/test-servers.sh $(VENV) .cache/servers
 	@tools/test-objects.sh .cache/s3
 
-# The command and the native module, from this checkout.
+# The command and the native module, from this checkout. They share what they are built from: see crates/python/Cargo.toml.
 build: tools
 	@cargo build --release --locked --quiet --package forebay-cli
 	@$(BIN)/maturin develop --release --locked --quiet
@@ -34,18 +38,18 @@ demo: build
 test: test-rust test-python e2e
 
 test-rust: servers
-	cargo test --locked --quiet
-	cargo test --locked --quiet --package forebay-io --package forebay-cli --features object --test object
+	cargo test --locked --quiet --all-features
 
 test-python: build servers
 	$(BIN)/python -m pytest -q tests/python
-	$(BIN)/python -m pytest -q tests/connector
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/connector
 
+# In two processes: engines wait for each other and for daemons, and each test has directories and ports of its own.
 e2e: build servers
-	$(BIN)/python -m pytest -q tests/e2e
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests
+long: newest vllm-own-tests deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -54,20 +58,39 @@ newest: build
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own
 
-check: build
+# One pass of clippy over everything, with the object tier; the release build compiles what there is without it.
+lint:
+	@tools/lint-tools.sh .cache/lint
 	cargo fmt --all --check
-	cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
-	cargo clippy --locked --quiet --package forebay-io --package forebay-cli --features object --all-targets -- -D warnings
-	$(BIN)/python tools/licences.py
-	$(BIN)/ruff check bench python tests tools
-	$(BIN)/ruff format --check --quiet bench python tests tools
+	$(RUFF) check --quiet $(PYTHON_SOURCES)
+	$(RUFF) format --check --quiet $(PYTHON_SOURCES)
+	cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
+
+# mypy reads vLLM for its types, and the stub of the native module, which need not be built.
+types: tools
 	$(BIN)/mypy
 
+licences:
+	@$(or $(PYTHON),python3) tools/licences.py
+
+# Licences, bans and sources, by cargo-deny; building it takes minutes, so CI has `licences` instead.
+deny:
+	@tools/deny.sh .cache/deny
+
+check: lint licences types
+
+# What to run while changing something.
+fast: lint licences
+	cargo test --locked --quiet --package forebay-core
+
 golden: servers
-	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet
+	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet --all-features
 
 wheel:
 	@tools/wheel.sh $(VENV)
+
+dist:
+	@tools/dist.sh $(VENV)
 
 bench: build
 	$(FOREBAY_BIN) bench copy

@@ -18,9 +18,10 @@ data=forebay._native.data
 cargo build --release --locked --package forebay-cli
 trap 'rm -rf "$data"' EXIT
 install -d "$data/scripts" dist
-# Debug information is five sixths of the binary; backtraces name functions without it.
-strip --strip-debug -o "$data/scripts/forebay" "$target/release/forebay"
+# Without symbols, which are a sixth of the binary. Addresses in a backtrace are those of `target/release/forebay`,
+# which has them.
+strip -o "$data/scripts/forebay" "$target/release/forebay"
 
 rm -f dist/forebay-*.whl
-"$venv/bin/maturin" build --release --strip --out dist --interpreter "$venv/bin/python"
+"$venv/bin/maturin" build --release --strip --compression-level 9 --out dist --interpreter "$venv/bin/python"
 ls dist/forebay-*.whl

@@ -1,8 +1,9 @@
-"""Forebay keeps the KV cache of LLM engines on the host: shared between engines, alive across restarts.
+"""Forebay keeps the KV cache of LLM engines on the host: shared between engines, preserved across restarts.
 
-`Client` is for any program: it copies blocks through the daemon. An engine that maps the pool has an `EngineSession`
-in its scheduler and a `WorkerEngine` in each worker; `forebay.vllm` is one. The daemon is the command `forebay serve`.
-A `Store` reaches Redis, Valkey or a shared directory by itself, under the names that daemons use.
+`Client` is for any program: it copies blocks through the daemon. An engine that maps the pool has an
+`EngineSession` in its scheduler and a `WorkerEngine` in each worker; `forebay.vllm` is one. The daemon is the
+command `forebay serve`. A `Store` accesses Redis, Valkey or a shared directory directly, with the same block names
+as daemons.
 """
 
 from forebay._native import Client, EngineSession, ForebayError, Ticket, WorkerEngine, __version__

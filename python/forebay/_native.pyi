@@ -1,4 +1,4 @@
-"""The compiled part of Forebay. Users import `forebay` instead; this is what it stands on.
+"""The compiled part of Forebay. Users import `forebay`, which re-exports it.
 
 Every call that may wait releases the GIL first. Sizes are bytes, times are seconds unless a name says otherwise.
 
@@ -23,36 +23,36 @@ class ForebayError(Exception):
 
 @final
 class Ticket:
-    """A lookup on its way. Dropping it (or `release`) gives its lease back, now or when the answer arrives."""
+    """A lookup in progress. Dropping it (or `release`) returns its lease, now or when the answer arrives."""
 
     def poll(self, timeout: float) -> bool:
-        """True once there is an answer, a failure counting as misses. Waits at most `timeout` seconds."""
+        """True once there is an answer; a failure is an answer of misses. Waits at most `timeout` seconds."""
 
     def states(self, position: int) -> bytes:
-        """One byte a key of the position-th group asked for: 0 miss, 1 ready and leased, 2 promoting."""
+        """One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting."""
 
     def slots(self, position: int) -> bytes:
-        """Little-endian u32 slots, one for each key of the group: 0xFFFFFFFF where the key is not ready."""
+        """Little-endian u32 slots, one per key of the group: 0xFFFFFFFF where the key is not ready."""
 
     def generations(self, position: int) -> bytes:
         """Little-endian u32 generations, parallel to `slots`."""
 
     def has_failed(self) -> bool:
-        """True if the daemon could not be asked; the answer then says miss everywhere."""
+        """True if the daemon could not be asked; the answer is then a miss for every key."""
 
     @property
     def pool(self) -> bytes:
-        """Id of the pool the slots lie in, 16 bytes; empty if the lookup failed."""
+        """Id of the pool with the slots, 16 bytes; empty if the lookup failed."""
 
     def release(self) -> None:
-        """Gives the lease back. Queued, never waits. Idempotent."""
+        """Returns the lease. Queued, never waits. Idempotent."""
 
 @final
 class EngineSession:
     """The scheduler side of one engine: never raises for a missing daemon, never waits unless asked to.
 
-    A background thread connects, reconnects with backoff, keeps small stocks of reserved slots, and delivers
-    commits, aborts and releases in order until the daemon acknowledged them. After a reconnect it declares what
+    A background thread connects, reconnects with backoff, and keeps small stocks of reserved slots. It delivers
+    commits, aborts and releases in order until the daemon has acknowledged them. After a reconnect it declares what
     the engine still holds.
     """
 
@@ -67,22 +67,21 @@ class EngineSession:
         deadline: float = 1.0,
         breaker_failures: int = 3,
     ) -> Self:
-        """`engine_id` (1 to 64 bytes) and `incarnation` (16 bytes, not all zero) are the workers' too.
+        """`engine_id` (1 to 64 bytes) and `incarnation` (16 bytes, not all zero) must equal the workers'.
 
-        `incarnation` tells one start of the engine from another: draw it anew each time (`os.urandom(16)`). What an
-        earlier start of the same id holds stays out of use until its workers are gone.
+        `incarnation` identifies one start of the engine: draw a new one for each start (`os.urandom(16)`). Slots
+        that an earlier start of the same id holds stay out of use until its workers are gone.
 
-        `stock_blocks`: slots of each group kept reserved ahead; a step that stores more gets only so many. An
-        engine that asks for nothing for 2 s keeps 4. `deadline`: of each call; `breaker_failures` late or lost
-        calls, with no lookup answered in time between them, make every lookup a miss until the daemon was reached
-        again.
-        Raises ForebayError (invalid).
+        `stock_blocks`: slots of each group kept reserved; a step that stores more gets only this many. An engine
+        that requests nothing for 2 s keeps 4. `deadline`: limit of each call. `breaker_failures`: after this many
+        late or lost calls, with no lookup answered in time between them, every lookup is a miss until the daemon
+        was reached again. Raises ForebayError (invalid).
         """
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
-        """connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or on its way.
+        """connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or in progress.
 
-        refused: the daemon said no for good; `reason()` says why. It is asked again now and then, in case
-        another daemon takes its place; a refused namespace heals with `set_namespace`.
+        refused: the daemon refused for good; `reason()` says why. The request is repeated from time to time, in
+        case another daemon takes its place; `set_namespace` recovers from a refused namespace.
         """
 
     def reason(self) -> str | None:
@@ -91,33 +90,34 @@ class EngineSession:
     def set_namespace(
         self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
     ) -> None:
-        """Names what is stored and loaded from now on: (group, attention, tokens per block, is replicated).
+        """Sets the namespace for all later stores and loads: (group, attention, tokens per block, is replicated).
 
-        Returns at once; declared in the background and again after each reconnect. Calling it again moves to
-        another namespace: stocks and unfinished commits of the old one are aborted, lookups on their way fail,
-        leases stay until released. The same one again changes nothing.
+        Returns at once; it is declared in the background and again after each reconnect. A later call changes the
+        namespace: stocks and unfinished commits of the old one are aborted, lookups in progress fail, leases stay
+        until released. A call with the same namespace changes nothing.
         """
 
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket:
-        """Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
+        """Looks up all keys of all groups of one request, in prefix order. One round trip, not waited for.
 
-        `mask`, here and below: 32 bytes that stand for what the hashes do not tell, such as an adapter's weights. Each
-        hash becomes one of the same length that is nobody else's, for 0.1 us. Raises ForebayError (invalid) for a mask
-        of another length.
+        `mask`, also in later methods: 32 bytes that stand for anything that the hashes do not cover, such as an
+        adapter's weights. It maps each hash to a unique one of the same length, in 0.1 us. Raises ForebayError
+        (invalid) for a mask of another length.
 
-        Fails at once where the session is not ready or 64 lookups are on their way.
+        Fails at once if the session is not ready or 1,024 lookups are in progress.
         """
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
-        """A request waits in the engine's queue, and will look up these keys: evictions spare them, as far as there is room,
-        and those on a tier come up.
+    def hint(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
+        """Hints that a request waits in the engine's queue and will look up these keys. The daemon protects their
+        blocks from eviction as far as there is space, and prefetches those on a tier.
 
-        A hint, told in the background and lost with the connection. `request` is a number of the engine's own choice,
-        and `met` ends it. 64 requests are told of at a time, and of each the first 2,048 keys of a group.
+        Sent in the background and lost with the connection. The engine chooses the number `request`;
+        `withdraw_hint` ends the hint. At most 64 requests at a time are sent, with the first 2,048 keys per group
+        of each.
         """
 
-    def met(self, request: int) -> None:
-        """The request waits no more: it was looked up, or is gone. Unknown numbers are ignored."""
+    def withdraw_hint(self, request: int) -> None:
+        """Withdraws the hint of a request that was looked up or is gone. Unknown numbers are ignored."""
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
         """(slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits."""
@@ -133,64 +133,63 @@ class EngineSession:
     ) -> None:
         """Names filled slots; `predecessor` is the hash before the first. Queued, never waits.
 
-        Slots that were lost with their daemon or pool drop out and are counted. Raises ForebayError (invalid) if
-        the lists differ in length.
+        Slots that were lost with their daemon or pool are dropped and counted. Raises ForebayError (invalid) if the
+        lists differ in length.
         """
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
-        """Gives unfilled slots back. Queued, never waits."""
+        """Returns unfilled slots. Queued, never waits."""
 
     @property
     def pool(self) -> bytes:
-        """Id of the pool that reserved slots lie in, 16 bytes; empty when not ready."""
+        """Id of the pool with the reserved slots, 16 bytes; empty when not ready."""
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start: lookups, lookup_failures, lookups_late, stored, duplicate, orphan,
-        incomplete, lost, commits_dropped (became aborts), reserve_short (slots the stock did not have),
-        reconnects. And as it is now: reserved_stock, stock_filling (1 or 0), leases_held,
-        reservations_held, queued, breaker_open (1 or 0).
-        """
+        """Counters since the start: lookups, lookup_failures, lookups_late, stored, duplicate, orphan, incomplete,
+        lost, commits_dropped (became aborts), reserve_short (slots the stock did not have), reconnects. Present
+        values: reserved_stock, stock_filling (1 or 0), leases_held, reservations_held, queued, breaker_open (1 or
+        0)."""
 
     def close(self) -> None:
-        """Delivers what is queued and ends the session, in at most `deadline` seconds. Idempotent."""
+        """Delivers queued messages and ends the session, in at most `deadline` seconds. Idempotent."""
 
 @final
 class StoreEngine:
-    """What `forebay.Store` is made of; use that.
+    """The native part of `forebay.Store`; use that class.
 
-    Numbers name batches. Buffers are kept until their batch is over; the caller vouches that nobody changes (or, for
-    loads, looks at) their bytes meanwhile.
+    Numbers identify batches. Buffers are kept until their batch has ended. The caller guarantees that nobody
+    changes (or, for loads, reads) their bytes meanwhile.
     """
 
     def __new__(
         cls, url: str, fields: Mapping[str, str], block_bytes: int, deadline: float, options: dict[str, Any]
     ) -> Self: ...
     def begin_dump(self, group: int, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]) -> int:
-        """Stores one buffer for each hash. Never waits."""
+        """Stores one buffer per hash. Never waits."""
 
     def begin_load(self, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer]) -> int:
-        """Fills one writable buffer for each hash. Never waits."""
+        """Fills one writable buffer per hash. Never waits."""
 
     def begin_lookup(self, group: int, hashes: Sequence[bytes]) -> int:
-        """Asks for each hash. Never waits."""
+        """Looks up each hash. Never waits."""
 
     def turn(self, timeout: float) -> list[tuple[int, list[str]]]:
-        """Batches that are over, with an outcome for each block: stored, loaded, found, absent, or an error's kind.
-        Waits at most `timeout` seconds for something to happen."""
+        """Batches that have ended, with an outcome per block: stored, loaded, found, absent, or an error's kind.
+        Waits at most `timeout` seconds for an event."""
 
     def fileno(self) -> int:
         """Readable when `turn` has something to do."""
 
     def close(self) -> None:
-        """Ends all connections; what is under way never ends. Idempotent."""
+        """Ends all connections; operations in progress never complete. Idempotent."""
 
 @final
 class WorkerEngine:
     """The worker side of one rank: maps the pool and copies between tensors and slots on its own threads.
 
-    Attaches in the background, with backoff, for as long as it lives. Jobs for a pool that is not mapped, or
-    whose slots have another generation, fail: a store job then simply leaves no birth record. The mapping
-    outlives the daemon, and what was leased can be loaded while it restarts.
+    Attaches in the background, with backoff, for as long as it lives. Jobs for a pool that is not mapped, or whose
+    slots have another generation, fail: a store job then leaves no birth record (slice checksum record). The
+    mapping outlives the daemon, and leased blocks can be loaded while it restarts.
     """
 
     def __new__(
@@ -209,12 +208,11 @@ class WorkerEngine:
     ) -> Self:
         """`tensors`: (address, rows, row stride in bytes, page bytes), host memory that outlives this object.
 
-        `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order.
-        `incarnation`: the session's.
-        `threads`: 0 takes one for each core, at most 4.
-        `verify`: whether loads are compared with the checksum that each slot has from birth, in the same pass; a slice
-        of a slot is compared as a whole, also where a part of it is loaded. Not where the daemon has it switched off.
-        Raises ForebayError (invalid) if a ref does not fit its tensor.
+        `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order. `incarnation`:
+        the session's. `threads`: 0 takes one per core, at most 4. `verify`: whether loads are compared with the
+        birth record of each slot, in the same pass. A slice of a slot is compared as a whole, even if only a part
+        of it is loaded. No comparison if the daemon has it switched off. Raises ForebayError (invalid) if a ref
+        does not fit its tensor.
         """
 
     def state(self) -> Literal["connecting", "attaching", "ready", "refused", "closed"]: ...
@@ -224,27 +222,28 @@ class WorkerEngine:
     def submit_store(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
         """Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
 
-        `groups`: (group, slots u32, generations u32, block ids i32, skipped): `blocks_per_chunk` block ids a
-        slot, one after another, perhaps fewer of the last; `skipped` is how many sub-blocks at the start of the
-        first chunk are absent from the block ids. Absent ones are not copied; a store that lacks any fails, since
-        half a block is none.
-        Of replicated groups rank 0 alone copies. Raises ForebayError (invalid) if the lists do not fit together.
+        `groups`: (group, slots u32, generations u32, block ids i32, skipped): `blocks_per_chunk` block ids per
+        slot, consecutively, perhaps fewer for the last; `skipped` is the number of sub-blocks at the start of the
+        first chunk that are absent from the block ids. Absent ones are not copied; a store with any absent one
+        fails, since a partial block is useless. Only rank 0 copies replicated groups. Raises ForebayError (invalid)
+        if the lists do not fit together.
         """
 
     def submit_load(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
         """Queues a copy slots -> tensors, under the same rules.
 
-        A slot that does not hold what was stored there fails the job; the daemon is told, looks for itself and drops it.
+        A slot without the stored content fails the job. The worker reports the slot to the daemon, which verifies
+        it and drops the block if it is corrupt.
         """
 
     def finished(self) -> list[tuple[int, bool, int, float]]:
         """(job, all copied, bytes, seconds), each job exactly once. Never waits."""
 
     def wait(self, jobs: Sequence[int], timeout: float) -> bool:
-        """True once all of `jobs` are finished; unknown ids count as finished."""
+        """True once all of `jobs` have ended; unknown ids count as ended."""
 
     def corrupt_loads(self) -> int:
-        """Loads of slots that did not hold what was stored there. Counted since the start; never waits."""
+        """Loads of slots without the stored content. Counted since the start; never waits."""
 
     def shutdown(self) -> None:
         """Ends the copies that have begun, abandons the others and unmaps the pool. Idempotent."""
@@ -264,22 +263,23 @@ class Client:
     def put(
         self, namespace: int, group: int, blocks: Sequence[tuple[bytes, bytes]], predecessor: bytes | None = None
     ) -> list[Literal["stored", "duplicate", "orphan", "full"]]:
-        """Stores (hash, bytes) in prefix order; `predecessor` is the hash before the first. One round trip for
-        each 8 MiB. A block of the group whose predecessor is not here is an orphan and not stored."""
+        """Stores (hash, bytes) in prefix order; `predecessor` is the hash before the first. One round trip per 8
+        MiB. A block whose predecessor in the group is absent is an orphan and not stored."""
 
     def get(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bytes | None]:
-        """The blocks' bytes, None where not found. One round trip for each 8 MiB."""
+        """The blocks' bytes, None where not found. One round trip per 8 MiB."""
 
     def lookup(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bool]:
-        """Which are ready; none is leased afterwards. One round trip."""
+        """Which blocks are ready; no lease remains afterwards. One round trip."""
 
     def inspect(self) -> dict[str, Any]:
-        """What the daemon holds: pool, namespaces, sessions, size classes, tiers below. One round trip."""
+        """The daemon's content and state: pool, namespaces, sessions, size classes, lower tiers. One round trip."""
 
     def purge(self, *, namespace_id: str | None = None, tenant: str | None = None) -> dict[str, int]:
-        """Drops the ready blocks of a namespace or a tenant ("" for those without one). One round trip.
+        """Drops the ready blocks of a namespace or a tenant ("" for blocks without a tenant). One round trip.
 
-        {purged_blocks, purged_bytes, held_blocks}: held ones can no longer be hit and go when they are released.
+        {purged_blocks, purged_bytes, held_blocks}: held ones can no longer be hit and are dropped when they are
+        released.
         """
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Blocks in a store that hosts share, for programs that have neither an engine nor a daemon.
+"""Blocks in a shared store, for programs that have neither an engine nor a daemon.
 
-Holds true: every future ends, after the store's deadline at the latest; one thread of each store waits for its batches.
+Invariants: every future ends, after the store's deadline at the latest. One thread per store waits for its batches.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from forebay._native import ForebayError, StoreEngine
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-# Deadlines are looked at this often while something is under way.
+# Deadlines are checked this often while an operation is in progress.
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 3600.0
 
-# What a future's result is made of: the outcomes, by name.
+# Converts the outcomes, by name, to a future's result.
 _Judge = Callable[[list[str]], Any]
 
 
 class Store:
-    """Blocks by hash in Redis, Valkey or a shared directory, under the names that daemons use for the same `fields`.
+    """Blocks by hash in Redis, Valkey or a shared directory, with the names that daemons use for the same `fields`.
 
-    `url` is `redis://[user:password@]host[:port][/db]`, `rediss://...` for TLS, `unix:///path`, several of these with
-    commas between them for a cluster, or `file:///directory`. A server need not be there: what it would have answered
-    is then `unavailable`. `fields` name the namespace, as for `Client.open_namespace`. No buffer is longer than
-    `block_bytes`; memory is 64 times that. What takes longer than `deadline` seconds ends as `timeout`.
+    `url` is `redis://[user:password@]host[:port][/db]`, `rediss://...` for TLS, `unix:///path`, several of these
+    with commas between them for a cluster, or `file:///directory`. A server need not be reachable: its operations
+    then end as `unavailable`. `fields` name the namespace, as for `Client.open_namespace`. No buffer may be longer
+    than `block_bytes`; the memory used is 64 times that. Operations that take longer than `deadline` seconds end as
+    `timeout`.
 
-    Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (4 MiB), `ttl_seconds`,
-    `ca_file`, `cluster` (False). Of a directory: `streams` (8), `buffers` (16), `io_direct`, `fsync` ("none", "data" or
-    "all"), `capacity_bytes`, `shard_folders` (True), `read_only`.
+    Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (4 MiB),
+    `ttl_seconds`, `ca_file`, `cluster` (False). Of a directory: `streams` (8), `buffers` (16), `io_direct`, `fsync`
+    ("none", "data" or "all"), `capacity_bytes`, `shard_folders` (True), `read_only`.
 
-    The calls give futures of `concurrent.futures`; `await asyncio.wrap_future(...)` waits for one in a coroutine.
-    Raises `ForebayError` for what cannot be right. Safe to share between threads.
+    The calls return futures of `concurrent.futures`; `await asyncio.wrap_future(...)` waits for one in a coroutine.
+    Raises `ForebayError` for invalid arguments. Safe to share between threads.
     """
 
     def __init__(
@@ -51,22 +52,22 @@ class Store:
         self._thread.start()
 
     def dump(self, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer], *, group: int = 0) -> Future[list[str]]:
-        """Stores one buffer for each hash. The future has an outcome for each: `stored`, or why not.
+        """Stores one buffer per hash. The future has an outcome for each: `stored`, or the error's kind.
 
         The buffers must not change before the future is done. One round trip for all of them.
         """
         return self._begin(lambda: self._engine.begin_dump(group, hashes, buffers), list)
 
     def load(self, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer], *, group: int = 0) -> Future[list[str]]:
-        """Fills one buffer for each hash, each as long as what was stored. The future has an outcome for each: `loaded`,
-        `absent`, or why not; a buffer that is not `loaded` is unchanged.
+        """Fills one buffer per hash, each as long as the stored block. The future has an outcome for each:
+        `loaded`, `absent`, or the error's kind; a buffer that is not `loaded` is unchanged.
 
         The buffers must not be used before the future is done. One round trip for all of them.
         """
         return self._begin(lambda: self._engine.begin_load(group, hashes, buffers), list)
 
     def lookup(self, hashes: Sequence[bytes], *, group: int = 0) -> Future[list[bool]]:
-        """Which are there. The future raises `ForebayError` if the store could not be asked. One round trip."""
+        """Which blocks exist. The future raises `ForebayError` if the store could not be asked. One round trip."""
         return self._begin(lambda: self._engine.begin_lookup(group, hashes), _found)
 
     @staticmethod
@@ -75,7 +76,7 @@ class Store:
         return not concurrent.futures.wait(futures, timeout).not_done
 
     def fileno(self) -> int:
-        """Readable when something was completed, for event loops that want to know."""
+        """Readable when an operation has completed, for event loops."""
         return self._engine.fileno()
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class Store:
     def _begin(self, begin: Callable[[], int], judge: _Judge) -> Future[Any]:
         future: Future[Any] = Future()
         with self._changed:
-            # Under the lock, so that the thread cannot see the batch end before it is known here.
+            # Under the lock, so that the thread cannot see the end of the batch before it is recorded here.
             self._batches[begin()] = _Batch(future, judge)
             self._changed.notify()
         return future
@@ -116,7 +117,7 @@ class Store:
 
 
 class _Batch:
-    """A future, and what it is to become of the outcomes."""
+    """A future, and the function that makes its result."""
 
     def __init__(self, future: Future[Any], judge: _Judge):
         self.future = future

@@ -38,3 +38,9 @@ def strict(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread looks at a session while a test counts calls, faults or lines; `test_health.py` is about that thread."""
     monkeypatch.setattr("forebay.vllm.health.WATCH_SECONDS", 3600.0)
+
+
+@pytest.fixture(autouse=True)
+def loaded_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of these tests may be made by the process that loads them; `test_loaded.py` is about those that change then."""
+    monkeypatch.setattr("forebay.vllm.loaded.began_ns", lambda: 1 << 62)

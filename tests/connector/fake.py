@@ -270,13 +270,13 @@ class FakeSession:
         self.refill()
         return ticket
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
-        self._maybe_raise("expect")
+    def hint(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
+        self._maybe_raise("hint")
         assert request not in self.waiting, f"request {request} is told of twice"
         self.waiting[request] = {group: masked(hashes, mask) for group, hashes in groups}
 
-    def met(self, request: int) -> None:
-        self._maybe_raise("met")
+    def withdraw_hint(self, request: int) -> None:
+        self._maybe_raise("withdraw_hint")
         assert request in self.waiting, f"request {request} was not told of"
         del self.waiting[request]
 

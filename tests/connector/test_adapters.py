@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from fake import FakeDaemon
 from forebay.vllm import adapters, fingerprint
-from forebay.vllm.adapters import TICK_NS, Adapter, Adapters
+from forebay.vllm.adapters import Adapter, Adapters
+from forebay.vllm.signature import TICK_NS
 from harness import Engine, Shape, prompt
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
@@ -143,9 +144,9 @@ def test_requests_are_left_out_while_the_digest_is_on_its_way(
     write(tmp_path, b"weights")
     gate, original = threading.Event(), adapters.fingerprint
 
-    def slow(path: Path) -> str:
+    def slow(*paths: Path, **how: Any) -> str:
         assert gate.wait(DEADLINE)
-        return original(path)
+        return original(*paths, **how)
 
     monkeypatch.setattr(adapters, "fingerprint", slow)
     engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path))
@@ -202,6 +203,63 @@ def test_files_that_change_while_in_use_exclude_their_adapter_for_good(
     until(lambda: adapter(engine, sql).is_lost)
     write(tmp_path, b"first")
     assert hits(engine, "c", sql) == 0
+
+
+def test_what_was_computed_is_named_only_after_a_look_that_began_later(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM may drop an adapter and read it again for the next request, less than a second after the last look."""
+    monkeypatch.setattr(adapters, "LOOK_AGAIN_SECONDS", 1e9)
+    write(tmp_path / "sql", b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path / "sql"))
+    tell(engine, sql)
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
+    stored = daemon.ready()
+    write(tmp_path / "sql", b"other")
+    engine.generate("reads again", prompt(2, 100), lora_request=sql)
+    assert daemon.ready() == stored and adapter(engine, sql).is_lost
+    engine.assert_nothing_is_held()
+
+
+def test_blocks_without_an_adapter_do_not_wait_for_a_look_at_one(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "sql", b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path / "sql"))
+    tell(engine, sql)
+    gate, known = threading.Event(), engine.connector.manager._adapters
+    assert known is not None
+    told = known._told
+    monkeypatch.setattr(known, "_told", lambda one: gate.wait(DEADLINE) and told(one))
+    running = engine.add("adapted", prompt(1, 100), lora_request=sql)
+    while not running.is_finished():
+        engine.step()
+    plain = engine.add("plain", prompt(2, 100))
+    while not plain.is_finished():
+        engine.step()
+    assert daemon.ready() == 6  # of the plain one
+    gate.set()
+    engine.run()
+    assert daemon.ready() == 12
+    engine.assert_nothing_is_held()
+
+
+def test_what_a_trainer_leaves_beside_an_adapter_does_not_count(tmp_path: Path) -> None:
+    masks = []
+    for at, more in enumerate(
+        [(), ("trainer_state.json", "rng_state_0.pth", "optimizer.pt", "tokenizer.json", "x.json")]
+    ):
+        write(tmp_path / str(at), b"weights")
+        for name in more:
+            (tmp_path / str(at) / name).write_bytes(b"{}")
+        write(tmp_path / str(at), b"weights")
+        known = Adapters(LoRAConfig(), can_hear=True)
+        one = known.asked_for(LoRARequest("sql", at + 1, str(tmp_path / str(at))))
+        assert one is not None
+        until(lambda one=one: one.mask is not None)  # type: ignore[misc]
+        masks.append(one.mask)
+        known.close()
+    assert masks[0] == masks[1]
 
 
 def test_files_that_changed_between_loading_and_looking_tell_nothing(
@@ -300,12 +358,12 @@ def test_weights_that_are_written_with_their_times_set_back_lose_their_name(know
     until(lambda: one.is_lost)
 
 
-@pytest.mark.parametrize("ahead_ns", [0, 3600 * 10**9], ids=["same clock", "files ahead"])
+@pytest.mark.parametrize("prefetch_ns", [0, 3600 * 10**9], ids=["same clock", "files ahead"])
 def test_an_adapter_is_told_that_a_server_loads_as_soon_as_it_is_there(
-    ahead_ns: int, known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefetch_ns: int, known: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "new", b"weights")
-    monkeypatch.setattr(adapters, "time", clock(-ahead_ns))
+    monkeypatch.setattr(adapters, "time", clock(-prefetch_ns))
     (tmp_path / "new").rename(tmp_path / "sql")
     sql = LoRARequest("sql", 1, str(tmp_path / "sql"))
     known.loading(sql)

@@ -379,12 +379,12 @@ def test_a_configuration_that_vllms_part_refuses_turns_forebay_off(
 def test_weights_that_cannot_be_told_are_said_once_and_leave_the_engine_without_a_cache(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, log: list[str], expected: list[list[int]]
 ) -> None:
-    def unreadable(path: object) -> str:
+    def unreadable(*paths: object, **how: object) -> str:
         raise Unreadable("permission denied")
 
     monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.05)
     monkeypatch.setattr("forebay.vllm.identity.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("forebay.vllm.identity.fingerprint", unreadable)
+    monkeypatch.setattr("forebay.vllm.loaded.fingerprint", unreadable)
     engine = Engine(daemon, monkeypatch)
     assert [engine.generate(f"r{at}", tokens) for at, tokens in enumerate(PROMPTS)] == expected
     assert sum("cannot tell the weights" in line and "permission denied" in line for line in log) == 1

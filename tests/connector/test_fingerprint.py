@@ -268,6 +268,7 @@ def test_what_was_just_written_is_not_kept(model: Path, reads: list[str]) -> Non
         lambda kept: kept.write_bytes(b""),
         lambda kept: kept.write_bytes(kept.read_bytes()[:-9]),
         lambda kept: kept.write_bytes(b"[1]"),
+        lambda kept: kept.write_bytes(b"[" * 200_000),
         lambda kept: kept.write_bytes(b'{"format": 2, "files": [5]}'),
         lambda kept: kept.write_text(_forged(kept, check=False)),
         lambda kept: (kept.write_text(_forged(kept, check=True)), kept.chmod(0o666)),
@@ -275,7 +276,7 @@ def test_what_was_just_written_is_not_kept(model: Path, reads: list[str]) -> Non
         lambda kept: (kept.unlink(), kept.mkdir()),
         lambda kept: (kept.unlink(), os.mkfifo(kept)),
     ],
-    ids=["empty", "torn", "list", "no digests", "flipped", "open to others", "link", "directory", "fifo"],
+    ids=["empty", "torn", "list", "deep", "no digests", "flipped", "open to others", "link", "directory", "fifo"],
 )
 def test_digests_that_are_damaged_or_not_ours_are_made_anew(
     harm: Callable[[Path], object], model: Path, cache_home: Path, reads: list[str]
@@ -382,12 +383,12 @@ def test_until_the_weights_are_read_the_engine_is_as_without_cache(
     Engine(daemon, monkeypatch, Shape(engine_id="first")).generate("cold", prompt(1, 100))
     may_read = threading.Event()
 
-    def slow(path: Path) -> str:
+    def slow(*paths: Path, **how: Any) -> str:
         assert may_read.wait(60)
-        return fingerprint(path)
+        return fingerprint(*paths, **how)
 
     monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
-    monkeypatch.setattr("forebay.vllm.identity.fingerprint", slow)
+    monkeypatch.setattr("forebay.vllm.loaded.fingerprint", slow)
     engine = Engine(daemon, monkeypatch, Shape(engine_id="second"))
     blocks = daemon.ready()
     engine.generate("early", prompt(1, 100))
@@ -411,14 +412,14 @@ def test_weights_that_cannot_be_read_for_a_while_are_read_again(
 ) -> None:
     left = iter(["input/output error", "it changes while it is read"])
 
-    def troubled(path: Path) -> str:
+    def troubled(*paths: Path, **how: Any) -> str:
         if trouble := next(left, None):
             raise Unreadable(trouble)
-        return fingerprint(path)
+        return fingerprint(*paths, **how)
 
     monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
     monkeypatch.setattr("forebay.vllm.identity.FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("forebay.vllm.identity.fingerprint", troubled)
+    monkeypatch.setattr("forebay.vllm.loaded.fingerprint", troubled)
     engine = Engine(daemon, monkeypatch)
     until = time.monotonic() + 60
     while engine.session.namespace is None and time.monotonic() < until:
@@ -436,13 +437,13 @@ def test_nobody_reads_the_weights_of_an_engine_that_has_ended(
 ) -> None:
     readers: list[threading.Thread] = []
 
-    def unreadable(path: Path) -> str:
+    def unreadable(*paths: Path, **how: Any) -> str:
         readers.append(threading.current_thread())
         raise Unreadable("gone")
 
     monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
     monkeypatch.setattr("forebay.vllm.identity.FIRST_PAUSE_SECONDS", 1e6)
-    monkeypatch.setattr("forebay.vllm.identity.fingerprint", unreadable)
+    monkeypatch.setattr("forebay.vllm.loaded.fingerprint", unreadable)
     engine = Engine(daemon, monkeypatch)
     until = time.monotonic() + 60
     while not readers and time.monotonic() < until:

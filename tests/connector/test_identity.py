@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forebay.vllm import loaded
 from forebay.vllm.identity import Identity, IdentityError
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
@@ -88,6 +91,122 @@ def test_what_a_loader_reads_elsewhere_goes_by_what_the_workers_have(load_format
     assert named("a") == named("a") != named("b")
     with pytest.raises(IdentityError, match=f"{load_format}.*hint"):
         named(None)
+
+
+def test_weights_in_object_storage_are_told_in_the_workers_whatever_lies_beside_the_configuration(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(models.directory(models.LLAMA), tmp_path / "pulled")
+    (tmp_path / "pulled" / "model-q4.gguf").write_bytes(b"what no worker reads")
+
+    def pulled(config: VllmConfig) -> None:
+        with_model(tmp_path / "pulled", model_weights="s3://bucket/model")(config)
+        config.load_config.load_format = "runai_streamer"
+
+    with pytest.raises(IdentityError, match="runai_streamer.*hint"):
+        fields(change=pulled)
+
+
+def test_an_engine_whose_weights_vanish_and_come_again_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the old ones in its workers, and others may be in their place."""
+    copy = tmp_path / "m"
+    shutil.copytree(models.directory(models.LLAMA), copy)
+    config, groups = vllm_config(Shape()), kv_cache_config(Shape())
+    with_model(copy)(config)
+    init_none_hash(sha256)
+    read = loaded.fingerprint
+
+    def late(*paths: Path, **how: Any) -> str:
+        (copy / "model.safetensors").unlink()
+        shutil.copy(models.directory(models.OTHER_LLAMA) / "model.safetensors", copy)
+        return read(*paths, **how)
+
+    monkeypatch.setattr(loaded, "fingerprint", late)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("forebay.vllm.identity.START_SECONDS", 0.0)
+    identity = Identity(config, groups, build_offloading_config(config, groups), "")
+    end = time.monotonic() + 60
+    with pytest.raises(IdentityError, match="changed after they were loaded.*hint"):
+        while time.monotonic() < end:
+            assert identity.fields() is None
+
+
+# ---- the hub's cache -------------------------------------------------------------------------------------------------
+
+COMMITS = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits of one model, of which `main` is the first."""
+    hub = tmp_path / "hub" / "models--org--model"
+    for commit, recipe in zip(COMMITS, (models.LLAMA, models.OTHER_LLAMA), strict=True):
+        shutil.copytree(models.directory(recipe), hub / "snapshots" / commit)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text(COMMITS[0])
+    for module in ("constants", "file_download"):
+        monkeypatch.setattr(f"huggingface_hub.{module}.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    return hub
+
+
+def of_hub(commit: str, revision: str | None = None, cache: Path | None = None) -> Callable[[VllmConfig], None]:
+    def change(config: VllmConfig) -> None:
+        config.model_config.model, config.model_config.revision = "org/model", revision
+        config.model_config.hf_config._commit_hash = commit
+        config.load_config.download_dir = None if cache is None else str(cache)
+
+    return change
+
+
+def test_a_model_of_the_hub_is_told_as_the_same_files_elsewhere(usual: dict[str, str], hub: Path) -> None:
+    for revision in (None, COMMITS[0]):
+        assert fields(change=of_hub(COMMITS[0], revision)) == usual
+
+
+def test_a_branch_that_moved_while_the_engine_started_does_not_name_it(usual: dict[str, str], hub: Path) -> None:
+    (hub / "refs" / "main").write_text(COMMITS[1])
+    assert fields(change=of_hub(COMMITS[0], COMMITS[0])) == usual
+    with pytest.raises(IdentityError, match=f"moved from {COMMITS[0]} to {COMMITS[1]}.*hint"):
+        fields(change=of_hub(COMMITS[0]))
+
+
+def test_a_download_directory_does_not_change_the_name(usual: dict[str, str], hub: Path, tmp_path: Path) -> None:
+    """vLLM has the weights there, and the configuration in the hub's cache."""
+    weights = tmp_path / "elsewhere" / hub.name / "snapshots" / COMMITS[0]
+    weights.mkdir(parents=True)
+    shutil.move(hub / "snapshots" / COMMITS[0] / "model.safetensors", weights)
+    assert fields(change=of_hub(COMMITS[0], cache=tmp_path / "elsewhere")) == usual
+
+
+def test_files_that_vllm_does_not_read_do_not_change_the_name(usual: dict[str, str], tmp_path: Path) -> None:
+    copy = tmp_path / "m"
+    shutil.copytree(models.directory(models.LLAMA), copy)
+    for name in (
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "q4.gguf",
+        "trainer_state.json",
+        "rng_state.pth",
+        "all_results.json",
+    ):
+        (copy / name).write_bytes(b"{}")
+    assert fields(change=with_model(copy)) == usual
+    with pytest.raises(AssertionError):  # this loader reads another kind of file
+        assert fields(change=lambda config: (with_model(copy)(config), _pt(config)))["weights"] == usual["weights"]
+
+
+def _pt(config: VllmConfig) -> None:
+    config.load_config.load_format = "pt"
+
+
+def test_a_file_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    copy = tmp_path / "m"
+    shutil.copytree(models.directory(models.LLAMA), copy)
+    with open(os.fsencode(copy) + b"/notes-\xfc.json", "wb") as file:
+        file.write(b"{}")
+    assert fields(change=with_model(copy))["weights"].startswith("files:")
 
 
 def test_a_loader_in_the_place_of_one_of_vllms_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake import FakeDaemon
 from forebay.vllm import metrics, settings
-from forebay.vllm.settings import VLLM_OPTIONS, Settings, bounded_engine_id, default_socket, passed_on
+from forebay.vllm.settings import VLLM_OPTIONS, Settings, bounded_engine_id, default_socket, passed_on, refusal
+from harness import Engine, Shape, prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 from vllm.v1.kv_offload import base
 
@@ -49,12 +51,33 @@ def test_an_option_like_no_other_lists_what_there_is() -> None:
         ("reset_moves_namespace", "no"),
         ("tenant", 7),
         ("threads", None),
+        ("lookup_deadline_ms", float("nan")),
+        ("stock_blocks", float("inf")),
+        ("stock_blocks", 1e30),
     ],
 )
 def test_a_value_that_does_not_fit_is_replaced_by_the_default(key: str, value: Any) -> None:
     settings, (warning,) = Settings.parse({"socket": "/run/x", key: value})
     assert settings == Settings(socket="/run/x")
     assert f"`{key}` cannot be {value!r}" in warning
+
+
+@pytest.mark.parametrize(
+    "options", [{"tenant": 42}, {"tenant": None}, {"Tenant": "a"}, {"TENANT": ""}, {"tennant": "a"}]
+)
+def test_a_tenant_that_cannot_be_used_switches_forebay_off(
+    options: dict[str, Any], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra=options))
+    reason = engine.connector.breaker.reason
+    assert reason is not None and "tenant" in reason and "hint" in reason
+    engine.generate("cold", prompt(1, 100))
+    assert daemon.lookups == 0 and daemon.ready() == 0 and not daemon.sessions
+
+
+@pytest.mark.parametrize("options", [{}, {"tenant": ""}, {"tenant": "a"}, {"unknown": 1, "threads": 2}])
+def test_a_tenant_that_can_be_used_does_not(options: dict[str, Any]) -> None:
+    assert refusal(options) is None
 
 
 def test_numbers_may_be_written_either_way() -> None:
@@ -107,6 +130,11 @@ def _options_read(tree: ast.AST) -> Iterator[str]:
 def test_the_socket_is_a_directory_or_the_file_in_it() -> None:
     assert Settings.parse({"socket": "/run/x"})[0].socket == "/run/x"
     assert Settings.parse({"socket": "/run/x/forebay.sock"})[0].socket == "/run/x"
+
+
+def test_the_socket_may_lie_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/users/me")
+    assert Settings.parse({"socket": "~/run/forebay.sock"})[0].socket == "/users/me/run"
 
 
 def test_the_variable_names_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:

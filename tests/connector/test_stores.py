@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def calls(recorder: Recorder) -> list[tuple[str, int]]:
 
 def make(count: int) -> tuple[Recorder, Stores]:
     recorder = Recorder()
-    stores = Stores(recorder)  # type: ignore[arg-type]
+    stores = Stores(recorder, lambda adapter: adapter.asked)  # type: ignore[arg-type]
     for serial in range(count):
         stores.add(store(serial))
     return recorder, stores
@@ -136,14 +135,24 @@ def test_runs_are_neighbours_with_the_block_before_them(
     ]
 
 
+class Looked:
+    """An adapter at which one look was asked for."""
+
+    mask: bytes | None = b"o" * 32
+    asked, answered, is_lost = 1, 0, False
+
+
 @pytest.mark.parametrize(("mask", "call"), [(b"m" * 32, "commit"), (None, "abort")])
 def test_blocks_go_by_the_mask_that_their_adapter_has_when_they_are_there(mask: bytes | None, call: str) -> None:
     recorder, stores = make(0)
-    adapter = SimpleNamespace(mask=b"o" * 32)
+    adapter = Looked()
     adapted = replace(store(1), adapter=adapter)  # type: ignore[arg-type]
     stores.add(adapted)
     adapter.mask = mask
     stores.finish(1)
+    assert stores.settle() and not calls(recorder)  # a look at its files is under way
+    adapter.answered = 1
+    assert not stores.settle()
     assert calls(recorder) == [(call, 1)]
     assert recorder.masks == ([mask] if mask else [])
     assert stores.is_known(adapted.keys[0], 0) == (mask is not None)

@@ -482,7 +482,7 @@ def test_the_daemon_is_told_of_the_queue_and_not_of_those_served_at_once(
 ) -> None:
     engine = Engine(daemon, monkeypatch, Shape(groups="mixed", max_requests=1))
     engine.generate("alone", prompt(0, 100))
-    assert "expect" not in engine.session.calls
+    assert "hint" not in engine.session.calls
     running = engine.add("running", prompt(1, 100), max_tokens=100)
     queue = [engine.add(str(at), prompt(at, 100)) for at in range(2, 2 + WAITING_TOLD + 10)]
     engine.step()

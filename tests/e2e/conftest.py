@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ StartEngine = Callable[..., Engine]
 # What the scheduler waits for: all of the connector's calls in one engine step.
 IN_STEP = "connector in a step"
 
-_times: dict[str, dict[str, Duration]] = {}
+# The name under which a test's report carries its times, also from another process.
+TIMES = "scheduler times"
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +56,36 @@ def report(request: pytest.FixtureRequest) -> Callable[[Engine], Duration]:
 
     def note(engine: Engine) -> Duration:
         durations = engine.durations()
-        _times[request.node.name] = durations
+        request.node.user_properties.append((TIMES, {name: vars(d) for name, d in durations.items()}))
         return durations[IN_STEP]
 
     return note
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _times:
+    ended = [report for reports in terminalreporter.stats.values() for report in reports]
+    calls = [report for report in ended if getattr(report, "when", None) == "call"]
+    # A test's name, and the times it noted last.
+    times = {
+        report.nodeid.rpartition("::")[2]: {name: Duration(**d) for name, d in durations.items()}
+        for report in calls
+        for kind, durations in report.user_properties
+        if kind == TIMES
+    }
+    if not times:
         return
     terminalreporter.section("time the scheduler spent in the connector, ms")
-    width = max(len(test) for test in _times)
+    width = max(len(test) for test in times)
     terminalreporter.line(f"{'test':<{width}} {'steps':>7} {'p50':>8} {'p99':>8} {'max':>8}  longest call")
-    for test, durations in _times.items():
+    for test, durations in times.items():
         step = durations[IN_STEP]
-        calls = {name: d.max_ms for name, d in durations.items() if name.startswith("connector.")}
-        longest = max(calls, key=lambda name: calls[name], default="none")
+        longest_calls = {name: d.max_ms for name, d in durations.items() if name.startswith("connector.")}
+        longest = max(longest_calls, key=lambda name: longest_calls[name], default="none")
         figures = f"{step.calls:>7} {step.p50_ms:>8.3f} {step.p99_ms:>8.3f} {step.max_ms:>8.3f}"
         terminalreporter.line(
-            f"{test:<{width}} {figures}  {longest.removeprefix('connector.')} {calls.get(longest, 0):.3f}"
+            f"{test:<{width}} {figures}  {longest.removeprefix('connector.')} {longest_calls.get(longest, 0):.3f}"
         )
     path = CACHE / "e2e" / "durations.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    as_json = {test: {name: vars(d) for name, d in durations.items()} for test, durations in _times.items()}
-    Path(path).write_text(json.dumps(as_json, indent=1) + "\n")
+    as_json = {test: {name: vars(d) for name, d in durations.items()} for test, durations in times.items()}
+    path.write_text(json.dumps(as_json, indent=1) + "\n")

@@ -73,7 +73,7 @@ def test_a_pool_of_another_shape_is_replaced_and_never_misread(bench: Bench) -> 
     bench.daemon.kill()
     bench.daemon.capacity_bytes, bench.daemon.unit_bytes = 128 << 20, 4 << 20
     bench.daemon.start()
-    assert "the pool is replaced, its blocks are lost" in bench.daemon.running.tail()
+    assert "the pool is replaced; its blocks are lost" in bench.daemon.running.tail()
     newcomer = bench.engine("newcomer")
     known = bench.base.workload.about(FIRST_STORED)
     first, *_ = store(newcomer, bench.base, [known])

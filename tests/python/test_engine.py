@@ -488,10 +488,10 @@ def test_what_waiting_requests_will_ask_for_outlives_the_rest_until_they_are_met
         wanted, plain = hashes("wanted", 8), hashes("plain", 8)
         engine.store(group, plain, list(range(8)))
         engine.store(group, wanted, list(range(8)))
-        engine.session.expect(7, [(0, wanted)])
+        engine.session.hint(7, [(0, wanted)])
         store_others()
         assert not any(are_ready(plain)), "the pool is not full"
         assert all(are_ready(wanted))
-        engine.session.met(7)
+        engine.session.withdraw_hint(7)
         store_others()
         assert not any(are_ready(wanted))

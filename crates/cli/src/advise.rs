@@ -23,23 +23,24 @@ pub fn run(arguments: &Advise) -> Result<(), Failure> {
 
 fn to_text(reply: &AdviseReply) -> String {
     if reply.keys == 0 {
-        return "nothing was asked for yet\n".to_string();
+        return "no lookups yet\n".to_string();
     }
     let mut text = rates(reply);
     if !reply.shared_stores.is_empty() {
         let stores = reply.shared_stores.join(", ");
-        text +=
-            &format!("\nhits count what {stores} served; what is best, and all below, knows memory and disk alone\n");
+        text += &format!(
+            "\nhits include those from {stores}; the optimum and all estimates below count memory and disk only\n"
+        );
     }
     text += &format!("\nmisses\n{}", misses(reply));
-    let below = if reply.disk_bytes > 0 { ", with the disk there is" } else { "" };
+    let below = if reply.disk_bytes > 0 { ", with the present disk" } else { "" };
     text += &format!("\nmemory{below}\n{}", memory(reply));
-    text += &format!("\ndisk under this memory, with what comes from both\n{}", disk(reply));
+    text += &format!("\ndisk, with the present memory; hits of both\n{}", disk(reply));
     if reply.namespaces.len() > 1 {
-        text += &format!("\nnamespaces, of which all share what there is\n{}", namespaces(reply));
+        text += &format!("\nnamespaces, which share memory and disk\n{}", namespaces(reply));
     }
     if reply.left_out > 0 {
-        text += &format!("\n{} lookups came too fast to be looked at\n", reply.left_out);
+        text += &format!("\n{} groups of lookups came too fast and were left out\n", reply.left_out);
     }
     for AlarmInfo { name, cause, hint } in &reply.alarms {
         text += &format!("\nalarm: {name}\n  cause: {cause}\n  hint: {hint}\n");
@@ -52,15 +53,15 @@ fn rates(reply: &AdviseReply) -> String {
     let mut row = |name: &str, share: f64, keys: u64, of: &str| {
         table.row([name.to_string(), percent(share), keys.to_string(), of.to_string()]);
     };
-    row("hit", ratio(reply.hits, reply.keys), reply.keys, "all since the daemon started");
+    row("hit", ratio(reply.hits, reply.keys), reply.keys, "all keys since the daemon started");
     let sampled = |hits| ratio(hits, reply.sampled_keys);
-    row("hit lately", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of the last 16 turnovers");
-    row("best possible here", sampled(reply.sampled_optimum_hits), reply.sampled_keys, "the same sample");
-    if let Some(below) = reply.all.as_ref().and_then(|all| all.sampled_below.as_ref()) {
+    row("hit recently", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of the last 16 turnovers");
+    row("optimum, memory", sampled(reply.sampled_optimum_hits), reply.sampled_keys, "the same sample");
+    if let Some(below) = reply.all.as_ref().and_then(|all| all.sampled_tiers.as_ref()) {
         let optimum = ratio(below.optimum_hits, below.keys);
-        row("with the disk", optimum, below.keys, "best possible of a sample like it");
+        row("optimum, memory + disk", optimum, below.keys, "another such sample");
     }
-    row("without limit", sampled(reply.sampled_again), reply.sampled_keys, "the same sample");
+    row("cache without limit", sampled(reply.sampled_again), reply.sampled_keys, "the same sample");
     for window in reply.windows.iter().filter(|window| window.keys > 0) {
         row("ceiling", ceiling(window), window.keys, &format!("the last {}", duration(window.window_us)));
     }
@@ -106,7 +107,8 @@ fn changes<'a>(points: impl Iterator<Item = &'a CurvePoint>, present_bytes: u64,
 /// Those who ask most, each with what it hits now, could at best, and would with twice the memory.
 fn namespaces(reply: &AdviseReply) -> String {
     const SHOWN: usize = 5;
-    let mut table = Table::new(&["namespace", ">share of keys", ">hit lately", ">best here", ">memory x 2", ">disk"]);
+    let mut table =
+        Table::new(&["namespace", ">share of keys", ">hit recently", ">optimum", ">memory x 2", ">largest disk"]);
     let asked = |share: &ShareInfo| share.sampled.as_ref().map_or(0, |sampled| sampled.keys);
     let all: u64 = reply.namespaces.iter().map(asked).sum();
     let mut shares: Vec<&ShareInfo> = reply.namespaces.iter().collect();
@@ -150,7 +152,7 @@ fn to_json(reply: &AdviseReply) -> Value {
         json!({
             "name": share.name,
             "sampled": share.sampled.as_ref().map(sampled),
-            "sampled_below": share.sampled_below.as_ref().map(sampled),
+            "sampled_tiers": share.sampled_tiers.as_ref().map(sampled),
             "curve": share.curve.iter().map(point).collect::<Vec<_>>(),
             "disk_curve": share.disk_curve.iter().map(point).collect::<Vec<_>>(),
         })
@@ -233,7 +235,7 @@ mod tests {
             left_out: 3,
             all: Some(ShareInfo {
                 name: "all".to_string(),
-                sampled_below: sampled(60_000, 30_000, 37_000),
+                sampled_tiers: sampled(60_000, 30_000, 37_000),
                 disk_curve: vec![
                     point(0, 0.35),
                     point(100, 0.37),
@@ -273,9 +275,9 @@ mod tests {
         let text = to_text(&reply());
         crate::golden::assert_golden("tests/golden/advise.txt", &text);
         assert!(text.contains("+100.0 GiB") && text.contains("+7.0"));
-        assert!(text.contains("+1.2 TiB") && text.contains("with the disk there is") && text.contains("others"));
+        assert!(text.contains("+1.2 TiB") && text.contains("with the present disk") && text.contains("others"));
         assert!(text.lines().count() <= 48, "more than one screen");
-        assert_eq!(to_text(&AdviseReply::default()), "nothing was asked for yet\n");
+        assert_eq!(to_text(&AdviseReply::default()), "no lookups yet\n");
     }
 
     #[test]

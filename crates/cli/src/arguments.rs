@@ -18,22 +18,22 @@ pub struct Arguments {
 pub enum Command {
     /// Run the daemon until SIGTERM
     Serve(Settings),
-    /// Show what the daemon holds: namespaces, slots, sessions
+    /// Show what the daemon holds: namespaces, slots, tiers, sessions
     Inspect(Inspect),
-    /// Compare every block of the pool with its checksum, while it serves
+    /// Compare every block of the pool with its checksum while the daemon serves
     Audit(Audit),
-    /// Drop the blocks of a namespace or of a tenant
+    /// Remove the blocks of a namespace or of a tenant
     Purge(Purge),
     /// Print the effective configuration and where each value comes from
     Config(Config),
-    /// Check the machine and the daemon, each with a verdict and a hint
+    /// Check the machine and the daemon; each check has a verdict and a hint
     Doctor(Doctor),
-    /// Measure
+    /// Measure copies, lookups and tiers
     #[command(subcommand)]
     Bench(Bench),
-    /// Replay request traces on the real core: hit rate by policy and capacity, beside the best possible
+    /// Replay request traces on the daemon's own core: hit rate by policy and capacity, beside the optimum
     Simulate(Simulate),
-    /// How good the hit rate is and could be, why the rest missed, what more memory would buy
+    /// Show the hit rate and the best possible one, why keys missed, and the hit rate with more memory
     Advise(Advise),
     /// Record lookups for `simulate`
     #[command(subcommand)]
@@ -59,13 +59,13 @@ pub enum Trace {
 pub struct TraceRecord {
     #[command(flatten)]
     pub daemon: Daemon,
-    /// The file; it must not exist yet
+    /// File to write; it must not exist yet
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The file ends before it would grow past this
+    /// Largest size of the file; the recording ends before the file exceeds it
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     pub max_bytes: u64,
-    /// End after so many seconds
+    /// Seconds after which the recording ends
     #[arg(long, value_name = "COUNT", default_value_t = 3600)]
     pub seconds: u64,
 }
@@ -93,7 +93,7 @@ pub struct Inspect {
 
 #[derive(Debug, Subcommand)]
 pub enum InspectWhat {
-    /// Read what a disk of the SSD tier holds, while no daemon uses it; changes nothing
+    /// Show what a disk of the SSD tier holds, while no daemon uses it; changes nothing
     Ssd(InspectSsd),
 }
 
@@ -128,10 +128,10 @@ pub struct Purge {
     pub daemon: Daemon,
     #[command(flatten)]
     pub what: What,
-    /// Also remove the blocks from the stores that hosts share (Redis, directories, buckets), whoever stored them
+    /// Also remove the blocks from the shared stores (Redis, directories, buckets), whichever host stored them
     #[arg(long)]
     pub shared_stores: bool,
-    /// The shared stores are worked on for so long at most; what is removed by then stays removed
+    /// Seconds that the purge of shared stores may take; what is removed by then stays removed
     #[arg(long, value_name = "COUNT", default_value_t = 600, requires = "shared_stores",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout_seconds: u32,
@@ -143,10 +143,10 @@ pub struct Purge {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub struct What {
-    /// The namespace with this id, 32 hexadecimal digits as `forebay inspect` shows them
+    /// Id of the namespace: 32 hexadecimal digits, as `forebay inspect` shows them
     #[arg(long, value_name = "ID")]
     pub namespace: Option<String>,
-    /// All namespaces of this tenant; '' for those without one
+    /// Name of the tenant, all of whose namespaces are purged; '' for namespaces without a tenant
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<String>,
 }
@@ -171,28 +171,28 @@ pub struct Doctor {
 
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Copies between tensors and slots, against a plain parallel memcpy of the same bytes
+    /// Measure copies between tensors and slots, against a plain parallel memcpy of the same bytes
     Copy(BenchCopy),
-    /// Lookups over the daemon's socket
+    /// Measure lookups over the daemon's socket
     Lookup(BenchLookup),
-    /// The Redis tier on a server that runs: stores, loads, lookups, and the best size of its values
+    /// Measure the Redis tier on a running server: stores, loads, lookups, and the best size of values
     Redis(BenchRedis),
-    /// The SSD tier on a file of its own, against fio or plain direct I/O on the same file
+    /// Measure the SSD tier on a new file, against fio or plain direct I/O on the same file
     Ssd(BenchSsd),
 }
 
 #[derive(Args, Debug)]
 pub struct BenchRedis {
-    /// `redis://…` or `unix:///…`; what is written there is removed at the end
+    /// URL of the server, `redis://…` or `unix:///…`; the benchmark removes at the end what it wrote
     #[arg(value_name = "URL")]
     pub url: String,
     /// Bytes of a block; may be given several times
     #[arg(long, value_name = "COUNT")]
     pub size_bytes: Vec<u64>,
-    /// `get` or `set`; by default both
+    /// Operation to measure, `get` or `set`; by default both
     #[arg(long, value_name = "OPERATION", value_parser = ["get", "set"])]
     pub op: Option<String>,
-    /// Cut blocks into values of this many bytes; by default they are stored whole
+    /// Bytes of the values into which blocks are cut; by default blocks are stored whole
     #[arg(long, value_name = "COUNT", conflicts_with = "sweep")]
     pub value_bytes: Option<u64>,
     /// Operations submitted at once; by default as many as make up 64 MiB
@@ -204,7 +204,7 @@ pub struct BenchRedis {
     /// Connections for stores and loads
     #[arg(long, value_name = "COUNT")]
     pub connections: Option<usize>,
-    /// Threads that these connections are spread over
+    /// Threads over which these connections are spread
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<usize>,
     /// Runs of each row; a row shows their medians
@@ -216,7 +216,7 @@ pub struct BenchRedis {
     /// Keys of a lookup, or 0 for no lookups
     #[arg(long, value_name = "COUNT")]
     pub lookup_keys: Option<u64>,
-    /// Try sizes from 128 KiB to 32 MiB, and print the best one as a line of the configuration
+    /// Try value sizes from 128 KiB to 32 MiB, and print the best one as a line of the configuration
     #[arg(long, conflicts_with_all = ["size_bytes", "op"])]
     pub sweep: bool,
     /// Print one JSON object
@@ -226,7 +226,7 @@ pub struct BenchRedis {
 
 #[derive(Args, Debug)]
 pub struct BenchSsd {
-    /// A file that does not exist, on the disk to be measured; it is removed at the end
+    /// File to create on the disk that is measured; it must not exist yet, and is removed at the end
     #[arg(value_name = "PATH")]
     pub path: std::path::PathBuf,
     /// Bytes of a block; may be given several times
@@ -251,13 +251,13 @@ pub struct BenchSsd {
 
 #[derive(Args, Debug)]
 pub struct BenchCopy {
-    /// Copying threads on both sides; by default as the engine chooses
+    /// Copying threads of the engine and of memcpy; by default as many as the engine chooses
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<usize>,
     /// Copies of the working set for each row; the ratio is the median over the pairs
     #[arg(long, value_name = "COUNT")]
     pub pairs: Option<usize>,
-    /// Memory on each side; the default is far above any cache
+    /// Bytes of memory on each side of a copy; the default is far larger than any CPU cache
     #[arg(long, value_name = "COUNT")]
     pub working_set_bytes: Option<u64>,
     /// Print one JSON object
@@ -267,7 +267,7 @@ pub struct BenchCopy {
 
 #[derive(Args, Debug)]
 pub struct BenchLookup {
-    /// Ask this daemon instead of a private one; it keeps none of the blocks
+    /// Sockets' directory of a daemon to measure instead of a private one; the blocks are removed at the end
     #[arg(long = "socket.directory", value_name = "PATH")]
     pub socket_directory: Option<std::path::PathBuf>,
     /// Keys of one lookup; may be given several times

@@ -1,4 +1,4 @@
-//! `forebay audit`: every ready block against its checksum and its record. Fails if any is not what was stored.
+//! `forebay audit`: every block of the pool against its checksum and its record. Fails if any is not what was stored.
 
 use forebay_core::{Error, ErrorKind};
 use forebay_rpc::proto::AuditReply;
@@ -23,13 +23,13 @@ pub fn run(arguments: &Audit) -> Result<(), Failure> {
         print(&format!("{blocks} blocks, {}: {corrupt} corrupt, {misnamed} misnamed\n", size(bytes)));
     }
     if !complaint.is_empty() {
-        return Err(Error::new(ErrorKind::Corrupt, format!("the index does not agree with itself: {complaint}"))
-            .hint("this is a bug of the daemon: report it, and restart the daemon, which rebuilds the index")
+        return Err(Error::new(ErrorKind::Corrupt, format!("the index is inconsistent: {complaint}"))
+            .hint("report this bug of the daemon, and restart the daemon, which rebuilds the index")
             .into());
     }
     if corrupt + misnamed > 0 {
-        return Err(Error::new(ErrorKind::Corrupt, "blocks of the pool are not what was stored; they were dropped")
-            .hint("a process that maps the pool wrote where it should not, or the memory is bad: run a memory test")
+        return Err(Error::new(ErrorKind::Corrupt, "blocks of the pool were corrupt or misnamed; they were dropped")
+            .hint("run a memory test: the memory is faulty, or a process that maps the pool wrote to the wrong place")
             .into());
     }
     Ok(())

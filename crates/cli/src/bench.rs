@@ -2,7 +2,6 @@
 
 mod copy;
 mod lookup;
-mod private;
 mod redis;
 mod ssd;
 

@@ -86,7 +86,7 @@ fn explain(error: &clap::Error) -> Error {
 fn suggest(error: Error, suggestion: Option<String>) -> Error {
     match suggestion {
         Some(suggestion) => error.hint(format!("did you mean `{suggestion}`?")),
-        None => error.hint("`forebay --help` lists the commands, `forebay COMMAND --help` their arguments"),
+        None => error.hint("`forebay --help` lists the commands, and `forebay COMMAND --help` lists their arguments"),
     }
 }
 

@@ -359,7 +359,7 @@ mod tests {
         let server = StoreInfo {
             connections: Some(0),
             events: events.map(|(event, count)| (event.to_string(), count)).into(),
-            ..store("cache.internal:6379", false, "it refuses: WRONGPASS\u{1b}[31m")
+            ..store("cache.internal:6379", false, "it refused the connection: WRONGPASS\u{1b}[31m")
         };
         let directory = StoreInfo {
             used_bytes: Some(3 << 30),

@@ -17,6 +17,7 @@ mod failure;
 #[path = "../tests/golden/mod.rs"]
 mod golden;
 mod inspect;
+mod log;
 mod machine;
 mod output;
 mod purge;

@@ -1,13 +1,20 @@
 //! What commands print: tables of fixed width, sizes people can read, and JSON with the same facts.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use serde_json::Value;
 
-/// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error.
+/// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error; an answer
+/// that is not there for another reason ends the command.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let _ = writeln!(std::io::stderr(), "error: cannot write the answer: {error}");
+            std::process::exit(1)
+        }
+        Ok(()) | Err(_) => {}
+    }
 }
 
 /// One object, names in alphabetical order.

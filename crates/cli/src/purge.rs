@@ -36,13 +36,13 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
 /// A daemon that was asked for its shared stores says of each that it is empty, or this fails.
 fn judge(reply: &PurgeReply) -> Result<(), Failure> {
     if !reply.reached_stores {
-        let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, and no shared store");
-        return Err(error.hint("it is of an earlier version: restart it with the one that is installed").into());
+        let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, but no shared store");
+        return Err(error.hint("the daemon is of an earlier version: restart it with the installed version").into());
     }
     let failed = reply.places.iter().filter(|place| !place.error.is_empty()).count();
     if failed > 0 {
-        let error = Error::new(ErrorKind::Unavailable, "not all is purged").with("failed", failed);
-        return Err(error.hint("do as the hints above say; what was removed stays removed").into());
+        let error = Error::new(ErrorKind::Unavailable, "the purge is not complete").with("failed", failed);
+        return Err(error.hint("follow the hints above, and purge again; what was removed stays removed").into());
     }
     Ok(())
 }
@@ -51,12 +51,12 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
     let mut text = format!("purged {} blocks, {}\n", reply.purged_blocks, size(reply.purged_bytes));
     if reply.held_blocks > 0 {
         text += &format!(
-            "{} more are held by engines: they can no longer be hit, and go when released\n",
+            "{} more blocks are held by engines: no lookup finds them, and they are freed when released\n",
             reply.held_blocks
         );
     }
     if is_of_tenant && reply.purged_blocks == 0 && reply.namespace_ids.is_empty() {
-        text += "this daemon knows no namespace of the tenant; `forebay inspect` lists those that it knows\n";
+        text += "this daemon knows no namespace of the tenant; `forebay inspect` lists the namespaces that it knows\n";
     }
     if !reply.reached_stores {
         return text;
@@ -66,7 +66,7 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
         text += "this daemon has no shared store\n";
     }
     if is_of_tenant {
-        text += "namespaces of the tenant that this daemon knows; others are purged by `--namespace`:\n";
+        text += "namespaces of the tenant that this daemon knows; purge others with `--namespace`:\n";
         reply.namespace_ids.iter().for_each(|id| text += &format!("  {}\n", hex(id)));
     }
     text
@@ -127,7 +127,7 @@ fn namespace_id(text: &str) -> Result<Vec<u8>, Error> {
     let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match u128::from_str_radix(text, 16) {
         Ok(id) if is_hex => Ok(id.to_be_bytes().to_vec()),
-        _ => Err(Error::invalid(format!("`{text}` is no namespace id")).hint("`forebay inspect` lists the ids")),
+        _ => Err(Error::invalid(format!("`{text}` is not a namespace id")).hint("`forebay inspect` lists the ids")),
     }
 }
 

@@ -1,19 +1,36 @@
 //! `forebay serve`: configuration, log, and then the daemon on this thread.
 
 use std::io;
+use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind};
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
+use crate::log::Log;
 use crate::settings::Settings;
+
+/// How long the end waits for the log's reader.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 pub fn run(settings: &Settings) -> Result<(), Failure> {
     let config = settings.load()?.config;
-    start_log(&config.log.level)?;
-    forebay_daemon::abort_on_panic();
+    let log = start_log(&config.log.level)?;
+    abort_on_panic(&log);
     let runtime = runtime()?;
-    Ok(runtime.block_on(forebay_daemon::serve(config))?)
+    let outcome = runtime.block_on(forebay_daemon::serve(config));
+    log.flush(LAST_LINES);
+    Ok(outcome?)
+}
+
+/// What was logged before a panic stands before its words.
+fn abort_on_panic(log: &Log) {
+    forebay_daemon::abort_on_panic();
+    let (log, abort) = (log.clone(), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        log.flush(LAST_LINES);
+        abort(panic);
+    }));
 }
 
 /// One thread: all commands wait for one thing at a time, and the daemon's control plane is one thread by design.
@@ -25,13 +42,13 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 }
 
 /// One line an event to standard error, key=value, without colour so that it reads the same everywhere.
-fn start_log(level: &str) -> Result<(), Failure> {
+fn start_log(level: &str) -> Result<Log, Failure> {
     let filter = EnvFilter::try_new(level).map_err(|error| {
         let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
         Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
     })?;
-    // A line that cannot be written is lost: a full disk behind the log, or a reader that is gone, ends no daemon.
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(io::stderr);
-    log.log_internal_errors(false).init();
-    Ok(())
+    let log = Log::start(io::stderr());
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
+    lines.log_internal_errors(false).init();
+    Ok(log)
 }

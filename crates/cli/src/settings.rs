@@ -27,7 +27,7 @@ impl Settings {
 /// Where a running daemon is found: what commands that only talk to it need of its settings.
 #[derive(Args, Clone, Debug)]
 pub struct Daemon {
-    /// Configuration of the daemon
+    /// Configuration file of the daemon
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Directory of the daemon's sockets
@@ -64,7 +64,7 @@ impl Args for Settings {
             .long("config")
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("TOML file with any of the keys below; also FOREBAY_CONFIG");
+            .help("TOML file with any of the keys below; FOREBAY_CONFIG can name it too");
         KEYS.iter().map(flag).fold(command.arg(file), Command::arg)
     }
 

@@ -27,14 +27,14 @@ pub fn run(command: &Trace) -> Result<(), Failure> {
     let runtime = runtime()?;
     let stream = runtime.block_on(client.record())?;
     let file = File::options().write(true).create_new(true).open(&arguments.file);
-    let file = file.map_err(|error| failed(&arguments.file, error).hint("name a file that is not there yet"))?;
+    let file = file.map_err(|error| failed(&arguments.file, error).hint("name a file that does not exist yet"))?;
     let mut recorder = Recorder::new(BufWriter::new(file), arguments.max_bytes);
     runtime.block_on(record(arguments, stream, &mut recorder)).map_err(|error| failed(&arguments.file, error))?;
     recorder.out.flush().map_err(|error| failed(&arguments.file, error))?;
     let Recorder { lookups, left_out, written, .. } = recorder;
     print(&format!("recorded {lookups} lookups, {}\n", size(written)));
     if left_out > 0 {
-        print(&format!("{left_out} more came faster than they could be written: hits replayed will be fewer\n"));
+        print(&format!("{left_out} more came faster than they could be written; a replay will have fewer hits\n"));
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ async fn record(
 }
 
 fn failed(path: &Path, error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot write trace").with("path", path.display()).source(error)
+    Error::new(ErrorKind::Io, "cannot write the trace").with("path", path.display()).source(error)
 }
 
 struct Recorder<W> {

@@ -46,7 +46,7 @@ fn without_a_daemon_the_machine_is_judged_and_nothing_is_left_behind() {
     let place = Place::new();
     let json = doctor(&place, &["--json"]).json();
     assert_eq!(check(&json, "memory")["verdict"], "ok");
-    assert!(finding(&json, "huge pages").starts_with("the pool would lie on"), "{json:#}");
+    assert!(finding(&json, "huge pages").starts_with("the pool would be on"), "{json:#}");
     assert_eq!(check(&json, "socket")["verdict"], "warn");
     assert!(check(&json, "socket")["hint"].as_str().unwrap().contains("forebay serve"));
     assert!(!place.pool().exists() && !place.sockets().exists());
@@ -61,9 +61,9 @@ fn the_socket_of_a_killed_daemon_is_told_from_a_living_one() {
     let place = Place::new();
     start(&place).kill();
     let json = doctor(&place, &["--json"]).json();
-    assert!(finding(&json, "socket").ends_with("left behind by a daemon that is gone"), "{json:#}");
+    assert!(finding(&json, "socket").ends_with("left behind by a daemon that has ended"), "{json:#}");
     // What the dead daemon's pool holds is not asked of the machine a second time.
-    assert!(finding(&json, "memory").ends_with("of the pool's 64.0 MiB there are 64.0 MiB"), "{json:#}");
+    assert!(finding(&json, "memory").ends_with("64.0 MiB of the pool's 64.0 MiB are there already"), "{json:#}");
 }
 
 #[test]
@@ -123,7 +123,10 @@ fn a_store_in_trouble_is_named_with_its_trouble() {
     wait_until("the log says so", || daemon.log().contains("the tier is sick"));
     assert!(daemon.log().contains("Connection refused"), "{}", daemon.log());
     let metrics = daemon.page("/metrics");
-    assert!(metrics.contains(&format!("forebay_store_healthy{{tier=\"redis\",store=\"{address}\"}} 0")), "{metrics}");
+    assert!(
+        metrics.contains(&format!("forebay_shared_store_healthy{{tier=\"redis\",store=\"{address}\"}} 0")),
+        "{metrics}"
+    );
 
     let listener = TcpListener::bind(address).unwrap();
     std::thread::spawn(move || {

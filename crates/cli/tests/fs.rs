@@ -111,7 +111,7 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     let (other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
-    assert!(other.log().contains("the tier cannot be written to; it is only read from"), "{}", other.log());
+    assert!(other.log().contains("cannot write to the tier; it is used read-only"), "{}", other.log());
 }
 
 /// Names of files below a folder, with their depth.

@@ -114,24 +114,24 @@ fn malformed_calls_are_errors_for_the_caller_alone() {
     // An unknown group and no keys at all are just misses.
     assert!(call!(client, lookup, lookup(3, 32, 64)).unwrap().groups[0].states.is_empty());
     assert!(call!(client, lookup, lookup(0, 32, 0)).unwrap().groups[0].states.is_empty());
-    let expect = |request: u64, group: u32, bytes: usize| ExpectRequest {
+    let hint = |request: u64, group: u32, bytes: usize| HintRequest {
         session,
         namespace,
-        met: vec![request, 12_345],
-        waiting: vec![Waiting { request, groups: vec![GroupKeys { group, hash_bytes: 32, hashes: vec![1; bytes] }] }],
+        withdrawn: vec![request, 12_345],
+        hints: vec![QueueHint { request, groups: vec![GroupKeys { group, hash_bytes: 32, hashes: vec![1; bytes] }] }],
     };
-    for request in [expect(1, 0, 33), expect(1, 70_000, 32), ExpectRequest { namespace: 9, ..expect(1, 0, 32) }] {
-        assert_eq!(call!(client, expect, request).unwrap_err().code(), tonic::Code::InvalidArgument);
+    for request in [hint(1, 0, 33), hint(1, 70_000, 32), HintRequest { namespace: 9, ..hint(1, 0, 32) }] {
+        assert_eq!(call!(client, hint, request).unwrap_err().code(), tonic::Code::InvalidArgument);
     }
     assert_eq!(
-        call!(client, expect, ExpectRequest { session: 999, ..expect(1, 0, 32) }).unwrap_err().code(),
+        call!(client, hint, HintRequest { session: 999, ..hint(1, 0, 32) }).unwrap_err().code(),
         tonic::Code::NotFound
     );
     // More keys than count, an unknown group, none at all: a hint is taken as far as it goes.
     for (request, group, keys) in [(1, 0, 100_000), (2, 3, 4), (3, 0, 0)] {
-        call!(client, expect, expect(request, group, keys * 32)).unwrap();
+        call!(client, hint, hint(request, group, keys * 32)).unwrap();
     }
-    let full = (4..1000).find_map(|request| call!(client, expect, expect(request, 0, 32)).err()).expect("a limit");
+    let full = (4..1000).find_map(|request| call!(client, hint, hint(request, 0, 32)).err()).expect("a limit");
     assert_eq!(full.code(), tonic::Code::ResourceExhausted, "{full}");
     let slots = vec![1, 2];
     let uneven =
@@ -178,7 +178,7 @@ fn a_second_daemon_on_the_same_sockets_or_the_same_pool_is_refused() {
     let mut daemon = Daemon::start(&place, SMALL);
     let (succeeded, log) = Daemon::spawn(&place, SMALL).finish();
     assert!(!succeeded);
-    assert!(log.contains("another daemon listens"), "{log}");
+    assert!(log.contains("another daemon is listening"), "{log}");
     let elsewhere = tempfile::tempdir().unwrap();
     let sockets = elsewhere.path().to_str().unwrap();
     let (succeeded, log) =
@@ -201,6 +201,6 @@ fn a_stale_socket_is_replaced_and_a_file_in_its_place_is_not() {
     std::fs::write(place.sockets().join(RPC_SOCKET), "precious").unwrap();
     let (succeeded, log) = Daemon::spawn(&place, SMALL).finish();
     assert!(!succeeded);
-    assert!(log.contains("no socket"), "{log}");
+    assert!(log.contains("is not a socket"), "{log}");
     assert_eq!(std::fs::read(place.sockets().join(RPC_SOCKET)).unwrap(), b"precious");
 }

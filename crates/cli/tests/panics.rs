@@ -37,7 +37,7 @@ fn a_panic_in_an_event_ends_the_daemon_and_the_next_one_serves() {
     call!(client, reserve, request).expect_err("the daemon is gone");
     let (succeeded, log) = daemon.finish();
     assert!(!succeeded);
-    for word in ["the daemon ends: thread `main` panicked at", "reserved while", "hint: ", "State::apply"] {
+    for word in ["the daemon stops: thread `main` panicked at", "reserved while", "hint: ", "daemon/src/state.rs"] {
         assert!(log.contains(word), "`{word}` is missing in:\n{log}");
     }
     drop((client, worker));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use forebay_core::below::Admission;
+use forebay_core::tiers::Admission;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::pack;
 use forebay_rpc::proto::{AdviseReply, Block, GroupKeys, LookupRequest, PutRequest};
@@ -230,7 +230,7 @@ fn what_was_recorded_replays_to_the_same_blocks() {
     let other = place.sockets().join("other.jsonl");
     let [sockets, path] = [place.sockets(), other.clone()].map(|path| path.to_string_lossy().into_owned());
     let busy = command::run(&["trace", "record", "--socket.directory", &sockets, &path]);
-    assert!(busy.code == 1 && busy.err.contains("recorded already") && !other.exists(), "{}", busy.err);
+    assert!(busy.code == 1 && busy.err.contains("already running") && !other.exists(), "{}", busy.err);
     wait_until("all lookups are looked at", || advice(&place).windows[2].keys == trace.accesses() as u64);
     interrupt(&mut recorder.0);
     let again = read(&file, Hints::default()).expect("it reads back");

@@ -57,7 +57,7 @@ fn files(directory: &Path, tenant: &str) -> usize {
 fn assert_incomplete(answer: &Answer, says: &str) {
     assert_eq!(answer.code, 1, "{answer:?}");
     assert!(answer.out.contains(says) && answer.out.contains("\n  hint: "), "{answer:?}");
-    assert!(answer.err.contains("error: not all is purged") && answer.err.contains("\nhint: "), "{answer:?}");
+    assert!(answer.err.contains("error: the purge is not complete") && answer.err.contains("\nhint: "), "{answer:?}");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
             "purged 100 blocks, 2.0 MiB\n\
              fs {path}: removed 100 blocks, 100 values\n\
              redis {}: removed 100 blocks, 300 values\n\
-             namespaces of the tenant that this daemon knows; others are purged by `--namespace`:\n  {}\n",
+             namespaces of the tenant that this daemon knows; purge others with `--namespace`:\n  {}\n",
             server.socket().display(),
             id_of("blue")
         );
@@ -205,12 +205,12 @@ fn a_mount_that_hangs_is_given_up_and_gets_no_second_thread() {
         }
         assert!(longest < Duration::from_millis(500), "a lookup took {longest:?}");
         let answer = Answer::of(child.wait_with_output().expect("it ends"));
-        assert_incomplete(&answer, "the store does not answer");
+        assert_incomplete(&answer, "the shared store does not answer");
         assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
         assert!(answer.out.contains(": removed 50 blocks"), "{answer:?}");
         assert_eq!(server.admin().must(&["DBSIZE"]), "50");
         wait_until("one thread hangs", || threads() == 1);
-        assert_incomplete(&purge(&place, &["--tenant", "blue"]), "an earlier purge hangs there");
+        assert_incomplete(&purge(&place, &["--tenant", "blue"]), "an earlier purge of the shared store hangs");
         wait_until("there is no second one", || threads() == 1);
         drop(hung);
         wait_until("the thread ends", || threads() == 0);
@@ -260,7 +260,7 @@ fn one_purge_at_a_time_and_one_whose_command_ends_stops() {
         .spawn()
         .expect("the binary runs");
     wait_until("it is at work", || files(&backing, "blue") < 300);
-    purge(&place, &["--tenant", "blue"]).assert_refused(1, "another purge of the shared stores is under way");
+    purge(&place, &["--tenant", "blue"]).assert_refused(1, "another purge of the shared stores is running");
     // What is there still does not come up any more.
     let before = tier(&client, "fs").promoted_blocks;
     is_missed(&client, namespace, 0..50);
@@ -289,7 +289,7 @@ fn a_purge_ends_at_its_timeout_and_the_next_one_goes_on_after_a_killed_daemon_to
     store(&client, &worker, namespace, 0..400);
     mount.harm("remove", "slow 20");
     let answer = purge(&place, &["--tenant", "blue", "--timeout-seconds", "1"]);
-    assert_incomplete(&answer, "the time was up");
+    assert_incomplete(&answer, "the purge timed out");
     let backing = mount.backing();
     let left = files(&backing, "blue");
     assert!((1..400).contains(&left), "{left} are left");

@@ -3,12 +3,17 @@
 
 mod support;
 
+use std::fs;
+use std::os::unix::fs::FileExt;
+
 use forebay_rpc::proto::*;
 use support::tiers::{BYTES, is_served, store};
 use support::*;
 
 const POOL: &[&str] = &["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"];
 const BLOCKS: u64 = 20;
+/// Where the published generations begin, in their file.
+const GENERATIONS_AT: u64 = 4096;
 
 /// Of all samples of one metric, those with this in their labels.
 fn metric(daemon: &Daemon, name: &str, label: &str) -> u64 {
@@ -53,6 +58,28 @@ fn a_byte_that_flips_where_nobody_loads_is_found_and_the_next_store_is_taken() {
     assert_eq!(client.commit(namespace, &[hash(13)], &slots), [CommitOutcome::CommitStored]);
     is_served(&client, &worker, namespace, 0..BLOCKS);
     assert_eq!((found(&daemon, ""), daemon.log().matches("found_by=\"scrub\"").count()), (1, 1), "{}", daemon.log());
+}
+
+#[test]
+fn a_damaged_generation_of_a_whole_block_costs_no_block() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[POOL, &["--pool.huge_pages", "off"]].concat());
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..BLOCKS);
+    let reply = client.lookup_settled(namespace, &hashes(0..BLOCKS));
+    client.release(reply.lease);
+    let published = fs::File::options().write(true).open(place.pool().join("generation")).unwrap();
+    for (slot, generation) in reply.groups[0].slots.iter().zip(&reply.groups[0].generations) {
+        published.write_all_at(&(generation ^ 4).to_le_bytes(), GENERATIONS_AT + u64::from(*slot) * 4).unwrap();
+    }
+    let before = metric(&daemon, "forebay_scrubs_total", "");
+    wait_until("all was read since", || metric(&daemon, "forebay_scrubs_total", "") > before + 1);
+    is_served(&client, &worker, namespace, 0..BLOCKS);
+    assert_eq!(
+        (found(&daemon, ""), daemon.log().matches("was damaged; it is put right").count()),
+        (0, BLOCKS as usize)
+    );
 }
 
 #[test]

@@ -82,14 +82,14 @@ fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
     let plot = directory.path().join("plot.svg").to_string_lossy().into_owned();
     let traces = ["conv", "agents"].map(|name| cut(name).to_string_lossy().into_owned());
     let arguments = ["simulate", &traces[0], &traces[1], "--together", "--block-bytes", "1048576,2097152"];
-    let tiers = ["--capacity", "10%,20%", "--ssd", "50%", "--policy", "density,lru"];
+    let tiers = ["--capacity", "10%,20%", "--ssd", "50%", "--policy", "lhd,lru"];
     let table = command::run(&[&arguments[..], &tiers[..], &["--plot", &plot]].concat());
     assert_eq!(table.code, 0, "{}", table.err);
     for part in ["ssd", "below", "by GB", "namespace 1, 2097152 bytes a block"] {
         assert!(table.out.contains(part), "`{part}` is not in\n{}", table.out);
     }
     let picture = std::fs::read_to_string(&plot).expect("a plot");
-    assert!(picture.starts_with("<svg") && picture.contains("density + 50%"), "{picture}");
+    assert!(picture.starts_with("<svg") && picture.contains("lhd + 50%"), "{picture}");
     let rows = command::run(&[&arguments[..], &tiers[..], &["--json"]].concat()).json();
     let rows = rows["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 4);

@@ -73,7 +73,7 @@ fn blocks_outlive_a_killed_daemon_and_the_loss_of_the_pool() {
     store(&client, &worker, namespace, 0..500);
     drop((client, worker));
     daemon.kill();
-    forebay_io::arena::remove(&place.pool()).expect("the pool is removed");
+    forebay_io::pool::remove(&place.pool()).expect("the pool is removed");
 
     let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
     assert_eq!(tier(&client).blocks, 500);
@@ -132,7 +132,7 @@ fn a_purged_namespace_is_gone_from_the_disk_and_stays_gone() {
     assert_eq!(tier(&client).blocks, 550);
     drop((client, worker));
     daemon.kill();
-    forebay_io::arena::remove(&place.pool()).expect("the pool is removed");
+    forebay_io::pool::remove(&place.pool()).expect("the pool is removed");
 
     let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
     assert_eq!(tier(&client).blocks, 550);
@@ -243,7 +243,7 @@ fn a_daemon_that_ends_well_finishes_what_it_is_writing() {
     assert!(text.contains("100 blocks") && text.contains("active"), "{text}");
     let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
     let refused = run(&["inspect", "ssd", disk.path.to_str().unwrap()]);
-    assert!(refused.code != 0 && refused.err.contains("a daemon uses this disk"), "{}", refused.err);
+    assert!(refused.code != 0 && refused.err.contains("a daemon is using this disk"), "{}", refused.err);
     assert_eq!(tier(&client).blocks, 100);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     is_served(&client, &worker, namespace, 0..50);

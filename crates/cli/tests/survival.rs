@@ -3,7 +3,11 @@
 mod command;
 mod support;
 
+use std::fs;
+use std::os::unix::fs::FileExt;
+
 use forebay_core::SlotId;
+use forebay_core::checksum::checksum;
 use forebay_rpc::proto::*;
 use support::tiers::*;
 use support::*;
@@ -35,21 +39,24 @@ fn what_a_worker_stored_is_read_back_and_nothing_stays_pinned() {
     assert_eq!(client.inspect().pinned_bytes, 0);
 }
 
-#[test]
-fn blocks_outlive_a_killed_daemon_and_are_verified_before_they_are_served() {
-    let place = Place::new();
-    let daemon = Daemon::start(&place, SMALL);
-    let (client, worker) = engine(&place, "a", BYTES);
+/// A daemon stores 20 blocks and is killed; a bit of block 13 flips while nobody looks.
+fn leave_twenty_blocks_one_of_them_rotten(place: &Place) {
+    let daemon = Daemon::start(place, SMALL);
+    let (client, worker) = engine(place, "a", BYTES);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let slots = client.reserve(namespace, 20);
     slots.iter().enumerate().for_each(|(i, held)| worker.fill(held, i as u64));
     client.commit(namespace, &hashes(0..20), &slots);
     daemon.kill();
-    // A bit flips while nobody looks.
     let mut rotten = pattern(13, BYTES);
     rotten[4_321] ^= 4;
     worker.write(&slots[13], &rotten);
-    drop((client, worker));
+}
+
+#[test]
+fn blocks_outlive_a_killed_daemon_and_are_verified_before_they_are_served() {
+    let place = Place::new();
+    leave_twenty_blocks_one_of_them_rotten(&place);
 
     let _daemon = Daemon::start(&place, SMALL);
     let (client, worker) = engine(&place, "b", BYTES);
@@ -113,6 +120,73 @@ fn a_slot_that_a_live_worker_fills_is_not_reused_by_a_restarted_daemon() {
     assert_eq!(other.inspect().fenced_bytes, 0, "all else it held is free");
     let reply = back.lookup(name, &[hash(77)]);
     assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(77, BYTES));
+}
+
+/// Where the table's words of units begin.
+const UNITS_AT: u64 = 20_480;
+
+#[test]
+fn a_damaged_record_of_an_extent_of_several_units_gives_no_slot_of_a_live_worker_away() {
+    const LONG: u64 = 1_500_000;
+    let place = Place::new();
+    let arguments = [SMALL, &["--pool.unit_bytes", "2MiB", "--pool.huge_pages", "off"]].concat();
+    let daemon = Daemon::start(&place, &arguments);
+    let (client, worker) = engine(&place, "a", LONG);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let held = client.reserve(namespace, 4);
+    assert_eq!(held.len(), 4);
+    daemon.kill();
+    // It is paused, as far as the daemon can tell.
+    let mapping = worker.detach();
+    drop(client);
+    let table = fs::File::options().read(true).write(true).open(place.pool().join("table")).unwrap();
+    let mut word = [0; 8];
+    table.read_exact_at(&mut word, UNITS_AT).unwrap();
+    let units = u64::from(word[4]);
+    assert!((2..16).contains(&units), "its extent has {units} units");
+    word[6] ^= 4;
+    table.write_all_at(&word, UNITS_AT).unwrap();
+    // What is readable behind bounds what is lost: an extent of one unit with nothing in it.
+    let behind = [1, 0, 0, 0, 1, 0];
+    let checked = [&(units as u32).to_le_bytes()[..], &behind, &[0; 2]].concat();
+    let check = checksum(&checked).to_le_bytes();
+    table.write_all_at(&[&behind[..], &check[..2]].concat(), UNITS_AT + 8 * units).unwrap();
+
+    let _daemon = Daemon::start(&place, &arguments);
+    let mut other = Client::open(&place, "b", 1);
+    let mut filling = Worker::attach(&place, Worker::request("b", 0, 1, BYTES), None);
+    filling.acknowledge();
+    assert!(matches!(other.event(), session_event::Event::Attached(_)));
+    let usable = |other: &Client| other.inspect().populated_bytes;
+    wait_until("the rest of the pool is populated", || usable(&other) == (32 << 20) - units * (2 << 20));
+    let namespace = other.namespace("short", vec![group()]).unwrap();
+    let theirs: Vec<u32> = held.iter().flat_map(|held| held.slot..held.slot + (LONG as u32).div_ceil(4096)).collect();
+    for seed in 0..2 * (32 << 20) / 20_480 {
+        let slots = other.reserve(namespace, 1);
+        assert!(!slots.is_empty(), "the rest of the pool is usable");
+        assert!(!theirs.contains(&slots[0].slot), "slot {} is in two hands", slots[0].slot);
+        filling.fill(&slots[0], seed);
+        assert_eq!(other.commit(namespace, &[hash(seed)], &slots), [CommitOutcome::CommitStored]);
+    }
+    drop(mapping);
+    wait_until("the units come back", || usable(&other) == 32 << 20);
+}
+
+#[test]
+fn an_audit_reads_what_nobody_asked_for_since_a_restart() {
+    let place = Place::new();
+    leave_twenty_blocks_one_of_them_rotten(&place);
+
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "b", BYTES);
+    let audit = call!(client, audit, AuditRequest {}).unwrap();
+    assert_eq!((audit.blocks, audit.corrupt, audit.misnamed, audit.complaint.as_str()), (20, 1, 0, ""));
+    let audit = call!(client, audit, AuditRequest {}).unwrap();
+    assert_eq!((audit.blocks, audit.corrupt), (19, 0), "the rotten one is dropped");
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    let reply = client.lookup_settled(namespace, &hashes(0..20));
+    assert_eq!(reply.groups[0].states, vec![1; 13], "what was not read by a lookup is still verified by one");
+    assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(0, BYTES));
 }
 
 #[test]

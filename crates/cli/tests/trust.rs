@@ -113,7 +113,8 @@ fn a_file_of_the_pool_that_others_made_or_can_change_is_refused() {
             daemon.kill();
             harm(&place.pool().join(name));
             let (succeeded, log) = Daemon::spawn(&place, &arguments).finish();
-            assert!(!succeeded && log.contains(why) && log.contains("hint: "), "{name}, expected `{why}`:\n{log}");
+            assert!(!succeeded && log.contains(why), "{name}, expected `{why}`:\n{log}");
+            assert_eq!(log.matches("hint: ").count(), 1, "{name}, one hint:\n{log}");
         }
     }
 }
@@ -237,6 +238,23 @@ fn a_user_who_is_not_allowed_is_told_how_to_be() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("id (65534) to the daemon's `socket.allow_uids`"), "{said}");
     assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
+}
+
+#[test]
+fn a_user_who_is_not_among_those_allowed_is_told_to_ask_for_it() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    mode(place.sockets().parent().unwrap(), 0o755);
+    let _daemon = Daemon::start(&place, &[SMALL, &["--socket.allow_uids", "[12345]"]].concat());
+    // The connection may be closed at any of the client's steps.
+    for _ in 0..10 {
+        let refused = inspect(&place.sockets(), &[], Some(NOBODY));
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("`socket.allow_uids`"), "{said}");
+        assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
+    }
 }
 
 #[test]

@@ -40,6 +40,18 @@ fn the_version_names_the_protocol() {
 }
 
 #[test]
+fn an_answer_that_cannot_be_written_is_a_failure_and_one_that_nobody_reads_is_none() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = forebay(&["config"]).stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("error: cannot write the answer"), "{said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert!(forebay(&["config"]).stdout(writer).status().unwrap().success());
+}
+
+#[test]
 fn a_wrong_argument_is_refused_with_the_nearest_one() {
     for (arguments, error, hint) in [
         (&["serv"][..], "unknown command `serv`", "did you mean `serve`?"),
@@ -54,7 +66,7 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
         (&["purge", "--tenant", "a", "--timeout-seconds", "9"], "required arguments were not provided", "--help"),
         (&["purge", "--tenant", "a", "--shared-stores", "--timeout-seconds", "0"], "invalid value `0`", "--help"),
-        (&["purge", "--namespace", "12"], "`12` is no namespace id", "`forebay inspect` lists"),
+        (&["purge", "--namespace", "12"], "`12` is not a namespace id", "`forebay inspect` lists"),
         (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
         (&["bench", "lookup", "--keys", "0"], "at least 1", "defaults"),
         (&["serve", "extra"], "`extra`", "--help"),

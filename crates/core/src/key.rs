@@ -1,4 +1,4 @@
-//! Names of things: namespaces, block hashes, block keys, slots.
+//! Names of things: namespaces, block hashes, block keys, slots; and the short ones that only the core knows.
 //!
 //! A block key is (namespace, the engine's block hash, group). The hash is opaque: it is compared, stored and
 //! sent as it came, never computed again.
@@ -64,8 +64,8 @@ impl BlockHash {
         &self.bytes[..self.len as usize]
     }
 
-    /// From pairs of hexadecimal digits. Of what is read, `Display` writes the small letters: who asks whether a text is
-    /// just what it would write compares both.
+    /// From pairs of hexadecimal digits. Of what is read, `Display` writes the small letters: who asks whether a text
+    /// is just what it would write compares both.
     pub fn from_hex(text: &str) -> Option<BlockHash> {
         let digits = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
         BlockHash::new(&digits.collect::<Option<Vec<u8>>>()?).ok()
@@ -126,4 +126,68 @@ impl Instance {
     pub fn bit(self) -> u64 {
         1 << self.0
     }
+}
+
+/// Index of a block's record; reused after the block is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    pub const NONE: BlockId = BlockId(u32::MAX);
+}
+
+/// Short name of a namespace inside the core; never on any medium.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct NamespaceIndex(pub u32);
+
+impl NamespaceIndex {
+    pub const NONE: NamespaceIndex = NamespaceIndex(u32::MAX);
+}
+
+/// Number of a tier, in the order they were opened: the nearest first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct TierId(pub u8);
+
+impl TierId {
+    /// A block's record has a bit for each.
+    pub const MAX: usize = 8;
+
+    #[inline]
+    pub(crate) fn bit(self) -> u8 {
+        1 << self.0
+    }
+}
+
+/// A size class of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct ClassId(pub u16);
+
+/// A key's hash inside the core. Block hashes are opaque and may be chosen by a hostile client, hence the seed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Fingerprint(pub u64);
+
+impl Fingerprint {
+    pub fn new(seed: u64, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
+        // Both factors of a product hold a part of the seed, or a client could make them zero.
+        let one = seed ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(namespace.0) << 16 | u64::from(group));
+        let other = seed.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03 ^ hash.len() as u64;
+        // Each part is mixed on its own, so that the multiplications overlap.
+        let mix_part = |part: &[u8; 16]| {
+            let part = u128::from_le_bytes(*part);
+            mix(part as u64 ^ one, (part >> 64) as u64 ^ other)
+        };
+        let (parts, rest) = hash.as_chunks::<16>();
+        let mut sum = parts.iter().fold(0u64, |sum, part| sum.rotate_left(23) ^ mix_part(part));
+        if !rest.is_empty() {
+            let mut last = [0; 16];
+            last[..rest.len()].copy_from_slice(rest);
+            sum = sum.rotate_left(23) ^ mix_part(&last);
+        }
+        Fingerprint(mix(sum ^ one, other))
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product as u64) ^ (product >> 64) as u64
 }

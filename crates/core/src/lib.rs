@@ -3,51 +3,46 @@
 //! Invariants: nothing here reads a clock, starts a thread, opens a file or contains `unsafe`; time comes in
 //! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
 //!
-//! Reading order: `key`, `layout`, `namespace` (the words); `space`, `block`, `index`, `policy` (what is kept);
-//! `core` (the state machine), `load`, `store`, `room`, `relocate` (its paths), `below` (the tiers under the pool),
-//! `recover`, `purge` (what outlives whom), `corrupt`, `scrub` (what is dropped for its bytes, what is read to find it), `trust`
-//! (whose files are believed); `tier`, `decorate` (what a tier can do, and what is put around each); `rehearsal`, `curve` (all of it without payloads,
-//! and in miniature).
+//! Reading order: `key`, `layout`, `namespace` (names and sizes). Then the parts, each of which owns its state: `slots`
+//! (in whose hand each slot is), `cache` with `policy` (which block each key has, and which goes first), `leases`,
+//! `hints` (what waiting requests want), `tiers` (what lies on lower tiers), `rebalance`, `scrub`, `journal` (what the
+//! outside has to do, and counts). Then `core` (the parts together) and `paths` (one event each: `store`, `lookup`,
+//! `promote`, `prefetch`, `write_back`, `evict` and others). Beside them `tier` and `decorate` (what a tier can do, and
+//! what is put around each) and `trust` (whose files are believed).
 
 #![forbid(unsafe_code)]
 
-pub mod below;
-pub mod block;
-pub mod ceiling;
+mod cache;
 pub mod checksum;
 mod chunked;
 pub mod core;
-pub mod corrupt;
-pub mod curve;
 pub mod decorate;
 pub mod error;
-pub mod expect;
+pub mod hints;
 pub mod histogram;
-pub mod index;
+mod journal;
 pub mod key;
 pub mod layout;
-pub mod load;
+mod leases;
 pub mod miss;
-#[cfg(test)]
-mod mix;
-mod names;
 pub mod namespace;
-pub mod optimum;
+mod paths;
 pub mod policy;
-pub mod purge;
-pub mod recover;
-pub mod rehearsal;
-mod relocate;
-pub mod report;
-mod room;
+mod rebalance;
 mod scrub;
-pub mod space;
+mod slots;
 pub mod stats;
-pub mod store;
 mod tables;
 pub mod tier;
+pub mod tiers;
 pub mod trust;
 
-pub use crate::core::{Config, Core, Effect};
+pub use paths::{lookup, purge, recover, report, store};
+
+pub use crate::core::{Config, Core};
 pub use error::{Error, ErrorKind, Result};
-pub use key::{BlockHash, BlockKey, Generation, Instance, NamespaceId, PAGE_BYTES, SlotId};
+pub use journal::Effect;
+pub use key::{
+    BlockHash, BlockId, BlockKey, ClassId, Fingerprint, Generation, Instance, NamespaceId, NamespaceIndex, PAGE_BYTES,
+    SlotId,
+};

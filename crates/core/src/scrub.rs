@@ -1,16 +1,15 @@
-//! Which ready blocks the daemon reads next, to find those whose bytes changed in the living pool.
+//! What the scrub knows: which blocks were hit lately, which were read lately, and how far its walk has come.
 //!
-//! Holds true: nothing is pinned, touched or counted for it, so no decision is another one because of it. What is read
-//! may therefore be evicted and filled anew meanwhile: that its bytes are wrong counts only if it still has its
-//! generation afterwards, which [`Core::drop_corrupt`] looks at. Every second piece is from the walk over all
-//! records, so that the walk ends however much is hit.
+//! Holds true: all of it is advice. A block named here may be gone, or another one by now.
 
 use std::collections::VecDeque;
 
-use crate::block::BlockId;
-use crate::core::Core;
-use crate::key::Generation;
-use crate::report::ReadyBlock;
+use crate::key::{BlockId, Generation};
+
+/// Hits that wait to be read: what the cache misses for them take stays in the tens of microseconds.
+const HOT: usize = 128;
+/// 128 KiB: a hot set of so many blocks is read in turn.
+const LATELY: usize = 1 << 13;
 
 #[derive(Default)]
 pub(crate) struct Scrub {
@@ -27,19 +26,6 @@ pub(crate) struct Scrub {
     lately: Vec<(Generation, u64)>,
 }
 
-/// Blocks of one piece: reading their entries in the table takes some 20 µs.
-const BLOCKS: usize = 64;
-/// Bytes of one piece; the block that goes past it is its last.
-const BYTES: u64 = 4 << 20;
-/// Records the walk looks at for one piece.
-const RECORDS: u32 = 256;
-/// Hits that wait to be read: what the cache misses for them take stays in the tens of microseconds.
-const HOT: usize = 128;
-/// 128 KiB: a hot set of so many blocks is read in turn.
-const LATELY: usize = 1 << 13;
-/// A hot block is read again once so many thousandths of the pool's bytes were read since.
-const AGAIN_PERMILLE: u32 = 63;
-
 impl Scrub {
     /// These were hit. One of them stands for all: it costs a batch some nanoseconds.
     #[inline]
@@ -53,65 +39,52 @@ impl Scrub {
         }
         self.hot.push_back(batch[self.batches % batch.len()]);
     }
-}
 
-impl Core {
-    /// The next ready blocks to compare with their checksums, in one event of bounded work: what was hit lately and
-    /// not read lately, and every second time, or if there is no such, what the walk over all records meets. They are
-    /// not held; [`Core::drop_corrupt`] tells whether a find counts. The first call switches the scrub on.
-    pub fn scrub_piece(&mut self) -> Vec<ReadyBlock> {
-        if !self.scrub.is_on {
-            self.scrub.is_on = true;
-            self.scrub.lately = vec![(Generation(0), 0); LATELY];
-        }
-        let mut piece = Vec::new();
-        if !self.scrub.is_walks_turn {
-            self.scrub_hot(&mut piece);
-        }
-        self.scrub.is_walks_turn = !piece.is_empty();
-        if piece.is_empty() {
-            self.scrub_walk(&mut piece);
-        }
-        piece
-    }
-
-    fn scrub_hot(&mut self, piece: &mut Vec<ReadyBlock>) {
-        let again = self.share(AGAIN_PERMILLE);
-        let mut left = BYTES;
-        while piece.len() < BLOCKS && left > 0 {
-            let Some(block) = self.scrub.hot.pop_front() else { return };
-            let Some(ready) = self.ready_block(block) else { continue };
-            let (generation, at) = &mut self.scrub.lately[ready.generation.0 as usize % LATELY];
-            let now = self.stats.scrubbed_bytes;
-            if *generation == ready.generation && now - *at < again {
-                continue;
-            }
-            (*generation, *at) = (ready.generation, now);
-            self.take_scrubbed(ready, piece, &mut left);
+    /// Somebody reads from now on.
+    pub fn switch_on(&mut self) {
+        if !self.is_on {
+            self.is_on = true;
+            self.lately = vec![(Generation(0), 0); LATELY];
         }
     }
 
-    fn scrub_walk(&mut self, piece: &mut Vec<ReadyBlock>) {
-        let end = self.blocks.end();
-        let mut left = BYTES;
-        for _ in 0..RECORDS {
-            if self.scrub.next >= end || piece.len() == BLOCKS || left == 0 {
-                break;
-            }
-            let ready = self.ready_block(BlockId(self.scrub.next));
-            self.scrub.next += 1;
-            ready.into_iter().for_each(|ready| self.take_scrubbed(ready, piece, &mut left));
-        }
-        if self.scrub.next >= end {
-            self.scrub.next = 0;
-            self.stats.scrubs += u64::from(end > 0);
-        }
+    /// Whether the next piece is the walk's.
+    pub fn is_walks_turn(&self) -> bool {
+        self.is_walks_turn
     }
 
-    fn take_scrubbed(&mut self, ready: ReadyBlock, piece: &mut Vec<ReadyBlock>, left: &mut u64) {
-        let bytes = self.slot_bytes(ready.block);
-        *left = left.saturating_sub(bytes);
-        self.stats.scrubbed_bytes += bytes;
-        piece.push(ready);
+    pub fn set_walks_turn(&mut self, is_walks_turn: bool) {
+        self.is_walks_turn = is_walks_turn;
+    }
+
+    /// The hit that waited longest.
+    pub fn take_hot(&mut self) -> Option<BlockId> {
+        self.hot.pop_front()
+    }
+
+    /// Whether this generation is to be read, when `now` bytes have been read: not again before `again` more were.
+    pub fn begin_reading(&mut self, generation: Generation, now: u64, again: u64) -> bool {
+        let (lately, at) = &mut self.lately[generation.0 as usize % LATELY];
+        if *lately == generation && now - *at < again {
+            return false;
+        }
+        (*lately, *at) = (generation, now);
+        true
+    }
+
+    /// The next record of the walk, if it comes before `end`.
+    pub fn take_next(&mut self, end: u32) -> Option<BlockId> {
+        let next = self.next;
+        (next < end).then(|| {
+            self.next += 1;
+            BlockId(next)
+        })
+    }
+
+    /// True if the walk has come to `end`; then it begins anew.
+    pub fn end_walk(&mut self, end: u32) -> bool {
+        let is_over = self.next >= end;
+        self.next = if is_over { 0 } else { self.next };
+        is_over
     }
 }

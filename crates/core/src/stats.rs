@@ -2,10 +2,39 @@
 
 use std::collections::VecDeque;
 
-use crate::corrupt::Finder;
-use crate::index::Fingerprint;
-use crate::key::Instance;
+use crate::key::{Fingerprint, Instance};
 use crate::miss::MissReason;
+
+/// Who found that a block is not what was stored. The order is that of `Stats::corrupt`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Finder {
+    /// The comparison of a recovered block, when it was first asked for.
+    Restart,
+    /// A worker that loaded it; the daemon looked for itself afterwards.
+    Load,
+    /// A client that the daemon copied it for.
+    Get,
+    /// The daemon, while it read the pool on its own account.
+    Scrub,
+    /// Somebody who asked for all blocks to be compared.
+    Audit,
+}
+
+impl Finder {
+    pub const ALL: [Finder; 5] = [Finder::Restart, Finder::Load, Finder::Get, Finder::Scrub, Finder::Audit];
+
+    /// As it stands in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finder::Restart => "restart",
+            Finder::Load => "load",
+            Finder::Get => "get",
+            Finder::Scrub => "scrub",
+            Finder::Audit => "audit",
+        }
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {

@@ -1,12 +1,11 @@
-//! Open addressing in many small tables, under the pool's index and under the map of what lies below it.
+//! Open addressing in many small tables, for the pool's index and for the map of what lies on tiers.
 //!
-//! Invariants: a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves
-//! its table; a removal shifts later entries back, so that every probe still finds them. Small tables keep the cost
-//! of one growth far below 200 µs.
+//! Invariants: a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves its
+//! table; a removal shifts later entries back, so that every probe still finds them. Small tables keep the cost of one
+//! growth far below 200 µs.
 
+use crate::key::Fingerprint;
 use std::hint::black_box;
-
-use crate::index::Fingerprint;
 
 /// As many tables as a power of two of this, at most: 24 bytes each, and as much again for the first entries of each.
 pub(crate) const TABLE_BITS: u32 = 12;
@@ -100,7 +99,7 @@ impl<E: Entry> Tables<E> {
     }
 
     /// Brings what is known of `keys` into the processor's cache, all at once instead of one after another.
-    pub fn warm(&self, keys: &[Fingerprint]) {
+    pub fn touch_lines(&self, keys: &[Fingerprint]) {
         black_box(keys.iter().fold(0, |sum, key| sum ^ self.at_home(*key).home()));
     }
 

@@ -24,26 +24,17 @@ pub enum OpKind {
     /// Tier to pool slot.
     Load { at: Location },
     /// Is the key there? For tiers whose truth is elsewhere.
-    Find,
+    Exists,
     /// Forget the key.
     Remove { at: Location },
-}
-
-/// Loads go before stores.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
-pub enum Priority {
-    Load,
-    Find,
-    Store,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     pub id: OpId,
     pub kind: OpKind,
-    pub priority: Priority,
     pub key: BlockKey,
-    /// The pool slot to read or fill; `None` for `Find` and `Remove`.
+    /// The pool slot to read or fill; `None` for `Exists` and `Remove`.
     pub slot: Option<(SlotId, Generation)>,
     pub length_bytes: u64,
     pub checksum: u64,
@@ -74,8 +65,6 @@ pub struct Capabilities {
     pub is_durable: bool,
     /// Other daemons see what this one stored.
     pub is_shared: bool,
-    /// Its operations may never complete (a hung mount): loads go through bounce buffers.
-    pub may_hang: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

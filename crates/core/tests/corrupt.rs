@@ -4,15 +4,14 @@
 mod common;
 
 use common::{At, ENGINE, Rig, SMALL, group, hash, layout};
-use forebay_core::below::{Admission, Limits};
-use forebay_core::block::NamespaceIndex;
-use forebay_core::corrupt::Finder;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
-use forebay_core::load::LeaseId;
+use forebay_core::lookup::LeaseId;
 use forebay_core::miss::MissReason;
+use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome;
 use forebay_core::tier::{Location, Outcome};
-use forebay_core::{BlockKey, Effect, ErrorKind, Generation, NamespaceId, SlotId};
+use forebay_core::tiers::{Admission, Limits};
+use forebay_core::{BlockKey, Effect, ErrorKind, Generation, NamespaceId, NamespaceIndex, SlotId};
 
 /// A ready block of key 1, and where it lies.
 fn stored(rig: &mut Rig) -> (NamespaceIndex, At) {
@@ -116,10 +115,10 @@ fn what_comes_up_for_several_ranks_is_a_hit_once_its_slices_were_compared() {
     let sliced = GroupLayout { rank_bytes: vec![SMALL / 2; 2], ..group(Attention::Full, SMALL) };
     let ns = rig.open(1, &Layout::new(vec![(0, sliced)]).unwrap());
     let tier = rig.core.open_tier(Limits::default());
-    rig.core.found_below(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }, Location(0, 0));
+    rig.core.tier_found(tier, &BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) }, Location(0, 0));
     rig.lease(ns, &[1]);
-    let [.., Effect::Load { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
-    assert!(rig.core.loaded(block, generation, Outcome::Loaded { length_bytes: SMALL, checksum: 1 }));
+    let [.., Effect::Promote { block, generation, .. }] = rig.effects()[..] else { panic!("nothing comes up") };
+    assert!(rig.core.promoted(block, generation, Outcome::Loaded { length_bytes: SMALL, checksum: 1 }));
     assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::NotYet));
     let verify = rig.effects().into_iter().find(|effect| matches!(effect, Effect::Verify { .. }));
     let Some(Effect::Verify { block, generation, finder, .. }) = verify else { panic!("nothing to compare") };
@@ -136,8 +135,8 @@ fn a_block_that_a_tier_would_not_write_for_its_checksum_is_compared() {
     let ns = rig.open(1, &layout(SMALL));
     let at = rig.reserve(ns, 1)[0];
     rig.commit(ns, 1, None, at);
-    let [.., Effect::Store { block, .. }] = rig.effects()[..] else { panic!("nothing is written") };
-    rig.core.stored(tier, block, Outcome::Failed(ErrorKind::Corrupt));
+    let [.., Effect::WriteBack { block, .. }] = rig.effects()[..] else { panic!("nothing is written") };
+    rig.core.written_back(tier, block, Outcome::Failed(ErrorKind::Corrupt));
     let effects = rig.effects();
     let [.., Effect::Verify { block, generation, finder, .. }] = effects[..] else { panic!("{effects:?}") };
     rig.core.verified(block, generation, false, finder);

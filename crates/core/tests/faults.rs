@@ -10,14 +10,11 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use common::{At, ENGINE, Rig, SMALL, layout};
-use forebay_core::below::{Admission, Limits, TierId};
-use forebay_core::block::{BlockId, NamespaceIndex};
 use forebay_core::decorate::{Breaker, Deadline, Faults, Rates, Stats, Timed};
-use forebay_core::load::{STATE_NOT_YET, STATE_READY};
-use forebay_core::tier::{
-    Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier,
-};
-use forebay_core::{BlockKey, Core, Effect, SlotId};
+use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
+use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tiers::{Admission, Limits, TierId};
+use forebay_core::{BlockId, BlockKey, Core, Effect, NamespaceIndex, SlotId};
 
 const TIER: TierId = TierId(0);
 const TICK: Duration = Duration::from_millis(1);
@@ -172,14 +169,14 @@ impl World {
         }
         for Completion { id, outcome } in ended {
             match self.under_way.remove(&id).expect("each operation completes once") {
-                Under::Load(block, at) => _ = self.rig.core.loaded(block, at.1, outcome),
-                Under::Store(block) => assert!(self.rig.core.stored(TIER, block, outcome)),
+                Under::Load(block, at) => _ = self.rig.core.promoted(block, at.1, outcome),
+                Under::Store(block) => assert!(self.rig.core.written_back(TIER, block, outcome)),
             }
         }
         let is_healthy = self.tier.health() == Health::Healthy;
         self.rig.core.set_healthy(TIER, is_healthy);
         if self.now.as_millis().is_multiple_of(200) {
-            self.rig.core.forgive();
+            self.rig.core.expire_skips();
         }
         self.rig.core.step();
     }
@@ -191,13 +188,13 @@ impl World {
     }
 
     fn follow(&mut self, effect: Effect) {
-        let (block, at, kind, priority, under) = match effect {
-            Effect::Load { block, slot, generation, .. } => {
+        let (block, at, kind, under) = match effect {
+            Effect::Promote { block, slot, generation, .. } => {
                 let at = (slot, generation);
-                (block, at, OpKind::Load { at: Location(0, 0) }, Priority::Load, Under::Load(block, at))
+                (block, at, OpKind::Load { at: Location(0, 0) }, Under::Load(block, at))
             }
-            Effect::Store { block, slot, generation, .. } => {
-                (block, (slot, generation), OpKind::Store, Priority::Store, Under::Store(block))
+            Effect::WriteBack { block, slot, generation, .. } => {
+                (block, (slot, generation), OpKind::Store, Under::Store(block))
             }
             // Whoever touches it after this reads what must not be served.
             Effect::Freed { slot, .. } => {
@@ -209,8 +206,8 @@ impl World {
         let (id, core): (OpId, &Core) = (OpId(self.next), &self.rig.core);
         self.next += 1;
         self.under_way.insert(id, under);
-        let (key, length_bytes) = (core.key_below(block), core.length_below(block));
-        self.pending.push_back(Operation { id, kind, priority, key, slot: Some(at), length_bytes, checksum: 0 });
+        let (key, length_bytes) = (core.block_key(block), core.block_length_bytes(block));
+        self.pending.push_back(Operation { id, kind, key, slot: Some(at), length_bytes, checksum: 0 });
     }
 
     fn finish(&mut self) {

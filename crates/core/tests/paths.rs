@@ -3,18 +3,18 @@
 mod common;
 
 use common::{At, ENGINE, LARGE, Rig, SMALL, UNIT_BYTES, group, hash, layout};
-use forebay_core::below::Limits;
 use forebay_core::layout::{Attention, Layout};
-use forebay_core::load::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::policy;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::store::CommitOutcome;
 use forebay_core::tier::Location;
+use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, SlotId};
 
 /// Recovers `keys` as ready blocks of one extent of small slots; the daemon was restarted.
-fn recovered(config: Config, keys: &[u64]) -> (Rig, forebay_core::block::NamespaceIndex) {
+fn recovered(config: Config, keys: &[u64]) -> (Rig, forebay_core::NamespaceIndex) {
     let mut rig = Rig::of(Core::new(config));
     let ns = rig.open(1, &layout(SMALL));
     assert!(rig.core.restore_extent(SMALL, 0, 1));
@@ -72,9 +72,9 @@ fn every_miss_has_its_reason() {
             MissReason::TooSlow | MissReason::PromotionUnfinished => {
                 let tier = rig.core.open_tier(Limits::default());
                 let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(1) };
-                rig.core.found_below(tier, &key, Location(0, 0));
+                rig.core.tier_found(tier, &key, Location(0, 0));
                 assert_eq!(rig.reason(ns, 0, 1), Some(MissReason::PromotionUnfinished));
-                if let (MissReason::TooSlow, [.., Effect::Load { block, generation, .. }]) =
+                if let (MissReason::TooSlow, [.., Effect::Promote { block, generation, .. }]) =
                     (reason, &rig.effects()[..])
                 {
                     rig.core.give_up(*block, *generation);
@@ -245,7 +245,7 @@ fn a_release_from_before_a_restart_ends_no_lease_given_after_it() {
 }
 
 /// Two conversations with a common beginning, stored in several pieces and asked for again.
-fn two_conversations(policy: policy::Make) -> (Rig, forebay_core::block::NamespaceIndex, [Vec<u64>; 2]) {
+fn two_conversations(policy: policy::Make) -> (Rig, forebay_core::NamespaceIndex, [Vec<u64>; 2]) {
     let mut rig = Rig::with(Config { policy, ..Config::new(UNIT_BYTES, 4) });
     let ns = rig.open(1, &layout(SMALL));
     let (one, other): (Vec<u64>, Vec<u64>) = ((0..24).collect(), (0..8).chain(100..116).collect());
@@ -266,7 +266,7 @@ fn two_conversations(policy: policy::Make) -> (Rig, forebay_core::block::Namespa
 
 #[test]
 fn prompts_are_evicted_from_their_leaves() {
-    for name in ["lru", "density"] {
+    for name in ["lru", "lhd"] {
         let (mut rig, ns, prompts) = two_conversations(policy::by_name(name).unwrap());
         let mut left = usize::MAX;
         let mut next = 1000;

@@ -4,11 +4,10 @@
 mod common;
 
 use common::{At, ENGINE, LARGE, Rig, SMALL, UNIT_BYTES, hash, layout};
-use forebay_core::block::NamespaceIndex;
-use forebay_core::load::{Answer, LeaseId};
+use forebay_core::lookup::{Answer, LeaseId};
 use forebay_core::policy::{self, Make};
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Config, Core, Effect, Instance, NamespaceId};
+use forebay_core::{Config, Core, Effect, Instance, NamespaceId, NamespaceIndex};
 
 /// SplitMix64.
 struct Random(u64);
@@ -87,7 +86,7 @@ fn serve(policy: Make, units: u32, requests: usize, seed: u64) -> (u64, u64) {
 
 #[test]
 fn of_the_blocks_that_are_kept_99_of_100_can_be_used() {
-    for name in ["density", "lru"] {
+    for name in ["lhd", "lru"] {
         let policy = policy::by_name(name).unwrap();
         for (units, seed) in [(8, 1), (32, 2), (64, 3)] {
             let (prefix_hits, object_hits) = serve(policy, units, 3000, seed);

@@ -5,10 +5,9 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{ENGINE, LARGE, Rig, SMALL, hash, layout};
-use forebay_core::Effect;
-use forebay_core::block::NamespaceIndex;
-use forebay_core::corrupt::Finder;
 use forebay_core::report::ReadyBlock;
+use forebay_core::stats::Finder;
+use forebay_core::{Effect, NamespaceIndex};
 
 fn keys(piece: &[ReadyBlock]) -> Vec<u64> {
     let key = |block: &ReadyBlock| u64::from_le_bytes(block.key.hash.as_bytes().try_into().expect("8 bytes"));

@@ -54,7 +54,7 @@ pub async fn bind(address: HttpAddress) -> Result<Option<TcpListener>> {
         Error::new(ErrorKind::Io, "cannot listen for metrics and health")
             .with("http.address", address)
             .source(error)
-            .hint("choose another `http.address`, or `off`; port 0 takes any free one")
+            .hint("set `http.address` to another address, or to `off`; port 0 takes any free port")
     })?;
     Ok(Some(listener))
 }
@@ -102,7 +102,7 @@ async fn converse(stream: TcpStream, source: Arc<impl Source>) {
 
 async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is answered\n".to_string());
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".to_string());
     }
     match request.uri().path() {
         "/metrics" => match source.snapshot().await {
@@ -111,7 +111,7 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
         },
         "/livez" => verdict("alive", &source.health().await.live()),
         "/readyz" => verdict("ready", &source.health().await.ready()),
-        _ => response(StatusCode::NOT_FOUND, TEXT, "here are /metrics, /livez and /readyz\n".to_string()),
+        _ => response(StatusCode::NOT_FOUND, TEXT, "the pages are /metrics, /livez and /readyz\n".to_string()),
     }
 }
 

@@ -7,12 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use forebay_core::below::TRANSFERS;
-use forebay_core::block::NamespaceIndex;
-use forebay_core::expect::ExpectationId;
+use forebay_core::hints::HintId;
 use forebay_core::layout::Layout;
-use forebay_core::{Error, ErrorKind, Instance, Result};
-use forebay_io::arena::MAX_ENGINE_ID_BYTES;
+use forebay_core::tiers::TRANSFERS;
+use forebay_core::{Error, ErrorKind, Instance, NamespaceIndex, Result};
+use forebay_io::pool::MAX_ENGINE_ID_BYTES;
 use forebay_rpc::proto::{RankGroup, SessionEvent};
 use tokio::sync::mpsc;
 
@@ -47,7 +46,7 @@ pub struct Session {
     /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
     /// Requests in the engine's queue, by its count: what the core was told of each group.
-    pub waiting: BTreeMap<u64, Vec<ExpectationId>>,
+    pub hints: BTreeMap<u64, Vec<HintId>>,
     /// It has said what it holds, and may be told things.
     pub is_welcome: bool,
     pub was_told_attached: bool,
@@ -91,7 +90,7 @@ impl Instances {
                 .with("engine_id", &member.identity.engine_id)
                 .with("was", member.ranks)
                 .with("is", ranks)
-                .hint("give each start of an engine an incarnation of its own"));
+                .hint("give each start of an engine its own incarnation"));
         }
         Ok((Instance(index), member))
     }
@@ -155,11 +154,11 @@ impl Member {
     /// nobody else knows what the workers still touch.
     pub fn own(&mut self, owner: u128) -> Result<()> {
         if self.owner != 0 && self.owner != owner {
-            return Err(Error::new(ErrorKind::Unavailable, "another session of this engine was handed slots")
+            return Err(Error::new(ErrorKind::Unavailable, "another session of this engine holds slots")
                 .with("engine_id", &self.identity.engine_id)
                 .hint(
-                    "it is let in when the workers of that session are gone: stop them, or give this start an \
-                     incarnation of its own",
+                    "stop the workers of that session, after which this session may open, or give this start its \
+                     own incarnation",
                 ));
         }
         self.owner = owner;
@@ -212,7 +211,7 @@ impl Session {
         self.namespaces
             .get(&handle)
             .copied()
-            .ok_or_else(|| Error::invalid("the session has not opened this namespace").with("namespace", handle))
+            .ok_or_else(|| Error::invalid("the session has not opened the namespace").with("namespace", handle))
     }
 
     /// An engine that does not read its events loses them; it asks for the state anyway.
@@ -225,7 +224,7 @@ impl Identity {
     /// As a client names itself. Errors with `Invalid` on what cannot be a name.
     pub fn parse(engine_id: &str, incarnation: &[u8]) -> Result<Identity> {
         if engine_id.is_empty() || engine_id.len() > MAX_ENGINE_ID_BYTES {
-            return Err(Error::invalid("an engine id has 1 to 64 bytes").with("bytes", engine_id.len()));
+            return Err(Error::invalid("an engine id must have 1 to 64 bytes").with("bytes", engine_id.len()));
         }
         Ok(Identity { engine_id: engine_id.to_owned(), incarnation: drawn("incarnation", incarnation)? })
     }
@@ -235,14 +234,14 @@ impl Identity {
 pub fn drawn(what: &'static str, bytes: &[u8]) -> Result<u128> {
     let number = bytes.try_into().map_or(0, u128::from_be_bytes);
     match number {
-        0 => Err(Error::invalid(format!("an {what} has 16 bytes, not all zero")).with("bytes", bytes.len())),
+        0 => Err(Error::invalid(format!("an {what} must have 16 bytes, not all zero")).with("bytes", bytes.len())),
         number => Ok(number),
     }
 }
 
 fn check_ranks(ranks: u32) -> Result<()> {
     if ranks as usize > Layout::MAX_RANKS {
-        return Err(Error::invalid("an engine has at most 64 ranks").with("ranks", ranks));
+        return Err(Error::invalid("an engine may have at most 64 ranks").with("ranks", ranks));
     }
     Ok(())
 }

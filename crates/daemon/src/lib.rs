@@ -5,29 +5,26 @@
 //! What takes long (populating memory, verifying recovered blocks, copies of `Put` and `Get`) runs on threads of
 //! its own and comes back with an event.
 //!
-//! Reading order: `serve` (start and end), `state` (the owner of all), `service` (the control plane), `attach`
-//! (workers), `recover`, `populate`, `verify`, `scrub`, `tick`, `tiers` (what lies below the pool), `insight` (how good the
-//! hit rate is), `vital` (what ends the daemon).
+//! Reading order: `serve` (start and end), `state` (the owner of all), `table` (the pool's table), `tiers` (the lower
+//! tiers, driven), `service` (calls of clients), `tasks` (what runs beside them), `recover`, `insight` (how good the hit
+//! rate is), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
 
-mod attach;
 pub mod config;
 pub mod http;
 mod insight;
 mod instances;
 mod listen;
 pub mod metrics;
-mod populate;
+mod random;
 mod recover;
-mod relocate;
-mod scrub;
 mod serve;
 mod service;
 mod state;
-mod tick;
+mod table;
+mod tasks;
 mod tiers;
-mod verify;
 mod vital;
 
 pub use serve::serve;

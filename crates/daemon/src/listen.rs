@@ -37,7 +37,7 @@ fn warn_of_closed(directory: &Path) {
     let is_closed = |path: &&Path| path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o001 == 0);
     if let Some(path) = directory.ancestors().find(is_closed) {
         let path = path.display();
-        let hint = format!("run `chmod o+x {path}`, unless they come in as its group");
+        let hint = format!("run `chmod o+x {path}`, unless these users have access through the directory's group");
         tracing::warn!(%path, hint, "users of `socket.allow_uids` may not reach the sockets");
     }
 }
@@ -77,14 +77,14 @@ fn remove_stale(path: &Path) -> Result<()> {
         Err(_) => return Ok(()),
     };
     if !is_socket {
-        return Err(Error::invalid("something that is no socket is in the socket's place")
+        return Err(Error::invalid("the socket's path exists and is not a socket")
             .with("path", path.display())
-            .hint("move it away, or set `socket.directory`"));
+            .hint("move the file away, or set `socket.directory`"));
     }
     match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(Error::new(ErrorKind::Unavailable, "another daemon listens on the socket")
+        Ok(_) => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
             .with("path", path.display())
-            .hint("stop it, or set `socket.directory` and `pool.directory` for a second one")),
+            .hint("stop that daemon, or set `socket.directory` and `pool.directory` for a second one")),
         Err(_) => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),
     }
 }

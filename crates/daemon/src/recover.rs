@@ -5,13 +5,12 @@
 
 use std::collections::HashMap;
 
-use forebay_core::below::TRANSFERS;
-use forebay_core::block::NamespaceIndex;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::recover::{Recovered, Recovery};
-use forebay_core::{Instance, NamespaceId, Result};
-use forebay_io::arena::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
+use forebay_core::tiers::TRANSFERS;
+use forebay_core::{Instance, NamespaceId, NamespaceIndex, Result};
+use forebay_io::pool::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
 
 use crate::instances::Identity;
 use crate::state::State;
@@ -19,7 +18,7 @@ use crate::state::State;
 /// Rebuilds everything. A million blocks take about a second; nothing is served before it is done.
 pub fn recover(state: &mut State) -> Result<()> {
     let namespaces = restore_namespaces(state)?;
-    let pool = state.pool.clone();
+    let pool = state.table.pool().clone();
     let mut slots: Vec<RecoveredSlot> = Vec::new();
     pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
     let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);
@@ -47,18 +46,18 @@ fn restore_slots(state: &mut State, mut slots: Vec<RecoveredSlot>, names: &HashM
     slots.sort_by_key(sequence);
     let (mut blocks, mut fenced, mut dropped) = (0u64, 0u64, 0u64);
     for slot in slots.iter().filter(|slot| slot.state != SlotState::Free) {
-        state.next_sequence = state.next_sequence.max(sequence(slot) + 1);
+        state.table.recovered(sequence(slot));
         match state.core.restore(known(slot, names)) {
             Recovery::Block => blocks += 1,
             Recovery::Fenced => fenced += 1,
             Recovery::Dropped => {
                 dropped += 1;
-                state.pool.free(slot.slot, state.core.fresh_generation());
-                state.pool.set_holders(slot.slot, 0);
+                state.table.pool().free(slot.slot, state.core.fresh_generation());
+                state.table.pool().set_holders(slot.slot, 0);
             }
         }
     }
-    tracing::info!(blocks, fenced, dropped, epoch = state.pool.epoch(), "recovered the pool");
+    tracing::info!(blocks, fenced, dropped, epoch = state.table.pool().epoch(), "recovered the pool");
 }
 
 fn known(slot: &RecoveredSlot, names: &HashMap<NamespaceId, NamespaceIndex>) -> Recovered {
@@ -80,13 +79,13 @@ fn sequence(slot: &RecoveredSlot) -> u64 {
 
 fn restore_namespaces(state: &mut State) -> Result<HashMap<NamespaceId, NamespaceIndex>> {
     let mut names = HashMap::new();
-    for (number, record) in state.pool.namespaces()? {
+    for (number, record) in state.table.pool().namespaces()? {
         match restore_namespace(state, number, &record) {
             Ok(index) => {
                 names.insert(record.id, index);
             }
             Err(error) => {
-                tracing::warn!(namespace = %record.id, %error, "a namespace of the pool cannot be read; its blocks are lost");
+                tracing::warn!(namespace = %record.id, %error, "cannot read a namespace of the pool; its blocks are lost");
             }
         }
     }
@@ -106,26 +105,26 @@ fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -
 fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
     let mut earlier = if has_transfers || state.tiers.has_own_disks() { TRANSFERS.bit() } else { 0 };
     if has_transfers && !state.tiers.has_own_disks() {
-        let hint = "start once with the disks that it had, as `tier.ssd.disks`; if it had none, stop daemon and engines and \
+        let hint = "start once with the earlier daemon's disks in `tier.ssd.disks`; if it had none, stop daemon and engines and \
                     remove the pool's directory";
         tracing::warn!(
             hint,
-            "an earlier daemon was killed while a tier filled slots, and no disk is configured that could say \
-                        whether it still does; they stay out of use"
+            "an earlier daemon was killed while its disks filled slots, and no disk is configured that could tell \
+                        whether transfers are still in flight; these slots stay out of use"
         );
     }
-    let mut records: HashMap<Instance, InstanceRecord> = state.pool.instances()?.into_iter().collect();
+    let mut records: HashMap<Instance, InstanceRecord> = state.table.pool().instances()?.into_iter().collect();
     // A live lock counts whether or not its record can be read.
     for instance in (0..TRANSFERS.0).map(Instance) {
         let record = records.remove(&instance);
         if state.is_mapping(instance) {
             let InstanceRecord { engine_id, ranks, incarnation, owner } = record.unwrap_or_default();
             let engine_id = String::from_utf8_lossy(&engine_id).into_owned();
-            tracing::info!(instance = instance.0, engine_id, "workers of an earlier epoch still map the pool");
+            tracing::info!(instance = instance.0, engine_id, "workers from before the restart still map the pool");
             state.instances.restore(instance, Identity { engine_id, incarnation }, ranks, owner);
             earlier |= instance.bit();
         } else if record.is_some() {
-            state.pool.clear_instance(instance)?;
+            state.table.pool().clear_instance(instance)?;
         }
     }
     state.core.set_earlier(earlier);

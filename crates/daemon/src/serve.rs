@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Core, Error, ErrorKind, Result};
-use forebay_io::arena::{Outcome, Pool, PoolConfig};
+use forebay_io::pool::{Outcome, Pool, PoolConfig};
 use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::{ATTACH_SOCKET, FRAME_BYTES, RPC_SOCKET, WINDOW_BYTES};
+use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tonic::transport::Server;
@@ -19,28 +20,32 @@ use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify};
-use crate::{attach, listen, populate, recover, relocate, scrub, tick, tiers, verify, vital};
+use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
+use crate::tiers::Report;
+use crate::{listen, random, recover, vital};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
     let mut signals = (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    // Handled, a write past `ulimit -f` is an error like any other, and not the end without a word.
+    let _past_file_size = handler(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     // The sockets come first: a second daemon stops here, before it looks at the pool.
     let rpc = listen::bind(&config.socket.directory, RPC_SOCKET, &config.socket.allow_uids)?;
     let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
     let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
     // A disk that is misnamed or in use stops the start before the pool is touched.
-    let openings = tiers::claim(&config)?;
+    let openings = open_tiers::claim(&config)?;
     let (shared, to_verify, to_move) = open(config)?;
     verify::start(&shared, to_verify);
     relocate::start(&shared, to_move);
     scrub::start(&shared);
-    populate::start(&shared);
-    tiers::start(openings, &shared);
+    populate_memory::start(&shared);
+    drive_tiers::start(openings, &shared);
 
     if let Some(listener) = pages {
         if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, "metrics and health");
+            tracing::info!(%address, "serving metrics and health");
         }
         let source = Arc::new(Pages { shared: shared.clone(), start_time_seconds: now_seconds() });
         vital::task(http::serve(listener, source));
@@ -74,14 +79,14 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
         tracing::warn!(reason, "the pool was replaced; its blocks are lost");
     }
     let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
-    core.seed = random()?;
+    core.seed = random::number();
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
     core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
     // What may wait there is bounded by the core: unverified blocks, and the copies it starts at a time.
     let (verify, to_verify) = mpsc::unbounded_channel();
     let (relocate, to_move) = mpsc::unbounded_channel();
-    let mut state = State::new(config, Core::new(core), pool, random()?, (verify, relocate));
+    let mut state = State::new(config, Core::new(core), pool, random::number(), (verify, relocate));
     if is_recovered {
         recover::recover(&mut state)?;
     }
@@ -111,7 +116,7 @@ async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result
         .serve_with_incoming(incoming)
         .await
         .map_err(|error| Error::new(ErrorKind::Io, "the control plane failed").source(error))?;
-    Err(Error::new(ErrorKind::Io, "the control plane ended").hint("start the daemon again, and report this"))
+    Err(Error::new(ErrorKind::Io, "the control plane ended").hint("start the daemon again, and report the failure"))
 }
 
 fn async_stream(
@@ -152,7 +157,7 @@ async fn drain(shared: &Shared) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // What is being written to a tier may end; what waits is in the pool all the same.
-    shared.event(State::close_tiers);
+    shared.event(|state| state.tiers.close(&mut state.core));
     while start.elapsed() < deadline && !shared.lock().tiers.is_idle() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -172,14 +177,14 @@ impl http::Source for Pages {
             core_silence: state.last_tick.elapsed(),
             is_recovered: state.is_recovered,
             populated_bytes: state.core.populated_bytes(),
-            needed_bytes: state.pool.geometry().unit_bytes,
+            needed_bytes: state.table.pool().geometry().unit_bytes,
             is_draining: state.is_draining,
-            tiers: state.tier_reports().iter().map(told).collect(),
+            tiers: state.tiers.reports(&state.core).iter().map(told).collect(),
         }
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let pool = self.shared.lock().pool.clone();
+        let pool = self.shared.lock().table.pool().clone();
         let huge_bytes = pool.huge_page_report()?.huge_bytes;
         let insight = self.shared.lock().insight.clone();
         let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await;
@@ -196,7 +201,7 @@ impl http::Source for Pages {
                 populated_bytes: state.core.populated_bytes(),
                 huge_bytes,
             },
-            tiers: state.tier_reports(),
+            tiers: state.tiers.reports(&state.core),
             clients: Clients {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
@@ -210,14 +215,14 @@ impl http::Source for Pages {
     }
 }
 
-fn told(tier: &tiers::Report) -> (&'static str, &'static str, String) {
+fn told(tier: &Report) -> (&'static str, &'static str, String) {
     let (state, why) = tier.standing.told();
     (tier.name, state, why.to_owned())
 }
 
 fn pool_config(config: &Config) -> PoolConfig {
     use crate::config::HugePages as Wanted;
-    use forebay_io::arena::HugePages;
+    use forebay_io::pool::HugePages;
     PoolConfig {
         directory: config.pool.directory.clone(),
         capacity_bytes: config.pool.capacity_bytes.0,
@@ -232,13 +237,6 @@ fn pool_config(config: &Config) -> PoolConfig {
 
 fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(|error| Error::new(ErrorKind::Io, "cannot handle signals").source(error))
-}
-
-pub(crate) fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::new(ErrorKind::Io, "the system gives no random bytes").source(error))?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 fn now_seconds() -> u64 {

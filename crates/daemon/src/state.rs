@@ -6,24 +6,27 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use forebay_core::block::{BlockId, NamespaceIndex};
-use forebay_core::corrupt::Finder;
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
-use forebay_core::{Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
-use forebay_io::arena::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
+use forebay_core::stats::Finder;
+use forebay_core::{
+    BlockId, Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId,
+};
+use forebay_insight::curve::Rules;
+use forebay_io::pool::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
 use crate::config::Config;
 use crate::insight::{History, Insight, Present, Watch};
 use crate::instances::{Identity, Instances, Member};
 use crate::metrics::{Histogram, Rpc};
+use crate::table::Table;
 use crate::tiers::Tiers;
 
 pub struct State {
     pub config: Config,
     pub core: Core,
-    pub pool: Arc<Pool>,
+    pub table: Table,
     pub tiers: Tiers,
     pub instances: Instances,
     pub boot_id: u64,
@@ -31,8 +34,6 @@ pub struct State {
     pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
     pub next_session: u64,
     pub next_connection: u64,
-    /// Numbers the blocks in the order they became ready, across restarts.
-    pub next_sequence: u64,
     pub is_recovered: bool,
     pub is_draining: bool,
     pub last_tick: Instant,
@@ -67,6 +68,7 @@ pub struct ToMove {
     pub generation: Generation,
     pub to: BlockId,
     pub to_slot: SlotId,
+    pub to_generation: Generation,
     /// Of the block in this generation, no longer than the slot it goes to; nothing if the table's entry is damaged.
     pub entry: Option<Entry>,
 }
@@ -94,6 +96,13 @@ impl Shared {
         state.event_time.record(start.elapsed().as_micros() as u64);
         value
     }
+
+    /// Does all work that the core cut up, letting other events in between the pieces.
+    pub async fn work_off(&self) {
+        while self.event(|state| state.core.step()) {
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 impl State {
@@ -111,13 +120,12 @@ impl State {
             tiers: Tiers::new(&config, &mut core),
             config,
             core,
-            pool,
+            table: Table::new(pool),
             instances: Instances::default(),
             boot_id,
             descriptors: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
-            next_sequence: 1,
             is_recovered: false,
             is_draining: false,
             last_tick: Instant::now(),
@@ -140,41 +148,43 @@ impl State {
 
     /// Mirrors the core's decisions in the table, in order.
     pub fn apply(&mut self) {
+        let pool = self.table.pool();
         self.core.take_effects(&mut self.effects);
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Reserved { slot, generation, holders } => {
-                    self.pool.reserve(slot, generation);
-                    self.pool.set_holders(slot, holders);
+                    pool.reserve(slot, generation);
+                    pool.set_holders(slot, holders);
                 }
                 Effect::Freed { slot, next } => {
-                    self.pool.free(slot, next);
-                    self.pool.set_holders(slot, 0);
+                    pool.free(slot, next);
+                    pool.set_holders(slot, 0);
                 }
-                Effect::Held { slot, holders } => self.pool.set_holders(slot, holders),
-                Effect::Fenced { slot } => self.pool.fence(slot),
+                Effect::Held { slot, holders } => pool.set_holders(slot, holders),
+                Effect::Fenced { slot } => pool.fence(slot),
                 Effect::ExtentMade { first_unit, units, slot_bytes } => {
-                    let made = self.pool.set_extent(&Extent { first_unit, units, slot_bytes });
+                    let made = pool.set_extent(&Extent { first_unit, units, slot_bytes });
                     made.expect("the table's pages were checked for when the pool was opened");
                 }
                 Effect::ExtentCleared { first_unit, .. } => {
                     // Left in the table it costs a restart these blocks, no more.
-                    if let Err(error) = self.pool.clear_extent(first_unit) {
+                    if let Err(error) = pool.clear_extent(first_unit) {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
                 }
-                Effect::Load { tier, block, slot, generation } => {
+                Effect::Promote { tier, block, slot, generation } => {
                     self.tiers.of(tier).load(&self.core, block, slot, generation);
                 }
-                Effect::Store { tier, block, slot, generation } => {
-                    self.tiers.of(tier).store(&self.core, &self.pool, block, slot, generation);
+                Effect::WriteBack { tier, block, slot, generation } => {
+                    self.tiers.of(tier).store(&self.core, pool, block, slot, generation);
                 }
-                Effect::PurgeBelow { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
+                Effect::PurgeTiers { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Move { from, slot, generation, to, to_slot } => {
-                    let entry = self.pool.entry(slot).filter(|_| self.pool.generation(slot) == generation);
+                    let entry = pool.entry(slot, generation);
                     let entry = entry.filter(|entry| entry.length <= self.core.slot_bytes(to));
+                    let to_generation = self.core.block_generation(to);
                     // As below: without the thread the extent just stays where it is.
-                    let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot, entry });
+                    let _ = self.to_move.send(ToMove { from, slot, generation, to, to_slot, to_generation, entry });
                 }
                 Effect::Verify { block, slot, generation, finder } => {
                     let slices = self.core.slices(block).to_vec();
@@ -192,7 +202,7 @@ impl State {
         let index = self.core.open_namespace(id, layout)?;
         if !self.descriptors.values().any(|(known, _)| *known == id) {
             let record = self.vacant_record()?;
-            self.pool.set_namespace(record, id, &descriptor.to_text(), &layout.to_bytes())?;
+            self.table.pool().set_namespace(record, id, &descriptor.to_text(), &layout.to_bytes())?;
             self.descriptors.insert(record, (id, descriptor));
         }
         Ok(index)
@@ -205,9 +215,9 @@ impl State {
             self.forget_empty_namespaces()?;
         }
         (0..NAMESPACES).find(|record| !self.descriptors.contains_key(record)).ok_or_else(|| {
-            Error::new(ErrorKind::Full, "the pool keeps no more namespaces")
+            Error::new(ErrorKind::Full, "the pool has no space for another namespace")
                 .with("limit", NAMESPACES)
-                .hint("purge tenants or models that are not used any more")
+                .hint("purge tenants or models that are no longer used")
         })
     }
 
@@ -218,7 +228,7 @@ impl State {
         let unused: Vec<(u32, NamespaceId)> = unused.map(|(record, (id, _))| (*record, *id)).collect();
         for (record, id) in unused {
             if self.core.close_namespace(id) {
-                self.pool.clear_namespace(record)?;
+                self.table.pool().clear_namespace(record)?;
                 self.descriptors.remove(&record);
             }
         }
@@ -227,7 +237,7 @@ impl State {
 
     /// The instance of this identity, made if new; see [`Instances::enter`].
     pub fn enter_instance(&mut self, identity: Identity, ranks: u32) -> Result<Instance> {
-        let (earlier, pool) = (self.core.earlier(), &self.pool);
+        let (earlier, pool) = (self.core.earlier(), self.table.pool());
         let is_in_use = |instance: Instance| earlier & instance.bit() != 0 || is_mapping(pool, instance);
         let limit = self.config.limits.sessions as usize;
         self.instances.enter(identity, ranks, is_in_use, limit).map(|(instance, _)| instance)
@@ -239,14 +249,14 @@ impl State {
         let Identity { engine_id, incarnation } = identity;
         let engine_id = engine_id.as_bytes().to_vec();
         let record = InstanceRecord { engine_id, ranks: *ranks, incarnation: *incarnation, owner: *owner };
-        self.pool.set_instance(instance, &record)
+        self.table.pool().set_instance(instance, &record)
     }
 
     pub fn end_session(&mut self, session: u64) {
         let Ok((instance, member)) = self.instances.of_session(session) else { return };
         member.session = None;
         tracing::info!(session, instance = instance.0, engine_id = member.identity.engine_id, "session ended");
-        self.core.drop_expectations(instance);
+        self.core.drop_hints(instance);
         self.settle_instance(instance);
     }
 
@@ -256,7 +266,7 @@ impl State {
         if is_idle && !self.is_mapping(instance) {
             self.core.instance_gone(instance);
             self.apply();
-            if let Err(error) = self.pool.clear_instance(instance) {
+            if let Err(error) = self.table.pool().clear_instance(instance) {
                 tracing::warn!(instance = instance.0, %error, "cannot clear an instance in the table");
             }
             self.instances.remove(instance);
@@ -266,14 +276,14 @@ impl State {
 
     /// Whether a process of the instance maps the pool.
     pub fn is_mapping(&self, instance: Instance) -> bool {
-        is_mapping(&self.pool, instance)
+        is_mapping(self.table.pool(), instance)
     }
 }
 
 /// If the kernel does not say, yes: nothing is freed then.
 fn is_mapping(pool: &Pool, instance: Instance) -> bool {
     pool.lock_held(instance).unwrap_or_else(|error| {
-        tracing::warn!(instance = instance.0, %error, "cannot ask who maps the pool");
+        tracing::warn!(instance = instance.0, %error, "cannot find out which workers map the pool");
         true
     })
 }
@@ -288,6 +298,6 @@ fn present(config: &Config, core: &Core, pool: &Pool) -> Present {
     Present {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
         disk_bytes: disk_bytes(config),
-        rules: core.rules(config.tier_ssd.admission),
+        rules: Rules::of(core, config.tier_ssd.admission),
     }
 }

@@ -33,8 +33,8 @@ pub fn abort_on_panic() {
 fn tell(panic: &PanicHookInfo<'_>) -> std::io::Result<()> {
     let thread = std::thread::current();
     let mut stderr = std::io::stderr().lock();
-    writeln!(stderr, "the daemon ends: thread `{}` {panic}", thread.name().unwrap_or("without a name"))?;
-    writeln!(stderr, "hint: the pool stays, so start the daemon again; report this with the lines that follow")?;
+    writeln!(stderr, "the daemon stops: thread `{}` {panic}", thread.name().unwrap_or("without a name"))?;
+    writeln!(stderr, "hint: start the daemon again, which keeps its pool; report this with the lines below")?;
     writeln!(stderr, "{}", Backtrace::force_capture())
 }
 

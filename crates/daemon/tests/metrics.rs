@@ -4,16 +4,16 @@ mod golden;
 
 use std::collections::HashSet;
 
-use forebay_core::below::{TierReport, TierStats};
-use forebay_core::ceiling::Estimate;
 use forebay_core::decorate::Counts;
-use forebay_core::optimum::Sampled;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 use forebay_core::tier::Health;
+use forebay_core::tiers::{TierReport, TierStats};
 use forebay_daemon::metrics::{
     Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Share, Snapshot, Standing, Tier, page, render,
 };
+use forebay_insight::ceiling::Estimate;
+use forebay_insight::optimum::Sampled;
 use forebay_io::StoreReport;
 use forebay_io::ssd::{Counters, DiskReport, Geometry, Recovery};
 use golden::assert_golden;
@@ -33,8 +33,8 @@ fn tier() -> Tier {
     };
     let stats = TierStats {
         promotions: 200,
-        ahead: 214,
-        ahead_used: 215,
+        prefetches: 214,
+        prefetch_hits: 215,
         promoted: 201,
         promoted_bytes: 202,
         absent: 203,
@@ -153,8 +153,8 @@ fn snapshot() -> Snapshot {
             fenced_bytes: 52,
             fenced_blocks: 53,
             leases: 54,
-            expected: 55,
-            wanted_bytes: 56,
+            hinted_groups: 55,
+            protected_bytes: 56,
         },
         pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
         tiers: vec![tier()],
@@ -174,14 +174,14 @@ fn snapshot() -> Snapshot {
             all: Share {
                 name: "all".to_string(),
                 sampled: Sampled { asked: 190, again: 191, hits: 192, optimum_hits: 193 },
-                sampled_below: Some(Sampled { asked: 1000, again: 195, hits: 196, optimum_hits: 625 }),
+                sampled_tiers: Some(Sampled { asked: 1000, again: 195, hits: 196, optimum_hits: 625 }),
                 curve: vec![(1 << 30, 0.25), (2 << 30, 0.5)],
                 disk_curve: vec![(3 << 30, 0.375)],
             },
             namespaces: vec![Share {
                 name: "0000000000000000000000000000002a".to_string(),
                 sampled: Sampled { asked: 180, again: 181, hits: 182, optimum_hits: 183 },
-                sampled_below: None,
+                sampled_tiers: None,
                 curve: vec![(1 << 30, 0.75)],
                 disk_curve: vec![(3 << 30, 0.875)],
             }],

@@ -38,7 +38,7 @@ fn a_panic_on_any_thread_ends_the_process_after_it_was_told() {
         let output = child.args(again).env(PLACE, place).env_remove("RUST_BACKTRACE").output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.signal(), Some(SIGABRT), "{place}: {told}");
-        for word in [&format!("it broke in a {place}"), "the daemon ends: thread `", "hint: ", "panic_in"] {
+        for word in [&format!("it broke in a {place}"), "the daemon stops: thread `", "hint: ", "panic_in"] {
             assert!(told.contains(word), "`{word}` is missing: {told}");
         }
     }

@@ -1,10 +1,10 @@
-//! The host copy engine against a plain parallel memcpy: what `forebay bench copy` prints.
+//! Compares the host copy engine with a plain parallel memcpy: the figures of `forebay bench copy`.
 //!
-//! Method: both sides are anonymous memory on huge pages, touched before, much larger than any cache. Each row
-//! copies the whole working set, block by block in random order, alternately with the engine and with
-//! `copy_nonoverlapping`: the same blocks, slots, order and number of threads. The ratio is the median over the
-//! pairs, so that noise of the machine that lasts longer than a pair hits both. Before the pairs the engine's
-//! copy is checked against the source, which holds fresh bytes for each row.
+//! Method: both sides are anonymous memory on huge pages, touched before, much larger than any cache. Each row copies
+//! the whole working set, block by block in random order, alternately with the engine and with `copy_nonoverlapping`:
+//! the same blocks, slots, order and number of threads. The ratio is the median over the pairs, so noise of the
+//! machine that lasts longer than a pair affects both. Before the pairs the engine's copy is checked against the
+//! source, which has new bytes for each row.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,11 +22,11 @@ use crate::host::{HostCopyEngine, HostOptions};
 use crate::job::{Direction, Item, Job, Outcome};
 use crate::tensor::{PageRef, Tensor, Tensors};
 
-/// What to measure.
+/// The parameters of a measurement.
 #[derive(Clone, Debug)]
 pub struct CopyBench {
     pub threads: usize,
-    /// On each side; far above the last-level cache.
+    /// On each side; much larger than the last-level cache.
     pub working_set_bytes: u64,
     pub pairs: usize,
     pub level: Level,
@@ -34,18 +34,18 @@ pub struct CopyBench {
     pub seed: u64,
 }
 
-/// A block: so many fragments of so many bytes each.
+/// A block: number of fragments and bytes of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     pub fragments: usize,
     pub fragment_bytes: u64,
 }
 
-/// One measured row, in the shape of all `forebay bench` rows.
+/// One measured row, in the format of all `forebay bench` rows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub op: &'static str,
-    /// What was copied, and for loads whether it was summed on the way.
+    /// The direction, and for loads whether the copy was summed up.
     pub direction: &'static str,
     /// Of a block.
     pub size_bytes: u64,
@@ -56,7 +56,7 @@ pub struct Row {
     pub gb_per_s: f64,
     pub baseline: &'static str,
     pub baseline_gb_per_s: f64,
-    /// Median over the pairs, as are all other figures; so it need not be the quotient of the two.
+    /// Median over the pairs, like all other figures, so it may differ from the quotient of the two.
     pub ratio: f64,
     pub cpu_s_per_gb: f64,
     pub baseline_cpu_s_per_gb: f64,
@@ -72,8 +72,8 @@ impl Default for CopyBench {
     }
 }
 
-/// Measures all rows, stores, loads and summed loads for each shape, and calls `progress` with each as it is there. Takes
-/// about 2 s a row at the defaults. Errors if memory cannot be had, or if a copy is not what it should be.
+/// Measures all rows: stores, loads and summed loads for each shape. Calls `progress` with each row when it is done.
+/// Takes about 2 s a row at the defaults. Errors if memory cannot be allocated, or if a copy is wrong.
 pub fn run(bench: &CopyBench, mut progress: impl FnMut(&Row)) -> Result<Vec<Row>> {
     let tensors = Memory::anonymous(bench.working_set_bytes as usize)?;
     let pool = Memory::anonymous(bench.working_set_bytes as usize)?;
@@ -91,7 +91,7 @@ pub fn run(bench: &CopyBench, mut progress: impl FnMut(&Row)) -> Result<Vec<Row>
     Ok(rows)
 }
 
-/// What a row copies. A store always sums.
+/// The kind of copy of a row. A store always sums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Store,
@@ -127,13 +127,13 @@ struct Rig<'a> {
     pool_id: PoolId,
 }
 
-/// The order of one pass: which block goes to, or comes from, the slot at which offset.
+/// The order of one pass: the block of each slot offset.
 struct Order {
     block_ids: Vec<u32>,
     offsets: Vec<u64>,
 }
 
-/// What a pass took.
+/// The cost of a pass.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: Duration,
@@ -144,7 +144,7 @@ impl Rig<'_> {
     fn new<'a>(bench: &CopyBench, shape: Shape, kind: Kind, tensors: &Memory, pool: &'a Memory) -> Result<Rig<'a>> {
         let blocks = (bench.working_set_bytes / shape.block_bytes()) as u32;
         if blocks == 0 || bench.pairs == 0 {
-            return Err(Error::invalid("the working set is below one block, or there are no pairs")
+            return Err(Error::invalid("the working set is smaller than one block, or the number of pairs is 0")
                 .with("working_set_bytes", bench.working_set_bytes)
                 .with("block_bytes", shape.block_bytes()));
         }
@@ -170,7 +170,7 @@ impl Rig<'_> {
         let mut pairs = Vec::new();
         for pair in 0..bench.pairs {
             let order = self.order(random);
-            // Who goes first changes, so that neither always finds the other's leavings in the cache.
+            // The two sides alternate in going first, so that neither always finds the other's data in the cache.
             let first = if pair % 2 == 0 { Some(self.pass_of_memcpy(&order)) } else { None };
             let (ours, _) = self.pass_of_engine(&order)?;
             pairs.push((ours, first.unwrap_or_else(|| self.pass_of_memcpy(&order))));
@@ -184,7 +184,8 @@ impl Rig<'_> {
         Order { block_ids, offsets: offsets.map(|slot| u64::from(slot) * self.shape.block_bytes()).collect() }
     }
 
-    /// One pass in jobs of the size of a long prompt's blocks, all submitted at once; with what came of each block.
+    /// One pass in jobs of the size of a long prompt's blocks, all submitted at once; returns the outcome of each
+    /// block.
     fn pass_of_engine(&self, order: &Order) -> Result<(Cost, Vec<Outcome>)> {
         const JOB_BYTES: u64 = 32 << 20;
         const PATIENCE: Duration = Duration::from_secs(60);
@@ -253,7 +254,7 @@ impl Rig<'_> {
         }
     }
 
-    /// Whether every slot holds its block, and every outcome says so.
+    /// Checks that every slot holds its block, and that every outcome reports success.
     fn check(&self, order: &Order, outcomes: &[Outcome]) -> Result<()> {
         let bytes = self.shape.block_bytes();
         assert_eq!(outcomes.len(), order.block_ids.len(), "each block has an outcome");
@@ -268,7 +269,9 @@ impl Rig<'_> {
             };
             let of_slot = checksum::checksum(self.pool.span(*offset, bytes).bytes());
             if outcomes[at] != expected || of_slot != checksum {
-                return Err(Error::new(ErrorKind::Corrupt, "a copied block differs").with("block_id", block_id));
+                return Err(
+                    Error::new(ErrorKind::Corrupt, "a copied block differs from its source").with("block_id", block_id)
+                );
             }
         }
         Ok(())

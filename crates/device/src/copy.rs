@@ -1,14 +1,13 @@
 //! The copy itself: gather fragments into a slice of a slot with its checksum, scatter a slice back.
 //!
-//! Holds true: all `unsafe` of the host engine is in this module and its children; whoever calls `gather` and
-//! `scatter` passes `Span`s, which cannot reach outside their [`Memory`]. When either returns, its bytes are
-//! visible to every thread and process that then learns of it: streaming stores are weakly ordered, so both
-//! end with a store fence.
+//! Invariants: all `unsafe` of the host engine is in this module and its children. Callers of `gather` and `scatter`
+//! pass `Span`s, which cannot reach outside their [`Memory`]. When either returns, its bytes are visible to every
+//! thread and process that then learns of it: streaming stores are weakly ordered, so both end with a store fence.
 //!
-//! Stores stream past the cache wherever the machine can, because a KV block is far larger than what is worth
-//! keeping and its reader is another core or a device: that saves the read-for-ownership of the destination.
-//! With AVX-512 the checksum is folded in the registers that carry the bytes; elsewhere each piece passes through a
-//! buffer in the first-level cache, where it is summed. Stores are always summed, loads where their job says so.
+//! Stores stream past the cache wherever the machine can. A KV block is much larger than what is worth caching, and
+//! its reader is another core or a device. Streaming saves the read-for-ownership of the destination. With AVX-512
+//! the checksum is folded in the registers that carry the bytes. Elsewhere each piece goes through a buffer in the
+//! first-level cache, where it is summed up. Stores are always summed, loads if their job asks for it.
 
 use std::fmt;
 
@@ -65,7 +64,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// Copies the spans of `from`, one after another, to `to`, and returns the checksum of what was copied.
+/// Copies the spans of `from` consecutively to `to`, and returns the checksum of the copied bytes.
 pub(crate) fn gather<'a>(level: Level, to: Span<'a>, from: impl Iterator<Item = Span<'a>>) -> u64 {
     let (mut sum, mut rest) = (Checksum::new(), to);
     copy_summed(level, &mut sum, from.map(|from| (rest.take(from.len()), from)));
@@ -74,7 +73,7 @@ pub(crate) fn gather<'a>(level: Level, to: Span<'a>, from: impl Iterator<Item = 
     sum.finish()
 }
 
-/// Copies `from` to the spans of `to`, one after another.
+/// Copies `from` to the spans of `to` consecutively.
 pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from: Span<'a>) {
     let mut rest = from;
     for to in to {
@@ -85,7 +84,8 @@ pub(crate) fn scatter<'a>(level: Level, to: impl Iterator<Item = Span<'a>>, from
     fence();
 }
 
-/// As `scatter`, and adds what was copied to `sum`: the very bytes that arrived, whatever becomes of `from` meanwhile.
+/// Like `scatter`, and adds the copied bytes to `sum`: exactly those that arrived, even if `from` changes at the same
+/// time.
 pub(crate) fn scatter_summed<'a>(level: Level, sum: &mut Checksum, to: impl Iterator<Item = Span<'a>>, from: Span<'a>) {
     let mut rest = from;
     copy_summed(level, sum, to.map(|to| (to, rest.take(to.len()))));
@@ -93,15 +93,15 @@ pub(crate) fn scatter_summed<'a>(level: Level, sum: &mut Checksum, to: impl Iter
     fence();
 }
 
-/// Adds what lies in `span` to `sum`. Others may write it meanwhile: the sum is then of a mix.
+/// Adds the content of `span` to `sum`. If others write it at the same time, the sum is that of a mix.
 pub(crate) fn sum_up(level: Level, sum: &mut Checksum, span: Span<'_>) {
     let mut rest = span;
     #[cfg(target_arch = "x86_64")]
     if level.0 == Kind::Avx512 {
         let body = rest.take(rest.len() / x86::STRIDE_BYTES * x86::STRIDE_BYTES);
         if !body.is_empty() {
-            // SAFETY: the level says that the machine has the instructions; the span lies in its memory, and was cut to
-            // whole strides.
+            // SAFETY: the level guarantees that the machine has the instructions; the span lies in its memory, and
+            // was cut to whole strides.
             unsafe { x86::fold(body.as_ptr(), body.len(), sum.lanes()) };
         }
     }
@@ -146,7 +146,7 @@ fn copy_edge(sum: &mut Checksum, to: Span<'_>, from: Span<'_>) {
     }
 }
 
-/// Copies and sums whole strides to whole cache lines; `next` is what is likely to be copied after them.
+/// Copies and sums whole strides to whole cache lines; `next` is the likely source of the next copy.
 #[cfg(target_arch = "x86_64")]
 fn copy_body(sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
     assert_eq!(to.len(), from.len(), "both spans of a copy are of one length");
@@ -158,10 +158,11 @@ fn copy_body(sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
     unsafe { x86::fold_and_stream(to.as_mut_ptr(), from.as_ptr(), from.len(), next.as_ptr(), sum.lanes()) }
 }
 
-/// A third of the first-level cache, so that a piece is still there when it is summed and copied on.
+/// A third of the first-level cache, so that a piece is still there when it is summed and copied.
 const BOUNCE_BYTES: usize = 16 << 10;
 
-/// Through a buffer: what is summed is what arrives, also if somebody writes the source meanwhile.
+/// Copies through a buffer: the summed bytes are those that arrive, even if somebody writes the source at the same
+/// time.
 fn copy_in_pieces<'a>(level: Level, sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
     let mut buffer = [0; BOUNCE_BYTES];
     for (mut to, mut from) in pairs {
@@ -197,16 +198,15 @@ fn stream(level: Level, to: Span<'_>, from: Span<'_>) {
     }
 }
 
-/// How many bytes of `to` lie before its first cache line, and how many after that are whole strides of the
-/// streaming kernels.
+/// Bytes of `to` before its first cache line, and bytes after that in whole strides of the streaming kernels.
 #[cfg(target_arch = "x86_64")]
 fn stream_parts(to: Span<'_>) -> (usize, usize) {
     let head = to.as_mut_ptr().align_offset(x86::LINE_BYTES).min(to.len());
     (head, (to.len() - head) / x86::STRIDE_BYTES * x86::STRIDE_BYTES)
 }
 
-/// Orders the streaming stores before whatever this thread publishes next, and what it copied before whatever it, or a
-/// thread that learns of it, reads next: the slot's generation.
+/// Orders the streaming stores before this thread's next publication. Also orders the copied reads before the next
+/// read of the slot's generation, by this thread or one that learns of the copy.
 fn fence() {
     #[cfg(target_arch = "x86_64")]
     x86::store_fence();
@@ -221,7 +221,7 @@ mod tests {
 
     const LEN: u64 = 4096;
 
-    /// Source with distinct bytes, and a zeroed destination.
+    /// A source with distinct bytes, and a zeroed destination.
     fn memories() -> (Memory, Memory) {
         let from = Memory::anonymous(LEN as usize).unwrap();
         from.write(0, &(0..LEN as u32).map(|i| (i * i / 7 + 1) as u8).collect::<Vec<_>>());
@@ -240,7 +240,7 @@ mod tests {
         for level in Level::available() {
             let (from, to) = memories();
             for (to_at, from_at, len) in cases() {
-                // Two fragments, so that a fold goes on, or does not, across a border.
+                // Two fragments, so that a fold may continue across a border.
                 let fragments = [from.span(from_at, len), from.span(2048 + to_at, len)];
                 let expected = fragments.map(|fragment| fragment.bytes().to_vec()).concat();
                 let sum = gather(level, to.span(to_at, 2 * len), fragments.into_iter());

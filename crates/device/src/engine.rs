@@ -1,9 +1,9 @@
-//! What every copy engine promises.
+//! The promises of every copy engine.
 //!
-//! - `submit` never blocks: it refuses with `Full` at the limit and with `Invalid` what could touch a byte
-//!   outside the registered memory; a refused job leaves no trace.
-//! - An accepted job is completed exactly once, whatever happens to its items. Completions of one direction
-//!   come in the order of submission; loads and stores overtake each other.
+//! - `submit` never blocks. It refuses with `Full` at the limit, and with `Invalid` any job that could touch a byte
+//!   outside the registered memory. A refused job leaves no trace.
+//! - An accepted job is completed exactly once, whatever happens to its items. Completions of one direction come in
+//!   the order of submission; loads and stores may overtake each other.
 //! - When a completion can be polled, all bytes of the job are visible to every process that maps them.
 
 use std::time::Instant;
@@ -17,22 +17,22 @@ use crate::job::{Completion, Job, JobId};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct PoolId(pub u32);
 
-/// See the module's head. Shared between the thread that submits and those that poll or wait.
+/// See the module documentation. Shared between the thread that submits and those that poll or wait.
 pub trait CopyEngine: Send + Sync {
     /// Makes a pool's data mapping a source and destination of jobs. `Invalid` if it overlaps a tensor.
     fn attach_pool(&self, memory: Memory) -> Result<PoolId>;
 
-    /// Refuses new jobs on the pool. Jobs in flight go on; the mapping's owner is dropped after the last one.
+    /// Refuses new jobs on the pool. Jobs in flight continue; the mapping's owner is dropped after the last one.
     /// `NotFound` if the pool is not attached.
     fn detach_pool(&self, pool: PoolId) -> Result<()>;
 
     /// Queues a job.
     fn submit(&self, job: Job) -> Result<()>;
 
-    /// Takes the completions that are there, without waiting.
+    /// Takes the available completions, without waiting.
     fn poll(&self) -> Vec<Completion>;
 
-    /// Waits until none of `jobs` is in flight; ids that are unknown or were completed before are fine. Takes
-    /// no completion away. `Timeout` at the deadline.
+    /// Waits until none of `jobs` is in flight. Ids that are unknown or already completed are accepted. Takes no
+    /// completions. `Timeout` at the deadline.
     fn wait(&self, jobs: &[JobId], deadline: Instant) -> Result<()>;
 }

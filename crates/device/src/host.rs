@@ -1,12 +1,12 @@
 //! The copy engine over host memory: a few threads that take tiles from two queues, loads before stores.
 //!
-//! Holds true: a job is in `in_flight` from `submit` until its completion is published, once; jobs of one
-//! direction are published in the order of submission, so a finished job waits for those before it; jobs in
-//! flight and completions not yet polled together never exceed `queue_jobs`. Tiles are taken and completions
-//! published under one lock, bytes are copied and guards called under none.
+//! Invariants: a job is in `in_flight` from `submit` until its completion is published, once. Jobs of one direction
+//! are published in the order of submission, so a finished job waits for earlier ones. Jobs in flight and completions
+//! not yet polled together never exceed `queue_jobs`. Tiles are taken and completions published under one lock; no
+//! lock is held while bytes are copied and guards called.
 //!
-//! Loads go first because a request waits for its first token, while nobody waits for a store, except in
-//! `wait`; and there the engine's thread, which would bring more loads, is itself the one that waits.
+//! Loads go first because a request waits for its first token. Nobody waits for a store, except in `wait`; and the
+//! engine's thread, which would submit more loads, is then itself the waiter.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
@@ -24,16 +24,16 @@ use crate::job::{Completion, Direction, Job, JobId, Outcome};
 use crate::plan::{self, Part, Spread, Tile};
 use crate::tensor::Tensors;
 
-/// How an engine runs; the defaults suit a worker that shares its machine with the model.
+/// An engine's options; the defaults suit a worker that shares its machine with the model.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
     /// 1 to 64. At most four by default, since the copies take cores from the model.
     pub threads: usize,
-    /// Jobs submitted whose completions were not yet polled. An engine step brings a handful; a thousand means
-    /// that nobody polls.
+    /// Limit on the jobs submitted whose completions were not yet polled. An engine step submits a handful; a
+    /// thousand means that nobody polls.
     pub queue_jobs: usize,
-    /// A lone large item is copied by several threads in parts of about this size or more. 8 MiB take about
-    /// 400 µs to copy, and joining the checksums of two parts takes 130 µs.
+    /// Several threads copy a single large item in parts of about this size or more. 8 MiB take about 400 µs to copy,
+    /// and joining the checksums of two parts takes 130 µs.
     pub part_bytes: u64,
     pub level: Level,
 }
@@ -45,7 +45,7 @@ impl Default for HostOptions {
     }
 }
 
-/// See the module's head. Dropping it ends the copies that have begun, abandons the others and joins the
+/// See the module documentation. Dropping it ends the copies that have begun, abandons the others and joins the
 /// threads: afterwards no byte is touched.
 pub struct HostCopyEngine {
     shared: Arc<Shared>,
@@ -56,10 +56,12 @@ impl HostCopyEngine {
     /// Errors with `Invalid` on options out of range, `Unavailable` if a thread cannot be started.
     pub fn new(tensors: Tensors, options: HostOptions) -> Result<HostCopyEngine> {
         if !(1..=64).contains(&options.threads) || options.queue_jobs == 0 || options.part_bytes == 0 {
-            return Err(Error::invalid("a copy engine has 1 to 64 threads, room for a job, and parts of some bytes")
-                .with("threads", options.threads)
-                .with("queue_jobs", options.queue_jobs)
-                .with("part_bytes", options.part_bytes));
+            return Err(Error::invalid(
+                "a copy engine must have 1 to 64 threads, a queue of at least one job, and parts of at least one byte",
+            )
+            .with("threads", options.threads)
+            .with("queue_jobs", options.queue_jobs)
+            .with("part_bytes", options.part_bytes));
         }
         let shared = Shared { tensors, options, queue: Mutex::default(), work: Condvar::new(), done: Condvar::new() };
         let mut engine = HostCopyEngine { shared: Arc::new(shared), threads: Vec::new() };
@@ -102,7 +104,7 @@ impl CopyEngine for HostCopyEngine {
         queue.push(Arc::new(Running::new(job, pool, tiles)));
         drop(queue);
         shared.work.notify_all();
-        // A job without items is finished as it is.
+        // A job without items is already finished.
         shared.publish(direction);
         Ok(())
     }
@@ -131,8 +133,8 @@ impl Drop for HostCopyEngine {
         self.shared.lock().is_stopping = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A copy thread catches the guard's panics and has none of its own; if it had, this is no place to
-            // raise it again.
+            // A copy thread catches the guard's panics and does not panic itself. If it did, this would be the wrong
+            // place to propagate it.
             let _ = thread.join();
         }
     }
@@ -170,7 +172,7 @@ struct Queue {
 struct Lane {
     /// Not yet published, in the order of submission.
     order: VecDeque<Arc<Running>>,
-    /// Those of them that have tiles nobody has taken, and the next such tile.
+    /// Those of them with tiles that nobody has taken, and the next such tile.
     open: VecDeque<(Arc<Running>, usize)>,
 }
 
@@ -185,7 +187,7 @@ struct Running {
 
 struct Progress {
     outcomes: Vec<Outcome>,
-    /// Parts that were copied so far, of items that are copied in parts.
+    /// Copied parts of items that are copied in parts.
     parts: HashMap<usize, Vec<Copied>>,
     bytes: u64,
     finished: Instant,
@@ -196,7 +198,7 @@ struct Progress {
 struct Copied {
     part: usize,
     bytes: u64,
-    /// Bytes that the checksum is of: those beside the item belong to its first and last part.
+    /// Number of bytes in the checksum: the bytes beside the item belong to its first and last part.
     summed: u64,
     /// `None` if the guard refused; 0 for loads that are not summed.
     checksum: Option<u64>,
@@ -205,7 +207,7 @@ struct Copied {
 impl Queue {
     fn admit(&mut self, id: JobId, limit: usize) -> Result<()> {
         if self.in_flight.contains(&id) || self.published.iter().any(|completion| completion.job_id == id) {
-            return Err(Error::invalid("the job's id is in use").with("job", id));
+            return Err(Error::invalid("the job's id is already in use").with("job", id));
         }
         if self.in_flight.len() + self.published.len() >= limit {
             return Err(Error::new(ErrorKind::Full, "the copy queue is full").with("queue_jobs", limit));
@@ -240,7 +242,7 @@ impl Queue {
         Some((running, tile))
     }
 
-    /// Publishes the finished jobs that no unfinished one precedes, and returns them.
+    /// Publishes and returns the finished jobs that no unfinished one precedes.
     fn publish(&mut self, direction: Direction) -> Vec<Arc<Running>> {
         let is_finished = |running: &mut Arc<Running>| running.tiles_left.load(Ordering::Acquire) == 0;
         let mut finished = Vec::new();
@@ -258,7 +260,7 @@ impl Shared {
         self.queue.lock().expect(LOCK)
     }
 
-    /// The life of a copy thread.
+    /// The loop of a copy thread.
     fn work(&self) {
         while let Some((running, tile)) = self.next_tile() {
             if self.run(&running, &running.tiles[tile]) {
@@ -284,11 +286,11 @@ impl Shared {
         if !finished.is_empty() {
             self.done.notify_all();
         }
-        // Dropped without the lock: the last job on a detached pool unmaps it, which takes a while.
+        // Dropped without the lock: the last job on a detached pool unmaps it, which takes time.
         drop(finished);
     }
 
-    /// Copies a tile; says whether it was the job's last.
+    /// Copies a tile; returns whether it was the job's last.
     fn run(&self, running: &Running, tile: &Tile) -> bool {
         running.started.get_or_init(Instant::now);
         for item in tile.items.clone() {
@@ -362,7 +364,7 @@ impl Running {
         }
     }
 
-    /// Keeps a part; with the last one, the whole item.
+    /// Stores a part; returns the whole item with the last part.
     fn join(&self, item: usize, count: usize, copied: Copied) -> Option<Copied> {
         let mut progress = self.progress();
         let parts = progress.parts.entry(item).or_default();
@@ -381,7 +383,7 @@ impl Running {
         })
     }
 
-    /// Asks the guard whether the copy counts, and notes it.
+    /// Asks the guard whether the copy is valid, and records the outcome.
     fn settle(&self, item: usize, whole: Copied) {
         let Some(checksum) = whole.checksum else { return };
         let (reported, outcome) = match self.job.direction {

@@ -1,9 +1,9 @@
-//! What is to be copied, and what came of it.
+//! Jobs to copy, and their outcomes.
 //!
-//! A job copies items between tensors and slots of one pool, in one direction. The slice of an item is its
-//! blocks in the order given, each with its fragments in the order of its group's refs, without gaps:
-//! block-major, so that the part of a slot that belongs to a run of blocks is one range, and a load that needs
-//! only the last blocks of a slot is an item with a later offset.
+//! A job copies items between tensors and slots of one pool, in one direction. The slice of an item is its blocks in
+//! the given order, each with its fragments in the order of its group's refs, without gaps. This order is
+//! block-major, so the part of a slot for a run of blocks is one range. A load that needs only the last blocks of a
+//! slot is an item with a later offset.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub type JobId = u64;
 pub enum Direction {
     /// From the tensors to the pool, with a checksum of each item's slice.
     Store,
-    /// From the pool to the tensors, with the checksum of each item's slice if the job says so.
+    /// From the pool to the tensors, with the checksum of each item's slice if the job asks for it.
     Load,
 }
 
@@ -27,7 +27,7 @@ pub struct Job {
     pub direction: Direction,
     pub pool: PoolId,
     pub items: Vec<Item>,
-    /// Rows of the tensors, which the items refer to by range.
+    /// Rows of the tensors; the items refer to them by range.
     pub block_ids: Vec<u32>,
     /// Whether a load sums its slices, in the same pass; a store always does.
     pub is_summed: bool,
@@ -37,35 +37,37 @@ pub struct Job {
 /// One slice: consecutive blocks of one slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Item {
-    /// Byte offset in the pool's data mapping at which the first block begins.
+    /// Byte offset of the first block in the pool's data mapping.
     pub offset: u64,
     /// Position of the group in [`crate::Tensors`].
     pub group: u16,
-    /// Which of the job's `block_ids`; at least one.
+    /// Range in the job's `block_ids`; at least one.
     pub blocks: Range<u32>,
-    /// Bytes of the slice before and behind the item's that a summed load only sums, since the slice has one checksum.
+    /// Bytes of the slice before and after the item's. A summed load only sums them, since the slice has one
+    /// checksum.
     pub beside: [u64; 2],
 }
 
-/// Decides for each item whether its slot is still the one that was meant. Called on the engine's threads, from
-/// several at a time; a guard that panics has refused.
+/// Decides for each item whether its slot is still the intended one. Called on the engine's threads, on several at a
+/// time. A guard that panics has refused.
 pub trait SlotGuard: Send + Sync {
-    /// Whether item `item` may be copied. Asked before each part of it where an item is copied in parts.
+    /// Whether item `item` may be copied. If an item is copied in parts, called before each part.
     fn before(&self, item: usize) -> bool;
 
-    /// Whether the copy of item `item` counts; asked once, after its last byte is visible to all. `checksum` is
-    /// of the slice, `None` for loads that are not summed. The place to write a birth record, or to compare with one.
+    /// Whether the copy of item `item` is valid. Called once, after its last byte is visible to all. `checksum`
+    /// covers the slice, `None` for loads that are not summed. A slice checksum record (birth record) is written or
+    /// compared here.
     fn after(&self, item: usize, checksum: Option<u64>) -> bool;
 }
 
-/// What came of an item.
+/// The outcome of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Stored {
         checksum: u64,
     },
     Loaded,
-    /// The guard refused before or after the copy: the destination's bytes mean nothing.
+    /// The guard refused before or after the copy: the destination's bytes are meaningless.
     Failed,
 }
 
@@ -76,8 +78,8 @@ pub struct Completion {
     pub direction: Direction,
     /// By item.
     pub outcomes: Vec<Outcome>,
-    /// Of the items that did not fail.
+    /// Total of the items that did not fail.
     pub bytes: u64,
-    /// From the start of the first copy to the end of the last; time in the queue is not in it.
+    /// From the start of the first copy to the end of the last, without the time in the queue.
     pub elapsed: Duration,
 }

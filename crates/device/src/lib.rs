@@ -1,11 +1,11 @@
 //! Copy engines: KV blocks between the engine's tensors and slots of the mapped pool.
 //!
-//! Read in the order the data passes: [`tensor`] says where a block's fragments lie, [`job`] what is to be
-//! copied and what came of it, [`engine`] what every copy engine promises, `plan` checks a job and cuts it into
-//! tiles, [`host`] runs the tiles on threads, [`copy`] moves the bytes. [`mod@bench`] measures it.
+//! In the order data passes: [`tensor`] describes where a block's fragments lie, [`job`] the copies and their
+//! outcomes, [`engine`] the promises of every copy engine. `plan` checks a job and cuts it into tiles, [`host`] runs
+//! the tiles on threads, [`copy`] moves the bytes. [`mod@bench`] measures it.
 //!
-//! Holds true: a job that could touch a byte outside the registered memory is refused when it is submitted;
-//! every accepted job is completed exactly once; `unsafe` is in `copy` alone.
+//! Invariants: a job that could touch a byte outside the registered memory is refused at submission. Every accepted
+//! job is completed exactly once. `unsafe` is in `copy` alone.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Checks a job and cuts it into tiles, the shares that threads take. Pure: no memory is touched.
 //!
-//! Holds true: a job that passes names only bytes inside its pool and its tensors; its tiles cover each byte of
-//! each item once; the tiles of an item are numbered in the order of its bytes.
+//! Invariants: an accepted job refers only to bytes inside its pool and its tensors. Its tiles cover each byte of
+//! each item once. The tiles of an item are numbered in the order of its bytes.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use forebay_core::{Error, Result};
 use crate::job::{Item, Job};
 use crate::tensor::Tensors;
 
-/// Small items share a tile up to this size: to copy that takes 10 µs or more, much longer than to take a tile.
+/// Small items share a tile up to this size: copying it takes 10 µs or more, much longer than taking a tile.
 const TILE_BYTES: u64 = 256 << 10;
 
 /// Consecutive whole items, or one part of one item.
@@ -28,7 +28,7 @@ pub(crate) struct Part {
     pub count: usize,
 }
 
-/// How far a job may be spread.
+/// Limits on splitting a job.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     pub threads: usize,
@@ -36,14 +36,14 @@ pub(crate) struct Spread {
     pub part_bytes: u64,
 }
 
-/// Errors with `Invalid` if the job names a group, block or byte that is not there.
+/// Errors with `Invalid` if the job refers to a group, block or byte that does not exist.
 pub(crate) fn plan(job: &Job, tensors: &Tensors, pool_bytes: u64, spread: Spread) -> Result<Vec<Tile>> {
     let check = |(at, item)| item_bytes(item, job, tensors, pool_bytes).map_err(|error| error.with("item", at));
     let sizes = job.items.iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
     Ok(cut(&sizes, spread))
 }
 
-/// Length of an item's slice. For an item that `plan` has accepted.
+/// Length of an item's slice. The item must have been accepted by `plan`.
 pub(crate) fn slice_bytes(item: &Item, tensors: &Tensors) -> u64 {
     tensors.block_bytes(item.group).map_or(0, |bytes| bytes * item.blocks.len() as u64)
 }
@@ -54,7 +54,7 @@ fn item_bytes(item: &Item, job: &Job, tensors: &Tensors, pool_bytes: u64) -> Res
     let rows = tensors.rows(item.group).ok_or_else(unknown_group)?;
     let blocks = item.blocks.start as usize..item.blocks.end as usize;
     let ids = job.block_ids.get(blocks).filter(|ids| !ids.is_empty()).ok_or_else(|| {
-        Error::invalid("an item's blocks are none or not in the job's list")
+        Error::invalid("an item has no blocks, or blocks that are not in the job's list")
             .with("blocks", format!("{:?}", item.blocks))
             .with("block_ids", job.block_ids.len())
     })?;
@@ -73,8 +73,8 @@ fn item_bytes(item: &Item, job: &Job, tensors: &Tensors, pool_bytes: u64) -> Res
     Ok(bytes)
 }
 
-/// With fewer items than threads large items are split, so that one big block does not leave threads idle;
-/// otherwise neighbours are put together up to `TILE_BYTES`.
+/// If there are fewer items than threads, large items are split, so that one big block does not leave threads idle.
+/// Otherwise neighbours are joined up to `TILE_BYTES`.
 fn cut(sizes: &[u64], spread: Spread) -> Vec<Tile> {
     if sizes.len() < spread.threads {
         let parts = |bytes: &u64| (bytes / spread.part_bytes).clamp(1, spread.threads.div_ceil(sizes.len()) as u64);
@@ -91,7 +91,7 @@ fn cut(sizes: &[u64], spread: Spread) -> Vec<Tile> {
     tiles
 }
 
-/// Splits at whole pages, so that no part begins with a ragged edge where the item does not.
+/// Splits at whole pages, so that a part begins unaligned only if the item does.
 fn split(item: usize, bytes: u64, parts: u64) -> impl Iterator<Item = Tile> {
     let part_bytes = bytes.div_ceil(parts).next_multiple_of(forebay_core::PAGE_BYTES);
     let count = bytes.div_ceil(part_bytes) as usize;

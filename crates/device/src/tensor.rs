@@ -1,11 +1,11 @@
 //! Where the fragments of a block lie in the engine's KV tensors.
 //!
-//! Holds true: every page that [`Tensors`] can name, for every block id below `rows` of its group, lies inside
-//! its tensor's memory; this is checked once, when the tensors are registered.
+//! Invariants: every page that [`Tensors`] can name, for every block id less than its group's `rows`, lies inside its
+//! tensor's memory. This is checked once, when the tensors are registered.
 //!
-//! A block of a group consists of one fragment per ref (usually one per layer): `page_bytes` at
-//! `offset + block_id * row_stride_bytes` of the ref's tensor. Its bytes, here and in a slot, are those
-//! fragments in the order of the refs.
+//! A block of a group consists of one fragment per ref (usually one per layer): `page_bytes` at `offset + block_id *
+//! row_stride_bytes` of the ref's tensor. Its bytes, here and in a slot, are those fragments in the order of the
+//! refs.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub struct Tensor {
 pub struct PageRef {
     /// Position in the list of tensors.
     pub tensor: usize,
-    /// Without the padding that a row may end with.
+    /// Without the padding at the end of a row.
     pub page_bytes: u64,
 }
 
@@ -42,13 +42,13 @@ pub struct Tensors {
 struct Group {
     refs: Vec<PageRef>,
     block_bytes: u64,
-    /// Blocks that every tensor of the group has.
+    /// Number of blocks that every tensor of the group has.
     rows: u32,
 }
 
 impl Tensors {
-    /// Errors with `Invalid` on a tensor or page that reaches outside its memory, rows that overlap, and
-    /// groups without bytes.
+    /// Errors with `Invalid` on a tensor or page that reaches outside its memory, rows that overlap, and groups
+    /// without bytes.
     pub fn new(tensors: Vec<Tensor>, groups: Vec<Vec<PageRef>>) -> Result<Tensors> {
         let groups = groups
             .into_iter()
@@ -63,7 +63,7 @@ impl Tensors {
         Some(self.groups.get(usize::from(group))?.block_bytes)
     }
 
-    /// Number of blocks of the group: block ids are below it.
+    /// Number of blocks of the group: every block id is less.
     pub fn rows(&self, group: u16) -> Option<u32> {
         Some(self.groups.get(usize::from(group))?.rows)
     }
@@ -72,8 +72,8 @@ impl Tensors {
         self.tensors.iter().any(|tensor| tensor.memory.overlaps(memory))
     }
 
-    /// The fragments that make up bytes `range` of the blocks `block_ids`, one block after another; those at
-    /// the ends of the range are cut to it. The ids must be below `rows`.
+    /// The fragments of bytes `range` of the blocks `block_ids`, block after block; fragments at the ends of the
+    /// range are cut to it. The ids must be less than `rows`.
     pub(crate) fn fragments<'a>(
         &'a self,
         group: u16,
@@ -101,7 +101,9 @@ impl Group {
         let (mut block_bytes, mut rows) = (0u64, u32::MAX);
         for page in &refs {
             let tensor = tensors.get(page.tensor).ok_or_else(|| {
-                Error::invalid("a ref names no tensor").with("tensor", page.tensor).with("tensors", tensors.len())
+                Error::invalid("a ref names a tensor that does not exist")
+                    .with("tensor", page.tensor)
+                    .with("tensors", tensors.len())
             })?;
             tensor.check(page.page_bytes).map_err(|error| error.with("tensor", page.tensor))?;
             let sum = block_bytes.checked_add(page.page_bytes);
@@ -123,7 +125,7 @@ impl Tensor {
         let is_inside = end.is_some_and(|end| end <= self.memory.len() as u64);
         let is_apart = self.rows <= 1 || page_bytes <= self.row_stride_bytes;
         if page_bytes == 0 || self.rows == 0 || !is_inside || !is_apart {
-            return Err(Error::invalid("a tensor's pages are empty, overlap or reach outside its memory")
+            return Err(Error::invalid("a tensor's pages are empty, overlap, or reach outside its memory")
                 .with("page_bytes", page_bytes)
                 .with("offset", self.offset)
                 .with("rows", self.rows)

@@ -1,5 +1,5 @@
-//! Claims about the host engine as a whole. Copies are compared byte for byte, whole memories included, with a
-//! naive model over vectors; what threads do is made certain by guards that wait at a gate, never by sleeping.
+//! Claims about the host engine as a whole. Copies are compared byte for byte, whole memories included, with a naive
+//! model over vectors. Guards that wait at a gate make the threads' order certain, never sleeps.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ impl Rig {
         Rig { engine, tensor, memory, pool }
     }
 
-    /// A job that copies block i to, or from, slot i, for each of `blocks`.
+    /// A job that copies block i to or from slot i, for each of `blocks`.
     fn job(&self, id: JobId, direction: Direction, blocks: &[u32]) -> Job {
         let page = (self.tensor.len() / BLOCKS as usize) as u64;
         let item = |at: usize| Item {
@@ -125,9 +125,9 @@ impl Gate {
 /// A random layout, and which blocks go to which offsets.
 #[derive(Clone, Debug)]
 struct Case {
-    /// Offset, padding of a row, and bytes of a page, by tensor.
+    /// For each tensor: offset, padding of a row, and bytes of a page.
     tensors: Vec<(u64, u64, u64)>,
-    /// Tensors by group; bytes of a page may be fewer than the tensor's.
+    /// For each group its tensors; a page may have fewer bytes than the tensor's.
     groups: Vec<Vec<(usize, u64)>>,
     items: Vec<CaseItem>,
     threads: usize,
@@ -176,7 +176,7 @@ fn case() -> impl Strategy<Value = Case> {
 struct Model {
     tensors: Vec<Vec<u8>>,
     pool: Vec<u8>,
-    /// Of each item: where its slice lies, and its fragments.
+    /// For each item: position of its slice, and its fragments.
     items: Vec<(u64, Vec<Fragment>)>,
 }
 
@@ -281,8 +281,8 @@ proptest! {
             prop_assert!(contents(memory) == *bytes, "a store changed a tensor at level {}", level);
         }
 
-        // A tensor that two refs of a block share is written twice with the bytes of one page: what the second
-        // ref read is what the first read, so the order does not matter.
+        // A tensor that two refs of a block share is written twice with the bytes of one page. Both refs read the
+        // same bytes, so the order does not matter.
         for (memory, bytes) in memories.iter().zip(&mut model.tensors) {
             *bytes = noise(bytes.len(), case.seed.wrapping_add(99));
             memory.write(0, bytes);
@@ -326,7 +326,7 @@ fn a_summed_load_sums_the_whole_slice_also_where_it_copies_a_part_of_it_in_parts
     let rig = Rig::with_pages(page, 3, 8);
     rig.memory.write(0, &noise(rig.memory.len(), 2));
     let (page, told) = (page as u64, mpsc::channel());
-    // A slot of four blocks, of which the last, the middle two, the first and all are loaded.
+    // A slot of four blocks. The loads take its last one, the middle two, the first, and all.
     for (id, (skipped, blocks)) in [(3, 1), (1, 2), (0, 1), (0, 4)].into_iter().enumerate() {
         let said = told.0.clone();
         let guard: Box<dyn SlotGuard> = Box::new(Probe(|_| true, move |_, sum| said.send(sum).is_ok()));
@@ -538,7 +538,7 @@ fn a_finished_store_waits_for_the_stores_before_it_and_a_load_does_not() {
     let guard = Probe(|_| true, move |_, _| copied.send(()).is_ok());
     rig.engine.submit(Job { guard: Some(Box::new(guard)), ..rig.job(2, Direction::Store, &[1]) }).unwrap();
     is_copied.recv_timeout(PATIENCE).unwrap();
-    // The thread that is not at the gate takes this only when it is done with store 2.
+    // The thread that is not at the gate takes this only after store 2.
     rig.engine.submit(rig.job(3, Direction::Load, &[2])).unwrap();
     assert_eq!(rig.finish(&[3]).iter().map(|completion| completion.job_id).collect::<Vec<_>>(), [3]);
     gate.open();
@@ -606,7 +606,7 @@ fn a_detached_pool_takes_no_new_jobs_finishes_the_old_and_is_let_go() {
     assert!(witness.upgrade().is_some(), "the pool was let go while a job was at work in it");
     gate.open();
     assert!(matches!(rig.finish(&[1])[0].outcomes[0], Outcome::Stored { .. }));
-    // The only thread lets go of a job before it takes the next.
+    // The only thread releases a job before it takes the next.
     rig.engine.submit(rig.job(3, Direction::Store, &[0])).unwrap();
     rig.finish(&[3]);
     assert!(witness.upgrade().is_none(), "the pool was kept after its last job");

@@ -1,8 +1,8 @@
-//! What goes before a block's bytes wherever a store keeps it under a name that others may write: who it is, how
-//! long, and its checksum. `docs/formats/block.md` gives it byte by byte.
+//! The header before a block's bytes in every shared store: key, length and checksum. Other programs may write there
+//! too. `docs/formats/block.md` gives the header byte by byte.
 //!
-//! Invariant: a header that [`Header::read`] returns was written whole, in a version that is known here; whether it is
-//! the block that was asked for is the caller's [`Header::is_of`].
+//! Invariant: a header that [`Header::read`] returns was written whole, in a known version. The caller checks with
+//! [`Header::is_of`] whether it is the requested block's.
 
 use forebay_core::checksum::checksum;
 use forebay_core::{BlockHash, BlockKey, NamespaceId};
@@ -14,11 +14,11 @@ const MAGIC: &[u8; 8] = b"FOREBAYB";
 const VERSION: u32 = 1;
 const SEAL_AT: usize = HEADER_BYTES - 8;
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     pub key: BlockKey,
-    /// Of the block, without the header.
+    /// Length of the block without the header.
     pub length_bytes: u64,
     /// CRC-64/NVME of the block.
     pub checksum: u64,
@@ -41,7 +41,7 @@ impl Header {
         bytes
     }
 
-    /// `None` if this is no header: another's bytes, a torn or damaged one, or a version of the future.
+    /// `None` if the bytes are not a header: foreign, torn or damaged bytes, or a future version.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
         let is_whole = checksum(&bytes[..SEAL_AT]) == u64::from_le_bytes(field(bytes, SEAL_AT));
         let version = u32::from_le_bytes(field(bytes, 8));
@@ -58,7 +58,7 @@ impl Header {
         })
     }
 
-    /// Whether this is the header of that block, with that many bytes.
+    /// Whether this is the header of the block with that key and length.
     pub fn is_of(&self, key: &BlockKey, length_bytes: u64) -> bool {
         self.key == *key && self.length_bytes == length_bytes
     }
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// The bytes of the page in `docs/formats`, so that a change of the format shows here.
+    /// The bytes in `docs/formats`, so that a change of the format fails here.
     #[test]
     fn its_bytes_are_those_of_the_format_page() {
         let bytes = header(&[0xAB; 4]).write();

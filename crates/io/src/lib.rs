@@ -1,23 +1,23 @@
-//! Everything that touches shared memory, disks and networks; what to do with them is decided in `forebay-core`.
+//! Everything that touches shared memory, disks and networks. `forebay-core` decides what to do with them.
 //!
-//! Invariant: `unsafe` appears only in the files that allow it by name, and each block there says who
-//! guarantees what.
+//! Invariant: `unsafe` appears only in the files that allow it by name, and each block there says who guarantees
+//! what.
 
 #![deny(unsafe_code)]
 
-pub mod arena;
+mod cancel;
 pub mod conformance;
 pub mod fs;
 pub mod header;
 #[cfg(feature = "object")]
 pub mod object;
+pub mod pool;
 pub mod purge;
 pub mod redis;
 pub mod ssd;
-mod store;
-mod ticket;
+mod store_report;
 mod transfers;
 pub mod trust;
 pub mod uring;
 
-pub use store::StoreReport;
+pub use store_report::StoreReport;

@@ -1,12 +1,12 @@
-//! Emptying stores that hosts share of some namespaces, beside serving: what all kinds of them have in common.
+//! Removing namespaces from shared stores while serving continues: what all kinds of shared stores have in common.
 //!
-//! A tier names its [`Place`]s. Each is emptied by one call that blocks, on a thread that is its caller's, past the
-//! tier's own queues, threads and connections. It gives way: after each step it rests as long as the step took, so it
-//! has half of a store's time at most, and less of a store that is busy with others.
+//! A tier lists its [`Place`]s. One blocking call empties each, on a thread of its caller, bypassing the tier's own
+//! queues, threads and connections. After each step the purge rests as long as the step took. So it takes at most
+//! half of a shared store's time, and less if the store is busy with others.
 //!
-//! Invariants: only what is named exactly as a block of one of the namespaces is removed; what was removed is counted
-//! as it goes, so that whoever gives up waiting knows it; what is there when a call begins is gone when it succeeds; a
-//! call ends with the first step after its deadline or after [`Purging::stop`].
+//! Invariants: only objects named exactly as a block of one of the namespaces are removed. Removed objects are
+//! counted during the call, so that a caller that stops waiting knows the count. Everything present when a call
+//! begins is gone when it succeeds. A call ends with the first step after its deadline or after [`Purging::stop`].
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,22 +17,22 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 
-/// A step that took longer is one of a store that is in trouble, and is not worth a longer rest.
+/// A step that took longer means that the shared store is in trouble; a longer rest would not help.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// A server, directory or bucket of a tier.
 pub struct Place {
-    /// As its operator knows it, without passwords.
+    /// The operator's name for it, without passwords.
     pub name: String,
-    /// No step takes longer, unless the store hangs.
+    /// No step takes longer, unless the shared store hangs.
     pub patience: Duration,
     pub empty: Empty,
 }
 
-/// Removes what is there of the namespaces. An error says why not all is gone, and what to do.
+/// Removes all blocks of the namespaces. An error says why some are left, and what to do.
 pub type Empty = Box<dyn FnOnce(&Purging) -> Result<()> + Send>;
 
-/// One place being emptied: what of, until when, and how far it is.
+/// The purge of one place: its namespaces, its deadline and its progress.
 pub struct Purging {
     namespaces: BTreeSet<NamespaceId>,
     deadline: Instant,
@@ -54,22 +54,22 @@ impl Purging {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Called when nobody waits for the purge any more.
     pub fn stop(&self) {
         self.is_stopped.store(true, Relaxed);
     }
 
-    /// Removed so far.
+    /// Blocks removed so far.
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Relaxed)
     }
 
-    /// Removed so far: what the store counts, of which a block may be several.
+    /// Removed so far, as the shared store counts; a block may be several values.
     pub fn values(&self) -> u64 {
         self.values.load(Relaxed)
     }
 
-    /// Since the last step has ended.
+    /// Time since the last step ended.
     pub fn silent_for(&self) -> Duration {
         self.last_step.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
@@ -87,14 +87,14 @@ impl Purging {
         self.values.fetch_add(values, Relaxed);
     }
 
-    /// A step that began at `begun` has ended: rests as long as it took. An error if it was the last.
+    /// Ends a step that began at `begun`: rests as long as the step took. An error if it was the last step.
     pub(crate) fn rest(&self, begun: Instant) -> Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         thread::sleep(begun.elapsed().min(LONGEST_REST).min(left));
         *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         if self.is_stopped.load(Relaxed) || Instant::now() >= self.deadline {
-            return Err(Error::new(ErrorKind::Timeout, "the time was up before all was removed")
-                .hint("purge again and give it longer: what was removed stays removed"));
+            return Err(Error::new(ErrorKind::Timeout, "the purge timed out before everything was removed")
+                .hint("purge again with a longer timeout; what was removed stays removed"));
         }
         Ok(())
     }

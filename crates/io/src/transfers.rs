@@ -14,7 +14,7 @@ struct Transfer {
     failed: u64,
 }
 
-/// See the module's head. Empty while nobody listens at that level.
+/// See the module documentation. Empty while that log level is disabled.
 #[derive(Default)]
 pub(crate) struct Transfers {
     last: u64,
@@ -31,7 +31,7 @@ impl Transfers {
         let direction = |op: &Operation| match op.kind {
             OpKind::Load { .. } => Some("load"),
             OpKind::Store => Some("store"),
-            OpKind::Find | OpKind::Remove { .. } => None,
+            OpKind::Exists | OpKind::Remove { .. } => None,
         };
         for wanted in ["load", "store"] {
             let members: Vec<&Operation> = taken.iter().filter(|op| direction(op) == Some(wanted)).collect();

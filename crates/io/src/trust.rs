@@ -1,6 +1,6 @@
-//! Files and directories that only root and this user could have made; what is believed says `forebay_core::trust`.
+//! Files and directories that only root and this user could have made; `forebay_core::trust` has the rules.
 //!
-//! Invariant: what is opened here cannot be replaced by anybody else afterwards, so it may be opened again by its path.
+//! Invariant: nobody else can later replace a file that was opened here, so it may be opened again by its path.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -11,7 +11,7 @@ use forebay_core::trust::{Facts, Role, Trust};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{Access, AtFlags, CWD, OFlags};
 
-/// What a directory of the daemon is for.
+/// The use of a directory of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holds {
     Sockets,
@@ -19,7 +19,7 @@ pub enum Holds {
 }
 
 impl Holds {
-    /// Of a directory that is made. Who may connect is decided by the sockets' modes and the peer's credentials.
+    /// Mode of a new directory. The sockets' modes and the peer's credentials decide who may connect.
     fn mode(self) -> u32 {
         match self {
             Holds::Sockets => 0o755,
@@ -42,8 +42,8 @@ impl Holds {
     }
 }
 
-/// The directory's real path, after it was made where it was missing, and all above it with it. Errors as
-/// [`check_directory`], and then makes nothing.
+/// Creates the directory with all its parents if missing, and returns its real path. Errors as [`check_directory`],
+/// and then creates nothing.
 pub fn make_directory(path: &Path, holds: Holds) -> Result<PathBuf> {
     let cannot = |error: io::Error| holds.cannot_use(path, error);
     let (real, is_there) = check_directory(path, holds)?;
@@ -52,13 +52,13 @@ pub fn make_directory(path: &Path, holds: Holds) -> Result<PathBuf> {
     }
     fs::DirBuilder::new().recursive(true).mode(holds.mode()).create(&real).map_err(cannot)?;
     let real = checked(Role::Directory, &real)?;
-    // The umask may have taken bits from it. It is no link and no stranger's, as was checked.
+    // The umask may have removed bits from the mode. The check has excluded links and other users' directories.
     fs::set_permissions(&real, Permissions::from_mode(holds.mode())).map_err(cannot)?;
     Ok(real)
 }
 
-/// Where the directory is or would be made, and whether it is there. Makes nothing. Errors with `Invalid` where somebody
-/// else could have made it or can change it, and with `Io` where this user may not write to it or make it.
+/// The directory's path, existing or to be made, and whether it exists. Creates nothing. Errors with `Invalid` if
+/// somebody else could have made it or can change it, and with `Io` if this user may not write to it or make it.
 pub fn check_directory(path: &Path, holds: Holds) -> Result<(PathBuf, bool)> {
     let cannot = |error: io::Error| holds.cannot_use(path, error);
     let absolute = std::path::absolute(path).map_err(cannot)?;
@@ -66,7 +66,7 @@ pub fn check_directory(path: &Path, holds: Holds) -> Result<(PathBuf, bool)> {
     let is_there = there == absolute;
     let (real, made) = match is_there {
         true => (checked(Role::Directory, there)?, None),
-        // As something above a directory, that is: what is made in it is our own.
+        // Checked as a parent directory, because whatever is created in it is our own.
         false => {
             let real = fs::canonicalize(there).map_err(cannot)?;
             (checked(Role::Above, &real)?, absolute.strip_prefix(there).ok())
@@ -77,20 +77,21 @@ pub fn check_directory(path: &Path, holds: Holds) -> Result<(PathBuf, bool)> {
     Ok((made.map_or(real.clone(), |made| real.join(made)), is_there))
 }
 
-/// The real path of a directory that is there already.
+/// The real path of an existing directory.
 pub fn checked(role: Role, path: &Path) -> Result<PathBuf> {
     let real = match (path.parent(), path.file_name()) {
         (Some(above), Some(name)) => fs::canonicalize(above).map(|above| above.join(name)),
         _ => fs::canonicalize(path),
     };
     let cannot =
-        |error| Error::new(ErrorKind::Io, "cannot look at the directory").with("path", path.display()).source(error);
+        |error| Error::new(ErrorKind::Io, "cannot stat the directory").with("path", path.display()).source(error);
     let real = real.map_err(cannot)?;
     trust().check_path(role, &real, |path| Ok(facts(&fs::symlink_metadata(path).map_err(cannot)?)))?;
     Ok(real)
 }
 
-/// Opens a file in a directory that was checked. An error of kind `PermissionDenied` says why it is not believed.
+/// Opens a file in a directory that was checked. An error of kind `PermissionDenied` says why the file is not
+/// trusted.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)?;
     check(&file, path).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error.told()))?;
@@ -99,7 +100,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 
 /// Whether only root and this user could have made the file and can change it.
 pub fn check(file: &File, path: &Path) -> Result<()> {
-    let metadata = file.metadata().map_err(|error| Error::new(ErrorKind::Io, "cannot look at a file").source(error))?;
+    let metadata = file.metadata().map_err(|error| Error::new(ErrorKind::Io, "cannot stat a file").source(error))?;
     trust().check(Role::File, path, facts(&metadata))
 }
 

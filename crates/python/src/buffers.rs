@@ -1,34 +1,34 @@
-//! Memory that Rust cannot vouch for: the engine's tensors, known by their addresses, the mapped pool, and buffers of
-//! Python's.
+//! Memory that Rust cannot check: the engine's tensors, known by their addresses, the mapped pool, and Python's
+//! buffers.
 //!
-//! The only `unsafe` of this crate.
+//! This is the only `unsafe` of the crate.
 
 use std::sync::Arc;
 
 use forebay_device::Memory;
-use forebay_io::arena::Mapping;
+use forebay_io::pool::Mapping;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
-/// The `bytes` bytes at `address`, which Python says are a tensor's.
+/// The `bytes` bytes at `address`. Python guarantees that they are a tensor's.
 pub fn tensor(address: usize, bytes: usize) -> forebay_core::Result<Memory> {
     let base = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the caller of `WorkerEngine` vouches, as the stub says, that the tensors are host memory of these
-    // sizes that outlives the engine. That nobody touches a block while it is copied is the connector's contract
-    // with vLLM: blocks of a job are neither freed nor written before the job is reported.
+    // SAFETY: the caller of `WorkerEngine` guarantees, as the stub says, that the tensors are host memory of these
+    // sizes that outlives the engine. The connector's contract with vLLM keeps others from touching a block while it
+    // is copied: blocks of a job are neither freed nor written before the job is reported.
     unsafe { Memory::new(base, bytes, ()) }
 }
 
 /// The pool's slots. The mapping lives as long as the engine uses them.
 pub fn pool(mapping: Arc<Mapping>) -> forebay_core::Result<Memory> {
     let (base, bytes) = (mapping.data_ptr(), mapping.len());
-    // SAFETY: `mapping` owns the range and is kept as its owner. Who may touch a slot when is decided by leases
-    // and reservations; a job whose slot changed hands is disowned by its guard.
+    // SAFETY: `mapping` owns the range and is kept as its owner. Leases and reservations decide who may touch a slot
+    // when; the guard rejects a job whose slot changed hands.
     unsafe { Memory::new(base, bytes, mapping) }
 }
 
-/// A buffer of Python's that stays where it is until this is dropped.
+/// A buffer of Python's that stays in place until this is dropped.
 pub struct Pinned(PyBuffer<u8>);
 
 impl Pinned {
@@ -41,7 +41,7 @@ impl Pinned {
         Ok(Pinned(buffer))
     }
 
-    /// Errors if its bytes cannot be changed, too.
+    /// Also errors if its bytes cannot be changed.
     pub fn to_write(object: &Bound<'_, PyAny>) -> PyResult<Pinned> {
         let pinned = Pinned::to_read(object)?;
         if pinned.0.readonly() {
@@ -54,15 +54,15 @@ impl Pinned {
         self.0.len_bytes()
     }
 
-    /// Without the GIL, which copies of megabytes must not hold.
+    /// Calls `read` without the GIL, which must not be held while megabytes are copied.
     pub fn read<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
-        // SAFETY: the export keeps address and length while `self` lives; that nobody changes the bytes until the batch
-        // is over is what the caller of `Store.dump` vouches for, as the stub says.
+        // SAFETY: the export keeps address and length while `self` lives. As the stub says, the caller of
+        // `Store.dump` guarantees that nobody changes the bytes until the batch is over.
         read(unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.len()) })
     }
 
     pub fn write(&self, write: impl FnOnce(&mut [u8])) {
-        // SAFETY: as above, of `Store.load`; the export is writable.
+        // SAFETY: as above, for `Store.load`; the export is writable.
         write(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.len()) })
     }
 }

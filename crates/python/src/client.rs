@@ -16,7 +16,7 @@ use crate::error::Raised;
 /// A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Client {
-    /// `None` once closed. One call at a time; others wait for it, without the GIL.
+    /// `None` once closed. One call runs at a time; others wait for it, without the GIL.
     open: Mutex<Option<Open>>,
 }
 
@@ -33,7 +33,7 @@ impl Client {
         static CLIENTS: AtomicU32 = AtomicU32::new(0);
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a client").source(error);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
-        // Processes in containers may share a number; the random part tells them apart.
+        // Processes in containers may have the same number; the random part distinguishes them.
         let (process, number) = (std::process::id(), CLIENTS.fetch_add(1, Ordering::Relaxed));
         let engine_id = format!("client-{process}-{number}-{:016x}", random());
         let client = client::Client::new(socket_directory, engine_id, convert::duration(deadline));
@@ -53,7 +53,7 @@ impl Client {
         Ok(self.call(py, async |client| client.open_namespace(fields, groups).await)?)
     }
 
-    /// Stores (hash, bytes) in prefix order. One round trip for each 8 MiB.
+    /// Stores (hash, bytes) in prefix order. One round trip per 8 MiB.
     #[pyo3(signature = (namespace, group, blocks, predecessor = None))]
     fn put(
         &self,
@@ -73,7 +73,7 @@ impl Client {
         Ok(outcomes.into_iter().map(outcome_name).collect())
     }
 
-    /// The blocks' bytes, None where not found. One round trip for each 8 MiB.
+    /// The blocks' bytes, None where not found. One round trip per 8 MiB.
     fn get<'py>(
         &self,
         py: Python<'py>,
@@ -86,19 +86,19 @@ impl Client {
         Ok(blocks.into_iter().map(|block| block.map(|bytes| PyBytes::new(py, &bytes))).collect())
     }
 
-    /// Which are ready, leased by nobody afterwards. One round trip.
+    /// Which blocks are ready. No lease remains afterwards. One round trip.
     fn lookup(&self, py: Python<'_>, namespace: u32, group: u32, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let hashes = convert::hashes(hashes)?;
         Ok(self.call(py, async |client| client.lookup(namespace, group, &hashes).await)?)
     }
 
-    /// What the daemon holds. One round trip.
+    /// The daemon's content and state. One round trip.
     fn inspect<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let reply = self.call(py, async |client| client.inspect().await)?;
         inspected(py, &reply)
     }
 
-    /// Drops what nobody holds, of one namespace or one tenant. One round trip.
+    /// Drops the blocks of one namespace or one tenant that nobody holds. One round trip.
     #[pyo3(signature = (*, namespace_id = None, tenant = None))]
     fn purge<'py>(
         &self,
@@ -141,7 +141,7 @@ impl Client {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Open>> {
-        // A call that panicked left a client that reconnects when it has to.
+        // A call that panicked left a client that reconnects when necessary.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -156,7 +156,7 @@ fn outcome_name(outcome: CommitOutcome) -> &'static str {
         CommitOutcome::CommitStored => "stored",
         CommitOutcome::CommitDuplicate => "duplicate",
         CommitOutcome::CommitOrphan => "orphan",
-        // The daemon writes the birth record itself, so what did not get in had no slot.
+        // The daemon writes the birth record itself, so a block that was not stored had no slot.
         CommitOutcome::CommitIncomplete | CommitOutcome::CommitLost => "full",
     }
 }

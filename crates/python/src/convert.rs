@@ -1,4 +1,4 @@
-//! Python's values as Rust's, and back. Whatever comes from Python is checked here.
+//! Converts Python's values to Rust's and back. All input from Python is checked here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use pyo3::types::{PyBytes, PyList, PyMapping, PyTuple};
 use crate::error::Raised;
 use crate::mask::Mask;
 
-/// Copies each hash once, straight into the buffer that will be sent.
+/// Copies each hash once, directly into the buffer that will be sent.
 pub fn hashes(sequence: &Bound<'_, PyAny>) -> PyResult<Hashes> {
     packed(sequence, Hashes::push)
 }
 
-/// As [`hashes`], under an adapter's names where there is a mask.
+/// Like [`hashes`], renamed for an adapter if there is a mask.
 pub fn masked(sequence: &Bound<'_, PyAny>, mask: Option<&Mask>) -> PyResult<Hashes> {
     match mask {
         None => hashes(sequence),
@@ -40,7 +40,7 @@ fn packed(sequence: &Bound<'_, PyAny>, add: impl Fn(&mut Hashes, &[u8]) -> Resul
     Ok(packed)
 }
 
-/// Which start of an engine.
+/// The number of one start of an engine.
 pub fn incarnation(bytes: &[u8]) -> Result<[u8; 16], Raised> {
     let wrong = || Error::invalid("an incarnation has 16 bytes").with("bytes", bytes.len());
     Ok(bytes.try_into().map_err(|_| wrong())?)
@@ -79,7 +79,7 @@ pub fn words(bytes: &[u8]) -> Result<Vec<u32>, Raised> {
     Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
 }
 
-/// Seconds from Python: negative is none, too large is for ever.
+/// Seconds from Python: negative is zero, too large is unlimited.
 pub fn duration(seconds: f64) -> Duration {
     if seconds <= 0.0 || seconds.is_nan() {
         return Duration::ZERO;

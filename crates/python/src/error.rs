@@ -1,4 +1,4 @@
-//! `ForebayError`: a Rust error as Python sees it, with `kind` and `hint`.
+//! `ForebayError`: a Rust error in Python, with `kind` and `hint`.
 
 use forebay_core::{Error, ErrorKind};
 use pyo3::exceptions::PyException;
@@ -11,7 +11,7 @@ pyo3::create_exception!(
     "An error with a kind, facts and often a hint. `str()` is one line and ends with the hint."
 );
 
-/// An error on its way to Python, so that `?` works on Rust's results.
+/// An error that becomes a Python exception, so that `?` works on Rust's results.
 pub struct Raised(Error);
 
 impl From<Error> for Raised {

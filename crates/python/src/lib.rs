@@ -1,12 +1,12 @@
 //! `forebay._native`: the client, the scheduler side and the worker side for Python.
 //!
-//! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`, [`worker`] copies between tensors and
-//! the mapped pool; [`store`] reaches stores that hosts share; [`mask`] gives an adapter's blocks names of their own;
-//! [`convert`] is the border between Python's values and Rust's, [`error`] between the errors.
+//! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`. [`worker`] copies between tensors and the
+//! mapped pool. [`store`] accesses shared stores. [`mask`] renames the blocks of an adapter. [`convert`] converts
+//! between Python's values and Rust's, [`error`] the errors.
 //!
-//! Holds true: the GIL is released before any wait; a panic becomes a Python exception or, on a background
-//! thread, a closed object; `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects
-//! in the process that uses them. `python/forebay/_native.pyi` says what each call promises.
+//! Invariants: the GIL is released before any wait. A panic becomes a Python exception or, on a background thread, a
+//! closed object. `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects in the process
+//! that uses them. `python/forebay/_native.pyi` documents the promise of each call.
 
 #![deny(unsafe_code)]
 

@@ -1,19 +1,20 @@
 //! Turns an engine's hashes into those of one adapter's weights.
 //!
-//! Holds true: the new hash is as long as the old one, and is SHA-256 of a block that stands for the adapter and of the
-//! old hash, cut to that length. So two pairs of adapter and hash meet only where SHA-256 collides, also for a tenant
-//! who knows every key and chooses adapters and prompts; exclusive or with a pad would let him balance the one against
-//! the other, which is cheaper than a collision.
+//! Invariant: the new hash is as long as the old one. It is SHA-256 of a block that stands for the adapter and of the
+//! old hash, cut to that length. So two pairs of adapter and hash collide only if SHA-256 does, even for a tenant who
+//! knows every key and chooses adapters and prompts. Exclusive or with a pad would let such a tenant balance one
+//! against the other, which is cheaper than a collision.
 
 use forebay_core::Error;
 use sha2::{Digest, Sha256};
 
 use crate::error::Raised;
 
-// With the key it fills a block of SHA-256, so that a hash costs one round, 65 ns where the processor has it built in.
+// With the key it fills a block of SHA-256, so that a hash costs one round, 65 ns on a processor with SHA
+// instructions.
 const TAG: &[u8; 32] = b"forebay: a block of this adapter";
 
-/// SHA-256 as it is after the adapter's block.
+/// The state of SHA-256 after the adapter's block.
 pub struct Mask(Sha256);
 
 impl Mask {
@@ -29,7 +30,7 @@ impl Mask {
     pub fn apply(&self, hash: &[u8]) -> Masked {
         let mut bytes = [0; MAX_LEN + 1];
         bytes[..MAX_LEN].copy_from_slice(&self.0.clone().chain_update(hash).finalize());
-        // What is too long to be a hash stays too long, to be refused.
+        // An input that is too long for a hash stays too long, so that it is refused.
         Masked { bytes, length: hash.len().min(MAX_LEN + 1) }
     }
 }

@@ -14,24 +14,24 @@ use crate::mask::Mask;
 
 type GroupTuple = (u32, String, u32, bool);
 
-/// A lookup on its way. Dropping it (or `release`) gives its lease back, now or when the answer arrives.
+/// A lookup in progress. Dropping it (or `release`) returns its lease, now or when the answer arrives.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Ticket(client::Ticket);
 
 #[pymethods]
 impl Ticket {
-    /// True once there is an answer, a failure counting as misses. Waits at most `timeout` seconds.
+    /// True once there is an answer; a failure is an answer of misses. Waits at most `timeout` seconds.
     fn poll(&self, py: Python<'_>, timeout: f64) -> bool {
         let timeout = convert::duration(timeout);
         self.0.poll(std::time::Duration::ZERO) || !timeout.is_zero() && py.detach(|| self.0.poll(timeout))
     }
 
-    /// One byte a key of the position-th group asked for: 0 miss, 1 ready and leased, 2 promoting.
+    /// One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting.
     fn states<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
         Ok(PyBytes::new(py, &self.0.states(position)?))
     }
 
-    /// Little-endian u32 slots, one for each key of the group: 0xFFFFFFFF where the key is not ready.
+    /// Little-endian u32 slots, one per key of the group: 0xFFFFFFFF where the key is not ready.
     fn slots<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
         Ok(PyBytes::new(py, &self.0.slots(position)?))
     }
@@ -41,18 +41,18 @@ impl Ticket {
         Ok(PyBytes::new(py, &self.0.generations(position)?))
     }
 
-    /// True if the daemon could not be asked; the answer then says miss everywhere.
+    /// True if the daemon could not be asked; the answer is then a miss for every key.
     fn has_failed(&self) -> bool {
         self.0.has_failed()
     }
 
-    /// Id of the pool the slots lie in, 16 bytes; empty if the lookup failed.
+    /// Id of the pool with the slots, 16 bytes; empty if the lookup failed.
     #[getter]
     fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.pool())
     }
 
-    /// Gives the lease back. Queued, never waits. Idempotent.
+    /// Returns the lease. Queued, never waits. Idempotent.
     fn release(&self) {
         self.0.release();
     }
@@ -83,7 +83,7 @@ impl EngineSession {
         Ok(EngineSession(client::EngineSession::new(config)?))
     }
 
-    /// connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or on its way.
+    /// connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or in progress.
     fn state(&self) -> &'static str {
         self.0.state().as_str()
     }
@@ -93,29 +93,29 @@ impl EngineSession {
         self.0.reason()
     }
 
-    /// Names what is stored and loaded from now on: (group, attention, tokens per block, is replicated).
+    /// Sets the namespace for all later stores and loads: (group, attention, tokens per block, is replicated).
     fn set_namespace(&self, fields: &Bound<'_, PyAny>, groups: Vec<GroupTuple>) -> PyResult<()> {
         let groups = groups.into_iter().map(group).collect::<Result<_, _>>()?;
         self.0.set_namespace(Namespace { fields: convert::fields(fields)?, groups });
         Ok(())
     }
 
-    /// Asks for all keys of all groups of one request, in prefix order. One round trip, not waited for.
+    /// Looks up all keys of all groups of one request, in prefix order. One round trip, not waited for.
     #[pyo3(signature = (groups, mask = None))]
     fn lookup(&self, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<Ticket> {
         Ok(Ticket(self.0.lookup(keys(groups, mask)?)))
     }
 
-    /// A request of this number waits and will ask for these keys: a hint, told in the background.
+    /// Hints that the request with this number is queued and will look up these keys. Sent in the background.
     #[pyo3(signature = (request, groups, mask = None))]
-    fn expect(&self, request: u64, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<()> {
-        self.0.expect(request, keys(groups, mask)?);
+    fn hint(&self, request: u64, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<()> {
+        self.0.hint(request, keys(groups, mask)?);
         Ok(())
     }
 
-    /// It waits no more. Unknown numbers are ignored.
-    fn met(&self, request: u64) {
-        self.0.met(request);
+    /// Withdraws the hint of this request. Unknown numbers are ignored.
+    fn withdraw_hint(&self, request: u64) {
+        self.0.withdraw_hint(request);
     }
 
     /// (slots, generations) as little-endian u32, up to `count` of them, from the stock: never waits.
@@ -147,21 +147,21 @@ impl EngineSession {
         Ok(committed.map_err(Raised::from)?)
     }
 
-    /// Gives unfilled slots back. Queued, never waits.
+    /// Returns unfilled slots. Queued, never waits.
     fn abort(&self, group: u32, slots: &[u8], generations: &[u8]) -> Result<(), Raised> {
-        // A slot says by itself whose it is; the group is asked for so that a call reads like `commit`.
+        // A slot identifies its own group; the parameter makes a call read like `commit`.
         let _ = group;
         self.0.abort(&convert::held(slots, generations)?);
         Ok(())
     }
 
-    /// Id of the pool that reserved slots lie in, 16 bytes; empty when not ready.
+    /// Id of the pool with the reserved slots, 16 bytes; empty when not ready.
     #[getter]
     fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.pool())
     }
 
-    /// Counters since the start, and how things stand now.
+    /// Counters since the start, and the present state.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = PyDict::new(py);
         self.0.stats().entries().into_iter().try_for_each(|(name, value)| stats.set_item(name, value))?;

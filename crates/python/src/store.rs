@@ -1,10 +1,10 @@
-//! Blocks in a store that hosts share, for programs without an engine and without a daemon.
+//! Blocks in a shared store, for programs without an engine and without a daemon.
 //!
-//! `begin` → copied into a staging slot as soon as one is free → tier → `turn`, which copies out what was loaded and
-//! says which batches are over.
+//! `begin` → copied into a staging slot as soon as one is free → tier → `turn`, which copies loaded blocks out and
+//! reports finished batches.
 //!
-//! Holds true: memory is the staging slots' and no more; every block of a batch ends with an outcome of its own, the
-//! deadline included; a buffer is read or written only between `begin` and the end of its batch.
+//! Invariants: block memory is the staging slots and no more. Every block of a batch ends with its own outcome, also
+//! at the deadline. A buffer is read or written only between `begin` and the end of its batch.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::{Attempts, Deadline, Retry, Timed};
 use forebay_core::namespace::Descriptor;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use forebay_io::uring::Region;
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ mod options;
 /// Staging slots: enough to keep several connections busy.
 const SLOTS: u64 = 64;
 
-/// A store's own end of `forebay.Store`.
+/// The native part of `forebay.Store`.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct StoreEngine {
     wake: OwnedFd,
@@ -48,9 +48,9 @@ struct Open {
     free: Vec<SlotId>,
     start: Instant,
     next_id: u64,
-    /// For a slot.
+    /// Waiting for a slot.
     waiting: VecDeque<Item>,
-    /// For the tier.
+    /// Ready for the tier.
     ready: VecDeque<Operation>,
     under_way: HashMap<OpId, Item>,
     batches: HashMap<u64, Batch>,
@@ -104,7 +104,7 @@ impl StoreEngine {
         Ok(StoreEngine { wake, open: Mutex::new(Some(open)) })
     }
 
-    /// Stores one buffer for each hash. Returns the batch's number.
+    /// Stores one buffer per hash. Returns the batch's number.
     fn begin_dump(
         &self,
         py: Python<'_>,
@@ -116,7 +116,7 @@ impl StoreEngine {
         self.begin(py, OpKind::Store, group, hashes, Some(pinned))
     }
 
-    /// Fills one buffer for each hash, each as long as the block. Returns the batch's number.
+    /// Fills one buffer per hash, each as long as the block. Returns the batch's number.
     fn begin_load(
         &self,
         py: Python<'_>,
@@ -128,13 +128,13 @@ impl StoreEngine {
         self.begin(py, OpKind::Load { at: Location::default() }, group, hashes, Some(pinned))
     }
 
-    /// Asks for each hash. Returns the batch's number.
+    /// Looks up each hash. Returns the batch's number.
     fn begin_lookup(&self, py: Python<'_>, group: u16, hashes: &Bound<'_, PyAny>) -> PyResult<u64> {
-        self.begin(py, OpKind::Find, group, hashes, None)
+        self.begin(py, OpKind::Exists, group, hashes, None)
     }
 
-    /// Batches that are over since the last call, each with an outcome for each block. Waits at most `timeout` seconds
-    /// for something to happen.
+    /// Batches that have ended since the last call, each with an outcome per block. Waits at most `timeout` seconds
+    /// for an event.
     fn turn(&self, py: Python<'_>, timeout: f64) -> Result<Vec<(u64, Vec<&'static str>)>, Raised> {
         py.detach(|| {
             wait(self.wake.as_fd(), convert::duration(timeout));
@@ -147,7 +147,7 @@ impl StoreEngine {
         self.wake.as_raw_fd()
     }
 
-    /// Ends all connections; what is under way never ends. Idempotent.
+    /// Ends all connections; operations in progress never complete. Idempotent.
     fn close(&self, py: Python<'_>) {
         py.detach(|| drop(self.lock().take()));
     }
@@ -208,14 +208,14 @@ impl Open {
         let mut completions = Vec::new();
         self.tier.advance(self.start.elapsed());
         self.tier.poll(&mut completions);
-        // Who is late is told by the completion, which the cancelling brings about.
+        // Late operations are reported by the completion that the cancellation causes.
         self.tier.take_late(&mut Vec::new());
         completions.into_iter().for_each(|completion| self.ended(completion));
         self.go_on();
         std::mem::take(&mut self.over)
     }
 
-    /// Gives slots to those who wait, and the tier what it takes.
+    /// Assigns slots to waiting items, and submits what the tier accepts.
     fn go_on(&mut self) {
         while let Some(item) = self.waiting.pop_front_if(|item| item.buffer.is_none() || !self.free.is_empty()) {
             self.make_ready(item);
@@ -229,7 +229,6 @@ impl Open {
         let mut op = Operation {
             id: OpId(self.next_id()),
             kind: item.kind,
-            priority: Priority::Find,
             key: item.key,
             slot: None,
             length_bytes: 0,
@@ -238,9 +237,7 @@ impl Open {
         if let Some(buffer) = &item.buffer {
             let slot = self.free.pop().expect("looked for before");
             (item.slot, op.slot, op.length_bytes) = (Some(slot), Some((slot, Generation(0))), buffer.len() as u64);
-            op.priority = Priority::Load;
             if item.kind == OpKind::Store {
-                op.priority = Priority::Store;
                 op.checksum = buffer.read(|bytes| {
                     self.staging.write(slot.offset(), bytes);
                     checksum(bytes)
@@ -295,7 +292,7 @@ fn staging(slot_bytes: u64) -> Result<Region> {
 
 fn wait(fd: BorrowedFd<'_>, timeout: Duration) {
     let timeout = Timespec { tv_sec: timeout.as_secs().min(3600) as _, tv_nsec: timeout.subsec_nanos() as _ };
-    // Interrupted or not: the caller looks again.
+    // Interrupted or not: the caller checks again.
     let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
 }
 

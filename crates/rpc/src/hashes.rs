@@ -1,10 +1,10 @@
-//! Block hashes as they travel: all of one length, one after another.
+//! Block hashes in messages: all of one length, consecutive.
 //!
-//! Holds true: `packed.len()` is a multiple of `hash_bytes`, which is 1 to 32.
+//! Invariant: `packed.len()` is a multiple of `hash_bytes`, which is 1 to 32.
 
 use forebay_core::{BlockHash, Error, Result};
 
-/// See the module's head. The length is that of the first hash pushed.
+/// See the module documentation. The length is that of the first hash pushed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hashes {
     hash_bytes: usize,
@@ -12,12 +12,12 @@ pub struct Hashes {
 }
 
 impl Hashes {
-    /// Room for `count` SHA-256 hashes.
+    /// Allocates for `count` SHA-256 hashes.
     pub fn with_capacity(count: usize) -> Hashes {
         Hashes { hash_bytes: 0, packed: Vec::with_capacity(count * BlockHash::MAX_LEN) }
     }
 
-    /// Errors with `Invalid` if the hash is empty, longer than 32 bytes, or not as long as those before it.
+    /// Errors with `Invalid` if the hash is empty, longer than 32 bytes, or of another length than earlier ones.
     #[inline]
     pub fn push(&mut self, hash: &[u8]) -> Result<()> {
         if hash.len() != self.hash_bytes || hash.is_empty() {
@@ -43,7 +43,7 @@ impl Hashes {
         self.iter().nth(index)
     }
 
-    /// Length of each hash; 1 where there is none, so that nobody divides by zero.
+    /// Length of each hash; 1 if there is none, so that nobody divides by zero.
     pub fn hash_bytes(&self) -> usize {
         self.hash_bytes.max(1)
     }
@@ -71,7 +71,7 @@ impl Hashes {
     }
 }
 
-/// Collects; errors as [`Hashes::push`] does.
+/// Collects hashes; errors like [`Hashes::push`].
 pub fn pack<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Result<Hashes> {
     let mut packed = Hashes::default();
     hashes.into_iter().try_for_each(|hash| packed.push(hash))?;

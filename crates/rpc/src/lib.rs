@@ -1,4 +1,5 @@
-//! The wire: generated messages, conversions to the core's types, the client, and what both sides agree on.
+//! The wire: generated messages, conversions to the core's types, the clients, and the constants that both sides
+//! share.
 
 #![forbid(unsafe_code)]
 
@@ -17,22 +18,22 @@ pub mod proto {
     tonic::include_proto!("forebay.v1");
 }
 
-/// Raised with every change that an older side would misread; both sides must speak the same one.
+/// Incremented with every change that an older side would misread; both sides must use the same version.
 pub const PROTOCOL_VERSION: u32 = 2;
 
-/// Largest message either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
+/// Largest message that either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// HTTP/2 flow-control windows of both sides, stream and connection alike: a message of the largest size never
 /// waits for a window update.
 pub const WINDOW_BYTES: u32 = 32 << 20;
 
-/// Largest HTTP/2 frame either side accepts: with the default of 16 KiB a lookup of 8,192 keys is 16 frames.
+/// Largest HTTP/2 frame that either side accepts: with the default of 16 KiB a lookup of 8,192 keys is 16 frames.
 pub const FRAME_BYTES: u32 = 1 << 20;
 
 /// Largest frame on `attach.sock`.
 pub const MAX_ATTACH_BYTES: usize = 64 << 10;
-/// Slots that a worker may suspect in one message: to have one compared takes the daemon's deciding thread about 0.3 µs.
+/// Slots that a worker may suspect in one message: comparing one takes the daemon's deciding thread about 0.3 µs.
 pub const MAX_SUSPECTS: usize = 256;
 
 /// File names inside the daemon's socket directory.

@@ -1,7 +1,7 @@
 //! Errors on the wire: `forebay_core::Error` to a gRPC status and back.
 //!
-//! Holds true: a kind survives the round trip, and so do the one-line message and the hint (which travels as
-//! binary metadata, since it may hold any character).
+//! Invariant: the kind, the one-line message and the hint survive the round trip. The hint is binary metadata, since
+//! it may contain any character.
 
 use forebay_core::{Error, ErrorKind};
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -20,7 +20,7 @@ const CODES: [(ErrorKind, Code); 8] = [
     (ErrorKind::Unsupported, Code::FailedPrecondition),
 ];
 
-/// What the daemon answers when a call fails.
+/// The daemon's status for a failed call.
 pub fn to_status(error: &Error) -> Status {
     let mut metadata = MetadataMap::new();
     if let Some(hint) = error.hint_text() {
@@ -30,12 +30,12 @@ pub fn to_status(error: &Error) -> Status {
     Status::with_metadata(code, error.to_string(), metadata)
 }
 
-/// What a failed call means to the client.
+/// The client's error for a failed call.
 pub fn from_status(status: Status) -> Error {
     if is_transport(&status) {
         return Error::new(ErrorKind::Unavailable, "the connection to the daemon failed")
             .source(status)
-            .hint("look at the daemon and its log, and ask again");
+            .hint("check the daemon and its log: it may have ended, or not name this user in `socket.allow_uids`");
     }
     let kind = match status.code() {
         Code::Cancelled => ErrorKind::Unavailable,
@@ -50,7 +50,7 @@ pub fn from_status(status: Status) -> Error {
     }
 }
 
-/// Whether the call failed on its way, rather than by the daemon's word.
+/// Whether the call failed in transport rather than by the daemon's decision.
 pub fn is_transport(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }

@@ -383,26 +383,26 @@ fn lookups_beyond_the_limit_miss_at_once() {
 fn waiting_requests_are_told_in_few_calls_and_not_again_after_a_reconnect() {
     let mut fake = Fake::started();
     let session = ready(&fake);
-    fake.hold(&["expect"]);
-    session.expect(1, vec![(0, keys(2)), (7, keys(1))]);
-    eventually("the first call is on its way", || fake.memory().expected.len() == 1);
-    (2..=5).for_each(|request| session.expect(request, vec![(0, keys(1))]));
-    [1, 2, 99].iter().for_each(|request| session.met(*request));
+    fake.hold(&["hint"]);
+    session.hint(1, vec![(0, keys(2)), (7, keys(1))]);
+    eventually("the first call is on its way", || fake.memory().hinted.len() == 1);
+    (2..=5).for_each(|request| session.hint(request, vec![(0, keys(1))]));
+    [1, 2, 99].iter().for_each(|request| session.withdraw_hint(*request));
     fake.resume();
-    eventually("all is told", || fake.memory().expected.len() == 2);
-    let told: Vec<(Vec<u64>, Vec<u64>)> = (fake.memory().expected.iter())
-        .map(|call| (call.met.clone(), call.waiting.iter().map(|waiting| waiting.request).collect()))
+    eventually("all is told", || fake.memory().hinted.len() == 2);
+    let told: Vec<(Vec<u64>, Vec<u64>)> = (fake.memory().hinted.iter())
+        .map(|call| (call.withdrawn.clone(), call.hints.iter().map(|waiting| waiting.request).collect()))
         .collect();
     assert_eq!(told, [(vec![], vec![1]), (vec![1], vec![3, 4, 5])]);
-    assert_eq!(fake.memory().expected[0].waiting[0].groups[1].group, 7);
+    assert_eq!(fake.memory().hinted[0].hints[0].groups[1].group, 7);
     fake.kill();
     fake.start();
     eventually("the session is ready again", || session.stats().reconnects == 1 && is_ready(&session));
-    session.met(3);
-    session.expect(6, vec![(0, keys(1))]);
-    eventually("what is new is told", || fake.memory().expected.len() == 3);
-    let last = fake.memory().expected[2].clone();
-    assert_eq!((last.met.len(), last.waiting[0].request), (0, 6));
+    session.withdraw_hint(3);
+    session.hint(6, vec![(0, keys(1))]);
+    eventually("what is new is told", || fake.memory().hinted.len() == 3);
+    let last = fake.memory().hinted[2].clone();
+    assert_eq!((last.withdrawn.len(), last.hints[0].request), (0, 6));
 }
 
 #[test]

@@ -6,11 +6,11 @@
 
 use clap::Parser;
 use forebay_core::Result;
-use forebay_core::below::Admission;
-use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::{Capacities, Curve, Rules, Samples};
-use forebay_core::policy::by_name;
+use forebay_core::tiers::Admission;
+use forebay_insight::ceiling::Ceiling;
+use forebay_insight::curve::{Capacities, Curve, Rules, Samples};
 use forebay_sim::estimate::note;
+use forebay_sim::policy::by_name;
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Ssd, store_batch};
 use forebay_sim::{Outcome, Setup, Trace, merge, replay};
@@ -23,7 +23,7 @@ const MULTIPLES: [u64; 4] = [2, 4, 8, 16];
 struct Arguments {
     #[arg(required = true)]
     traces: Vec<std::path::PathBuf>,
-    #[arg(long, default_value = "density")]
+    #[arg(long, default_value = "lhd")]
     policy: String,
     /// The most blocks that a miniature's pool holds
     #[arg(long, default_value_t = Samples::default().pool)]

@@ -1,9 +1,9 @@
-//! What no policy can exceed: the exact offline optimum of prefix hits.
+//! The upper bound of every policy: the exact offline optimum of prefix hits.
 //!
-//! At each request count the hit, give its blocks the index of the next request that asks for them, drop those
-//! never asked for again, then evict whatever is asked for latest until the capacity holds (ties: the deeper
-//! block). A parent is asked for no later than its child, so what is kept is closed and the optimum for single
-//! blocks is that for prefixes.
+//! At each request, count the hit and give its blocks the index of the next request for them. Drop blocks that are
+//! never requested again. Then evict the block with the latest next request until the capacity holds (ties: the
+//! deeper block). A parent is requested no later than its child, so the kept set is closed, and the optimum for
+//! single blocks is that for prefixes.
 
 use std::collections::BinaryHeap;
 
@@ -11,19 +11,19 @@ use crate::trace::Trace;
 
 const NEVER: u32 = u32::MAX;
 
-/// Prefix hits of the optimum with room for `capacity` blocks of one size.
+/// Prefix hits of the optimum with a capacity of `capacity` blocks of one size.
 pub fn opt_prefix_hits(trace: &Trace, next_uses: &NextUses, capacity: usize) -> u64 {
     let bytes = trace.uniform_bytes().expect("the optimum counts blocks of one size");
     opt_hit_bytes(trace, next_uses, capacity as u64 * bytes) / bytes
 }
 
-/// Bytes of the blocks that the optimum hits. Where blocks differ in size it may keep parts of them, and no cache that
-/// keeps them whole does better; where they do not, it is exact.
+/// Bytes of the blocks that the optimum hits. If blocks differ in size it may keep parts of them, so no cache of
+/// whole blocks does better. If all have one size, it is exact.
 pub fn opt_hit_bytes(trace: &Trace, next_uses: &NextUses, capacity_bytes: u64) -> u64 {
-    // By block: the next use and the bytes kept, NEVER and none if it is not kept.
+    // By block: the next use and the kept bytes; `NEVER` and 0 if it is not kept.
     let mut kept = vec![(NEVER, 0u64); trace.unique()];
     let mut used = 0;
-    // Entries are stale once `kept` says otherwise.
+    // Entries are stale if `kept` differs.
     let mut latest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut live = 0;
     let mut hits = 0;
@@ -123,7 +123,7 @@ mod tests {
         [(0, 0), (1, 1), (0, 0), (1, 1)].iter().for_each(|(namespace, block)| trace.push(0, *namespace, &[*block]));
         let next_uses = NextUses::of(&trace);
         let bytes = [40, 30, 10, 5].map(|capacity| opt_hit_bytes(&trace, &next_uses, capacity));
-        // Once the small block was asked for again, nothing else needs its room; part of the large one is kept.
+        // After the second request for the small block nothing else needs its space; part of the large one is kept.
         assert_eq!(bytes, [40, 30, 10, 5]);
     }
 

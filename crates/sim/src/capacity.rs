@@ -1,4 +1,4 @@
-//! Capacities as people write them: bytes, tokens, blocks, or a share of the different blocks of a trace.
+//! Capacities as people write them: bytes, tokens, blocks, or a share of a trace's distinct blocks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,14 @@ pub enum Capacity {
     Bytes(u64),
     Tokens(u64),
     Blocks(u64),
-    /// Of the trace's different blocks.
+    /// Share of the trace's distinct blocks.
     Share(f64),
 }
 
-/// Fewer blocks than this are no cache.
+/// Fewer blocks than this do not make a cache.
 const LEAST_BLOCKS: u64 = 4;
 impl Capacity {
-    /// In whole blocks of the mean size, which is that of all blocks where there is one size.
+    /// In whole blocks of the mean size.
     pub fn blocks(self, trace: &Trace) -> u64 {
         let different = trace.unique() as f64;
         let blocks = match self {
@@ -36,7 +36,7 @@ impl Capacity {
     }
 }
 
-/// Of the different blocks.
+/// Mean over the distinct blocks.
 pub fn mean_bytes(trace: &Trace) -> f64 {
     trace.unique_bytes() as f64 / trace.unique() as f64
 }

@@ -1,12 +1,12 @@
-//! The core's estimates beside exact figures, on a whole trace.
+//! Compares the core's estimates with exact figures, on a whole trace.
 
-use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::{Curve, OWNERS};
-use forebay_core::rehearsal::Shape;
+use forebay_insight::ceiling::Ceiling;
+use forebay_insight::curve::{Curve, OWNERS};
+use forebay_insight::rehearsal::Shape;
 
 use crate::trace::Trace;
 
-/// Tells both estimates what a daemon would see: each request's keys. Each namespace is an owner of its own.
+/// Feeds both estimates with the keys of each request, as a daemon would. Each namespace is a separate owner.
 pub fn note(trace: &Trace, salt: u64, ceiling: &mut Ceiling, curve: &mut Curve) {
     for request in trace.requests() {
         let key = |block: &u32| u64::from_le_bytes(*Trace::hash(*block, salt).first_chunk().expect("16 bytes hold 8"));

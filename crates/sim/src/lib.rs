@@ -1,8 +1,9 @@
-//! Replays request traces on the real core, with payloads that do not exist and time that is simulated.
+//! Replays request traces on the real core, without payloads and in simulated time.
 //!
-//! Reading order: `trace` (what a trace is), `read` (its forms on disk), `capacity`, `replay` (one policy at one
-//! capacity, on the core's `rehearsal`), `bounds` (what no policy can exceed), `mix` (harder traffic), `estimate`
-//! (the core's own estimates), `simulate` (all of it side by side), `table` and `plot` (what people see).
+//! Reading order: `trace` (a trace in memory), `read` (its forms on disk), `capacity`, `replay` (one policy at one
+//! capacity, on `forebay_insight::rehearsal`), `policy` (policies beside the core's), `bounds` (the upper bound of every
+//! policy), `mix` (harder traffic),
+//! `estimate` (the daemon's own estimates), `simulate` (all of it side by side), `table` and `plot` (the output).
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,7 @@ pub mod capacity;
 pub mod estimate;
 pub mod mix;
 pub mod plot;
+pub mod policy;
 pub mod read;
 pub mod replay;
 pub mod simulate;

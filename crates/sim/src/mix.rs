@@ -1,16 +1,16 @@
 //! Harder traffic from a given trace: one-time requests between the real ones.
 //!
-//! A one-time request begins like a real one, with its system prompt, and goes on with blocks nobody asks for
-//! again. Scans of all new blocks would be too easy: they betray themselves at once. What a system prompt is shows
-//! in the tree of all prompts: it ends where most different ones part. How often a block was asked for does not tell,
-//! since a long conversation asks for its own beginning as often as many conversations do for theirs.
+//! A one-time request begins like a real one, with its system prompt, and continues with blocks that nobody requests
+//! again. Scans of only new blocks would be too easy to detect. The tree of all prompts shows where a system prompt
+//! ends: where most different prompts branch. The number of requests for a block does not show it, since a long
+//! conversation requests its own beginning as often as many conversations request theirs.
 
 use std::cmp::Reverse;
 
 use crate::trace::{ROOT, Trace, mix};
 
-/// `trace` with one-time requests strewn in, so that they make up `share` of all. Each has the system prompt of a
-/// random earlier request and the length of another.
+/// `trace` with inserted one-time requests, which make up `share` of all. Each has the system prompt of a random
+/// earlier request and the length of another.
 pub fn with_one_time_requests(trace: &Trace, share: f64, seed: u64) -> Trace {
     assert!((0.0..1.0).contains(&share), "a share of {share} leaves no real requests");
     let ways_on = ways_on(trace);
@@ -40,7 +40,7 @@ pub fn with_one_time_requests(trace: &Trace, share: f64, seed: u64) -> Trace {
     mixed
 }
 
-/// Different blocks that follow each.
+/// Number of distinct successors of each block.
 fn ways_on(trace: &Trace) -> Vec<u32> {
     let mut ways_on = vec![0; trace.unique()];
     let parents = (0..trace.unique() as u32).map(|block| trace.parent(block));
@@ -48,8 +48,8 @@ fn ways_on(trace: &Trace) -> Vec<u32> {
     ways_on
 }
 
-/// The leading blocks of a prompt down to where most others part from it; of several such places down to the first, so
-/// that a prompt from which none parts shares its first block alone.
+/// The leading blocks of a prompt down to the place where most others branch from it; of several such places, the
+/// first. A prompt without branches shares its first block alone.
 fn system_prompt<'a>(prompt: &'a [u32], ways_on: &[u32]) -> &'a [u32] {
     let parting = (0..prompt.len()).max_by_key(|at| (ways_on[prompt[*at] as usize], Reverse(*at)));
     &prompt[..parting.map_or(0, |at| at + 1)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::trace::Shape;
 
-    /// Three conversations behind the system prompt 0, 1, one of them asked for far more often than the others, and
+    /// Three conversations after the system prompt 0, 1, one of them requested much more often than the others, and
     /// one that shares nothing.
     fn conversations() -> Trace {
         let mut trace = Trace::new("conversations", vec![Shape { block_tokens: 16, block_bytes: None }]);

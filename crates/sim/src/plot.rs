@@ -1,5 +1,5 @@
-//! Hit rate by bytes against the pool's capacity as an SVG picture: a panel for each trace, a line for each policy and
-//! SSD, and where there is an SSD a thin line for what the pool alone served.
+//! Hit rate by bytes against the pool's capacity as an SVG picture. There is a panel for each trace, and a line for
+//! each policy and SSD. Where there is an SSD a thin line shows what the pool alone served.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::simulate::Row;
 
 const PANEL: (f64, f64) = (340.0, 260.0);
 const MARGIN: (f64, f64, f64, f64) = (46.0, 34.0, 16.0, 66.0); // left, top, right, bottom
-/// Told apart by people who see few colours, too (Okabe and Ito); dashes repeat what colour says.
+/// Distinguishable with colour blindness (Okabe and Ito); dashes repeat the information.
 const COLOURS: [&str; 6] = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 const BOUND: &str = "#444444";
 
@@ -117,7 +117,7 @@ impl Panel {
         }
         let mut shares: Vec<f64> = rows.iter().map(|row| row.capacity_share).collect();
         shares.sort_by(f64::total_cmp);
-        // Capacities are whole blocks, so that shares meant to be equal are not quite.
+        // Capacities are whole blocks, so shares meant to be equal differ slightly.
         shares.dedup_by(|a, b| (*a / *b - 1.0).abs() < 0.02);
         for share in shares {
             let label = (share * 1e4).round() / 1e2;
@@ -141,7 +141,7 @@ impl Panel {
         );
     }
 
-    /// `stroke` is its dashes and its width.
+    /// `stroke` gives its dashes and its width.
     fn line(&self, points: &[(f64, f64)], colour: &str, stroke: (&str, f64), text: &mut String) {
         let (dash, width) = stroke;
         let place = |(share, ratio): &(f64, f64)| format!("{:.1},{:.1}", self.x(*share), self.y(*ratio));

@@ -1,16 +1,16 @@
-//! Traces on disk, one JSON object a line, plain or zstd-compressed.
+//! Traces on disk, one JSON object per line, plain or zstd-compressed.
 //!
-//! Three forms, told apart by their fields:
+//! There are three forms, distinguished by their fields:
 //!
-//! - Mooncake: `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [..]}`, one id per
-//!   512 tokens unless the lengths say otherwise;
-//! - Qwen-Bailian: the same with `chat_id`, seconds in `timestamp`, and 16 tokens a block;
-//! - our own: a first line `{"forebay_trace": 1, "namespaces": [{"block_tokens": 16, "block_bytes": 2097152}]}`,
-//!   then `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal; a later
-//!   line like the first adds namespaces, numbered on.
+//! - Mooncake: `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [..]}`, one id per 512
+//!   tokens unless the lengths say otherwise;
+//! - Qwen-Bailian: the same with `chat_id`, seconds in `timestamp`, and 16 tokens per block;
+//! - our own: a first line `{"forebay_trace": 1, "namespaces": [{"block_tokens": 16, "block_bytes": 2097152}]}`, then
+//!   `{"at_us": 0, "namespace": 0, "keys": ["00c0ffee..", ..]}` with salted hashes in hexadecimal; a later line like
+//!   the first adds namespaces, with consecutive numbers.
 //!
-//! Whatever the file holds, memory stays bounded by [`MAX_LINE_BYTES`], [`MAX_ACCESSES`] and [`MAX_DIFFERENT`](crate::trace::MAX_DIFFERENT), to
-//! about 11 GiB, and errors name the line.
+//! For any file content, [`MAX_LINE_BYTES`], [`MAX_ACCESSES`] and [`MAX_DIFFERENT`](crate::trace::MAX_DIFFERENT)
+//! bound the memory to about 11 GiB, and errors name the line.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -24,17 +24,17 @@ use crate::trace::{Numbering, Shape, Trace};
 
 /// A request of a million tokens in blocks of 16 has lines of half a megabyte.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// Each takes 4 bytes here and as many for the optimum, and twice as much while the list grows.
+/// Each takes 4 bytes here and 4 for the optimum, and twice as much while the list grows.
 pub const MAX_ACCESSES: usize = 256 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// What may be told about a trace that it does not say itself.
+/// Facts about a trace that its file does not contain.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hints {
     pub block_tokens: Option<u32>,
     pub block_bytes: Option<u64>,
-    /// Ids name a block alone, not with all before it.
+    /// Ids name a block alone, without its predecessors.
     pub is_chaining: bool,
 }
 
@@ -85,7 +85,8 @@ pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<T
     Ok(reading.trace)
 }
 
-/// False at the end of the input. A last line without its end is taken as it is: if it was cut, it is no JSON.
+/// False at the end of the input. A last line without a line end is used as it is: if it was cut, it is not valid
+/// JSON.
 fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> Result<bool> {
     let limit = MAX_LINE_BYTES as u64 + 1;
     let read = input.by_ref().take(limit).read_until(b'\n', line);
@@ -102,7 +103,7 @@ struct Reading {
     hints: Hints,
 }
 
-/// All forms in one: each line has the fields of its own.
+/// All forms in one struct: each line has the fields of its form.
 #[derive(Deserialize)]
 struct Line {
     // Mooncake and Bailian.
@@ -194,7 +195,7 @@ impl Reading {
     }
 }
 
-/// 16 or 512, whichever the first request's lengths are closer to.
+/// 16 or 512, whichever fits the first request's lengths better.
 fn tokens_per_block(input_length: Option<u64>, blocks: usize, is_bailian: bool) -> u32 {
     let tokens = input_length.unwrap_or(0) / blocks.max(1) as u64;
     if is_bailian || (1..=64).contains(&tokens) { 16 } else { 512 }
@@ -276,7 +277,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conv.jsonl.zst");
         let whole = std::fs::read(&path).unwrap();
         let damaged = tempfile::NamedTempFile::new().unwrap();
-        // One bit, anywhere behind the header; and an end that is missing.
+        // One bit, anywhere after the header; and a missing end.
         let mut cases: Vec<Vec<u8>> = (18..whole.len())
             .step_by(whole.len() / 40)
             .map(|at| {

@@ -1,22 +1,22 @@
-//! One trace through the real core: one policy, one capacity of each tier, one request after another.
+//! One trace on the real core: one policy, one capacity of each tier, one request after another.
 //!
-//! How a request is asked and its blocks stored is told in `forebay_core::rehearsal`. A daemon that is asked the same
-//! way (see [`keys`]) gives the same hits. Beside the core's own index it is kept here what lies in the pool, from the
-//! core's effects, and both are compared now and then.
+//! `forebay_insight::rehearsal` documents how a request is looked up and its blocks are stored. A daemon with the same
+//! requests (see [`keys`]) gives the same hits. Besides the core's own index, this module tracks the pool's content
+//! from the core's effects, and compares both from time to time.
 
 use std::collections::{HashMap, VecDeque};
 
-use forebay_core::expect::ExpectationId;
+use forebay_core::hints::HintId;
 use forebay_core::key::PAGE_BYTES;
 use forebay_core::layout::Attention;
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
-use forebay_core::rehearsal::{self, ENGINE, GROUP, Hash, Rehearsal, Scale, Shape, Watch};
 use forebay_core::{BlockHash, Config, Result, SlotId};
+use forebay_insight::rehearsal::{self, ENGINE, GROUP, Hash, Rehearsal, Scale, Shape, Watch};
 
 use crate::trace::{ROOT, Request, Trace};
 
-pub use forebay_core::rehearsal::{STORE_BATCH, Ssd, store_batch};
+pub use forebay_insight::rehearsal::{STORE_BATCH, Ssd, store_batch};
 
 /// Length of the hashes on the wire.
 pub const HASH_BYTES: usize = size_of::<Hash>();
@@ -28,13 +28,13 @@ const INSPECTIONS: usize = 32;
 pub struct Setup {
     pub policy: Make,
     pub capacity_bytes: u64,
-    /// The disk under the pool, if there is one.
+    /// The disk as the tier under the pool, if there is one.
     pub ssd: Option<Ssd>,
-    /// How many requests wait behind the one being served, told to the core by `expect`.
+    /// How many requests wait behind the one being served; the core receives them as queue hints.
     pub lookahead: usize,
-    /// Slots asked for at once.
+    /// Slots requested at once.
     pub store_batch: usize,
-    /// Renames all blocks; results must not depend on it but by chance.
+    /// Renames all blocks; results depend on it only by chance.
     pub salt: u64,
 }
 
@@ -42,19 +42,19 @@ pub struct Setup {
 pub struct Outcome {
     pub requests: u64,
     pub blocks: u64,
-    /// Blocks that were on any tier when asked for.
+    /// Blocks that were on any tier when requested.
     pub object_hits: u64,
-    /// Of those, the ones that could be used: no block before them was missing.
+    /// Those of them that could be used: no earlier block was missing.
     pub prefix_hits: u64,
-    /// Of those, the ones that were in the pool already.
+    /// Those of them that were in the pool already.
     pub pool_hits: u64,
-    /// Why the others were none, by `MissReason as usize`.
+    /// The reasons of the other blocks' misses, by `MissReason as usize`.
     pub misses: [u64; MissReason::ALL.len()],
     pub namespaces: Vec<Tally>,
-    /// The most residents of the pool that no prefix on any tier can reach, of [`INSPECTIONS`] looks.
+    /// The most residents of the pool that no prefix on any tier can reach, over [`INSPECTIONS`] inspections.
     pub orphan_peak: u64,
     pub evicted: u64,
-    /// Blocks that were copied to other slots, because another size got the memory they lay in.
+    /// Blocks that were copied to other slots, because another size took the memory of their slots.
     pub moved: u64,
     pub ssd_written_blocks: u64,
     pub ssd_written_bytes: u64,
@@ -62,7 +62,7 @@ pub struct Outcome {
     pub ghost_bytes: u64,
 }
 
-/// Of one namespace.
+/// Results of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub requests: u64,
@@ -71,7 +71,7 @@ pub struct Tally {
     pub prefix_hits: u64,
 }
 
-/// The requests of a trace as a daemon would be asked: namespace and hashes, in order.
+/// The requests of a trace as a daemon receives them: namespace and hashes, in order.
 pub fn keys(trace: &Trace, salt: u64) -> impl Iterator<Item = (u16, Vec<[u8; HASH_BYTES]>)> {
     trace
         .requests()
@@ -83,7 +83,7 @@ pub fn replay(trace: &Trace, setup: Setup, mut progress: impl FnMut(usize)) -> R
     let mut replay = Replay::new(trace, setup)?;
     let inspect_every = (trace.len() / INSPECTIONS).max(1);
     for at in 0..trace.len() {
-        replay.expect_until(at + setup.lookahead);
+        replay.hint_until(at + setup.lookahead);
         replay.request(trace.request(at));
         if (at + 1) % inspect_every == 0 {
             replay.inspect();
@@ -101,18 +101,18 @@ struct Replay<'a> {
     capacity_pages: u64,
     hashes: Vec<Hash>,
     residents: Residents,
-    expected: VecDeque<ExpectationId>,
+    hinted: VecDeque<HintId>,
     expected_until: usize,
     outcome: Outcome,
-    /// Hashes of the request at hand.
+    /// Hashes of the current request.
     asked: Vec<Hash>,
 }
 
-/// What lies in the pool, kept from effects, apart from the core's own index.
+/// The pool's content, tracked from effects, independent of the core's own index.
 struct Residents {
-    /// Block by the first half of its hash.
+    /// Block numbers by the first half of the hash.
     numbers: HashMap<u64, u32>,
-    /// Block by page of its slot, and whether it is resident by block.
+    /// Blocks by the page of their slot; and by block, whether it is resident.
     blocks: Vec<u32>,
     is_resident: Vec<bool>,
     count: u64,
@@ -153,7 +153,7 @@ fn half(hash: &[u8]) -> u64 {
     u64::from_le_bytes(*hash.first_chunk().expect("a hash has 16 bytes"))
 }
 
-/// Room for all blocks of the trace several times over, in pages: more makes no difference.
+/// Space for all blocks of the trace several times over, in pages: more makes no difference.
 fn most_pages(trace: &Trace, scale: &Scale) -> u64 {
     const TIMES: u64 = 4;
     let pages = (0..trace.unique() as u32).map(|block| scale.pages[usize::from(trace.namespace_of(block))]);
@@ -189,15 +189,15 @@ impl<'a> Replay<'a> {
             residents: Residents::new(&hashes, rehearsal.core.capacity_bytes() / PAGE_BYTES),
             rehearsal,
             hashes,
-            expected: VecDeque::new(),
+            hinted: VecDeque::new(),
             expected_until: 0,
             outcome: Outcome { namespaces: vec![Tally::default(); shapes.len()], ..Outcome::default() },
             asked: Vec::new(),
         })
     }
 
-    /// The requests up to `until` wait, long enough that what they want comes up from the disk.
-    fn expect_until(&mut self, until: usize) {
+    /// The requests up to `until` wait, long enough that their blocks are promoted from the disk.
+    fn hint_until(&mut self, until: usize) {
         if self.lookahead == 0 {
             return;
         }
@@ -206,16 +206,16 @@ impl<'a> Replay<'a> {
             let request = trace.request(at);
             self.name(request.blocks);
             let namespace = self.rehearsal.namespace(request.namespace.into());
-            let id = self.rehearsal.core.expect(ENGINE, namespace, GROUP, self.asked.as_flattened(), HASH_BYTES);
-            self.expected.push_back(id);
+            let id = self.rehearsal.core.hint(ENGINE, namespace, GROUP, self.asked.as_flattened(), HASH_BYTES);
+            self.hinted.push_back(id);
         }
         self.expected_until = self.expected_until.max((until + 1).min(trace.len()));
         self.rehearsal.wait(&mut self.residents);
     }
 
     fn request(&mut self, request: Request<'_>) {
-        if let Some(id) = self.expected.pop_front() {
-            self.rehearsal.core.met(ENGINE, id);
+        if let Some(id) = self.hinted.pop_front() {
+            self.rehearsal.core.withdraw_hint(ENGINE, id);
         }
         self.outcome.object_hits += request.blocks.iter().filter(|block| self.is_anywhere(**block)).count() as u64;
         self.name(request.blocks);
@@ -234,12 +234,12 @@ impl<'a> Replay<'a> {
     }
 
     fn is_anywhere(&self, block: u32) -> bool {
-        self.residents.is_resident[block as usize] || self.is_below(block)
+        self.residents.is_resident[block as usize] || self.has_tier_copy(block)
     }
 
-    fn is_below(&self, block: u32) -> bool {
+    fn has_tier_copy(&self, block: u32) -> bool {
         let key = || Rehearsal::key(self.trace.namespace_of(block).into(), &self.hashes[block as usize]);
-        self.rehearsal.disk().is_some() && self.rehearsal.core.place_below(&key()).is_some()
+        self.rehearsal.disk().is_some() && self.rehearsal.core.tier_location(&key()).is_some()
     }
 
     fn inspect(&mut self) {
@@ -256,7 +256,7 @@ impl<'a> Replay<'a> {
         let capacity = self.capacity_pages;
         assert!(pages <= capacity, "{pages} pages of resident blocks are more than the capacity, {capacity}");
         if let Some((tier, disk)) = self.rehearsal.disk() {
-            let known = (0..unique).filter(|block| self.is_below(*block)).count() as u64;
+            let known = (0..unique).filter(|block| self.has_tier_copy(*block)).count() as u64;
             let counts = [disk.blocks(), self.rehearsal.core.tier_report(tier).blocks];
             assert_eq!(counts, [known; 2], "disk and residence disagree");
         }

@@ -1,20 +1,21 @@
-//! `forebay simulate`: policies side by side at several capacities, with the bounds nobody can pass.
+//! `forebay simulate`: policies side by side at several capacities, with their upper bounds.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_core::below::Admission;
 use forebay_core::layout::Layout;
 use forebay_core::miss::MissReason;
-use forebay_core::policy::{self, Make};
+use forebay_core::policy::Make;
+use forebay_core::tiers::Admission;
 use forebay_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::bounds::{NextUses, opt_hit_bytes};
 use crate::capacity::{Capacity, mean_bytes};
 use crate::mix::with_one_time_requests;
+use crate::policy;
 use crate::read::{Hints, read};
 use crate::replay::{Outcome, Setup, Ssd, Tally, replay, store_batch};
 use crate::trace::{Trace, merge};
@@ -25,8 +26,8 @@ pub struct Arguments {
     /// Traces: Mooncake, Qwen-Bailian or recorded JSONL, plain or zstd
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Policies: density, lru, twoq, arc, s3fifo, tinylfu, or all
-    #[arg(long, value_delimiter = ',', default_value = "density,lru")]
+    /// Policies: lhd, lru, twoq, arc, s3fifo, tinylfu, or all
+    #[arg(long, value_delimiter = ',', default_value = "lhd,lru")]
     pub policy: Vec<String>,
     /// Capacities: `5%` of the different blocks, `64GiB`, `1000000tokens`, `5000blocks`
     #[arg(long, value_delimiter = ',', default_value = "0.5%,1%,2%,5%,10%,20%")]
@@ -69,7 +70,7 @@ pub struct Arguments {
     pub plot: Option<PathBuf>,
 }
 
-/// Which blocks are written down.
+/// Which blocks are written back.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 #[value(rename_all = "snake_case")]
 pub enum SsdAdmission {
@@ -82,10 +83,10 @@ pub enum SsdAdmission {
 pub struct Row {
     pub trace: String,
     pub policy: String,
-    /// Of the pool.
+    /// Capacity of the pool.
     pub capacity_bytes: u64,
     pub capacity_blocks: u64,
-    /// Of the trace's different blocks.
+    /// Relative to the trace's distinct blocks.
     pub capacity_share: f64,
     /// 0 without an SSD.
     pub ssd_capacity_bytes: u64,
@@ -95,23 +96,23 @@ pub struct Row {
     pub blocks: u64,
     pub bytes: u64,
     pub object_hits: u64,
-    /// Of all tiers.
+    /// On all tiers.
     pub prefix_hits: u64,
     pub pool_hits: u64,
     pub ssd_hits: u64,
     pub hit_bytes: u64,
-    /// Of both capacities in one. `null` where it was not asked for, or where blocks differ in size.
+    /// At both capacities together. `null` if it was not requested, or if blocks differ in size.
     pub opt_prefix_hits: Option<u64>,
     pub opt_hit_bytes: Option<u64>,
     pub infinite_prefix_hits: u64,
     pub infinite_hit_bytes: u64,
-    /// Why blocks were no hits, by reason.
+    /// Misses by reason.
     pub misses: BTreeMap<&'static str, u64>,
-    /// Where there are several.
+    /// If there are several.
     pub namespaces: Vec<Share>,
     pub orphan_peak: u64,
     pub evicted: u64,
-    /// Copied to other slots, because another size got the memory they lay in.
+    /// Blocks copied to other slots, because another size took the memory of their slots.
     pub moved: u64,
     pub ssd_written_blocks: u64,
     pub ssd_written_bytes: u64,
@@ -120,7 +121,7 @@ pub struct Row {
     pub blocks_per_s: f64,
 }
 
-/// What one namespace got.
+/// The results of one namespace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Share {
     pub namespace: usize,
@@ -137,19 +138,18 @@ impl Row {
         self.prefix_hits as f64 / self.blocks as f64
     }
 
-    /// By bytes; the same as `hit_ratio` where all blocks have one size.
+    /// By bytes; equals `hit_ratio` if all blocks have one size.
     pub fn hit_bytes_ratio(&self) -> f64 {
         self.hit_bytes as f64 / self.bytes as f64
     }
 
-    /// Of the optimum at the same capacity, by bytes.
+    /// Relative to the optimum at the same capacity, by bytes.
     pub fn opt_ratio(&self) -> Option<f64> {
         self.opt_hit_bytes.map(|opt| if opt == 0 { 1.0 } else { self.hit_bytes as f64 / opt as f64 })
     }
 }
 
-/// Runs the whole simulation; long ones tell `progress` about every second how far they are. Writes the plot, if
-/// one is asked for.
+/// Runs the whole simulation; long ones report to `progress` about every second. Writes the plot if requested.
 pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<Row>> {
     if !(0.0..=0.95).contains(&arguments.one_time) {
         return Err(Error::invalid("the share of one-time requests is 0 to 0.95").with("one_time", arguments.one_time));
@@ -199,7 +199,7 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
     )
 }
 
-/// Capacities are shares of `base`, so that strewn-in requests do not make the cache larger.
+/// Capacities are shares of `base`, so that inserted requests do not make the cache larger.
 fn simulate_trace(
     arguments: &Arguments,
     base: &Trace,
@@ -317,7 +317,7 @@ fn policies(names: &[String]) -> Result<Vec<(&'static str, Make)>> {
     names.iter().map(find).collect()
 }
 
-/// Says how far a replay is, about once a second.
+/// Reports the progress of a replay about once a second.
 struct Ticker {
     what: String,
     total: usize,
@@ -332,7 +332,7 @@ impl Ticker {
     fn tick(&mut self, done: usize, progress: &mut dyn Write) {
         if self.last.elapsed() >= Duration::from_secs(1) {
             self.last = Instant::now();
-            // Nobody reads it, perhaps; the result does not depend on it.
+            // A failed write is ignored; the result does not depend on it.
             let _ = writeln!(progress, "{}: {done} of {} requests", self.what, self.total);
         }
     }
@@ -344,12 +344,12 @@ mod tests {
 
     #[test]
     fn progress_is_told_about_once_a_second() {
-        let mut ticker = Ticker::new("conv density 5 blocks".to_string(), 10);
+        let mut ticker = Ticker::new("conv lhd 5 blocks".to_string(), 10);
         let mut told = Vec::new();
         ticker.last = Instant::now().checked_sub(Duration::from_secs(2)).expect("the clock runs for two seconds");
         ticker.tick(3, &mut told);
         ticker.last = Instant::now() + Duration::from_secs(60);
         ticker.tick(4, &mut told);
-        assert_eq!(String::from_utf8_lossy(&told), "conv density 5 blocks: 3 of 10 requests\n");
+        assert_eq!(String::from_utf8_lossy(&told), "conv lhd 5 blocks: 3 of 10 requests\n");
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use crate::simulate::{Row, Share};
 
-/// The rows under a head, each with its namespaces where there are several, and for each policy its mean hit/OPT and
-/// its worst cell against leaf-first LRU. Columns that say nothing here are left out.
+/// The rows under a head, each with its namespaces if there are several. For each policy also its mean hit/OPT and
+/// its worst cell against leaf-first LRU. Columns without information are left out.
 pub fn table(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| row.trace.len()).max().unwrap_or(0).max(5);
     let has_ssd = rows.iter().any(|row| row.ssd_capacity_bytes > 0);
@@ -65,7 +65,7 @@ fn percent(ratio: f64) -> String {
     format!("{:>6.2}%", 100.0 * ratio)
 }
 
-/// Hits against those of `lru` in the same cell, if it was run; by bytes.
+/// Hits relative to those of `lru` in the same cell, if it was run; by bytes.
 pub fn lru_ratio(rows: &[Row], row: &Row) -> Option<f64> {
     let is_same_cell = |other: &&Row| {
         (&other.trace, other.capacity_bytes, other.ssd_capacity_bytes)

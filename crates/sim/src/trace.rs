@@ -1,21 +1,21 @@
-//! A trace in memory: who asked for which blocks, when.
+//! A trace in memory: which blocks each request asked for, and when.
 //!
-//! Invariants: blocks are numbered from 0 in order of first appearance; a number names a block with all before
-//! it, so each has one parent, and its namespace; requests are in time order.
+//! Invariants: blocks are numbered from 0 in order of first appearance. A number names a block with all its
+//! predecessors, so each block has one parent and one namespace. Requests are in time order.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use forebay_core::{Error, Result};
 
-/// Bytes of a block where nobody said.
+/// Bytes of a block if they are unknown.
 pub const ASSUMED_BLOCK_BYTES: u64 = 4096;
-/// Each takes up to 80 bytes while it is read, and some 40 in a replay.
+/// Each takes up to 80 bytes while it is read, and about 40 in a replay.
 pub const MAX_DIFFERENT: usize = 64 << 20;
 /// Marks the first block of a prompt.
 pub const ROOT: u32 = u32::MAX;
 
-/// What the blocks of one model and tenant are like.
+/// Sizes of the blocks of one model and tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub block_tokens: u32,
@@ -29,7 +29,7 @@ pub struct Trace {
     pub shapes: Vec<Shape>,
     requests: Vec<Header>,
     blocks: Vec<u32>,
-    /// By block number, as are those below.
+    /// By block number, like the next fields.
     parents: Vec<u32>,
     owners: Vec<u16>,
 }
@@ -74,12 +74,12 @@ impl Trace {
         (0..self.len()).map(|at| self.request(at))
     }
 
-    /// How many blocks were asked for.
+    /// Number of requested blocks.
     pub fn accesses(&self) -> usize {
         self.blocks.len()
     }
 
-    /// How many different ones.
+    /// Number of distinct blocks.
     pub fn unique(&self) -> usize {
         self.parents.len()
     }
@@ -93,7 +93,7 @@ impl Trace {
         self.bytes_in(self.namespace_of(block))
     }
 
-    /// Gives all blocks this size, whatever the trace said.
+    /// Gives all blocks this size, whatever the trace contains.
     pub fn set_bytes(&mut self, block_bytes: u64) {
         self.shapes.iter_mut().for_each(|shape| shape.block_bytes = Some(block_bytes));
     }
@@ -107,13 +107,13 @@ impl Trace {
         self.shapes[usize::from(namespace)].block_bytes.unwrap_or(ASSUMED_BLOCK_BYTES)
     }
 
-    /// The one size that all blocks have, if they do.
+    /// The size of all blocks, if it is the same.
     pub fn uniform_bytes(&self) -> Option<u64> {
         let first = self.bytes_in(0);
         (0..self.shapes.len() as u16).all(|namespace| self.bytes_in(namespace) == first).then_some(first)
     }
 
-    /// Of all different blocks.
+    /// Total of all distinct blocks.
     pub fn unique_bytes(&self) -> u64 {
         self.owners.iter().map(|owner| self.bytes_in(*owner)).sum()
     }
@@ -122,12 +122,12 @@ impl Trace {
         self.owners.iter().map(|owner| u64::from(self.shapes[usize::from(*owner)].block_tokens)).sum()
     }
 
-    /// Blocks that every cache must miss once; the rest is what an infinite one hits.
+    /// Hits of an infinite cache, which misses each block once.
     pub fn infinite_hits(&self) -> u64 {
         (self.accesses() - self.unique()) as u64
     }
 
-    /// The name of `block` on the wire, 16 bytes. Another salt gives an equivalent trace.
+    /// The hash of `block` on the wire, 16 bytes. Another salt gives an equivalent trace.
     pub fn hash(block: u32, salt: u64) -> [u8; 16] {
         let low = mix(u64::from(block) ^ salt.rotate_left(32));
         let high = mix(low ^ salt ^ 0x517c_c1b7_2722_0a95);
@@ -137,7 +137,7 @@ impl Trace {
         hash
     }
 
-    /// Adds a request whose blocks are numbered already; new numbers come in order.
+    /// Adds a request whose blocks already have numbers; new numbers come in order.
     pub fn push(&mut self, at_us: u64, namespace: u16, blocks: &[u32]) {
         let mut parent = ROOT;
         for block in blocks {
@@ -153,7 +153,7 @@ impl Trace {
     }
 }
 
-/// All of `traces` as one, in order of time; the namespaces of each follow those of the one before it.
+/// All of `traces` as one, in order of time. The namespaces of each are numbered after those of the previous one.
 pub fn merge(traces: &[Trace]) -> Trace {
     let name = traces.iter().map(|trace| trace.name.as_str()).collect::<Vec<_>>().join("+");
     let mut merged = Trace::new(&name, traces.iter().flat_map(|trace| trace.shapes.clone()).collect());
@@ -199,10 +199,10 @@ fn key(namespace: u16, place: u32, id: u128) -> [u32; 3] {
 
 /// Numbers the blocks of a trace while it is read.
 pub struct Numbering {
-    /// By 96 bits of a hash of namespace, place and id: of [`MAX_DIFFERENT`] blocks two meet once in 10^13 traces, and an
-    /// entry takes 16 bytes instead of 48.
+    /// By 96 bits of a hash of namespace, position and id. Among [`MAX_DIFFERENT`] blocks two collide once in 10^13
+    /// traces, and an entry takes 16 bytes instead of 48.
     numbers: HashMap<[u32; 3], u32>,
-    /// Ids name a block alone, not with all before it.
+    /// Ids name a block alone, without its predecessors.
     is_chaining: bool,
 }
 
@@ -211,7 +211,7 @@ impl Numbering {
         Numbering { numbers: HashMap::new(), is_chaining }
     }
 
-    /// Adds a request with the ids of its file. Errors with `Invalid` if an id was at another place before.
+    /// Adds a request with its file's ids. Errors with `Invalid` if an id was at another position before.
     pub fn add(&mut self, trace: &mut Trace, at_us: u64, namespace: u16, ids: &[u128]) -> Result<()> {
         if trace.requests.last().is_some_and(|last| last.at_us > at_us) {
             let last = trace.requests.last().expect("just seen").at_us;

@@ -5,13 +5,13 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use forebay_core::below::Admission;
-use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::{Capacities, Curve, Rules, Samples};
-use forebay_core::policy::ALL;
+use forebay_core::tiers::Admission;
+use forebay_insight::ceiling::Ceiling;
+use forebay_insight::curve::{Capacities, Curve, Rules, Samples};
 use forebay_sim::bounds::{NextUses, opt_prefix_hits};
 use forebay_sim::estimate::note;
 use forebay_sim::mix::with_one_time_requests;
+use forebay_sim::policy::{self, ALL};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, keys, store_batch};
 use forebay_sim::{Outcome, Trace, replay};
@@ -32,7 +32,7 @@ fn run(trace: &Trace, policy: &str, capacity_blocks: u64, lookahead: usize, salt
 }
 
 fn setup(trace: &Trace, policy: &str, capacity_blocks: u64) -> Setup {
-    let policy = forebay_core::policy::by_name(policy).unwrap();
+    let policy = policy::by_name(policy).unwrap();
     let capacity_bytes = capacity_blocks * trace.bytes_in(0);
     Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: store_batch(capacity_blocks), salt: 0 }
 }
@@ -50,7 +50,7 @@ fn hit_counts_are_those_of_the_golden_file() {
         for share in SHARES {
             let blocks = capacity(&trace, share);
             let opt = opt_prefix_hits(&trace, &next_uses, blocks as usize);
-            for (policy, lookahead) in ALL.map(|(policy, _)| (policy, 0)).into_iter().chain([("density", 16)]) {
+            for (policy, lookahead) in ALL.map(|(policy, _)| (policy, 0)).into_iter().chain([("lhd", 16)]) {
                 let Outcome { prefix_hits, object_hits, evicted, .. } = run(&trace, policy, blocks, lookahead, 0);
                 let infinite = trace.infinite_hits();
                 let _ = writeln!(
@@ -94,7 +94,7 @@ fn no_policy_beats_the_optimum_and_none_loses_anything_when_all_fits() {
 fn lru_and_density_keep_prompts_closed_with_and_without_lookahead() {
     for name in CUTS {
         let trace = with_one_time_requests(&cut(name), 0.5, 1);
-        for policy in ["lru", "density"] {
+        for policy in ["lru", "lhd"] {
             for (share, lookahead) in [(0.01, 0), (0.05, 0), (0.01, 32), (0.05, 32), (0.2, 32)] {
                 let blocks = capacity(&trace, share);
                 let Outcome { prefix_hits, object_hits, orphan_peak, .. } = run(&trace, policy, blocks, lookahead, 0);
@@ -114,10 +114,9 @@ fn density_stays_close_to_lru_or_above_it_whatever_the_salt() {
             for share in SHARES {
                 for salt in 0..4 {
                     let blocks = capacity(&trace, share);
-                    let [density, lru] =
-                        ["density", "lru"].map(|policy| run(&trace, policy, blocks, 0, salt).prefix_hits);
+                    let [lhd, lru] = ["lhd", "lru"].map(|policy| run(&trace, policy, blocks, 0, salt).prefix_hits);
                     let what = format!("{name}, {one_time} one-time, {blocks} blocks, salt {salt}");
-                    assert!(density * 100 >= lru * 97, "{what}: density {density}, lru {lru}");
+                    assert!(lhd * 100 >= lru * 97, "{what}: lhd {lhd}, lru {lru}");
                 }
             }
         }

@@ -4,13 +4,13 @@
 //! prompts are nothing special, as they are none to the oracle. LRU must agree exactly. ARC evicts before it
 //! knows the key and keeps its ghosts in buckets: it agrees within one
 //! point where the cache holds at least 500 blocks. (S3-FIFO there fills main first
-//! while the cache is cold, which is most of a short trace; it is tested by hand in the core.)
+//! while the cache is cold, which is most of a short trace; it is tested by hand.)
 
 use std::path::PathBuf;
 
-use forebay_core::block::BlockId;
-use forebay_core::index::Fingerprint;
-use forebay_core::policy::{Nodes, Residents, by_name};
+use forebay_core::policy::{Nodes, Residents};
+use forebay_core::{BlockId, Fingerprint};
+use forebay_sim::policy::by_name;
 use forebay_sim::read::{Hints, read};
 use serde::Deserialize;
 
@@ -29,11 +29,11 @@ impl Residents for Nobody {
         false
     }
 
-    fn is_wanted(&self, _block: BlockId) -> bool {
+    fn is_protected(&self, _block: BlockId) -> bool {
         false
     }
 
-    fn may_take_wanted(&self) -> bool {
+    fn may_take_protected(&self) -> bool {
         true
     }
 

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use forebay_core::below::Admission;
-use forebay_core::policy::{ALL, by_name};
+use forebay_core::tiers::Admission;
 use forebay_sim::bounds::{NextUses, opt_hit_bytes};
+use forebay_sim::policy::{ALL, by_name};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, store_batch};
 use forebay_sim::trace::Shape;
@@ -50,10 +50,10 @@ fn hit_counts_of_both_tiers_are_those_of_the_golden_file() {
     for name in CUTS {
         let trace = cut(name, 4096);
         for (policy, pool, ssd, admission) in [
-            ("density", 0.05, 0.2, Admission::SecondSighting),
+            ("lhd", 0.05, 0.2, Admission::SecondSighting),
             ("lru", 0.05, 0.2, Admission::SecondSighting),
-            ("density", 0.2, 0.5, Admission::SecondSighting),
-            ("density", 0.2, 0.3, Admission::All),
+            ("lhd", 0.2, 0.5, Admission::SecondSighting),
+            ("lhd", 0.2, 0.3, Admission::All),
             ("lru", 0.2, 0.3, Admission::All),
         ] {
             let done = run(&trace, policy, pool, Some((ssd, admission)));
@@ -75,7 +75,7 @@ fn hit_counts_of_both_tiers_are_those_of_the_golden_file() {
 fn a_disk_with_room_for_all_serves_whatever_comes_again() {
     for name in ["conv", "synth"] {
         let trace = cut(name, 4096);
-        for policy in ["density", "lru"] {
+        for policy in ["lhd", "lru"] {
             let done = run(&trace, policy, 0.1, Some((1.1, Admission::All)));
             let what = format!("{policy} on {name}: {done:?}");
             assert!(done.prefix_hits * 1000 >= trace.infinite_hits() * 999, "{what}");
@@ -89,7 +89,7 @@ fn a_disk_with_room_for_all_serves_whatever_comes_again() {
 fn prompts_stay_closed_over_both_tiers() {
     for name in ["conv", "synth"] {
         let trace = cut(name, 4096);
-        for policy in ["density", "lru"] {
+        for policy in ["lhd", "lru"] {
             for (pool, ssd) in [(0.05, 0.5), (0.1, 1.1), (0.2, 0.5)] {
                 let done = run(&trace, policy, pool, Some((ssd, Admission::SecondSighting)));
                 let Outcome { prefix_hits, object_hits, orphan_peak, .. } = done;
@@ -106,9 +106,9 @@ fn density_above_a_disk_hits_no_less_than_lru_above_it() {
     for name in CUTS {
         let trace = cut(name, 4096);
         for (pool, ssd) in [(0.1, 0.3), (0.2, 0.5), (0.2, 1.0)] {
-            let [density, lru] = ["density", "lru"]
+            let [lhd, lru] = ["lhd", "lru"]
                 .map(|policy| run(&trace, policy, pool, Some((ssd, Admission::SecondSighting))).prefix_hits);
-            assert!(density * 100 >= lru * 97, "{name}, {pool} and {ssd}: density {density}, lru {lru}");
+            assert!(lhd * 100 >= lru * 97, "{name}, {pool} and {ssd}: lhd {lhd}, lru {lru}");
         }
     }
 }
@@ -125,7 +125,7 @@ fn tenants_together_get_what_they_ask_for_and_share_what_there_is() {
         assert_eq!(tally.prefix_hits, trace.infinite_hits(), "all fits, and a tenant misses what it asked for before");
     }
     let next_uses = NextUses::of(&together);
-    for policy in ["density", "lru"] {
+    for policy in ["lhd", "lru"] {
         let setup = setup(&together, policy, 0.2, None);
         let done = replay(&together, setup, |_| {}).unwrap();
         let hit_bytes = bytes(&together, &done);
@@ -142,7 +142,7 @@ fn prompts_stay_closed_where_sizes_share_the_pool_and_density_hits_no_less_than_
         let tenants: Vec<Trace> = CUTS.iter().zip(sizes).map(|(name, pages)| cut(name, pages * 4096)).collect();
         let together = merge(&tenants);
         for pool in [0.01, 0.02, 0.05, 0.2] {
-            let [density, lru] = ["density", "lru"].map(|policy| {
+            let [lhd, lru] = ["lhd", "lru"].map(|policy| {
                 let done = run(&together, policy, pool, None);
                 let what = format!("{policy} with blocks of {sizes:?} pages in a pool of {pool}: {done:?}");
                 assert!(done.prefix_hits * 100 >= done.object_hits * 99, "{what}");
@@ -151,8 +151,8 @@ fn prompts_stay_closed_where_sizes_share_the_pool_and_density_hits_no_less_than_
                 bytes(&together, &done)
             });
             // A pool that is smaller than one prompt depends on chance: over four salts 0.89 to 1.07.
-            let is_close = pool < 0.05 || density * 100 >= lru * 97;
-            assert!(is_close, "{sizes:?} pages, pool of {pool}: density {density}, lru {lru}");
+            let is_close = pool < 0.05 || lhd * 100 >= lru * 97;
+            assert!(is_close, "{sizes:?} pages, pool of {pool}: lhd {lhd}, lru {lru}");
         }
     }
 }

@@ -20,10 +20,11 @@ import threading
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from forebay.vllm.fingerprint import Unreadable, fingerprint
+from forebay.vllm.fingerprint import Unreadable, adapter_files, chosen, fingerprint
 from forebay.vllm.guard import logger
+from forebay.vllm.signature import SECOND_NS, Signature, look
 
 if TYPE_CHECKING:
     from vllm.config.lora import LoRAConfig
@@ -37,30 +38,11 @@ MAX_FILES = 256
 # An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room for,
 # and reads them again when they are asked for.
 LOOK_AGAIN_SECONDS = 1.0
-# The clock of files lags behind by up to a tick, which is 10 ms at most; some file systems count in seconds.
-TICK_NS = 20_000_000
-SECOND_NS = 1_000_000_000
 # An adapter of which nothing but times of change move is digested again, so often at one look.
 READINGS = 3
 
 # Say how many adapters fit, and not what one computes.
 _IDLE_FIELDS = frozenset({"max_loras", "max_cpu_loras", "specialize_active_lora", "default_mm_loras"})
-
-# What vLLM reads of an adapter.
-_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
-_CONFIGS = frozenset({"adapter_config.json", "config.json"})
-
-
-class Signature(NamedTuple):
-    """What changes when the files do, or a link on the way to them."""
-
-    directory: Path
-    inode: tuple[int, int]  # of the directory, behind its device
-    files: tuple[tuple[str, int, int, int, int, int], ...]  # device, inode, size, time of writing, time of change
-
-    def but_changed(self) -> Signature:
-        """Without the times of change."""
-        return self._replace(files=tuple((*seen[:-1], 0) for seen in self.files))
 
 
 class Adapter:
@@ -75,6 +57,7 @@ class Adapter:
         self.is_lost = False  # for good
         self.is_queued = False
         self.asked = 0  # looks that were asked for; only the answer to the last one counts
+        self.answered = 0  # the last of them that began before a look which is over
         self.asked_at = 0.0
         self.digest: str | None = None
         self.signature: Signature | None = None  # of the files that the digest tells; before, of those that are loaded
@@ -104,6 +87,11 @@ class Adapters:
     def loading(self, request: LoRARequest) -> None:
         """vLLM will now have its workers load this adapter."""
         self._hear(request, is_load=True)
+
+    def look_again(self, adapter: Adapter) -> int:
+        """Has the files looked at from now on; over when `adapter.answered` has come to this number."""
+        self._look(adapter, is_reload=False)
+        return adapter.asked
 
     def close(self) -> None:
         """Ends the thread, without waiting for it."""
@@ -162,12 +150,14 @@ class Adapters:
             self._thread = threading.Thread(target=self._run, name="forebay-adapters", daemon=True)
             self._thread.start()
 
-    def _lose(self, adapter: Adapter, why: str) -> None:
+    def _lose(
+        self, adapter: Adapter, why: str, hint: str = "load changed weights under a path and an id of their own"
+    ) -> None:
         with self._lock:
             if adapter.is_lost:
                 return
             adapter.mask, adapter.is_lost = None, True
-        _say(adapter, f"{why}; hint: load changed weights under a path and an id of their own")
+        _say(adapter, f"{why}; hint: {hint}")
 
     def _say_full(self) -> None:
         if not self._is_full:
@@ -189,8 +179,9 @@ class Adapters:
                 mask = None
                 logger.exception("forebay cannot tell the weights of adapter `%s`", adapter.name)
             with self._lock:
-                if adapter.asked == asked and not adapter.is_lost:
+                if mask is None or (adapter.asked == asked and not adapter.is_lost):
                     adapter.mask = mask
+                adapter.answered = asked  # after the mask, which another thread reads behind it
 
     def _told(self, adapter: Adapter) -> bytes | None:
         directory = _directory(adapter.path)
@@ -200,10 +191,14 @@ class Adapters:
                 is_changed = changed_ns >= adapter.heard_ns
             else:
                 is_changed = adapter.signature != signature
+            if is_changed and adapter.signature is None and changed_ns > time.time_ns() + SECOND_NS:
+                why = "its files changed in the future of this host's clock, so nobody can tell when they were loaded"
+                self._lose(adapter, why, "bring the clocks of this host and of the file server into step, and restart")
+                return None
             if is_changed:
                 self._lose(adapter, "its files changed after vLLM was told to load it")
                 return None
-            adapter.digest, adapter.signature = fingerprint(directory), signature
+            adapter.digest, adapter.signature = fingerprint(directory, choose=adapter_files), signature
             signature, _ = _signature(adapter.path, directory)
         before = adapter.signature
         if before is None or before != signature and not self._is_still(adapter, before, signature):
@@ -220,7 +215,9 @@ class Adapters:
         with self._lock:
             adapter.mask = None
         for _ in range(READINGS):
-            if signature.but_changed() != before.but_changed() or fingerprint(before.directory) != adapter.digest:
+            if signature.but_changed() != before.but_changed():
+                return False
+            if fingerprint(before.directory, choose=adapter_files) != adapter.digest:
                 return False
             adapter.signature = before = signature
             signature, _ = _signature(adapter.path, before.directory)
@@ -263,22 +260,8 @@ def _directory(path: str) -> Path:
 
 def _signature(path: str, directory: Path) -> tuple[Signature, int]:
     """What the files are, and when they, or a link on the way to them, last changed (nanoseconds, at the latest)."""
-    files = sorted(directory.iterdir()) if directory.is_dir() else [directory]
-    files = [file for file in files if file.suffix in _WEIGHTS or file.name in _CONFIGS]
+    files = chosen([directory], adapter_files)
     if len(files) > MAX_FILES:
         raise Unreadable(f"`{directory}` has more than {MAX_FILES} files of weights")
-    way = Path(os.path.abspath(os.path.expanduser(path)))
-    links = [place for place in (*way.parents, way) if place.is_symlink()]
     ref = directory.parent.parent / "refs" / "main"  # which snapshot the hub's cache gives out
-    files += [ref] if ref.exists() else []
-    looks = [(place, place.lstat()) for place in links + files] + [(file, file.stat()) for file in files]
-    # Files that are gone, and a directory that was put in the place of another, show in the directory's own times alone.
-    home = directory.stat()
-    seen = tuple((str(place), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for place, at in looks)
-    times = [home.st_ctime_ns, *(at.st_ctime_ns for _, at in looks)]
-    return Signature(directory, (home.st_dev, home.st_ino), seen), max(map(_latest, times))
-
-
-def _latest(changed_ns: int) -> int:
-    """When a change of this time was at the latest, by a clock that agrees with that of files."""
-    return changed_ns + (TICK_NS if changed_ns % SECOND_NS else SECOND_NS)
+    return look(path, directory, [*files, *([ref] if ref.exists() else [])])

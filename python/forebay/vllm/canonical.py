@@ -1,8 +1,8 @@
-"""One text for one value, in every process and on every host.
+"""One text per value, the same in every process and on every host.
 
-Holds true: equal values have equal texts, and different values of what vLLM's configuration is made of have different
-ones. No text depends on the order of a set, on an address in memory or on where a host keeps its files. A value without
-such a text is an `Unstable`.
+Invariants: equal values have equal texts. Different values of the types in vLLM's configuration have different
+texts. No text depends on the order of a set, on an address in memory or on where a host keeps its files. A value
+without such a text raises `Unstable`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_DEPTH = 32
 
 
 class Unstable(Exception):
-    """A value cannot be written down so that another process would write the same."""
+    """The value has no text that another process would write identically."""
 
 
 def text(value: object, skipped: Callable[[str], frozenset[str]] = lambda _: frozenset()) -> str:
@@ -32,8 +32,9 @@ def text(value: object, skipped: Callable[[str], frozenset[str]] = lambda _: fro
 
 
 def digest(text: str) -> str:
-    """16 hexadecimal digits: enough to tell apart what nobody forges, and short enough to compare by eye."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """16 hexadecimal digits: enough to distinguish values that nobody forges, and short enough to compare by eye."""
+    # Names of files need not be UTF-8.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _text(value: Any, skipped: Callable[[str], frozenset[str]], depth: int) -> str:
@@ -50,7 +51,7 @@ def _text(value: Any, skipped: Callable[[str], frozenset[str]], depth: int) -> s
         return f"{kind.__qualname__}.{value.name}"
     if isinstance(value, (bytes, bytearray)):
         return f"bytes({bytes(value).hex()})"
-    if isinstance(value, (int, float, str)):  # a subclass of these, which adds nothing that is kept
+    if isinstance(value, (int, float, str)):  # a subclass of these, without additional state that is kept
         return json.dumps(kind.__mro__[-2](value))
     if isinstance(value, fractions.Fraction) or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "device")):
         return str(value)
@@ -72,7 +73,7 @@ def _text(value: Any, skipped: Callable[[str], frozenset[str]], depth: int) -> s
 
 
 def _name_of(value: Any) -> str:
-    """Classes and functions go by the name under which any process finds them; a method has an object beside."""
+    """Classes and functions are written by their import name; a method also depends on its object."""
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, (type, ModuleType)):
         raise Unstable(f"`{getattr(value, '__qualname__', value)}` belongs to an object of this process")

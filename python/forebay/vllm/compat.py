@@ -341,14 +341,22 @@ def load_format(vllm_config: VllmConfig, model: ModelConfig) -> str:
     return str(getattr(config.load_format, "value", config.load_format))
 
 
-def loads_from_directory(name: str) -> bool:
+def loads_from_directory(name: str, model: ModelConfig) -> bool:
     """Whether the loader of this format reads the files of the model's directory: a plugin's may read anything.
 
-    A plugin may also put its loader in the place of one of vLLM's.
+    A plugin may also put its loader in the place of one of vLLM's. Of a model in object storage the directory holds nothing
+    but what describes it, and `model_weights` says where its weights are.
     """
+    if getattr(model, "model_weights", ""):
+        return False
     package = "vllm.model_executor.model_loader"
     loader = getattr(sys.modules.get(package), "_LOAD_FORMAT_TO_MODEL_LOADER", {}).get(name)
     return name in _READ_THE_DIRECTORY and (loader is None or loader.__module__.startswith(f"{package}."))
+
+
+def prefers_safetensors(name: str) -> bool:
+    """Whether the loader of this format, one that loads from directories, takes other weights only for lack of safetensors."""
+    return name != "pt"
 
 
 def weights_are_asleep(core: Any) -> bool:
@@ -470,6 +478,7 @@ __all__ = [
     "models",
     "new_stats",
     "on_workers",
+    "prefers_safetensors",
     "release",
     "stock_blocks",
     "unsupported",

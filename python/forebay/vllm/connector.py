@@ -1,8 +1,8 @@
 """`ForebayConnector`: vLLM's own offloading connector with Forebay behind it.
 
-Holds true: no hook raises; a request never waits in the scheduler past its lookup's deadline; a load that failed in any
-worker is computed instead. Where vLLM's part itself fails half-way through a step, its books can no longer be trusted:
-Forebay is off from then on, and loads that no worker has heard of are reported as failed.
+Invariants: no hook raises. A request never waits in the scheduler past its lookup's deadline. A load that failed in
+any worker is computed instead. If vLLM's part itself fails in the middle of a step, its state can no longer be
+trusted: Forebay is switched off, and loads that no worker has received are reported as failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forebay.vllm.identity import Identity, IdentityError
 from forebay.vllm.manager import ForebayManager
 from forebay.vllm.probe import pages_of, weight_of
 from forebay.vllm.session import open_session
-from forebay.vllm.settings import bounded_engine_id
+from forebay.vllm.settings import bounded_engine_id, refusal
 from forebay.vllm.timing import Timings, timed
 from forebay.vllm.watch import WeightsWatch
 
@@ -54,16 +54,18 @@ class ForebayConnector(OffloadingConnector):
         self.breaker = Breaker()
         self.timings = Timings()
         self._unsent_loads: set[str] = set()  # requests whose load was accepted in this step
-        self._lost_loads: set[str] = set()  # requests whose load no worker will hear of
-        self._abandoned: ForebayManager | None = None  # whose leases and slots workers still hold
+        self._lost_loads: set[str] = set()  # requests whose load no worker will receive
+        self._abandoned: ForebayManager | None = None  # with leases and slots that workers still hold
         try:
             completed, warnings = compat.complete(vllm_config, kv_cache_config)
             super().__init__(completed, role, kv_cache_config)
             transfer = compat.engine_transfer(self, vllm_config)
             if transfer is vllm_config.kv_transfer_config:
-                transfer.kv_load_failure_policy = "recompute"  # vLLM reads it after this
-            if reason := compat.unsupported(vllm_config, transfer):
-                # All processes of the engine come to the same verdict: the scheduler's is the one people read.
+                transfer.kv_load_failure_policy = "recompute"  # vLLM reads it later
+            assert vllm_config.kv_transfer_config is not None
+            written = vllm_config.kv_transfer_config.kv_connector_extra_config
+            if reason := refusal(written) or compat.unsupported(vllm_config, transfer):
+                # All processes of the engine decide the same: people read the scheduler's log.
                 self.breaker.switch_off(reason, logging.ERROR if role is compat.SCHEDULER else logging.DEBUG)
             elif role is compat.SCHEDULER:
                 self._open(vllm_config, kv_cache_config, warnings)
@@ -74,7 +76,7 @@ class ForebayConnector(OffloadingConnector):
             self.breaker.switch_off(f"{type(error).__name__}: {error}")
 
     def _open(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, warnings: list[str]) -> None:
-        """Scheduler side: connects in the background, and works out with whom this engine may share."""
+        """Scheduler side: connects in the background, and determines which engines may share with this one."""
         spec = self.manager.spec
         for warning in warnings + spec.warnings:
             logger.warning("forebay: %s", warning)
@@ -119,7 +121,7 @@ class ForebayConnector(OffloadingConnector):
     @timed
     @guarded(lambda *_: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(None, False), ask again in the next step, while the daemon's answer is on its way."""
+        """(None, False), ask again in the next step, while the daemon's answer is awaited."""
         for _ in range(LOOKUPS_PER_MATCH):
             if not self.manager.is_answered(request):
                 return None, False
@@ -178,9 +180,9 @@ class ForebayConnector(OffloadingConnector):
 
     @guarded(lambda *_: False)
     def has_pending_push_work(self) -> bool:
-        """vLLM's loop asks before the first request is there: the first moment at which the namespace can be named."""
+        """vLLM's loop calls this before the first request: it is the first moment at which the namespace can be set."""
         self.manager.get_ready()
-        return super().has_pending_push_work()
+        return self.manager.has_uncommitted() or super().has_pending_push_work()
 
     @timed
     @guarded(lambda self: self._give_up() or True)
@@ -201,7 +203,7 @@ class ForebayConnector(OffloadingConnector):
         self._give_up()
 
     def _give_up(self) -> None:
-        """Off for good: what the workers hear from now on is only which loads will never come."""
+        """Switches off for good: from now on workers only receive the list of loads that will never come."""
         self._lost_loads |= self._unsent_loads
         self._unsent_loads.clear()
         if not self.breaker.is_off:
@@ -210,7 +212,7 @@ class ForebayConnector(OffloadingConnector):
             self.breaker.switch_off("vLLM's part of the connector failed, see above")
 
     def _settle(self, connector_output: KVConnectorOutput) -> None:
-        """What workers still hold goes back as they report it, without vLLM's part."""
+        """Returns what workers still hold as they report it, without vLLM's part."""
         self._give_up()
         if self._abandoned is not None:
             self._abandoned.reported(compat.completed_jobs(connector_output))
@@ -239,7 +241,7 @@ class ForebayConnector(OffloadingConnector):
         super().wait_for_save()  # type: ignore[no-untyped-call]
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> compat.KVConnectorTransferResults:
-        """vLLM's worker asserts that every load succeeds: ours says so, and the failed ones are told apart here."""
+        """vLLM's worker asserts that every load succeeds, so ours reports success; failed loads are separated here."""
         results = self._transfer_results(finished_req_ids)
         lost = compat.lost_loads(self._connector_metadata)
         results.finished_recving |= lost
@@ -254,7 +256,8 @@ class ForebayConnector(OffloadingConnector):
 
     @guarded(lambda *_: set())
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Of loads within their step, for which vLLM waits for no request. Forebay lets it make none."""
+        """Blocks of failed loads within a step, for which no request waits. Forebay keeps vLLM from making such
+        loads."""
         return super().get_block_ids_with_load_errors() | self._worker.take_failed_blocks()
 
     @guarded(nothing)
@@ -274,6 +277,6 @@ class ForebayConnector(OffloadingConnector):
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics:
-        """Runs in the front end, where no connector was made that could have filled in the spec's name."""
+        """Runs in the front end, where no connector exists that could have set the spec's name."""
         completed, _ = compat.complete(vllm_config, None)
         return super().build_prom_metrics(completed, *args, **kwargs)

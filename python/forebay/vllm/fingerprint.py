@@ -13,11 +13,12 @@ import functools
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from forebay.vllm.guard import logger
@@ -57,41 +58,91 @@ _OTHER_JSON = frozenset(
         "processor_config.json",
         "video_preprocessor_config.json",
         "generation_config.json",  # ... this one says how to sample, ...
+        "trainer_state.json",  # ... these say how training and its tests went, ...
+        "all_results.json",
+        "eval_results.json",
+        "predict_results.json",
+        "test_results.json",
+        "train_results.json",
         ".forebay-digests.json",  # ... and an earlier Forebay wrote this one.
     }
 )
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-# What a trainer leaves beside the weights. vLLM goes by the same ends of names.
+# What a trainer leaves beside the weights. vLLM goes by the same ends of names, and reads no `.pth` that a trainer names so.
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+_RANDOM_STATES = re.compile(r"rng_state(_\d+)?\.pth")
+
+# The same weights once more, of which vLLM reads none where there are safetensors. Other files beside those may be read by a
+# model's own code, as the heads of some embedding models are.
+_OTHER_FORMATS = re.compile(r".*\.gguf|pytorch_model(-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json")
+
+# Of the names of all files, those that count.
+Choice = Callable[[Sequence[str]], list[str]]
+
+
+# The files of an adapter that say how its weights are read.
+_ADAPTER_CONFIGS = frozenset({"adapter_config.json", "config.json"})
 
 
 class Unreadable(Exception):
     """The weights cannot be told."""
 
 
-def fingerprint(path: Path) -> str:
-    """Digest of a model's or adapter's directory, or of its one file.
+def model_files(names: Sequence[str]) -> list[str]:
+    """What may be read of a model, by whatever loader: configurations first."""
+    return [*filter(_is_config, names), *filter(_is_weights, names)]
+
+
+def model_files_of_safetensors(names: Sequence[str]) -> list[str]:
+    """What is read by loaders that take weights of another format only where there are no safetensors."""
+    has_safetensors = any(name.endswith(".safetensors") for name in names)
+    return [name for name in model_files(names) if not (has_safetensors and _OTHER_FORMATS.fullmatch(name))]
+
+
+def adapter_files(names: Sequence[str]) -> list[str]:
+    """What vLLM reads of an adapter. It takes other files of weights only where there are no safetensors."""
+    has_safetensors = "adapter_model.safetensors" in names
+    idle = ("adapter_model.bin", "adapter_model.pt") if has_safetensors else ()
+    return [name for name in model_files(names) if name not in idle and (_is_weights(name) or name in _ADAPTER_CONFIGS)]
+
+
+def chosen(paths: Sequence[Path], choose: Choice) -> list[Path]:
+    """The files that count, of directories that together hold a model or an adapter; or its one file.
+
+    Raises `Unreadable` where none holds weights, and `OSError`.
+    """
+    if len(paths) == 1 and paths[0].is_file():
+        return list(paths)
+    present = {file.name: file for path in reversed(paths) for file in path.iterdir() if file.is_file()}
+    files = [present[name] for name in choose(sorted(present))]
+    if all(_is_config(file.name) for file in files):
+        raise Unreadable(f"no weights in `{paths[0]}`")
+    return files
+
+
+def fingerprint(*paths: Path, choose: Choice = model_files) -> str:
+    """Digest of a model's or adapter's directories, or of its one file.
 
     Reads what no earlier call has read, at one to two GB/s a file: call it on a thread of its own.
     Raises `Unreadable`.
     """
     try:
-        present = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-        files = [path] if path.is_file() else [file for file in present if _is_weights(file.name)]
-        if not files:
-            raise Unreadable(f"no weights in `{path}`")
-        configs = [file for file in present if file.name.endswith(".json") and file.name not in _OTHER_JSON]
-        digests = _digests([*configs, *files], path if path.is_dir() else path.parent)
+        files = chosen(paths, choose)
+        digests = _digests(files, paths[0] if paths[0].is_dir() else paths[0].parent)
     except OSError as error:
         raise Unreadable(str(error)) from error
     whole = hashlib.sha256(b"forebay-weights-2")
-    for file in (*configs, *files):
-        whole.update(f"\0{file.name}\0{digests[file]}".encode())
+    for file in files:
+        whole.update(b"\0%b\0%b" % (os.fsencode(file.name), digests[file].encode()))
     return whole.hexdigest()[:32]
 
 
+def _is_config(name: str) -> bool:
+    return name.endswith(".json") and name not in _OTHER_JSON
+
+
 def _is_weights(name: str) -> bool:
-    return name.endswith(_WEIGHTS) and not name.endswith(_NO_WEIGHTS)
+    return name.endswith(_WEIGHTS) and not name.endswith(_NO_WEIGHTS) and not _RANDOM_STATES.fullmatch(name)
 
 
 # ---- one file -----------------------------------------------------------------------------------------------------------
@@ -237,7 +288,7 @@ def _load_kept(directory: Path) -> Kept:
     """What this user or root has kept; whatever is damaged, foreign or open to others counts as nothing."""
     place = _place(directory)
     if place is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             return _parse(_trusted_bytes(place))
     return {}
 

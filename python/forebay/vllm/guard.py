@@ -1,8 +1,8 @@
-"""Exceptions end here: every hook that vLLM calls answers something safe instead of raising.
+"""Exceptions end here: every hook that vLLM calls returns a safe answer instead of raising.
 
-Holds true: a fault is logged once for each place, with its traceback; after `LIMIT` faults the breaker is open and the
-component takes no new work, while what is under way is still brought to its end. `FOREBAY_STRICT=1` raises faults again,
-for tests, after the safe answer was made.
+Invariants: a fault is logged once per place, with its traceback. After `LIMIT` faults the breaker is open: the
+component takes no new work, but finishes work in progress. `FOREBAY_STRICT=1` raises faults again, for tests, after
+the safe answer was made.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-# Below vLLM's own logger, so that its handlers and levels apply.
+# A child of vLLM's own logger, so that its handlers and levels apply.
 logger = logging.getLogger("vllm.forebay")
 
-# A fault here is a mistake in Forebay or in how it fits this vLLM, not a missing daemon: few are enough to know.
+# A fault here is an error in Forebay or in its fit to this vLLM, not a missing daemon: a few are enough to know.
 LIMIT = 8
 
 
@@ -37,7 +37,7 @@ class Breaker:
         return self.reason is not None
 
     def fault(self, place: str) -> None:
-        """Counts the exception being handled."""
+        """Counts the exception that is being handled."""
         self.faults += 1
         if place not in self._places:
             self._places.add(place)
@@ -46,7 +46,7 @@ class Breaker:
             logger.error("forebay failed %d times and takes no new work in this process", LIMIT)
 
     def switch_off(self, reason: str, level: int = logging.WARNING) -> None:
-        """Turns the component off for good, and says so once."""
+        """Switches the component off for good, and logs that once."""
         if not self.is_off:
             self.reason = reason
             logger.log(level, "forebay is off in this engine: %s", reason)
@@ -56,7 +56,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def caught(safe: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Makes a method answer `safe(self, ...)` where it would raise."""
+    """Makes a method return `safe(self, ...)` where it would raise."""
 
     def wrap(method: Method) -> Method:
         place = method.__qualname__
@@ -80,7 +80,7 @@ def caught(safe: Callable[..., Any]) -> Callable[[Method], Method]:
 
 
 def guarded(safe: Callable[..., Any]) -> Callable[[Method], Method]:
-    """As `caught`, and answers the same where its object's `breaker` is off."""
+    """Like `caught`, and returns the same if its object's `breaker` is off."""
 
     def wrap(method: Method) -> Method:
         run = caught(safe)(method)
@@ -95,4 +95,4 @@ def guarded(safe: Callable[..., Any]) -> Callable[[Method], Method]:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """The safe answer of hooks that answer nothing."""
+    """The safe answer of hooks without a return value."""

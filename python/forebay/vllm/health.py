@@ -1,8 +1,8 @@
-"""How the cache is doing: counts and gauges for vLLM's metrics, lines in the log, the report for tests.
+"""The state of the cache: counts and gauges for vLLM's metrics, lines in the log, the report for tests.
 
-Holds true: a line is logged when the session becomes ready or ceases to be; while it is not ready, another reason is logged
-at most once a minute. The session is looked at once a second, by steps and, for the log alone, by a thread: an engine
-without requests makes no steps.
+Invariants: a line is logged when the session becomes ready or ceases to be. While it is not ready, another reason
+is logged at most once a minute. The session is checked once a second, by steps and, for the log alone, by a thread:
+an engine without requests makes no steps.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 
 LOOK_SECONDS = 1.0
-# The same for the thread, which has its own clock so that it never looks at what a step is changing.
+# The thread's interval. It has its own clock, so that it never reads what a step is changing.
 WATCH_SECONDS = 1.0
-# A reason may name what differs each time, and the log is for people.
+# A reason may contain details that differ each time, and the log is for people.
 SAY_AGAIN_SECONDS = 60.0
-# Steps between two takings of the stats, which vLLM does after each step: more are never kept.
+# Limit on the steps kept between two reads of the stats; vLLM reads them after each step.
 KEPT_STEPS = 1000
 
 
 class Health:
-    """One engine's."""
+    """The health of one engine."""
 
     def __init__(self) -> None:
         self.timings = Timings()
-        self._counted = dict.fromkeys(metrics.COUNTERS, 0)  # a page without a counter looks like one that lacks it
+        # reported at 0 too: an absent counter would look unsupported
+        self._counted = dict.fromkeys(metrics.COUNTERS, 0)
         self._step_seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._look_at = 0.0
         self._gauges: dict[str, int] = {}
-        self._log = threading.Lock()  # held by whoever says something: a step, or the thread
+        self._log = threading.Lock()  # held by a step or the thread while it logs
         self._is_said = False
         self._said: str | None = None  # the reason in the last line, None for "ready"
         self._say_again_at = 0.0
@@ -58,13 +59,13 @@ class Health:
             self.look(session, breaker)
 
     def look(self, session: Session, breaker: Breaker) -> None:
-        """Asks the session how it is; no round trip."""
+        """Reads the session's state; no round trip."""
         is_ready = self.say(session)
         self._gauges = {metrics.IS_READY: int(is_ready), metrics.FAULTS: breaker.faults}
         self.timings.report(session=session.stats(), faults=breaker.faults)
 
     def say(self, session: Session) -> bool:
-        """Logs how the session is if that is news; whether it is ready. No round trip, on any thread."""
+        """Logs a change of the session's state; returns whether it is ready. No round trip, on any thread."""
         with self._log:
             reason = session.reason()
             if self._is_over.is_set() or (self._is_said and reason == self._said):
@@ -81,20 +82,20 @@ class Health:
             return reason is None
 
     def watch(self, say: Callable[[], object]) -> None:
-        """Has a thread call this method until `close`, or until its object is gone. Does nothing the second time."""
+        """Makes a thread call this method until `close`, or until its object is gone. Does nothing the second time."""
         if not self._is_watched:
             self._is_watched = True
-            # Engines may be dropped without a word: a thread that held one would keep it for ever.
+            # Engines may be dropped without `close`: a thread with a strong reference would keep one for ever.
             method = weakref.WeakMethod(say)
             weakref.finalize(say.__self__, self._is_over.set)  # type: ignore[attr-defined]
             threading.Thread(target=_watch, args=(method, self._is_over), name="forebay-health", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the log's lines, and the thread within a second. Waits for nothing."""
+        """Ends the log's lines, and the thread within a second. Does not wait."""
         self._is_over.set()
 
     def take_stats(self) -> OffloadingConnectorStats | None:
-        """What is new since the last call, None if nothing is."""
+        """What has changed since the last call, None if nothing has."""
         if not (self._step_seconds or self._counted or self._gauges):
             return None
         stats = compat.new_stats()

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from vllm import envs
 
 from forebay.vllm import canonical, compat, judged
-from forebay.vllm.fingerprint import Unreadable, fingerprint
+from forebay.vllm.fingerprint import Choice, Unreadable, chosen, model_files, model_files_of_safetensors
 from forebay.vllm.guard import logger
+from forebay.vllm.loaded import Changed, Loaded
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -52,6 +53,9 @@ _DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 # Rotary embeddings whose frequencies depend on the longest allowed prompt.
 _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
+
+# The full name of a commit.
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 # Digests that an earlier start has kept are there by then: such an engine has its name with its first request.
 START_SECONDS = 1.0
@@ -274,7 +278,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     load_format = compat.load_format(vllm_config, model)
     if load_format == "dummy":
         return f"dummy:seed={model.seed}"
-    if not compat.loads_from_directory(load_format):
+    if not compat.loads_from_directory(load_format, model):
         if (weight := weigh()) is None:
             raise IdentityError(
                 f"what `--load-format {load_format}` loads can neither be told by files nor read in the workers; hint: load "
@@ -286,21 +290,28 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
             f"vLLM takes model `{model.model}` from ModelScope, where forebay cannot see which files it reads; hint: give "
             "the path of its directory as the model"
         )
-    try:
-        directory = _directory(model.model, model.revision, vllm_config.load_config.download_dir)
-    except Unreadable:
+    commit = _commit(model)
+    directories = _directories(model.model, commit, vllm_config.load_config.download_dir)
+    choose = model_files_of_safetensors if compat.prefers_safetensors(load_format) else model_files
+    if not os.path.exists(model.model) and not _hold_weights(directories, choose):
         # A revision says the same as the files, but it is the one of the configuration.
-        commit = getattr(model.hf_config, "_commit_hash", None)
-        if commit and model.hf_config_path in (None, model.model):
+        if commit:
             return f"revision:{commit}"
-        raise IdentityError(f"the revision of model `{model.model}` is not known; pin it with `--revision`") from None
+        raise IdentityError(
+            f"model `{model.model}` is neither a path nor known by its revision; hint: pin it with `--revision`, and leave "
+            "its directory where it is while the engine starts"
+        )
+    try:
+        loaded = Loaded(model.model, directories, choose, is_commit=not os.path.exists(model.model))
+    except Changed as error:
+        raise IdentityError(str(error)) from error
     digest: Future[str] = Future()
 
     def read() -> None:
         pause, said = FIRST_PAUSE_SECONDS, ""
         while not digest.done():
             try:
-                told = f"files:{fingerprint(directory)}"
+                told = f"files:{loaded.digest()}"
             except Unreadable as error:
                 if said != str(error):
                     said = str(error)
@@ -310,6 +321,9 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
                 with contextlib.suppress(futures.TimeoutError, futures.CancelledError):
                     digest.result(pause)
                 pause = min(2 * pause, LAST_PAUSE_SECONDS)
+            except Changed as error:
+                with contextlib.suppress(futures.InvalidStateError):
+                    digest.set_exception(IdentityError(str(error)))
             except BaseException as error:  # noqa: BLE001 - raised where the digest is asked for
                 with contextlib.suppress(futures.InvalidStateError):
                     digest.set_exception(error)
@@ -321,20 +335,52 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     return digest
 
 
-def _directory(model: str, revision: str | None, cache: str | None = None) -> Path:
-    """Where the files are: the path itself, or the snapshot in the hub's cache."""
-    if os.path.exists(model):
-        return Path(model)
-    from huggingface_hub import try_to_load_from_cache
+def _commit(model: ModelConfig) -> str | None:
+    """The commit of a hub's model that was loaded, where it is known.
 
+    Raises `IdentityError` where the branch moved after the configuration was read, and vLLM did not keep to its commit.
+    """
+    if os.path.exists(model.model):
+        return None
+    if _COMMIT.fullmatch(revision := _resolved(model.revision) or ""):
+        return revision
+    commit = getattr(model.hf_config, "_commit_hash", None)
+    if not commit or model.hf_config_path not in (None, model.model):
+        return None
+    file = _cached(model.model, "config.json", model.revision)
+    if file is not None and file.parent.name != commit:
+        raise IdentityError(
+            f"revision `{model.revision or 'main'}` of model `{model.model}` moved from {commit} to {file.parent.name} while "
+            "the engine started; hint: restart it, or pin a commit with `--revision`"
+        )
+    return str(commit)
+
+
+def _resolved(revision: str | None) -> str | None:
+    """The commit that vLLM made of a branch at its start, in releases that do so."""
+    return getattr(revision, "resolved", None) or revision
+
+
+def _directories(model: str, commit: str | None, cache: str | None) -> list[Path]:
+    """Where the files are: the path itself, or the snapshots in the caches of the hub, that of the weights first."""
+    if os.path.exists(model):
+        return [Path(model)]
+    if commit is None:
+        return []
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=model, repo_type="model")
+    caches = dict.fromkeys(Path(place) for place in (cache, constants.HF_HUB_CACHE) if place)
+    snapshots = [place / folder / "snapshots" / commit for place in caches]
+    return [snapshot for snapshot in snapshots if snapshot.is_dir()]
+
+
+def _hold_weights(directories: list[Path], choose: Choice) -> bool:
     try:
-        for name in ("adapter_config.json", "config.json"):
-            found = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)
-            if isinstance(found, str):
-                return Path(found).parent
-    except ValueError:  # not even a name on the hub
-        pass
-    raise Unreadable(f"`{model}` is neither a path nor in the hub's cache")
+        return bool(directories) and bool(chosen(directories, choose))
+    except (OSError, Unreadable):
+        return False
 
 
 def _config_digest(model: ModelConfig) -> str:
@@ -360,7 +406,7 @@ def _code(model: ModelConfig) -> str:
     references = json.dumps(getattr(model.hf_config, "auto_map", None) or {}, default=str)
     for reference in re.findall(r'"((?:[^"]*--)?[\w.]+)\.\w+"', references):
         repository, _, module = reference.rpartition("--")
-        revision = model.code_revision or (None if repository else model.revision)
+        revision = model.code_revision or (None if repository else _commit(model) or model.revision)
         if (file := _file(repository or model.model, f"{module}.py", revision)) is not None:
             folders.add(file.parent)
     files = sorted((file for folder in folders for file in folder.glob("*.py")), key=lambda file: file.name)
@@ -372,7 +418,9 @@ def _processor(model: ModelConfig) -> str:
     media = model.multimodal_config
     if media is None:
         return "none"
-    places = [(model.model, model.revision), (model.tokenizer or model.model, model.tokenizer_revision)]
+    places = [(model.model, _commit(model) or model.revision)]
+    is_apart = (model.tokenizer or model.model, model.tokenizer_revision) != (model.model, model.revision)
+    places += [(model.tokenizer or model.model, _resolved(model.tokenizer_revision)) if is_apart else places[0]]
     found = [_file(place, name, revision) for place, revision in places for name in _PROCESSOR_FILES]
     scales = media.mm_encoder_fp8_scale_path
     return _digest_of([file for file in found if file is not None] + ([Path(scales)] if scales else []))
@@ -382,6 +430,11 @@ def _file(model: str, name: str, revision: str | None) -> Path | None:
     """A file of a model, where it is there: in the model's directory, or in the hub's cache."""
     if os.path.exists(model):
         return path if (path := Path(model) / name).is_file() else None
+    return _cached(model, name, revision)
+
+
+def _cached(model: str, name: str, revision: str | None) -> Path | None:
+    """A file in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

@@ -1,8 +1,8 @@
-"""One request's questions to the daemon, their answers, and the leases these bring.
+"""One request's lookups, their answers, and the leases of the answers.
 
-Holds true: a block that was said to be ready stays leased until `release`; a request is never made to wait past its
-deadline, nor after `stop_waiting`: then what is ready counts and all else is a miss for good; nothing here waits longer
-than it is told to.
+Invariants: a block that was reported ready stays leased until `release`. A request never waits past its deadline,
+nor after `stop_waiting`: then ready blocks are used and all others are misses for good. Nothing here waits longer
+than the given time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from vllm.v1.kv_offload.base import LookupResult
 from forebay.vllm.session import Session, Ticket
 
 MISS, READY, PROMOTING = 0, 1, 2
-# While blocks are promoted their request is asked about again this often: a round trip costs far less than a promotion.
+# While blocks are promoted, their request's lookup is repeated this often: a round trip costs much less than a
+# promotion.
 ASK_AGAIN_SECONDS = 0.01
 
 Hash = bytes
@@ -27,7 +28,7 @@ _RESULTS_WHEN_LATE = (LookupResult.MISS, LookupResult.HIT, LookupResult.MISS)
 
 
 class Lookup:
-    """The whole prompt is asked about at once; what vLLM asks for beyond that (partial tails) in a second batch."""
+    """The whole prompt is looked up at once; keys that vLLM requests beyond that (partial tails) in a second batch."""
 
     def __init__(self, session: Session, groups: Groups, mask: bytes | None, deadline: float):
         self._session = session
@@ -43,7 +44,7 @@ class Lookup:
         """Whether the answers may be used now. Waits at most `timeout` seconds."""
         if self.is_closed or self.is_late:
             return True
-        # The answer may have come long ago: nobody looks at it while vLLM's batch is full.
+        # The answer may have come long ago: nobody reads it while vLLM's batch is full.
         is_last_look = now >= self._deadline
         answered = [question.poll(0.0 if is_last_look else timeout, now) for question in self._questions]
         if is_last_look:
@@ -51,17 +52,18 @@ class Lookup:
         return is_last_look or all(answered)
 
     def skip(self, seconds: float) -> None:
-        """vLLM did not ask for so long: the request waited for its turn, and not for an answer or a promotion."""
+        """vLLM did not ask for this long: the request waited for its turn, not for an answer or a promotion."""
         self._deadline += seconds
         for question in self._questions:
             question.promoting_since += seconds if question.promoting_since else 0.0
 
     def stop_waiting(self) -> None:
-        """What is ready counts, all else is a miss for good."""
+        """Ready blocks are used; all others are misses for good."""
         self.is_late |= not self._is_settled()
 
     def progress(self) -> tuple[float, float, float]:
-        """Since when promotions are waited for, and the shares of the keys that were promoting then and that came since."""
+        """Start of the wait for promotions; the shares of the keys that were promoting then, and that became ready
+        since."""
         slow = [question for question in self._questions if question.promoting_since]
         keys = self._questions[0].count
         awaited, came = sum(question.awaited for question in slow), sum(question.came for question in slow)
@@ -69,11 +71,11 @@ class Lookup:
 
     @property
     def is_promoting(self) -> bool:
-        """Whether blocks of it are on their way, and still waited for."""
+        """Whether some of its blocks are being promoted and still waited for."""
         return not self.is_closed and not self.is_late and not self._is_settled()
 
     def ask_more(self) -> bool:
-        """Asks for the keys that `result` did not know. True if there were any; at most once."""
+        """Looks up the keys that `result` did not know. True if there were any; at most once."""
         if not self._unasked:
             return False
         groups, self._unasked = list(self._unasked.items()), {}
@@ -81,7 +83,7 @@ class Lookup:
         return True
 
     def result(self, key: Key) -> LookupResult:
-        """Answers vLLM's question for one key. No round trip; half a microsecond, for vLLM asks for thousands."""
+        """The answer for one of vLLM's keys. No round trip; half a microsecond, since vLLM asks for thousands."""
         if self.is_closed:
             return LookupResult.MISS
         for question in self._questions:
@@ -101,22 +103,22 @@ class Lookup:
                 return places
         if len(keys) == 1:
             return None
-        parts = [self.places([key]) for key in keys]  # some of the prompt, some of its tail
+        parts = [self.places([key]) for key in keys]  # some in the prompt, some in its tail
         slots, generations = zip(*filter(None, parts), strict=True) if all(parts) else ((), ())
         return (b"".join(slots), b"".join(generations)) if slots else None
 
     def is_resident(self, key: Key) -> bool:
-        """Whether the daemon had the block when asked; still known after `release`."""
+        """Whether the daemon had the block at the lookup; still known after `release`."""
         return any(question.state(key) in (READY, PROMOTING) for question in self._questions)
 
     @property
     def missing(self) -> int:
-        """How many of the keys the daemon did not have."""
+        """Number of keys that the daemon did not have."""
         return sum(question.missing for question in self._questions)
 
     @property
     def pool(self) -> bytes:
-        """The pool all leased blocks lie in; empty if the answers came from two, of which one must be gone."""
+        """The pool of all leased blocks; empty if the answers came from two, of which one must be gone."""
         pools = {question.pool for question in self._questions}
         return pools.pop() if len(pools) == 1 else b""
 
@@ -124,7 +126,7 @@ class Lookup:
         return all(question.is_settled() for question in self._questions)
 
     def release(self) -> None:
-        """Gives the leases back; from now on every key is a miss. Idempotent, never waits."""
+        """Returns the leases; from now on every key is a miss. Idempotent, never waits."""
         self.is_closed = True
         for question in self._questions:
             question.release()
@@ -135,18 +137,18 @@ def group_of(key: Key) -> int:
 
 
 class _Question:
-    """One batch of keys, asked again while some of them are being promoted."""
+    """One batch of keys, looked up again while some of them are being promoted."""
 
     def __init__(self, session: Session, groups: Groups, mask: bytes | None):
         self._session = session
         self._groups = groups
         self._mask = mask
-        self._next = 0  # where the key is that vLLM asks for next, if it goes on in prefix order
-        # The answer, all groups one after another.
+        self._next = 0  # the index of the next key in prefix order, which vLLM probably asks for next
+        # The answer, group after group.
         self._states = bytes(sum(len(hashes) for _, hashes in groups))
         self._slots = self._generations = b""
         self._ask_again_at = 0.0
-        # Of the first answer that was not final.
+        # Time of the first answer that was not final.
         self.promoting_since = 0.0
         self._first_states = b""
         self._held: Ticket | None = None
@@ -161,7 +163,7 @@ class _Question:
 
     @functools.cached_property
     def _keys(self) -> list[Key]:
-        """As vLLM asks for them. Made when it does, and not while the question waits to be sent."""
+        """vLLM's keys. Made at the first question, and not while the lookup waits to be sent."""
         by_group = ((group.to_bytes(4, "big"), hashes) for group, hashes in self._groups)
         return [hash_ + suffix for suffix, hashes in by_group for hash_ in hashes]
 
@@ -173,7 +175,7 @@ class _Question:
         return self._held is not None and PROMOTING not in self._states
 
     def state(self, key: Key) -> int | None:
-        """None if the key was not asked for."""
+        """None if the key was not looked up."""
         at = self._next
         if at >= len(self._keys) or self._keys[at] != key:
             if (found := self._index.get(key)) is None:
@@ -204,12 +206,12 @@ class _Question:
 
     @property
     def awaited(self) -> int:
-        """How many were promoting in the first answer that was not final."""
+        """Keys that were promoting in the first answer that was not final."""
         return self._first_states.count(PROMOTING)
 
     @property
     def came(self) -> int:
-        """How many more are ready since."""
+        """Keys that have become ready since."""
         return self._states.count(READY) - self._first_states.count(READY)
 
     @property
@@ -223,7 +225,7 @@ class _Question:
         self._pending = None
 
     def _take(self, ticket: Ticket, now: float) -> None:
-        """The new lease is held before the old one is given back, so that what both cover stays leased."""
+        """Takes the new lease before the old one is returned, so that blocks in both stay leased."""
         self._pending = None
         self._ask_again_at = now + ASK_AGAIN_SECONDS
         if ticket.has_failed():

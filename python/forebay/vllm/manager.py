@@ -1,8 +1,9 @@
-"""The scheduler's side: answers vLLM's questions about blocks, and keeps what was promised and reserved until it is over.
+"""The scheduler's side: answers vLLM's questions about blocks, and tracks leases and reserved slots until they are
+returned.
 
-Holds true: no method raises into vLLM, and only `is_answered` waits, in all its calls of a step at most the step's budget.
-What leaves here for the workers is tracked by job, not by vLLM's `complete_*`, which never come for jobs that a reset of
-the cache dropped: leases and slots go back only when every worker has reported.
+Invariants: no method raises into vLLM. Only `is_answered` waits, in all its calls of a step at most the step's
+budget. Slots and leases that were sent to workers are tracked by job, not by vLLM's `complete_*`, which never come
+for jobs that a reset of the cache dropped. They are returned only when every worker has reported.
 """
 
 from __future__ import annotations
@@ -44,21 +45,22 @@ if TYPE_CHECKING:
 
     from forebay.vllm.spec import ForebaySpec
 
-# Lookups on their way at once; the session takes twice as many, and answers those beyond with a miss.
+# Lookups in progress at once; the session's own limit is far higher.
 LOOKUPS_UNDER_WAY = 32
-# An answer that vLLM does not ask for, since its batch is full, is held for so long: leases of requests that wait for
-# their turn keep room from those that run.
+# vLLM does not ask for an answer while its batch is full. After this time the leases of such requests are returned,
+# since they keep space from running requests.
 UNASKED_SECONDS = 10.0
-# Requests of vLLM's queue that the daemon is told of, and how many of each group's keys (it takes no more).
+# Limits on the hints: requests of vLLM's queue, and keys per group of each (the daemon takes no more).
 WAITING_TOLD = 64
 KEYS_TOLD = 2048
-# How much of that in one step, for the hashes are copied: requests, and the keys after which no further one is begun.
+# Limits on the hints per step, since the hashes are copied: requests, and a number of keys after which no further
+# request is begun.
 TOLD_IN_A_STEP = 8
 KEYS_TOLD_IN_A_STEP = 2048
 
 
 class ForebayManager(OffloadingManager):
-    """Asked by vLLM's offloading scheduler (the overridden methods) and by `ForebayConnector` (the others)."""
+    """vLLM's offloading scheduler calls the overridden methods, `ForebayConnector` the others."""
 
     def __init__(self, spec: ForebaySpec):
         self.spec = spec
@@ -72,26 +74,26 @@ class ForebayManager(OffloadingManager):
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
         self._salt = ""  # of resets of the connector's cache
-        self._epoch = ""  # of the weights in memory; empty while they are those on disk
+        self._epoch = ""  # of the weights in memory; empty while they equal those on disk
         self._kv_cache_manager: KVCacheManager | None = None
         self._has_stale_kv = False  # the engine itself still holds KV of other weights
-        self._settle_until: float | None = None  # None until somebody had to wait
+        self._settle_until: float | None = None  # None until a request had to wait
         self._steps = 0
         self._is_idle = False  # the last step had nothing to run
         self._look_for_unasked_at = 0.0
         self._stock_blocks = 0
         self._budget = spec.settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
-        self._waiting: dict[str, _Asked] = {}  # were not asked about yet, in their order
+        self._waiting: dict[str, _Asked] = {}  # not looked up yet, in their order
         self._numbers = itertools.count(1)
         self._leased: dict[Lookup, _Asked] = {}
         self._unanswered: set[Lookup] = set()
         self._promoting: set[Lookup] = set()
         self._patience = Patience(spec.settings.promotion_lag)
-        self._stores = Stores(self._session)
+        self._stores = Stores(self._session, lambda adapter: adapter.asked)
         self._loads: dict[int, Lookup] = {}  # by serial
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
-        self._fresh: set[int] = set()  # stores that no job carries yet
+        self._fresh: set[int] = set()  # stores that are in no job yet
         self._serials = itertools.count()
 
     def open(
@@ -103,11 +105,11 @@ class ForebayManager(OffloadingManager):
         stock_blocks: int,
         breaker: Breaker,
     ) -> None:
-        """Gives the manager its session; until then everything misses."""
+        """Gives the manager its session; until then everything is a miss."""
         self._session = session
         self._stock_blocks = stock_blocks
-        self._stores = Stores(session)
-        # Full attention first: where it has a gap, blocks of the other groups are of no use.
+        self._stores = Stores(session, adapters.look_again)
+        # Full attention first: after a gap in it, blocks of the other groups are useless.
         self._shapes = {shape.group: shape for shape in sorted(shapes, key=lambda shape: not shape.is_full)}
         self._identity = identity
         self._adapters = adapters
@@ -117,13 +119,13 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def get_ready(self) -> None:
-        """Names the namespace as soon as that can be done, which is after the connector was made."""
+        """Sets the namespace as soon as possible, which is after the connector was made."""
         if not self._is_named and self._identity is not None:
             self._name()
 
     @guarded(nothing)
     def new_request(self, request: Request) -> None:
-        """Starts to know a request."""
+        """Starts to track a request."""
         asked = self._requests[request.request_id] = self._waiting[request.request_id] = _Asked(request)
         self.get_ready()
         self._look_for_stale_kv()
@@ -135,7 +137,7 @@ class ForebayManager(OffloadingManager):
 
     @guarded(lambda *_: True)
     def is_answered(self, request: Request) -> bool:
-        """Whether this request can be matched now; if not, vLLM shall ask again in its next step.
+        """Whether this request can be matched now; if not, vLLM must ask again in its next step.
 
         Sends at most one lookup and waits for its answer within the step's budget.
         """
@@ -164,19 +166,19 @@ class ForebayManager(OffloadingManager):
 
     @guarded(lambda *_: False)
     def asks_more(self, request: Request) -> bool:
-        """Whether the match wanted to know of keys that were not asked for (partial tails); asks for them."""
+        """Whether the match needed keys that were not looked up (partial tails); looks them up."""
         asked = self._requests.get(request.request_id)
         return asked is not None and asked.lookup is not None and asked.lookup.ask_more()
 
     @guarded(nothing)
     def matched(self, request: Request, tokens: int | None) -> None:
-        """The match came to so many tokens: without any, the lease is of no use."""
+        """Called with the match's tokens: without any, the lease is useless."""
         if tokens == 0 and (asked := self._requests.get(request.request_id)):
             self._release(asked)
 
     @guarded(nothing)
     def placed(self, request: Request) -> None:
-        """The request has its blocks, and a load began if one was wanted: any other lease is of no use."""
+        """The request has its blocks, and a load began if one was needed: any other lease is useless."""
         if asked := self._requests.get(request.request_id):
             asked.is_placed = True
             self._release(asked)
@@ -188,7 +190,7 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def adapter_loads(self, request: LoRARequest) -> None:
-        """vLLM will now load this adapter, which no request may have asked for yet."""
+        """Called before vLLM loads this adapter, which perhaps no request has used yet."""
         if self._adapters is not None:
             self._adapters.loading(request)
 
@@ -196,7 +198,7 @@ class ForebayManager(OffloadingManager):
 
     @guarded(lambda self, keys, req_context: PoolSlots(-1, req_context.req_id, b"", ()))
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PoolSlots:
-        """The slots that the match leased; no round trip. What is not leased makes a load that the workers fail."""
+        """The slots that the match leased; no round trip. Without a lease the load fails in the workers."""
         serial = next(self._serials)
         lookup = self._requests[req_context.req_id].lookup
         if lookup is None or lookup.is_closed:
@@ -210,9 +212,9 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def load_failed(self, request_ids: Collection[str]) -> None:
-        """These are computed now: asking again would find the same blocks and fail for ever.
+        """These requests are computed now: another lookup would find the same blocks and fail for ever.
 
-        Below `MultiConnector` another connector's failed loads are among them, which are nothing to us.
+        Under `MultiConnector` the ids include another connector's failed loads, which are ignored.
         """
         loading = {job.loads for job in self._jobs.values()} if request_ids else set()
         ours = (self._requests.get(request_id) for request_id in request_ids if request_id in loading)
@@ -226,19 +228,19 @@ class ForebayManager(OffloadingManager):
 
     @guarded(lambda *_: _nothing_to_store())
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput:
-        """Slots for what is not stored yet, from the stock at hand; no round trip.
+        """Slots for blocks that are not stored yet, from the stock at hand; no round trip.
 
         Never answers None, after which vLLM would offer the same blocks in every step and log a warning each time.
         """
         asked = self._requests.get(req_context.req_id)
         if asked is None or asked.has_gap or asked.is_left_out() or not self._is_named or self.breaker.is_open:
             return _nothing_to_store()
-        if self._has_stale_kv:  # what is computed now may build on it
+        if self._has_stale_kv:  # newly computed KV may build on it
             return _nothing_to_store()
         pool = self._session.pool
         taken = [self._reserve(asked, shape, wanted) for shape, wanted in self._wanted(asked, keys)]
         runs = [run for some in taken for run in some.runs]
-        if self._session.pool != pool or not pool:  # replaced in between: these slots are of one of the two, who knows
+        if self._session.pool != pool or not pool:  # replaced meanwhile: the slots may belong to either pool
             for run in runs:
                 self._session.abort(run.group, run.slots, run.generations)
             return _nothing_to_store()
@@ -255,7 +257,7 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def submitted(self, metadata: KVConnectorMetadata) -> None:
-        """This step's jobs are on their way to the workers. Stores that no job carries are given back."""
+        """Records that this step's jobs were sent to the workers. Slots of stores that are in no job are returned."""
         for job_id, slots, is_load in compat.jobs_with_slots(metadata, PoolSlots):
             self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None)
             self._fresh.discard(slots.serial)
@@ -263,13 +265,13 @@ class ForebayManager(OffloadingManager):
 
     @caught(nothing)
     def drop_unsubmitted(self) -> None:
-        """Gives back the slots of stores that no worker will hear of."""
+        """Returns the slots of stores that no worker will receive."""
         while self._fresh:
             self._stores.drop(self._fresh.pop())
 
     @caught(nothing)
     def reported(self, completed: Mapping[int, int]) -> None:
-        """So many more workers are done with each of these jobs. Works on while Forebay is off."""
+        """Counts the additional workers that finished each of these jobs. Also works while Forebay is off."""
         for job_id in sorted(completed.keys() & self._jobs.keys()):
             job = self._jobs[job_id]
             job.workers_left -= completed[job_id]
@@ -277,13 +279,20 @@ class ForebayManager(OffloadingManager):
                 del self._jobs[job_id]
                 self._finish(job.serial)
 
+    @guarded(lambda *_: False)
+    def has_uncommitted(self) -> bool:
+        """Whether stores wait for a look at their adapter's files: it takes a step to name them when that is over."""
+        return self._stores.settle()
+
     @caught(nothing)
     def abandon(self) -> None:
-        """No step is served any more: gives back what no worker has heard of. The rest goes back as the workers report.
+        """Ends all steps: returns slots and leases that no worker has received. The rest is returned as the workers
+        report.
 
-        No store that is under way is named: nobody keeps its blocks from being overwritten.
+        No store in progress is committed: nothing keeps its blocks from being overwritten.
         """
         self._stores.reset()
+        self._stores.settle()
         self.drop_unsubmitted()
         sent = {job.serial for job in self._jobs.values()}
         for serial in self._loads.keys() - sent:
@@ -303,7 +312,7 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def ended(self, request_id: str) -> None:
-        """The request is over: a lease that no load uses goes back. Its last blocks may still be stored."""
+        """The request has ended: a lease that no load uses is returned. Its last blocks may still be stored."""
         self._is_met(request_id)
         if asked := self._requests.get(request_id):
             self._release(asked)
@@ -330,28 +339,30 @@ class ForebayManager(OffloadingManager):
 
     @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:
-        """The workers compute with other weights from now on: those of the start again, or some that nobody can name.
+        """The workers compute with other weights from now on: those of the start again, or unknown ones.
 
-        What is being stored is given back, and nothing is stored before the engine has forgotten its own KV: new KV
+        Slots of stores in progress are returned. Nothing is stored before the engine has dropped its own KV: new KV
         would be computed from old.
         """
         logger.info("forebay: the weights changed, and the namespace with them")
         self._forget_all()
         self._epoch = "" if is_first else uuid.uuid4().hex
         self._has_stale_kv = self._engine_holds_kv()
-        self._is_named = False  # until somebody asks: an update comes in many pieces
+        self._is_named = False  # until the next question: an update comes in many pieces
 
     def bind(self, kv_cache_manager: KVCacheManager) -> None:
-        """Lets the manager see what KV the engine itself holds."""
+        """Lets the manager check the engine's own KV."""
         self._kv_cache_manager = kv_cache_manager
 
     @guarded(nothing)
     def step_ended(self, tokens: int) -> None:
-        """The scheduler is done with a step that computes so many tokens."""
+        """The scheduler has finished a step that computes this many tokens."""
         now = time.monotonic()
         self._steps += 1
         self._is_idle = tokens == 0
         self._patience.stepped(now, tokens)
+        if self._stores.settle() and self._is_idle:
+            self._nap()
         if now >= self._look_for_unasked_at:
             self._look_for_unasked_at = now + UNASKED_SECONDS / 10
             self._give_unasked_back(now)
@@ -361,12 +372,12 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def say_how_it_is(self) -> None:
-        """Logs whether the session is ready, if that is news. Called by the thread of `health` too."""
+        """Logs a change in whether the session is ready. The thread of `health` calls it too."""
         self.health.say(self._session)
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """What was counted since the last call."""
+        """Counts since the last call."""
         return self.health.take_stats()
 
     @guarded(nothing)
@@ -385,7 +396,7 @@ class ForebayManager(OffloadingManager):
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _forget_all(self) -> None:
-        """Nothing that was asked or is being stored counts any more."""
+        """Drops all lookups and stores in progress."""
         for asked in self._requests.values():
             self._release(asked)
             asked.lookup, asked.is_placed, asked.has_gap = None, False, False
@@ -395,7 +406,7 @@ class ForebayManager(OffloadingManager):
         return self._kv_cache_manager is not None and compat.holds_kv(self._kv_cache_manager)
 
     def _look_for_stale_kv(self) -> None:
-        """Before a request gets its first block is the moment to see that the engine has forgotten all others."""
+        """Called at a time when the engine may have dropped all KV: before a request gets its first block."""
         self._has_stale_kv = self._has_stale_kv and self._engine_holds_kv()
 
     def _name(self) -> None:
@@ -418,7 +429,7 @@ class ForebayManager(OffloadingManager):
         self.health.watch(self.say_how_it_is)
 
     def _settle(self, now: float) -> bool:
-        """Whether to wait for a namespace that was set just now, or for ranks at the start: worth it once, not longer."""
+        """Whether to wait for a namespace that was just set, or for ranks at the start: worth it once, not longer."""
         if not self._is_named or self._session.state() not in ("attaching", "naming"):
             return False
         if self._settle_until is None:
@@ -443,14 +454,15 @@ class ForebayManager(OffloadingManager):
         return [(group, keys) for group, step in steps if (keys := hashes[step - 1 : limit and limit * step : step])]
 
     def _tell_who_waits(self) -> None:
-        """Whoever was not asked about in a step stands in vLLM's queue: what it will ask for should not be evicted until then."""
+        """Sends hints for requests that were not looked up in a step: they are in vLLM's queue, and their blocks
+        should not be evicted before their turn."""
         queue = itertools.islice(self._waiting.values(), WAITING_TOLD)
         fresh = (asked for asked in queue if not asked.number and not asked.is_barred and asked.is_told())
         told = 0
         for asked in itertools.islice(fresh, TOLD_IN_A_STEP):
             groups = self._groups(asked, KEYS_TOLD)
             asked.number = next(self._numbers)
-            self._session.expect(asked.number, groups, asked.mask)
+            self._session.hint(asked.number, groups, asked.mask)
             told += sum(len(keys) for _, keys in groups)
             if told >= KEYS_TOLD_IN_A_STEP:
                 break
@@ -458,7 +470,7 @@ class ForebayManager(OffloadingManager):
     def _is_met(self, request_id: str) -> None:
         asked = self._waiting.pop(request_id, None)
         if asked is not None and asked.number:
-            self._session.met(asked.number)
+            self._session.withdraw_hint(asked.number)
 
     def _ask(self, asked: _Asked, now: float) -> None:
         groups = self._groups(asked)
@@ -471,10 +483,10 @@ class ForebayManager(OffloadingManager):
         self._unanswered.add(asked.lookup)
 
     def _is_restocking(self, asked: _Asked, now: float) -> bool:
-        """Whether the request has something to store while the stock is low and filling up.
+        """Whether the request has blocks to store while the stock is low and filling up.
 
-        A session gives most of its stock back when it was not asked for two seconds: the blocks of the first step after
-        that would find no slots. Where the daemon gives less than it is asked for, waiting would not help.
+        A session returns most of its stock after two seconds without a request: the blocks of the first step after
+        that would find no slots. If the daemon gives less than requested, waiting would not help.
         """
         if now >= asked.restock_until or asked.lookup is None or asked.lookup.missing == 0:
             return False
@@ -536,7 +548,7 @@ class ForebayManager(OffloadingManager):
             lookups.discard(lookup)
 
     def _give_unasked_back(self, now: float) -> None:
-        """Returns the leases of requests that vLLM has not asked about for long: they stand in its queue again."""
+        """Returns the leases of requests that vLLM has not asked about for long: they are in its queue again."""
         for lookup, asked in list(self._leased.items()):
             if not lookup.is_loading and now - asked.polled_at >= UNASKED_SECONDS:
                 self._release(asked)
@@ -544,7 +556,7 @@ class ForebayManager(OffloadingManager):
                 self._waiting[asked.request.request_id] = asked
 
     def _wanted(self, asked: _Asked, keys: Collection[OffloadKey]) -> list[tuple[Shape, list[OffloadKey]]]:
-        """By group, full attention first, what the daemon does not have as far as this engine knows."""
+        """By group, full attention first: keys that, as far as this engine knows, the daemon does not have."""
         wanted: dict[int, list[OffloadKey]] = {group: [] for group in self._shapes}
         positions = asked.positions()
         for key in keys:
@@ -554,7 +566,8 @@ class ForebayManager(OffloadingManager):
         return [(self._shapes[group], some) for group, some in wanted.items() if some]
 
     def _reserve(self, asked: _Asked, shape: Shape, wanted: list[OffloadKey]) -> _Taken:
-        """Slots for as many of the wanted as there are. A gap in full attention ends the storing of this request."""
+        """Slots for as many of the wanted keys as available. A gap in full attention ends the storing of this
+        request."""
         if asked.has_gap:
             return _Taken(shape.group, [], b"", b"", [])
         slots, generations = self._session.reserve(shape.group, len(wanted))
@@ -569,37 +582,38 @@ class ForebayManager(OffloadingManager):
 
 
 class _Asked:
-    """One request, as far as Forebay is concerned."""
+    """Forebay's state of one request."""
 
     def __init__(self, request: Request):
         self.request = request
         self.adapter: Adapter | None = None
         self.mask: bytes | None = None
-        self.number = 0  # by which the daemon was told that it waits
+        self.number = 0  # its number in the daemon's hints
         self.lookup: Lookup | None = None
         self.asked_at = 0  # in the time of `Stores.now`
         self.polled_in = 0  # the step in which vLLM last asked
         self.polled_at = 0.0
         self.restock_until = 0.0
-        self.is_placed = False  # has had its blocks since the lookup
+        self.is_placed = False  # has received its blocks since the lookup
         self.is_barred = False  # is not looked up
         self.is_excluded = False  # is neither looked up nor stored
-        self.has_gap = False  # a block of it was not stored, so that the blocks behind it would be dead weight
+        self.has_gap = False  # one of its blocks was not stored, so later blocks would be useless
         self._positions: dict[bytes, int] = {}
 
     def is_told(self) -> bool:
-        """Whether it is known what its blocks are called, which `mask` says until this is called again."""
+        """Whether the names of its blocks are known; `mask` keeps its value until the next call."""
         if self.adapter is not None:
             self.mask = self.adapter.mask  # read once: another thread sets it
         return not self.is_excluded and (self.adapter is None or self.mask is not None)
 
     def is_left_out(self) -> bool:
-        """Whether it is not, now that it matters: then it never is, for blocks of it were not looked up or not stored."""
+        """Whether the names are unknown now. If so, the request is left out for good, since some of its blocks were
+        not looked up or stored."""
         self.is_excluded = not self.is_told()
         return self.is_excluded
 
     def positions(self) -> Mapping[bytes, int]:
-        """Where each hash is in the request's hashes, which grow as it generates tokens."""
+        """Index of each hash in the request's hashes, which grow as it generates tokens."""
         hashes = self.request.block_hashes
         if len(hashes) != len(self._positions) or (hashes and hashes[-1] not in self._positions):
             self._positions = {hash_: at for at, hash_ in enumerate(hashes)}
@@ -615,7 +629,7 @@ class _Job:
 
 @dataclass
 class _Taken:
-    """What one group got out of the stock."""
+    """The slots that one group received from the stock."""
 
     group: int
     keys: list[OffloadKey]
@@ -625,7 +639,7 @@ class _Taken:
 
 
 def _leased_slots(lookup: Lookup, keys: Sequence[OffloadKey]) -> tuple[tuple[int, bytes, bytes], ...]:
-    """By group, in the order of the keys; nothing at all if one of them is not leased."""
+    """By group, in the order of the keys; empty if one of them is not leased."""
     found = []
     for group, some in itertools.groupby(keys, group_of):
         if (places := lookup.places(list(some))) is None:

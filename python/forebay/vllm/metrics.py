@@ -1,6 +1,6 @@
 """The metrics that Forebay adds to vLLM's, each named once.
 
-Bytes, times and sizes of transfers, lookup delays and refused stores are vLLM's own `vllm:kv_offload_*` already.
+vLLM's own `vllm:kv_offload_*` already cover bytes, times and sizes of transfers, lookup delays and refused stores.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     REFUSED_BLOCKS: OffloadingCounterMetadata(documentation="Blocks not stored because no slot was at hand."),
 }
-# Prometheus serves these with `_total` behind the name.
+# Prometheus serves these with the suffix `_total`.
 COUNTERS = [name for name, metadata in DEFINITIONS.items() if isinstance(metadata, OffloadingCounterMetadata)]

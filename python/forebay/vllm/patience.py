@@ -1,29 +1,29 @@
-"""How long a request waits for promotions: as long as they keep ahead of computing the same tokens.
+"""How long a request waits for promotions: as long as they keep up with computing the same tokens.
 
-A tier may be slower than the engine: then waiting for it makes a request later than no cache would. So what has come up
-is compared with what the engine would have computed in the same time, and a request whose promotions fall behind by a
-share of the whole goes on with what is there. No estimate of a tier is needed, and the most that a slow one can cost
-is that share of the time which computing takes.
+A tier may be slower than the engine: waiting for it then makes a request later than without a cache. So the
+promoted tokens are compared with those that the engine would have computed in the same time. A request continues
+with what is ready if its promotions fall behind by a share of the whole. This needs no estimate of a tier. A slow
+tier costs at most that share of the computing time.
 
-The engine's speed is measured, not configured: the most tokens a second that it was given in a few busy steps one after
-another. Where it is measured too low a request waits longer, at most until its deadline, as it does as long as nothing
-is known.
+The engine's speed is measured, not configured: the most tokens per second over a few consecutive busy steps. If the
+measurement is too low or missing, a request waits longer, at most until its deadline.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-# Steps that are looked at together: vLLM schedules up to two steps ahead, so that the time between two calls says nothing.
+# Steps that are measured together: vLLM schedules up to two steps ahead, so that the time between two calls says
+# nothing.
 WINDOW_STEPS = 5
-# After so many windows the fastest of them is forgotten with the next as many: prompts and load change.
+# The maximum covers this many windows and is dropped after as many more: prompts and load change.
 GENERATION = 1024
-# Two looks at the answer: a tier that brings everything in this time is never given up.
+# Two checks of the answer: a tier that delivers everything in this time is never given up.
 LEAST_SECONDS = 0.02
 
 
 class Patience:
-    """Of one engine. `lag` is the share of the computing time that promotions may fall behind."""
+    """Of one engine. `lag` is the share of the computing time by which promotions may fall behind."""
 
     def __init__(self, lag: float):
         self._lag = lag
@@ -33,11 +33,11 @@ class Patience:
 
     @property
     def tokens_per_second(self) -> float:
-        """The engine's prefill, 0 while unknown."""
+        """The engine's prefill speed, 0 while unknown."""
         return max(self._fastest, self._fastest_before)
 
     def stepped(self, now: float, tokens: int) -> None:
-        """A step was scheduled, with so many tokens."""
+        """A step with this many tokens was scheduled."""
         if len(self._steps) == WINDOW_STEPS:
             self._measure(now)
         if tokens:
@@ -46,9 +46,9 @@ class Patience:
             self._steps.clear()
 
     def is_over(self, waited: float, came: float, awaited: float, waiting: int) -> bool:
-        """Whether to go on without what is missing, after `waited` seconds.
+        """Whether to continue without the missing tokens, after `waited` seconds.
 
-        `came` of `awaited` tokens are there now; `waiting` requests want promotions, and would share the engine.
+        `came` of `awaited` tokens are ready now; `waiting` requests need promotions, and would share the engine.
         """
         if not self.tokens_per_second:
             return False
@@ -59,7 +59,7 @@ class Patience:
         if self._windows == GENERATION:
             self._fastest_before, self._fastest, self._windows = self._fastest, 0.0, 0
         self._windows += 1
-        # The last step was scheduled and is, with the engine a step behind, not computed yet.
+        # The last step was scheduled but, with the engine one step behind, is not computed yet.
         tokens = sum(tokens for _, tokens in list(self._steps)[:-1])
         elapsed = now - self._steps[0][0]
         if elapsed > 0:

@@ -1,7 +1,8 @@
-"""The way to the daemon: what Forebay's vLLM side needs of the native module, and what stands in where it is missing.
+"""The interface to the daemon: the part of the native module that the vLLM side uses, and its replacement if it is
+missing.
 
-Holds true: opening never raises and never waits. `AbsentSession` misses and stores nothing; `AbsentEngine` fails every copy,
-so that a load turns into computing and a store leaves no record.
+Invariants: opening never raises and never waits. `AbsentSession` misses and stores nothing. `AbsentEngine` fails
+every copy, so that a load becomes a computation and a store leaves no record.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from forebay.vllm.settings import Settings
 
 Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
 
-# After this long without an answer a call counts as failed; a request that waits for less time has its own deadline.
+# After this long without an answer a call counts as failed; a request with a shorter wait has its own deadline.
 CALL_SECONDS = 1.0
 
 
 class Ticket(Protocol):
-    """A lookup on its way, and the lease its answer brings; see `forebay.Ticket`."""
+    """A lookup in progress, and the lease of its answer; see `forebay.Ticket`."""
 
     def poll(self, timeout: float) -> bool: ...
     def states(self, position: int) -> bytes: ...
@@ -40,10 +41,8 @@ class Session(Protocol):
         self, fields: Mapping[str, str], groups: Sequence[tuple[int, Literal["full", "windowed"], int, bool]]
     ) -> None: ...
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket: ...
-    def expect(
-        self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None
-    ) -> None: ...
-    def met(self, request: int) -> None: ...
+    def hint(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None: ...
+    def withdraw_hint(self, request: int) -> None: ...
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]: ...
     def commit(
         self,
@@ -122,7 +121,7 @@ def open_engine(
 
 
 class AbsentTicket:
-    """Misses everything."""
+    """A miss for every key."""
 
     pool = b""
 
@@ -142,7 +141,7 @@ class AbsentTicket:
 
 
 class AbsentSession:
-    """Stands in where there is no session: misses everything, stores nothing."""
+    """Replaces a missing session: misses everything, stores nothing."""
 
     pool = b""
 
@@ -163,10 +162,10 @@ class AbsentSession:
     def lookup(self, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> Ticket:
         return AbsentTicket()
 
-    def expect(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
+    def hint(self, request: int, groups: Sequence[tuple[int, Sequence[bytes]]], mask: bytes | None = None) -> None:
         pass
 
-    def met(self, request: int) -> None:
+    def withdraw_hint(self, request: int) -> None:
         pass
 
     def reserve(self, group: int, count: int) -> tuple[bytes, bytes]:
@@ -194,7 +193,7 @@ class AbsentSession:
 
 
 class AbsentEngine:
-    """Stands in where nothing can be copied: every job is finished at once, and has failed."""
+    """Replaces a missing copy engine: every job ends at once, and has failed."""
 
     def __init__(self) -> None:
         self._jobs: list[int] = []

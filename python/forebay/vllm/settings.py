@@ -21,6 +21,9 @@ HOST_DIRECTORY = Path("/run/forebay")
 # The second is the daemon's own name for it: whoever sets it for `forebay serve` means the engines too.
 SOCKET_VARIABLES = ("FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY")
 
+# No option means anything beyond it.
+MAX_NUMBER = 1e9
+
 # What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part of
 # the connector, all else is why it is not.
 _FILLED_IN = "Forebay fills it in itself"
@@ -94,6 +97,18 @@ class Settings:
         return cls(**values), warnings
 
 
+def refusal(extra: Mapping[str, Any]) -> str | None:
+    """Why an engine with these options may share nothing: it was meant to have a tenant, and nobody can tell which."""
+    hint = 'hint: write `"tenant": "NAME"`, or leave it out'
+    if not isinstance(tenant := extra.get("tenant", ""), str):
+        return f"`tenant` cannot be {tenant!r}: it is a text; {hint}"
+    known = {*_own(), *VLLM_OPTIONS}
+    meant = (key for key in extra if key not in known and _closest(key.lower()) == "tenant")
+    if (key := next(meant, None)) is not None:
+        return f"unknown option `{key}`, which may be meant as `tenant`; {hint}"
+    return None
+
+
 def passed_on(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What vLLM's part of the connector may see, and what is to be warned of.
 
@@ -135,6 +150,7 @@ def incarnation(extra: Mapping[str, Any]) -> bytes:
 
 
 def _directory(path: str) -> str:
+    path = os.path.expanduser(path)
     return os.path.dirname(path) if path.endswith(f"/{SOCKET_FILE}") else path
 
 
@@ -143,9 +159,13 @@ def _own() -> dict[str, Any]:
 
 
 def _nearest(key: str) -> str:
+    close = _closest(key)
+    return f", did you mean `{close}`?" if close else f"; known are {', '.join(sorted(_own()))}"
+
+
+def _closest(key: str) -> str | None:
     passed = [name for name, reason in VLLM_OPTIONS.items() if reason is None]
-    close = difflib.get_close_matches(key, [*_own(), *passed], n=1)
-    return f", did you mean `{close[0]}`?" if close else f"; known are {', '.join(sorted(_own()))}"
+    return next(iter(difflib.get_close_matches(key, [*_own(), *passed], n=1)), None)
 
 
 def _fit(value: Any, default: Any) -> Any:
@@ -154,6 +174,8 @@ def _fit(value: Any, default: Any) -> Any:
         return value if type(value) is type(default) else None
     if isinstance(default, str):
         return value if isinstance(value, str) else None
-    if not isinstance(value, int | float) or value < 0 or (isinstance(default, int) and value != int(value)):
+    if not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        return None
+    if isinstance(default, int) and value != int(value):
         return None
     return type(default)(value)

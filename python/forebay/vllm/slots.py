@@ -1,4 +1,4 @@
-"""What travels from the scheduler to the workers for one job: which slots of which pool."""
+"""The message from the scheduler to the workers about one job: which slots of which pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import LoadStoreSpec
 class PoolSlots(LoadStoreSpec):
     """Slots in the order of the job's keys. Pickled to every worker each step, hence plain bytes.
 
-    A load without groups cannot be done; the worker fails it, and the request is computed instead.
+    A load without groups is impossible; the worker fails it, and the request is computed instead.
     """
 
     serial: int  # of the transfer, unique in the scheduler's process

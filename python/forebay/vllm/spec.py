@@ -1,7 +1,7 @@
 """`ForebaySpec`: how vLLM's offloading connector gets Forebay's manager and worker.
 
-Holds true: importing this module starts nothing (the front end imports it for the metric definitions alone), and neither
-`get_manager` nor `get_worker` raises or waits.
+Invariants: importing this module starts nothing (the front end imports it for the metric definitions alone).
+Neither `get_manager` nor `get_worker` raises or waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ForebaySpec(OffloadingSpec):
-    """One for each half of the connector, in each process."""
+    """One per half of the connector, in each process."""
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:

@@ -1,14 +1,15 @@
-"""Stores from the moment slots leave the stock until they are committed or given back.
+"""Stores, from taking slots out of the stock until they are committed or returned.
 
-Holds true: stores are committed in the order in which they were made, so that no block is named before its predecessor,
-whatever order the workers finish in; a slot is given back only after every worker reported, or when no worker ever heard
-of it; what a reset made stale is given back and never named.
+Invariants: stores are committed in the order of their creation, so that no block is named before its predecessor,
+whatever order the workers finish in. A slot is returned only after every worker reported, or if no worker ever
+received it. Stores that a reset made stale are returned and never named. A store of an adapter is named only after a look
+at the adapter's files that began later: workers that had dropped the adapter have read its files again by then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,8 +18,8 @@ from vllm.v1.kv_offload.base import OffloadKey
 from forebay.vllm.adapters import Adapter
 from forebay.vllm.session import Session
 
-# This many stored keys are remembered, about 15 MB of them; over it all are forgotten, which costs a few blocks copied
-# twice.
+# Number of stored keys that are remembered, about 15 MB; beyond it all are dropped, which costs a few duplicate
+# copies.
 KNOWN_KEYS = 100_000
 
 Key = OffloadKey
@@ -26,7 +27,7 @@ Hash = bytes
 
 
 class Shape(NamedTuple):
-    """A group as the daemon sees it; its block is what vLLM calls a chunk."""
+    """A group as declared to the daemon; its block is vLLM's chunk."""
 
     group: int
     is_full: bool
@@ -35,7 +36,7 @@ class Shape(NamedTuple):
     is_replicated: bool
 
     def declared(self) -> tuple[int, Literal["full", "windowed"], int, bool]:
-        """As `Session.set_namespace` takes it."""
+        """In the form of `Session.set_namespace`."""
         return self.group, "full" if self.is_full else "windowed", self.tokens_per_block, self.is_replicated
 
 
@@ -58,30 +59,32 @@ class Store:
     runs: list[Run]
     adapter: Adapter | None = None
     is_done: bool = False  # by all workers
-    is_stale: bool = False  # what it holds must not be named any more
+    look: int = 0  # at the adapter's files, which began after that
+    is_stale: bool = False  # its content must not be named any more
 
 
 class Stores:
-    """All stores of one engine that are under way, oldest first."""
+    """All stores of one engine in progress, oldest first."""
 
-    def __init__(self, session: Session):
+    def __init__(self, session: Session, look_again: Callable[[Adapter], int]):
         self._session = session
+        self._look_again = look_again
         self._queue: dict[int, Store] = {}
         self._committed = 0
-        self._known: dict[Key, float] = {}  # when it was committed, counted in commits; infinite while under way
+        self._known: dict[Key, float] = {}  # when it was committed, counted in commits; infinite while in progress
 
     def __len__(self) -> int:
         return len(self._queue)
 
     @property
     def now(self) -> int:
-        """The time `is_known` goes by."""
+        """The clock of `is_known`."""
         return self._committed
 
     def is_known(self, key: Key, since: int) -> bool:
         """Whether this engine is storing the block, or stored it after `since`, as far as it remembers.
 
-        What was stored before a lookup is for the lookup's answer to say: it may be evicted by now.
+        A lookup's answer covers blocks that were stored before it: they may be evicted by now.
         """
         return self._known.get(key, 0) > since
 
@@ -92,30 +95,41 @@ class Stores:
         self._known.update(dict.fromkeys(store.keys, math.inf))
 
     def finish(self, serial: int) -> None:
-        """All workers reported this store: it is named as soon as all before it are."""
-        self._queue[serial].is_done = True
-        self._settle()
+        """All workers reported this store: it is named as soon as all earlier ones are, and its adapter was looked at."""
+        store = self._queue[serial]
+        store.is_done = True
+        if store.adapter is not None and not store.is_stale:
+            store.look = self._look_again(store.adapter)
+        self.settle()
 
     def drop(self, serial: int) -> None:
-        """No worker will ever hear of this store: gives its slots back."""
+        """No worker will ever receive this store: returns its slots."""
         self._give_back(self._queue.pop(serial))
-        self._settle()
+        self.settle()
 
     def reset(self) -> None:
-        """Nothing under way may be named any more, and nothing stored so far can be hit any more."""
+        """Nothing in progress may be named any more, and nothing stored so far can be hit any more."""
         for store in self._queue.values():
             store.is_stale = True
         self._known.clear()
 
-    def _settle(self) -> None:
-        while self._queue and (store := next(iter(self._queue.values()))).is_done:
+    def settle(self) -> bool:
+        """Names what can be named by now; whether there is a store that only a look at files keeps from it."""
+        awaited: set[Adapter] = set()
+        for store in list(self._queue.values()):
+            if not store.is_done:
+                break
+            if store.adapter is not None and (store.adapter in awaited or _is_awaited(store, store.adapter)):
+                awaited.add(store.adapter)
+                continue
             del self._queue[store.serial]
             mask = store.adapter.mask if store.adapter else None
-            # An adapter may have lost its mask since, and with it what the blocks could be called.
+            # An adapter may have lost its mask meanwhile, and with it the names of its blocks.
             if store.is_stale or store.adapter and mask is None:
                 self._give_back(store)
             else:
                 self._commit(store, mask)
+        return bool(awaited)
 
     def _commit(self, store: Store, mask: bytes | None) -> None:
         self._committed += 1
@@ -131,6 +145,10 @@ class Stores:
             self._session.abort(run.group, run.slots, run.generations)
 
 
+def _is_awaited(store: Store, adapter: Adapter) -> bool:
+    return not store.is_stale and not adapter.is_lost and adapter.answered < store.look
+
+
 def split_into_runs(
     shape: Shape,
     keys: Sequence[Key],
@@ -139,7 +157,8 @@ def split_into_runs(
     hashes: Sequence[Hash],
     positions: Mapping[Hash, int],
 ) -> list[Run]:
-    """The keys of one group as runs of neighbours; `positions` says where a key's hash is in the request's `hashes`."""
+    """The keys of one group as runs of neighbours; `positions` has the index of a key's hash in the request's
+    `hashes`."""
     step = shape.hashes_per_block
     places = [positions[key[:-4]] for key in keys]
     starts = [at for at in range(len(keys)) if at == 0 or places[at] != places[at - 1] + step]

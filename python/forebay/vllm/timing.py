@@ -1,6 +1,6 @@
-"""What Forebay costs the scheduler: time per call and per step, in small histograms.
+"""Forebay's cost for the scheduler: time per call and per step, in small histograms.
 
-Holds true: a quantile is at most 1/16 above the true one; recording costs about a microsecond; the report named by
+Invariants: a quantile is at most 1/16 above the true one. Recording costs about a microsecond. The report at
 `FOREBAY_STEP_STATS` is replaced whole each time, so that it survives a killed engine.
 """
 
@@ -71,7 +71,7 @@ class Timings:
         self._wait_ns += ns
 
     def end_step(self) -> float:
-        """Closes the step; its seconds."""
+        """Ends the step; returns its seconds."""
         step_ns = self._step_ns
         self.steps.record(step_ns)
         self.waits.record(self._wait_ns)
@@ -97,7 +97,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def timed(method: Method) -> Method:
-    """Records in its object's `timings` how long each call of the method takes."""
+    """Records the duration of each call of the method in its object's `timings`."""
     name = method.__name__.lstrip("_")
 
     @functools.wraps(method)

@@ -1,9 +1,9 @@
-"""The worker's side: hands the scheduler's jobs to the copy engine and collects what became of them.
+"""The worker's side: passes the scheduler's jobs to the copy engine and collects their results.
 
-Holds true: every job is reported exactly once, and to vLLM always as a success, which it asserts. A store that failed simply
-has no birth records, so the daemon never names its blocks; a load that failed is told of once, by its request in
-`take_failed_loads` or, where its request does not wait for it, by its blocks in `take_failed_blocks`. A flush returns only
-when its copies are over, since the blocks are overwritten next.
+Invariants: every job is reported exactly once, and to vLLM always as a success, which it asserts. A failed store
+has no birth records, so the daemon never names its blocks. A failed load is reported once: by its request in
+`take_failed_loads` or, where its request does not wait for it, by its blocks in `take_failed_blocks`. A flush
+returns only when its copies have ended, since the blocks are overwritten next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forebay.vllm.spec import ForebaySpec
 
-# A copy takes milliseconds; one that takes longer than this is worth a line in the log.
+# A copy takes milliseconds; one that takes longer than this deserves a line in the log.
 FLUSH_LOG_SECONDS = 10.0
 
 
@@ -45,7 +45,7 @@ class ForebayWorker(OffloadingWorker):
         self._loads: dict[int, str] = {}  # job to request
         self._refused: list[int] = []  # jobs that never reached the engine
         self._failed_loads: set[str] = set()
-        self._expedited: dict[int, list[int]] = {}  # job to the blocks that its step relies on
+        self._expedited: dict[int, list[int]] = {}  # job to the blocks that its step needs
         self._failed_blocks: set[int] = set()
 
     @classmethod
@@ -119,7 +119,7 @@ class ForebayWorker(OffloadingWorker):
 
     @guarded(nothing)
     def wait(self, job_ids: set[int]) -> None:
-        """Returns when these copies are over. Giving up earlier would let a copy read what the next step writes."""
+        """Returns when these copies have ended. An earlier return would let a copy read what the next step writes."""
         jobs = sorted(job_ids)
         while not self._engine.wait(jobs, FLUSH_LOG_SECONDS):
             logger.error("forebay has waited %g s and more for copies that vLLM must flush", FLUSH_LOG_SECONDS)
@@ -133,7 +133,8 @@ class ForebayWorker(OffloadingWorker):
         return True
 
     def _groups(self, slots: PoolSlots, blocks: GPULoadStoreSpec) -> Iterator[tuple[int, bytes, bytes, bytes, int]]:
-        """The job by group: slots, generations, block ids, and sub-blocks that the first chunk lacks at its start."""
+        """The job by group: slots, generations, block ids, and number of sub-blocks missing at the start of the
+        first chunk."""
         by_group = {group: (some, generations) for group, some, generations in slots.groups}
         start = 0
         for group, size, index in zip(self._group_ids, blocks.group_sizes, blocks.block_indices, strict=True):

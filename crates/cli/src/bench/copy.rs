@@ -58,5 +58,6 @@ fn table(rows: &[Row]) -> String {
             format!("{:.3}", row.baseline_cpu_s_per_gb),
         ]);
     }
-    table.render("") + "\nsummed: compared with its checksum on the way, as engines load by default\n"
+    table.render("")
+        + "\nsummed: each block is compared with its checksum in the same pass, as engines load by default\n"
 }

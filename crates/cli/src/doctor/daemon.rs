@@ -69,23 +69,23 @@ pub async fn examine(directory: &Path) -> Findings {
 /// `connected` is what came of an attempt to connect to `path`.
 fn socket(path: &Path, connected: std::io::Result<()>) -> Check {
     let shown = path.display();
-    let start = "start one with `forebay serve`; its answers and the self-test are checked then";
+    let start = "start a daemon with `forebay serve`; doctor then checks its replies and runs the self-test";
     match connected {
         Ok(()) => Check::ok("socket", format!("a daemon listens at `{shown}`")),
         Err(error) if error.kind() == Io::NotFound => Check::warn("socket", format!("no daemon at `{shown}`"), start),
         Err(error) if error.kind() == Io::ConnectionRefused && is_socket(path) => Check::warn(
             "socket",
-            format!("`{shown}` was left behind by a daemon that is gone"),
-            "`forebay serve` replaces it; nothing has to be removed",
+            format!("`{shown}` was left behind by a daemon that has ended"),
+            "start a daemon with `forebay serve`, which replaces the socket",
         ),
         Err(error) if error.kind() == Io::ConnectionRefused => Check::fail(
             "socket",
-            format!("`{shown}` is in the way: it is no socket"),
-            "remove it, or set `socket.directory` to another directory",
+            format!("`{shown}` exists and is not a socket"),
+            "remove the file, or set `socket.directory` to another directory",
         ),
         Err(error) if error.kind() == Io::PermissionDenied => Check::fail(
             "socket",
-            format!("`{shown}` may not be opened by this user"),
+            format!("this user may not open `{shown}`"),
             "run as the daemon's user, or add this user's id to its `socket.allow_uids`",
         ),
         Err(error) => Check::fail("socket", format!("cannot connect to `{shown}`: {error}"), start),
@@ -111,11 +111,11 @@ fn engines(sessions: &[SessionInfo]) -> Check {
         0 => Check::warn(
             "engines",
             "no engine has mapped the pool",
-            "an engine's log says why; vLLM needs `\"kv_role\":\"kv_both\"` and, with `MultiConnector`, \
+            "see the engine's log; vLLM needs `\"kv_role\":\"kv_both\"` and, with `MultiConnector`, \
              `\"kv_load_failure_policy\":\"recompute\"` beside it",
         ),
-        1 => Check::ok("engines", "1 has mapped the pool"),
-        count => Check::ok("engines", format!("{count} have mapped the pool")),
+        1 => Check::ok("engines", "1 engine has mapped the pool"),
+        count => Check::ok("engines", format!("{count} engines have mapped the pool")),
     }
 }
 
@@ -130,7 +130,7 @@ async fn session(directory: &Path) -> Result<()> {
     };
     tokio::time::timeout(DEADLINE, open)
         .await
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "no welcome in 5 s")))
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "the daemon did not open a session within 5 s")))
 }
 
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -150,8 +150,8 @@ async fn self_test(client: &mut Client) -> Check {
         }
         (Ok(false), Ok(_)) => Check::warn(
             "self-test",
-            "no room to store one block",
-            "`forebay inspect` shows what is pinned; a larger `pool.capacity_bytes` helps",
+            "the pool has no space for one block",
+            "`forebay inspect` shows what is pinned; raise `pool.capacity_bytes`",
         ),
         (Err(error), _) | (_, Err(error)) => Check::failed("self-test", &error),
     }
@@ -176,9 +176,9 @@ async fn put_and_get(client: &mut Client, fields: [(String, String); 2]) -> Resu
     hashes.push(&hash)?;
     match client.get(namespace, 0, &hashes).await?.pop().flatten() {
         Some(read) if read == data => Ok(true),
-        Some(_) => Err(Error::new(ErrorKind::Corrupt, "the block came back with other bytes")
-            .hint("this must not happen: stop the daemon, and report it with its log")),
-        None => Err(Error::new(ErrorKind::NotFound, "the block was stored, and then was not found")),
+        Some(_) => Err(Error::new(ErrorKind::Corrupt, "the block was returned with other bytes")
+            .hint("stop the daemon, and report this bug with the daemon's log")),
+        None => Err(Error::new(ErrorKind::NotFound, "the block was stored, but not found afterwards")),
     }
 }
 
@@ -202,7 +202,7 @@ mod tests {
             assert!(check.hint.unwrap().contains(r#"`"kv_load_failure_policy":"recompute"`"#));
         }
         let whole = SessionInfo { attached_ranks: 2, ..half };
-        assert_eq!(engines(&[whole.clone(), whole]), Check::ok("engines", "2 have mapped the pool"));
+        assert_eq!(engines(&[whole.clone(), whole]), Check::ok("engines", "2 engines have mapped the pool"));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         assert!(left.finding.contains("left behind"), "{left:?}");
         let in_the_way = check(&file);
         assert_eq!(in_the_way.verdict, Verdict::Fail);
-        assert!(in_the_way.finding.contains("no socket"), "{in_the_way:?}");
+        assert!(in_the_way.finding.contains("not a socket"), "{in_the_way:?}");
         assert_eq!(check(&directory.path().join("nothing")).verdict, Verdict::Warn);
         let denied = socket(&stale, Err(Io::PermissionDenied.into()));
         assert!(denied.verdict == Verdict::Fail && denied.hint.unwrap().contains("socket.allow_uids"));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use forebay_core::Result;
 use forebay_daemon::config::Config;
 use forebay_device::Level;
-use forebay_io::arena::Room;
+use forebay_io::pool::Room;
 
 use super::daemon::Holdings;
 use super::{Check, pool};
@@ -40,18 +40,20 @@ fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     let cgroup = limit_bytes.map(|bytes| format!(", {} in the control group", size(bytes)));
     let (available, cgroup) = (size(room.memory_available_bytes), cgroup.unwrap_or_default());
     let (held, capacity) = (size(held_bytes.min(capacity_bytes)), size(capacity_bytes));
-    Check::ok("memory", format!("{available} available{cgroup}; of the pool's {capacity} there are {held}"))
+    Check::ok("memory", format!("{available} available{cgroup}; {held} of the pool's {capacity} are there already"))
 }
 
 fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> Check {
     match limit_bytes {
         None => Check::ok("memlock", "unlimited"),
-        Some(limit) if may_pin_all => Check::ok("memlock", format!("{}, which does not bind this user", size(limit))),
+        Some(limit) if may_pin_all => {
+            Check::ok("memlock", format!("{}, a limit that does not bind this user", size(limit)))
+        }
         Some(limit) if limit >= capacity_bytes => Check::ok("memlock", size(limit)),
         Some(limit) => Check::warn(
             "memlock",
             format!(
-                "{} may be pinned, the pool has {}: disks cannot use it without a copy",
+                "{} may be pinned, but the pool has {}: disk i/o costs more CPU",
                 size(limit),
                 size(capacity_bytes)
             ),
@@ -63,7 +65,9 @@ fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> 
 /// `switch` is the kernel's `io_uring_disabled`; `ring` is what came of an attempt.
 fn io_uring(switch: &str, ring: std::io::Result<()>) -> Check {
     let hint = match switch {
-        "1" | "2" => "run `sysctl kernel.io_uring_disabled=0`; without it disks are read by more threads and more CPU",
+        "1" | "2" => {
+            "run `sysctl kernel.io_uring_disabled=0`; without io_uring, disk i/o needs more threads and more CPU"
+        }
         _ => "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
     };
     match ring {
@@ -80,9 +84,11 @@ fn ring() -> std::io::Result<()> {
 fn cpu(levels: &[Level]) -> Check {
     let best = levels.first().map_or_else(String::new, Level::to_string);
     match levels.len() {
-        0 | 1 => {
-            Check::warn("cpu", format!("copies use {best} instructions"), "a CPU with AVX2 or AVX-512 copies faster")
-        }
+        0 | 1 => Check::warn(
+            "cpu",
+            format!("copies use {best} instructions"),
+            "use a CPU with AVX2 or AVX-512 for faster copies",
+        ),
         _ => Check::ok("cpu", format!("copies use {best}")),
     }
 }

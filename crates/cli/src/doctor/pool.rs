@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::{Config, HugePages};
-use forebay_io::arena::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, remove};
+use forebay_io::pool::{Backing, HugePageReport, MIN_UNIT_BYTES, Pool, PoolConfig, remove};
 use forebay_io::trust::{Holds, check_directory};
 
 use super::Check;
@@ -59,10 +59,10 @@ fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Ch
     let how = match report.backing {
         Backing::Hugetlbfs => "reserved huge pages",
         Backing::Advised => "a tmpfs with huge pages",
-        Backing::Collapsed => "a tmpfs whose pages are joined to huge ones while it is populated",
+        Backing::Collapsed => "a tmpfs whose pages the kernel collapses into huge pages while it is populated",
         Backing::Small => "4 KiB pages",
     };
-    let finding = format!("the pool would lie on {how}; tried with {} MiB", report.mapped_bytes >> 20);
+    let finding = format!("the pool would be on {how}; tried with {} MiB", report.mapped_bytes >> 20);
     let is_huge = report.backing.is_huge() && report.huge_bytes == report.mapped_bytes;
     match is_huge || wish == HugePages::Off {
         true => Check::ok(NAME, finding),
@@ -73,7 +73,7 @@ fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Ch
 fn more_pages(capacity_bytes: u64) -> String {
     let pages = capacity_bytes.div_ceil(2 << 20);
     format!(
-        "run `sysctl vm.nr_hugepages={pages}` and mount a hugetlbfs, or give `pool.directory` a tmpfs with `huge=advise`"
+        "run `sysctl vm.nr_hugepages={pages}` and mount a hugetlbfs, or put `pool.directory` on a tmpfs with `huge=advise`"
     )
 }
 
@@ -84,7 +84,7 @@ fn try_out(pool_directory: &Path, capacity_bytes: u64, huge_pages: HugePages) ->
         Error::new(ErrorKind::Io, "cannot make a pool")
             .with("path", parent.display())
             .source(error)
-            .hint("let this user write there, or set `pool.directory` to another directory on a tmpfs")
+            .hint("let this user write to the path, or set `pool.directory` to another directory on a tmpfs")
     })?;
     let config = PoolConfig {
         directory: directory.path().to_path_buf(),

@@ -23,29 +23,32 @@ fn served(tier: &TierInfo) -> Check {
     let places: Vec<String> = disks.into_iter().chain(stores).collect();
     let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, places.join("; "));
     let name = tier.name.clone();
-    let place = if tier.stores.is_empty() { "disk" } else { "store" };
+    let place = if tier.stores.is_empty() { "disk" } else { "shared store" };
     match tier.state.as_str() {
         "serving" => {
             match (tier.disks.iter().find(|disk| !disk.is_direct), tier.stores.iter().find(|store| !store.is_healthy)) {
                 (Some(disk), _) => Check::warn(
                     name,
                     finding,
-                    format!("`{}` lies on a filesystem without direct i/o: bytes are copied once more", disk.name),
+                    format!(
+                        "`{}` is on a filesystem without direct i/o: bytes are copied through the page cache",
+                        disk.name
+                    ),
                 ),
                 (None, Some(store)) => {
-                    Check::warn(name, finding, format!("look at `{}`; it is tried again by itself", store.name))
+                    Check::warn(name, finding, format!("check `{}`; the daemon tries it again by itself", store.name))
                 }
                 (None, None) => Check::ok(name, finding),
             }
         }
-        "opening" => Check::warn(name, "its blocks are being read", "ask again in a moment"),
+        "opening" => Check::warn(name, "its index is being read", "run `forebay doctor` again in a moment"),
         "failed" => {
-            Check::fail(name, format!("failed: {}", tier.why), format!("look at the {place}, and restart the daemon"))
+            Check::fail(name, format!("failed: {}", tier.why), format!("check the {place}, and restart the daemon"))
         }
         _ => Check::warn(
             name,
             format!("sick: {}", tier.why),
-            format!("look at the {place}; it is tried again by itself"),
+            format!("check the {place}; the daemon tries it again by itself"),
         ),
     }
 }
@@ -59,21 +62,21 @@ fn said_of_store(store: &StoreInfo) -> String {
 fn wanted(path: &Path, capacity_bytes: Option<u64>) -> Check {
     let shown = path.display();
     if path.exists() {
-        return Check::ok("ssd", format!("`{shown}` is there"));
+        return Check::ok("ssd", format!("`{shown}` exists"));
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Some(wanted_bytes) = capacity_bytes else {
         return Check::fail(
             "ssd",
-            format!("`{shown}` is not there"),
-            "a file needs `tier.ssd.capacity_bytes` to be made",
+            format!("`{shown}` does not exist"),
+            "set `tier.ssd.capacity_bytes`, which a new file needs",
         );
     };
     match rustix::fs::statvfs(parent) {
-        Err(error) => Check::fail("ssd", format!("`{shown}` cannot be made: {error}"), "make its directory first"),
+        Err(error) => Check::fail("ssd", format!("cannot create `{shown}`: {error}"), "create its directory first"),
         Ok(found) => {
             let free_bytes = found.f_bavail * found.f_frsize;
-            let finding = format!("`{shown}` will be made: {} of {} free", size(wanted_bytes), size(free_bytes));
+            let finding = format!("`{shown}` will be created with {} of {} free", size(wanted_bytes), size(free_bytes));
             if free_bytes >= wanted_bytes {
                 Check::ok("ssd", finding)
             } else {
@@ -94,7 +97,7 @@ mod tests {
         let disk = DiskInfo {
             name: "/mnt/ssd".to_string(),
             engine: "threads".to_string(),
-            engine_why: "io_uring is not to be had".to_string(),
+            engine_why: "io_uring is not available".to_string(),
             is_direct,
             ..DiskInfo::default()
         };
@@ -114,7 +117,7 @@ mod tests {
             let checks = checks(&config, Some(&[tier(state, is_direct)]));
             assert_eq!(checks.iter().map(|check| check.verdict).collect::<Vec<_>>(), [verdict], "{state}");
             if state == "serving" {
-                assert!(checks[0].finding.contains("threads: io_uring is not to be had"), "{:?}", checks[0]);
+                assert!(checks[0].finding.contains("threads: io_uring is not available"), "{:?}", checks[0]);
             }
         }
     }

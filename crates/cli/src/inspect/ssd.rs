@@ -39,11 +39,19 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
     let rows = [
         ("id", format!("{:032x}", report.geometry.id)),
         ("capacity", size(capacity_bytes)),
-        ("live", format!("{} in {} blocks, {:.2} of it", size(report.live_bytes), report.blocks, report.live_ratio())),
-        ("written", format!("{} in its lifetime", size(report.lifetime_written_bytes))),
+        (
+            "live",
+            format!(
+                "{} in {} blocks, {:.2} of the capacity",
+                size(report.live_bytes),
+                report.blocks,
+                report.live_ratio()
+            ),
+        ),
+        ("written", format!("{} since the disk was formatted", size(report.lifetime_written_bytes))),
         ("amplification", amplification),
         ("segments", states(report)),
-        ("not whole", format!("{} blocks, {} segments lost", recovery.blocks_not_whole, recovery.segments_lost)),
+        ("lost", format!("{} blocks, {} segments", recovery.blocks_not_whole, recovery.segments_lost)),
     ];
     rows.into_iter().for_each(|(name, value)| table.row([name.to_string(), value]));
     if let Some(audit) = audit {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::{Generation, SlotId};
-use forebay_io::arena::{BirthRecord, GeometryDescription, MapperFds, Mapping, recv_fds};
+use forebay_io::pool::{BirthRecord, GeometryDescription, MapperFds, Mapping, recv_fds};
 use forebay_rpc::proto::forebay_client::ForebayClient;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::*;
@@ -56,7 +56,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         // The pool may have mounted a filesystem of its own.
-        let _ = forebay_io::arena::remove(&self.pool());
+        let _ = forebay_io::pool::remove(&self.pool());
     }
 }
 
@@ -282,11 +282,11 @@ impl Client {
     }
 
     /// This request waits for these blocks.
-    pub fn expect(&self, namespace: u32, request: u64, hashes: &[[u8; 32]]) {
+    pub fn hint(&self, namespace: u32, request: u64, hashes: &[[u8; 32]]) {
         let keys = GroupKeys { group: 0, hash_bytes: 32, hashes: hashes.concat() };
-        let waiting = vec![Waiting { request, groups: vec![keys] }];
-        let request = ExpectRequest { session: self.welcome.session, namespace, met: Vec::new(), waiting };
-        call!(self, expect, request).expect("it is told");
+        let hints = vec![QueueHint { request, groups: vec![keys] }];
+        let request = HintRequest { session: self.welcome.session, namespace, withdrawn: Vec::new(), hints };
+        call!(self, hint, request).expect("it is told");
     }
 
     /// Looks up until nothing is "not yet".

@@ -66,5 +66,5 @@ pub fn is_missed(client: &Client, namespace: u32, seeds: std::ops::Range<u64>) {
 pub fn lose_pool(place: &Place, daemon: Daemon, engine: (Client, Worker)) {
     drop(engine);
     daemon.kill();
-    forebay_io::arena::remove(&place.pool()).expect("the pool is removed");
+    forebay_io::pool::remove(&place.pool()).expect("the pool is removed");
 }

@@ -39,7 +39,7 @@ impl<T: Timed> Tier for Deadline<T> {
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
         let taken = self.inner.submit(batch);
-        let is_waited_for = |op: &&Operation| matches!(op.kind, OpKind::Load { .. } | OpKind::Find);
+        let is_waited_for = |op: &&Operation| matches!(op.kind, OpKind::Load { .. } | OpKind::Exists);
         for op in batch[..taken].iter().filter(is_waited_for) {
             self.awaited.insert(op.id);
             self.due.push_back((self.now + self.limit, op.id));
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_question_is_late_too() {
         let mut tier = Deadline::new(Told::default(), LIMIT);
-        tier.submit(&[op(1, OpKind::Find), op(2, OpKind::Remove { at: Default::default() })]);
+        tier.submit(&[op(1, OpKind::Exists), op(2, OpKind::Remove { at: Default::default() })]);
         assert_eq!(late(&mut tier, 100), [1]);
     }
 

@@ -1,16 +1,17 @@
 //! What every tier needs and no tier does itself, as wrappers: deadlines, a circuit breaker, counts, retries, a
 //! throttle, faults.
 //!
-//! A tier is wrapped as `Stats<Breaker<Deadline<Retry<Throttle<tier>>>>>`, each where what it sees is right: counts see
+//! [`Stack`] wraps a tier as `Stats<Breaker<Deadline<Retry<Throttle<tier>>>>>`, each where what it sees is right: counts see
 //! what the driver sees; the breaker sees what is late, and one failure for all attempts at an operation; the deadline
-//! covers all attempts, and its cancelling ends them; the throttle holds up second attempts as well as first ones. Leave
-//! out what a tier does not need. Each wrapper keeps the contract of [`Tier`]: what it takes is completed exactly once,
-//! in its own words or the tier's; none completes a load while the tier may still write into its slot.
+//! covers all attempts, and its cancelling ends them; the throttle holds up second attempts as well as first ones.
+//! Leave out what a tier does not need. Each wrapper keeps the contract of [`Tier`]: what it takes is completed exactly
+//! once, in its own words or the tier's; none completes a load while the tier may still write into its slot.
 
 mod breaker;
 mod deadline;
 mod faults;
 mod retry;
+mod stack;
 mod stats;
 mod throttle;
 
@@ -22,6 +23,7 @@ pub use breaker::Breaker;
 pub use deadline::Deadline;
 pub use faults::{Faults, Rates};
 pub use retry::{Attempts, Retry};
+pub use stack::Stack;
 pub use stats::{Counts, Stats};
 pub use throttle::{Limits, Throttle};
 
@@ -120,8 +122,7 @@ pub(crate) mod testing {
 
     pub fn op(id: u64, kind: OpKind) -> Operation {
         let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&id.to_le_bytes()).unwrap() };
-        let priority = if kind == OpKind::Store { Priority::Store } else { Priority::Load };
-        Operation { id: OpId(id), kind, priority, key, slot: None, length_bytes: 4096, checksum: 0 }
+        Operation { id: OpId(id), kind, key, slot: None, length_bytes: 4096, checksum: 0 }
     }
 
     pub const LOAD: OpKind = OpKind::Load { at: Location(0, 0) };

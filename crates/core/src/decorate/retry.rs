@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_accident_is_tried_again_after_growing_pauses_and_told_when_it_repeats() {
-        for kind in [LOAD, OpKind::Store, OpKind::Find] {
+        for kind in [LOAD, OpKind::Store, OpKind::Exists] {
             let mut tier = retry();
             tier.submit(&[op(7, kind)]);
             assert_eq!(end(&mut tier, IO), []);

@@ -30,7 +30,7 @@ pub struct Stats<T> {
 
 impl<T> Stats<T> {
     /// As they stand in metrics, in the order of [`Stats::counts`].
-    pub const KINDS: [&'static str; 4] = ["load", "store", "find", "remove"];
+    pub const KINDS: [&'static str; 4] = ["load", "store", "exists", "remove"];
 
     pub fn new(inner: T) -> Stats<T> {
         Stats { inner, now: Duration::ZERO, under_way: HashMap::new(), counts: Default::default() }
@@ -102,7 +102,7 @@ fn number(kind: OpKind) -> usize {
     match kind {
         OpKind::Load { .. } => 0,
         OpKind::Store => 1,
-        OpKind::Find => 2,
+        OpKind::Exists => 2,
         OpKind::Remove { .. } => 3,
     }
 }

@@ -78,7 +78,7 @@ impl<T> Throttle<T> {
         match kind {
             OpKind::Load { .. } => Some(&mut self.loads),
             OpKind::Store => Some(&mut self.stores),
-            OpKind::Find | OpKind::Remove { .. } => None,
+            OpKind::Exists | OpKind::Remove { .. } => None,
         }
     }
 
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn so_many_are_in_flight_and_no_more() {
         let mut tier = Throttle::new(Told::default(), Limits { in_flight: Some(3), ..Limits::default() });
-        assert_eq!(tier.submit(&ops(OpKind::Find, 0..5)), 3);
+        assert_eq!(tier.submit(&ops(OpKind::Exists, 0..5)), 3);
         assert_eq!(tier.submit(&ops(LOAD, 5..6)), 0);
         tier.inner.completions = vec![done(0, Outcome::Absent), done(2, Outcome::Absent)];
         polled(&mut tier);
@@ -175,7 +175,7 @@ mod tests {
         let mut tier = Throttle::new(Told::default(), limits);
         assert_eq!(tier.submit(&ops(OpKind::Store, 0..3)), 1);
         assert_eq!(tier.submit(&ops(LOAD, 10..400)), 390);
-        assert_eq!(tier.submit(&ops(OpKind::Find, 400..500)), 100);
+        assert_eq!(tier.submit(&ops(OpKind::Exists, 400..500)), 100);
         let mixed = [op(500, LOAD), op(501, OpKind::Store), op(502, LOAD)];
         assert_eq!(tier.submit(&mixed), 1, "a prefix");
         tier.advance(1001 * MS);

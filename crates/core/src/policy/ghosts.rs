@@ -5,9 +5,8 @@
 //! links. Times are kept in ticks of about a 256th of the residents, which wrap after 4,096 times as many steps
 //! of the clock as there are residents. A key is taken for another one once in 40,000 lookups.
 
+use crate::key::Fingerprint;
 use std::hint::black_box;
-
-use crate::index::Fingerprint;
 
 const BUCKET: usize = 12;
 const PLACE_BYTES: usize = 5;
@@ -106,7 +105,7 @@ impl Ghosts {
     }
 
     /// Brings the buckets of `keys` into the processor's cache, all at once instead of one after another.
-    pub fn warm(&self, keys: &[Fingerprint]) {
+    pub fn touch_lines(&self, keys: &[Fingerprint]) {
         let lines = keys.iter().filter_map(|key| self.line(*key));
         black_box(lines.fold(0, |sum, line| sum ^ self.bytes[line]));
     }

@@ -5,7 +5,7 @@
 //! With touches last-to-first, every block of a list is thus more recent than its children in it.
 
 use super::{List, MAX_SCAN, Node, Nodes, Residents};
-use crate::block::BlockId;
+use crate::key::BlockId;
 
 pub const FRESH: usize = 0;
 pub const REUSED: usize = 1;
@@ -98,14 +98,14 @@ impl Lists {
             at[list] = nodes[block].prev;
             if residents.is_held(block) {
                 self.refresh(nodes, block);
-            } else if residents.is_wanted(block) {
+            } else if residents.is_protected(block) {
                 wanted.get_or_insert(block);
             } else {
                 self.remove(nodes, block);
                 return Some(block);
             }
         }
-        let wanted = wanted.filter(|_| residents.may_take_wanted())?;
+        let wanted = wanted.filter(|_| residents.may_take_protected())?;
         self.remove(nodes, wanted);
         Some(wanted)
     }

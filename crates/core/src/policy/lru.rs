@@ -2,8 +2,7 @@
 
 use super::lists::{FRESH, Lists};
 use super::{Nodes, Policy, Residents};
-use crate::block::BlockId;
-use crate::index::Fingerprint;
+use crate::key::{BlockId, Fingerprint};
 
 /// One list: that of the fresh.
 #[derive(Default)]

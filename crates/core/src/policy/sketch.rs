@@ -1,6 +1,6 @@
 //! How often keys were asked for, roughly and in fixed memory: a count-min sketch whose counts fade.
 
-use crate::index::Fingerprint;
+use crate::key::Fingerprint;
 
 const ROWS: usize = 4;
 /// Counts stop here, so that what was popular once can be overtaken after a few halvings.

@@ -9,8 +9,7 @@
 use super::lists::{FRESH, Lists, REUSED};
 use super::sketch::{MOST, Sketch};
 use super::{Nodes, Policy, Residents};
-use crate::block::BlockId;
-use crate::index::Fingerprint;
+use crate::key::{BlockId, Fingerprint};
 
 /// One in so many blocks is in the window.
 const WINDOW: u32 = 5;
@@ -75,9 +74,9 @@ impl Policy for TinyLfu {
 
 impl TinyLfu {
     fn admits(&self, nodes: &Nodes, block: BlockId) -> bool {
-        let has_room = self.lists.len_of(FRESH) * WINDOW > self.lists.count();
+        let has_free_slot = self.lists.len_of(FRESH) * WINDOW > self.lists.count();
         let victim = self.lists.tail(REUSED);
-        has_room || victim.is_none_or(|victim| self.popularity(nodes, block) >= self.popularity(nodes, victim))
+        has_free_slot || victim.is_none_or(|victim| self.popularity(nodes, block) >= self.popularity(nodes, victim))
     }
 
     /// Mark: list (1 bit), count (15 bits), halvings that the count has seen (16 bits).

@@ -2,13 +2,12 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
-use forebay_core::block::NamespaceIndex;
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
-use forebay_core::load::{Answer, LeaseId, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::store::CommitOutcome;
-use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, SlotId};
+use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
 
 pub const UNIT_BYTES: u64 = 64 << 10;
 pub const SMALL: u64 = 4 << 10;

@@ -3,7 +3,7 @@
 //! Events name things by small numbers that the world takes modulo what is there (the third lease of engine 1),
 //! so that every event means something whatever came before it, also after others were shrunk away.
 
-use forebay_core::below::Admission;
+use forebay_core::tiers::Admission;
 use proptest::prelude::*;
 
 /// The pool and the shares of one run.
@@ -118,17 +118,17 @@ pub enum Event {
         namespace: u8,
     },
     /// A request waits, with one of its groups.
-    Expect {
+    Hint {
         engine: u8,
         prompt: Prompt,
         group: u8,
     },
     /// A request waits for blocks that lie on the tier, and not in the pool.
-    ExpectBelow {
+    HintOnTier {
         engine: u8,
         which: u8,
     },
-    Met {
+    WithdrawHint {
         engine: u8,
         which: u8,
     },
@@ -203,7 +203,7 @@ pub enum Event {
     TierHealth {
         is_healthy: bool,
     },
-    Forgive,
+    ExpireSkips,
     /// What a killed daemon had in flight is over.
     TransfersOver,
 }
@@ -255,9 +255,9 @@ fn event() -> impl Strategy<Value = Event> {
         20 => (index(), prompt(), 1u8..8).prop_map(|(engine, prompt, at_once)| Event::Store { engine, prompt, at_once }),
         1 => index().prop_map(|namespace| Event::Purge { namespace }),
         1 => index().prop_map(|namespace| Event::Close { namespace }),
-        4 => (index(), prompt(), index()).prop_map(|(engine, prompt, group)| Event::Expect { engine, prompt, group }),
-        4 => (index(), index()).prop_map(|(engine, which)| Event::ExpectBelow { engine, which }),
-        1 => (index(), index()).prop_map(|(engine, which)| Event::Met { engine, which }),
+        4 => (index(), prompt(), index()).prop_map(|(engine, prompt, group)| Event::Hint { engine, prompt, group }),
+        4 => (index(), index()).prop_map(|(engine, which)| Event::HintOnTier { engine, which }),
+        1 => (index(), index()).prop_map(|(engine, which)| Event::WithdrawHint { engine, which }),
         6 => Just(Event::Step),
         8 => index().prop_map(|which| Event::Verified { which }),
         8 => (index(), prop::bool::weighted(0.95)).prop_map(|(which, is_copied)| Event::Moved { which, is_copied }),
@@ -280,7 +280,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => index().prop_map(|which| Event::TierEvicts { which }),
         3 => Just(Event::TierRemoves),
         1 => prop::bool::weighted(0.7).prop_map(|is_healthy| Event::TierHealth { is_healthy }),
-        1 => Just(Event::Forgive),
+        1 => Just(Event::ExpireSkips),
         1 => Just(Event::TransfersOver),
     ]
 }

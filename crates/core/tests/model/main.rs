@@ -3,10 +3,10 @@
 //! `PROPTEST_CASES=100000 cargo test -p forebay-core --release --test model` searches longer. A failure prints
 //! the smallest sequence found and leaves its seed in `proptest-regressions/`, which later runs try first.
 
-mod below;
 mod event;
 mod prompts;
 mod table;
+mod tiers;
 mod world;
 
 use proptest::prelude::*;

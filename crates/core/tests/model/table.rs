@@ -5,10 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use forebay_core::block::{BlockId, NamespaceIndex};
-use forebay_core::corrupt::Finder;
 use forebay_core::key::{BlockHash, PAGE_BYTES};
-use forebay_core::{Effect, Generation, Instance, SlotId};
+use forebay_core::stats::Finder;
+use forebay_core::{BlockId, Effect, Generation, Instance, NamespaceIndex, SlotId};
 
 /// What a block was committed as. `short` is the core's name for the namespace in this epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,8 +129,8 @@ impl Table {
                 assert!(target.key.is_none() && target.holders == 0, "{to_slot:?} is moved to: {target:?}");
                 self.moving.push(Moving { from, at: (slot, generation), to, to_slot });
             }
-            // What moves between tiers is kept in `below`.
-            Effect::Load { .. } | Effect::Store { .. } | Effect::PurgeBelow { .. } => {}
+            // What moves between tiers is kept in `tiers`.
+            Effect::Promote { .. } | Effect::WriteBack { .. } | Effect::PurgeTiers { .. } => {}
             Effect::Verify { block, slot, generation, finder } => {
                 let row = self.row(slot);
                 let trust = if finder == Finder::Restart { Trust::Unverified } else { Trust::Verified };

@@ -6,23 +6,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_core::block::NamespaceIndex;
-use forebay_core::corrupt::Finder;
-use forebay_core::expect::ExpectationId;
+use forebay_core::hints::HintId;
 use forebay_core::key::BlockHash;
 use forebay_core::layout::Attention;
-use forebay_core::load::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::recover::{Recovered, Recovery, Resumption};
 use forebay_core::report::ReadyBlock;
+use forebay_core::stats::Finder;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
-use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, SlotId};
+use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
 
-use crate::below::Below;
 use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
 use crate::prompts::{NAMESPACES, UNIT_BYTES, hash, hash_bytes, layout};
 use crate::table::{Key, Moving, Row, Table, Trust};
+use crate::tiers::Tiers;
 
 const ENGINES: u8 = 3;
 /// The daemon with its own copies, beside the engines: it maps nothing, and nobody's end is its end.
@@ -62,7 +61,7 @@ struct Engine {
     released: Vec<LeaseId>,
     committed: Vec<Committed>,
     /// What it will ask for; nothing once it has.
-    expected: Vec<(ExpectationId, Vec<Key>)>,
+    hinted: Vec<(HintId, Vec<Key>)>,
 }
 
 /// A lookup between two of its pieces.
@@ -93,7 +92,7 @@ pub struct World {
     retired: Vec<(u8, NamespaceIndex)>,
     open: Vec<Open>,
     populated: BTreeSet<u32>,
-    below: Below,
+    tiers: Tiers,
 }
 
 impl World {
@@ -108,10 +107,10 @@ impl World {
             open: Vec::new(),
             epoch: 1,
             populated: BTreeSet::new(),
-            below: Below::default(),
+            tiers: Tiers::default(),
             setup,
         };
-        world.below.open(&mut world.core, world.setup.tier);
+        world.tiers.open(&mut world.core, world.setup.tier);
         (0..world.setup.populated).for_each(|unit| world.populate(unit));
         world
     }
@@ -168,13 +167,13 @@ impl World {
             }
             Event::Purge { namespace } => self.purge(namespace % NAMESPACES),
             Event::Close { namespace } => self.close(namespace % NAMESPACES),
-            Event::Expect { engine, prompt, group } => self.expect(engine % ENGINES, prompt, group),
-            Event::ExpectBelow { engine, which } => self.expect_below(engine % ENGINES, which),
-            Event::Met { engine, which } => {
-                let expected = &mut self.engines[(engine % ENGINES) as usize].expected;
+            Event::Hint { engine, prompt, group } => self.hint(engine % ENGINES, prompt, group),
+            Event::HintOnTier { engine, which } => self.hint_on_tier(engine % ENGINES, which),
+            Event::WithdrawHint { engine, which } => {
+                let expected = &mut self.engines[(engine % ENGINES) as usize].hinted;
                 if let Some(at) = pick(expected, which) {
                     expected[at].1.clear();
-                    self.core.met(Instance(engine % ENGINES), expected[at].0);
+                    self.core.withdraw_hint(Instance(engine % ENGINES), expected[at].0);
                 }
             }
             Event::Step => _ = self.step(),
@@ -196,12 +195,12 @@ impl World {
             Event::Resume { engine, keep, lies } => self.resume(engine % ENGINES, keep, lies),
             Event::Gone { engine } => self.gone(engine % ENGINES),
             Event::Loaded { which, how } => self.loaded(which, how),
-            Event::GiveUp { which } => self.below.give_up(&mut self.core, which),
+            Event::GiveUp { which } => self.tiers.give_up(&mut self.core, which),
             Event::Stored { which, is_written } => self.stored(which, is_written),
-            Event::TierEvicts { which } => self.below.evict(&mut self.core, which),
-            Event::TierRemoves => self.below.remove(&mut self.core),
-            Event::TierHealth { is_healthy } => self.below.set_healthy(&mut self.core, is_healthy),
-            Event::Forgive => self.below.forgive(&mut self.core),
+            Event::TierEvicts { which } => self.tiers.evict(&mut self.core, which),
+            Event::TierRemoves => self.tiers.remove(&mut self.core),
+            Event::TierHealth { is_healthy } => self.tiers.set_healthy(&mut self.core, is_healthy),
+            Event::ExpireSkips => self.tiers.expire_skips(&mut self.core),
             Event::TransfersOver => self.transfers_over(),
         }
         self.check();
@@ -229,11 +228,11 @@ impl World {
         self.move_all();
         self.transfers_over();
         // No more is written, or an end would never come.
-        self.below.set_healthy(&mut self.core, false);
-        while !self.below.loads.is_empty() {
+        self.tiers.set_healthy(&mut self.core, false);
+        while !self.tiers.loads.is_empty() {
             self.loaded(0, Loading::Whole);
         }
-        while !self.below.stores.is_empty() {
+        while !self.tiers.stores.is_empty() {
             self.stored(0, true);
         }
         // What came up for several ranks is compared as well.
@@ -296,7 +295,7 @@ impl World {
         leases.retain(|_| is_kept());
         state.filling.retain(|filling| is_kept() && filling.maps);
         state.must_resume = false;
-        state.expected.clear();
+        state.hinted.clear();
         state.leases = vec![Leased { id: LeaseId(0), blocks: leases.clone() }];
         let mut filling: Vec<At> = state.filling.iter().map(|filling| filling.at).collect();
         let mut expected = if lies { self.lies(engine) } else { BTreeSet::new() };
@@ -391,7 +390,7 @@ impl World {
             open.answer = Answer::default();
         }
         let before = (open.keys.len(), open.answer.slots.len(), self.core.stats().clone());
-        let (pinned, ahead) = (self.core.held().pinned_bytes, self.below.ahead_bytes());
+        let (pinned, prefetch) = (self.core.held().pinned_bytes, self.tiers.prefetch_bytes());
         let mut packed = Vec::new();
         for (chain, position) in blocks {
             let hash = hash(open.namespace, chain, position);
@@ -404,15 +403,15 @@ impl World {
         self.check_answer(open, before);
         if open.engine.is_some() {
             let told = open.keys.iter().zip(&open.answer.states).filter(|(_, state)| **state == STATE_NOT_YET);
-            told.for_each(|(key, _)| self.below.ask(key));
+            told.for_each(|(key, _)| self.tiers.ask(key));
         }
-        self.check_share(pinned - ahead, ahead);
+        self.check_share(pinned - prefetch, prefetch);
     }
 
     /// A look pins no more than the share of promises, or a single block.
-    fn check_share(&self, before: u64, ahead: u64) {
+    fn check_share(&self, before: u64, prefetch: u64) {
         // What is being written, and what came up unasked until now, is pinned too, within shares of their own.
-        let others = self.below.storing_bytes(&self.core) + ahead;
+        let others = self.tiers.storing_bytes(&self.core) + prefetch;
         let now = self.core.held().pinned_bytes.saturating_sub(others);
         let share = u64::from(self.setup.units) * UNIT_BYTES * u64::from(self.setup.promise_permille) / 1000;
         let is_one_block = before == 0 && self.core.classes().iter().any(|class| class.slot_bytes == now);
@@ -509,8 +508,8 @@ impl World {
             let hash = BlockHash::new(&hash(open.namespace, prompt.chain, position)).unwrap();
             let key = Key { short: open.short, namespace: open.namespace, group, hash };
             let state = match self.table.resident(&key) {
-                None if self.below.is_promoting(&key) => STATE_NOT_YET,
-                None if open.engine.is_some() && self.below.would_promote(&self.core, &key) => STATE_NOT_YET,
+                None if self.tiers.is_promoting(&key) => STATE_NOT_YET,
+                None if open.engine.is_some() && self.tiers.would_promote(&self.core, &key) => STATE_NOT_YET,
                 None if attention == Attention::Full => break,
                 None => STATE_MISS,
                 Some((_, row)) if row.trust != Trust::Verified => STATE_NOT_YET,
@@ -624,8 +623,8 @@ impl World {
             _ => {}
         }
         let is_full = layout(namespace).group(group).unwrap().attention == Attention::Full;
-        let is_here = |key: &Key| self.table.resident(key).is_some() || self.below.is_promoting(key);
-        let is_orphan = predecessor.is_some_and(|key| !is_here(&key) && !self.below.is_known(&key));
+        let is_here = |key: &Key| self.table.resident(key).is_some() || self.tiers.is_promoting(key);
+        let is_orphan = predecessor.is_some_and(|key| !is_here(&key) && !self.tiers.is_known(&key));
         let expected = match fault {
             Fault::WrongGeneration | Fault::Foreign => CommitOutcome::Lost,
             Fault::Incomplete | Fault::OtherGroup | Fault::Retired => CommitOutcome::Incomplete,
@@ -690,7 +689,7 @@ impl World {
         };
         let is_its = |row: &&Row| row.key.is_some_and(|key| key.short == short) && !row.is_fenced;
         let (blocks, bytes) = {
-            let loading = self.below.promoting(short).map(|slot| &self.table.rows[&slot]);
+            let loading = self.tiers.promoting(short).map(|slot| &self.table.rows[&slot]);
             let rows = self.table.rows.values().filter(is_its).chain(loading);
             rows.fold((0, 0), |(blocks, bytes), row| (blocks + 1, bytes + row.slot_bytes))
         };
@@ -703,7 +702,7 @@ impl World {
 
     fn close(&mut self, namespace: u8) {
         let short = self.shorts[namespace as usize];
-        let is_loading = short.is_some_and(|short| self.below.promoting(short).next().is_some());
+        let is_loading = short.is_some_and(|short| self.tiers.promoting(short).next().is_some());
         let is_its = |row: &Row| row.key.is_some_and(|key| Some(key.short) == short) && !row.is_fenced;
         let holds_blocks = is_loading || self.table.rows.values().any(is_its);
         let is_closed = self.core.close_namespace(NamespaceId(namespace.into()));
@@ -714,7 +713,7 @@ impl World {
         }
     }
 
-    fn expect(&mut self, engine: u8, prompt: Prompt, group: u8) {
+    fn hint(&mut self, engine: u8, prompt: Prompt, group: u8) {
         if !self.is_serving(engine) {
             return;
         }
@@ -723,12 +722,12 @@ impl World {
         let (group, _) = groups(namespace)[group as usize % groups(namespace).len()];
         let hash = |at| BlockHash::new(&hash(namespace, prompt.chain, at)).unwrap();
         let keys = (0..prompt.blocks).map(|at| Key { short, namespace, group, hash: hash(at) });
-        self.expect_all(engine, keys.collect());
+        self.hint_all(engine, keys.collect());
     }
 
-    fn expect_below(&mut self, engine: u8, which: u8) {
+    fn hint_on_tier(&mut self, engine: u8, which: u8) {
         let short = |key: &BlockKey| self.shorts[key.namespace.0 as usize];
-        let keys = self.below.known().filter_map(|key| {
+        let keys = self.tiers.known().filter_map(|key| {
             let (namespace, group, hash) = (key.namespace.0 as u8, key.group, key.hash);
             Some(Key { short: short(key)?, namespace, group, hash })
         });
@@ -736,34 +735,35 @@ impl World {
         let Some(first) = pick(&absent, which).filter(|_| self.is_serving(engine)) else { return };
         let is_alike = |key: &&Key| (key.short, key.group) == (absent[first].short, absent[first].group);
         let keys = absent[first..].iter().filter(is_alike).take(4).copied().collect();
-        self.expect_all(engine, keys);
+        self.hint_all(engine, keys);
         self.step();
         self.step();
     }
 
     /// All of one group.
-    fn expect_all(&mut self, engine: u8, keys: Vec<Key>) {
+    fn hint_all(&mut self, engine: u8, keys: Vec<Key>) {
         let Key { short, namespace, group, .. } = keys[0];
         let hashes: Vec<u8> = keys.iter().flat_map(|key| key.hash.as_bytes().to_vec()).collect();
-        let id = self.core.expect(Instance(engine), short, group, &hashes, hash_bytes(namespace));
-        self.engines[engine as usize].expected.push((id, keys));
+        let id = self.core.hint(Instance(engine), short, group, &hashes, hash_bytes(namespace));
+        self.engines[engine as usize].hinted.push((id, keys));
         self.settle();
     }
 
     fn audit(&mut self, from: u8, records: u8) {
         let (piece, _) = self.core.audit_piece(from.into(), records.into());
-        for ReadyBlock { block, slot, .. } in self.check_ready(piece) {
+        for ReadyBlock { block, slot, .. } in self.check_read(piece, &[Trust::Verified, Trust::Unverified]) {
             self.table.audited.push((block, slot));
         }
         self.settle();
     }
 
     /// What is given out to be read is what the table says.
-    fn check_ready(&mut self, piece: Vec<ReadyBlock>) -> Vec<ReadyBlock> {
+    fn check_read(&mut self, piece: Vec<ReadyBlock>, trusts: &[Trust]) -> Vec<ReadyBlock> {
         for ReadyBlock { slot, generation, key, .. } in &piece {
             let row = self.table.row(*slot);
             assert_eq!(row.key.map(|row| (row.group, row.hash)), Some((key.group, key.hash)), "{slot:?} to be read");
-            assert_eq!((row.trust, row.generation), (Trust::Verified, *generation), "{slot:?} to be read");
+            assert!(trusts.contains(&row.trust), "{slot:?} to be read is {:?}", row.trust);
+            assert_eq!(row.generation, *generation, "{slot:?} to be read");
         }
         piece
     }
@@ -771,7 +771,7 @@ impl World {
     fn scrub(&mut self) {
         let held = self.core.held();
         let piece = self.core.scrub_piece();
-        let piece = self.check_ready(piece);
+        let piece = self.check_read(piece, &[Trust::Verified]);
         self.table.scrubbed.extend(piece.iter().map(|block| (block.slot, block.generation)));
         assert_eq!(self.core.held(), held, "the scrub holds nothing");
         self.settle();
@@ -865,7 +865,7 @@ impl World {
     // The tier below.
 
     fn loaded(&mut self, which: u8, how: Loading) {
-        let Some((at, load, is_ready)) = self.below.end_load(&mut self.core, which, how) else { return };
+        let Some((at, load, is_ready)) = self.tiers.end_load(&mut self.core, which, how) else { return };
         self.settle();
         if is_ready {
             let row = self.table.row(at.0);
@@ -875,13 +875,13 @@ impl World {
     }
 
     fn stored(&mut self, which: u8, is_written: bool) {
-        self.below.end_store(&mut self.core, which, is_written, &self.shorts);
+        self.tiers.end_store(&mut self.core, which, is_written, &self.shorts);
         self.settle();
     }
 
     fn transfers_over(&mut self) {
         self.table.let_go(Instance::DAEMON);
-        self.below.transfers_over(&mut self.core);
+        self.tiers.transfers_over(&mut self.core);
         self.settle();
     }
 
@@ -897,7 +897,7 @@ impl World {
             engine.filling.retain(|filling| filling.maps);
             engine.released.extend(engine.leases.iter().map(|lease| lease.id));
             engine.committed.clear();
-            engine.expected.clear();
+            engine.hinted.clear();
         }
         for engine in &mut self.engines[..ENGINES as usize] {
             engine.must_resume = engine.is_alive;
@@ -905,14 +905,14 @@ impl World {
         // The daemon's own copies ended with it.
         self.engines[DAEMON as usize].leases.clear();
         let alive = (0..ENGINES).filter(|engine| self.engines[*engine as usize].is_alive);
-        let alive = alive.fold(self.below.restart(), |mask, engine| mask | Instance(engine).bit());
+        let alive = alive.fold(self.tiers.restart(), |mask, engine| mask | Instance(engine).bit());
         self.table.excluded.retain(|_, mask| *mask & alive != 0);
         if let Some(which) = loses {
             self.lose_extent(which, alive);
         }
         self.epoch += 1;
         self.core = Core::new(config(&self.setup, self.epoch, self.table.last_generation + 1));
-        self.below.open(&mut self.core, self.setup.tier);
+        self.tiers.open(&mut self.core, self.setup.tier);
         for namespace in 0..NAMESPACES {
             if self.shorts[namespace as usize].take().is_some() {
                 self.short(namespace);
@@ -995,9 +995,9 @@ impl World {
         self.core.take_effects(&mut effects);
         for effect in effects {
             // What effects before this one began is touched as well.
-            let is_touched = |at: &At| touched.contains(at) || self.below.touched().any(|moved| moved == *at);
+            let is_touched = |at: &At| touched.contains(at) || self.tiers.touched().any(|moved| moved == *at);
             self.table.apply(effect, |slot, generation| is_touched(&(slot, generation)));
-            self.below.apply(&self.core, effect, &self.table.rows, &self.shorts);
+            self.tiers.apply(&self.core, effect, &self.table.rows, &self.shorts);
         }
     }
 
@@ -1041,7 +1041,7 @@ impl World {
         let promised = self.open.iter().flat_map(|open| &open.found);
         let verifying = self.table.verifying.iter().map(|(_, slot, ..)| *slot);
         let audited = self.table.audited.iter().map(|(_, slot)| *slot);
-        let moving = self.below.pinned();
+        let moving = self.tiers.pinned();
         let promised = leased.chain(promised).map(|(slot, _)| *slot);
         let pinned: BTreeSet<SlotId> = promised.chain(verifying).chain(audited).chain(moving).collect();
         let pinned_bytes: u64 = pinned.iter().map(|slot| self.table.rows[slot].slot_bytes).sum();
@@ -1050,18 +1050,18 @@ impl World {
         assert_eq!((held.pinned_bytes, held.reserved_bytes), (pinned_bytes, reserved_bytes), "pinned, reserved");
         let used: u64 = self.core.classes().iter().map(|class| class.used).sum();
         assert_eq!(used, self.table.rows.len() as u64, "slots in use");
-        self.below.check(&self.core, &self.table.rows);
+        self.tiers.check(&self.core, &self.table.rows);
     }
 
     /// True if there is more to do.
     fn step(&mut self) -> bool {
-        let begun = self.below.loads.len();
-        self.below.is_stepping = true;
+        let begun = self.tiers.loads.len();
+        self.tiers.is_stepping = true;
         let has_more = self.core.step();
         self.settle();
-        self.below.is_stepping = false;
-        let expected = || self.engines.iter().flat_map(|engine| engine.expected.iter().flat_map(|(_, keys)| keys));
-        for load in &self.below.loads[begun..] {
+        self.tiers.is_stepping = false;
+        let expected = || self.engines.iter().flat_map(|engine| engine.hinted.iter().flat_map(|(_, keys)| keys));
+        for load in &self.tiers.loads[begun..] {
             assert!(expected().any(|key| *key == load.key), "nobody waits for {load:?}");
         }
         let is_current = |key: &Key| self.shorts[key.namespace as usize] == Some(key.short);

@@ -24,17 +24,25 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
     let Config { alarm, socket, pool, tier_ssd, tier_fs, tier_redis, tier_object, http, limits, log, .. } = config;
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let demands = [
-        ("socket.directory", fits_a_socket(&socket.directory), "be a path of at most 94 bytes, as Unix sockets need"),
+        (
+            "socket.directory",
+            fits_a_socket(&socket.directory),
+            "be a path of at most 94 bytes, the limit of Unix sockets",
+        ),
         ("pool.capacity_bytes", mib(pool.capacity_bytes) >= 2, "be at least 2 MiB"),
         ("pool.unit_bytes", pool.unit_bytes.is_none_or(is_unit), "be a power of two from 2 MiB to 256 MiB"),
-        ("pool.promise_share", pool.promise_share > 0.0 && pool.promise_share <= 1.0, "be over 0 and at most 1"),
+        (
+            "pool.promise_share",
+            pool.promise_share > 0.0 && pool.promise_share <= 1.0,
+            "be greater than 0 and at most 1",
+        ),
         (
             "http.address",
             is_local(http.address) || http.allow_remote,
-            "be loopback, or `http.allow_remote` must be true",
+            "be a loopback address, unless `http.allow_remote` is true",
         ),
         ("alarm.step_seconds", alarm.step_seconds > 0, "be at least 1"),
-        ("limits.sessions", (1..=63).contains(&limits.sessions), "be 1 to 63"),
+        ("limits.sessions", (1..=63).contains(&limits.sessions), "be from 1 to 63"),
         ("tier.ssd.load_deadline_ms", tier_ssd.load_deadline_ms > 0, "be at least 1"),
         ("tier.ssd.write_bytes_per_second", is_rate(tier_ssd.write_bytes_per_second), RATE),
         ("tier.ssd.write_bytes_per_day", is_rate(tier_ssd.write_bytes_per_day), RATE),
@@ -50,12 +58,12 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
         (
             "tier.object.bucket",
             tier_object.bucket.is_empty() || cfg!(feature = "object"),
-            "be empty in this build: object stores need one with `--features object`",
+            "be empty in this build: object stores need a build with `--features object`",
         ),
         (
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),
-            "be 64 KiB to 16 MiB, which is what both sides of the protocol agreed on",
+            "be from 64 KiB to 16 MiB, the limit of the protocol",
         ),
         ("limits.lookups_in_flight", limits.lookups_in_flight > 0, "be at least 1"),
         ("limits.keys_per_lookup", limits.keys_per_lookup > 0, "be at least 1"),
@@ -67,7 +75,7 @@ pub(super) fn first_unmet(config: &Config) -> Option<Demand> {
 }
 
 /// What [`is_rate`] demands.
-const RATE: &str = "be more than 0, or not be set";
+const RATE: &str = "be greater than 0, or not set";
 
 fn is_rate(rate: Option<Bytes>) -> bool {
     rate.is_none_or(|bytes| bytes.0 > 0)

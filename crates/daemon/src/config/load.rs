@@ -135,13 +135,13 @@ fn read_file(path: &Path) -> Result<Vec<(String, Value)>> {
         Error::new(ErrorKind::Io, "cannot read the configuration")
             .with("file", path.display())
             .source(error)
-            .hint("name another one with `--config` or `FOREBAY_CONFIG`")
+            .hint("name another file with `--config` or `FOREBAY_CONFIG`")
     })?;
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
-        Error::invalid("the configuration is not TOML")
+        Error::invalid("the configuration is not valid TOML")
             .with("file", path.display())
             .source(error.to_string().trim_end().to_string())
-            .hint("docs/config.md has an example; `forebay config` prints what is in effect in the same form")
+            .hint("docs/config.md has an example; `forebay config` prints the effective configuration as such a file")
     })?;
     let mut keys = Vec::new();
     flatten("", table, &mut keys);
@@ -181,7 +181,7 @@ fn unknown_variable(name: &str) -> Error {
     let error = Error::invalid(format!("unknown variable `{name}`"));
     match nearest(name, known.iter().map(String::as_str)) {
         Some(near) => error.hint(format!("did you mean `{near}`?")),
-        None => error.hint("variables that begin with `FOREBAY_` must be keys; `forebay config` lists them"),
+        None => error.hint("a variable that begins with `FOREBAY_` must name a key; `forebay config` lists all keys"),
     }
 }
 

@@ -5,12 +5,14 @@ use super::{Config, KEYS, Key, SECTIONS};
 const HEAD: &str = "\
 # Configuration
 
-One TOML file, named with `--config FILE` or `FOREBAY_CONFIG`. Every key is also a flag (`--pool.capacity_bytes 8GiB`)
-and a variable (`FOREBAY_POOL_CAPACITY_BYTES=8GiB`), written as in the file; text may go without its quotes. A flag beats
-a variable, a variable beats the file, the file beats the default. A name that is no key is an error with a suggestion.
-`forebay config` prints what is in effect and where each value came from, in the form of a file.
+The configuration is one TOML file, named with `--config FILE` or `FOREBAY_CONFIG`. Every key is also a flag
+(`--pool.capacity_bytes 8GiB`) and a variable (`FOREBAY_POOL_CAPACITY_BYTES=8GiB`). Values are written as in the file;
+text needs no quotes. A flag beats a variable, a variable beats the file, the file beats the default. An unknown key is
+an error that suggests the nearest one. `forebay config` prints the effective values as such a file, and where each came
+from.
 
-This page is generated from the code; `FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages` writes it anew.
+This page is generated from the code. To regenerate it:
+`FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages`.
 
 ```toml
 [pool]

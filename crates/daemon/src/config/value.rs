@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use forebay_core::below::Admission;
-use forebay_io::arena::HugePages;
+use forebay_core::tiers::Admission;
 use forebay_io::fs::Fsync;
+use forebay_io::pool::HugePages;
 use forebay_io::uring::EngineChoice;
 use toml::Value;
 

@@ -38,7 +38,7 @@ impl Health {
     /// If one of these fails, engines should be sent elsewhere, or wait.
     pub fn ready(&self) -> Vec<Check> {
         let Health { populated_bytes, needed_bytes, .. } = self;
-        let serving = if self.is_draining { "draining, nothing new is handed out" } else { "not draining" };
+        let serving = if self.is_draining { "draining: no new slots and leases are granted" } else { "not draining" };
         let index = if self.is_recovered { "complete" } else { "still being read from the pool" };
         let tiers = self.tiers.iter().map(|(name, state, why)| {
             let colon = if why.is_empty() { "" } else { ": " };

@@ -72,24 +72,24 @@ fn cause_of_no_hits(now: &Stats, estimates: &Estimates) -> (&'static str, &'stat
     if share(MissReason::OtherNamespace) > 0.1 {
         return (
             "the same blocks are stored under another model, layout or tenant",
-            "compare the namespaces that `forebay inspect` lists: one field differs",
+            "compare the namespaces that `forebay inspect` lists, to find the field that differs",
         );
     }
     if share(MissReason::Evicted) > 0.1 {
         return (
-            "blocks are evicted before they are asked for again",
+            "blocks are evicted before they are looked up again",
             "give the pool more memory: raise `pool.capacity_bytes`",
         );
     }
     if again < NEXT_TO_NONE {
         return (
-            "no key was ever asked for twice: engines hash with a random seed or other block sizes, or prompts share nothing",
+            "no key came twice: engines hash with random seeds or different block sizes, or prompts share nothing",
             "set the same PYTHONHASHSEED and block size for all engines",
         );
     }
     (
-        "keys are asked for again, and yet what is stored has other keys",
-        "look at the engine's log and at `forebay_unstored_blocks_total`: it may not store, or with another block size",
+        "keys are looked up again, but the stored blocks have other keys",
+        "see the engine's log and `forebay_unstored_blocks_total`: it may store nothing, or use another block size",
     )
 }
 
@@ -112,34 +112,37 @@ fn fell(lately: &Stats, before: &Stats) -> Option<Alarm> {
 fn cause_of_fall(most: MissReason) -> (&'static str, &'static str) {
     match most {
         MissReason::NeverSeen => (
-            "keys come that were never stored: new traffic, or an engine restarted with another hash seed",
-            "set PYTHONHASHSEED for all engines, and see whether a model or a prompt template changed",
+            "many keys were never stored: new traffic, or an engine restarted with another hash seed",
+            "set PYTHONHASHSEED for all engines, and check whether a model or a prompt template changed",
         ),
         MissReason::Evicted => (
             "the working set outgrew the pool",
-            "`forebay advise` says what more memory would buy: raise `pool.capacity_bytes`",
+            "raise `pool.capacity_bytes`; `forebay advise` shows the hit rate with more memory",
         ),
         MissReason::Refused => (
-            "blocks are turned away because the start of their prompt is gone",
-            "the pool is too small for the prompts under way: raise `pool.capacity_bytes`",
+            "blocks are refused because earlier blocks of their prompt are not in the cache",
+            "raise `pool.capacity_bytes`: the pool is too small for the prompts that run at a time",
         ),
         MissReason::Failed => (
-            "blocks were damaged, or a lower tier fails",
-            "run `forebay audit`, and look at `forebay inspect` and the daemon's log for the tier",
+            "blocks were corrupt, or a lower tier fails",
+            "run `forebay audit`; `forebay inspect` and the daemon's log show the state of the tier",
         ),
-        MissReason::TooSlow => ("a lower tier answers too late", "look at that tier's latency"),
+        MissReason::TooSlow => (
+            "loads from a lower tier miss their deadline",
+            "check that tier's latency (`forebay_tier_operation_seconds`)",
+        ),
         MissReason::NotYet => {
-            ("the daemon restarted and compares blocks with their checksums", "nothing: this passes by itself")
+            ("the daemon restarted and is comparing blocks with their checksums", "wait: this ends by itself")
         }
         MissReason::OtherNamespace => (
-            "engines ask under another model, layout or tenant than they did",
+            "engines look up blocks under another model, layout or tenant than before",
             "compare the namespaces that `forebay inspect` lists",
         ),
         MissReason::PromotionUnfinished => (
-            "more has to come up from a lower tier than it brings in time",
-            "raise `pool.capacity_bytes`, or give the tier faster disks",
+            "a lower tier is too slow for the blocks that have to be promoted",
+            "raise `pool.capacity_bytes`, or use faster disks",
         ),
-        MissReason::OverLimit => ("leases hold their whole share of the pool", "raise `pool.promise_share`"),
+        MissReason::OverLimit => ("leases pin their whole share of the pool", "raise `pool.promise_share`"),
     }
 }
 
@@ -159,7 +162,7 @@ fn since(now: &Stats, then: &Stats) -> Stats {
 mod tests {
     use super::super::Share;
     use super::*;
-    use forebay_core::optimum::Sampled;
+    use forebay_insight::optimum::Sampled;
     use std::time::{Duration, Instant};
 
     fn counted(keys: u64, hits: u64, reason: MissReason) -> Stats {

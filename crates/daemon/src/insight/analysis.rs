@@ -4,14 +4,15 @@
 
 use std::time::Instant;
 
-use forebay_core::NamespaceId;
-use forebay_core::ceiling::Ceiling;
-use forebay_core::curve::{Capacities, Curve, OWNERS, Rules, Samples};
-use forebay_core::index::Fingerprint;
-use forebay_core::optimum::{Optimum, Sampled};
-use forebay_core::rehearsal::Shape;
+use forebay_core::{Fingerprint, NamespaceId};
+use forebay_insight::ceiling::Ceiling;
+use forebay_insight::curve::{Capacities, Curve, OWNERS, Rules, Samples};
+use forebay_insight::optimum::{Optimum, Sampled};
+use forebay_insight::rehearsal::Shape;
 
-use super::{Estimates, Recording, Seen, Share};
+use super::estimates::{Estimates, Share};
+use super::record::Recording;
+use super::seen::Seen;
 
 /// The curves follow the load of about the last eight turnovers of the pool: what they saw counts half after so many.
 const FADE_TURNOVERS: u64 = 8;
@@ -140,10 +141,10 @@ impl Analysis {
 pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; OWNERS]>; 2]) {
     let pool = pool.unwrap_or([Sampled::default(); OWNERS]);
     estimates.all.sampled = pool.into_iter().sum();
-    estimates.all.sampled_below = below.map(|below| below.into_iter().sum());
+    estimates.all.sampled_tiers = below.map(|below| below.into_iter().sum());
     for (owner, share) in estimates.namespaces.iter_mut().enumerate() {
         share.sampled = pool[owner];
-        share.sampled_below = below.map(|below| below[owner]);
+        share.sampled_tiers = below.map(|below| below[owner]);
     }
 }
 
@@ -154,7 +155,7 @@ impl Present {
             policy: forebay_core::policy::by_name("lru").expect("there is an lru"),
             seed: 0,
             promise_permille: 1000,
-            admission: forebay_core::below::Admission::SecondSighting,
+            admission: forebay_core::tiers::Admission::SecondSighting,
             memory_blocks: 1 << 20,
         };
         Present { pool_bytes, disk_bytes: None, rules }
@@ -166,7 +167,7 @@ impl Present {
 pub(super) fn seen(namespace: u32, first: u64, count: u64, hits: usize) -> Seen {
     Seen {
         at: Instant::now(),
-        namespace: forebay_core::block::NamespaceIndex(namespace),
+        namespace: forebay_core::NamespaceIndex(namespace),
         id: NamespaceId(u128::from(namespace)),
         group: 0,
         block_tokens: 16,
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(short.asked, 1000);
         assert!((short.ceiling().unwrap() - 0.5).abs() < 0.01);
         assert_eq!(all.sampled, Sampled { asked: 1000, again: 500, hits: 500, optimum_hits: 500 });
-        assert_eq!((namespaces.len(), namespaces[0].sampled, all.sampled_below), (1, all.sampled, None));
+        assert_eq!((namespaces.len(), namespaces[0].sampled, all.sampled_tiers), (1, all.sampled, None));
         assert!(all.curve[1].1 > 0.49, "all 500 fit: {:?}", all.curve);
     }
 
@@ -214,7 +215,7 @@ mod tests {
         assert!(disk(0) < 0.02 && disk(1) < 0.1 && disk(4) > 0.7, "{all:?}");
         assert_eq!(all.curve[1], (100 * 4096, disk(3)), "more memory is told about with the disk there is");
         assert_eq!((all.curve.len(), all.disk_curve.len()), (7, 8));
-        let below = all.sampled_below.expect("there is a disk");
+        let below = all.sampled_tiers.expect("there is a disk");
         assert!(all.sampled.optimum_hits < below.again / 2 && below.optimum_hits == below.again, "{all:?}");
     }
 

@@ -8,48 +8,30 @@
 
 mod alarm;
 mod analysis;
+mod estimates;
 mod history;
 mod record;
+mod seen;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
-
-use forebay_core::NamespaceId;
-use forebay_core::block::NamespaceIndex;
-use forebay_core::ceiling::{Estimate, WINDOWS_US};
-use forebay_core::layout::Attention;
-use forebay_core::optimum::Sampled;
+use std::time::Duration;
 
 use analysis::Analysis;
 
 pub use alarm::{Alarm, NAMES as ALARMS, Watch, alarms};
 pub use analysis::Present;
+pub use estimates::{Estimates, Share};
 pub use history::History;
 pub use record::Recording;
+pub use seen::Seen;
 
 /// Lookups are looked at some at a time: to wake the thread for each took 30 to 70 us of its answer on two cores.
 const GATHER: Duration = Duration::from_millis(20);
 /// Lookups and bytes that may wait: 800 prompts of 20 KiB of hashes each, more than come while some are gathered.
 const MAX_QUEUED: usize = 4096;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
-
-/// One group of one lookup, as it was answered.
-pub struct Seen {
-    pub at: Instant,
-    pub namespace: NamespaceIndex,
-    pub id: NamespaceId,
-    pub group: u16,
-    pub block_tokens: u32,
-    pub block_bytes: u64,
-    pub attention: Attention,
-    /// Packed, `hash_bytes` each, in prefix order.
-    pub hashes: Vec<u8>,
-    pub hash_bytes: usize,
-    /// Ready ones from the first on.
-    pub hits: usize,
-}
 
 /// The daemon's end of it.
 #[derive(Clone)]
@@ -62,31 +44,6 @@ struct Shared {
     queued_bytes: AtomicUsize,
     left_out: AtomicU64,
     analysis: Mutex<Analysis>,
-}
-
-/// All that is estimated, at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct Estimates {
-    pub windows: [Option<Estimate>; WINDOWS_US.len()],
-    pub all: Share,
-    pub namespaces: Vec<Share>,
-    /// Groups of lookups that were not looked at, because too many waited.
-    pub left_out: u64,
-}
-
-/// What is estimated for all, or for one namespace of those that share the tiers.
-#[derive(Clone, Debug, Default)]
-pub struct Share {
-    /// Id of the namespace; "all", or "others".
-    pub name: String,
-    /// The hits are those of all tiers; the optimum is that of the pool.
-    pub sampled: Sampled,
-    /// With the optimum of pool and disk together, if a disk of known size is configured; another sample.
-    pub sampled_below: Option<Sampled>,
-    /// (capacity, hit ratio) of a half of the pool's bytes, all of them, and more, with the disk there is.
-    pub curve: Vec<(u64, f64)>,
-    /// (capacity, hit ratio) of the pool as it is, alone and with disks of these sizes under it.
-    pub disk_curve: Vec<(u64, f64)>,
 }
 
 impl Insight {

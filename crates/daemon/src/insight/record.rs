@@ -4,14 +4,14 @@
 //! and what did not fit is counted in the next message. The salt is nowhere but here, so that keys of two
 //! recordings cannot be compared, nor guessed back.
 
+use forebay_core::Fingerprint;
 use std::time::Instant;
 
-use forebay_core::index::Fingerprint;
 use forebay_rpc::proto::Recorded;
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
 
-use super::Seen;
+use super::seen::Seen;
 
 pub struct Recording {
     salt: u64,

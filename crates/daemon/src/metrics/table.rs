@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use forebay_core::ceiling::Estimate;
-use forebay_core::corrupt::Finder;
 use forebay_core::decorate::Counts;
 use forebay_core::miss::MissReason;
 use forebay_core::report::ClassReport;
+use forebay_core::stats::Finder;
 use forebay_core::tier::Health;
+use forebay_insight::ceiling::Estimate;
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use prometheus_client::collector::Collector;
@@ -52,163 +52,239 @@ const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
 }
 
 static METRICS: &[Metric] = &[
-    metric("forebay_build_info", "Always 1; the label says what runs.", Gauges(&["version"], |_| version())),
-    metric("forebay_start_time_seconds", "When the daemon started, since 1970.", Gauge(|s| s.start_time_seconds)),
+    metric(
+        "forebay_build_info",
+        "Always 1; the label `version` names the daemon's version.",
+        Gauges(&["version"], |_| version()),
+    ),
+    metric(
+        "forebay_start_time_seconds",
+        "Time when the daemon started, in seconds since 1970.",
+        Gauge(|s| s.start_time_seconds),
+    ),
     // The pool.
-    metric("forebay_pool_capacity_bytes", "Memory the pool may use for blocks.", Gauge(|s| s.pool.capacity_bytes)),
-    metric("forebay_pool_populated_bytes", "Memory that is backed by pages.", Gauge(|s| s.pool.populated_bytes)),
-    metric("forebay_pool_huge_bytes", "Memory that is backed by huge pages.", Gauge(|s| s.pool.huge_bytes)),
+    metric(
+        "forebay_pool_capacity_bytes",
+        "Bytes of memory that the pool may use for blocks (`pool.capacity_bytes`).",
+        Gauge(|s| s.pool.capacity_bytes),
+    ),
+    metric(
+        "forebay_pool_populated_bytes",
+        "Bytes of the pool that are backed by memory pages.",
+        Gauge(|s| s.pool.populated_bytes),
+    ),
+    metric("forebay_pool_huge_bytes", "Bytes of the pool that are backed by huge pages.", Gauge(|s| s.pool.huge_bytes)),
     metric(
         "forebay_pool_slots",
-        "Slots by size and state; each is in one state.",
+        "Slots by size and state; each slot is in one state.",
         Gauges(&["slot_bytes", "state"], slots_by_class),
     ),
-    metric("forebay_pool_used_bytes", "Bytes of the slots in use, over all sizes.", Gauge(used_bytes)),
-    metric("forebay_pool_pinned_bytes", "Bytes that leases keep from eviction.", Gauge(|s| s.held.pinned_bytes)),
-    metric("forebay_pool_reserved_bytes", "Bytes handed out to be filled.", Gauge(|s| s.held.reserved_bytes)),
-    metric("forebay_pool_fenced_bytes", "Bytes out of use until a holder is gone.", Gauge(|s| s.held.fenced_bytes)),
-    metric("forebay_pool_fenced_blocks", "Slots out of use until a holder is gone.", Gauge(|s| s.held.fenced_blocks)),
+    metric("forebay_pool_used_bytes", "Bytes of all slots that are not free, over all slot sizes.", Gauge(used_bytes)),
     metric(
-        "forebay_expected_groups",
-        "Groups of requests that wait in engines' queues, as far as these said so.",
-        Gauge(|s| s.held.expected),
+        "forebay_pool_pinned_bytes",
+        "Bytes of blocks that cannot be evicted: leased, or being verified, promoted or written back.",
+        Gauge(|s| s.held.pinned_bytes),
     ),
     metric(
-        "forebay_wanted_bytes",
-        "Bytes that such requests will ask for and evictions pass over, stored or not yet.",
-        Gauge(|s| s.held.wanted_bytes),
+        "forebay_pool_reserved_bytes",
+        "Bytes of slots that clients have reserved and not committed yet.",
+        Gauge(|s| s.held.reserved_bytes),
     ),
-    metric("forebay_extents_moved_total", "Extents that went to another slot size.", Counter(|s| s.core.extents_moved)),
-    metric("forebay_blocks_moved_total", "Blocks that left such extents for other slots.", Counter(|s| s.core.moved)),
+    metric(
+        "forebay_pool_fenced_bytes",
+        "Bytes of slots kept out of use because a process may still read or write them.",
+        Gauge(|s| s.held.fenced_bytes),
+    ),
+    metric(
+        "forebay_pool_fenced_blocks",
+        "Slots kept out of use because a process may still read or write them.",
+        Gauge(|s| s.held.fenced_blocks),
+    ),
+    metric(
+        "forebay_hinted_groups",
+        "Queue hints in effect: one for each KV cache group of each request that waits in an engine's queue.",
+        Gauge(|s| s.held.hinted_groups),
+    ),
+    metric(
+        "forebay_protected_bytes",
+        "Bytes of hinted blocks that evictions pass over, whether they are in the pool yet or not.",
+        Gauge(|s| s.held.protected_bytes),
+    ),
+    metric(
+        "forebay_extents_moved_total",
+        "Extents that were moved from one slot size to another.",
+        Counter(|s| s.core.extents_moved),
+    ),
+    metric(
+        "forebay_blocks_moved_total",
+        "Blocks copied to another slot so that their extent could be moved.",
+        Counter(|s| s.core.moved),
+    ),
     // Lookups.
     metric(
         "forebay_lookups_total",
-        "Requests asked about; one asked again while blocks come up counts once.",
+        "Lookups. One repeated while its blocks are promoted or verified counts once, with its last reply.",
         Counter(|s| s.core.lookups),
     ),
-    metric("forebay_lookup_keys_total", "Keys asked about; hits and misses add up to it.", Counter(|s| s.core.keys)),
-    metric("forebay_lookup_hits_total", "Keys answered as ready.", Counter(|s| s.core.hits)),
-    metric("forebay_lookup_hit_bytes_total", "Bytes of the blocks answered as ready.", Counter(|s| s.core.hit_bytes)),
-    metric("forebay_lookup_misses_total", "Keys not served, by reason.", Counters(&["reason"], misses_by_reason)),
+    metric("forebay_lookup_keys_total", "Keys looked up: the sum of hits and misses.", Counter(|s| s.core.keys)),
+    metric(
+        "forebay_lookup_hits_total",
+        "Keys looked up that were hits: their blocks were ready, with no gap before them in the prompt.",
+        Counter(|s| s.core.hits),
+    ),
+    metric("forebay_lookup_hit_bytes_total", "Bytes of the blocks that were hits.", Counter(|s| s.core.hit_bytes)),
+    metric(
+        "forebay_lookup_misses_total",
+        "Keys looked up that were misses, by reason.",
+        Counters(&["reason"], misses_by_reason),
+    ),
     metric(
         "forebay_lookup_seconds",
-        "From a lookup's arrival to its answer, in the daemon.",
+        "Time from a lookup's arrival at the daemon to its reply.",
         Seconds(|s| &s.lookup_time),
     ),
     // How good the hit rate could be.
     metric(
         "forebay_ceiling_ratio",
-        "Share of the keys asked about in the window that a cache without limit would have hit.",
+        "Ceiling: hit ratio of a cache without limit over the window, estimated.",
         Ratios(&["window"], ceilings),
     ),
     metric(
         "forebay_sampled_keys",
-        "Keys looked at for the optimum: some of the latest.",
+        "Sampled keys: a sample of the keys of recent lookups, at most 65,536; a key looked up twice counts twice.",
         Gauge(|s| s.estimates.all.sampled.asked),
     ),
-    metric(
-        "forebay_sampled_hits",
-        "Of the sampled keys, those that were hits.",
-        Gauge(|s| s.estimates.all.sampled.hits),
-    ),
+    metric("forebay_sampled_hits", "Sampled keys that were hits.", Gauge(|s| s.estimates.all.sampled.hits)),
     metric(
         "forebay_sampled_optimum_hits",
-        "Of the sampled keys, those that the best possible cache of the pool's size would have hit.",
+        "Sampled keys that a Belady-optimal cache of the pool's size would have hit.",
         Gauge(|s| s.estimates.all.sampled.optimum_hits),
     ),
     metric(
         "forebay_capacity_curve_ratio",
-        "Share of the keys that would be hit with so much memory, and the disk there is.",
+        "Hit ratio with a pool of `capacity_bytes` and the configured disks, simulated on a sample of keys.",
         Ratios(&["capacity_bytes"], curve),
     ),
     metric(
-        "forebay_sampled_below_optimum_ratio",
-        "Share of another sample that the best possible cache as large as pool and disk together would have hit.",
-        Ratios(&["tiers"], below_optimum),
+        "forebay_sampled_tiers_optimum_ratio",
+        "Belady-optimal hit ratio of one cache of pool + SSD size, estimated on a sample.",
+        Ratios(&["tiers"], tiers_optimum),
     ),
     metric(
         "forebay_disk_curve_ratio",
-        "Share of the keys that would be hit with the pool as it is and a disk of so many bytes under it, 0 for none.",
+        "Hit ratio with the present pool and a disk of `capacity_bytes` (0: none), simulated on a sample of keys.",
         Ratios(&["capacity_bytes"], |s| ratios(&s.estimates.all.disk_curve)),
     ),
     metric(
         "forebay_namespace_sampled_keys",
-        "Sampled keys by namespace; the last may stand for others.",
+        "Sampled keys by namespace; `others` stands for all namespaces not listed.",
         Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.asked)),
     ),
     metric(
         "forebay_namespace_sampled_hits",
-        "Of a namespace's sampled keys, those that were hits.",
+        "Sampled keys that were hits, by namespace.",
         Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.hits)),
     ),
     metric(
         "forebay_namespace_sampled_optimum_hits",
-        "Of a namespace's sampled keys, its share of what the best possible cache of the pool's size would have hit.",
+        "Sampled keys that a Belady-optimal cache of the pool's size, shared by all, would have hit, by namespace.",
         Gauges(NAMESPACE, |s| by_namespace(s, |share| share.sampled.optimum_hits)),
     ),
     metric(
         "forebay_namespace_capacity_curve_ratio",
-        "Share of a namespace's keys that would be hit with so much memory for all, and the disk there is.",
+        "The namespace's simulated hit ratio if all share a pool of `capacity_bytes` and the configured disks.",
         Ratios(&["namespace", "capacity_bytes"], |s| curves_by_namespace(s, |share| &share.curve)),
     ),
     metric(
         "forebay_namespace_disk_curve_ratio",
-        "Share of a namespace's keys that would be hit with a disk of so many bytes for all.",
+        "The namespace's simulated hit ratio if all share the present pool and a disk of `capacity_bytes` (0: none).",
         Ratios(&["namespace", "capacity_bytes"], |s| curves_by_namespace(s, |share| &share.disk_curve)),
     ),
-    metric("forebay_alarm", "1 while the alarm holds; `forebay advise` says why.", Gauges(&["name"], alarms)),
+    metric(
+        "forebay_alarm",
+        "1 while the alarm is raised, else 0; `forebay advise` shows cause and hint.",
+        Gauges(&["name"], alarms),
+    ),
     metric(
         "forebay_insight_left_out_total",
-        "Lookups that came too fast to be looked at for these estimates.",
+        "Groups of lookups that the estimates above left out because lookups came too fast.",
         Counter(|s| s.estimates.left_out),
     ),
     // Stores.
-    metric("forebay_reserved_slots_total", "Empty slots handed out to be filled.", Counter(|s| s.core.reserved)),
-    metric("forebay_refused_slots_total", "Slots asked for and not given.", Counter(|s| s.core.reserve_refused)),
-    metric("forebay_stored_blocks_total", "Blocks that became ready.", Counter(|s| s.core.stored)),
-    metric("forebay_stored_bytes_total", "Bytes of the blocks that became ready.", Counter(|s| s.core.stored_bytes)),
+    metric("forebay_reserved_slots_total", "Slots given to clients to fill.", Counter(|s| s.core.reserved)),
+    metric(
+        "forebay_refused_slots_total",
+        "Reservations that got fewer slots than they asked for, or none.",
+        Counter(|s| s.core.reserve_refused),
+    ),
+    metric(
+        "forebay_stored_blocks_total",
+        "Blocks committed by clients that became ready in the pool.",
+        Counter(|s| s.core.stored),
+    ),
+    metric(
+        "forebay_stored_bytes_total",
+        "Bytes of the blocks committed by clients that became ready in the pool.",
+        Counter(|s| s.core.stored_bytes),
+    ),
     metric(
         "forebay_unstored_blocks_total",
-        "Reserved slots that did not become a block, by reason.",
+        "Slots that clients reserved or committed and that did not become blocks, by reason.",
         Counters(&["reason"], unstored_by_reason),
     ),
     // What left the pool, and what came back.
-    metric("forebay_evicted_blocks_total", "Blocks that made room for others.", Counter(|s| s.core.evicted)),
-    metric("forebay_evicted_bytes_total", "Bytes of the blocks that made room.", Counter(|s| s.core.evicted_bytes)),
-    metric("forebay_purged_blocks_total", "Blocks dropped by `forebay purge`.", Counter(|s| s.core.purged)),
-    metric("forebay_recovered_blocks_total", "Blocks found in the pool at start.", Counter(|s| s.core.recovered)),
-    metric("forebay_verified_blocks_total", "Recovered blocks whose checksum was right.", Counter(|s| s.core.verified)),
+    metric("forebay_evicted_blocks_total", "Blocks evicted from the pool.", Counter(|s| s.core.evicted)),
+    metric(
+        "forebay_evicted_bytes_total",
+        "Bytes of the blocks evicted from the pool.",
+        Counter(|s| s.core.evicted_bytes),
+    ),
+    metric("forebay_purged_blocks_total", "Blocks removed from the pool by purges.", Counter(|s| s.core.purged)),
+    metric(
+        "forebay_recovered_blocks_total",
+        "Blocks found in the pool when the daemon started.",
+        Counter(|s| s.core.recovered),
+    ),
+    metric(
+        "forebay_verified_blocks_total",
+        "Recovered blocks whose checksum was right when they were first looked up.",
+        Counter(|s| s.core.verified),
+    ),
     metric(
         "forebay_suspected_blocks_total",
-        "Blocks that were compared because a worker said that they are not what was stored.",
+        "Blocks that the daemon compared with their checksum because a worker reported a mismatch.",
         Counter(|s| s.core.suspected),
     ),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks whose checksum was wrong, by who found it: restart, load, get, scrub or audit.",
+        "Blocks dropped because their checksum was wrong, by who found it: restart, load, get, scrub or audit.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     metric(
         "forebay_scrubbed_bytes_total",
-        "Bytes of the pool that were read to find such blocks.",
+        "Bytes of the pool that the scrub has read to compare blocks with their checksums.",
         Counter(|s| s.core.scrubbed_bytes),
     ),
-    metric("forebay_scrubs_total", "Times that all of the pool was read for it.", Counter(|s| s.core.scrubs)),
+    metric("forebay_scrubs_total", "Times that the scrub has gone through the whole pool.", Counter(|s| s.core.scrubs)),
     // The tiers below the pool.
     metric(
         "forebay_tier_state",
-        "1 for the state the tier is in: opening, serving, sick or failed.",
+        "1 for the tier's present state, 0 for the others: opening, serving, sick or failed.",
         Gauges(&["tier", "state"], tier_states),
     ),
-    metric("forebay_tier_blocks", "Blocks known to lie on the tier.", Gauges(TIER, |s| tiers(s, |t| t.core.blocks))),
+    metric(
+        "forebay_tier_blocks",
+        "Blocks known to be on the tier; 0 for shared tiers, of which the daemon keeps no index.",
+        Gauges(TIER, |s| tiers(s, |t| t.core.blocks)),
+    ),
     metric(
         "forebay_tier_operations_total",
-        "Operations that ended, by kind and outcome.",
+        "Operations that ended, by kind (load, store, exists, remove) and outcome (done, absent, failed).",
         Counters(&["tier", "op", "outcome"], tier_operations),
     ),
     metric(
         "forebay_tier_refused_operations_total",
-        "Operations that the tier's full queue sent back; each is offered again.",
+        "Operations that the tier refused because its queue was full; each is submitted again.",
         Counters(&["tier", "op"], |s| by_kind(s, |counts| counts.refused)),
     ),
     metric(
@@ -218,154 +294,170 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_operation_seconds",
-        "From submission to completion, of operations that succeeded.",
+        "Time from submission to completion of operations that succeeded.",
         SecondsBy(&["tier", "op"], tier_times),
     ),
     metric(
         "forebay_tier_waiting_operations",
-        "Operations that wait to be taken by the tier.",
+        "Operations that wait to be submitted to the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.waiting)),
     ),
     metric(
         "forebay_tier_loading_bytes",
-        "Bytes of slots that the tier is filling.",
+        "Bytes of pool slots that are being filled from the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.core.loading_bytes)),
     ),
     metric(
         "forebay_tier_late_bytes",
-        "Bytes of slots out of use until a late load ends; too many close the tier.",
+        "Bytes of pool slots out of use until a load past its deadline ends; too many suspend the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.core.late_bytes)),
     ),
     metric(
         "forebay_tier_storing_bytes",
-        "Bytes of blocks pinned while they are written.",
+        "Bytes of blocks pinned in the pool while they are written to the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.core.storing_bytes)),
     ),
     metric(
         "forebay_tier_waiting_blocks",
-        "Blocks that wait to be written.",
+        "Blocks that wait to be written to the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.core.waiting_blocks)),
     ),
     metric(
         "forebay_tier_promotions_total",
-        "Promotions that ended, by outcome.",
+        "Promotions from the tier to the pool that ended, by outcome: ready, absent, corrupt, failed or late.",
         Counters(&["tier", "outcome"], tier_promotions),
     ),
     metric(
-        "forebay_tier_promotions_ahead_total",
-        "Promotions started for requests that wait in engines' queues, before a lookup asked.",
-        Counters(TIER, |s| tiers(s, |t| t.core.stats.ahead)),
+        "forebay_tier_prefetches_total",
+        "Promotions started from queue hints, before a lookup asked for the block.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.prefetches)),
     ),
     metric(
-        "forebay_tier_promotions_ahead_used_total",
-        "Of these, blocks that a lookup then asked for; the others were loaded in vain, or their requests still wait.",
-        Counters(TIER, |s| tiers(s, |t| t.core.stats.ahead_used)),
+        "forebay_tier_prefetch_hits_total",
+        "Prefetched blocks that a lookup asked for afterwards.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.prefetch_hits)),
     ),
     metric(
         "forebay_tier_promoted_bytes_total",
-        "Bytes that came up into the pool.",
+        "Bytes of the blocks promoted from the tier into the pool.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.promoted_bytes)),
     ),
     metric(
         "forebay_tier_unwritten_blocks_total",
-        "Blocks that were to be written and were not, by reason.",
+        "Blocks that were due to be written to the tier and were not, by reason: queue_full, evicted or failed.",
         Counters(&["tier", "reason"], tier_unwritten),
     ),
     metric(
         "forebay_tier_stored_blocks_total",
-        "Blocks written down.",
+        "Blocks written to the tier.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.stored)),
     ),
     metric(
         "forebay_tier_evicted_blocks_total",
-        "Blocks that the tier gave up, or removed for a purge.",
+        "Blocks that left the tier: evicted by it, or removed by a purge.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.evicted)),
     ),
     metric(
         "forebay_tier_breaker_opened_total",
-        "Times that the tier failed so often that it was left alone for a while.",
+        "Times that the circuit breaker stopped using the tier for a while, after repeated failures.",
         Counters(TIER, |s| tiers(s, |t| t.breaker_opened)),
     ),
     metric(
         "forebay_disk_written_bytes_total",
-        "All bytes written to the disk; beside stored bytes, its write amplification.",
+        "Bytes written to the disk, headers and rewrites included; over stored bytes: write amplification.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.written_bytes)),
     ),
     metric(
         "forebay_disk_stored_bytes_total",
-        "Bytes of the blocks stored on the disk.",
+        "Bytes of the blocks stored on the disk, without headers and rewrites.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.stored_bytes)),
     ),
     metric(
         "forebay_disk_lifetime_written_bytes",
-        "Written since the disk was made, for its endurance.",
+        "Bytes written to the disk since it was formatted, over all starts of the daemon.",
         Gauges(DISK, |s| disks(s, |disk| disk.lifetime_written_bytes)),
     ),
     metric(
         "forebay_disk_live_bytes",
-        "Bytes of the blocks that the disk holds.",
+        "Bytes of the blocks that are on the disk now.",
         Gauges(DISK, |s| disks(s, |disk| disk.live_bytes)),
     ),
     metric(
         "forebay_disk_carried_bytes_total",
-        "Bytes of hot blocks that were written again to outlive their segment.",
+        "Bytes of recently read blocks that were rewritten when their segment was reclaimed.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.carried_bytes)),
     ),
     metric(
         "forebay_disk_corrupt_blocks_total",
-        "Blocks that were not what was written; none was served.",
+        "Blocks read from the disk whose checksum was wrong; none was served.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.corrupt_blocks)),
     ),
     // The stores that hosts share.
     metric(
-        "forebay_store_healthy",
-        "1 if the store serves, 0 if it is left alone for now.",
+        "forebay_shared_store_healthy",
+        "1 if the shared store serves, 0 while the daemon does not use it because it failed.",
         Gauges(STORE, |s| stores(s, |store| Some(u64::from(store.health == Health::Healthy)))),
     ),
     metric(
-        "forebay_store_connections",
-        "Connections to the store that can be used.",
+        "forebay_shared_store_connections",
+        "Usable connections to the shared store.",
         Gauges(STORE, |s| stores(s, |store| store.connections)),
     ),
     metric(
-        "forebay_store_used_bytes",
-        "An upper bound of what all hosts keep in the store, as this one last saw it.",
+        "forebay_shared_store_used_bytes",
+        "Upper bound of the bytes that all hosts keep in the shared store, as this host last read it.",
         Gauges(STORE, |s| stores(s, |store| store.used_bytes)),
     ),
     metric(
-        "forebay_store_capacity_bytes",
-        "What all hosts together may keep in the store, if that is limited.",
+        "forebay_shared_store_capacity_bytes",
+        "Bytes that all hosts together may keep in the shared store, where that is limited.",
         Gauges(STORE, |s| stores(s, |store| store.capacity_bytes)),
     ),
     metric(
-        "forebay_store_hanging_threads",
-        "Threads that have been at one operation for longer than its timeout.",
+        "forebay_shared_store_hanging_threads",
+        "Threads whose present operation has taken longer than its timeout.",
         Gauges(STORE, |s| stores(s, |store| store.hanging_threads)),
     ),
     metric(
-        "forebay_store_sweeper",
-        "1 on the host that makes room in the store for all.",
+        "forebay_shared_store_sweeper",
+        "1 if this host is the sweeper, which frees space in the shared directory for all hosts, else 0.",
         Gauges(STORE, |s| stores(s, |store| store.is_sweeper.map(u64::from))),
     ),
     metric(
-        "forebay_store_events_total",
-        "What happened to connections and values, by the names of the tier's page.",
+        "forebay_shared_store_events_total",
+        "Events at the shared store, by name; the page of the tier in docs/tiers explains each.",
         Counters(&["tier", "store", "event"], store_events),
     ),
     // Clients and the core.
     metric("forebay_sessions", "Open sessions.", Gauge(|s| s.clients.sessions)),
-    metric("forebay_attached_workers", "Worker processes that map the pool.", Gauge(|s| s.clients.attached_workers)),
+    metric(
+        "forebay_attached_workers",
+        "Worker processes that have mapped the pool.",
+        Gauge(|s| s.clients.attached_workers),
+    ),
     metric("forebay_leases", "Leases held by clients.", Gauge(|s| s.held.leases)),
-    metric("forebay_namespaces", "Namespaces known.", Gauge(|s| s.clients.namespaces)),
-    metric("forebay_put_bytes_total", "Bytes copied in for clients without a mapping.", Counter(|s| s.rpc.put_bytes)),
-    metric("forebay_get_bytes_total", "Bytes copied out for clients without a mapping.", Counter(|s| s.rpc.get_bytes)),
-    metric("forebay_refused_peers_total", "Connections refused for their user id.", Counter(|s| s.rpc.refused_peers)),
+    metric("forebay_namespaces", "Namespaces that the daemon knows.", Gauge(|s| s.clients.namespaces)),
+    metric(
+        "forebay_put_bytes_total",
+        "Bytes copied into the pool by `Put`, for clients that do not map it.",
+        Counter(|s| s.rpc.put_bytes),
+    ),
+    metric(
+        "forebay_get_bytes_total",
+        "Bytes copied out of the pool by `Get`, for clients that do not map it.",
+        Counter(|s| s.rpc.get_bytes),
+    ),
+    metric(
+        "forebay_refused_peers_total",
+        "Connections refused because of the peer's user id.",
+        Counter(|s| s.rpc.refused_peers),
+    ),
     metric(
         "forebay_rpc_errors_total",
-        "Calls that failed, by method and status.",
+        "RPC calls that failed, by method and status code.",
         Counters(&["method", "code"], errors_by_method),
     ),
-    metric("forebay_event_seconds", "Time of one event in the core's thread.", Seconds(|s| &s.event_time)),
+    metric("forebay_event_seconds", "Time that the core's thread took for one event.", Seconds(|s| &s.event_time)),
 ];
 
 /// `snapshot` in OpenMetrics text form.
@@ -474,8 +566,8 @@ fn ratios(curve: &[(u64, f64)]) -> Shares {
     curve.iter().map(|(bytes, ratio)| (vec![bytes.to_string()], *ratio)).collect()
 }
 
-fn below_optimum(snapshot: &Snapshot) -> Shares {
-    let below = snapshot.estimates.all.sampled_below.filter(|below| below.asked > 0);
+fn tiers_optimum(snapshot: &Snapshot) -> Shares {
+    let below = snapshot.estimates.all.sampled_tiers.filter(|below| below.asked > 0);
     below
         .iter()
         .map(|below| (vec!["pool and disk".to_string()], below.optimum_hits as f64 / below.asked as f64))
@@ -625,10 +717,11 @@ fn errors_by_method(snapshot: &Snapshot) -> Samples {
 const PAGE_HEAD: &str = "\
 # Metrics
 
-The daemon serves these at `http://127.0.0.1:9477/metrics` (`http.address`), in OpenMetrics text form. Counters begin at zero
-with each start of the daemon. Times are in seconds, sizes in bytes.
+The daemon serves these metrics at `http://127.0.0.1:9477/metrics` (`http.address`) in OpenMetrics text form. Counters
+start at zero with each start of the daemon. Times are in seconds, sizes in bytes.
 
-This page is generated from the code; `FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages` writes it anew.
+This page is generated from the code. To regenerate it:
+`FOREBAY_UPDATE_GOLDEN=1 cargo test -p forebay-daemon --test pages`.
 
 | name | type | labels | meaning |
 |---|---|---|---|

@@ -1,9 +1,9 @@
 //! Advise and record: what `insight` knows, on its way out.
 
-use forebay_core::ceiling::Estimate;
 use forebay_core::miss::MissReason;
-use forebay_core::optimum::Sampled;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_insight::ceiling::Estimate;
+use forebay_insight::optimum::Sampled;
 use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, Recorded, SampledInfo, ShareInfo, WindowInfo};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -48,8 +48,10 @@ pub async fn advise(shared: &Shared) -> Result<AdviseReply> {
 pub fn record(shared: &Shared) -> Result<ReceiverStream<Result<Recorded, Status>>> {
     let (sender, receiver) = mpsc::channel(MAX_RECORDED);
     let insight = shared.lock().insight.clone();
-    if !insight.record(Recording::new(crate::serve::random()?, sender)) {
-        return Err(Error::new(ErrorKind::Full, "lookups are being recorded already").hint("one recording at a time"));
+    if !insight.record(Recording::new(crate::random::number(), sender)) {
+        return Err(
+            Error::new(ErrorKind::Full, "a recording of lookups is already running").hint("end that recording first")
+        );
     }
     Ok(ReceiverStream::new(receiver))
 }
@@ -62,7 +64,7 @@ fn share(share: &Share) -> ShareInfo {
     ShareInfo {
         name: share.name.clone(),
         sampled: Some(sampled(&share.sampled)),
-        sampled_below: share.sampled_below.as_ref().map(sampled),
+        sampled_tiers: share.sampled_tiers.as_ref().map(sampled),
         curve: points(&share.curve),
         disk_curve: points(&share.disk_curve),
     }

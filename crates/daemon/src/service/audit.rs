@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_core::Result;
-use forebay_core::block::BlockId;
-use forebay_core::corrupt::Finder;
 use forebay_core::report::ReadyBlock;
-use forebay_io::arena::{Entry, Pool};
+use forebay_core::stats::Finder;
+use forebay_core::{BlockId, Result};
+use forebay_io::pool::{Entry, Pool};
 use forebay_rpc::proto::AuditReply;
 use tokio::sync::Semaphore;
 
@@ -26,14 +25,15 @@ pub async fn audit(shared: &Shared, places: &Arc<Semaphore>) -> Result<AuditRepl
 }
 
 fn read_all(shared: &Shared) -> AuditReply {
-    let pool = shared.lock().pool.clone();
+    let pool = shared.lock().table.pool().clone();
     let mut reply = AuditReply::default();
     let mut cursor = Some(0);
     while let Some(from) = cursor {
         let (piece, next) = shared.event(|state| {
             let (piece, next) = state.core.audit_piece(from, RECORDS_PER_PIECE);
             // The entry of one that is purged while it is read counts no more.
-            let with_entry = |audited: ReadyBlock| (state.pool.entry(audited.slot), audited);
+            let with_entry =
+                |audited: ReadyBlock| (state.table.pool().entry(audited.slot, audited.generation), audited);
             (piece.into_iter().map(with_entry).collect::<Vec<_>>(), next)
         });
         let judge = |(entry, audited): (Option<Entry>, ReadyBlock)| {

@@ -8,25 +8,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::block::NamespaceIndex;
 use forebay_core::checksum::checksum;
-use forebay_core::corrupt::Finder;
 use forebay_core::key::BlockHash;
-use forebay_core::load::{Answer, LeaseId, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, STATE_READY};
+use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, Result, SlotId};
-use forebay_io::arena::Slice;
+use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
+use forebay_io::pool::Slice;
 use forebay_rpc::MAX_MESSAGE_BYTES;
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
 use tokio::sync::Semaphore;
 
 use super::{check_hashes, group_index, store};
 use crate::state::{Shared, State};
-use crate::tick::work_off;
 
 pub async fn put(shared: &Shared, places: &Arc<Semaphore>, request: PutRequest) -> Result<PutReply> {
     let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
-    work_off(shared).await;
+    shared.work_off().await;
     let shared = shared.clone();
     let run = move || {
         let _place = place;
@@ -53,7 +51,7 @@ fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
     for block in &request.blocks {
         let hash = BlockHash::new(&block.hash)?;
         if block.data.len() as u64 != length {
-            return Err(Error::invalid("a block has another size than its group")
+            return Err(Error::invalid("a block's size differs from its group's block size")
                 .with("bytes", block.data.len())
                 .with("block_bytes", length));
         }
@@ -82,22 +80,22 @@ fn put_one(
             state.core.reserve(Instance::DAEMON, namespace, group, 1, false, &mut slots);
         }
         let lengths = state.core.layout(namespace).group(group).map_or(vec![], |layout| layout.rank_bytes.clone());
-        Ok(slots.pop().map(|at| (at, lengths, state.pool.clone())))
+        Ok(slots.pop().map(|at| (at, lengths, state.table.pool().clone())))
     })?;
     let Some((at, lengths, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
     pool.write(at.0.offset(), data);
     let slices = sum_slices(data, &lengths);
-    pool.set_births(at.0, at.1, &slices);
+    let has_births = pool.set_births(at.0, at.1, &slices);
     let sum = Slice::combine(&slices).expect("a block has a slice");
     shared.event(|state| {
         let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
             .inspect_err(|_| state.core.abort(Instance::DAEMON, at))?;
-        let is_whole = length == block_bytes;
+        let is_whole = length == block_bytes && has_births;
         let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, at, is_whole);
         if outcome == Outcome::Stored {
             let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
             let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
-            store::make_ready(state, key, at, length, sum, tokens);
+            state.table.make_ready(key, at, length, sum, tokens);
             state.rpc.put_bytes += length;
         }
         Ok(store::wire(outcome))
@@ -125,9 +123,9 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
         size += found.length as usize + hash_bytes + 16;
         if size > MAX_MESSAGE_BYTES {
             shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
-            return Err(Error::new(ErrorKind::Full, "the blocks asked for do not fit one message")
+            return Err(Error::new(ErrorKind::Full, "the requested blocks do not fit in one message")
                 .with("limit", MAX_MESSAGE_BYTES)
-                .hint("ask for fewer at a time"));
+                .hint("request fewer blocks at a time"));
         }
         let data = read(shared, &found);
         shared.event(|state| {
@@ -146,7 +144,7 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
 fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
     let (pool, is_verifying) = {
         let state = shared.lock();
-        (state.pool.clone(), state.config.pool.verify_loads)
+        (state.table.pool().clone(), state.config.pool.verify_loads)
     };
     let mut data = vec![0; found.length as usize];
     for _ in 0..2 {
@@ -192,7 +190,9 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
             let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             let mut answer = Answer::default();
             state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
-            let entry = answer.slots.first().and_then(|slot| state.pool.entry(SlotId(*slot)));
+            let at = answer.slots.first().zip(answer.generations.first());
+            let entry =
+                at.and_then(|(slot, generation)| state.table.pool().entry(SlotId(*slot), Generation(*generation)));
             Ok((answer, state.core.finish_lookup(lookup), length, entry.map(|entry| entry.checksum)))
         })?;
         match answer.states.first() {

@@ -7,8 +7,8 @@
 mod advise;
 mod audit;
 mod copying;
-mod expect;
-mod load;
+mod hint;
+mod lookup;
 mod purge;
 mod report;
 mod session;
@@ -28,7 +28,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 pub use session::{check_protocol, tell_attached};
-pub use store::make_ready;
 
 use crate::metrics::RpcErrors;
 use crate::state::Shared;
@@ -87,15 +86,15 @@ impl Forebay for Service {
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<LookupReply>, Status> {
-        self.answer("lookup", load::lookup(&self.shared, &self.lookups, request.into_inner()).await)
+        self.answer("lookup", lookup::lookup(&self.shared, &self.lookups, request.into_inner()).await)
     }
 
-    async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<Done>, Status> {
-        self.answer("expect", expect::expect(&self.shared, request.into_inner()).await)
+    async fn hint(&self, request: Request<HintRequest>) -> Result<Response<Done>, Status> {
+        self.answer("hint", hint::hint(&self.shared, request.into_inner()).await)
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {
-        self.answer("release", load::release(&self.shared, request.into_inner()))
+        self.answer("release", lookup::release(&self.shared, request.into_inner()))
     }
 
     async fn reserve(&self, request: Request<ReserveRequest>) -> Result<Response<ReserveReply>, Status> {
@@ -148,17 +147,17 @@ fn check_hashes(hashes: &[u8], hash_bytes: u32) -> Result<usize> {
         return Ok(1);
     }
     if length == 0 || length > BlockHash::MAX_LEN || !hashes.len().is_multiple_of(length) {
-        return Err(Error::invalid("packed hashes are not whole")
+        return Err(Error::invalid("the length of packed hashes is not a multiple of `hash_bytes`")
             .with("bytes", hashes.len())
             .with("hash_bytes", hash_bytes)
-            .hint("each hash has `hash_bytes` bytes, 1 to 32, one after another"));
+            .hint("send hashes of `hash_bytes` bytes each, 1 to 32, one after another"));
     }
     Ok(length)
 }
 
 /// A group's number as the core has it.
 fn group_index(group: u32) -> Result<u16> {
-    u16::try_from(group).map_err(|_| Error::invalid("a group's number has 16 bits").with("group", group))
+    u16::try_from(group).map_err(|_| Error::invalid("a group's number must fit in 16 bits").with("group", group))
 }
 
 fn code_name(code: tonic::Code) -> &'static str {

@@ -7,8 +7,7 @@ use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
 
 use crate::state::{Shared, State};
-use crate::tick::work_off;
-use crate::tiers::{Emptied, Emptying};
+use crate::tasks::purge_shared::{Emptied, Emptying};
 
 /// A disk removes thousands of blocks a second; one that is sick is not waited for.
 const OWN_TIERS: Duration = Duration::from_secs(10);
@@ -30,7 +29,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         }
         Ok((ids, stores))
     })?;
-    work_off(shared).await;
+    shared.work_off().await;
     let emptied = async {
         match stores {
             Some(stores) => stores.run().await,
@@ -56,10 +55,12 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
     if ids.is_empty() {
         return Err(Error::new(ErrorKind::NotFound, "this daemon knows no namespace of the tenant")
             .with("tenant", &request.tenant)
-            .hint("name its namespaces with `--namespace`: `forebay inspect` lists them on hosts that served it"));
+            .hint(
+                "purge its namespaces with `--namespace`: `forebay inspect` lists them on hosts that served the tenant",
+            ));
     }
     if request.timeout_seconds == 0 {
-        return Err(Error::invalid("shared stores are purged within some time").hint("give a timeout above 0"));
+        return Err(Error::invalid("a purge of shared stores needs a timeout").hint("give a timeout greater than 0"));
     }
     let deadline = Instant::now() + Duration::from_secs(request.timeout_seconds.into());
     Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)
@@ -80,7 +81,8 @@ async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'stati
 fn still_on(tier: &str) -> Error {
     let says = "the pool is purged, but blocks of the namespace are still on a tier";
     let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", OWN_TIERS.as_secs());
-    error.hint("none is served and removing them goes on; purge again before a restart, to know that they are gone")
+    error
+        .hint("none is served, and their removal continues; purge again before a restart to be sure that they are gone")
 }
 
 fn place(emptied: Emptied) -> PurgedPlace {
@@ -90,21 +92,19 @@ fn place(emptied: Emptied) -> PurgedPlace {
 }
 
 fn failed(error: &Error) -> PurgedPlace {
-    let hint = error.hint_text().unwrap_or("look at the daemon's log").to_owned();
+    let hint = error.hint_text().unwrap_or("see the daemon's log").to_owned();
     PurgedPlace { error: error.to_string(), hint, ..PurgedPlace::default() }
 }
 
 fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     if !request.namespace_id.is_empty() {
-        let id: [u8; 16] = request
-            .namespace_id
-            .as_slice()
-            .try_into()
-            .map_err(|_| Error::invalid("a namespace id has 16 bytes").with("bytes", request.namespace_id.len()))?;
+        let id: [u8; 16] = request.namespace_id.as_slice().try_into().map_err(|_| {
+            Error::invalid("a namespace id must have 16 bytes").with("bytes", request.namespace_id.len())
+        })?;
         return Ok(vec![NamespaceId(u128::from_be_bytes(id))]);
     }
     if request.tenant.is_empty() && !request.all_tenants_named_empty {
-        return Err(Error::invalid("a purge names a namespace or a tenant"));
+        return Err(Error::invalid("a purge must name a namespace or a tenant"));
     }
     let is_its = |descriptor: &Descriptor| descriptor.tenant() == request.tenant;
     Ok(state.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id).collect())

@@ -12,13 +12,13 @@ use crate::instances::Member;
 use crate::state::{Shared, State};
 
 pub fn inspect(shared: &Shared) -> Result<InspectReply> {
-    let pool = shared.lock().pool.clone();
+    let pool = shared.lock().table.pool().clone();
     let huge_bytes = pool.huge_page_report()?.huge_bytes;
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
             boot_id: state.boot_id,
-            pool_id: state.pool.id().to_be_bytes().to_vec(),
+            pool_id: state.table.pool().id().to_be_bytes().to_vec(),
             capacity_bytes: state.core.capacity_bytes(),
             populated_bytes: state.core.populated_bytes(),
             huge_bytes,
@@ -27,7 +27,7 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             classes: classes(state),
             pinned_bytes: held.pinned_bytes + held.reserved_bytes,
             fenced_bytes: held.fenced_bytes,
-            tiers: state.tier_reports().iter().map(tier).collect(),
+            tiers: state.tiers.reports(&state.core).iter().map(tier).collect(),
         }
     }))
 }

@@ -83,7 +83,7 @@ fn begin(
     events: crate::instances::EventSender,
 ) -> Result<(u64, Resumption)> {
     if state.is_draining {
-        return Err(Error::new(ErrorKind::Unavailable, "the daemon is going away"));
+        return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
     }
     let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
     let owner = drawn("owner", &request.owner)?;
@@ -101,7 +101,7 @@ fn begin(
         id,
         events,
         namespaces: Default::default(),
-        waiting: Default::default(),
+        hints: Default::default(),
         is_welcome: false,
         was_told_attached: false,
     };
@@ -124,7 +124,7 @@ fn welcome(
     let welcome = Welcome {
         session: id,
         boot_id: state.boot_id,
-        pool_id: state.pool.id().to_be_bytes().to_vec(),
+        pool_id: state.table.pool().id().to_be_bytes().to_vec(),
         instance: instance.0.into(),
         lost: lost.iter().map(|(slot, generation)| Held { slot: slot.0, generation: generation.0 }).collect(),
         lease: lease.0,
@@ -171,7 +171,7 @@ fn layout(member: &Member, groups: &[Group]) -> Result<Layout> {
         let rank_bytes = match member.ranks {
             0 => group.rank_bytes.clone(),
             _ => member.rank_bytes(group.group, group.is_replicated).ok_or_else(|| {
-                Error::invalid("the workers did not declare this group, or not all alike").with("group", group.group)
+                Error::invalid("not all workers declared this group with the same size").with("group", group.group)
             })?,
         };
         let attention = match group.attention() {

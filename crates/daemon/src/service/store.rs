@@ -1,19 +1,14 @@
 //! Reserve, commit and abort, for engines that map the pool.
 
-use forebay_core::block::NamespaceIndex;
-use forebay_core::checksum;
 use forebay_core::key::BlockHash;
-use forebay_core::layout::GroupLayout;
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{BlockKey, Error, Generation, Instance, Result, SlotId};
-use forebay_io::arena::Entry;
+use forebay_core::{BlockKey, Error, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_rpc::proto::{
     AbortRequest, CommitOutcome, CommitReply, CommitRequest, Done, GroupBlocks, ReserveReply, ReserveRequest,
 };
 
 use super::{check_hashes, group_index};
 use crate::state::{Shared, State};
-use crate::tick::work_off;
 
 /// Slots handed out in one event, each of which may cost an eviction of about 2 µs. Who needs more asks again.
 const SLOTS_PER_EVENT: usize = 64;
@@ -22,7 +17,7 @@ const COMMITS_PER_EVENT: usize = 128;
 
 pub async fn reserve(shared: &Shared, request: ReserveRequest) -> Result<ReserveReply> {
     // Pending touches decide who is evicted, so they are applied first, in pieces.
-    work_off(shared).await;
+    shared.work_off().await;
     let group = group_index(request.group)?;
     shared.event(|state| {
         if state.is_draining {
@@ -30,8 +25,8 @@ pub async fn reserve(shared: &Shared, request: ReserveRequest) -> Result<Reserve
         }
         let (instance, member) = state.instances.of_session(request.session)?;
         if member.ranks == 0 {
-            return Err(Error::invalid("a session without workers cannot fill slots")
-                .hint("use Put, or open the session with the number of workers that will attach"));
+            return Err(Error::invalid("a session without workers cannot reserve slots")
+                .hint("use `Put`, or open the session with the number of workers that will attach"));
         }
         let namespace = member.session.as_ref().expect("found by its session").namespace(request.namespace)?;
         let count = (request.count as usize).min(SLOTS_PER_EVENT);
@@ -79,13 +74,6 @@ pub fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
     })
 }
 
-/// Core first, then the table: a block is ready in the table only after the core took it.
-pub fn make_ready(state: &mut State, key: BlockKey, at: (SlotId, Generation), length: u64, checksum: u64, tokens: u32) {
-    let sequence = state.next_sequence;
-    state.next_sequence += 1;
-    state.pool.ready(at.0, &Entry { key, length, checksum, sequence, tokens });
-}
-
 pub fn wire(outcome: Outcome) -> CommitOutcome {
     match outcome {
         Outcome::Stored => CommitOutcome::CommitStored,
@@ -106,33 +94,16 @@ fn commit_one(
     at: (SlotId, Generation),
 ) -> Outcome {
     let layout = state.core.layout(namespace).group(group).cloned();
-    let born = layout.as_ref().and_then(|layout| births(state, layout, at));
+    let born = layout.as_ref().and_then(|layout| state.table.born(layout, at));
     let before_stored = state.core.stats().stored;
     let outcome = state.core.commit(instance, namespace, group, hash, before, at, born.is_some());
     // A repeated commit is answered `Stored` too, but changes nothing.
     let is_new = state.core.stats().stored > before_stored;
     if let (true, Some(checksum), Some(layout)) = (is_new, born, layout) {
         let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
-        make_ready(state, key, at, layout.block_bytes(), checksum, layout.tokens_per_block);
+        state.table.make_ready(key, at, layout.block_bytes(), checksum, layout.tokens_per_block);
     }
     outcome
-}
-
-/// The block's checksum from what its ranks left beside the slot; `None` unless each wrote its whole slice in
-/// this generation.
-fn births(state: &State, layout: &GroupLayout, (slot, generation): (SlotId, Generation)) -> Option<u64> {
-    if slot.0 >= state.pool.geometry().pages {
-        return None;
-    }
-    let mut whole = None;
-    for (rank, bytes) in layout.rank_bytes.iter().enumerate() {
-        let birth = state.pool.birth(slot, rank)?;
-        if birth.generation != generation || birth.length != *bytes {
-            return None;
-        }
-        whole = Some(whole.map_or(birth.checksum, |sum| checksum::combine(sum, birth.checksum, *bytes)));
-    }
-    whole
 }
 
 /// Hashes with their slots, checked to be parallel.
@@ -140,7 +111,7 @@ fn named_slots(blocks: &GroupBlocks) -> Result<Vec<(BlockHash, (SlotId, Generati
     let hash_bytes = check_hashes(&blocks.hashes, blocks.hash_bytes)?;
     let count = blocks.hashes.len() / hash_bytes;
     if blocks.slots.len() != count || blocks.generations.len() != count {
-        return Err(Error::invalid("a commit names each slot once")
+        return Err(Error::invalid("a commit must name each slot once")
             .with("hashes", count)
             .with("slots", blocks.slots.len())
             .with("generations", blocks.generations.len()));

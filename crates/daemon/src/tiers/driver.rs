@@ -3,42 +3,38 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use forebay_core::below::{Find, TierId};
-use forebay_core::block::BlockId;
-use forebay_core::decorate::{Attempts, Breaker, Deadline, Limits, Retry, Stats, Throttle, Timed};
-use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
-use forebay_core::{BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
-use forebay_io::arena::{Pool, Slice};
+use forebay_core::decorate::{Attempts, Limits, Stack, Timed};
+use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tiers::{Probe, TierId};
+use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
+use forebay_io::pool::{Pool, Slice};
 
-use super::kind::{Driven, Kind};
 use super::purge::Purges;
+use super::spec::{Driven, TierSpec};
 use super::waiting::Waiting;
 use crate::config::Config;
-use crate::service::make_ready;
-use crate::state::State;
+use crate::table::Table;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
 const SICK_AFTER: Duration = Duration::from_secs(1);
 
-pub(super) type Stack = Stats<Breaker<Deadline<Retry<Throttle<Box<dyn Driven>>>>>>;
-
 /// A configured tier, from before it is open until the end.
-pub(crate) struct Driver {
+pub struct Driver {
     pub(super) id: TierId,
-    pub(super) kind: Kind,
-    pub(super) deadline: Duration,
+    pub spec: &'static TierSpec,
+    pub deadline: Duration,
     rates: Limits,
-    pub(super) tier: Option<Stack>,
+    pub(super) tier: Option<Stack<Box<dyn Driven>>>,
     /// Why it will never be open, if so.
-    pub(super) failure: Option<String>,
+    pub failure: Option<String>,
     start: Instant,
     next_op: u64,
     pub(super) under_way: HashMap<OpId, Under>,
     /// In the order in which the tier is offered them.
-    finds: Waiting,
+    probes: Waiting,
     loads: Waiting,
     /// Loads that nobody asked for yet. Those that are asked for go over to `loads`.
-    ahead: Waiting,
+    prefetches: Waiting,
     others: Waiting,
     pub(super) purges: Purges,
     /// As the core was told.
@@ -53,28 +49,29 @@ pub(crate) struct Driver {
 
 /// What an operation is for.
 #[derive(Clone, Copy)]
-pub(super) enum Under {
-    Find { find: Find, is_late: bool },
+pub enum Under {
+    Exists { probe: Probe, is_late: bool },
     Load { block: BlockId, slot: SlotId, generation: Generation },
     Store { block: BlockId, key: BlockKey, length_bytes: u64 },
     Remove { key: BlockKey },
 }
 
 impl Driver {
-    pub(super) fn new(id: TierId, kind: Kind, config: &Config) -> Driver {
+    pub(super) fn new(id: TierId, spec: &'static TierSpec, config: &Config) -> Driver {
+        let options = (spec.options)(config);
         Driver {
             id,
-            kind,
-            deadline: kind.load_deadline(config),
-            rates: kind.rates(config),
+            spec,
+            deadline: options.load_deadline,
+            rates: options.rates,
             tier: None,
             failure: None,
             start: Instant::now(),
             next_op: 1,
             under_way: HashMap::new(),
-            finds: Waiting::default(),
+            probes: Waiting::default(),
             loads: Waiting::default(),
-            ahead: Waiting::default(),
+            prefetches: Waiting::default(),
             others: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
@@ -86,16 +83,15 @@ impl Driver {
     }
 
     /// From now on operations reach the tier.
-    pub(super) fn attach(&mut self, tier: Box<dyn Driven>, seed: u64) {
+    pub fn attach(&mut self, tier: Box<dyn Driven>, seed: u64) {
         self.purges.find_all(&*tier);
         // A disk's errors do not pass; a connection's do.
         let attempts =
-            if self.kind.is_shared() { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
-        let tier = Retry::new(Throttle::new(tier, self.rates), seed, attempts);
-        self.tier = Some(Stats::new(Breaker::new(Deadline::new(tier, self.deadline))));
+            if self.spec.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
+        self.tier = Some(Stack::new(tier, self.rates, seed, attempts, self.deadline));
     }
 
-    pub(super) fn failed(&mut self, why: String) {
+    pub fn failed(&mut self, why: String) {
         self.failure = Some(why);
     }
 
@@ -105,44 +101,44 @@ impl Driver {
 
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
-        self.finds.len() + self.loads.len() + self.ahead.len() + self.others.len()
+        self.probes.len() + self.loads.len() + self.prefetches.len() + self.others.len()
     }
 
     /// For the core's questions.
-    pub(super) fn find(&mut self, find: Find) {
+    pub(super) fn probe(&mut self, probe: Probe) {
         let op = Operation {
-            length_bytes: find.length_bytes,
-            ..self.operation(Under::Find { find, is_late: false }, OpKind::Find, Priority::Find, find.key)
+            length_bytes: probe.length_bytes,
+            ..self.operation(Under::Exists { probe, is_late: false }, OpKind::Exists, probe.key)
         };
-        self.finds.push(op, self.now());
+        self.probes.push(op, self.now());
     }
 
-    /// For `Effect::Load`; the slot is written down as being filled.
+    /// For `Effect::Promote`; the slot is written down as being filled.
     pub fn load(&mut self, core: &Core, block: BlockId, slot: SlotId, generation: Generation) {
-        let key = core.key_below(block);
-        let at = core.place_below(&key).map_or(Location::default(), |place| place.at);
+        let key = core.block_key(block);
+        let at = core.tier_location(&key).map_or(Location::default(), |place| place.at);
         let under = Under::Load { block, slot, generation };
         let op = Operation {
             slot: Some((slot, generation)),
-            length_bytes: core.length_below(block),
-            ..self.operation(under, OpKind::Load { at }, Priority::Load, key)
+            length_bytes: core.block_length_bytes(block),
+            ..self.operation(under, OpKind::Load { at }, key)
         };
         let now = self.now();
-        let queue = if core.is_ahead(block) { &mut self.ahead } else { &mut self.loads };
+        let queue = if core.is_prefetch(block) { &mut self.prefetches } else { &mut self.loads };
         queue.push(op, now);
     }
 
-    /// For `Effect::Store`; what is to be written is what the pool's table says of the slot.
+    /// For `Effect::WriteBack`; what is to be written is what the pool's table says of the slot.
     pub fn store(&mut self, core: &Core, pool: &Pool, block: BlockId, slot: SlotId, generation: Generation) {
-        let key = core.key_below(block);
-        let entry = pool.entry(slot).filter(|entry| entry.key == key);
+        let key = core.block_key(block);
+        let entry = pool.entry(slot, generation).filter(|entry| entry.key == key);
         // Without an entry nothing is known to be whole; a length of zero is refused by every tier.
         let (length_bytes, checksum) = entry.map_or((0, 0), |entry| (entry.length, entry.checksum));
         let op = Operation {
             slot: Some((slot, generation)),
             length_bytes,
             checksum,
-            ..self.operation(Under::Store { block, key, length_bytes }, OpKind::Store, Priority::Store, key)
+            ..self.operation(Under::Store { block, key, length_bytes }, OpKind::Store, key)
         };
         self.others.push(op, self.now());
     }
@@ -151,12 +147,12 @@ impl Driver {
     pub(super) fn remove(&mut self, key: BlockKey, length_bytes: u64) {
         self.purges.removing += 1;
         let kind = OpKind::Remove { at: Location::default() };
-        let op = Operation { length_bytes, ..self.operation(Under::Remove { key }, kind, Priority::Store, key) };
+        let op = Operation { length_bytes, ..self.operation(Under::Remove { key }, kind, key) };
         self.others.push(op, self.now());
     }
 
     /// Takes back the stores of these namespaces that the tier has not taken, with the blocks they were of.
-    pub(super) fn withdraw_stores(&mut self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockId> {
+    pub fn withdraw_stores(&mut self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockId> {
         let is_theirs = |op: &Operation| op.kind == OpKind::Store && namespaces.contains(&op.key.namespace);
         let withdrawn = self.others.take(is_theirs);
         let unders = withdrawn.into_iter().filter_map(|op| self.under_way.remove(&op.id));
@@ -164,7 +160,7 @@ impl Driver {
     }
 
     /// Whether the tier is at work on a store of these namespaces.
-    pub(super) fn is_storing(&self, namespaces: &BTreeSet<NamespaceId>) -> bool {
+    pub fn is_storing(&self, namespaces: &BTreeSet<NamespaceId>) -> bool {
         let is_theirs =
             |under: &Under| matches!(under, Under::Store { key, .. } if namespaces.contains(&key.namespace));
         self.under_way.values().any(is_theirs)
@@ -176,12 +172,12 @@ impl Driver {
         let Some(tier) = self.tier.as_mut().filter(|_| waiting > 0) else { return };
         let under_way = &self.under_way;
         let is_asked = |op: &Operation| match under_way[&op.id] {
-            Under::Load { block, .. } => !core.is_ahead(block),
+            Under::Load { block, .. } => !core.is_prefetch(block),
             _ => false,
         };
-        self.ahead.take(is_asked).into_iter().for_each(|op| self.loads.push(op, now));
+        self.prefetches.take(is_asked).into_iter().for_each(|op| self.loads.push(op, now));
         tier.advance(now);
-        let queues = [&mut self.finds, &mut self.loads, &mut self.ahead, &mut self.others];
+        let queues = [&mut self.probes, &mut self.loads, &mut self.prefetches, &mut self.others];
         queues.into_iter().for_each(|waiting| waiting.offer(tier));
     }
 
@@ -196,7 +192,7 @@ impl Driver {
     }
 
     pub(super) fn driven(&mut self) -> Option<&mut (dyn Driven + 'static)> {
-        self.tier.as_mut().map(|tier| &mut **tier.inner_mut().inner_mut().inner_mut().inner_mut().inner_mut())
+        self.tier.as_mut().map(|tier| &mut **tier.tier_mut())
     }
 
     /// One line for each change that lasts.
@@ -206,7 +202,7 @@ impl Driver {
             return;
         }
         self.logged_healthy = Some(self.was_healthy);
-        let (tier, standing) = (self.kind.name(), self.standing());
+        let (tier, standing) = (self.spec.name, self.standing());
         match standing.told() {
             (_, why) if !self.was_healthy => {
                 tracing::warn!(tier, why, "the tier is sick; its blocks are misses until it recovers");
@@ -219,104 +215,108 @@ impl Driver {
         self.start.elapsed()
     }
 
-    fn operation(&mut self, under: Under, kind: OpKind, priority: Priority, key: BlockKey) -> Operation {
+    fn operation(&mut self, under: Under, kind: OpKind, key: BlockKey) -> Operation {
         let id = OpId(self.next_op);
         self.next_op += 1;
         self.under_way.insert(id, under);
-        Operation { id, kind, priority, key, slot: None, length_bytes: 0, checksum: 0 }
+        Operation { id, kind, key, slot: None, length_bytes: 0, checksum: 0 }
     }
 
     /// What waited here for longer than anybody waits for it. What nobody waits for stays as long as the tier is well.
     fn take_stale(&mut self, is_healthy: bool, ended: &mut Vec<Completion>) {
         let ended_by = |kind| move |id| Completion { id, outcome: Outcome::Failed(kind) };
         if !is_healthy {
-            let given_up = self.ahead.take(|_| true).into_iter().map(|op| op.id);
+            let given_up = self.prefetches.take(|_| true).into_iter().map(|op| op.id);
             ended.extend(given_up.map(ended_by(ErrorKind::Unavailable)));
         }
         let mut stale = Vec::new();
         let since = self.now().saturating_sub(self.deadline);
-        self.finds.take_stale(since, &mut stale);
+        self.probes.take_stale(since, &mut stale);
         self.loads.take_stale(since, &mut stale);
         ended.extend(stale.into_iter().map(ended_by(ErrorKind::Timeout)));
     }
 }
 
-impl State {
+impl Driver {
     /// One turn of a tier: what is late, what has ended, what was given up, how it is.
-    pub(super) fn drive_tier(&mut self, id: TierId) {
-        let populated_bytes = self.core.populated_bytes();
-        let driver = self.tiers.of(id);
-        let now = driver.now();
-        let Some(tier) = &mut driver.tier else { return };
+    pub fn drive(&mut self, core: &mut Core, table: &mut Table) {
+        let populated_bytes = core.populated_bytes();
+        let now = self.now();
+        let Some(tier) = &mut self.tier else { return };
         let (mut late, mut ended, mut evicted) = (Vec::new(), Vec::new(), Vec::new());
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
-        let is_healthy = tier.health() == Health::Healthy && !driver.is_closed;
-        driver.take_stale(is_healthy, &mut ended);
-        driver.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
-        driver.register(populated_bytes);
-        late.into_iter().for_each(|op| self.late(id, op));
-        ended.into_iter().for_each(|completion| self.ended(id, completion));
-        evicted.iter().for_each(|key| self.core.tier_evicted(id, key));
-        self.note_health(id, is_healthy);
+        let is_healthy = tier.health() == Health::Healthy && !self.is_closed;
+        self.take_stale(is_healthy, &mut ended);
+        self.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
+        self.register(populated_bytes);
+        late.into_iter().for_each(|op| self.late(op, core));
+        ended.into_iter().for_each(|completion| self.ended(completion, core, table));
+        evicted.iter().for_each(|key| core.tier_evicted(self.id, key));
+        self.note_health(is_healthy, core);
     }
 
-    fn late(&mut self, id: TierId, op: OpId) {
-        match self.tiers.of(id).under_way.get_mut(&op) {
-            Some(Under::Load { block, generation, .. }) => self.core.give_up(*block, *generation),
-            Some(Under::Find { find, is_late }) => {
+    fn late(&mut self, op: OpId, core: &mut Core) {
+        match self.under_way.get_mut(&op) {
+            Some(Under::Load { block, generation, .. }) => core.give_up(*block, *generation),
+            Some(Under::Exists { probe, is_late }) => {
                 *is_late = true;
-                self.core.answered(find, Outcome::Failed(ErrorKind::Timeout));
+                core.probe_done(probe, Outcome::Failed(ErrorKind::Timeout));
             }
             _ => {}
         }
     }
 
-    fn ended(&mut self, id: TierId, Completion { id: op, outcome }: Completion) {
-        let under = self.tiers.of(id).under_way.remove(&op).expect("a tier completes what it was given, once");
+    fn ended(&mut self, completion: Completion, core: &mut Core, table: &mut Table) {
+        let Completion { id: op, outcome } = completion;
+        let under = self.under_way.remove(&op).expect("a tier completes what it was given, once");
         match under {
             // A late one was answered for already, but is welcome all the same.
-            Under::Find { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
-            Under::Find { find, .. } => self.core.answered(&find, outcome),
-            Under::Load { block, slot, generation } => self.loaded(block, (slot, generation), outcome),
+            Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
+            Under::Exists { probe, .. } => core.probe_done(&probe, outcome),
+            Under::Load { block, slot, generation } => promoted(block, (slot, generation), outcome, core, table),
             Under::Store { block, key, length_bytes } => {
-                if !self.core.stored(id, block, outcome) {
-                    self.tiers.of(id).remove(key, length_bytes);
+                if !core.written_back(self.id, block, outcome) {
+                    self.remove(key, length_bytes);
                 }
             }
             Under::Remove { key } => match outcome {
                 Outcome::Removed | Outcome::Absent => {
-                    self.core.tier_evicted(id, &key);
-                    self.tiers.of(id).purges.removed();
+                    core.tier_evicted(self.id, &key);
+                    self.purges.removed();
                 }
                 // A block that other hosts may have stored as well is left to a purge of the shared stores.
-                _ if self.tiers.of(id).kind.is_shared() => self.tiers.of(id).purges.removed(),
-                _ => self.tiers.of(id).purges.put_back(key),
+                _ if self.spec.is_shared => self.purges.removed(),
+                _ => self.purges.put_back(key),
             },
         }
     }
 
-    fn loaded(&mut self, block: BlockId, at: (SlotId, Generation), outcome: Outcome) {
-        let key = self.core.key_below(block);
-        let tokens = self.core.tokens_below(block);
-        let is_one_slice = self.core.slices(block).len() == 1;
-        let is_ready = self.core.loaded(block, at.1, outcome);
-        if let (true, Outcome::Loaded { length_bytes, checksum }) = (is_ready, outcome) {
-            // Of several slices the core has the births made before the block is a hit.
-            if is_one_slice {
-                self.pool.set_births(at.0, at.1, &[Slice { length: length_bytes, checksum }]);
-            }
-            make_ready(self, key, at, length_bytes, checksum, tokens);
+    pub(super) fn note_health(&mut self, is_healthy: bool, core: &mut Core) {
+        if is_healthy != self.was_healthy {
+            (self.was_healthy, self.changed_at) = (is_healthy, Instant::now());
+            core.set_healthy(self.id, is_healthy);
         }
+        self.log_health();
     }
+}
 
-    pub(super) fn note_health(&mut self, id: TierId, is_healthy: bool) {
-        let driver = self.tiers.of(id);
-        if is_healthy != driver.was_healthy {
-            (driver.was_healthy, driver.changed_at) = (is_healthy, Instant::now());
-            self.core.set_healthy(id, is_healthy);
+/// The block is a hit from now on, if the core takes it.
+fn promoted(block: BlockId, at: (SlotId, Generation), outcome: Outcome, core: &mut Core, table: &mut Table) {
+    let key = core.block_key(block);
+    let (tokens, wanted_bytes) = (core.block_tokens(block), core.block_length_bytes(block));
+    let is_one_slice = core.slices(block).len() == 1;
+    // Of several slices the core has the births made before the block is a hit.
+    let has_births = match outcome {
+        Outcome::Loaded { length_bytes, checksum } if is_one_slice && length_bytes == wanted_bytes => {
+            table.pool().set_births(at.0, at.1, &[Slice { length: length_bytes, checksum }])
         }
-        self.tiers.of(id).log_health();
+        _ => true,
+    };
+    let outcome = if has_births { outcome } else { Outcome::Failed(ErrorKind::Full) };
+    let is_ready = core.promoted(block, at.1, outcome);
+    if let (true, Outcome::Loaded { length_bytes, checksum }) = (is_ready, outcome) {
+        table.make_ready(key, at, length_bytes, checksum, tokens);
     }
 }

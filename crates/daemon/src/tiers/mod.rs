@@ -1,38 +1,44 @@
 //! The tiers below the pool, driven: what the core decides goes down as operations, what ends comes back as events.
 //!
-//! `open` (claim, wait for an earlier daemon's transfers, read what is there) → `driver` (effects to operations,
-//! completions to events, one for each tier) → `run` (a tier's wake-up and the clock). Nothing waits for a tier: until it
-//! is open, when it is sick, and when it is late, its blocks are misses.
+//! `spec` (the tiers there are, a file each) → `driver` (effects to operations, completions to events, one for each tier) → `purge`
+//! (own tiers), `empty_shared` (shared stores). Tasks open and drive them; nothing here knows the daemon's state. Nothing waits
+//! for a tier: until it is open, when it is sick, and when it is late, its blocks are misses.
 //!
 //! Invariants: an operation is submitted after its slot is written down as held; each ends exactly once in the core;
 //! what waits here is bounded by what the core has under way.
 
 mod driver;
-mod kind;
-mod open;
+mod empty_shared;
+mod fs;
+mod object;
 mod purge;
+mod redis;
 mod report;
-mod run;
-mod settings;
-mod stores;
+pub mod spec;
+mod ssd;
 mod waiting;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use forebay_core::below::{Find, TierId};
+use forebay_core::tiers::{Probe, TierId};
 use forebay_core::{Core, NamespaceId};
 
 use crate::config::Config;
-use crate::state::State;
+use crate::table::Table;
 use driver::Driver;
-use kind::Kind;
-use stores::Busy;
+use spec::TierSpec;
 
-pub use open::{Openings, claim};
+pub use empty_shared::Busy;
 pub use report::{Report, Standing};
-pub use run::start;
-pub use stores::{Emptied, Emptying};
+
+/// All kinds of tiers, in the order in which they are asked: the nearest first.
+static ALL: [&TierSpec; 4] = [&ssd::SPEC, &fs::SPEC, &redis::SPEC, &object::SPEC];
+
+/// Those that are configured, in this order.
+pub fn configured(config: &Config) -> impl Iterator<Item = &'static TierSpec> {
+    ALL.into_iter().filter(|spec| (spec.is_configured)(config))
+}
 
 /// All configured tiers, the nearest first: a tier's place here is its number in the core.
 pub struct Tiers {
@@ -43,27 +49,27 @@ pub struct Tiers {
     emptying: BTreeSet<NamespaceId>,
     /// Places that were being emptied when they were last looked at.
     busy: Vec<Busy>,
-    finds: Vec<Find>,
+    probes: Vec<Probe>,
 }
 
 impl Tiers {
     /// Tells the core of the tiers that are configured; they are opened later.
     pub fn new(config: &Config, core: &mut Core) -> Tiers {
-        let open = |kind: Kind| Driver::new(core.open_tier(kind.limits(config)), kind, config);
-        let drivers: Vec<Driver> = Kind::configured(config).into_iter().map(open).collect();
+        let open = |spec: &'static TierSpec| Driver::new(core.open_tier(spec.limits(config)), spec, config);
+        let drivers: Vec<Driver> = configured(config).map(open).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
         let (purging, emptying) = Default::default();
-        Tiers { drivers, purging, emptying, busy: Vec::new(), finds: Vec::new() }
+        Tiers { drivers, purging, emptying, busy: Vec::new(), probes: Vec::new() }
     }
 
     /// Whether a tier's transfers can outlive a daemon that is killed; that tier says when they are over.
     pub fn has_own_disks(&self) -> bool {
-        self.drivers.iter().any(|driver| driver.kind == Kind::Ssd)
+        self.drivers.iter().any(|driver| !driver.spec.is_shared)
     }
 
     /// Kinds of the tiers that hosts share.
     pub fn shared_stores(&self) -> impl Iterator<Item = &'static str> {
-        self.drivers.iter().filter(|driver| driver.kind.is_shared()).map(|driver| driver.kind.name())
+        self.drivers.iter().filter(|driver| driver.spec.is_shared).map(|driver| driver.spec.name)
     }
 
     /// How long a block may take to come up, from any of them.
@@ -76,33 +82,63 @@ impl Tiers {
         self.drivers.iter().all(Driver::is_idle)
     }
 
-    pub(crate) fn of(&mut self, tier: TierId) -> &mut Driver {
+    /// Nothing new goes to a tier, or comes up from it.
+    pub fn close(&mut self, core: &mut Core) {
+        for tier in (0..self.drivers.len() as u8).map(TierId) {
+            let driver = self.of(tier);
+            driver.is_closed = true;
+            driver.note_health(false, core);
+        }
+    }
+
+    pub fn of(&mut self, tier: TierId) -> &mut Driver {
         &mut self.drivers[tier.0 as usize]
     }
 
-    /// For `Effect::PurgeBelow`.
+    /// For `Effect::PurgeTiers`.
     pub fn purge(&mut self, namespace: NamespaceId) {
         self.purging.insert(namespace);
-        let own = self.drivers.iter_mut().filter(|driver| !driver.kind.is_shared());
+        let own = self.drivers.iter_mut().filter(|driver| !driver.spec.is_shared);
         own.for_each(|driver| driver.purge(namespace));
     }
 
     /// Passes on the core's questions, and all that waits, as far as the tiers take it.
     pub fn submit(&mut self, core: &mut Core) {
-        core.take_finds(&mut self.finds);
-        for find in self.finds.drain(..) {
-            self.drivers[find.tier.0 as usize].find(find);
+        core.take_probes(&mut self.probes);
+        for probe in self.probes.drain(..) {
+            self.drivers[probe.tier.0 as usize].probe(probe);
         }
         self.drivers.iter_mut().for_each(|driver| driver.submit(core));
     }
-}
 
-impl State {
-    /// Nothing new goes to a tier, or comes up from it.
-    pub fn close_tiers(&mut self) {
-        for tier in 0..self.tiers.drivers.len() as u8 {
-            self.tiers.of(TierId(tier)).is_closed = true;
-            self.note_health(TierId(tier), false);
+    /// One turn of a tier: what is late, what has ended, what was given up, how it is.
+    pub fn drive(&mut self, tier: TierId, core: &mut Core, table: &mut Table) {
+        self.of(tier).drive(core, table);
+        self.step_purges(core);
+    }
+
+    /// Names of this host's own tiers that are not off one of these namespaces yet.
+    pub fn purging(&self, namespaces: &[NamespaceId]) -> Vec<&'static str> {
+        let is_purging = |driver: &&Driver| namespaces.iter().any(|namespace| driver.purges.is_purging(*namespace));
+        self.drivers.iter().filter(is_purging).map(|driver| driver.spec.name).collect()
+    }
+
+    /// A purge is over when every tier is done with it.
+    pub fn step_purges(&mut self, core: &mut Core) {
+        self.drivers.iter_mut().for_each(Driver::step_purges);
+        let is_over = |namespace: &NamespaceId| {
+            let is_off = self.drivers.iter().all(|driver| !driver.purges.is_purging(*namespace));
+            is_off && !self.emptying.contains(namespace)
+        };
+        let over: Vec<NamespaceId> = self.purging.iter().copied().filter(is_over).collect();
+        for namespace in over {
+            self.purging.remove(&namespace);
+            core.tiers_purged(namespace);
         }
+    }
+
+    /// The configured tiers, the nearest first.
+    pub fn reports(&self, core: &Core) -> Vec<Report> {
+        self.drivers.iter().map(|driver| driver.report(core)).collect()
     }
 }

@@ -1,15 +1,14 @@
 //! What the tier tells: for metrics, readiness and `inspect`.
 
-use forebay_core::ErrorKind;
-use forebay_core::below::TierReport;
 use forebay_core::decorate::Counts;
 use forebay_core::tier::{Health, Tier};
+use forebay_core::tiers::TierReport;
+use forebay_core::{Core, ErrorKind};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 
-use super::driver::{Driver, Stack};
-use super::kind::Driven;
-use crate::state::State;
+use super::driver::Driver;
+use super::spec::Driven;
 
 /// How far the configured tier is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl Standing {
     /// In one word, and why.
     pub fn told(&self) -> (&'static str, &str) {
         match self {
-            Standing::Opening => ("opening", "its blocks are being read"),
+            Standing::Opening => ("opening", "its index is being read"),
             Standing::Serving => ("serving", ""),
             Standing::Sick(why) => ("sick", why),
             Standing::Failed(why) => ("failed", why),
@@ -73,29 +72,22 @@ impl Driver {
         if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
     }
 
+    pub(super) fn report(&self, core: &Core) -> Report {
+        let tier = self.tier.as_ref();
+        Report {
+            name: self.spec.name,
+            standing: self.standing(),
+            core: core.tier_report(self.id),
+            counts: tier.iter().flat_map(|tier| tier.counts().map(|(kind, counts)| (kind, counts.clone()))).collect(),
+            waiting: self.waiting() as u64,
+            breaker_opened: tier.map_or(0, |tier| tier.opened()),
+            disks: self.inmost().map_or(Vec::new(), Driven::disks),
+            stores: self.inmost().map_or(Vec::new(), Driven::stores),
+        }
+    }
+
     /// Of the tier itself, without what is around it.
     fn inmost(&self) -> Option<&dyn Driven> {
-        self.tier.as_ref().map(|tier| &**tier.inner().inner().inner().inner().inner())
-    }
-}
-
-impl State {
-    /// The configured tiers, the nearest first.
-    pub fn tier_reports(&self) -> Vec<Report> {
-        self.tiers.drivers.iter().map(|driver| self.report_of(driver)).collect()
-    }
-
-    fn report_of(&self, driver: &Driver) -> Report {
-        let tier = driver.tier.as_ref();
-        Report {
-            name: driver.kind.name(),
-            standing: driver.standing(),
-            core: self.core.tier_report(driver.id),
-            counts: tier.iter().flat_map(|tier| Stack::KINDS.into_iter().zip(tier.counts().clone())).collect(),
-            waiting: driver.waiting() as u64,
-            breaker_opened: tier.map_or(0, |tier| tier.inner().opened()),
-            disks: driver.inmost().map_or(Vec::new(), Driven::disks),
-            stores: driver.inmost().map_or(Vec::new(), Driven::stores),
-        }
+        self.tier.as_ref().map(|tier| &**tier.tier())
     }
 }

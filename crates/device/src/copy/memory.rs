@@ -1,8 +1,8 @@
-//! Memory the engine may touch, and bounds-checked pieces of it.
+//! Memory that the engine may touch, and bounds-checked pieces of it.
 //!
-//! Holds true: a [`Memory`] stays mapped while any clone of it lives; a `Span` never reaches outside its
-//! memory. Neither ever hands out a reference that outlives a call, since other threads and processes write
-//! the same bytes at other times.
+//! Invariants: a [`Memory`] stays mapped while any clone of it lives. A `Span` never reaches outside its memory.
+//! Neither ever returns a reference that outlives a call, since other threads and processes write the same bytes at
+//! other times.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -27,14 +27,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The `len` bytes at `base`. `owner` is dropped, on any thread, when nothing here uses them any more: give
-    /// what unmaps them, or `()` where they outlive the engine anyway.
+    /// The `len` bytes at `base`. `owner` is dropped, on any thread, when nothing here uses the bytes any more: pass
+    /// the value that unmaps them, or `()` if they outlive the engine anyway.
     ///
     /// # Safety
-    /// While a clone of this lives, the range is mapped, readable and writable. Whoever submits jobs sees to it
-    /// that, while a job is in flight, nobody writes the bytes it reads and nobody touches the bytes it writes.
-    /// (Between processes that is what leases and generations are for; a race there tears bytes that the
-    /// guard's second check then disowns.)
+    /// While a clone of this lives, the range is mapped, readable and writable. While a job is in flight, its
+    /// submitter ensures that nobody writes the bytes that it reads and nobody touches the bytes that it writes.
+    /// (Between processes leases and generations ensure this; a race there tears bytes that the guard's second check
+    /// then rejects.)
     pub unsafe fn new(base: *mut u8, len: usize, owner: impl Any + Send + Sync) -> Result<Memory> {
         match NonNull::new(base) {
             Some(base) if len <= isize::MAX as usize && base.addr().checked_add(len).is_some() => {
@@ -44,15 +44,15 @@ impl Memory {
         }
     }
 
-    /// Fresh zeroed memory on huge pages where the kernel grants them; unmapped with the last clone.
+    /// New zeroed memory on huge pages where the kernel grants them; unmapped with the last clone.
     pub fn anonymous(len: usize) -> Result<Memory> {
         let fail = |e| Error::new(ErrorKind::Unavailable, "cannot map anonymous memory").with("bytes", len).source(e);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new private mapping at an address of the kernel's choice; it aliases nothing.
+        // SAFETY: a new private mapping at an address that the kernel chooses; it aliases nothing.
         let base = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }.map_err(fail)?;
         let mapping = Mapping { base: base.addr(), len };
-        // SAFETY: advice about our own mapping changes no bytes. Where huge pages are off the advice fails, and
-        // the memory works all the same.
+        // SAFETY: advice about our own mapping changes no bytes. Where huge pages are disabled the advice fails, and
+        // the memory still works.
         let _ = unsafe { mm::madvise(base, len, Advice::LinuxHugepage) };
         // SAFETY: `mapping` unmaps the range when the last clone is gone. Only this crate's jobs, tests and
         // benchmarks know its address.
@@ -96,7 +96,7 @@ pub(crate) struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Bytes of Rust's own, to be copied from.
+    /// A span over Rust's own bytes, as a source.
     pub(crate) fn over(bytes: &'a [u8]) -> Span<'a> {
         Span { start: NonNull::from_ref(bytes).cast(), len: bytes.len(), memory: PhantomData }
     }
@@ -119,7 +119,7 @@ impl<'a> Span<'a> {
         front
     }
 
-    /// Nothing, where the span ends.
+    /// The empty span at the span's end.
     pub(crate) fn end(mut self) -> Span<'a> {
         self.take(self.len);
         self
@@ -133,14 +133,15 @@ impl<'a> Span<'a> {
         self.start.as_ptr()
     }
 
-    /// The bytes, for the length of one call.
+    /// The bytes, for the duration of one call.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the span is inside mapped memory, and `Memory::new`'s caller keeps writers away from what a
         // job reads.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// Copies the bytes to the start of `buffer`, which is as long at least. Others may write them meanwhile.
+    /// Copies the bytes to the start of `buffer`, which must be at least as long. Others may write them at the same
+    /// time.
     pub(crate) fn read<'b>(&self, buffer: &'b mut [u8]) -> &'b [u8] {
         let bytes = &mut buffer[..self.len];
         // SAFETY: the span is inside mapped memory, and `bytes` is Rust's own and as long.
@@ -148,7 +149,7 @@ impl<'a> Span<'a> {
         bytes
     }
 
-    /// Copies `bytes`, which are as many, here.
+    /// Copies `bytes`, which must be as long as the span, here.
     pub(crate) fn write(&self, bytes: &[u8]) {
         assert_eq!(self.len, bytes.len(), "both ends of a copy are of one length");
         // SAFETY: the span is inside mapped memory, which no slice of Rust's owns.

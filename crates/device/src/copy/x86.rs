@@ -1,7 +1,7 @@
 //! The streaming kernels of x86-64: loads through the cache, stores past it.
 //!
-//! Each moves whole strides of 256 bytes to whole cache lines, so that every line is written by one run of
-//! stores and the write-combining buffers never flush half a line.
+//! Each copies whole strides of 256 bytes to whole cache lines, so that one run of stores writes every line and the
+//! write-combining buffers never flush half a line.
 
 use std::arch::x86_64::*;
 
@@ -10,14 +10,14 @@ pub(super) use forebay_core::checksum::STRIDE_BYTES;
 
 pub(super) const LINE_BYTES: usize = 64;
 
-/// How far the folding loop asks memory ahead, across the end of a fragment too. Without it the loop keeps fewer
-/// loads under way than a plain copy does (its multiplications seem to fill the schedulers), and each 4 KiB page
+/// Prefetch distance of the folding loop, also across the end of a fragment. Without the prefetch the loop keeps
+/// fewer loads in flight than a plain copy (its multiplications seem to fill the schedulers), and each 4 KiB page
 /// starts cold: blocks of 32 fragments of 16 KiB went from 1.0 to 1.2 times memcpy
 /// (bench/reports/2026-11-21-copy.md).
 const AHEAD_BYTES: usize = 4096;
 
-/// In longer fragments the hardware's prefetchers do better by themselves, except at the end: 1.36 against 1.25
-/// times memcpy at 1 MiB on one thread.
+/// In longer fragments the hardware prefetchers do better alone, except at the end: 1.36 against 1.25 times memcpy at
+/// 1 MiB on one thread.
 const SHORT_BYTES: usize = 64 << 10;
 
 pub(super) fn store_fence() {
@@ -25,15 +25,15 @@ pub(super) fn store_fence() {
     unsafe { _mm_sfence() }
 }
 
-/// Copies `len` bytes and folds them into `lanes`; `next` is where the bytes to be copied after these begin.
+/// Copies `len` bytes and folds them into `lanes`; `next` is the source of the next copy.
 ///
 /// # Safety
-/// The machine has AVX-512F and VPCLMULQDQ; both ranges are valid and disjoint; `len` is a multiple of
-/// `STRIDE_BYTES` and `to` of `LINE_BYTES`. `next` may be any address.
+/// The machine has AVX-512F and VPCLMULQDQ; both ranges are valid and disjoint; `len` is a multiple of `STRIDE_BYTES`
+/// and `to` of `LINE_BYTES`. `next` may be any address.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
     let prefetch_from = match next {
-        // The hardware's prefetchers go on where they are.
+        // The hardware prefetchers continue by themselves.
         _ if next == from.wrapping_add(len) => len,
         _ if len <= SHORT_BYTES => 0,
         _ => len - AHEAD_BYTES,
@@ -45,7 +45,7 @@ pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, n
                 Some(past) => next.wrapping_add(past),
             });
         }
-        // SAFETY: `at + 64 <= len`, which the caller vouches for.
+        // SAFETY: `at + 64 <= len`, which the caller guarantees.
         let bytes = unsafe { _mm512_loadu_si512(from.add(at).cast()) };
         // SAFETY: as above, and `to` is on a cache line.
         unsafe { _mm512_stream_si512(to.add(at).cast(), bytes) };
@@ -59,13 +59,13 @@ pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, n
 /// The machine has AVX-512F and VPCLMULQDQ; the range is valid; `len` is a multiple of `STRIDE_BYTES`.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(super) unsafe fn fold(from: *const u8, len: usize, lanes: &mut Lanes) {
-    // SAFETY: `at + 64 <= len`, which the caller vouches for.
+    // SAFETY: `at + 64 <= len`, which the caller guarantees.
     lanes.fold(len / STRIDE_BYTES, |at| unsafe { _mm512_loadu_si512(from.add(at).cast()) });
 }
 
 fn prefetch_stride(start: *const u8) {
     for line in 0..STRIDE_BYTES / LINE_BYTES {
-        // SAFETY: every x86-64 has SSE, and a prefetch of any address whatever has no effect but on caches.
+        // SAFETY: every x86-64 has SSE, and a prefetch of any address affects caches only.
         unsafe { _mm_prefetch::<_MM_HINT_NTA>(start.wrapping_add(line * LINE_BYTES).cast()) }
     }
 }
@@ -75,7 +75,7 @@ fn prefetch_stride(start: *const u8) {
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn stream_avx512(to: *mut u8, from: *const u8, len: usize) {
     for at in (0..len).step_by(LINE_BYTES) {
-        // SAFETY: `at + LINE_BYTES <= len`, which the caller vouches for in both ranges; `to` is aligned.
+        // SAFETY: `at + LINE_BYTES <= len`, which the caller guarantees in both ranges; `to` is aligned.
         unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) };
     }
 }
@@ -85,7 +85,7 @@ pub(super) unsafe fn stream_avx512(to: *mut u8, from: *const u8, len: usize) {
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn stream_avx2(to: *mut u8, from: *const u8, len: usize) {
     for at in (0..len).step_by(LINE_BYTES / 2) {
-        // SAFETY: `at + LINE_BYTES / 2 <= len`, which the caller vouches for in both ranges; `to` is aligned.
+        // SAFETY: `at + LINE_BYTES / 2 <= len`, which the caller guarantees in both ranges; `to` is aligned.
         unsafe { _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast())) };
     }
 }

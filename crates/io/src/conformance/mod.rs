@@ -1,36 +1,33 @@
-//! The suite that every tier passes: what [`Tier`] promises, asked of a real one.
+//! The suite that every tier passes. It tests a real tier for what [`Tier`] promises.
 //!
-//! [`check`] runs all claims that the tier's capabilities call for and panics with the claim that is broken. A
-//! [`Bed`] brings the tier, its memory and, where that is possible, a way to open it again and to damage what it
-//! holds.
+//! [`check`] runs all claims that apply to the tier's capabilities, and panics with the claim that is broken. A
+//! [`Bed`] provides the tier and its memory. Where possible, it can also reopen the tier and damage a stored block.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{
-    Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier,
-};
+use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, ErrorKind, Generation, NamespaceId, PAGE_BYTES, SlotId};
 
 use crate::uring::Region;
 
 /// No operation of a healthy tier takes longer.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The suite's slots: so many of this size from the start of the memory.
+/// The suite's slots: this many of [`SLOT_BYTES`], from the start of the memory.
 pub const SLOTS: u64 = 64;
 pub const SLOT_BYTES: u64 = 256 << 10;
-/// Lengths around the borders of pages and of the pieces that a tier may cut blocks into.
+/// Lengths around the borders of pages and of the pieces into which a tier may cut blocks.
 const LENGTHS: [u64; 8] = [1, 511, 4096, 4097, 65_536, 100_003, SLOT_BYTES - 1, SLOT_BYTES];
 
-/// A tier to be asked.
+/// A tier under test.
 pub trait Bed {
     fn tier(&mut self) -> &mut dyn Tier;
-    /// The memory that slots lie in, [`SLOTS`] × [`SLOT_BYTES`] at least.
+    /// The memory with the slots: at least [`SLOTS`] × [`SLOT_BYTES`].
     fn pool(&self) -> Region;
     /// Lets a little time pass for the tier.
     fn turn(&mut self) {}
-    /// Closes the tier without a farewell, and opens it again. Asked of durable ones.
+    /// Closes the tier without a clean shutdown, and opens it again. Called for durable tiers only.
     fn reopen(&mut self);
     /// Changes a byte of the stored block on the medium; false if this bed cannot.
     fn damage(&mut self, _key: &BlockKey, _length_bytes: u64) -> bool {
@@ -38,7 +35,7 @@ pub trait Bed {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub fn check(bed: &mut dyn Bed) {
     let capabilities = bed.tier().capabilities();
     an_absent_block_is_absent(&mut Suite::new(bed, 1));
@@ -86,7 +83,7 @@ fn a_load_leaves_other_slots_alone(suite: &mut Suite) {
     assert!(suite.is_filled(20, 0xEE, 0) && suite.is_filled(22, 0xEE, 0), "a load stays in its slot");
     let padded_bytes = length_bytes.next_multiple_of(PAGE_BYTES);
     assert!(suite.is_filled(21, 0xEE, padded_bytes), "a load ends with its last page");
-    // The slot belongs to its owner again when the load is over.
+    // When the load is over, the slot belongs to its owner again.
     suite.fill(21, 0x11);
     for other in 30..34 {
         suite.verify(1, length_bytes, other);
@@ -98,7 +95,7 @@ fn a_load_leaves_other_slots_alone(suite: &mut Suite) {
 fn what_does_not_fit_is_refused_and_asked_again(suite: &mut Suite) {
     let blocks: Vec<(u64, u64)> = (100..600).map(|number| (number, 4096)).collect();
     suite.store_all(&blocks);
-    // Each slot is filled with one block only, however often: two into one slot would be the asker's fault.
+    // Each slot is always filled with the same block: two blocks in one slot would be the caller's fault.
     let loads: Vec<Operation> = (0..20_000).map(|i| suite.load(100 + i % SLOTS, i % SLOTS, 4096)).collect();
     let outcomes = suite.run(&loads);
     let is_loaded = |outcome: &Outcome| matches!(outcome, Outcome::Loaded { length_bytes: 4096, .. });
@@ -197,7 +194,7 @@ impl<'a> Suite<'a> {
         BlockKey { namespace: NamespaceId(self.namespace), group: number as u16, hash }
     }
 
-    /// The bytes of a block: they depend on key and place, so that no other block's pass for them.
+    /// The bytes of a block. They depend on key and position, so that no other block's bytes pass for them.
     fn bytes(&self, number: u64, length_bytes: u64) -> Vec<u8> {
         let mut seed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.namespace as u64;
         let mut next = || {
@@ -207,33 +204,33 @@ impl<'a> Suite<'a> {
         (0..length_bytes).map(|_| next()).collect()
     }
 
-    fn operation(&mut self, kind: OpKind, priority: Priority, number: u64) -> Operation {
+    fn operation(&mut self, kind: OpKind, number: u64) -> Operation {
         self.next_id += 1;
         let key = self.key(number);
-        Operation { id: OpId(self.next_id), kind, priority, key, slot: None, length_bytes: 0, checksum: 0 }
+        Operation { id: OpId(self.next_id), kind, key, slot: None, length_bytes: 0, checksum: 0 }
     }
 
     fn load(&mut self, number: u64, slot: u64, length_bytes: u64) -> Operation {
-        let op = self.operation(OpKind::Load { at: Location::default() }, Priority::Load, number);
+        let op = self.operation(OpKind::Load { at: Location::default() }, number);
         Operation { slot: Some((slot_id(slot), Generation(1))), length_bytes, ..op }
     }
 
     fn find(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Find, Priority::Find, number)
+        self.operation(OpKind::Exists, number)
     }
 
     fn remove(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Remove { at: Location::default() }, Priority::Store, number)
+        self.operation(OpKind::Remove { at: Location::default() }, number)
     }
 
-    /// Stores blocks from slots that are filled for them, as many at once as there are slots.
+    /// Stores blocks from slots that it fills for them, at most as many at once as there are slots.
     fn store_all(&mut self, blocks: &[(u64, u64)]) {
         for some in blocks.chunks(SLOTS as usize) {
             let mut stores = Vec::new();
             for (slot, (number, length_bytes)) in (0..).zip(some) {
                 let bytes = self.bytes(*number, *length_bytes);
                 self.bed.pool().write(slot * SLOT_BYTES, &bytes);
-                let op = self.operation(OpKind::Store, Priority::Store, *number);
+                let op = self.operation(OpKind::Store, *number);
                 let slot = Some((slot_id(slot), Generation(1)));
                 stores.push(Operation { slot, length_bytes: *length_bytes, checksum: checksum(&bytes), ..op });
             }
@@ -264,7 +261,7 @@ impl<'a> Suite<'a> {
         bytes.iter().all(|found| *found == byte)
     }
 
-    /// Submits all of `ops`, in as many steps as the tier wants, and returns the outcomes in their order.
+    /// Submits all of `ops`, in as many steps as the tier needs, and returns the outcomes in the same order.
     fn run(&mut self, ops: &[Operation]) -> Vec<Outcome> {
         let (mut outcomes, mut taken, begun) = (HashMap::new(), 0, Instant::now());
         while outcomes.len() < ops.len() {
@@ -278,7 +275,7 @@ impl<'a> Suite<'a> {
         ops.iter().map(|op| outcomes[&op.id]).collect()
     }
 
-    /// The outcomes of operations that were taken.
+    /// The outcomes of operations that the tier accepted.
     fn finish(&mut self, ops: &[Operation]) -> Vec<Outcome> {
         let (mut outcomes, begun) = (HashMap::new(), Instant::now());
         while outcomes.len() < ops.len() {

@@ -1,7 +1,7 @@
-//! A bounce buffer: an object's file as it stands in memory, between the pool and a mount that may hang.
+//! A bounce buffer between the pool and a mount that may hang. It holds an object's file in memory.
 //!
-//! Invariant: system calls touch buffers only, never the pool, so whatever hangs holds a buffer and no slot. Bytes go
-//! to the pool only after they were verified here.
+//! Invariant: system calls touch buffers only, never the pool, so an operation that hangs holds a buffer and no slot.
+//! Bytes are verified here before they go to the pool.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use super::layout::{HEAD_BYTES, file_bytes};
 use crate::header::{HEADER_BYTES, Header};
 use crate::uring::{Private, Region};
 
-/// Blocks come from the pool in pieces of this size, which are summed up while they are in the second-level cache.
+/// Blocks are copied from the pool in pieces of this size, and summed up while they are in the second-level cache.
 const PIECE_BYTES: usize = 256 << 10;
 /// Buffers grow in steps of a huge page.
 const STEP_BYTES: u64 = 2 << 20;
@@ -27,7 +27,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// For blocks of that length and shorter ones.
+    /// A buffer for blocks of at most that length.
     pub fn new(pool: &Region, length_bytes: u64) -> io::Result<Buffer> {
         let memory = Private::new(file_bytes(length_bytes).next_multiple_of(STEP_BYTES) as usize)?;
         Ok(Buffer { pool: pool.clone(), memory })
@@ -37,7 +37,7 @@ impl Buffer {
         file_bytes(length_bytes) <= self.memory.len() as u64
     }
 
-    /// Makes it the file of the block that lies in `slot`; returns the checksum of what was there.
+    /// Fills the buffer with the file of the block in `slot`; returns the checksum of the block.
     pub fn fill(&mut self, header: &Header, slot: SlotId) -> u64 {
         let (pool, length_bytes) = (self.pool.clone(), header.length_bytes as usize);
         let (head, rest) = self.file_mut(header.length_bytes).split_at_mut(PAGE_BYTES);
@@ -54,17 +54,17 @@ impl Buffer {
         sum.finish()
     }
 
-    /// The header of the file that was read into it.
+    /// The header of the file that was read.
     pub fn header(&self) -> Option<Header> {
         Header::read(self.memory[..HEADER_BYTES].try_into().expect("as long as a header"))
     }
 
-    /// The checksum of the block that was read into it.
+    /// The checksum of the block that was read.
     pub fn checksum(&self, length_bytes: u64) -> u64 {
         checksum(self.block(length_bytes))
     }
 
-    /// The checksum of all that a read of that block's file brings, or would have.
+    /// The checksum of all bytes that a read of that block's file returns or should return.
     pub fn file_checksum(&self, length_bytes: u64) -> u64 {
         checksum(&self.memory[..file_bytes(length_bytes) as usize])
     }
@@ -89,7 +89,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Reads what is there of the file of a block of that length; returns how much that was.
+    /// Reads as much as there is of the file of a block of that length; returns the number of bytes.
     pub fn read_from(&mut self, file: &File, length_bytes: u64) -> Result<u64, Errno> {
         let bytes = self.file_mut(length_bytes);
         let mut done = 0;
@@ -98,7 +98,7 @@ impl Buffer {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 Err(Errno::INTR) => {}
-                // Direct I/O cannot go on behind an end that is not on a block's border.
+                // Direct I/O cannot continue after an end that is not at a block's border.
                 Err(Errno::INVAL) if done > 0 => break,
                 Err(error) => return Err(error),
             }

@@ -1,4 +1,4 @@
-//! What an operator says about shared directories, and the limits that follow.
+//! An operator's settings for shared directories, and the limits that follow from them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,55 +8,56 @@ use forebay_core::{Error, Result};
 /// What is flushed before a block counts as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fsync {
-    /// Nothing: a crash of the host may cost its newest blocks. They are misses then, by their checksums. Over NFS it
-    /// is [`Fsync::Data`], which costs no more than the close that must flush there anyway, and sees its errors.
+    /// Nothing. A crash of the host may cost its newest blocks: their checksums do not match, so they are misses.
+    /// Over NFS it acts as [`Fsync::Data`]: close must flush there anyway, so the flush costs nothing more, and its
+    /// errors are seen.
     None,
-    /// The file's bytes, before it gets its name.
+    /// The file's bytes, before the file gets its name.
     Data,
-    /// The file, and then the folder that names it.
+    /// The file, then the folder that holds its name.
     All,
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FsConfig {
-    /// Each key lives in one of them, chosen by the key and the directories' own ids. They must exist.
+    /// Each key lives in one of these directories, chosen by the key and the directories' own ids. They must exist.
     pub directories: Vec<PathBuf>,
-    /// Past the page cache: for mounts whose client would only cache what the pool holds already.
+    /// Bypass the page cache: for mounts whose client would only cache what the pool already holds.
     pub io_direct: bool,
-    /// Threads of each directory, each with one operation at a time; 8 hide the latency of a remote mount. One of
-    /// them does no stores, so that lookups and loads always have a way.
+    /// Threads per directory, each with one operation at a time; 8 hide the latency of a remote mount. One of them
+    /// does no stores, so that lookups and loads always make progress.
     pub streams: u32,
-    /// After so long an operation's waiter is told that it failed; the thread may hang on.
+    /// After this time an operation's waiter is told that it failed; the thread may keep hanging.
     pub timeout: Duration,
-    /// Bounce buffers of each directory: transfers at a time, and so a bound of memory, `buffers` × (largest block +
-    /// 4 KiB), taken as it is needed. Stores leave one for loads, unless there is no other.
+    /// Bounce buffers per directory. They bound the concurrent transfers and the memory: `buffers` × (largest block +
+    /// 4 KiB), allocated when needed. Stores leave one buffer for loads, unless there is only one.
     pub buffers: u32,
-    /// Whether objects are spread over 4,096 folders for each namespace; said when a directory is made, and the same
-    /// for all who use it. Without it a namespace is one folder.
+    /// Whether objects are spread over 4,096 folders for each namespace; otherwise a namespace is one folder. This is
+    /// decided when a directory is created, and is the same for all who use it.
     pub is_sharded: bool,
     pub fsync: Fsync,
-    /// Of each directory; the same on all hosts. None is without limit.
+    /// Capacity of each directory; the same on all hosts. None means no limit.
     pub capacity_bytes: Option<u64>,
-    /// Blocks that were not stored or loaded for so long are removed.
+    /// Blocks that were neither stored nor loaded for this long are removed.
     pub max_age: Option<Duration>,
-    /// Stores nothing and removes nothing. A mount that cannot be written is read-only by itself.
+    /// Stores nothing and removes nothing. A mount that cannot be written is treated as read-only.
     pub read_only: bool,
-    /// Longer blocks are refused: bounds what one bounce buffer takes.
+    /// Longer blocks are refused. This bounds the size of one bounce buffer.
     pub max_block_bytes: u64,
-    /// Loads that wait per directory; more are refused.
+    /// Loads that may wait per directory; more are refused.
     pub queued_loads: usize,
-    /// Lookups and removals that wait per directory; more are refused.
+    /// Lookups and removals that may wait per directory; more are refused.
     pub queued_finds: usize,
-    /// Stores that wait per directory; more are refused. Each pins a slot of the pool.
+    /// Stores that may wait per directory; more are refused. Each pins a slot of the pool.
     pub queued_stores: usize,
     /// How long the sweeper rests between two walks through a directory that is not full.
     pub sweep_interval: Duration,
-    /// After so long without a sign of life the sweeper's place is free for another host.
+    /// After this long without a sign of life from the sweeper, another host may take its place.
     pub lease: Duration,
-    /// What was granted of a directory's capacity and is not spent lapses after so long; the same on all hosts.
+    /// Unspent grants of a directory's capacity lapse after this long; the same on all hosts.
     pub grant_age: Duration,
-    /// Unfinished files that were not written to for so long are removed.
+    /// Unfinished files that were not written to for this long are removed.
     pub orphan_age: Duration,
 }
 
@@ -84,41 +85,46 @@ impl FsConfig {
         }
     }
 
-    /// Whether it can be right, before any directory is looked at; errors with what to change.
+    /// Checks the settings before any directory is opened. Errors say what to change.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, hint: &str| Err(Error::invalid(what).hint(hint));
         if self.directories.is_empty() {
-            return wrong("a filesystem tier needs a directory", "name one, or leave the tier out");
+            return wrong("a filesystem tier needs a directory", "set `tier.fs.directories`, or remove the tier");
         }
         if let Some(twice) =
             (1..self.directories.len()).find(|at| self.directories[..*at].contains(&self.directories[*at]))
         {
             let path = self.directories[twice].display();
-            return Err(Error::invalid("a directory is named twice").with("path", path).hint("name each once"));
+            return Err(Error::invalid("a directory is configured twice")
+                .with("path", path)
+                .hint("name each directory once"));
         }
         if self.streams == 0 || self.streams > 1024 || self.buffers == 0 {
             return wrong(
-                "streams are 1 to 1024, and buffers at least 1",
-                "leave them out: the defaults fit most mounts",
+                "`streams` must be 1 to 1024, and `buffers` at least 1",
+                "leave them out: the defaults suit most mounts",
             );
         }
         if self.queued_loads == 0 || self.queued_finds == 0 || self.queued_stores == 0 {
-            return wrong("a queue takes at least one operation", "leave the queue lengths out");
+            return wrong("a queue must take at least one operation", "leave the queue lengths out for the defaults");
         }
         if self.max_block_bytes == 0 || self.max_block_bytes > 1 << 31 {
-            return wrong("the longest block is 1 byte to 2 GiB", "leave it out");
+            return wrong("the longest block must have 1 byte to 2 GiB", "leave it out for the default");
         }
         if self.timeout.is_zero() || self.lease < Duration::from_millis(100) {
-            return wrong("a timeout is longer than nothing, and a lease at least 100 ms", "leave them out");
+            return wrong(
+                "a timeout must be greater than 0, and a lease at least 100 ms",
+                "leave them out for the defaults",
+            );
         }
         if self.grant_age.is_zero() {
-            return wrong("a grant lives longer than nothing", "leave its age out");
+            return wrong("the lifetime of a grant must be greater than 0", "leave it out for the default");
         }
         if self.capacity_bytes.is_some_and(|bytes| bytes < 1 << 20) {
-            return wrong("a directory's capacity is at least 1 MiB", "raise it, or leave it out to have no limit");
+            return wrong("a directory's capacity must be at least 1 MiB", "raise it, or remove it for no limit");
         }
         if self.max_age.is_some_and(|age| age.is_zero()) {
-            return wrong("an age limit is longer than nothing", "leave it out to keep blocks of any age");
+            return wrong("an age limit must be greater than 0", "remove it to keep blocks of any age");
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! One shared directory as it was opened: what it is, who may do what in it, and how names get into it.
+//! One open shared directory: what it is, who may do what in it, and how files get their names.
 //!
-//! Invariants: nothing is written into a directory that holds something else; a name is given to a whole file only,
-//! and to one file only; folders and files get the permissions of the directory itself, whatever this process's umask
-//! is, so who may use the directory is said in one place, by `chmod`.
+//! Invariants: nothing is written into a directory that holds foreign content. A name is given only to a whole file,
+//! and to one file only. Folders and files get the permissions of the directory itself, whatever this process's umask
+//! is, so `chmod` on the directory alone decides who may use it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,24 +19,24 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{FsConfig, Fsync};
+use super::grants::Grants;
 use super::layout::{self, MARKER, OWN_FOLDER, USAGE};
-use super::ledger::Ledger;
 
 const TITLE: &str = "forebay directory 1";
-/// What filesystems keep in an otherwise empty directory.
+/// Entries that filesystems keep in an otherwise empty directory.
 const NOT_CONTENT: [&str; 3] = ["lost+found", ".snapshot", OWN_FOLDER];
 const NFS_MAGIC: i128 = 0x6969;
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Directory {
     pub path: PathBuf,
     pub id: u128,
     pub is_sharded: bool,
-    /// Why nothing is written here; none if something is.
+    /// Why nothing is written here; none if the directory is writable.
     pub read_only: Option<String>,
-    pub ledger: Ledger,
+    pub grants: Grants,
     pub fsync: Fsync,
-    /// Loads that read an object damaged, and otherwise the second time.
+    /// Loads that read an object damaged, and differently the second time.
     pub misreads: AtomicU64,
     /// This host and process.
     pub writer: String,
@@ -46,8 +46,8 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Looks at the directory, makes it one of ours if it is empty, and tries what it will be used for. Blocks as
-    /// long as the mount does.
+    /// Examines the directory, creates its marker if it is empty, and tries the operations that it will need. Blocks
+    /// as long as the mount does.
     pub fn open(path: &Path, config: &FsConfig) -> Result<Directory> {
         let about = fs::metadata(path).map_err(|error| not_there(path, error))?;
         if !about.is_dir() {
@@ -58,7 +58,7 @@ impl Directory {
             id: 0,
             is_sharded: config.is_sharded,
             read_only: config.read_only.then(|| "by configuration".to_owned()),
-            ledger: Ledger::new(path.join(USAGE), config.capacity_bytes, config.grant_age),
+            grants: Grants::new(path.join(USAGE), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
             misreads: AtomicU64::new(0),
             writer: layout::writer(),
@@ -75,8 +75,8 @@ impl Directory {
         };
         directory.id = marker.id;
         if marker.is_sharded != config.is_sharded {
-            let told = if marker.is_sharded { "spreads its objects over shards" } else { "has no shards" };
-            return Err(Error::invalid(format!("the directory {told}, and is used otherwise"))
+            let told = if marker.is_sharded { "is sharded" } else { "is not sharded" };
+            return Err(Error::invalid(format!("the directory {told}, unlike the configuration"))
                 .with("path", path.display())
                 .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)));
         }
@@ -90,7 +90,7 @@ impl Directory {
         Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
     }
 
-    /// A new file in `folder` under a name of its own, with the permissions that it will have.
+    /// A new file in `folder` under a unique name, with its final permissions.
     pub fn create(&self, folder: &Path) -> Result<(PathBuf, File), Errno> {
         let path = layout::temporary(folder, &self.writer);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | self.direct();
@@ -102,9 +102,9 @@ impl Directory {
         Ok((path, file))
     }
 
-    /// Makes the folders that lead from the directory to `folder`.
+    /// Creates the folders between the directory and `folder`.
     pub fn make_folders(&self, folder: &Path) -> Result<(), Errno> {
-        // Where a mount went away, the folder it was mounted on has no marker, and must not fill up in its stead.
+        // If the mount is gone, its mount point has no marker and must not be filled instead.
         rustix::fs::stat(self.path.join(MARKER))?;
         let below = folder.strip_prefix(&self.path).map_err(|_| Errno::INVAL)?;
         let mut path = self.path.clone();
@@ -115,7 +115,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Writes `bytes` to a file that gets the name `path`, if nobody else has given it; false if somebody has.
+    /// Writes `bytes` to a file that gets the name `path`; false if that name already exists.
     pub fn publish(&self, path: &Path, bytes: &[u8]) -> Result<bool, Errno> {
         let folder = self.path.join(OWN_FOLDER);
         let temporary = layout::temporary(&folder, &self.writer);
@@ -128,7 +128,7 @@ impl Directory {
         linked
     }
 
-    /// The path below this directory.
+    /// The path relative to this directory.
     pub fn below<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         path.strip_prefix(&self.path).ok()
     }
@@ -153,46 +153,46 @@ impl Directory {
         let path = self.path.join(MARKER);
         match fs::read_to_string(&path) {
             Ok(text) => Marker::parse(&text).map(Some).ok_or_else(|| {
-                Error::new(ErrorKind::Corrupt, "this build cannot read what the directory says of itself")
+                Error::new(ErrorKind::Corrupt, "this build cannot read the directory's marker file")
                     .with("path", path.display())
-                    .hint("it may be of a later version, else use another directory")
+                    .hint("use a later version of forebay, or another directory")
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.failed("cannot read the directory's marker", error)),
+            Err(error) => Err(self.failed("cannot read the directory's marker file", error)),
         }
     }
 
-    /// Makes an empty directory one of ours; whoever is first says what it is.
+    /// Makes an empty directory one of ours. The first host decides its settings.
     fn make(&self, config: &FsConfig) -> Result<Marker> {
         let path = self.path.display();
         if self.read_only.is_some() {
-            return Err(Error::new(ErrorKind::NotFound, "the directory holds no blocks, and is read-only")
+            return Err(Error::new(ErrorKind::NotFound, "the directory is not initialised, and is read-only")
                 .with("path", path)
-                .hint("let a host that may write open it first, or name another directory"));
+                .hint("start a host that may write there first, or name another directory"));
         }
         for entry in fs::read_dir(&self.path).map_err(|error| self.failed("cannot list the directory", error))? {
             let name = entry.map_err(|error| self.failed("cannot list the directory", error))?.file_name();
             if !NOT_CONTENT.iter().any(|known| OsStr::new(known) == name) {
-                return Err(Error::invalid("the directory holds something else")
+                return Err(Error::invalid("the directory holds other files")
                     .with("path", path)
                     .with("found", name.to_string_lossy())
-                    .hint("name an empty directory, or one that Forebay made"));
+                    .hint("name an empty directory, or one that Forebay has used"));
             }
         }
         let id = u128::from(layout::random()) << 64 | u128::from(layout::random());
         let marker = Marker { id, is_sharded: config.is_sharded };
         let made = self.make_folder(&self.path.join(OWN_FOLDER)).and_then(|()| {
-            self.publish(&self.path.join(USAGE), &Ledger::empty())?;
+            self.publish(&self.path.join(USAGE), &Grants::empty())?;
             self.publish(&self.path.join(MARKER), marker.text().as_bytes())
         });
         made.map_err(|error| {
-            self.failed("cannot make the directory a shared one", error.into())
-                .hint("give this user the right to write there, and use a filesystem that has hard links")
+            self.failed("cannot initialise the shared directory", error.into())
+                .hint("give this user the right to write there, and use a filesystem with hard links")
         })?;
-        self.marker()?.ok_or_else(|| self.failed("the directory's marker is gone", Errno::NOENT.into()))
+        self.marker()?.ok_or_else(|| self.failed("the directory's marker file is gone", Errno::NOENT.into()))
     }
 
-    /// Whether it can be written, has links, and direct I/O if that is wanted.
+    /// Tests whether the directory can be written and has links, and direct I/O if that is wanted.
     fn try_out(&mut self) -> Result<()> {
         let folder = self.path.join(OWN_FOLDER);
         let probe = folder.join(format!("{}-probe", layout::temporary(Path::new(""), &self.writer).display()));
@@ -201,10 +201,10 @@ impl Directory {
                 Ok(_) => drop(rustix::fs::unlink(&probe)),
                 Err(error @ (Errno::ROFS | Errno::ACCESS | Errno::PERM)) => {
                     let why = io::Error::from(error).to_string();
-                    tracing::warn!(path = %self.path.display(), %why, "shared directory cannot be written: it is only read");
+                    tracing::warn!(path = %self.path.display(), %why, "cannot write to the shared directory; it is used read-only");
                     self.read_only = Some(why);
                 }
-                // A full one is written again when there is room.
+                // A full directory is written again when there is space.
                 Err(Errno::NOSPC | Errno::DQUOT) => {}
                 Err(error) => return Err(self.failed("cannot write to the directory", error.into())),
             }
@@ -215,7 +215,7 @@ impl Directory {
                     .with("path", self.path.display())
                     .hint("set `tier.fs.io_direct` to false"))
             }
-            Err(error) => Err(self.failed("cannot open the directory's marker", error.into())),
+            Err(error) => Err(self.failed("cannot open the directory's marker file", error.into())),
             Ok(_) => Ok(()),
         }
     }
@@ -225,7 +225,7 @@ impl Directory {
     }
 }
 
-/// Gives `file` the further name `path`; false if there is something of that name.
+/// Gives `file` the further name `path`; false if that name exists.
 pub(super) fn link(file: &Path, path: &Path) -> Result<bool, Errno> {
     match rustix::fs::link(file, path) {
         Ok(()) => Ok(true),
@@ -234,7 +234,7 @@ pub(super) fn link(file: &Path, path: &Path) -> Result<bool, Errno> {
     }
 }
 
-/// What it says goes on while the host sleeps.
+/// A clock that continues while the host sleeps.
 pub(super) fn clock() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec as u32)
@@ -249,10 +249,10 @@ fn not_there(path: &Path, error: io::Error) -> Error {
     Error::new(kind, "cannot use the directory")
         .with("path", path.display())
         .source(error)
-        .hint("mount it, or make it with `mkdir`: it is not made by itself, so that a missing mount is noticed")
+        .hint("mount it, or create it with `mkdir`; the daemon does not create it, so that a missing mount is noticed")
 }
 
-/// What a directory says of itself.
+/// What a directory records about itself.
 struct Marker {
     id: u128,
     is_sharded: bool,

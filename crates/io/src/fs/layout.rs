@@ -1,7 +1,7 @@
-//! Names: where an object lies below its directory, and what a file's name says. `docs/formats/directory.md` draws it.
+//! Paths of objects inside a directory, and the meaning of file names. `docs/formats/directory.md` draws them.
 //!
-//! Invariants: a name is made of lower-case hex digits, `-` and one leading `.tmp-`, so it is safe on any filesystem;
-//! [`key_of`] gives back the key of every path that [`object`] made, and of no other path.
+//! Invariants: a name consists of lower-case hex digits, `-` and one leading `.tmp-`, so it is safe on any
+//! filesystem. [`key_of`] returns the key of every path that [`object`] made, and of no other path.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 use crate::header::HEADER_BYTES;
 
-/// The header has a page of its own, so that the block behind it can be moved by direct I/O.
+/// The header has a page of its own, so that direct I/O can move the block behind it.
 pub(super) const HEAD_BYTES: u64 = 4096;
 const _: () = assert!(HEADER_BYTES as u64 <= HEAD_BYTES);
 
-/// The folder with what is not a block.
+/// The folder for everything that is not a block.
 pub(super) const OWN_FOLDER: &str = ".forebay";
 pub(super) const MARKER: &str = ".forebay/directory";
 pub(super) const LEASE: &str = ".forebay/sweeper";
@@ -22,17 +22,18 @@ pub(super) const USAGE: &str = ".forebay/usage";
 
 const TEMPORARY: &str = ".tmp-";
 
-/// Length of an object's file: the head, and whole pages of block.
+/// Length of an object's file: the head, and the block in whole pages.
 pub(super) fn file_bytes(length_bytes: u64) -> u64 {
     HEAD_BYTES + length_bytes.next_multiple_of(HEAD_BYTES)
 }
 
-/// Whether a file of that length may be an object; no truncation to a part of a page passes.
+/// Whether a file of that length may be an object. A file cut off inside a page never passes.
 pub(super) fn is_object_length(bytes: u64) -> bool {
     bytes > HEAD_BYTES && bytes.is_multiple_of(HEAD_BYTES)
 }
 
-/// Below the directory: `<namespace>/<2 digits>/<1 digit>/<group>-<hash>`, without the digits if it is not sharded.
+/// Relative to the directory: `<namespace>/<2 digits>/<1 digit>/<group>-<hash>`, without the digits if it is not
+/// sharded.
 pub(super) fn object(key: &BlockKey, is_sharded: bool) -> PathBuf {
     let shard = shard_of(key);
     let name = format!("{:04x}-{}", key.group, key.hash);
@@ -42,7 +43,7 @@ pub(super) fn object(key: &BlockKey, is_sharded: bool) -> PathBuf {
     }
 }
 
-/// The key whose object lies at `path`, seen from the directory.
+/// The key of the object at `path`, which is relative to the directory.
 pub(super) fn key_of(path: &Path, is_sharded: bool) -> Option<BlockKey> {
     let mut parts = path.iter().map(|part| part.to_str());
     let namespace = NamespaceId(u128::from_str_radix(parts.next()??, 16).ok()?);
@@ -52,7 +53,7 @@ pub(super) fn key_of(path: &Path, is_sharded: bool) -> Option<BlockKey> {
     (object(&key, is_sharded) == path).then_some(key)
 }
 
-/// A name that nobody else uses, for a file that is not whole yet.
+/// A unique name for a file that is not whole yet.
 pub(super) fn temporary(folder: &Path, writer: &str) -> PathBuf {
     folder.join(format!("{TEMPORARY}{writer}-{:016x}", random()))
 }
@@ -61,12 +62,12 @@ pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY)
 }
 
-/// Folders that can lead to objects: nothing else is ever walked into, such as a filer's snapshots.
+/// Whether a folder can contain objects. No other folder is ever entered, for example a filer's snapshots.
 pub(super) fn is_folder(name: &str) -> bool {
     matches!(name.len(), 1 | 2 | 32) && name.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c))
 }
 
-/// This host and process, as they stand in names of unfinished files.
+/// This host and process, as written in names of unfinished files.
 pub(super) fn writer() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let safe = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect::<String>();
@@ -75,12 +76,13 @@ pub(super) fn writer() -> String {
 
 pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Eight bytes come whole once the machine has gathered entropy, or not at all; the process's id is in the name too.
+    // Once the machine has gathered entropy, eight bytes come whole; before that, none come. The process's id is in
+    // the name too.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_le_bytes(bytes)
 }
 
-/// 12 bits, mixed: the engine's hashes need not be spread evenly.
+/// 12 mixed bits: the engine's hashes need not be evenly distributed.
 fn shard_of(key: &BlockKey) -> u64 {
     let mut sum = Checksum::new();
     sum.update(&key.group.to_le_bytes());
@@ -125,7 +127,7 @@ mod tests {
         }
     }
 
-    /// The example of the page in `docs/formats`.
+    /// The example in `docs/formats`.
     #[test]
     fn the_format_page_has_the_path_of_this_build() {
         let hash = BlockHash::new(&[0xab, 0xcd, 0xef, 0x01]).unwrap();

@@ -1,8 +1,8 @@
-//! Who sweeps a shared directory: the one whose lease file lies there and was touched not long ago.
+//! Decides which host sweeps a shared directory: the one whose lease file lies there and was touched recently.
 //!
-//! Invariants: a lease gets its name by link, so one host gets it; an old one is taken away by rename, so one host
-//! takes it; who took away a fresh one, having looked too early, puts it back. For that moment there may be two
-//! sweepers: they do no harm, they do work twice. Ages are told by the filesystem's own clock.
+//! Invariants: a lease gets its name by link, so one host gets it. An old lease is taken away by rename, so one host
+//! takes it. A host that took away a fresh lease, because it looked too early, puts it back. For that moment there
+//! may be two sweepers: they do no harm, they only do work twice. Ages are measured by the filesystem's own clock.
 
 use std::fs;
 use std::io::Read;
@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use super::directory::{Directory, errno, link};
 use super::layout::{self, LEASE, OWN_FOLDER};
 
-/// Longer than any lease is.
+/// Longer than any lease file.
 const MAX_BYTES: u64 = 4096;
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Lease {
     path: PathBuf,
     folder: PathBuf,
@@ -46,7 +46,8 @@ impl Lease {
         self.is_held
     }
 
-    /// Takes the lease, or shows that its holder lives. Returns what the filesystem's clock says if it is held.
+    /// Takes or renews the lease; none if another live host holds it. Returns the filesystem's time if the lease is
+    /// held.
     pub fn hold(&mut self, directory: &Directory) -> Result<Option<Duration>, Errno> {
         let now = match self.renew()? {
             None if directory.publish(&self.path, self.text.as_bytes())? => self.renew()?,
@@ -60,7 +61,7 @@ impl Lease {
         Ok(now)
     }
 
-    /// Lets the next one have it at once.
+    /// Lets the next host take the lease at once.
     pub fn give_back(&mut self) {
         if self.is_held && self.read().is_ok_and(|(text, _)| text == self.text) {
             let _ = rustix::fs::unlink(&self.path);
@@ -83,7 +84,7 @@ impl Lease {
         Ok((text, file))
     }
 
-    /// Whether there is no lease any more, because its holder showed no life.
+    /// Whether there is no lease any more because its holder showed no sign of life.
     fn take_away_old(&self, directory: &Directory) -> Result<bool, Errno> {
         let (text, file) = match self.read() {
             Ok(found) => found,
@@ -110,7 +111,7 @@ impl Lease {
     }
 }
 
-/// What the filesystem's clock says, which is that of a server if there is one.
+/// The time of the filesystem's clock, which is the server's clock if there is a server.
 pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
     let (path, file) = directory.create(&directory.path.join(OWN_FOLDER))?;
     let now = touch(&file);
@@ -118,7 +119,7 @@ pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
     now
 }
 
-/// Sets a file's time to now; returns it.
+/// Sets a file's time to now and returns it.
 pub(super) fn touch(file: &fs::File) -> Result<Duration, Errno> {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     rustix::fs::futimens(file, &Timestamps { last_access: now, last_modification: now })?;

@@ -1,8 +1,10 @@
-//! Emptying a directory of namespaces: each has a folder of its own, of which all files go that are named as its blocks.
+//! Removes all blocks of namespaces from a directory. Each namespace has a folder of its own; all files in it that
+//! are named as blocks are removed.
 //!
-//! What is removed is told to the ledger as the sweeper tells it, which may be at work meanwhile, here or on another
-//! host. Empty folders are left to it. Unfinished files go if nobody has written to them for a while: younger ones are
-//! a store under way, of this host or another, and get a name or are left to the sweeper too.
+//! Removals are reported to the grants in the same way as by the sweeper, which may run at the same time, here or on
+//! another host. Empty folders are left to the sweeper. Unfinished files are removed if nobody has written to them
+//! for a while. Younger ones belong to a running store of this host or another: they get their name or are left to
+//! the sweeper too.
 
 use std::fs;
 use std::io;
@@ -20,11 +22,11 @@ use super::walk::is_older;
 use super::writer::kind_of;
 use crate::purge::{Place, Purging};
 
-/// A block is written in one piece; who has not done so after this is not about to.
+/// A block is written in one piece; a writer that is silent for this long will not finish.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
-/// Removed in one step, and told to the ledger.
+/// Files removed in one step and reported to the grants.
 const FILES_AT_ONCE: usize = 64;
-/// Names held in memory at a time, some 200 bytes each. A shard's folder has as many at 268 million blocks.
+/// Names held in memory at a time, about 200 bytes each. At 268 million blocks a shard's folder has this many.
 const MOST_LISTED: usize = 1 << 16;
 
 pub(super) fn place(directory: &Arc<Directory>, patience: Duration) -> Place {
@@ -35,18 +37,19 @@ pub(super) fn place(directory: &Arc<Directory>, patience: Duration) -> Place {
 fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
     let failed = |error: Errno| {
         let hint = match kind_of(error) {
-            ErrorKind::Unsupported => "purge on a host that may write to it",
-            _ => "look at the mount and its server, and purge again",
+            ErrorKind::Unsupported => "purge on a host that may write to the directory",
+            _ => "check the mount and its server, and purge again",
         };
         Error::new(kind_of(error), "cannot write to the directory").source(io::Error::from(error)).hint(hint)
     };
     if let Some(why) = &directory.read_only {
-        let error = Error::new(ErrorKind::Unsupported, "the directory is only read from").with("why", why);
-        return Err(error.hint("purge on a host that may write to it"));
+        let error = Error::new(ErrorKind::Unsupported, "the directory is used read-only").with("why", why);
+        return Err(error.hint("purge on a host that may write to the directory"));
     }
     let begun = Instant::now();
-    // It is asked of a file in the directory's own folder: where a mount went away there is none, and nothing would be
-    // found, which says nothing of what the mount holds.
+    // The time comes from a file in the directory's own folder. If the mount is gone, there is no such file. Without
+    // this check an empty mount point would look like an empty directory, which says nothing about the mount's
+    // content.
     let now = now(directory).map_err(failed)?;
     purging.rest(begun)?;
     let mut sweep = Sweep { directory, purging, now, begun: Instant::now(), left: 0, why: None };
@@ -55,23 +58,23 @@ fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
     swept.and_then(|()| sweep.end())
 }
 
-/// A folder, or the first of its files that are to go.
+/// A folder, or the first of its files to be removed.
 struct Listed {
-    /// How many blocks each is.
+    /// How many blocks each file is: 1, or 0 if unfinished.
     files: Vec<(PathBuf, u64)>,
     folders: Vec<PathBuf>,
     is_whole: bool,
 }
 
-/// One directory being emptied.
+/// The purge of one directory.
 struct Sweep<'a> {
     directory: &'a Directory,
     purging: &'a Purging,
     /// By the filesystem's clock.
     now: Duration,
-    /// Of this step.
+    /// Start of this step.
     begun: Instant,
-    /// Files and folders that could not be removed or looked into, and why the first of them could not.
+    /// How many files and folders could not be removed or read, and why the first one could not.
     left: u64,
     why: Option<(PathBuf, Errno)>,
 }
@@ -92,19 +95,19 @@ impl Sweep<'_> {
             if is_whole {
                 return folders.iter().try_for_each(|folder| self.folder(folder));
             }
-            // Those that stay would be listed again and again.
+            // Files that cannot be removed would be listed again and again.
             if self.purging.values() == before {
                 return Ok(());
             }
         }
     }
 
-    /// What is to go. It is removed when the folder is closed: not every filesystem goes on where it was in one that
-    /// changes.
+    /// Lists files to remove. They are removed after the folder was closed: not every filesystem continues a listing
+    /// correctly while the folder changes.
     fn list(&mut self, folder: &Path) -> io::Result<Listed> {
         let mut listed = Listed { files: Vec::new(), folders: Vec::new(), is_whole: false };
         let entries = match fs::read_dir(folder) {
-            // Nothing was stored there, or the sweeper found it empty.
+            // Nothing was stored there, or the sweeper removed the empty folder.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Listed { is_whole: true, ..listed }),
             entries => entries?,
         };
@@ -131,22 +134,22 @@ impl Sweep<'_> {
     }
 
     fn remove(&mut self, path: &Path, blocks: u64) -> Result<()> {
-        let count = self.directory.ledger.count();
+        let count = self.directory.grants.count();
         let removed = rustix::fs::lstat(path).and_then(|about| rustix::fs::unlink(path).map(|()| about.st_size as u64));
         match removed {
             Ok(bytes) => {
                 self.purging.removed(blocks, 1);
-                // Of an unfinished file nobody was told that its bytes are there.
-                self.directory.ledger.removed(bytes * blocks, count);
+                // The bytes of an unfinished file were never reported as stored.
+                self.directory.grants.removed(bytes * blocks, count);
             }
-            // Somebody else has removed it.
+            // Somebody else has removed the file.
             Err(Errno::NOENT | Errno::STALE) => {}
             Err(error) => self.stays(path, error)?,
         }
         Ok(())
     }
 
-    /// What cannot be removed does not keep the rest, unless nothing can be.
+    /// A file that cannot be removed does not stop the others, unless nothing can be removed.
     fn stays(&mut self, path: &Path, error: Errno) -> Result<()> {
         self.left += 1;
         self.why.get_or_insert_with(|| (path.to_owned(), error));
@@ -160,16 +163,16 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Where this fails, the next walk of the sweeper counts right all the same.
+    /// If this fails, the sweeper's next walk still counts correctly.
     fn settle(&self) {
-        let _ = self.directory.ledger.settle(clock(), false);
+        let _ = self.directory.grants.settle(clock(), false);
     }
 
     fn end(&self) -> Result<()> {
         let Some((path, error)) = &self.why else { return Ok(()) };
         let hint = match kind_of(*error) {
-            ErrorKind::Unsupported => "purge on a host, or as a user, that may remove them",
-            _ => "look at the mount and its server, and purge again",
+            ErrorKind::Unsupported => "purge on a host, or as a user, that may remove these files",
+            _ => "check the mount and its server, and purge again",
         };
         Err(Error::new(kind_of(*error), "some files could not be removed")
             .with("files", self.left)

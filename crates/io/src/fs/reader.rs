@@ -1,8 +1,9 @@
 //! From an object to a slot: open, read into a bounce buffer, verify there, copy.
 //!
-//! Invariants: a slot is written only with bytes that have the key and length asked for and the checksum of their
-//! header, and only while somebody still waits for them; an object is taken away only after two reads that found the same
-//! damage, the second past the page cache, since other hosts may read well what comes to this one with flipped bits.
+//! Invariants: a slot is written only with bytes that have the requested key and length and the checksum of their
+//! header, and only while somebody still waits for them. An object is removed only after two reads that found the
+//! same damage, the second one past the page cache: if bits flip on the way to this host, other hosts may still read
+//! the object correctly.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,14 +20,14 @@ use super::directory::Directory;
 use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
 use super::writer::kind_of;
+use crate::cancel::SlotGuard;
 use crate::header::Header;
-use crate::ticket::Ticket;
 
-/// The time of last use is noted at most so often: one more request to a server, once in many loads. Mounts rarely
+/// The time of last use is recorded at most this often: one more request to a server for many loads. Mounts rarely
 /// keep access times, and never exactly.
 const NOTE_USE_EVERY: Duration = Duration::from_secs(3600);
 
-/// Whether the object is there; looks at its length, not into it.
+/// Whether the object exists. Checks its length, not its content.
 pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
     match rustix::fs::stat(&path) {
@@ -36,11 +37,11 @@ pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
     }
 }
 
-/// What was read is not the block.
+/// The bytes that were read are not the block.
 const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 
-/// See the module's head.
-pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, ticket: &Ticket) -> Outcome {
+/// See the module documentation.
+pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, guard: &SlotGuard) -> Outcome {
     let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
     let file = match directory.open_object(&path) {
@@ -53,7 +54,7 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, t
     };
     match read {
         Ok(header) => {
-            let copied = ticket.use_slot(|| buffer.hand_out(slot, op.length_bytes));
+            let copied = guard.use_slot(|| buffer.hand_out(slot, op.length_bytes));
             note_use(directory, &file);
             match copied {
                 Some(()) => Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum },
@@ -68,17 +69,17 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, t
     }
 }
 
-/// The header of the block, which is in the buffer then.
+/// Reads the block into the buffer and returns its header.
 fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
     let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
     judge(buffer, op, read_bytes, file).map_err(Outcome::Failed)
 }
 
-/// Reads what was found damaged once more, from the disk or the server, and not from what is kept of it here. Other
-/// damage than before is no word about the object, but about what lies between it and here.
+/// Reads a damaged object again, from the disk or the server instead of a local cache. If the damage differs from the
+/// first read, the fault lies between the object and this host, not in the object.
 fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
     let first_sum = buffer.file_checksum(op.length_bytes);
-    // Where the advice is not taken, the second read is worth no more than the first.
+    // Where the advice is ignored, the second read proves no more than the first.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
     let read = match read(buffer, op, file) {
         Err(DAMAGED) if buffer.file_checksum(op.length_bytes) == first_sum => return Err(DAMAGED),
@@ -86,13 +87,13 @@ fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: 
         read => read,
     };
     directory.misreads.fetch_add(1, Relaxed);
-    tracing::warn!(path = %directory.path.display(), "two reads of a shared object brought different bytes");
+    tracing::warn!(path = %directory.path.display(), "two reads of a shared object returned different bytes");
     read
 }
 
-/// Whether what was read is the block that was asked for.
+/// Whether the bytes that were read are the requested block.
 fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
-    // A read that ended before the file did says nothing about the file, which other hosts may read well.
+    // A read that ended before the end of the file says nothing about the file; other hosts may read it correctly.
     let size_bytes = fstat(file).map_err(kind_of)?.st_size as u64;
     if read_bytes < size_bytes.min(file_bytes(op.length_bytes)) {
         return Err(ErrorKind::Io);
@@ -114,26 +115,26 @@ fn note_use(directory: &Directory, file: &File) {
         now.saturating_sub(touched_at(&about)) > NOTE_USE_EVERY
     };
     if directory.read_only.is_none() && fstat(file).is_ok_and(is_due) {
-        // Another user's object may not let itself be touched: it then counts as last used when it was stored.
+        // Another user's object may not allow this: it then counts as last used when it was stored.
         let _ = touch(file);
     }
 }
 
-/// Takes a damaged object away, so that the block can be stored again; unless it was replaced meanwhile.
+/// Removes a damaged object, unless it was replaced meanwhile, so that the block can be stored again.
 fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
-    tracing::warn!(path = %path.display(), group = op.key.group, "shared object is damaged");
+    tracing::warn!(path = %path.display(), group = op.key.group, "a shared object is damaged");
     let is_same = |seen: &Stat, now: &Stat| (seen.st_dev, seen.st_ino) == (now.st_dev, now.st_ino);
     let (Ok(seen), Ok(now)) = (fstat(file), rustix::fs::stat(path)) else { return };
     let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
-    let count = directory.ledger.count();
+    let count = directory.grants.count();
     if directory.read_only.is_none() && is_file && is_same(&seen, &now) && rustix::fs::unlink(path).is_ok() {
-        directory.ledger.removed(seen.st_size as u64, count);
+        directory.grants.removed(seen.st_size as u64, count);
     }
 }
 
 fn not_read(error: Errno) -> Outcome {
     match error {
-        // Stale: it was removed by another host while it was opened here.
+        // Stale: another host removed the file while it was open here.
         Errno::NOENT | Errno::NOTDIR | Errno::STALE => Outcome::Absent,
         error => Outcome::Failed(kind_of(error)),
     }
@@ -144,7 +145,7 @@ mod tests {
     use std::sync::Arc;
 
     use forebay_core::checksum::checksum;
-    use forebay_core::tier::{OpId, OpKind, Priority};
+    use forebay_core::tier::{OpId, OpKind};
     use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 
     use super::super::{config::FsConfig, writer};
@@ -153,7 +154,7 @@ mod tests {
 
     const LENGTH: u64 = 5000;
 
-    /// What a hung mount delivers when nobody waits any more: all of it is right, and it comes too late.
+    /// A hung mount delivers correct bytes after the waiter has gone: they come too late.
     #[test]
     fn bytes_that_come_after_the_waiter_left_stay_in_the_bounce_buffer() {
         let home = tempfile::tempdir().unwrap();
@@ -164,22 +165,22 @@ mod tests {
         pool.write(0, &[5; LENGTH as usize]);
         let key = BlockKey { namespace: NamespaceId(1), group: 0, hash: BlockHash::new(&[1]).unwrap() };
         let slot = Some((SlotId(0), Generation(0)));
-        let (id, priority, sum) = (OpId(1), Priority::Load, checksum(&[5; LENGTH as usize]));
-        let store = Operation { id, kind: OpKind::Store, priority, key, slot, length_bytes: LENGTH, checksum: sum };
-        let (outcome, _) = writer::store(&directory, &mut buffer, &store, &Ticket::default());
+        let (id, sum) = (OpId(1), checksum(&[5; LENGTH as usize]));
+        let store = Operation { id, kind: OpKind::Store, key, slot, length_bytes: LENGTH, checksum: sum };
+        let (outcome, _) = writer::store(&directory, &mut buffer, &store, &SlotGuard::default());
         assert!(matches!(outcome, Outcome::Stored(_)), "{outcome:?}");
 
         pool.write(0, &[0x77; 8192]);
         let load_op = Operation { kind: OpKind::Load { at: Location::default() }, ..store };
-        let ticket = Ticket::default();
-        assert!(ticket.give_up() && !ticket.give_up());
-        assert_eq!(load(&directory, &mut buffer, &load_op, &ticket), Outcome::Failed(ErrorKind::Timeout));
+        let guard = SlotGuard::default();
+        assert!(guard.give_up() && !guard.give_up());
+        assert_eq!(load(&directory, &mut buffer, &load_op, &guard), Outcome::Failed(ErrorKind::Timeout));
         assert_eq!(buffer.checksum(LENGTH), sum, "they came");
         let mut bytes = [0; 8192];
         pool.read(0, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == 0x77), "and went no further");
 
-        let waiting = Ticket::default();
+        let waiting = SlotGuard::default();
         let loaded = Outcome::Loaded { length_bytes: LENGTH, checksum: sum };
         assert_eq!(load(&directory, &mut buffer, &load_op, &waiting), loaded);
         assert_eq!(waiting.use_slot(|| waiting.give_up()), Some(false), "a copy that runs is not given up");

@@ -1,35 +1,36 @@
-//! What a filesystem tier tells: figures for metrics, `inspect` and `doctor`.
+//! Figures of a filesystem tier for metrics, `inspect` and `doctor`.
 
 use std::path::PathBuf;
 
 use forebay_core::tier::Health;
 
-/// Counts since the tier was opened, of one directory.
+/// Counts of one directory since the tier was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     pub stored_blocks: u64,
     pub stored_bytes: u64,
-    /// Stores of blocks that were there already: nothing was written.
+    /// Stores of blocks that were already there: nothing was written.
     pub repeated_stores: u64,
     pub loaded_blocks: u64,
     pub loaded_bytes: u64,
     pub absent_loads: u64,
     pub found_blocks: u64,
-    /// Objects that two reads found damaged alike: they were removed, if they could be.
+    /// Objects that two reads found damaged in the same way. They were removed where possible.
     pub corrupt_blocks: u64,
-    /// Objects that came damaged and, read once more, otherwise: something between them and here flips bits.
+    /// Objects that were damaged at the first read and different at the second: something between object and host
+    /// flips bits.
     pub misread_blocks: u64,
     pub failed_loads: u64,
     pub failed_stores: u64,
     /// Stores that found the directory full.
     pub full_stores: u64,
     pub removed_blocks: u64,
-    /// Operations whose waiter was told that they failed before they ended.
+    /// Operations that were reported as failed before they ended.
     pub given_up: u64,
-    /// By this host's sweeper, to make room.
+    /// Blocks that this host's sweeper removed to free space.
     pub evicted_blocks: u64,
     pub evicted_bytes: u64,
-    /// By this host's sweeper, for their age, or because a part was missing.
+    /// Blocks that this host's sweeper removed for their age, or because a part was missing.
     pub expired_blocks: u64,
     /// Unfinished files that this host's sweeper removed.
     pub removed_orphans: u64,
@@ -40,15 +41,15 @@ pub struct Counters {
 #[derive(Clone, PartialEq, Debug)]
 pub struct RootReport {
     pub path: PathBuf,
-    /// Drawn when the directory was made; the same for all hosts.
+    /// A random id, drawn when the directory was created; the same for all hosts.
     pub id: u128,
     pub health: Health,
-    /// Why nothing is written; none if something is.
+    /// Why nothing is written; none if the directory is writable.
     pub read_only: Option<String>,
     /// An upper bound, as this host last saw it.
     pub used_bytes: u64,
     pub capacity_bytes: Option<u64>,
-    /// Found by this host's last walk; 0 before it, and on hosts that do not sweep.
+    /// Blocks that this host's last walk found; 0 before it, and on hosts that do not sweep.
     pub counted_blocks: u64,
     /// Whether this host sweeps.
     pub is_sweeper: bool,
@@ -59,7 +60,7 @@ pub struct RootReport {
     pub waiting_loads: usize,
     pub waiting_finds: usize,
     pub waiting_stores: usize,
-    /// Operations that were taken and not completed.
+    /// Operations that were accepted and not completed.
     pub in_flight: usize,
     pub counters: Counters,
 }

@@ -1,7 +1,7 @@
-//! One directory as its owner sees it: what is in flight, what is late, whether it hangs.
+//! One directory from the tier's side: what is in flight, what is late, whether the directory hangs.
 //!
-//! Invariant: each operation that was taken completes once: by its thread, or before that because it was given up, and
-//! then whatever its thread says is not heard.
+//! Invariant: each accepted operation completes once: by its thread, or earlier because it was given up. In the
+//! second case the thread's result is ignored.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,45 +13,50 @@ use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
 
 use super::config::FsConfig;
 use super::directory::Directory;
-use super::keeper::Keeper;
-use super::lane::{Done, Job, Lane, Queue};
+use super::io_threads::{Done, IoThreads, Job, Queue};
 use super::report::{Counters, RootReport};
-use crate::ticket::Ticket;
+use super::sweeper::SweeperHandle;
+use crate::cancel::SlotGuard;
 
 struct Flight {
-    ticket: Arc<Ticket>,
+    guard: Arc<SlotGuard>,
     kind: OpKind,
     length_bytes: u64,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Root {
     pub directory: Arc<Directory>,
     pub completions: Vec<Completion>,
-    lane: Arc<Lane>,
-    keeper: Keeper,
+    io_threads: Arc<IoThreads>,
+    sweeper: SweeperHandle,
     flights: HashMap<OpId, Flight>,
-    /// Loads, lookups and removals by the moment they are late, counted from when they were asked for, since somebody
-    /// waits; and some that have ended.
+    /// Loads, lookups and removals in the order of their deadlines, which run from the request because somebody
+    /// waits. Some entries may have ended already.
     due: VecDeque<(Instant, OpId)>,
-    /// Stores, which are late by the time that a thread has been at them: nobody waits for them.
+    /// Stores. Their deadline runs from when a thread starts them, since nobody waits for them.
     stores: Vec<OpId>,
     has_given_up: bool,
     hanging: usize,
     timeout: Duration,
     max_block_bytes: u64,
-    /// Of loads, finds, stores.
+    /// For loads, finds, stores.
     queue_limits: [usize; 3],
     counters: Counters,
 }
 
 impl Root {
-    pub fn new(directory: Arc<Directory>, lane: Arc<Lane>, keeper: Keeper, config: &FsConfig) -> Root {
+    pub fn new(
+        directory: Arc<Directory>,
+        io_threads: Arc<IoThreads>,
+        sweeper: SweeperHandle,
+        config: &FsConfig,
+    ) -> Root {
         Root {
             directory,
             completions: Vec::new(),
-            lane,
-            keeper,
+            io_threads,
+            sweeper,
             flights: HashMap::new(),
             due: VecDeque::new(),
             stores: Vec::new(),
@@ -64,35 +69,35 @@ impl Root {
         }
     }
 
-    /// Takes the operation; false if its queue is full.
+    /// Accepts the operation; false if its queue is full.
     pub fn take(&mut self, op: &Operation) -> bool {
         if let Some(kind) = self.refusal(op) {
-            self.flights.insert(op.id, Flight { ticket: Arc::default(), kind: op.kind, length_bytes: op.length_bytes });
+            self.flights.insert(op.id, Flight { guard: Arc::default(), kind: op.kind, length_bytes: op.length_bytes });
             self.complete(op.id, Outcome::Failed(kind), false);
             return true;
         }
         let queue = Queue::of(op.kind);
-        if self.lane.waiting(queue) >= self.queue_limits[queue as usize] {
+        if self.io_threads.waiting(queue) >= self.queue_limits[queue as usize] {
             return false;
         }
-        let ticket = Arc::<Ticket>::default();
-        self.flights.insert(op.id, Flight { ticket: ticket.clone(), kind: op.kind, length_bytes: op.length_bytes });
+        let guard = Arc::<SlotGuard>::default();
+        self.flights.insert(op.id, Flight { guard: guard.clone(), kind: op.kind, length_bytes: op.length_bytes });
         match queue {
             Queue::Stores => self.stores.push(op.id),
             _ => self.due.push_back((Instant::now() + self.timeout, op.id)),
         }
-        self.lane.push(Job { op: *op, ticket });
+        self.io_threads.push(Job { op: *op, guard });
         true
     }
 
-    /// Lets what was taken begin.
+    /// Starts the accepted operations.
     pub fn start(&self) {
-        self.lane.wake_threads();
+        self.io_threads.wake_threads();
     }
 
     pub fn poll(&mut self) {
         let mut done = Vec::new();
-        self.lane.poll(&mut done);
+        self.io_threads.poll(&mut done);
         for Done { id, outcome, was_there } in done {
             self.complete(id, outcome, was_there);
         }
@@ -101,11 +106,11 @@ impl Root {
         }
     }
 
-    /// Gives up what is late, and what waits for threads that hang.
+    /// Gives up operations that are late, and those that wait for hanging threads.
     pub fn advance(&mut self) {
         let now = Instant::now();
         while let Some((_, id)) = self.due.pop_front_if(|(at, _)| *at <= now) {
-            // One that is being copied this moment is over before it is late again.
+            // An operation that is being copied now ends before it is late again.
             if self.flights.contains_key(&id) && !self.give_up(id) {
                 self.due.push_back((now + self.timeout, id));
             }
@@ -115,8 +120,8 @@ impl Root {
             self.give_up(id);
         }
         self.stores.retain(|id| self.flights.contains_key(id));
-        self.hanging = self.lane.hanging(self.timeout);
-        let (_, stores) = self.lane.widths();
+        self.hanging = self.io_threads.hanging(self.timeout);
+        let (_, stores) = self.io_threads.widths();
         if self.hanging >= stores {
             self.answer_waiting(Queue::Stores);
         }
@@ -125,13 +130,13 @@ impl Root {
             self.answer_waiting(Queue::Finds);
         }
         if std::mem::take(&mut self.has_given_up) {
-            self.lane.forget_given_up();
+            self.io_threads.forget_given_up();
         }
     }
 
-    /// Completes the operation as late, unless it is over or being copied this moment.
+    /// Completes the operation as late, unless it has ended or is being copied now.
     pub fn give_up(&mut self, id: OpId) -> bool {
-        let is_given_up = self.flights.get(&id).is_some_and(|flight| flight.ticket.give_up());
+        let is_given_up = self.flights.get(&id).is_some_and(|flight| flight.guard.give_up());
         if is_given_up {
             self.counters.given_up += 1;
             self.has_given_up = true;
@@ -140,31 +145,31 @@ impl Root {
         is_given_up
     }
 
-    /// After which an operation's waiter is told that it failed.
+    /// After this time an operation's waiter is told that it failed.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sick when all threads hang that can transfer at a time; well again as soon as one of them comes back, for then
-    /// the mount answers.
+    /// Sick when all threads hang that can transfer at a time. Healthy again as soon as one of them returns, since
+    /// the mount then answers.
     pub fn health(&self) -> Health {
-        let (transfers, _) = self.lane.widths();
+        let (transfers, _) = self.io_threads.widths();
         if self.hanging >= transfers { Health::Sick(ErrorKind::Timeout) } else { Health::Healthy }
     }
 
-    /// Ends all operations, and lets the threads end. Once [`Root::wait_for_end`] has returned no slot is touched any
-    /// more, whatever hangs.
+    /// Ends all operations, and lets the threads end. After [`Root::wait_for_end`] has returned nothing touches a
+    /// slot, whatever hangs.
     pub fn close(&mut self) {
-        let is_over = |flight: &Flight| flight.ticket.give_up() || flight.ticket.is_given_up();
-        // A copy that runs this moment ends before its thread does, which is waited for.
+        let is_over = |flight: &Flight| flight.guard.give_up() || flight.guard.is_given_up();
+        // A running copy ends before its thread does, and the thread is waited for.
         self.flights.retain(|_, flight| !is_over(flight));
-        self.lane.close();
-        self.keeper.close();
+        self.io_threads.close();
+        self.sweeper.close();
     }
 
     pub fn wait_for_end(&self, deadline: Instant) {
-        self.lane.wait_for_end(deadline);
-        self.keeper.wait_for_end(deadline);
+        self.io_threads.wait_for_end(deadline);
+        self.sweeper.wait_for_end(deadline);
     }
 
     pub fn is_idle(&self) -> bool {
@@ -172,11 +177,11 @@ impl Root {
     }
 
     pub fn wait(&self, timeout: Duration) {
-        self.lane.wait(timeout);
+        self.io_threads.wait(timeout);
     }
 
     pub fn report(&self) -> RootReport {
-        let sweeps = &self.keeper.sweeps;
+        let sweeps = &self.sweeper.sweeps;
         let counters = Counters {
             evicted_blocks: sweeps.evicted_blocks.load(Relaxed),
             evicted_bytes: sweeps.evicted_bytes.load(Relaxed),
@@ -191,22 +196,22 @@ impl Root {
             id: self.directory.id,
             health: self.health(),
             read_only: self.directory.read_only.clone(),
-            used_bytes: self.directory.ledger.last_used_bytes(),
-            capacity_bytes: self.directory.ledger.capacity_bytes(),
+            used_bytes: self.directory.grants.last_used_bytes(),
+            capacity_bytes: self.directory.grants.capacity_bytes(),
             counted_blocks: sweeps.blocks.load(Relaxed),
             is_sweeper: sweeps.is_sweeper.load(Relaxed),
-            threads: self.lane.threads(),
+            threads: self.io_threads.threads(),
             hanging_threads: self.hanging,
-            buffers: self.lane.buffers(),
-            waiting_loads: self.lane.waiting(Queue::Loads),
-            waiting_finds: self.lane.waiting(Queue::Finds),
-            waiting_stores: self.lane.waiting(Queue::Stores),
+            buffers: self.io_threads.buffers(),
+            waiting_loads: self.io_threads.waiting(Queue::Loads),
+            waiting_finds: self.io_threads.waiting(Queue::Finds),
+            waiting_stores: self.io_threads.waiting(Queue::Stores),
             in_flight: self.flights.len(),
             counters,
         }
     }
 
-    /// Why an operation is not even tried.
+    /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
         let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. });
         if is_change && self.directory.read_only.is_some() {
@@ -218,12 +223,12 @@ impl Root {
     }
 
     fn is_late_store(&self, id: &OpId, now: Instant) -> bool {
-        let begun = self.flights.get(id).and_then(|flight| flight.ticket.begun());
+        let begun = self.flights.get(id).and_then(|flight| flight.guard.begun());
         begun.is_some_and(|begun| now.saturating_duration_since(begun) > self.timeout)
     }
 
     fn answer_waiting(&mut self, queue: Queue) {
-        for job in self.lane.take_waiting(queue) {
+        for job in self.io_threads.take_waiting(queue) {
             self.complete(job.op.id, Outcome::Failed(ErrorKind::Unavailable), false);
         }
     }
@@ -232,7 +237,7 @@ impl Root {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.count(&flight, outcome, was_there);
         if outcome == Outcome::Failed(ErrorKind::Full) {
-            self.keeper.hurry();
+            self.sweeper.hurry();
         }
         self.completions.push(Completion { id, outcome });
     }

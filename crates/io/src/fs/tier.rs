@@ -1,8 +1,7 @@
-//! The filesystem tier: blocks spread over directories by their keys.
+//! The filesystem tier: blocks distributed over directories by their keys.
 //!
 //! Invariants: a key lives in one directory, chosen by the key and the directories' own ids, so every host finds it,
-//! whatever its mounts are called and in whatever order they are configured; a directory that hangs costs its own
-//! blocks and no others.
+//! whatever the names and the configured order of its mounts are. A directory that hangs affects its own blocks only.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -18,19 +17,19 @@ use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
 use super::config::{FsConfig, Fsync};
 use super::directory::Directory;
-use super::keeper::Keeper;
-use super::lane::Lane;
+use super::io_threads::IoThreads;
 use super::purge;
 use super::report::FsReport;
 use super::root::Root;
+use super::sweeper::SweeperHandle;
 use crate::purge::Place;
 use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
-/// How long threads are waited for when the tier is closed: all of them together, however many mounts hang.
+/// How long closing the tier waits for threads: for all of them together, however many mounts hang.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Fs {
     roots: Vec<Root>,
     waker: Arc<Waker>,
@@ -39,25 +38,26 @@ pub struct Fs {
 }
 
 impl Fs {
-    /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is where slots lie. An error
-    /// names the directory and what to do.
+    /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is the memory with the slots.
+    /// An error names the directory and what to do.
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
         config.check()?;
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
         let directories = open_all(config)?;
-        // What is dropped on an error is closed.
+        // On an error the drop of this value closes it.
         let mut fs = Fs { roots: Vec::new(), waker, transfers: Transfers::default(), fsync: config.fsync };
         for directory in directories {
             let directory = Arc::new(directory);
             if let Some(twin) = fs.roots.iter().find(|root| root.directory.id == directory.id) {
-                return Err(Error::invalid("two names lead to one directory")
+                return Err(Error::invalid("two paths lead to the same directory")
                     .with("path", directory.path.display())
                     .with("also", twin.directory.path.display())
                     .hint("name each directory once"));
             }
-            let lane = Lane::start(directory.clone(), pool.clone(), fs.waker.clone(), config.streams, config.buffers);
-            let keeper = Keeper::start(directory.clone(), config).map_err(no_memory)?;
-            fs.roots.push(Root::new(directory, lane.map_err(no_memory)?, keeper, config));
+            let io_threads =
+                IoThreads::start(directory.clone(), pool.clone(), fs.waker.clone(), config.streams, config.buffers);
+            let sweeper = SweeperHandle::start(directory.clone(), config).map_err(no_memory)?;
+            fs.roots.push(Root::new(directory, io_threads.map_err(no_memory)?, sweeper, config));
         }
         Ok(fs)
     }
@@ -67,12 +67,12 @@ impl Fs {
         self.waker.as_fd()
     }
 
-    /// Asks no mount.
+    /// Does no I/O.
     pub fn report(&self) -> FsReport {
         FsReport { roots: self.roots.iter().map(Root::report).collect() }
     }
 
-    /// Where its blocks are, to be emptied of namespaces.
+    /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<Place> {
         self.roots.iter().map(|root| purge::place(&root.directory, root.timeout())).collect()
     }
@@ -82,7 +82,7 @@ impl Fs {
         self.roots.iter().all(Root::is_idle)
     }
 
-    /// Blocks until everything taken has completed; false if that takes longer than `timeout`.
+    /// Blocks until every accepted operation has completed; false if that takes longer than `timeout`.
     pub fn drain(&mut self, timeout: Duration, completions: &mut Vec<Completion>) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -96,7 +96,7 @@ impl Fs {
         }
     }
 
-    /// By highest weight, so that adding or losing a directory moves no other directory's keys.
+    /// Rendezvous hashing: adding or losing a directory moves no other directory's keys.
     fn home_of(&mut self, key: &BlockKey) -> &mut Root {
         let weight = |root: &Root| {
             let mut sum = Checksum::new();
@@ -104,7 +104,7 @@ impl Fs {
             sum.update(&key.namespace.0.to_le_bytes());
             sum.update(&key.group.to_le_bytes());
             sum.update(key.hash.as_bytes());
-            // A checksum is linear: mixed, its high bits depend on all of the key.
+            // A checksum is linear. After mixing, its high bits depend on the whole key.
             sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
         let index = (0..self.roots.len()).max_by_key(|index| weight(&self.roots[*index])).unwrap_or(0);
@@ -124,7 +124,6 @@ impl Tier for Fs {
             can_remove: can_write,
             is_durable: self.fsync != Fsync::None,
             is_shared: true,
-            may_hang: true,
         }
     }
 
@@ -148,7 +147,7 @@ impl Tier for Fs {
         self.transfers.ended(&completions[from..]);
     }
 
-    /// Completes it as late at once, wherever its thread is.
+    /// Completes the operation as late at once, whatever its thread does.
     fn cancel(&mut self, id: OpId) {
         if self.roots.iter_mut().any(|root| root.give_up(id)) {
             self.waker.wake();
@@ -168,7 +167,7 @@ impl Tier for Fs {
     }
 }
 
-/// No slot is touched after this, whatever hangs.
+/// Nothing touches a slot after this, whatever hangs.
 impl Drop for Fs {
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
@@ -177,7 +176,7 @@ impl Drop for Fs {
     }
 }
 
-/// Time is the mounts' here, so it is read from the clock; some 10 ms between calls are right.
+/// Time is real time, because mounts take it; call about every 10 ms.
 impl Timed for Fs {
     fn advance(&mut self, _now: Duration) {
         self.roots.iter_mut().for_each(Root::advance);
@@ -187,7 +186,7 @@ impl Timed for Fs {
     }
 }
 
-/// In threads of their own, since a mount may never answer.
+/// In separate threads, since a mount may never answer.
 fn open_all(config: &FsConfig) -> Result<Vec<Directory>> {
     let deadline = Instant::now() + config.timeout;
     let mut opening = Vec::new();
@@ -195,7 +194,7 @@ fn open_all(config: &FsConfig) -> Result<Vec<Directory>> {
         let (sender, receiver) = sync_channel(1);
         let (path, config) = (path.clone(), config.clone());
         let named = path.clone();
-        // Nobody may listen any more when it answers.
+        // When the mount answers, the receiver may be gone.
         let open = move || drop(sender.send(Directory::open(&path, &config)));
         thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(open).map_err(no_memory)?;
         opening.push((named, receiver));
@@ -213,9 +212,9 @@ fn no_answer(path: &Path, error: RecvTimeoutError) -> Error {
         RecvTimeoutError::Timeout => Error::new(ErrorKind::Timeout, "the directory does not answer"),
         RecvTimeoutError::Disconnected => Error::new(ErrorKind::Io, "opening the directory ended early"),
     };
-    error.with("path", path.display()).hint("look at the mount and its server, or raise the timeout")
+    error.with("path", path.display()).hint("check the mount and its server, or raise `tier.fs.timeout_ms`")
 }
 
 fn no_memory(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "cannot get what a shared directory needs from this machine").source(error)
+    Error::new(ErrorKind::Unavailable, "cannot get threads or memory for the shared directory").source(error)
 }

@@ -1,7 +1,8 @@
-//! One walk through a shared directory, folder by folder: what is there, what is too old, what was used least recently.
+//! One walk through a shared directory, folder by folder: it finds what is there, what is too old, and what was used
+//! least recently.
 //!
-//! Invariants: only folders and files with names of ours are entered, counted or removed; memory is bounded however
-//! many objects there are.
+//! Invariants: it enters, counts and removes only folders and files with names of ours. Its memory is bounded for any
+//! number of objects.
 
 use std::collections::BinaryHeap;
 use std::fs::{self, DirEntry, Metadata};
@@ -12,14 +13,14 @@ use std::time::Duration;
 use forebay_core::BlockKey;
 
 use super::directory::Directory;
+use super::grants::Figures;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
-use super::ledger::Figures;
 
-/// So many of the least recently used objects are remembered for removal: 12 MiB at most, and at 1 MiB a block
-/// 128 GiB of room before the next walk.
+/// At most this many of the least recently used objects are kept for removal. They take 12 MiB at most, and at 1 MiB
+/// per block they free 128 GiB before the next walk.
 const MAX_CANDIDATES: usize = 1 << 17;
 
-/// What goes, whatever the capacity is.
+/// What is removed whatever the capacity is.
 #[derive(Clone, Copy)]
 pub(super) struct Ages {
     /// By the filesystem's clock.
@@ -28,7 +29,7 @@ pub(super) struct Ages {
     pub orphan_age: Duration,
 }
 
-/// An object that may go to make room.
+/// An object that may be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Candidate {
     pub touched: Duration,
@@ -36,7 +37,7 @@ pub(super) struct Candidate {
     pub bytes: u64,
 }
 
-/// What one folder gave up.
+/// What the sweep of one folder removed.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Swept {
     pub expired_blocks: u64,
@@ -44,12 +45,12 @@ pub(super) struct Swept {
     pub orphans: u64,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Walk {
     pending: Vec<PathBuf>,
-    /// What had been granted long enough before it began; none if its count is not to be believed.
+    /// Bytes granted long enough before the walk began; none if its count is not valid.
     pub basis: Option<Option<u64>>,
-    /// As the file said when it began.
+    /// The figures when the walk began.
     pub begun: Option<Figures>,
     pub found_bytes: u64,
     pub found_blocks: u64,
@@ -62,13 +63,13 @@ impl Walk {
         Walk { pending, basis, begun, found_bytes: 0, found_blocks: 0, least_recent: BinaryHeap::new() }
     }
 
-    /// Looks into the next folder; none when all were seen.
+    /// Processes the next folder; none when all were seen.
     pub fn step(&mut self, directory: &Directory, ages: Ages) -> io::Result<Option<Swept>> {
         let Some(folder) = self.pending.pop() else { return Ok(None) };
         let mut swept = Swept::default();
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
-            // Another sweeper found it empty.
+            // Another sweeper removed the empty folder.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(swept)),
             Err(error) => return Err(error),
         };
@@ -78,7 +79,7 @@ impl Walk {
             self.look(directory, ages, &entry?, &mut swept);
         }
         if is_empty && folder != directory.path && is_older(&folder, ages.now, ages.orphan_age) {
-            // Not if something came into it just now.
+            // This fails if a file was just created in it.
             let _ = fs::remove_dir(&folder);
         }
         Ok(Some(swept))
@@ -113,7 +114,7 @@ impl Walk {
     fn object(&mut self, ages: Ages, key: BlockKey, path: &Path, about: &Metadata, swept: &mut Swept) {
         let touched = touched_at(about);
         let is_expired = ages.max_age.is_some_and(|age| ages.now.saturating_sub(touched) > age);
-        // A name is given to whole files only: this one lost a part since, and is a miss whenever it is asked for.
+        // Only whole files get a name. This one lost a part later, and every load of it is a miss.
         let is_broken = !is_object_length(about.len());
         if (is_expired || is_broken) && fs::remove_file(path).is_ok() {
             swept.expired_blocks += 1;
@@ -129,7 +130,7 @@ impl Walk {
     }
 }
 
-/// Removes the object if it was not used since it became a candidate; whether it is gone by our doing.
+/// Removes the object if it was not used since it became a candidate. Returns whether this call removed it.
 pub(super) fn evict(directory: &Directory, candidate: &Candidate) -> bool {
     let path = directory.path.join(layout::object(&candidate.key, directory.is_sharded));
     let is_unused = fs::symlink_metadata(&path).is_ok_and(|about| touched_at(&about) == candidate.touched);

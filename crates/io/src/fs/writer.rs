@@ -1,7 +1,7 @@
-//! From a slot to an object: a bounce buffer, a file under a name of its own, flushed, then linked to its key.
+//! From a slot to an object: a bounce buffer, a file under a unique name, flushed, then linked to its key.
 //!
-//! Invariants: a key's name leads to a file that was written to its end; an object that is there and whole is never
-//! replaced; whatever is killed when leaves the object, or an unfinished file that the sweeper removes.
+//! Invariants: a key's name leads to a file that was written to its end. A whole object is never replaced. A kill at
+//! any moment leaves the object, or an unfinished file that the sweeper removes.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,24 +15,24 @@ use super::buffer::Buffer;
 use super::config::Fsync;
 use super::directory::{Directory, clock, link};
 use super::layout::{self, file_bytes};
+use crate::cancel::SlotGuard;
 use crate::header::Header;
-use crate::ticket::Ticket;
 
-/// How often the folder of an object is made again, should the sweeper take it away for being empty just then.
+/// How often an object's folder is created again if the sweeper removes it as empty at that moment.
 const TRIES: u32 = 4;
 
-/// What became of an object to be written.
+/// The result of writing an object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
     New,
-    /// Somebody else's of the same key is there.
+    /// A whole object with the same key already exists.
     WasThere,
-    /// It may be there or not.
+    /// The object may exist or not.
     Unsure(Errno),
 }
 
-/// See the module's head. True beside the outcome: the object was there already.
-pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+/// See the module documentation. The flag beside the outcome is true if the object was already there.
+pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
     let (Some((slot, _)), None) = (op.slot, &directory.read_only) else {
         return (Outcome::Failed(ErrorKind::Unsupported), false);
     };
@@ -42,19 +42,19 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         return (stored, true);
     }
     let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
-    match ticket.use_slot(|| buffer.fill(&header, slot)) {
+    match guard.use_slot(|| buffer.fill(&header, slot)) {
         None => return (Outcome::Failed(ErrorKind::Timeout), false),
         Some(sum) if sum != op.checksum => return (Outcome::Failed(ErrorKind::Corrupt), false),
         Some(_) => {}
     }
-    let spent = match directory.ledger.spend(file_bytes(op.length_bytes), clock()) {
+    let spent = match directory.grants.spend(file_bytes(op.length_bytes), clock()) {
         Ok(Some(spent)) => spent,
         Ok(None) => return (Outcome::Failed(ErrorKind::Full), false),
         Err(error) => return (Outcome::Failed(kind_of(error)), false),
     };
     let written = write(directory, buffer, op.length_bytes, &path);
     if matches!(written, Ok(Written::WasThere) | Err(_)) {
-        directory.ledger.refund(spent);
+        directory.grants.refund(spent);
     }
     match written {
         Ok(Written::New) => (stored, false),
@@ -69,11 +69,11 @@ pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
         return Outcome::Failed(ErrorKind::Unsupported);
     }
     let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
-    let count = directory.ledger.count();
+    let count = directory.grants.count();
     let removed = rustix::fs::stat(&path).and_then(|about| rustix::fs::unlink(&path).map(|()| about.st_size as u64));
     match removed {
         Ok(bytes) => {
-            directory.ledger.removed(bytes, count);
+            directory.grants.removed(bytes, count);
             Outcome::Removed
         }
         Err(Errno::NOENT | Errno::NOTDIR | Errno::STALE) => Outcome::Absent,
@@ -81,7 +81,7 @@ pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
     }
 }
 
-/// An error in the words of tiers.
+/// Maps an error to a tier's error kind.
 pub(super) fn kind_of(error: Errno) -> ErrorKind {
     match error {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => ErrorKind::Full,
@@ -96,7 +96,7 @@ fn is_whole(path: &Path, length_bytes: u64) -> bool {
     rustix::fs::stat(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
 }
 
-/// An error is one that left nothing.
+/// An error means that nothing was left behind.
 fn write(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
     let folder = path.parent().ok_or(Errno::INVAL)?;
     let (temporary, file) = create(directory, folder)?;
@@ -106,7 +106,7 @@ fn write(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, path: &P
             Err(error) if written == Written::New => Written::Unsure(error),
             _ => written,
         });
-    // It may have moved, and what cannot be removed now is removed by the sweeper.
+    // The file may have moved. The sweeper removes it if it cannot be removed now.
     let _ = rustix::fs::unlink(&temporary);
     published
 }
@@ -132,12 +132,12 @@ fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, fi
     if is_complete { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Gives the file its key's name, unless a whole object has it. A broken one, which only another program or a damaged
-/// filesystem can have left, is replaced.
+/// Gives the file its key's name, unless a whole object has that name. A broken object, which only another program or
+/// a damaged filesystem can have left, is replaced.
 fn publish(temporary: &Path, path: &Path, length_bytes: u64) -> Written {
     match link(temporary, path) {
         Ok(true) => Written::New,
-        // By a link whose first answer was lost.
+        // An earlier link succeeded but its answer was lost.
         Ok(false) if is_same(temporary, path) => Written::New,
         Ok(false) if is_whole(path, length_bytes) => Written::WasThere,
         Ok(false) => rustix::fs::rename(temporary, path).map_or_else(Written::Unsure, |()| Written::New),

@@ -1,7 +1,7 @@
-//! The thread that has all requests: a small runtime, asked through one channel, answering through a list.
+//! The thread that makes all requests: a small runtime that takes jobs from one channel and answers through a list.
 //!
-//! Invariants: each job is answered once, at its deadline at the latest; so many run at a time as configured, stores in
-//! half of them at most, so that loads always have a way.
+//! Invariants: each job is answered once, at its deadline at the latest. The configured number of requests run at a
+//! time. At most half of them are stores, so that loads always make progress.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,24 +14,24 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::moves::Place;
-use crate::ticket::Ticket;
+use crate::cancel::SlotGuard;
 use crate::uring::Waker;
 
 pub(super) struct Job {
     pub op: Operation,
-    pub ticket: Arc<Ticket>,
-    /// When it was asked for.
+    pub guard: Arc<SlotGuard>,
+    /// When the operation was requested.
     pub asked: Instant,
 }
 
 pub(super) struct Done {
     pub id: OpId,
     pub outcome: Outcome,
-    /// A store of what was there already.
+    /// A store whose block was already there.
     pub was_there: bool,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Client {
     jobs: Option<mpsc::UnboundedSender<Job>>,
     answers: Arc<Answers>,
@@ -54,7 +54,7 @@ struct Desk {
 }
 
 impl Client {
-    /// `runtime` has one thread: the one that is started here.
+    /// `runtime` has one thread, which is started here.
     pub fn start(
         runtime: Runtime,
         place: Place,
@@ -68,14 +68,14 @@ impl Client {
         let desk = Arc::new(Desk { place, timeout, requests: all, stores, answers: answers.clone(), waker });
         let run = move || {
             runtime.block_on(serve(receiver, desk));
-            // Looking up a name may hang; nobody waits for it.
+            // A name lookup may hang; shutdown does not wait for it.
             runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("forebay-object".to_owned()).spawn(run)?;
         Ok(Client { jobs: Some(sender), answers, thread: Some(thread) })
     }
 
-    /// The queue is bounded by whoever calls.
+    /// The caller bounds the queue.
     pub fn push(&self, job: Job) {
         let Some(jobs) = &self.jobs else { return };
         if let Err(mpsc::error::SendError(job)) = jobs.send(job) {
@@ -88,7 +88,7 @@ impl Client {
         done.append(&mut lock(&self.answers.done));
     }
 
-    /// Blocks until something is done.
+    /// Blocks until some job is done.
     pub fn wait(&self, timeout: Duration) {
         let waiting = |done: &mut Vec<Done>| done.is_empty();
         let _ = self.answers.has_done.wait_timeout_while(lock(&self.answers.done), timeout, waiting);
@@ -99,7 +99,7 @@ impl Client {
     }
 }
 
-/// Requests end where they wait; a copy that runs ends before that.
+/// Waiting requests end at once; a running copy ends first.
 impl Drop for Client {
     fn drop(&mut self) {
         self.jobs = None;
@@ -120,7 +120,7 @@ impl Desk {
     async fn answer(&self, job: Job) {
         let late = || (Outcome::Failed(ErrorKind::Timeout), false);
         let (outcome, was_there) = match job.op.kind {
-            // Nobody waits for a store: its time begins with its turn.
+            // Nobody waits for a store: its deadline runs from its start.
             OpKind::Store => {
                 let _turn = (self.stores.acquire().await, self.requests.acquire().await);
                 tokio::time::timeout(self.timeout, self.perform(&job)).await.unwrap_or_else(|_| late())
@@ -145,9 +145,9 @@ impl Desk {
     }
 
     async fn perform(&self, job: &Job) -> (Outcome, bool) {
-        match job.ticket.is_given_up() {
+        match job.guard.is_given_up() {
             true => (Outcome::Failed(ErrorKind::Timeout), false),
-            false => self.place.perform(&job.op, &job.ticket).await,
+            false => self.place.perform(&job.op, &job.guard).await,
         }
     }
 }

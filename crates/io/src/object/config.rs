@@ -1,11 +1,11 @@
-//! What an operator says about a bucket, and the limits that follow.
+//! An operator's settings for a bucket, and the limits that follow from them.
 
 use std::fmt;
 use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
-/// Shown to nobody.
+/// A secret that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -15,35 +15,36 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObjectConfig {
     pub bucket: String,
-    /// Before every object's name, without a slash at its end; may be empty.
+    /// Prefix of every object's name, without a slash at its end; may be empty.
     pub prefix: String,
     pub region: String,
-    /// Of another store than Amazon's, such as `http://127.0.0.1:9000`. Plain HTTP only if it says so.
+    /// Endpoint of a store other than Amazon's, such as `http://127.0.0.1:9000`. Plain HTTP only if the URL says so.
     pub endpoint: Option<String>,
-    /// Without them, those of the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, the instance's role.
+    /// If absent, the environment's credentials are used: `AWS_ACCESS_KEY_ID` and so on, a web identity, the
+    /// instance's role.
     pub access_key_id: Option<String>,
     pub secret_access_key: Option<Secret>,
-    /// Requests under way at a time, half of them stores at most; each has a block in memory.
+    /// Requests in flight at a time, at most half of them stores; each has a block in memory.
     pub requests: usize,
-    /// An operation that takes longer fails: loads and lookups from when they were asked for, stores from their first
-    /// request on.
+    /// An operation that takes longer fails. The time runs from the request for loads and lookups, from the first
+    /// request to the store for stores.
     pub timeout: Duration,
-    /// Longer objects are uploaded in parts of this size; the stores want 5 MiB at least.
+    /// Longer objects are uploaded in parts of this size; stores require 5 MiB at least.
     pub part_bytes: u64,
     /// Longer blocks are refused.
     pub max_block_bytes: u64,
     pub read_only: bool,
-    /// Loads, lookups and removals that wait or are under way; more are refused.
+    /// Loads, lookups and removals that wait or are in flight; more are refused.
     pub queued_loads: usize,
-    /// Stores that wait or are under way; more are refused. Each pins a slot of the pool.
+    /// Stores that wait or are in flight; more are refused. Each pins a slot of the pool.
     pub queued_stores: usize,
 }
 
-/// The least that S3 takes for any part but the last.
+/// The least that S3 accepts for any part but the last.
 const LEAST_PART_BYTES: u64 = 5 << 20;
 
 impl ObjectConfig {
@@ -65,29 +66,29 @@ impl ObjectConfig {
         }
     }
 
-    /// Whether it can be right, before the bucket is asked; errors with what to change.
+    /// Checks the settings before the bucket is contacted. Errors say what to change.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, hint: &str| Err(Error::invalid(what).hint(hint));
         if self.bucket.is_empty() {
-            return wrong("an object tier needs a bucket", "name one, or leave the tier out");
+            return wrong("an object tier needs a bucket", "set `tier.object.bucket`, or remove the tier");
         }
         if self.prefix.starts_with('/') || self.prefix.ends_with('/') || self.prefix.contains("//") {
-            return wrong("a prefix has no slash at its ends", "write it like `team/forebay`");
+            return wrong("a prefix must not begin or end with a slash", "write it like `team/forebay`");
         }
         if self.access_key_id.is_some() != self.secret_access_key.is_some() {
             return wrong(
-                "an access key has two parts",
-                "give its id and its secret, or neither to take the environment's",
+                "an access key needs an id and a secret",
+                "give both, or neither to use those of the environment",
             );
         }
         if self.part_bytes < LEAST_PART_BYTES {
-            return wrong("a part is at least 5 MiB", "leave it out");
+            return wrong("a part must have at least 5 MiB", "leave it out for the default");
         }
         if self.requests == 0 || self.queued_loads == 0 || self.queued_stores == 0 || self.timeout.is_zero() {
-            return wrong("requests, queues and the timeout are more than nothing", "leave them out");
+            return wrong("requests, queues and the timeout must be greater than 0", "leave them out for the defaults");
         }
         if self.max_block_bytes == 0 || self.max_block_bytes > 1 << 31 {
-            return wrong("the longest block is 1 byte to 2 GiB", "leave it out");
+            return wrong("the longest block must have 1 byte to 2 GiB", "leave it out for the default");
         }
         Ok(())
     }

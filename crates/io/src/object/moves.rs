@@ -1,8 +1,8 @@
 //! One block between a slot and an object: the header, then the payload.
 //!
-//! Invariants: a slot is read and written by plain copies that nothing waits in the middle of, and written only with
-//! bytes that were verified; an object is removed only after two requests that found it damaged, since a bit may flip
-//! on its way.
+//! Invariants: a slot is read and written by plain copies without a wait in the middle, and written only with
+//! verified bytes. An object is removed only after two requests that found it damaged, since a bit may flip in
+//! transit.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,24 +16,24 @@ use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, ObjectStoreExt};
 
+use crate::cancel::SlotGuard;
 use crate::header::{HEADER_BYTES, Header};
-use crate::ticket::Ticket;
 use crate::uring::Region;
 
-/// Copies pass through pieces of this size.
+/// Copies go through pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
-/// Parts of one object that are sent at a time.
+/// Parts of one object that are uploaded at a time.
 const PARTS_AT_ONCE: usize = 4;
-/// What was read is not the block.
+/// The bytes that were read are not the block.
 const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 
-/// All that a request needs.
+/// Everything that a request needs.
 pub(super) struct Place {
     pub store: AmazonS3,
     pub prefix: String,
     pub part_bytes: u64,
     pub pool: Region,
-    /// Loads whose first answer was damaged, and the second one not.
+    /// Loads whose first answer was damaged and whose second one was not.
     pub misreads: Arc<AtomicU64>,
 }
 
@@ -42,13 +42,13 @@ impl Place {
         path_of(&op.key, &self.prefix)
     }
 
-    /// Carries the operation out. True beside the outcome: a store found its block there.
-    pub async fn perform(&self, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+    /// Carries the operation out. The flag beside the outcome is true if a store found its block there.
+    pub async fn perform(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
         let outcome = match op.kind {
-            OpKind::Load { .. } => self.load(op, ticket).await,
-            OpKind::Find => self.find(op).await,
+            OpKind::Load { .. } => self.load(op, guard).await,
+            OpKind::Exists => self.find(op).await,
             OpKind::Remove { .. } => self.remove(op).await,
-            OpKind::Store => return self.store(op, ticket).await,
+            OpKind::Store => return self.store(op, guard).await,
         };
         (outcome, false)
     }
@@ -61,7 +61,7 @@ impl Place {
         }
     }
 
-    /// The store says that it removed what was not there, so it is asked before.
+    /// S3 reports success even if the object did not exist, so this checks for it first.
     async fn remove(&self, op: &Operation) -> Outcome {
         let path = self.path(op);
         let removed = match self.store.head(&path).await {
@@ -71,7 +71,7 @@ impl Place {
         removed.map_or_else(|error| not_done(&error), |()| Outcome::Removed)
     }
 
-    async fn load(&self, op: &Operation, ticket: &Ticket) -> Outcome {
+    async fn load(&self, op: &Operation, guard: &SlotGuard) -> Outcome {
         let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
         let path = self.path(op);
         let mut read = self.read(op, &path).await;
@@ -79,12 +79,12 @@ impl Place {
             read = self.read(op, &path).await;
             if read.is_ok() {
                 self.misreads.fetch_add(1, Relaxed);
-                tracing::warn!(%path, "object came damaged, and well the second time");
+                tracing::warn!(%path, "an object was damaged in the first read and whole in the second");
             }
         }
         match read {
             Ok((header, pieces)) => {
-                let copied = ticket.use_slot(|| {
+                let copied = guard.use_slot(|| {
                     let mut at = slot.offset();
                     payload(&pieces, |bytes| {
                         self.pool.write(at, bytes);
@@ -96,8 +96,8 @@ impl Place {
             }
             Err(outcome) => {
                 if outcome == DAMAGED {
-                    tracing::warn!(%path, "object is damaged");
-                    // So that the block can be stored again; whether that works shows at the next store.
+                    tracing::warn!(%path, "an object is damaged");
+                    // So that the block can be stored again. A failure shows at the next store.
                     let _ = self.store.delete(&path).await;
                 }
                 outcome
@@ -105,8 +105,8 @@ impl Place {
         }
     }
 
-    /// One request for header and payload, which are compared with each other. What is longer than the block is not
-    /// asked for.
+    /// One request returns header and payload, which are compared with each other. No bytes beyond the block's length
+    /// are requested.
     async fn read(&self, op: &Operation, path: &Path) -> Result<(Header, Vec<impl AsRef<[u8]>>), Outcome> {
         let range = GetRange::Bounded(0..HEADER_BYTES as u64 + op.length_bytes);
         let got = object_store::ObjectStore::get_opts(&self.store, path, GetOptions::new().with_range(Some(range)));
@@ -117,7 +117,7 @@ impl Place {
         Ok((header, pieces))
     }
 
-    async fn store(&self, op: &Operation, ticket: &Ticket) -> (Outcome, bool) {
+    async fn store(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
         let path = self.path(op);
         let bytes = HEADER_BYTES as u64 + op.length_bytes;
         let stored = Outcome::Stored(Location::default());
@@ -126,7 +126,7 @@ impl Place {
             Ok(_) | Err(Error::NotFound { .. }) => {}
             Err(error) => return (not_done(&error), false),
         }
-        let object = match ticket.use_slot(|| self.object(op)) {
+        let object = match guard.use_slot(|| self.object(op)) {
             Some(Ok(object)) => object,
             Some(Err(kind)) => return (Outcome::Failed(kind), false),
             None => return (Outcome::Failed(ErrorKind::Timeout), false),
@@ -138,7 +138,7 @@ impl Place {
         (sent.map_or_else(|error| not_done(&error), |()| stored), false)
     }
 
-    /// The object of the block that lies in its slot.
+    /// The object of the block in the operation's slot.
     fn object(&self, op: &Operation) -> Result<Vec<u8>, ErrorKind> {
         let (slot, _) = op.slot.ok_or(ErrorKind::Invalid)?;
         let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
@@ -153,7 +153,7 @@ impl Place {
         if sum.finish() == op.checksum { Ok(object) } else { Err(ErrorKind::Corrupt) }
     }
 
-    /// The object appears when its last part is there and all are put together, or not at all.
+    /// The object appears when all parts were uploaded and joined, or not at all.
     async fn send_parts(&self, path: &Path, object: &object_store::PutPayload) -> Result<(), Error> {
         let object: Vec<_> = object.iter().collect();
         let part_bytes = self.part_bytes as usize;
@@ -170,7 +170,7 @@ impl Place {
             Err(error) => Err(error),
         };
         if sent.is_err() {
-            // What is left is taken away by the bucket's own rule for unfinished uploads.
+            // The bucket's own rule for unfinished uploads removes what is left.
             let _ = upload.abort().await;
         }
         sent
@@ -183,7 +183,7 @@ pub(super) fn path_of(key: &BlockKey, prefix: &str) -> Path {
     if prefix.is_empty() { Path::from(name) } else { Path::from(format!("{prefix}/{name}")) }
 }
 
-/// Whether what came is the block that was asked for.
+/// Whether the bytes are the requested block.
 fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<Header, ErrorKind> {
     let mut head = Vec::with_capacity(HEADER_BYTES);
     for piece in pieces.iter().map(AsRef::as_ref) {
@@ -206,7 +206,7 @@ fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Resu
     if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
 }
 
-/// What follows the header, piece by piece.
+/// The bytes after the header, piece by piece.
 fn payload(pieces: &[impl AsRef<[u8]>], mut each: impl FnMut(&[u8])) {
     let mut head_bytes = HEADER_BYTES;
     for piece in pieces.iter().map(AsRef::as_ref) {
@@ -216,7 +216,7 @@ fn payload(pieces: &[impl AsRef<[u8]>], mut each: impl FnMut(&[u8])) {
     }
 }
 
-/// An error in the words of tiers.
+/// Maps an error to a tier's outcome.
 fn not_done(error: &Error) -> Outcome {
     match error {
         Error::NotFound { .. } => Outcome::Absent,

@@ -1,7 +1,8 @@
-//! Emptying a bucket of namespaces: the names that begin with one are listed, and those of blocks are removed.
+//! Removes all blocks of namespaces from a bucket: it lists the names that begin with a namespace, and removes those
+//! of blocks.
 //!
-//! One request an object, some at a time: many stores that are not Amazon's cannot remove in bulk. The requests are
-//! made by a runtime of the caller's thread, each with the tier's timeout.
+//! It makes one request per object, several at a time: many stores that are not Amazon's cannot remove in bulk. A
+//! runtime in the caller's thread makes the requests, each with the tier's timeout.
 
 use std::time::Instant;
 
@@ -16,24 +17,25 @@ use super::moves::path_of;
 use super::tier::store;
 use crate::purge::{Place, Purging};
 
-/// Removed in one step.
+/// Objects removed in one step.
 const OBJECTS_AT_ONCE: usize = 64;
-/// Requests under way: a fourth of what the tier has by default.
+/// Requests in flight: a quarter of the tier's default.
 const REQUESTS: usize = 8;
 
 pub(super) fn place(config: &ObjectConfig, name: String) -> Place {
     let config = config.clone();
-    // The removals of a step may each take as long as one may.
+    // Each removal of a step may take a whole timeout.
     let patience = config.timeout * (OBJECTS_AT_ONCE / REQUESTS) as u32;
     let empty = move |purging: &Purging| {
         if config.read_only {
-            let error = Error::new(ErrorKind::Unsupported, "the bucket is only read from");
+            let error = Error::new(ErrorKind::Unsupported, "the bucket is used read-only");
             return Err(error.hint("purge on a host that may write to it"));
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
             Error::new(ErrorKind::Unavailable, "cannot start requests").source(error).hint("purge again")
         })?;
-        // Not the tier's: its connections belong to the tier's runtime, and ours end with this call.
+        // The tier's client cannot be used: its connections belong to the tier's runtime. This one's end with this
+        // call.
         let store = store(&config)?;
         purging.namespaces().try_for_each(|id| runtime.block_on(empty(&store, &config.prefix, id, purging)))
     };
@@ -64,7 +66,7 @@ async fn empty(store: &AmazonS3, prefix: &str, id: NamespaceId, purging: &Purgin
     purging.rest(begun)
 }
 
-/// Whether it is named exactly as a block of the namespace.
+/// Whether the path is exactly a block's name in the namespace.
 fn is_of(path: &Path, prefix: &str, namespace: NamespaceId) -> bool {
     let key = || {
         let (group, hash) = path.filename()?.split_once('-')?;
@@ -75,9 +77,9 @@ fn is_of(path: &Path, prefix: &str, namespace: NamespaceId) -> bool {
 }
 
 fn failed(what: &str, error: StoreError) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("the store does not {what} objects"))
+    Error::new(ErrorKind::Unavailable, format!("the object store cannot {what} objects"))
         .source(error)
-        .hint("look at the store, and whether the key may list and delete in the bucket, and purge again")
+        .hint("check the store and that the key may list and delete in the bucket, and purge again")
 }
 
 #[cfg(test)]

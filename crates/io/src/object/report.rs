@@ -1,4 +1,4 @@
-//! What an object tier tells: figures for metrics, `inspect` and `doctor`.
+//! Figures of an object tier for metrics, `inspect` and `doctor`.
 
 use forebay_core::tier::Health;
 
@@ -7,7 +7,7 @@ use forebay_core::tier::Health;
 pub struct Counters {
     pub stored_blocks: u64,
     pub stored_bytes: u64,
-    /// Stores of blocks that were there already: nothing was sent.
+    /// Stores of blocks that were already there: nothing was sent.
     pub repeated_stores: u64,
     pub loaded_blocks: u64,
     pub loaded_bytes: u64,
@@ -15,7 +15,7 @@ pub struct Counters {
     pub found_blocks: u64,
     /// Objects that two requests found damaged: they were removed.
     pub corrupt_blocks: u64,
-    /// Objects that one request found damaged and the next one well.
+    /// Objects that were damaged at one request and correct at the next.
     pub misread_blocks: u64,
     pub failed_loads: u64,
     pub failed_stores: u64,
@@ -27,11 +27,11 @@ pub struct Counters {
 /// The whole tier.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObjectReport {
-    /// Where the objects are: endpoint or region, bucket, prefix.
+    /// Location of the objects: endpoint or region, bucket, prefix.
     pub name: String,
     pub health: Health,
     pub read_only: bool,
-    /// Operations that were taken and not completed.
+    /// Operations that were accepted and not completed.
     pub in_flight: usize,
     pub counters: Counters,
 }

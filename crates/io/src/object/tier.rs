@@ -1,7 +1,7 @@
-//! The object tier: what is in flight, and how it ends.
+//! The object tier: which operations are in flight, and how they end.
 //!
-//! Invariant: each operation that was taken completes once: by its request, or before that because it was cancelled,
-//! and then whatever its request says is not heard.
+//! Invariant: each accepted operation completes once: by its request, or earlier because it was cancelled. In the
+//! second case the request's result is ignored.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,17 +24,17 @@ use super::config::ObjectConfig;
 use super::moves::Place;
 use super::purge;
 use super::report::{Counters, ObjectReport};
-use crate::ticket::Ticket;
+use crate::cancel::SlotGuard;
 use crate::transfers::Transfers;
 use crate::uring::{Region, Waker};
 
 struct Flight {
-    ticket: Arc<Ticket>,
+    guard: Arc<SlotGuard>,
     kind: OpKind,
     length_bytes: u64,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Object {
     client: Client,
     config: ObjectConfig,
@@ -49,10 +49,11 @@ pub struct Object {
 }
 
 impl Object {
-    /// Asks the bucket whether it is there; blocks for at most one timeout. `pool` is where slots lie.
+    /// Checks that the bucket exists; blocks for at most one timeout. `pool` is the memory with the slots.
     pub fn open(config: &ObjectConfig, pool: Region) -> Result<Object> {
         config.check()?;
-        // Every TLS connection of this process is made by it; a second one is refused, and is the same.
+        // Every TLS connection of this process uses this provider. A second call fails, and would install the same
+        // one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = store(config)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_machine)?;
@@ -81,7 +82,7 @@ impl Object {
         self.waker.as_fd()
     }
 
-    /// Where its blocks are, to be emptied of namespaces.
+    /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<crate::purge::Place> {
         vec![purge::place(&self.config, self.place_name())]
     }
@@ -91,7 +92,7 @@ impl Object {
         format!("{}/{bucket}/{prefix}", endpoint.as_ref().unwrap_or(region))
     }
 
-    /// Asks nobody.
+    /// Does no I/O.
     pub fn report(&self) -> ObjectReport {
         ObjectReport {
             name: self.place_name(),
@@ -107,7 +108,7 @@ impl Object {
         self.flights.is_empty() && self.completions.is_empty()
     }
 
-    /// Blocks until everything taken has completed; false if that takes longer than `timeout`.
+    /// Blocks until every accepted operation has completed; false if that takes longer than `timeout`.
     pub fn drain(&mut self, timeout: Duration, completions: &mut Vec<Completion>) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -122,7 +123,7 @@ impl Object {
         }
     }
 
-    /// Takes the operation; false if its queue is full.
+    /// Accepts the operation; false if its queue is full.
     fn take(&mut self, op: &Operation) -> bool {
         let is_store = op.kind == OpKind::Store;
         let (held, limit) = match is_store {
@@ -132,18 +133,18 @@ impl Object {
         if held >= limit {
             return false;
         }
-        let ticket = Arc::<Ticket>::default();
+        let guard = Arc::<SlotGuard>::default();
         let (kind, length_bytes) = (op.kind, op.length_bytes);
-        self.flights.insert(op.id, Flight { ticket: ticket.clone(), kind, length_bytes });
+        self.flights.insert(op.id, Flight { guard: guard.clone(), kind, length_bytes });
         self.stores += usize::from(is_store);
         match self.refusal(op) {
             Some(kind) => self.complete(op.id, Outcome::Failed(kind), false),
-            None => self.client.push(Job { op: *op, ticket, asked: Instant::now() }),
+            None => self.client.push(Job { op: *op, guard, asked: Instant::now() }),
         }
         true
     }
 
-    /// Why an operation is not even tried.
+    /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
         let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. });
         if is_change && self.config.read_only {
@@ -191,7 +192,7 @@ impl Tier for Object {
 
     fn capabilities(&self) -> Capabilities {
         let can_write = !self.config.read_only;
-        Capabilities { can_store: can_write, can_remove: can_write, is_durable: true, is_shared: true, may_hang: true }
+        Capabilities { can_store: can_write, can_remove: can_write, is_durable: true, is_shared: true }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
@@ -214,22 +215,22 @@ impl Tier for Object {
         self.transfers.ended(&completions[from..]);
     }
 
-    /// Completes it as late at once; its request may go on for a while and touches no slot.
+    /// Completes the operation as late at once. Its request may continue for a while but touches no slot.
     fn cancel(&mut self, id: OpId) {
-        if self.flights.get(&id).is_some_and(|flight| flight.ticket.give_up()) {
+        if self.flights.get(&id).is_some_and(|flight| flight.guard.give_up()) {
             self.counters.given_up += 1;
             self.complete(id, Outcome::Failed(ErrorKind::Timeout), false);
             self.waker.wake();
         }
     }
 
-    /// What the store's failures mean is for the breaker to say.
+    /// The breaker decides what failures of the store mean.
     fn health(&self) -> Health {
         if self.client.is_alive() { Health::Healthy } else { Health::Sick(ErrorKind::Unavailable) }
     }
 }
 
-/// Deadlines are kept by the thread with the requests.
+/// The thread with the requests keeps the deadlines.
 impl Timed for Object {
     fn advance(&mut self, _now: Duration) {}
 }
@@ -244,9 +245,9 @@ pub(super) fn store(config: &ObjectConfig) -> Result<AmazonS3> {
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&config.bucket)
         .with_region(&config.region)
-        // Decorators try again, and nobody else.
+        // Only the decorators retry.
         .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
-        // Many stores that are not Amazon's cannot remove in bulk, and one block is removed at a time here.
+        // Many stores that are not Amazon's cannot remove in bulk, and this tier removes one block at a time.
         .with_disable_bulk_delete(true)
         .with_client_options(options);
     if let Some(endpoint) = &config.endpoint {
@@ -256,20 +257,20 @@ pub(super) fn store(config: &ObjectConfig) -> Result<AmazonS3> {
         builder = builder.with_access_key_id(id).with_secret_access_key(&secret.0);
     }
     builder.build().map_err(|error| {
-        Error::invalid("cannot make a client of the object store")
+        Error::invalid("cannot make a client for the object store")
             .with("bucket", &config.bucket)
             .source(error)
-            .hint("look at endpoint, region and the environment's `AWS_` variables")
+            .hint("check `endpoint`, `region` and the `AWS_` variables of the environment")
     })
 }
 
-/// Lists one name: a bucket that is not there, or not ours, shows now and not at the first block.
+/// Lists one name, so that a missing bucket or missing permission shows now and not at the first block.
 fn ask(config: &ObjectConfig, store: &AmazonS3, runtime: &Runtime) -> Result<()> {
     let failed = |kind, what: &str| {
         Error::new(kind, what)
             .with("bucket", &config.bucket)
             .with("endpoint", config.endpoint.as_deref().unwrap_or("amazon"))
-            .hint("make the bucket, and give its key the right to list, get, put and delete in it")
+            .hint("create the bucket, and give the key the rights to list, get, put and delete in it")
     };
     let prefix = Path::from(config.prefix.as_str());
     let first = async { tokio::time::timeout(config.timeout, store.list(Some(&prefix)).next()).await };
@@ -281,5 +282,5 @@ fn ask(config: &ObjectConfig, store: &AmazonS3, runtime: &Runtime) -> Result<()>
 }
 
 fn no_machine(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "cannot get what an object tier needs from this machine").source(error)
+    Error::new(ErrorKind::Unavailable, "cannot get threads or memory for the object tier").source(error)
 }

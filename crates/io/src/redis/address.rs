@@ -1,8 +1,8 @@
-//! Where a server is: the URLs of the configuration, and the addresses that clusters and sentinels tell.
+//! Addresses of servers: the URLs of the configuration, and the addresses that clusters and sentinels report.
 //!
 //! `redis://[user[:password]@]host[:port][/db]`, `rediss://` for TLS, `unix:///path[?db=n]`. A host may be a name, an
-//! IPv4 or, in brackets, an IPv6 address; user and password may hold `%xx`. Everything wrong in a URL is found
-//! here, and no message repeats a password.
+//! IPv4 or, in brackets, an IPv6 address; user and password may contain `%xx`. All errors in a URL are found here,
+//! and no message repeats a password.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -19,14 +19,14 @@ pub enum Address {
 }
 
 impl Address {
-    /// `host:port` as a cluster writes it: without brackets around IPv6, and perhaps without host, which then is
-    /// that of whoever said so.
+    /// `host:port` as a cluster writes it: without brackets around IPv6, and perhaps without a host, which then is
+    /// the reporting server's.
     pub fn told(text: &str, teller: &Address) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         Address::of_node(host, port.parse().ok()?, teller)
     }
 
-    /// The same for host and port apart.
+    /// The same for separate host and port.
     pub fn of_node(host: &str, port: u16, teller: &Address) -> Option<Address> {
         let host = match (host, teller) {
             ("" | "?", Address::Tcp { host, .. }) => host.clone(),
@@ -36,7 +36,7 @@ impl Address {
         Some(Address::Tcp { host, port })
     }
 
-    /// The socket address, if that needs no name server.
+    /// The socket address, if no name server is needed.
     pub fn literal(&self) -> Option<SocketAddr> {
         match self {
             Address::Tcp { host, port } => Some(SocketAddr::new(host.parse::<IpAddr>().ok()?, *port)),
@@ -44,7 +44,7 @@ impl Address {
         }
     }
 
-    /// Asks the name server, and waits for it.
+    /// Asks the name server, and blocks for the answer.
     pub fn resolve(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
         let found: Vec<_> = (host, port).to_socket_addrs()?.collect();
         if found.is_empty() { Err(std::io::Error::other("the name has no address")) } else { Ok(found) }
@@ -61,7 +61,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who to be at a server.
+/// Credentials for a server.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Credentials {
     pub user: Option<String>,
@@ -95,7 +95,7 @@ impl Url {
         match scheme {
             "unix" => Url::unix(rest).map_err(bad),
             "redis" | "rediss" => Url::tcp(rest, is_tls).map_err(bad),
-            _ => Err(bad("its scheme is unknown")),
+            _ => Err(bad("its scheme is not `redis`, `rediss` or `unix`")),
         }
     }
 
@@ -106,11 +106,11 @@ impl Url {
             None => (path, 0),
         };
         if !path.starts_with('/') {
-            return Err("the path of a socket begins with `/`");
+            return Err("the path of a socket must begin with `/`");
         }
-        // The kernel's limit, with the zero behind it.
+        // The kernel's limit without the terminating zero.
         if path.len() > 107 {
-            return Err("the path of a socket has at most 107 bytes");
+            return Err("the path of a socket may have at most 107 bytes");
         }
         Ok(Url { address: Address::Unix(PathBuf::from(path)), is_tls: false, credentials, database })
     }
@@ -125,15 +125,15 @@ impl Url {
         let (host, port) = match place.strip_prefix('[') {
             Some(bracketed) => {
                 let (host, port) = bracketed.split_once(']').ok_or("a bracket is not closed")?;
-                host.parse::<std::net::Ipv6Addr>().map_err(|_| "there is no IPv6 address in its brackets")?;
-                (host, port.strip_prefix(':').or(port.is_empty().then_some("")).ok_or("its port is none")?)
+                host.parse::<std::net::Ipv6Addr>().map_err(|_| "its brackets do not hold an IPv6 address")?;
+                (host, port.strip_prefix(':').or(port.is_empty().then_some("")).ok_or("its port is not valid")?)
             }
             None => place.split_once(':').unwrap_or((place, "")),
         };
         if host.is_empty() {
             return Err("it has no host");
         }
-        let port = if port.is_empty() { DEFAULT_PORT } else { port.parse().map_err(|_| "its port is none")? };
+        let port = if port.is_empty() { DEFAULT_PORT } else { port.parse().map_err(|_| "its port is not valid")? };
         Ok(Url { address: Address::Tcp { host: host.to_string(), port }, is_tls, credentials, database })
     }
 }
@@ -149,7 +149,7 @@ fn split_credentials(rest: &str) -> Result<(Credentials, &str), &'static str> {
     Ok((Credentials { user, password }, place))
 }
 
-/// Undoes `%xx`.
+/// Decodes `%xx`.
 fn decode(text: &str) -> Result<String, &'static str> {
     const BAD: &str = "a `%` is not followed by two hexadecimal digits";
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
@@ -163,14 +163,14 @@ fn decode(text: &str) -> Result<String, &'static str> {
         bytes.push(u8::from_str_radix(digits, 16).map_err(|_| BAD)?);
         rest = &rest[2..];
     }
-    String::from_utf8(bytes).map_err(|_| "a user or password is no UTF-8")
+    String::from_utf8(bytes).map_err(|_| "a user or password is not UTF-8")
 }
 
 fn number(text: &str) -> Result<u32, &'static str> {
-    text.parse().map_err(|_| "its database is no number")
+    text.parse().map_err(|_| "its database is not a number")
 }
 
-/// A URL that may be shown.
+/// A URL that may be printed.
 pub fn without_password(url: &str) -> String {
     match (url.split_once("://"), url.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, place))) => format!("{scheme}://***@{place}"),

@@ -1,12 +1,12 @@
-//! `forebay bench redis`: how fast a tier and its server are, and what that costs both in CPU time.
+//! `forebay bench redis`: the speed of a tier and its server, and the CPU time of both.
 //!
-//! Blocks are stored and loaded through [`Tier`] as a daemon would, as many at once as fit into [`AT_ONCE_BYTES`] or
-//! as is said, over a working set far above any cache; lookups of a batch stand beside the same keys asked for one by one by a
-//! plain client on a connection of its own. The server's CPU time is what the kernel counts for its threads, if it
-//! runs on this machine.
+//! It stores and loads blocks through [`Tier`] as a daemon would, with as many at once as fit into [`AT_ONCE_BYTES`]
+//! or as configured, over a working set much larger than any cache. Lookups of a batch are compared with lookups of
+//! the same keys one by one, by a plain client on a connection of its own. The server's CPU time comes from the
+//! kernel's account of its threads, if it runs on this machine.
 //!
-//! Invariants: what was written is removed at the end; every block that is loaded is compared with its checksum in
-//! the time that counts, since the tier does so.
+//! Invariants: written blocks are removed at the end. Every loaded block is compared with its checksum within the
+//! measured time, since the tier does so.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,22 +14,22 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{Checksum, checksum};
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::address::Address;
 use super::config::{RedisConfig, Settings};
-use super::lane::greeting;
+use super::event_loop::greeting;
 use super::name;
 use super::resp;
 use super::tier::Redis;
 use crate::uring::Region;
 
-/// Blocks that are asked for at once make up so many bytes.
+/// Total size of the blocks that are in flight at once.
 const AT_ONCE_BYTES: u64 = 64 << 20;
-/// Longer without a completion, and the server is given up.
+/// After this long without a completion, the server is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ pub enum Direction {
     Set,
 }
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchConfig {
     pub redis: RedisConfig,
@@ -46,13 +46,13 @@ pub struct BenchConfig {
     pub sizes_bytes: Vec<u64>,
     /// Runs of each row.
     pub runs: usize,
-    /// Moved in each run.
+    /// Bytes moved in each run.
     pub run_bytes: u64,
-    /// Blocks that are stored, loaded over and over, and removed.
+    /// Blocks that are stored, loaded repeatedly, and removed.
     pub working_set_bytes: u64,
-    /// Operations in flight at most; without it, what fits into [`AT_ONCE_BYTES`]. One shows what a round trip takes.
+    /// Maximum of operations in flight; without it, as many as fit into [`AT_ONCE_BYTES`]. One measures a round trip.
     pub at_once: Option<u64>,
-    /// Keys of a lookup; none for no lookups.
+    /// Keys per lookup; none for no lookups.
     pub lookup_keys: u64,
 }
 
@@ -76,12 +76,12 @@ impl BenchConfig {
 pub struct Sample {
     pub gb_per_s: f64,
     pub client_cpu_s_per_gb: f64,
-    /// If the server is on this machine.
+    /// None if the server is on another machine.
     pub server_cpu_s_per_gb: Option<f64>,
 }
 
 impl Sample {
-    /// Of client and server together.
+    /// Sum of client and server.
     pub fn cpu_s_per_gb(&self) -> f64 {
         self.client_cpu_s_per_gb + self.server_cpu_s_per_gb.unwrap_or(0.0)
     }
@@ -92,12 +92,12 @@ impl Sample {
 pub struct Row {
     pub direction: Direction,
     pub size_bytes: u64,
-    /// Operations in flight at most, over all connections.
+    /// Maximum of operations in flight, over all connections.
     pub depth: u64,
     pub samples: Vec<Sample>,
     /// From submission to completion, over all runs, ascending.
     pub latencies_us: Vec<u64>,
-    /// Operations that did not end as they should.
+    /// Operations with an unexpected outcome.
     pub errors: u64,
 }
 
@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-/// A batch of lookups, beside one round trip for each key.
+/// A batch of lookups, compared with one round trip per key.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lookups {
     pub keys: u64,
@@ -132,14 +132,14 @@ pub struct Report {
     pub lookups: Option<Lookups>,
 }
 
-/// Measures all rows; each is handed to `tell` as it is done.
+/// Measures all rows, and passes each to `tell` when it is done.
 pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Report> {
     let mut plain = Plain::connect(&Settings::of(&config.redis)?)?;
     let server = plain.local_pid();
     let mut rows = Vec::new();
     for size_bytes in &config.sizes_bytes {
         let mut rig = Rig::open(config, *size_bytes)?;
-        // There is something to load.
+        // This provides blocks to load.
         rig.pass(Direction::Set, rig.blocks)?;
         for direction in &config.directions {
             let row = rig.measure(*direction, config, server)?;
@@ -152,8 +152,8 @@ pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Report> {
     Ok(Report { rows, lookups })
 }
 
-/// The size at which blocks are best cut, by what stores and loads gave together: the largest of those within 5 % of
-/// the best, since fewer values cost the server less.
+/// The best block size by store and load speed together: the largest size within 5 % of the best, since fewer values
+/// cost the server less.
 pub fn sweet_spot(rows: &[Row]) -> Option<u64> {
     let speed = |size: u64| {
         let of_size = rows.iter().filter(|row| row.size_bytes == size);
@@ -249,14 +249,14 @@ impl Rig {
         })
     }
 
-    /// Moves `count` blocks, always so many at once.
+    /// Moves `count` blocks with a constant number in flight.
     fn pass(&mut self, direction: Direction, count: u64) -> Result<()> {
         let (mut submitted, mut ended) = (0, 0);
         let mut begun = vec![Instant::now(); count as usize];
         let first_id = self.next_id;
         let mut completions = Vec::new();
         while ended < count {
-            // As batches come, not one by one.
+            // In batches rather than one by one.
             if submitted < count && (submitted - ended) * 2 <= self.at_once {
                 let most = (self.at_once - (submitted - ended)).min(count - submitted);
                 let ops: Vec<_> =
@@ -283,21 +283,20 @@ impl Rig {
         let woken = rustix::event::poll(&mut [PollFd::new(&self.redis.wake_fd(), PollFlags::IN)], Some(&patience));
         self.redis.poll(completions);
         if woken == Ok(0) && completions.is_empty() {
-            return Err(Error::new(ErrorKind::Timeout, "the server has answered nothing for 30 s"));
+            return Err(Error::new(ErrorKind::Timeout, "the server has not answered for 30 s"));
         }
         Ok(())
     }
 
     fn operation(&mut self, direction: Direction, block: u64) -> Operation {
         self.next_id += 1;
-        let (kind, priority) = match direction {
-            Direction::Get => (OpKind::Load { at: Location::default() }, Priority::Load),
-            Direction::Set => (OpKind::Store, Priority::Store),
+        let kind = match direction {
+            Direction::Get => OpKind::Load { at: Location::default() },
+            Direction::Set => OpKind::Store,
         };
         Operation {
             id: OpId(self.next_id),
             kind,
-            priority,
             key: key(self.namespace, block),
             slot: Some((SlotId((block * self.slot_bytes / PAGE_BYTES) as u32), Generation(0))),
             length_bytes: self.size_bytes,
@@ -316,7 +315,7 @@ impl Rig {
         }
         match self.redis.drain(PATIENCE, &mut completions) {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Timeout, "the server does not remove what was measured")),
+            false => Err(Error::new(ErrorKind::Timeout, "cannot remove the values of the benchmark from the server")),
         }
     }
 }
@@ -328,7 +327,7 @@ fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
     let (mut batches, mut singles, mut completions) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..(config.runs * 40).max(100) {
         let ops: Vec<_> = (0..config.lookup_keys)
-            .map(|block| Operation { kind: OpKind::Find, slot: None, ..rig.operation(Direction::Get, block) })
+            .map(|block| Operation { kind: OpKind::Exists, slot: None, ..rig.operation(Direction::Get, block) })
             .collect();
         let begun = Instant::now();
         let mut ended = rig.redis.submit(&ops) as u64;
@@ -364,7 +363,7 @@ fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
 }
 
 fn key(namespace: NamespaceId, block: u64) -> BlockKey {
-    // As long as the hashes of engines are.
+    // As long as the hashes of engines.
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&checksum(&block.to_le_bytes()).to_le_bytes());
     BlockKey { namespace, group: 0, hash: BlockHash::new(&hash).expect("32 bytes are a hash") }
@@ -387,8 +386,11 @@ impl Plain {
             Error::new(ErrorKind::Unavailable, "cannot connect to the server").with("server", address).source(error)
         };
         if settings.access.tls.is_some() {
-            return Err(Error::new(ErrorKind::Unsupported, "lookups one by one are not measured over TLS")
-                .hint("measure with `redis://` or `unix://`"));
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "lookups with one round trip for each key cannot be measured over TLS",
+            )
+            .hint("measure with `redis://` or `unix://`"));
         }
         let (stream, is_local): (Box<dyn Stream>, _) = match address {
             Address::Unix(path) => (Box::new(UnixStream::connect(path).map_err(cannot)?), true),
@@ -404,7 +406,7 @@ impl Plain {
         plain.command = greeting.bytes;
         for reply in plain.exchange(greeting.commands).map_err(cannot)? {
             if reply.starts_with('-') {
-                return Err(Error::new(ErrorKind::Unavailable, "the server refuses").with("reply", reply));
+                return Err(Error::new(ErrorKind::Unavailable, "the server refused the benchmark").with("reply", reply));
             }
         }
         Ok(plain)
@@ -423,7 +425,7 @@ impl Plain {
         (0..replies).map(|_| self.read()).collect()
     }
 
-    /// A reply that is no array.
+    /// A reply that is not an array.
     fn read(&mut self) -> std::io::Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
@@ -435,7 +437,7 @@ impl Plain {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The server's process, if it is one of this machine's.
+    /// The server's process, if it runs on this machine.
     fn local_pid(&mut self) -> Option<u32> {
         let info = self.ask(&[b"INFO", b"server"]).ok()?;
         let pid = info.lines().find_map(|line| line.strip_prefix("process_id:"))?.trim().parse().ok()?;
@@ -449,7 +451,7 @@ fn own_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What all threads of a process have used.
+/// CPU time of all threads of a process.
 fn cpu_of(pid: u32) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let of_task = |path: std::path::PathBuf| {

@@ -1,7 +1,7 @@
-//! What an operator says about a Redis tier, and what follows from it before any server is asked.
+//! An operator's settings for a Redis tier, and everything that follows from them before any server is contacted.
 //!
-//! Invariant: whatever cannot be right in a configuration is an error of [`Settings::of`], with a hint; a server that
-//! is absent or refuses is not.
+//! Invariant: everything wrong in a configuration is an error of [`Settings::of`], with a hint. A server that is
+//! absent or refuses is not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,80 +15,81 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::address::{Address, Credentials, Url};
 
-/// Where certificates that everybody trusts lie, on Debian and on Red Hat.
+/// The machine's trusted certificates, on Debian and on Red Hat.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
-/// How the servers that are named belong together.
+/// How the configured servers belong together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One server.
     Single,
-    /// Nodes of a cluster, of which any may be asked for the others.
+    /// Nodes of a cluster; any of them can list the others.
     Cluster,
-    /// Sentinels that know where `master` is. Scheme, user and password of the URLs are for the master, and for the
-    /// sentinels [`SentinelConfig`].
+    /// Sentinels that know the address of `master`. Scheme, user and password of the URLs are for the master;
+    /// [`SentinelConfig`] has those for the sentinels.
     Sentinel { master: String },
 }
 
-/// How sentinels are spoken to, where that is not how their master is.
+/// How to contact sentinels, where that differs from their master.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SentinelConfig {
-    /// None if they ask for none; the master's are never told to a sentinel.
+    /// None if the sentinels require none; the master's credentials are never sent to a sentinel.
     pub credentials: Credentials,
-    /// Whether by TLS; without it, if the URLs begin with `rediss`.
+    /// Whether to use TLS; without it, TLS is used if the URLs begin with `rediss`.
     pub is_tls: Option<bool>,
 }
 
 /// For URLs that begin with `rediss`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TlsConfig {
-    /// Who may have signed the server's certificate; without it, those whom this machine trusts.
+    /// The authorities that may have signed the server's certificate; without it, those that this machine trusts.
     pub ca_file: Option<PathBuf>,
-    /// Who we are, if the server asks: both or none.
+    /// The client's certificate, if the server requires one: both files or none.
     pub certificate_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
     /// The name in the server's certificate, if it is not the host of the URL.
     pub server_name: Option<String>,
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedisConfig {
     /// One server, or several seeds of a cluster, or several sentinels.
     pub urls: Vec<String>,
     pub mode: Mode,
     pub sentinel: SentinelConfig,
-    /// Connections to each server for loads and stores; lookups have one of their own. If there are several, the
-    /// first of them carries no stores.
+    /// Connections to each server for loads and stores; lookups have a separate one. If there are several, the first
+    /// carries no stores.
     pub connections: usize,
-    /// Threads that these connections are spread over. One moves 2 to 4 GB/s; more are for faster networks.
+    /// Threads for these connections. One moves 2 to 4 GB/s; use more for faster networks.
     pub threads: usize,
     /// Operations in flight on one connection.
     pub pipeline_depth: usize,
-    /// Bytes in flight to one server, of loads and of stores each; a single operation may have more. The server
-    /// copies replies into memory of its own before it sends them, so many large values at once cost cache misses:
-    /// 16 MiB took up to half again as much CPU time as 2 MiB (bench/reports/2026-11-21-redis.md). A network wants its
-    /// bandwidth times its round trip, at least.
+    /// Limit on the bytes in flight to one server, for loads and for stores separately; a single operation may have
+    /// more. The server copies replies into its own memory before it sends them, so many large values at once cost
+    /// cache misses: 16 MiB took up to half again as much CPU time as 2 MiB (bench/reports/2026-11-21-redis.md). A
+    /// network needs at least its bandwidth times its round trip.
     pub pipeline_bytes: u64,
-    /// Loads that wait or are in flight; more are refused.
+    /// Loads that may wait or be in flight; more are refused.
     pub queued_loads: usize,
-    /// Stores and removals, likewise. Each store pins a slot of the pool.
+    /// Stores and removals that may wait or be in flight; more are refused. Each store pins a slot of the pool.
     pub queued_stores: usize,
-    /// Lookups, likewise.
+    /// Lookups that may wait or be in flight; more are refused.
     pub queued_finds: usize,
-    /// Seconds after which the server forgets a value; without it, when it needs the room.
+    /// Seconds after which the server drops a value; without it, when the server needs the space.
     pub ttl_seconds: Option<u64>,
-    /// Blocks longer than this are stored as several values. All who share a store must agree on it. Redis 7 moves
-    /// values of 16 MiB at a third of the speed of values of 1 MiB; Valkey does not care.
+    /// Longer blocks are stored as several values. All users of a shared store must use the same setting. Redis 7
+    /// moves values of 16 MiB at a third of the speed of values of 1 MiB; Valkey shows no difference.
     pub value_bytes: u64,
-    /// Goes before the names of all values.
+    /// Prefix of the names of all values.
     pub key_prefix: String,
     pub tls: TlsConfig,
-    /// For a connection until it may be used, greeting included.
+    /// Deadline for a new connection until it may be used, greeting included.
     pub connect_timeout: Duration,
-    /// For one operation on a connection, and with it for the connection.
+    /// Deadline for one operation on a connection. A late operation ends the connection.
     pub operation_timeout: Duration,
-    /// Of a socket, each way. Without it the kernel chooses, and grows them with the connection's speed.
+    /// Size of a socket's buffer in each direction. Without it the kernel chooses, and grows the buffers with the
+    /// connection's speed.
     pub socket_buffer_bytes: Option<u32>,
 }
 
@@ -115,37 +116,37 @@ impl RedisConfig {
         }
     }
 
-    /// Whether it can be right, before anything is opened; errors with what to change.
+    /// Checks the settings before anything is opened. Errors say what to change.
     pub fn check(&self) -> Result<()> {
         Settings::of(self).map(|_| ())
     }
 }
 
-/// A configuration that can be right.
+/// A configuration that was checked.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub config: RedisConfig,
     /// At least one.
     pub addresses: Vec<Address>,
-    /// To the servers that hold blocks.
+    /// Access to the servers that hold blocks.
     pub access: Access,
-    /// To those that are asked where these are.
-    pub scout_access: Access,
+    /// Access to the servers that know where those are.
+    pub sentinel_access: Access,
     pub database: u32,
 }
 
-/// How to be let in.
+/// Credentials and TLS settings.
 #[derive(Clone)]
 pub(super) struct Access {
     pub credentials: Credentials,
     pub tls: Option<Tls>,
 }
 
-/// How to speak TLS.
+/// TLS settings.
 #[derive(Clone)]
 pub(super) struct Tls {
     pub client: Arc<ClientConfig>,
-    /// Instead of the host's name.
+    /// Replaces the host's name.
     pub server_name: Option<ServerName<'static>>,
 }
 
@@ -153,20 +154,20 @@ impl Settings {
     pub fn of(config: &RedisConfig) -> Result<Settings> {
         let urls = config.urls.iter().map(|url| Url::parse(url)).collect::<Result<Vec<_>>>()?;
         let Some(first) = urls.first() else {
-            return Err(Error::invalid("a redis tier needs a server").hint("set `urls` to at least one URL"));
+            return Err(Error::invalid("a redis tier needs the url of a server").hint("set `urls` to at least one URL"));
         };
         let differs = |url: &Url| {
             (url.is_tls, &url.credentials, url.database) != (first.is_tls, &first.credentials, first.database)
         };
         if urls.iter().any(differs) {
-            return Err(Error::invalid("the urls of a redis tier differ in more than the server")
-                .hint("give all of them the same scheme, user, password and database"));
+            return Err(Error::invalid("the urls of a redis tier may differ in the server only")
+                .hint("give all urls the same scheme, user, password and database"));
         }
         check_mode(config, first)?;
         check_limits(config)?;
         let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
         let access = Access { credentials: first.credentials.clone(), tls: tls(first.is_tls)? };
-        let scout_access = match &config.mode {
+        let sentinel_access = match &config.mode {
             Mode::Single | Mode::Cluster => access.clone(),
             Mode::Sentinel { .. } => Access {
                 credentials: config.sentinel.credentials.clone(),
@@ -176,7 +177,7 @@ impl Settings {
         Ok(Settings {
             addresses: urls.iter().map(|url| url.address.clone()).collect(),
             access,
-            scout_access,
+            sentinel_access,
             database: first.database,
             config: config.clone(),
         })
@@ -187,25 +188,27 @@ fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
     let is_unix = matches!(first.address, Address::Unix(_));
     let has_sentinels = matches!(config.mode, Mode::Sentinel { .. });
     if !has_sentinels && config.sentinel != SentinelConfig::default() {
-        return Err(Error::invalid("sentinels are configured, and the mode knows none")
-            .hint("set `mode` to `sentinel`, or leave their user, password and TLS out"));
+        return Err(Error::invalid("sentinels are configured, but the mode is not `sentinel`")
+            .hint("set `mode` to `sentinel`, or remove `sentinel_user`, `sentinel_password` and `sentinel_tls`"));
     }
     let Credentials { user, password } = &config.sentinel.credentials;
     if user.is_some() && password.is_none() {
-        return Err(Error::invalid("a user of the sentinels needs a password").hint("set both, or the password alone"));
+        return Err(Error::invalid("`sentinel_user` needs a password")
+            .hint("set `sentinel_password` too, or only the password"));
     }
     match &config.mode {
-        Mode::Single if config.urls.len() > 1 => Err(Error::invalid("a single redis server has one url")
+        Mode::Single if config.urls.len() > 1 => Err(Error::invalid("mode `single` takes one url")
             .with("urls", config.urls.len())
-            .hint("name one server, or set `mode` to `cluster` or `sentinel`")),
+            .hint("leave one url, or set `mode` to `cluster` or `sentinel`")),
         Mode::Cluster if first.database != 0 => {
-            Err(Error::invalid("a cluster has no databases").hint("leave the `/db` of the urls out"))
+            Err(Error::invalid("a cluster has only database 0").hint("remove `/db` from the urls"))
         }
         Mode::Cluster | Mode::Sentinel { .. } if is_unix => {
-            Err(Error::invalid("clusters and sentinels tell addresses of TCP").hint("use `redis://` or `rediss://`"))
+            Err(Error::invalid("clusters and sentinels need urls of TCP addresses")
+                .hint("use `redis://` or `rediss://`"))
         }
         Mode::Sentinel { master } if master.is_empty() => {
-            Err(Error::invalid("sentinels are asked for a master by its name").hint("set the master's name"))
+            Err(Error::invalid("mode `sentinel` needs the name of the master").hint("set `sentinel_master`"))
         }
         _ => Ok(()),
     }
@@ -221,22 +224,22 @@ fn check_limits(config: &RedisConfig) -> Result<()> {
         ("queued_stores", config.queued_stores as u64, 1, 1 << 20),
         ("queued_finds", config.queued_finds as u64, 1, 1 << 20),
         ("ttl_seconds", config.ttl_seconds.unwrap_or(1), 1, 1 << 40),
-        // The upper end is what servers allow, less the header.
+        // The upper end is the servers' limit minus the header.
         ("value_bytes", config.value_bytes, 4096, 511 << 20),
     ];
     for (name, value, least, most) in limits {
         if !(least..=most).contains(&value) {
             let error = Error::invalid(format!("`{name}` is out of range")).with("value", value);
-            return Err(error.hint(format!("choose {least} to {most}")));
+            return Err(error.hint(format!("choose a value from {least} to {most}")));
         }
     }
     if config.key_prefix.contains(['{', '}']) || config.key_prefix.len() > 128 {
-        return Err(Error::invalid("a key prefix has no braces and at most 128 bytes")
+        return Err(Error::invalid("`key_prefix` must have at most 128 bytes and no braces")
             .with("key_prefix", &config.key_prefix)
-            .hint("braces choose the slot of a cluster; use other characters"));
+            .hint("use other characters: braces choose the slot in a cluster"));
     }
     if config.connect_timeout.is_zero() || config.operation_timeout.is_zero() {
-        return Err(Error::invalid("a timeout of nothing fails everything").hint("choose some seconds"));
+        return Err(Error::invalid("a timeout must be greater than 0").hint("set a timeout of some seconds"));
     }
     Ok(())
 }
@@ -252,7 +255,7 @@ impl Tls {
             (None, None) => builder.with_no_client_auth(),
             (Some(certificate), Some(key)) => builder
                 .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
-                .map_err(|error| Error::invalid("certificate and key do not fit together").source(error))?,
+                .map_err(|error| Error::invalid("the certificate and the key do not match").source(error))?,
             _ => {
                 return Err(Error::invalid("a client certificate needs its key, and a key its certificate")
                     .hint("set both `certificate_file` and `key_file`, or none"));
@@ -260,7 +263,7 @@ impl Tls {
         };
         let name = |name: &String| {
             ServerName::try_from(name.clone()).map_err(|error| {
-                Error::invalid("`server_name` is no name of a host").with("server_name", name).source(error)
+                Error::invalid("`server_name` is not a host name").with("server_name", name).source(error)
             })
         };
         Ok(Tls { client: Arc::new(client), server_name: config.server_name.as_ref().map(name).transpose()? })
@@ -276,7 +279,9 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(certificates(file)?);
     if added == 0 {
-        return Err(Error::invalid("no certificate is found").with("path", file.display()).hint("give a PEM file"));
+        return Err(Error::invalid("the file holds no certificate")
+            .with("path", file.display())
+            .hint("give a PEM file"));
     }
     Ok(roots)
 }
@@ -360,9 +365,9 @@ mod tests {
             ("redis://:p@cache", Some(true), (false, true)),
         ] {
             let settings = settings(url, is_tls);
-            assert_eq!((settings.access.tls.is_some(), settings.scout_access.tls.is_some()), expected, "{url}");
+            assert_eq!((settings.access.tls.is_some(), settings.sentinel_access.tls.is_some()), expected, "{url}");
             assert_eq!(settings.access.credentials.password.as_deref(), Some("p"));
-            assert_eq!(settings.scout_access.credentials.password, None, "a master's password is not a sentinel's");
+            assert_eq!(settings.sentinel_access.credentials.password, None, "a master's password is not a sentinel's");
         }
     }
 }

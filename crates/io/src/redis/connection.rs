@@ -1,11 +1,12 @@
 //! One connection: what is sent, what is in flight, and the replies as they arrive.
 //!
-//! A reply's line, the header of its value and whatever else is short pass through a small buffer; a payload goes from
-//! the kernel into its slot, and the same call brings the end of the value and the next reply's line. A payload is
-//! summed up piece by piece, while the pieces are in the cache.
+//! Short data pass through a small buffer: a reply's line and the header of its value. A payload goes from the kernel
+//! into its slot; the same call receives the end of the value and the next reply's line. A payload is summed up piece
+//! by piece, while the pieces are in the cache.
 //!
-//! Invariants: replies are for flights in the order in which these were launched; bytes are written to a slot only
-//! while its flight is the first, has failed in nothing and was not abandoned; any [`Loss`] is the connection's end.
+//! Invariants: replies belong to the operations in flight in the order of their launch. Bytes are written to a slot
+//! only while its operation is the first in flight, has no failure and was not abandoned. Any [`Loss`] ends the
+//! connection.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,26 +19,27 @@ use forebay_core::tier::{Location, OpId, OpKind, Outcome};
 
 use super::address::Address;
 use super::config::{Mode, Settings};
-use super::flight::{Flight, Job, Verdict};
-use super::outgoing::Outgoing;
+use super::in_flight::{InFlight, Job, Verdict};
 use super::report::Counters;
 use super::resp::{self, Head, LostStep, Reply};
+use super::send_buffer::SendBuffer;
 use super::transport::Transport;
 use crate::header::{HEADER_BYTES, Header};
 use crate::uring::Region;
 
 /// Replies without payload are read in pieces of this size.
 const INPUT_BYTES: usize = 16 << 10;
-/// What is received behind a payload: the end of the value and the next line, hardly more of the next payload.
+/// Bytes received after a payload: the end of the value and the next line, but little of the next payload.
 const TAIL_BYTES: usize = 256;
 /// Payloads are received in pieces that stay in the second-level cache until they are summed up.
 const PIECE_BYTES: u64 = 256 << 10;
-/// A value up to this long is waited for as a whole if nothing is to follow it. See [`Connection::awaited`].
+/// The event loop waits for a value up to this length as a whole if nothing is to follow it. See
+/// [`Connection::awaited`].
 const WHOLE_BYTES: u64 = (1 << 20) + HEADER_BYTES as u64 + 2;
-/// Longest reply to a greeting, which may be the map of a large cluster.
+/// Longest reply to a greeting; it may be the map of a large cluster.
 const LONGEST_GREETING: usize = 4 << 20;
 
-/// What a connection needs of its lane.
+/// The parts of the event loop that a connection uses.
 pub(super) struct Context<'a> {
     pub settings: &'a Settings,
     pub pool: &'a Region,
@@ -45,7 +47,7 @@ pub(super) struct Context<'a> {
     pub ended: &'a mut Vec<Ended>,
 }
 
-/// A flight whose last reply has come.
+/// An operation whose last reply has come.
 pub(super) struct Ended {
     pub job: Job,
     pub verdict: Verdict,
@@ -54,14 +56,14 @@ pub(super) struct Ended {
 /// Why a connection has ended.
 #[derive(Debug)]
 pub(super) struct Loss {
-    /// Of everything that was in flight.
+    /// The error of every operation that was in flight.
     pub kind: ErrorKind,
     pub why: String,
-    /// The server sent what it should not have.
+    /// The server violated the protocol.
     pub is_lost_step: bool,
 }
 
-/// First commands of a connection, and how many they are.
+/// First commands of a connection, and their number.
 #[derive(Clone, Default)]
 pub(super) struct Greeting {
     pub bytes: Vec<u8>,
@@ -80,7 +82,7 @@ enum Stage {
         commands: usize,
         due: Instant,
     },
-    /// So many replies are missing.
+    /// Number of replies that have not come yet.
     Greeting {
         commands: usize,
         due: Instant,
@@ -88,13 +90,13 @@ enum Stage {
     Ready,
 }
 
-/// The value that is arriving for the first flight.
+/// The value that is arriving for the first operation in flight.
 struct Body {
     len: u64,
-    /// Bytes that have arrived, of header, payload and end of line.
+    /// Bytes that have arrived of header, payload and end of line.
     done: u64,
     header: [u8; HEADER_BYTES],
-    /// Where the payload belongs; `None` if it is passed over.
+    /// Where the payload goes; `None` if it is discarded.
     target: Option<u64>,
 }
 
@@ -102,27 +104,27 @@ pub(super) struct Connection {
     address: Address,
     transport: Transport,
     stage: Stage,
-    out: Outgoing,
-    /// The socket takes no more until it says so.
+    out: SendBuffer,
+    /// The socket accepts no more until it becomes writable.
     is_blocked: bool,
     input: Vec<u8>,
-    /// What was received and not looked at.
+    /// Start of the bytes that were received but not parsed.
     from: usize,
     to: usize,
     body: Option<Body>,
     sum: Checksum,
-    flights: VecDeque<Flight>,
-    /// Of loads, and of stores.
+    in_flight: VecDeque<InFlight>,
+    /// For loads and for stores.
     bytes_in_flight: [u64; 2],
     /// The reply to the last command of the greeting.
     pub answer: Option<Reply>,
-    /// An operation was answered: connecting was worth it.
+    /// An operation was answered, so the connection was useful.
     pub has_served: bool,
 }
 
 impl Connection {
     pub fn new(transport: Transport, address: Address, greeting: &Greeting, due: Instant) -> Connection {
-        let mut out = Outgoing::default();
+        let mut out = SendBuffer::default();
         out.push(|bytes| bytes.extend_from_slice(&greeting.bytes));
         Connection {
             address,
@@ -135,7 +137,7 @@ impl Connection {
             to: 0,
             body: None,
             sum: Checksum::new(),
-            flights: VecDeque::new(),
+            in_flight: VecDeque::new(),
             bytes_in_flight: [0; 2],
             answer: None,
             has_served: false,
@@ -150,80 +152,80 @@ impl Connection {
         matches!(self.stage, Stage::Ready)
     }
 
-    /// When it is too late for what it waits for.
+    /// The deadline of what the connection waits for.
     pub fn due(&self) -> Option<Instant> {
         match &self.stage {
             Stage::Connecting { due, .. } | Stage::Greeting { due, .. } => Some(*due),
-            Stage::Ready => self.flights.front().map(|flight| flight.due),
+            Stage::Ready => self.in_flight.front().map(|flight| flight.due),
         }
     }
 
-    pub fn has_flights(&self) -> bool {
-        !self.flights.is_empty()
+    pub fn has_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
-    /// Of loads, and of stores.
+    /// For loads and for stores.
     pub fn bytes_in_flight(&self) -> [u64; 2] {
         self.bytes_in_flight
     }
 
-    /// Whether one more operation can be launched: replies come in the order of commands, so all of the one before must
-    /// have been asked.
+    /// Whether one more operation can be launched. Replies come in the order of commands, so all commands of the
+    /// previous operation must have been written.
     pub fn has_room(&self, settings: &Settings) -> bool {
         self.is_ready()
-            && self.flights.len() < settings.config.pipeline_depth
-            && !self.flights.back().is_some_and(Flight::has_more)
+            && self.in_flight.len() < settings.config.pipeline_depth
+            && !self.in_flight.back().is_some_and(InFlight::has_more)
     }
 
     /// Begins `job` with its first command, to be sent with [`Connection::send`].
     pub fn launch(&mut self, job: Job, due: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
-        self.flights.push_back(Flight::new(job, due, settings));
+        self.in_flight.push_back(InFlight::new(job, due, settings));
         self.ask(settings, scratch);
     }
 
-    /// How many bytes the next command of the last operation moves, if that is a store or not as `of_stores` says and has
-    /// one left.
+    /// Bytes of the last operation's next command. None if it has no command left, or if `of_stores` does not match
+    /// its kind.
     pub fn more_bytes(&self, of_stores: bool, settings: &Settings) -> Option<u64> {
-        let last = self.flights.back().filter(|flight| flight.has_more() && flight.job.is_store() == of_stores)?;
+        let last = self.in_flight.back().filter(|flight| flight.has_more() && flight.job.is_store() == of_stores)?;
         Some(last.next_bytes(settings))
     }
 
     /// Writes the next command of the last operation, to be sent with [`Connection::send`].
     pub fn ask(&mut self, settings: &Settings, scratch: &mut Vec<u8>) {
-        let flight = self.flights.back_mut().expect("there is one to go on with");
+        let flight = self.in_flight.back_mut().expect("there is one to go on with");
         self.bytes_in_flight[usize::from(flight.job.is_store())] += flight.next_bytes(settings);
         flight.ask(settings, &mut self.out, scratch);
     }
 
-    /// Forgets an operation that is in flight: what arrives for it is passed over from now on. A store whose bytes
-    /// are not all sent stays, since its slot is still read.
+    /// Drops an operation in flight: data that arrive for it are discarded. A store whose bytes are not all sent
+    /// stays, since its slot is still read.
     pub fn abandon(&mut self, id: OpId) -> bool {
-        let wanted = |flight: &Flight| flight.job.op.id == id && !flight.is_abandoned();
-        let Some(at) = self.flights.iter().position(wanted) else { return false };
-        let flight = &mut self.flights[at];
+        let wanted = |flight: &InFlight| flight.job.op.id == id && !flight.is_abandoned();
+        let Some(at) = self.in_flight.iter().position(wanted) else { return false };
+        let flight = &mut self.in_flight[at];
         if flight.job.op.kind == OpKind::Store {
             return false;
         }
         flight.abandon();
         if flight.is_over() {
-            // It had not got room for its next command yet, and no reply will come that would end it.
-            self.flights.remove(at);
+            // The operation's next command was still waiting, so no reply would come that could end it.
+            self.in_flight.remove(at);
         } else if let (0, Some(body)) = (at, &mut self.body) {
             body.target = None;
         }
         true
     }
 
-    /// What was in flight and not abandoned ends with the connection: as it was decided, else as failed.
+    /// Ends all operations in flight that were not abandoned, with their decided outcome or as failed.
     pub fn end_with(self, kind: ErrorKind, ended: &mut Vec<Ended>) {
-        for flight in self.flights.into_iter().filter(|flight| !flight.is_abandoned()) {
+        for flight in self.in_flight.into_iter().filter(|flight| !flight.is_abandoned()) {
             let verdict = flight.verdict.filter(|verdict| matches!(verdict, Verdict::Done(_)));
             let verdict = verdict.unwrap_or(Verdict::Done(Outcome::Failed(kind)));
             ended.push(Ended { job: flight.job, verdict });
         }
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends waiting data until the socket accepts no more.
     pub fn send(&mut self, pool: &Region) -> Result<(), Loss> {
         if self.is_blocked {
             return Ok(());
@@ -233,7 +235,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The socket is writable: connected, if it was not.
+    /// Handles a writable socket; a connecting one is now connected.
     pub fn on_writable(&mut self, pool: &Region) -> Result<(), Loss> {
         if let Stage::Connecting { commands, due } = self.stage {
             self.transport.check().map_err(|error| lost(&error.into()))?;
@@ -243,26 +245,26 @@ impl Connection {
         self.send(pool)
     }
 
-    /// Receives what is there. `is_at_end` says that the other side has closed: then all of it is read, else
-    /// reading ends with the first call that brings less than it asked for.
+    /// Receives what has arrived. If `is_at_end`, the other side has closed and everything is read. Otherwise reading
+    /// ends with the first call that returns less than was asked for.
     pub fn on_readable(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<(), Loss> {
         while self.receive_some(is_at_end, context)? {}
         self.transport.await_bytes(self.awaited() as u32);
         Ok(())
     }
 
-    /// How much must be there before it is worth to be woken; never more than must come, or the end of a value would be
-    /// slept through. Woken for whatever is there, the lane runs after the server in steps of some 64 KiB, with a system
-    /// call or two and a fight for the socket's lock in each. But what waits in the socket leaves the second-level cache
-    /// when much more comes behind it; then a piece at a time is best, on one core as on two
-    /// (bench/reports/2026-11-21-redis.md).
+    /// How many bytes must have arrived before a wake-up is worth it. Never more than must come, or the event loop
+    /// would miss the end of a value. Woken for any amount, the event loop follows the server in steps of about 64
+    /// KiB, with a system call or two and contention on the socket's lock in each. But data that wait in the socket
+    /// leave the second-level cache when much more follow. In that case one piece at a time is best, on one core as
+    /// on two (bench/reports/2026-11-21-redis.md).
     fn awaited(&self) -> u64 {
         let Some(rest) = self.body.as_ref().map(Body::rest) else { return 1 };
-        let is_last = self.flights.len() == 1 && self.flights[0].awaits_last();
+        let is_last = self.in_flight.len() == 1 && self.in_flight[0].awaits_last();
         if is_last && rest <= WHOLE_BYTES { rest } else { rest.min(PIECE_BYTES) }
     }
 
-    /// Whether there may be more.
+    /// Returns whether there may be more.
     fn receive_some(&mut self, is_at_end: bool, context: &mut Context<'_>) -> Result<bool, Loss> {
         let (received, asked) = match self.receive(context.pool) {
             Ok(counts) => counts,
@@ -276,10 +278,10 @@ impl Connection {
         Ok(received == asked || is_at_end || self.transport.hides_bytes())
     }
 
-    /// One call: how much came, and how much was asked for.
+    /// One call: bytes received, and bytes asked for.
     fn receive(&mut self, pool: &Region) -> io::Result<(usize, usize)> {
         if let Some((place, len)) = self.body.as_ref().and_then(Body::in_payload) {
-            // All that was received before has gone to the slot.
+            // All bytes received before have gone to the slot.
             debug_assert_eq!(self.from, self.to, "a payload is received when nothing lies before it");
             let rest = self.body.as_ref().map_or(0, |body| body.len - body.done);
             let tail_bytes = if len as u64 == rest { TAIL_BYTES } else { 0 };
@@ -290,8 +292,8 @@ impl Connection {
             (self.from, self.to) = (0, received - payload);
             return Ok((received, len + tail_bytes));
         }
-        // A load's line and header fit; more would only be copied from here to the slot.
-        let is_load = self.body.is_none() && self.flights.front().is_some_and(Flight::is_load);
+        // A load's line and header fit; more would only have to be copied from here to the slot.
+        let is_load = self.body.is_none() && self.in_flight.front().is_some_and(InFlight::is_load);
         let most = if is_load { self.to + TAIL_BYTES } else { self.input.len() };
         let room = self.to..most.min(self.input.len());
         let asked = room.len();
@@ -300,7 +302,7 @@ impl Connection {
         Ok((received, asked))
     }
 
-    /// Looks at what was received, as far as it is whole.
+    /// Parses the complete part of what was received.
     fn consume(&mut self, context: &mut Context<'_>) -> Result<(), LostStep> {
         loop {
             if self.body.is_some() {
@@ -337,13 +339,13 @@ impl Connection {
             return self.consume_greeting();
         }
         let Some((head, len)) = resp::head(&self.input[self.from..self.to])? else { return Ok(false) };
-        let flight = self.flights.front_mut().filter(|flight| flight.awaits_reply());
-        let flight = flight.ok_or(LostStep("a reply came that nobody asked for"))?;
+        let flight = self.in_flight.front_mut().filter(|flight| flight.awaits_reply());
+        let flight = flight.ok_or(LostStep("a reply came without a request"))?;
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
                 let has_other = matches!(context.settings.config.mode, Mode::Sentinel { .. });
                 if has_other && text.starts_with(b"READONLY") {
-                    return Err(LostStep("the server is no master any more"));
+                    return Err(LostStep("the server is no longer a master"));
                 }
                 flight.refused(text, &self.address);
             }
@@ -359,7 +361,7 @@ impl Connection {
             }
             (OpKind::Load { .. }, Head::Null) => flight.decide(Verdict::Done(Outcome::Absent)),
             (OpKind::Store, Head::Simple(b"OK")) => {}
-            (OpKind::Find | OpKind::Remove { .. }, Head::Integer(number)) => flight.counted(number, context.settings),
+            (OpKind::Exists | OpKind::Remove { .. }, Head::Integer(number)) => flight.counted(number, context.settings),
             _ => return Err(LostStep("a reply is of another type than its command's")),
         }
         self.from += len;
@@ -376,7 +378,7 @@ impl Connection {
         *commands -= 1;
         let is_last = *commands == 0;
         self.answer = match (reply, self.answer.take()) {
-            // The first refusal is what matters: without it, the rest would not have been refused.
+            // The first refusal is the relevant one: it caused the others.
             (_, Some(Reply::Error(earlier))) => Some(Reply::Error(earlier)),
             (reply, _) => Some(reply),
         };
@@ -398,7 +400,7 @@ impl Connection {
             let some = bytes.len().min((payload_at - body.done) as usize);
             body.header[body.done as usize..][..some].copy_from_slice(&bytes[..some]);
             if body.done + some as u64 == HEADER_BYTES as u64 && body.target.is_some() {
-                let flight = self.flights.front_mut().expect("a body has a flight");
+                let flight = self.in_flight.front_mut().expect("a body has a flight");
                 if !check_header(flight, &body.header, context.counters)? {
                     body.target = None;
                 }
@@ -413,7 +415,7 @@ impl Connection {
             some
         } else {
             if bytes[0] != b"\r\n"[(body.done - body.len) as usize] {
-                return Err(LostStep("a value does not end where it should"));
+                return Err(LostStep("a value does not end with a line break"));
             }
             1
         };
@@ -426,14 +428,14 @@ impl Connection {
         Ok(true)
     }
 
-    /// The first flight has got one more reply.
+    /// Counts one more reply for the first operation in flight.
     fn end_reply(&mut self, context: &mut Context<'_>) {
-        let flight = self.flights.front_mut().expect("a reply has a flight");
+        let flight = self.in_flight.front_mut().expect("a reply has a flight");
         self.bytes_in_flight[usize::from(flight.job.is_store())] -= flight.answer(context.settings);
         if !flight.is_over() {
             return;
         }
-        let flight = self.flights.pop_front().expect("it was there");
+        let flight = self.in_flight.pop_front().expect("it was there");
         self.has_served = true;
         if flight.is_abandoned() {
             return;
@@ -455,8 +457,8 @@ impl Connection {
 }
 
 impl Body {
-    /// A value of `len` bytes for the next part of a load. If it is not as long as that part is, it is passed over.
-    fn of(flight: &mut Flight, len: u64, context: &mut Context<'_>) -> Body {
+    /// A value of `len` bytes for the next part of a load. A value of any other length than that part's is discarded.
+    fn of(flight: &mut InFlight, len: u64, context: &mut Context<'_>) -> Body {
         let (at, part_bytes) = flight.span(context.settings);
         let is_of_length = len == HEADER_BYTES as u64 + part_bytes;
         if !is_of_length {
@@ -468,12 +470,12 @@ impl Body {
         Body { len, done: 0, header: [0; HEADER_BYTES], target: slot.map(|(slot, _)| slot.offset() + at) }
     }
 
-    /// What is yet to come of it, end of line included.
+    /// Bytes of it still to come, end of line included.
     fn rest(&self) -> u64 {
         self.len + 2 - self.done
     }
 
-    /// Where the next bytes of the payload belong, if they belong anywhere, and how many are received at once.
+    /// Where the next bytes of the payload go, if anywhere, and how many are received at once.
     fn in_payload(&self) -> Option<(u64, usize)> {
         let is_payload = (HEADER_BYTES as u64..self.len).contains(&self.done);
         let target = self.target.filter(|_| is_payload)?;
@@ -481,11 +483,11 @@ impl Body {
     }
 }
 
-/// Whether the payload behind this header may go to the slot.
-fn check_header(flight: &mut Flight, bytes: &[u8; HEADER_BYTES], counters: &mut Counters) -> Result<bool, LostStep> {
+/// Whether the payload after this header may go to the slot.
+fn check_header(flight: &mut InFlight, bytes: &[u8; HEADER_BYTES], counters: &mut Counters) -> Result<bool, LostStep> {
     let (op, header) = (&flight.job.op, Header::read(bytes));
     if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes)) {
-        // Parts of two versions of a block make none.
+        // Parts of two versions of a block do not make a block.
         if flight.header.get_or_insert(header).checksum == header.checksum {
             return Ok(true);
         }
@@ -493,8 +495,8 @@ fn check_header(flight: &mut Flight, bytes: &[u8; HEADER_BYTES], counters: &mut 
     counters.foreign_values += 1;
     flight.fail(ErrorKind::Corrupt);
     if header.is_some_and(|header| header.key != flight.job.op.key) {
-        // A sound value of another block: the replies are not for whom they seem to be.
-        return Err(LostStep("the reply of another key came"));
+        // A valid value of another block: replies no longer match their commands.
+        return Err(LostStep("the reply is for another key"));
     }
     Ok(false)
 }

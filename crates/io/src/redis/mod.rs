@@ -1,31 +1,31 @@
-//! The Redis tier: blocks in a Redis or Valkey server, a cluster of them, or whatever speaks RESP2 for them.
+//! The Redis tier: blocks in a Redis or Valkey server, a cluster, or any other server that speaks RESP2.
 //!
 //! In the order data passes: [`RedisConfig`] (and the URLs in it) → [`Redis`], a [`forebay_core::tier::Tier`] → its
-//! lanes, one thread each: one for lookups, the others for loads and stores → the nodes that a lane knows, by what
-//! the sentinels or the cluster say → connections, each with requests in flight and the replies to them.
+//! event loops, one thread each: one for lookups, the others for loads and stores → the nodes of an event loop, as
+//! sentinels or the cluster report them → connections, each with requests in flight and the replies to them.
 //!
-//! Invariants, each with tests: every operation taken completes once; only bytes whose header and checksum are those
-//! of the block are called loaded; no byte reaches a slot after its load has completed; a connection that lost step
-//! is closed and never used again, one that was merely told of an error stays; no call waits for a server. What the
-//! tier promises and how it fails is told in `docs/tiers/redis.md`; a value is drawn in `docs/formats/block.md`.
+//! Invariants, each with tests: every accepted operation completes once. Only bytes with the block's header and
+//! checksum count as loaded. No byte reaches a slot after its load has completed. A connection that lost step is
+//! closed and never used again; an error reply alone does not end a connection. No call waits for a server.
+//! `docs/tiers/redis.md` says what the tier promises and how it fails; `docs/formats/block.md` draws a value.
 
 mod address;
 pub mod bench;
-mod caller;
+mod blocking;
 mod config;
+mod connect;
 mod connection;
-mod dial;
-mod flight;
-mod lane;
+mod event_loop;
+mod in_flight;
 mod name;
 mod node;
-mod outgoing;
 mod purge;
 mod report;
 mod resp;
-mod scout;
+mod send_buffer;
 mod shared;
 mod tier;
+mod topology;
 mod transport;
 
 pub use address::Credentials;

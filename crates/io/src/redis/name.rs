@@ -1,14 +1,13 @@
-//! Names of values in a store: which key of the server holds which part of a block.
+//! Names of values in a Redis store: which key of the server holds which part of a block.
 //!
-//! `prefix{namespace:group:hash}` holds a block, or its first `value_bytes`; the same with `:1`, `:2`, … behind it the
-//! parts that follow. Every part carries the header of the whole block. What is in braces chooses the slot of a
-//! cluster, so a block's parts lie on one node and pass through one connection in order: the first part is written
-//! last and read first.
+//! `prefix{namespace:group:hash}` holds a block, or its first `value_bytes`; the same name with `:1`, `:2`, …
+//! appended holds the following parts. Every part carries the header of the whole block. The text in braces chooses
+//! the slot of a cluster, so a block's parts lie on one node and go through one connection in order: the first part
+//! is written last and read first.
 //!
-//! [`read`] is exact: a look-alike of another program is no name of ours, and is never removed.
+//! [`read`] is exact: a similar name of another program is not accepted, and is never removed.
 //!
-//! Names are readable, for those who look at a server with its own tools; the bytes saved otherwise would be 50 a
-//! value.
+//! Names are readable for operators who use the server's own tools; binary names would save 50 bytes per value.
 
 use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
@@ -17,18 +16,18 @@ use super::resp::decimal;
 /// Slots of a cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// Into how many values a block of that length is cut.
+/// Number of values for a block of that length.
 pub fn parts(length_bytes: u64, value_bytes: u64) -> u32 {
     u32::try_from(length_bytes.div_ceil(value_bytes).max(1)).expect("a slot is not longer than 2^32 values")
 }
 
-/// Where part `part` of a block begins, and how long it is.
+/// Start and length of part `part` of a block.
 pub fn span(part: u32, length_bytes: u64, value_bytes: u64) -> (u64, u64) {
     let at = u64::from(part) * value_bytes;
     (at, value_bytes.min(length_bytes - at))
 }
 
-/// Writes the name of a part into `name`, in place of what it holds.
+/// Writes the name of a part into `name`, replacing its content.
 pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, part: u32) {
     name.clear();
     name.extend_from_slice(prefix.as_bytes());
@@ -45,7 +44,7 @@ pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, part: u32) {
     }
 }
 
-/// The block and the part whose name this is; of a name that [`write`] makes, and of no other.
+/// The block and the part of a name that [`write`] makes; none for any other name.
 pub fn read(name: &[u8], prefix: &str) -> Option<(BlockKey, u32)> {
     let text = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix('{')?;
     let (key, part) = text.split_once('}')?;
@@ -59,7 +58,7 @@ pub fn read(name: &[u8], prefix: &str) -> Option<(BlockKey, u32)> {
     (again == name).then_some((key, part))
 }
 
-/// What a server is to match names with that may be blocks of these namespaces; others match it as well.
+/// A pattern for the server that matches all names of blocks of these namespaces. Other names may match too.
 pub fn pattern(prefix: &str, namespaces: &[NamespaceId]) -> Vec<u8> {
     let mut pattern = Vec::new();
     for byte in prefix.bytes() {
@@ -69,7 +68,7 @@ pub fn pattern(prefix: &str, namespaces: &[NamespaceId]) -> Vec<u8> {
         pattern.push(byte);
     }
     pattern.push(b'{');
-    // Several at a time: to go through all names once costs a server less than once for each.
+    // Several namespaces share a pattern: one scan of all names costs a server less than one scan each.
     if let [namespace] = namespaces {
         hex(&mut pattern, &namespace.0.to_be_bytes());
         pattern.push(b':');
@@ -78,7 +77,7 @@ pub fn pattern(prefix: &str, namespaces: &[NamespaceId]) -> Vec<u8> {
     pattern
 }
 
-/// The slot of a name made by [`write`]: CRC-16/XMODEM of what is in its braces.
+/// The slot of a name made by [`write`]: CRC-16/XMODEM of the text in its braces.
 pub fn slot(name: &[u8]) -> u16 {
     let braces = name.iter().position(|byte| *byte == b'{').zip(name.iter().position(|byte| *byte == b'}'));
     let tag = braces.map_or(name, |(open, close)| &name[open + 1..close]);

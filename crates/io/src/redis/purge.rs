@@ -1,9 +1,9 @@
-//! Emptying servers of namespaces: every master is gone through name by name, on a connection of its own.
+//! Removes all blocks of namespaces from servers: it scans the names of every master, on a separate connection.
 //!
-//! `SCAN` with a pattern → names that are read exactly → `UNLINK`, a command for each name, some of them at a time. What
-//! `SCAN` promises of one server, that it tells of whatever is there from its beginning to its end, holds for a cluster
-//! as long as nothing moves between nodes. So a pass counts only if the masters and their slots are the same after it,
-//! and no node was giving or taking a slot; else there is another. With sentinels likewise: the master is the same.
+//! `SCAN` with a pattern → exact reading of the names → `UNLINK`, one command per name, several at a time. `SCAN` on
+//! one server reports everything that is present from its beginning to its end. For a cluster this holds only while
+//! nothing moves between nodes. So a pass counts only if the masters and their slots are the same after it, and no
+//! node was giving or taking a slot; otherwise another pass follows. With sentinels, the master must be the same.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 
 use super::address::Address;
-use super::caller::Caller;
+use super::blocking::BlockingClient;
 use super::config::{Mode, Settings};
-use super::lane::greeting;
+use super::event_loop::greeting;
 use super::name;
 use super::resp::{self, Reply};
-use super::scout::{Found, found, question};
+use super::topology::{Found, found, question};
 use crate::purge::{Place, Purging};
 
-/// Names that a server looks at for one `SCAN`, in which it serves nobody else: 1,000 took Redis 6.2 with a million names
+/// Names that a server examines in one `SCAN`, while it serves nobody else: 1,000 took Redis 6.2 with a million names
 /// 2.3 ms, on a busy machine.
 const NAMES_AT_ONCE: &[u8] = b"100";
 /// Names removed in one step; each took the same server 2 us with its value of 1 MiB.
 const UNLINKS_AT_ONCE: usize = 64;
-/// A cluster that moves slots for longer is to be purged when it has come to rest.
+/// If a cluster still moves slots after this many passes, the purge must be repeated when it is at rest.
 const MOST_PASSES: u32 = 5;
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn place(settings: &Arc<Settings>) -> Place {
     let settings = settings.clone();
     let servers: Vec<String> = settings.addresses.iter().map(Address::to_string).collect();
-    // Until a connection may be used, and then one question; a pass of a cluster asks once more in between.
+    // The time to connect, then one request; a pass of a cluster makes one more request in between.
     let patience = settings.config.connect_timeout + settings.config.operation_timeout + PASS_PAUSE;
     Place { name: servers.join(","), patience, empty: Box::new(move |purging| empty(&settings, purging)) }
 }
@@ -50,22 +50,22 @@ fn empty(settings: &Settings, purging: &Purging) -> Result<()> {
         thread::sleep(PASS_PAUSE);
         purging.rest(begun)?;
     }
-    Err(Error::new(ErrorKind::Unavailable, "blocks move between servers, and some may have been passed over")
+    Err(Error::new(ErrorKind::Unavailable, "blocks are moving between servers, and the purge may have missed some")
         .with("passes", MOST_PASSES)
-        .hint("purge again when the cluster has moved its slots, or the sentinels have their master"))
+        .hint("purge again when the cluster has moved its slots, or the sentinels have elected a master"))
 }
 
-/// Who has what, as far as there is a choice.
+/// The masters and their slots, where there can be several masters.
 fn masters(settings: &Settings) -> Result<Found> {
     let Some(question) = question(settings) else { return Ok(Found::Master(settings.addresses[0].clone())) };
     let mut failure = None;
     for teller in &settings.addresses {
-        let asked = Caller::connect(teller, &settings.scout_access, &question, &settings.config);
+        let asked = BlockingClient::connect(teller, &settings.sentinel_access, &question, &settings.config);
         match asked.map(|(_, answer)| found(&answer, teller)) {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(why)) => {
                 let error = Error::new(ErrorKind::Unavailable, "cannot find the masters").with("server", teller);
-                failure = Some(error.source(why).hint("look at the server, and at `tier.redis.mode`"));
+                failure = Some(error.source(why).hint("check the server and `tier.redis.mode`"));
             }
             Err(error) => failure = Some(error),
         }
@@ -73,7 +73,7 @@ fn masters(settings: &Settings) -> Result<Found> {
     Err(failure.expect("a configuration has an address"))
 }
 
-/// Goes through all masters, whatever becomes of some. False if something may have moved meanwhile.
+/// Scans all masters, even if some fail. False if something may have moved meanwhile.
 fn pass(masters: &Found, settings: &Settings, purging: &Purging) -> Result<bool> {
     let mut addresses: Vec<&Address> = match masters {
         Found::Master(address) => vec![address],
@@ -102,29 +102,33 @@ struct Master<'a> {
 impl Master<'_> {
     fn empty(mut self) -> Result<bool> {
         let begun = Instant::now();
-        let (mut caller, _) =
-            Caller::connect(self.address, &self.settings.access, &greeting(self.settings), &self.settings.config)?;
-        self.look_for_moves(&mut caller)?;
+        let (mut client, _) = BlockingClient::connect(
+            self.address,
+            &self.settings.access,
+            &greeting(self.settings),
+            &self.settings.config,
+        )?;
+        self.look_for_moves(&mut client)?;
         self.purging.rest(begun)?;
         let namespaces: Vec<NamespaceId> = self.purging.namespaces().collect();
         let pattern = name::pattern(&self.settings.config.key_prefix, &namespaces);
         let mut cursor = b"0".to_vec();
         loop {
             let begun = Instant::now();
-            let (next, names) = scan(&mut caller, &cursor, &pattern)?;
+            let (next, names) = scan(&mut client, &cursor, &pattern)?;
             self.purging.rest(begun)?;
-            self.remove(&mut caller, &names)?;
+            self.remove(&mut client, &names)?;
             if next == b"0" {
                 break;
             }
             cursor = next;
         }
-        self.look_for_moves(&mut caller)?;
+        self.look_for_moves(&mut client)?;
         Ok(self.is_still)
     }
 
-    /// Removes those of the names that are blocks of the namespaces, and no other.
-    fn remove(&mut self, caller: &mut Caller, names: &[Vec<u8>]) -> Result<()> {
+    /// Removes exactly those names that are blocks of the namespaces.
+    fn remove(&mut self, client: &mut BlockingClient, names: &[Vec<u8>]) -> Result<()> {
         let prefix = &self.settings.config.key_prefix;
         let part_of = |name: &Vec<u8>| {
             let (key, part) = name::read(name, prefix)?;
@@ -135,14 +139,14 @@ impl Master<'_> {
             let begun = Instant::now();
             let mut commands = Vec::new();
             some.iter().for_each(|(name, _)| resp::command(&mut commands, &[b"UNLINK", name]));
-            for (reply, (_, part)) in caller.ask(&commands, some.len())?.into_iter().zip(some) {
+            for (reply, (_, part)) in client.ask(&commands, some.len())?.into_iter().zip(some) {
                 match reply {
-                    // Gone meanwhile, or told twice.
+                    // Removed meanwhile, or reported twice.
                     Reply::Integer(0) => {}
                     Reply::Integer(_) => self.purging.removed(u64::from(*part == 0), 1),
                     Reply::Error(text) if has_moved(&text) => self.is_still = false,
-                    Reply::Error(text) => return Err(caller.refused("UNLINK", &text)),
-                    _ => return Err(caller.refused("UNLINK", "an answer that cannot be understood")),
+                    Reply::Error(text) => return Err(client.refused("UNLINK", &text)),
+                    _ => return Err(client.refused("UNLINK", "an unexpected reply")),
                 }
             }
             self.purging.rest(begun)?;
@@ -150,25 +154,26 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Asks a node of a cluster whether it is giving a slot or taking one.
-    fn look_for_moves(&mut self, caller: &mut Caller) -> Result<()> {
+    /// Asks a cluster node whether it is giving or taking a slot.
+    fn look_for_moves(&mut self, client: &mut BlockingClient) -> Result<()> {
         if self.settings.config.mode != Mode::Cluster {
             return Ok(());
         }
         let mut command = Vec::new();
         resp::command(&mut command, &[b"CLUSTER", b"NODES"]);
-        let reply = caller.ask(&command, 1)?.remove(0);
-        let Some(nodes) = reply.text() else { return Err(not_understood(caller, "CLUSTER NODES", &reply)) };
-        // A slot on its way stands as `[slot->-node]` or `[slot-<-node]` behind the others, with the node itself alone.
+        let reply = client.ask(&command, 1)?.remove(0);
+        let Some(nodes) = reply.text() else { return Err(not_understood(client, "CLUSTER NODES", &reply)) };
+        // A moving slot is written as `[slot->-node]` or `[slot-<-node]` after the others, on the node's own line
+        // only.
         self.is_still &= !nodes.lines().any(|line| line.contains("myself") && line.contains(" ["));
         Ok(())
     }
 }
 
-fn scan(caller: &mut Caller, cursor: &[u8], pattern: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {
+fn scan(client: &mut BlockingClient, cursor: &[u8], pattern: &[u8]) -> Result<(Vec<u8>, Vec<Vec<u8>>)> {
     let mut command = Vec::new();
     resp::command(&mut command, &[b"SCAN", cursor, b"MATCH", pattern, b"COUNT", NAMES_AT_ONCE]);
-    let reply = caller.ask(&command, 1)?.remove(0);
+    let reply = client.ask(&command, 1)?.remove(0);
     let told = match reply.items() {
         Some([Reply::Text(next), Reply::Array(names)]) => {
             names.iter().map(bytes).collect::<Option<_>>().zip(Some(next))
@@ -177,7 +182,7 @@ fn scan(caller: &mut Caller, cursor: &[u8], pattern: &[u8]) -> Result<(Vec<u8>, 
     };
     match told {
         Some((names, next)) => Ok((next.clone(), names)),
-        None => Err(not_understood(caller, "SCAN", &reply)),
+        None => Err(not_understood(client, "SCAN", &reply)),
     }
 }
 
@@ -188,14 +193,14 @@ fn bytes(name: &Reply) -> Option<Vec<u8>> {
     }
 }
 
-fn not_understood(caller: &Caller, what: &str, reply: &Reply) -> Error {
+fn not_understood(client: &BlockingClient, what: &str, reply: &Reply) -> Error {
     match reply {
-        Reply::Error(text) => caller.refused(what, text),
-        _ => caller.refused(what, "an answer that cannot be understood"),
+        Reply::Error(text) => client.refused(what, text),
+        _ => client.refused(what, "an unexpected reply"),
     }
 }
 
-/// Another node has it by now, or will have it soon.
+/// Another node has the slot by now, or will have it soon.
 fn has_moved(text: &str) -> bool {
     matches!(text.split(' ').next(), Some("MOVED" | "ASK" | "TRYAGAIN"))
 }

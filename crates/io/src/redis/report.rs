@@ -1,4 +1,4 @@
-//! What a Redis tier tells: figures for metrics, `inspect` and `doctor`.
+//! Figures of a Redis tier for metrics, `inspect` and `doctor`.
 
 use forebay_core::tier::Health;
 
@@ -10,33 +10,33 @@ pub struct Counters {
     pub loaded_blocks: u64,
     pub loaded_bytes: u64,
     pub found_blocks: u64,
-    /// Lookups of what is not there.
+    /// Lookups of absent blocks.
     pub absent_finds: u64,
-    /// Loads of what is not there, or not any more.
+    /// Loads of absent blocks.
     pub absent_loads: u64,
     pub removed_blocks: u64,
-    /// Values of another length than the block that was asked for.
+    /// Values whose length differs from the requested block's.
     pub wrong_sizes: u64,
-    /// Values whose header is damaged or of another block.
+    /// Values whose header is damaged or belongs to another block.
     pub foreign_values: u64,
     /// Blocks whose bytes do not match their checksum.
     pub corrupt_blocks: u64,
-    /// Stores that the server had no memory for.
+    /// Stores for which the server had no memory.
     pub full_stores: u64,
     /// Operations that the server answered with another error.
     pub refused_operations: u64,
-    /// Operations that ended with their connection, or had none.
+    /// Operations whose connection ended, or that had no connection.
     pub unavailable_operations: u64,
     pub late_operations: u64,
     pub cancelled_operations: u64,
-    /// Connections that could be used.
+    /// Connections that became usable.
     pub connections_made: u64,
-    /// Those of them that ended.
+    /// Usable connections that ended.
     pub connections_lost: u64,
-    /// Those that ended because of what the server sent.
+    /// Connections that ended because the server violated the protocol.
     pub lost_steps: u64,
     pub failed_connects: u64,
-    /// Operations that a cluster sent elsewhere.
+    /// Operations that a cluster redirected.
     pub redirects: u64,
 }
 
@@ -69,21 +69,21 @@ impl Counters {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RedisReport {
-    /// The servers that are configured, without passwords.
+    /// The configured servers, without passwords.
     pub name: String,
-    /// The servers that are known now, without passwords.
+    /// The servers known now, without passwords.
     pub servers: Vec<String>,
     pub health: Health,
-    /// Connections that can be used now, those for lookups included.
+    /// Usable connections, those for lookups included.
     pub connections: usize,
     /// Operations that wait or are in flight.
     pub loads: usize,
     pub stores: usize,
     pub finds: usize,
-    /// What went wrong last with a connection.
+    /// The last error of a connection.
     pub last_error: Option<String>,
     pub counters: Counters,
 }

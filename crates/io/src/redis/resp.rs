@@ -1,18 +1,18 @@
-//! RESP2, as far as a cache needs it: commands are written into a buffer, replies are read as they arrive.
+//! The part of RESP2 that a cache needs: commands are written into a buffer, replies are read as they arrive.
 //!
-//! Invariant: nothing is taken for a reply that is not one: a line that is too long, a number that is none or a
-//! length beyond what servers allow is [`LostStep`], after which a connection cannot be used. A reply's line is
-//! parsed for every value; for the expected length that is some ten bytes, too few to be worth a shortcut.
+//! Invariant: only valid replies are accepted. A line that is too long, a malformed number or a length above the
+//! servers' limit is a [`LostStep`], after which a connection cannot be used. A reply's line is parsed for every
+//! value; for the expected length that is about ten bytes, too few to be worth a shortcut.
 
-/// Longest line that a server sends; error texts are a few hundred bytes.
+/// Longest line that a server may send; error texts are a few hundred bytes.
 const LONGEST_LINE: usize = 8 << 10;
 /// Servers allow values of 512 MiB by default.
 const LONGEST_BULK: u64 = 1 << 30;
-/// What `CLUSTER SLOTS` of a thousand nodes needs, and more.
+/// More than `CLUSTER SLOTS` of a thousand nodes needs.
 const MOST_ITEMS: i64 = 1 << 20;
 const DEEPEST: u32 = 8;
 
-/// The stream is not what was expected.
+/// The stream violates the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostStep(pub &'static str);
 
@@ -22,21 +22,21 @@ pub enum Head<'a> {
     Simple(&'a [u8]),
     Error(&'a [u8]),
     Integer(i64),
-    /// So many bytes and an end of line follow.
+    /// This many bytes and an end of line follow.
     Bulk(u64),
     Null,
-    /// So many replies follow.
+    /// This many replies follow.
     Array(i64),
 }
 
-/// The line that `bytes` begin with and its length; `None` if more must arrive.
+/// The line at the start of `bytes` and its length; `None` if more must arrive.
 pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, LostStep> {
     let Some(end) = bytes.iter().take(LONGEST_LINE).position(|byte| *byte == b'\n') else {
         let is_too_long = bytes.len() >= LONGEST_LINE;
-        return if is_too_long { Err(LostStep("a reply's line does not end")) } else { Ok(None) };
+        return if is_too_long { Err(LostStep("a reply's line is too long")) } else { Ok(None) };
     };
     let Some((kind, text)) = bytes[..end].strip_suffix(b"\r").and_then(|line| line.split_first()) else {
-        return Err(LostStep("a reply's line is none"));
+        return Err(LostStep("a reply's line is not valid"));
     };
     let head = match kind {
         b'+' => Head::Simple(text),
@@ -45,12 +45,12 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, LostStep> {
         b'$' => match number(text)? {
             -1 => Head::Null,
             len @ 0.. if len as u64 <= LONGEST_BULK => Head::Bulk(len as u64),
-            _ => return Err(LostStep("a reply's length is none")),
+            _ => return Err(LostStep("a reply's length is not valid")),
         },
         b'*' => match number(text)? {
             -1 => Head::Null,
             items @ 0..=MOST_ITEMS => Head::Array(items),
-            _ => return Err(LostStep("a reply's number of items is none")),
+            _ => return Err(LostStep("a reply's number of items is not valid")),
         },
         _ => return Err(LostStep("a reply begins with an unknown type")),
     };
@@ -60,10 +60,10 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, LostStep> {
 fn number(text: &[u8]) -> Result<i64, LostStep> {
     let is_plain = text.iter().enumerate().all(|(at, byte)| byte.is_ascii_digit() || (at == 0 && *byte == b'-'));
     let number = std::str::from_utf8(text).ok().filter(|_| is_plain).and_then(|text| text.parse().ok());
-    number.ok_or(LostStep("a reply's number is none"))
+    number.ok_or(LostStep("a reply's number is not valid"))
 }
 
-/// A whole reply, for the few that are not blocks.
+/// A whole reply, for the few that carry no block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     Text(Vec<u8>),
@@ -96,7 +96,7 @@ impl Reply {
     }
 }
 
-/// The reply that `bytes` begin with and its length; `None` if more must arrive.
+/// The reply at the start of `bytes` and its length; `None` if more must arrive.
 pub fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, LostStep> {
     nested(bytes, DEEPEST)
 }
@@ -113,7 +113,7 @@ fn nested(bytes: &[u8], depth: u32) -> Result<Option<(Reply, usize)>, LostStep> 
             end += len + 2;
             let Some(body) = bytes.get(begin..end) else { return Ok(None) };
             if !body.ends_with(b"\r\n") {
-                return Err(LostStep("a value does not end where it should"));
+                return Err(LostStep("a value does not end with a line break"));
             }
             Reply::Text(body[..len].to_vec())
         }
@@ -137,7 +137,7 @@ pub fn command(out: &mut Vec<u8>, arguments: &[&[u8]]) {
     arguments.iter().for_each(|argument| bulk(out, argument));
 }
 
-/// Appends the beginning of a command of so many arguments.
+/// Appends the beginning of a command with this many arguments.
 pub fn begin(out: &mut Vec<u8>, arguments: usize) {
     line(out, b'*', arguments as u64);
 }
@@ -148,7 +148,7 @@ pub fn bulk(out: &mut Vec<u8>, argument: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends what goes before an argument of `len` bytes; the argument and an end of line must follow.
+/// Appends the head of an argument of `len` bytes; the argument and an end of line must follow.
 pub fn bulk_head(out: &mut Vec<u8>, len: u64) {
     line(out, b'$', len);
 }
@@ -159,12 +159,12 @@ fn line(out: &mut Vec<u8>, kind: u8, number: u64) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a number as people write it.
+/// Appends a decimal number.
 pub fn decimal(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(digits(number, &mut [0; 20]));
 }
 
-/// A number as people write it, in `buffer`.
+/// A decimal number, in `buffer`.
 pub fn digits(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
     let mut at = buffer.len();
     loop {

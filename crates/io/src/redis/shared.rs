@@ -1,6 +1,6 @@
-//! What the tier's owner and its lanes share: operations on their way in, completions on their way out.
+//! The queues between the tier's owner and its event loops: operations in, completions out.
 //!
-//! Invariant: whatever is in a queue is there before its reader is woken, so a reader that empties its queue after each
+//! Invariant: an entry is in its queue before the reader is woken, so a reader that empties its queue after each
 //! wake-up misses nothing.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +12,7 @@ use forebay_core::tier::{Completion, OpId, Operation};
 use super::report::Counters;
 use crate::uring::Waker;
 
-/// What a lane can do now.
+/// What an event loop can do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// It has not failed yet.
@@ -21,7 +21,7 @@ pub(super) enum State {
     Down,
 }
 
-/// Of one lane.
+/// Belongs to one event loop.
 pub(super) struct Inbox {
     queue: Mutex<Queue>,
     waker: Waker,
@@ -47,7 +47,7 @@ impl Inbox {
         })
     }
 
-    /// Hands operations over; the lane must be woken then.
+    /// The queue for new operations; the caller must wake the event loop afterwards.
     pub fn queue(&self) -> MutexGuard<'_, Queue> {
         lock(&self.queue)
     }
@@ -60,7 +60,7 @@ impl Inbox {
         self.waker.as_fd()
     }
 
-    /// Moves what is there to `queue`, which is empty.
+    /// Moves the content to `queue`, which is empty.
     pub fn take(&self, queue: &mut Queue) {
         self.waker.clear();
         std::mem::swap(queue, &mut *lock(&self.queue));
@@ -79,7 +79,7 @@ impl Inbox {
     }
 }
 
-/// Of all lanes.
+/// Shared by all event loops.
 pub(super) struct Outbox {
     done: Mutex<Done>,
     waker: Waker,

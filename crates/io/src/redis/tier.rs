@@ -1,7 +1,7 @@
-//! The tier's public face: takes operations, gives them to lanes, and hands out what these have completed.
+//! The tier's public interface: it accepts operations, passes them to event loops, and hands out their completions.
 //!
-//! Invariants: no call waits for a server; what is in a lane is bounded by the limits of the configuration; a lane
-//! ends with the tier, and until then keeps the pool mapped.
+//! Invariants: no call waits for a server. The configuration's limits bound the operations in an event loop. An event
+//! loop ends with the tier, and keeps the pool mapped until then.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -16,25 +16,25 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::config::{RedisConfig, Settings};
-use super::lane::Lane;
+use super::event_loop::EventLoop;
 use super::purge;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
 use crate::purge::Place;
 use crate::uring::Region;
 
-/// The lane of lookups; the others are for loads and stores.
+/// The event loop for lookups; the others are for loads and stores.
 const LOOKUPS: usize = 0;
-/// A lookup's connection takes a whole batch at once, since one round trip is what it costs.
+/// A connection for lookups takes a whole batch at once, which then costs one round trip.
 const LOOKUP_DEPTH: usize = 4096;
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Redis {
     settings: Arc<Settings>,
-    lanes: Vec<Running>,
+    event_loops: Vec<Running>,
     outbox: Arc<Outbox>,
     taken: HashMap<OpId, Taken>,
-    /// Of `taken`, by class.
+    /// Number of `taken` operations by class.
     counts: [usize; 3],
 }
 
@@ -47,7 +47,7 @@ struct Running {
 
 #[derive(Clone, Copy)]
 struct Taken {
-    lane: usize,
+    event_loop: usize,
     bytes: u64,
     class: Class,
 }
@@ -60,13 +60,18 @@ enum Class {
 }
 
 impl Redis {
-    /// Begins to connect, and waits for nobody: a server that is absent now is found later. Errors are about the
-    /// configuration alone, and say what to change. `pool` is where slots lie.
+    /// Begins to connect, without waiting: a server that is absent now is found later. Errors are about the
+    /// configuration alone, and say what to change. `pool` is the memory with the slots.
     pub fn open(config: &RedisConfig, pool: Region) -> Result<Redis> {
         let settings = Arc::new(Settings::of(config)?);
         let outbox = Arc::new(Outbox::new().map_err(no_means)?);
-        let mut redis =
-            Redis { settings: settings.clone(), lanes: Vec::new(), outbox, taken: HashMap::new(), counts: [0; 3] };
+        let mut redis = Redis {
+            settings: settings.clone(),
+            event_loops: Vec::new(),
+            outbox,
+            taken: HashMap::new(),
+            counts: [0; 3],
+        };
         let mut lookups = Settings::clone(&settings);
         lookups.config.pipeline_depth = LOOKUP_DEPTH;
         redis.start(&Arc::new(lookups), &pool, 1)?;
@@ -80,10 +85,11 @@ impl Redis {
 
     fn start(&mut self, settings: &Arc<Settings>, pool: &Region, connections: usize) -> Result<()> {
         let inbox = Arc::new(Inbox::new().map_err(no_means)?);
-        let lane = Lane::new(settings, pool, &inbox, &self.outbox, connections, random()?).map_err(no_means)?;
-        let name = format!("redis-{}", self.lanes.len());
-        let thread = thread::Builder::new().name(name).spawn(move || lane.run()).map_err(no_means)?;
-        self.lanes.push(Running { inbox, thread: Some(thread), bytes: 0, has_news: false });
+        let event_loop =
+            EventLoop::new(settings, pool, &inbox, &self.outbox, connections, random()?).map_err(no_means)?;
+        let name = format!("redis-{}", self.event_loops.len());
+        let thread = thread::Builder::new().name(name).spawn(move || event_loop.run()).map_err(no_means)?;
+        self.event_loops.push(Running { inbox, thread: Some(thread), bytes: 0, has_news: false });
         Ok(())
     }
 
@@ -94,7 +100,8 @@ impl Redis {
 
     pub fn report(&self) -> RedisReport {
         let done = self.outbox.done();
-        let connections = self.lanes.iter().map(|lane| lane.inbox.connections.load(Ordering::Relaxed)).sum();
+        let connections =
+            self.event_loops.iter().map(|event_loop| event_loop.inbox.connections.load(Ordering::Relaxed)).sum();
         let [loads, stores, finds] = self.counts;
         let named: Vec<String> = self.settings.addresses.iter().map(ToString::to_string).collect();
         RedisReport {
@@ -110,12 +117,12 @@ impl Redis {
         }
     }
 
-    /// Where its blocks are, to be emptied of namespaces.
+    /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<Place> {
         vec![purge::place(&self.settings)]
     }
 
-    /// Blocks until everything taken has completed; false if that takes longer than `timeout`.
+    /// Blocks until every accepted operation has completed; false if that takes longer than `timeout`.
     pub fn drain(&mut self, timeout: Duration, completions: &mut Vec<Completion>) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -128,18 +135,19 @@ impl Redis {
                 return false;
             }
             let rest = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
-            // An interrupted wait is as good as one that ended.
+            // An interrupted wait only ended early.
             let _ = rustix::event::poll(&mut [PollFd::new(&self.wake_fd(), PollFlags::IN)], Some(&rest));
         }
     }
 
-    /// The lane for an operation: of those that work, the one with the least to do.
-    fn lane_for(&self, class: Class) -> usize {
+    /// The event loop for an operation: the least loaded one that works.
+    fn event_loop_for(&self, class: Class) -> usize {
         match class {
             Class::Find => LOOKUPS,
             Class::Load | Class::Store => {
-                let least = |at: &usize| (self.lanes[*at].inbox.state() == State::Down, self.lanes[*at].bytes);
-                (LOOKUPS + 1..self.lanes.len()).min_by_key(least).expect("there is one for loads and stores")
+                let least =
+                    |at: &usize| (self.event_loops[*at].inbox.state() == State::Down, self.event_loops[*at].bytes);
+                (LOOKUPS + 1..self.event_loops.len()).min_by_key(least).expect("there is one for loads and stores")
             }
         }
     }
@@ -156,10 +164,10 @@ impl Tier for Redis {
         "redis"
     }
 
-    /// Not durable: whether a server keeps what it was given, across its restarts or at all, is its operator's choice.
-    /// Nothing hangs: bytes reach a slot only through our own calls, which end when the connection is closed.
+    /// Not durable: the server's operator decides whether values survive a restart, or are kept at all. No operation
+    /// hangs: bytes reach a slot only through our own calls, which end when the connection is closed.
     fn capabilities(&self) -> Capabilities {
-        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: true, may_hang: false }
+        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: true }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
@@ -171,17 +179,17 @@ impl Tier for Redis {
             }
             // Operations without bytes count as well.
             let bytes = op.slot.map_or(1, |_| op.length_bytes);
-            let lane = self.lane_for(class);
-            self.lanes[lane].bytes += bytes;
-            self.lanes[lane].has_news = true;
-            self.lanes[lane].inbox.queue().ops.push(*op);
-            self.taken.insert(op.id, Taken { lane, bytes, class });
+            let event_loop = self.event_loop_for(class);
+            self.event_loops[event_loop].bytes += bytes;
+            self.event_loops[event_loop].has_news = true;
+            self.event_loops[event_loop].inbox.queue().ops.push(*op);
+            self.taken.insert(op.id, Taken { event_loop, bytes, class });
             self.counts[class as usize] += 1;
             count += 1;
         }
-        for lane in self.lanes.iter_mut().filter(|lane| lane.has_news) {
-            lane.has_news = false;
-            lane.inbox.wake();
+        for event_loop in self.event_loops.iter_mut().filter(|event_loop| event_loop.has_news) {
+            event_loop.has_news = false;
+            event_loop.inbox.wake();
         }
         count
     }
@@ -191,40 +199,40 @@ impl Tier for Redis {
         self.outbox.poll(completions);
         for completion in &completions[from..] {
             let taken = self.taken.remove(&completion.id).expect("only what was taken completes, and once");
-            self.lanes[taken.lane].bytes -= taken.bytes;
+            self.event_loops[taken.event_loop].bytes -= taken.bytes;
             self.counts[taken.class as usize] -= 1;
         }
     }
 
     fn cancel(&mut self, id: OpId) {
         if let Some(taken) = self.taken.get(&id) {
-            let inbox = &self.lanes[taken.lane].inbox;
+            let inbox = &self.event_loops[taken.event_loop].inbox;
             inbox.queue().cancelled.push(id);
             inbox.wake();
         }
     }
 
-    /// Sick if lookups or all of loads and stores have nobody to talk to.
+    /// Sick if lookups have no server, or all loads and stores have none.
     fn health(&self) -> Health {
-        let is_down = |lane: &Running| lane.inbox.state() == State::Down;
-        let is_sick = is_down(&self.lanes[LOOKUPS]) || self.lanes[LOOKUPS + 1..].iter().all(is_down);
+        let is_down = |event_loop: &Running| event_loop.inbox.state() == State::Down;
+        let is_sick = is_down(&self.event_loops[LOOKUPS]) || self.event_loops[LOOKUPS + 1..].iter().all(is_down);
         if is_sick { Health::Sick(ErrorKind::Unavailable) } else { Health::Healthy }
     }
 }
 
 impl Timed for Redis {
-    /// Lanes have a clock of their own, for they wait for sockets: pauses and timeouts pass without this.
+    /// Event loops wait for sockets and have a clock of their own: pauses and timeouts need no call of this.
     fn advance(&mut self, _now: Duration) {}
 }
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        for lane in &self.lanes {
-            lane.inbox.is_closed.store(true, Ordering::Relaxed);
-            lane.inbox.wake();
+        for event_loop in &self.event_loops {
+            event_loop.inbox.is_closed.store(true, Ordering::Relaxed);
+            event_loop.inbox.wake();
         }
-        for thread in self.lanes.iter_mut().filter_map(|lane| lane.thread.take()) {
-            // A lane that panicked has said so already.
+        for thread in self.event_loops.iter_mut().filter_map(|event_loop| event_loop.thread.take()) {
+            // An event loop that panicked has already logged it.
             let _ = thread.join();
         }
     }
@@ -234,7 +242,7 @@ fn class_of(op: &Operation) -> Class {
     match op.kind {
         OpKind::Load { .. } => Class::Load,
         OpKind::Store | OpKind::Remove { .. } => Class::Store,
-        OpKind::Find => Class::Find,
+        OpKind::Exists => Class::Find,
     }
 }
 
@@ -246,5 +254,5 @@ fn random() -> Result<u64> {
 }
 
 fn no_means(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot get what a redis tier needs from this machine").source(error)
+    Error::new(ErrorKind::Io, "cannot get threads or memory for the redis tier").source(error)
 }

@@ -1,6 +1,6 @@
-//! A socket to a server, plain or with TLS, that is never waited for.
+//! A non-blocking socket to a server, plain or with TLS.
 //!
-//! Invariant: received bytes go where the caller says and nowhere else. Plain, they go from the kernel into the slot;
+//! Invariant: received bytes go only where the client says. On a plain socket they go from the kernel into the slot;
 //! with TLS, from the session's buffer.
 
 use std::io::{self, Read, Write};
@@ -19,7 +19,7 @@ use crate::uring::{Piece, Region, wake_at};
 
 /// TLS records hold at most 16 KiB.
 const BOUNCE_BYTES: usize = 16 << 10;
-/// A connection on which nothing comes is probed after this long, so that a dead server's is not kept for hours.
+/// A silent connection is probed after this time, so that a dead server's connection is not kept for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 pub(super) struct Transport {
@@ -30,14 +30,14 @@ pub(super) struct Transport {
 
 /// When the socket becomes readable.
 enum Wake {
-    /// With its first byte. The kernel knows nothing else for Unix sockets; TLS may wait for a record of its own.
+    /// With its first byte. The kernel offers nothing else for Unix sockets; TLS may wait for a record of its own.
     AtOnce,
-    /// When so many bytes are there.
+    /// When this many bytes have arrived.
     At(u32),
 }
 
 impl Transport {
-    /// Begins to connect; the socket is writable when that has ended.
+    /// Begins to connect; the socket becomes writable when connecting ends.
     pub fn tcp(address: SocketAddr, buffer_bytes: Option<u32>) -> Result<Transport, Errno> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = new_socket(family)?;
@@ -58,7 +58,7 @@ impl Transport {
         Ok(Transport { socket, tls: None, wake: Wake::AtOnce })
     }
 
-    /// Speaks TLS from now on, with a server of that host.
+    /// Starts TLS with a server of that host.
     pub fn with_tls(self, tls: &Tls, host: &str) -> Result<Transport, String> {
         let name = match &tls.server_name {
             Some(name) => name.clone(),
@@ -68,13 +68,13 @@ impl Transport {
         Ok(Transport { tls: Some(Box::new(session)), wake: Wake::AtOnce, ..self })
     }
 
-    /// Whether connecting has failed, once the socket is writable.
+    /// Returns the connect error, if any, once the socket is writable.
     pub fn check(&self) -> Result<(), Errno> {
         sockopt::socket_error(&self.socket)?
     }
 
-    /// Says that nothing is to be done before `bytes` more have come, which they must if all goes well. The end of the
-    /// connection is told in any case.
+    /// Requests a wake-up only after `bytes` more have arrived; they must be certain to come if all goes well. The
+    /// end of the connection wakes in any case.
     pub fn await_bytes(&mut self, bytes: u32) {
         match &mut self.wake {
             Wake::At(before) if *before != bytes => {
@@ -90,13 +90,13 @@ impl Transport {
         self.tls.is_some()
     }
 
-    /// Whether there is something to be sent that was taken already.
+    /// Whether accepted data are still to be sent.
     pub fn holds_bytes(&self) -> bool {
         self.tls.as_ref().is_some_and(|session| session.wants_write())
     }
 
-    /// Receives into `span` of the region, and what comes behind it into `tail`. `WouldBlock` if nothing is there, 0
-    /// at the end.
+    /// Receives into `span` of the region, and the bytes after it into `tail`. `WouldBlock` if nothing is there, 0 at
+    /// the end.
     pub fn receive(&mut self, pool: &Region, span: Option<(u64, usize)>, tail: &mut [u8]) -> io::Result<usize> {
         if self.tls.is_some() {
             return self.receive_tls(pool, span, tail);
@@ -123,7 +123,7 @@ impl Transport {
         Ok(count)
     }
 
-    /// Takes in what the socket has, as far as the session has room, and answers what TLS itself asks.
+    /// Moves received data into the session as far as it has space, and sends TLS's own answers.
     fn advance_tls(&mut self) -> io::Result<()> {
         let session = self.tls.as_mut().expect("called for TLS only");
         while session.wants_read() {
@@ -142,7 +142,7 @@ impl Transport {
         self.flush()
     }
 
-    /// Sends some of `pieces`; `WouldBlock` if that is none.
+    /// Sends some of `pieces`; `WouldBlock` if none could be sent.
     pub fn send(&mut self, pool: &Region, pieces: &[Piece<'_>]) -> io::Result<usize> {
         if self.tls.is_some() {
             return self.send_tls(pool, pieces);
@@ -172,7 +172,7 @@ impl Transport {
         if count == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
     }
 
-    /// Hands to the socket what the session holds, as far as it takes it.
+    /// Passes the session's pending data to the socket as far as it accepts them.
     pub fn flush(&mut self) -> io::Result<()> {
         let Some(session) = &mut self.tls else { return Ok(()) };
         while session.wants_write() {

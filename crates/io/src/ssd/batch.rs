@@ -1,4 +1,4 @@
-//! What is written together: a page of headers, and the payloads behind it in runs.
+//! A batch is written together: a page of headers, then the payloads in runs.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use forebay_core::{BlockKey, ErrorKind};
 use super::layout::{Record, RecordKind};
 use crate::uring::{MOST_SPANS, Span};
 
-/// Payloads that follow each other are written together up to this size: a transfer costs the processor as much
-/// whatever its length, and a disk moves long ones faster.
+/// Adjacent payloads are written together up to this size. The CPU cost of a transfer does not depend on its length,
+/// and a disk moves long ones faster.
 const RUN_PAGES: u32 = 128;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// Its payloads come from elsewhere on the disk; its head is written when they are in place.
+    /// Its payloads are copied from elsewhere on the disk; its head is written when they are in place.
     Filling,
     Writing,
     Written,
@@ -24,14 +24,14 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Item {
     pub record: Record,
-    /// Who waits for it.
+    /// The operation that waits for it.
     pub op: Option<OpId>,
     pub error: Option<ErrorKind>,
-    /// The sequence of the record that it is a copy of.
+    /// The sequence of the record of which it is a copy.
     pub moved_from: Option<u64>,
 }
 
-/// Payloads that one transfer takes: those among these items.
+/// The payloads of one transfer: those of these items.
 pub(super) struct Run {
     pub items: Range<usize>,
     pub spans: Vec<Span>,
@@ -43,11 +43,11 @@ pub(super) struct Batch {
     pub segment: u32,
     pub page: u32,
     pub next_page: u32,
-    /// The page in staging from which its head is written.
+    /// The staging page from which its head is written.
     pub head: u32,
     pub stage: Stage,
     pub items: Vec<Item>,
-    /// Transfers that are not over.
+    /// Transfers that have not ended.
     pub outstanding: usize,
 }
 
@@ -80,7 +80,7 @@ impl Item {
         }
     }
 
-    /// A copy of a block of the disk.
+    /// A copy of a block on the disk.
     pub fn copy(record: &Record) -> Item {
         let Record { key, length_bytes, checksum, sequence, .. } = *record;
         let item = Item::new(RecordKind::Block, key, length_bytes, checksum, None);

@@ -1,11 +1,10 @@
-//! `forebay bench ssd`: how fast the tier is, beside what the disk gives to anybody.
+//! `forebay bench ssd`: the tier's speed compared with the disk's own.
 //!
-//! A tier is made on a file and filled; then for each direction, size and depth the tier and a baseline move as
-//! many bytes, in turns: the tier through [`Tier`] with its checksums, the baseline by plain random
-//! reads in the part of the file that holds the blocks, or by plain writes in as much of the file behind it, with
-//! as many flushes as the tier made.
-//! Invariants: every block that is read back is compared, outside of the time that counts; a ratio is the median
-//! over pairs, never of a best run.
+//! It creates a tier on a file and fills it. Then for each direction, size and depth the tier and a baseline move the
+//! same number of bytes, in turns. The tier works through [`Tier`] with its checksums. The baseline makes plain
+//! random reads in the part of the file that holds the blocks, or plain writes in an equal part behind it, with as
+//! many flushes as the tier made. Invariants: every block that is read is compared, outside of the measured time. A
+//! ratio is the median over pairs, never of a best run.
 
 mod baseline;
 mod recovery;
@@ -28,10 +27,10 @@ pub enum Direction {
     Write,
 }
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchConfig {
-    /// Made anew, twice `capacity_bytes` long, and removed at the end.
+    /// Created with twice `capacity_bytes`, and removed at the end.
     pub path: PathBuf,
     pub capacity_bytes: u64,
     pub engine: EngineChoice,
@@ -39,22 +38,22 @@ pub struct BenchConfig {
     pub sizes_bytes: Vec<u64>,
     /// Transfers in flight.
     pub depths: Vec<u32>,
-    /// Runs of tier and baseline for each row.
+    /// Runs of tier and baseline per row.
     pub pairs: usize,
-    /// Moved in each run.
+    /// Bytes moved in each run.
     pub run_bytes: u64,
-    /// fio is the baseline where it is installed; else, or without this, plain system calls are.
+    /// Whether the baseline is fio where it is installed. Otherwise it makes plain system calls.
     pub may_use_fio: bool,
 }
 
 impl BenchConfig {
-    /// Shapes that fill an NVMe drive, in two to three minutes on one of 2 GB/s.
+    /// Shapes that fill an NVMe drive; two to three minutes on one of 2 GB/s.
     pub fn new(path: PathBuf) -> BenchConfig {
         BenchConfig {
             path,
             capacity_bytes: 4 << 30,
             engine: EngineChoice::Auto,
-            // Blocks that were read are hot, and would be carried over by the writes that follow.
+            // Blocks that were read are hot, and later writes would carry them over.
             directions: vec![Direction::Write, Direction::Read],
             sizes_bytes: vec![64 << 10, 256 << 10, 1 << 20, 4 << 20],
             depths: vec![8, 32],
@@ -80,15 +79,15 @@ pub struct Row {
     pub depth: u32,
     pub engine: &'static str,
     pub baseline: &'static str,
-    /// Tier and baseline, pair by pair, in the order in which they ran.
+    /// Tier and baseline, pair by pair, in the order of the runs.
     pub pairs: Vec<(Sample, Sample)>,
-    /// From submission to completion, over all runs of the tier. Of a write: with its wait for room among the
-    /// `depth` transfers that are in flight, and for its flush.
+    /// From submission to completion, over all runs of the tier. For a write it includes the wait for one of the
+    /// `depth` transfers, and for its flush.
     pub p50_us: u64,
     pub p99_us: u64,
-    /// What summing up bytes that have just arrived costs one core; part of the tier's CPU time for reads.
+    /// One core's time to sum up bytes that have just arrived; part of the tier's CPU time for reads.
     pub checksum_ms_per_gb: f64,
-    /// Operations that failed and blocks that came back as other bytes.
+    /// Operations that failed and blocks that came back with other bytes.
     pub errors: u64,
 }
 
@@ -109,16 +108,16 @@ impl Row {
         median(self.pairs.iter().map(|(_, baseline)| baseline.cpu_ms_per_gb))
     }
 
-    /// Tier over baseline.
+    /// Tier divided by baseline.
     pub fn ratio(&self) -> f64 {
         median(self.pairs.iter().map(|(tier, baseline)| tier.gb_per_s / baseline.gb_per_s))
     }
 }
 
-/// Measures all rows; each is handed to `tell` as it is done.
+/// Measures all rows, and passes each to `tell` when it is done.
 pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>> {
     if config.path.exists() {
-        return Err(Error::invalid("a benchmark makes its own file")
+        return Err(Error::invalid("the benchmark's file exists already")
             .with("path", config.path.display())
             .hint("name a file that does not exist, on the disk to be measured"));
     }
@@ -167,7 +166,7 @@ fn measure(config: &BenchConfig, rig: &mut Rig, baseline: &Baseline, direction: 
     })
 }
 
-/// Gives the baseline its part of the file, behind the tier's.
+/// Extends the file by the baseline's part, behind the tier's.
 fn lengthen(config: &BenchConfig) -> Result<()> {
     let file = File::options().write(true).open(&config.path).map_err(|error| cannot(config, error))?;
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 2 * config.capacity_bytes)
@@ -187,7 +186,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// Leaves no gigabytes behind, however the benchmark ends.
+/// Removes the file, however the benchmark ends.
 struct RemoveAtEnd<'a>(&'a PathBuf);
 
 impl Drop for RemoveAtEnd<'_> {

@@ -1,6 +1,6 @@
-//! How much may be written: token buckets that are driven by the time passed in.
+//! Write limits: token buckets; the caller passes the time in.
 //!
-//! Invariant: over any time the disk is written at most `rate * time + burst` bytes, and one batch more.
+//! Invariant: over any time, at most `rate * time + burst` bytes plus one batch are written to the disk.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Budget {
         self.buckets().all(|bucket| bucket.bytes > 0.0)
     }
 
-    /// Takes what was written, carried blocks too, which are never refused.
+    /// Subtracts written bytes, including those of carried blocks, which are never refused.
     pub fn take(&mut self, bytes: u64) {
         self.buckets().for_each(|bucket| bucket.bytes -= bytes as f64);
     }

@@ -1,4 +1,4 @@
-//! What an operator says about the disks, and the limits that follow.
+//! An operator's settings for the disks, and the limits that follow from them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use crate::uring::EngineChoice;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskConfig {
     pub path: PathBuf,
-    /// Bytes to take: a file is preallocated to this length. A device without it is taken whole.
+    /// Bytes to use: a file is preallocated to this length. A device without it is used whole.
     pub capacity_bytes: Option<u64>,
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SsdConfig {
     pub disks: Vec<DiskConfig>,
-    /// Space is reclaimed in pieces of this size, a power of two; no block may be longer. Without it, about a
-    /// 64th of the disk, from 1 MiB to 256 MiB. A disk that was made keeps its own.
+    /// Space is reclaimed in pieces of this size, a power of two; no block may be longer. Without it, about a 64th of
+    /// the disk, from 1 MiB to 256 MiB. An existing disk keeps its own.
     pub segment_bytes: Option<u64>,
     pub engine: EngineChoice,
-    /// Transfers in flight per disk. 32 fill an NVMe drive at 256 KiB; twice that leaves room for writes.
+    /// Transfers in flight per disk. 32 fill an NVMe drive at 256 KiB; twice that leaves capacity for writes.
     pub depth: u32,
-    /// Loads that wait per disk; more are refused.
+    /// Loads that may wait per disk; more are refused.
     pub queued_loads: usize,
-    /// Stores that wait per disk; more are refused. Each pins a slot of the pool.
+    /// Stores that may wait per disk; more are refused. Each pins a slot of the pool.
     pub queued_stores: usize,
-    /// Written bytes that wait for one flush at most: what a power loss can take of the newest blocks.
+    /// Limit on the written bytes that wait for one flush: a power loss may take this much of the newest blocks.
     pub flush_bytes: u64,
-    /// How long a written block waits for company before its flush, while others are being written.
+    /// How long a written block waits for others before its flush, while others are being written.
     pub flush_interval: Duration,
-    /// Write budget of each disk; none is unlimited. Burst: one second's worth.
+    /// Write budget of each disk; none means no limit. Burst: one second's worth.
     pub write_bytes_per_second: Option<u64>,
     /// Write budget of each disk for its endurance. Burst: one hour's worth.
     pub write_bytes_per_day: Option<u64>,
@@ -59,19 +59,19 @@ impl SsdConfig {
         }
     }
 
-    /// Segments for a disk of `bytes`: how long, and how many.
+    /// Length and number of segments for a disk of `bytes`.
     pub(super) fn segments(&self, bytes: u64) -> Result<(u64, u32)> {
         let usable_bytes = bytes.saturating_sub(FIRST_SEGMENT_AT);
         let fitting = (usable_bytes / 64).max(1);
         let segment_bytes = self.segment_bytes.unwrap_or((1 << fitting.ilog2()).clamp(1 << 20, 256 << 20));
         if !segment_bytes.is_power_of_two() || !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes) {
-            return Err(Error::invalid("a segment is a power of two from 64 KiB to 1 GiB")
+            return Err(Error::invalid("a segment must be a power of two from 64 KiB to 1 GiB")
                 .with("segment_bytes", segment_bytes)
-                .hint("leave `tier.ssd.segment_bytes` out"));
+                .hint("leave `tier.ssd.segment_bytes` out for the default"));
         }
         let segments = u32::try_from(usable_bytes / segment_bytes).unwrap_or(u32::MAX);
         if segments < MIN_SEGMENTS {
-            return Err(Error::invalid(format!("a disk holds at least {MIN_SEGMENTS} segments"))
+            return Err(Error::invalid(format!("a disk must hold at least {MIN_SEGMENTS} segments"))
                 .with("capacity_bytes", bytes)
                 .with("segment_bytes", segment_bytes)
                 .hint("raise `tier.ssd.capacity_bytes`, or lower `tier.ssd.segment_bytes`"));

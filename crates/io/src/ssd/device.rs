@@ -1,7 +1,8 @@
 //! A file or block device as it is claimed: who else uses it, how long it is, whether it takes direct I/O.
 //!
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
-//! is over; nothing that is not ours is ever written to.
+//! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
+//! another user could have made.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
@@ -9,16 +10,18 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_core::trust::Role;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::config::DiskConfig;
-use super::layout::PAGE;
+use super::layout::{FIRST_SEGMENT_AT, PAGE, PAGE_BYTES, VERSION, superblock_version};
+use super::recover::not_ours;
 use crate::trust;
 use crate::uring::{Memory, Region, Span, try_lock};
 
@@ -41,14 +44,15 @@ impl Device {
     /// Claims the disk, and makes or lengthens the file where that is needed. Takes as long as `fallocate` does.
     pub fn claim(config: &DiskConfig) -> Result<Device> {
         let path = config.path.clone();
-        let daemon_lock = open(&path, OFlags::empty()).map_err(|error| cannot("open", &path, error))?;
+        let links = followed_links(&path)?;
+        let daemon_lock = open(&path, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(Error::new(ErrorKind::Unavailable, "another daemon uses this disk")
                 .with("path", path.display())
                 .hint("stop it, or name another file in `tier.ssd.disks`"));
         }
         let bytes = sized(&daemon_lock, config)?;
-        let (file, is_direct) = open_for_transfers(&path, &daemon_lock)?;
+        let (file, is_direct) = open_for_transfers(&path, links, &daemon_lock)?;
         Ok(Device {
             path,
             file: Arc::new(file),
@@ -100,9 +104,20 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             .hint("set `capacity_bytes` beside its path"));
     };
     if metadata.len() < wanted || metadata.len() == 0 {
+        check_head(file, &metadata).map_err(|error| error.with("path", path.display()))?;
         lengthen(file, &metadata, wanted).map_err(|error| no_room(path, wanted, error))?;
     }
     Ok(wanted.max(metadata.len()))
+}
+
+/// Errors where the file holds something, and no disk of ours: with that to lose, its length is not changed.
+fn check_head(file: &File, metadata: &Metadata) -> Result<()> {
+    let mut head = vec![0; metadata.len().min(FIRST_SEGMENT_AT) as usize];
+    let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").source(error);
+    file.read_exact_at(&mut head, 0).map_err(cannot)?;
+    let first = head.first_chunk::<PAGE_BYTES>();
+    let is_ours = first.and_then(superblock_version) == Some(VERSION);
+    if is_ours || head.iter().all(|byte| *byte == 0) { Ok(()) } else { Err(not_ours(first)) }
 }
 
 /// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
@@ -119,10 +134,15 @@ fn lengthen(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> 
 }
 
 /// Opens the description that moves bytes, past the page cache where the filesystem allows it.
-fn open_for_transfers(path: &Path, measured: &File) -> Result<(File, bool)> {
+fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(File, bool)> {
     let is_device = measured.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     // The kernel opens a device exclusively for one holder and for no mounted filesystem.
-    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    let exclusive = if is_device { links | OFlags::EXCL } else { links };
+    let open = |path: &Path, flags| {
+        let file = open(path, flags)?;
+        let is_it = is_same(&file, measured)?;
+        is_it.then_some(file).ok_or_else(|| io::Error::other("the file was replaced by another"))
+    };
     match open(path, exclusive | OFlags::DIRECT) {
         Ok(file) if takes_pages(&file).map_err(|error| cannot("read", path, error))? => return Ok((file, true)),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
@@ -146,6 +166,26 @@ fn takes_pages(file: &File) -> io::Result<bool> {
         Err(error) => Err(error.into()),
         Ok(_) => Ok(true),
     }
+}
+
+/// A symbolic link is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
+fn followed_links(path: &Path) -> Result<OFlags> {
+    if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()) {
+        return Ok(OFlags::NOFOLLOW);
+    }
+    let absolute = std::path::absolute(path).map_err(|error| cannot("look at", path, error))?;
+    let checked = trust::checked(Role::Directory, absolute.parent().unwrap_or(&absolute));
+    checked.map(|_| OFlags::empty()).map_err(|error| {
+        Error::invalid("a disk's path is a symbolic link that others may change")
+            .with("path", path.display())
+            .source(error)
+            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))
+    })
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let [one, other] = [one.metadata()?, other.metadata()?];
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 fn open(path: &Path, flags: OFlags) -> io::Result<File> {

@@ -1,8 +1,8 @@
-//! One disk: what waits for it, what is in flight, and what it holds.
+//! One disk: waiting operations, transfers in flight, and stored blocks.
 //!
-//! Invariants: each operation taken is completed exactly once; everything has a limit (loads and stores that
-//! wait, transfers in flight, bytes not flushed); no call blocks. What happens in a turn is told in
-//! [`Disk::poll`]; reading is in `reader`, the log in `writer`, `flush` and `footer`, making room in `reclaim`.
+//! Invariants: each accepted operation is completed exactly once. Everything has a limit: waiting loads and stores,
+//! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn. Reading is in
+//! `reader`, the log in `writer`, `flush` and `footer`, freeing space in `reclaim`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,16 +24,16 @@ use super::staging::Staging;
 use super::writer::Writer;
 use crate::uring::{Memory, Work};
 
-/// So many failures in a row make a disk sick.
+/// This many failures in a row make a disk sick.
 const SICK_AFTER: u32 = 4;
-/// A sick disk is asked this often how it is.
+/// A sick disk is tested this often.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// A disk that has answered nothing for this long gets nothing new, so that it does not hold up the others.
+/// A disk that has answered nothing for this long gets no new work, so that it does not delay the others.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Keys of evicted blocks that are kept for [`Disk::take_evicted`].
 const MAX_EVICTED_KEYS: usize = 1 << 16;
 
-/// The parts of a disk that opening finds out.
+/// The parts of a disk that opening determines.
 pub(super) struct Opened {
     pub name: String,
     pub engine_why: String,
@@ -50,9 +50,9 @@ pub(super) struct Opened {
     pub device: Option<Device>,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Disk {
-    /// Dropped before the device: it ends the transfers that the device's lock is held for.
+    /// Dropped before the device: this ends the transfers, which the device's lock covers.
     pub io: Io,
     pub limits: SsdConfig,
     pub geometry: Geometry,
@@ -68,11 +68,11 @@ pub(super) struct Disk {
     pub now: Duration,
     pub completions: Vec<Completion>,
     evicted: VecDeque<BlockKey>,
-    /// How many of them were evicted before the last poll gave its completions.
+    /// How many of them were evicted before the last poll returned its completions.
     evicted_before_poll: usize,
     last_progress: Duration,
     next_probe: Duration,
-    /// Written to the disk, and stored on it, before it was opened.
+    /// Bytes written to the disk before it was opened, as stored on it.
     earlier_written_bytes: u64,
     earlier_stored_bytes: u64,
     name: String,
@@ -115,14 +115,14 @@ impl Disk {
         }
     }
 
-    /// Takes the operation, unless its queue is full.
+    /// Accepts the operation, unless its queue is full.
     pub fn take(&mut self, op: &Operation) -> bool {
         if self.is_stuck() {
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
             return true;
         }
         match op.kind {
-            OpKind::Find => {
+            OpKind::Exists => {
                 let found = self.index.get(&op.key).map(location);
                 self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
             }
@@ -135,7 +135,7 @@ impl Disk {
         true
     }
 
-    /// One turn: looks at what ended, then starts what may start.
+    /// One turn: handles what ended, then starts what may start.
     pub fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         self.io.poll(&mut finished);
@@ -148,7 +148,7 @@ impl Disk {
         self.evicted_before_poll = self.evicted.len();
     }
 
-    /// Loads first, then stores, then what makes room for them.
+    /// Loads first, then stores, then the reclaiming of space for them.
     pub fn start(&mut self) {
         self.start_loads();
         self.start_batches();
@@ -158,7 +158,7 @@ impl Disk {
         self.io.submit();
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn tick(&mut self, now: Duration) {
         self.budget.advance(now.saturating_sub(self.now));
         self.now = self.now.max(now);
@@ -169,7 +169,7 @@ impl Disk {
         }
     }
 
-    /// Takes the operation back if it has not begun.
+    /// Removes the operation if it has not begun.
     pub fn cancel(&mut self, id: OpId) {
         for queue in [&mut self.loads, &mut self.writer.queue] {
             if let Some(position) = queue.iter().position(|op| op.id == id) {
@@ -195,7 +195,7 @@ impl Disk {
 
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         let count = std::mem::take(&mut self.evicted_before_poll);
-        // What was stored again meanwhile is there.
+        // A block that was stored again meanwhile is not evicted.
         keys.extend(self.evicted.drain(..count).filter(|key| self.index.get(key).is_none()));
     }
 
@@ -249,7 +249,7 @@ impl Disk {
         self.completions.push(Completion { id, outcome });
     }
 
-    /// Puts a block into the index and into its segment's account.
+    /// Adds a block to the index and to its segment's account.
     pub(super) fn put(&mut self, record: &Record, segment: u32) {
         if let Some(replaced) = self.index.insert(record, segment) {
             self.discount(&replaced);
@@ -265,7 +265,7 @@ impl Disk {
         Some(entry)
     }
 
-    /// Tells the owner that the disk gave the block up by itself.
+    /// Reports to the owner that the disk evicted the block by itself.
     pub(super) fn tell_evicted(&mut self, key: BlockKey) {
         if self.evicted.len() == MAX_EVICTED_KEYS {
             self.evicted.pop_front();
@@ -318,7 +318,7 @@ impl Disk {
     }
 }
 
-/// A block's place: where it lies now, and which record it is.
+/// A block's present position, and its record.
 pub(super) fn location(entry: &Entry) -> Location {
     Location(u64::from(entry.segment) << 32 | u64::from(entry.first_page), entry.sequence)
 }

@@ -1,4 +1,4 @@
-//! Flushes, and what a batch that was flushed means for its blocks and for whoever waits for them.
+//! Flushes, and what a flushed batch means for its blocks and for the operations that wait for them.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use super::writer::Erase;
 use crate::uring::Work;
 
 impl Disk {
-    /// Starts a flush when one is worth it: nothing more is being written, or enough waits, or long enough.
+    /// Starts a flush when it is worth it: nothing more is being written, or enough bytes wait, or they have waited
+    /// long enough.
     pub(super) fn flush(&mut self) {
         if self.writer.is_syncing {
             return;
@@ -56,7 +57,7 @@ impl Disk {
         let synced: Vec<(u64, u32)> = self.writer.batches.iter().filter_map(syncing).collect();
         for (id, segment) in synced {
             if result.is_err() {
-                // What a failed flush left behind is unknown, and a second one would not tell.
+                // After a failed flush the state on the disk is unknown, and a second flush would not reveal it.
                 self.break_chain(segment, id);
             }
             self.settle(id, result.err());
@@ -66,7 +67,7 @@ impl Disk {
         }
     }
 
-    /// Answers the batch's operations and lets its blocks be found.
+    /// Completes the batch's operations and makes its blocks visible to lookups.
     fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
         let Batch { segment, items, .. } = self.writer.batches.remove(&id).expect("it was being flushed");
         let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
@@ -74,7 +75,7 @@ impl Disk {
         for Item { record, op, error: own_error, moved_from } in items {
             let outcome = match own_error.or(error) {
                 Some(kind) => {
-                    // A copy that failed before its head was written is not in it.
+                    // A copy that failed before the head was written is not in the head.
                     if moved_from.is_none() || own_error.is_none() {
                         self.space.segment(segment).doubt(record.sequence);
                     }

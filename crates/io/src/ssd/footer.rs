@@ -9,7 +9,7 @@ use super::staging::Staging;
 use crate::uring::Work;
 
 impl Disk {
-    /// Writes the footer of the oldest full segment once all that was written to it has settled.
+    /// Writes the footer of the oldest full segment once everything written to it has settled.
     pub(super) fn close_segments(&mut self) {
         let Some(&index) = self.space.closing.front() else { return };
         let is_settled = self.writer.batches.values().all(|batch| batch.segment != index);
@@ -38,7 +38,7 @@ impl Disk {
         self.write(Flight::Footer, Work::Write { at, spans: span.into() });
     }
 
-    /// A footer that could not be written costs a scan at the next start, nothing else.
+    /// A failed footer write costs a scan at the next start, nothing else.
     pub(super) fn footer_ended(&mut self) {
         let index = self.writer.footer.take().expect("its write was in flight");
         self.space.close(index);

@@ -1,7 +1,8 @@
-//! Which block lies where on one disk. The disk is the truth, this is a cache of it: about 120 bytes a block.
+//! The position of each block on one disk. The disk is authoritative and this is a cache of it: about 120 bytes per
+//! block.
 //!
-//! Invariants: a key has one entry, that of its latest record; each entry is in the chain of the segment that
-//! holds it, so that a segment's blocks are found without a search.
+//! Invariants: a key has one entry, that of its latest record. Each entry is in the chain of the segment that holds
+//! it, so that a segment's blocks are found without a search.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -25,14 +26,14 @@ pub(super) struct Entry {
     pub length_bytes: u64,
     pub segment: u32,
     pub first_page: u32,
-    /// Was read since it was written here.
+    /// Whether it was read since it was written here.
     pub is_hot: bool,
     next: u32,
     previous: u32,
 }
 
 impl Entry {
-    /// The record of the block `key` as it would be if this were that block's entry.
+    /// The record of block `key`, assuming that this is its entry.
     pub fn record_of(&self, key: BlockKey) -> Record {
         let Entry { sequence, first_page, length_bytes, checksum, .. } = *self;
         Record { kind: RecordKind::Block, key, sequence, first_page, length_bytes, checksum }
@@ -43,7 +44,7 @@ impl Entry {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Index {
     table: HashTable<u32>,
     hasher: RandomState,
@@ -67,7 +68,7 @@ impl Index {
         self.table.len()
     }
 
-    /// Entries there is memory for.
+    /// Entries for which memory is allocated.
     pub fn capacity(&self) -> usize {
         self.entries.len()
     }
@@ -82,12 +83,12 @@ impl Index {
         self.find(key).map(|slot| &self.entries[slot as usize])
     }
 
-    /// Notes that the block was read; true the first time.
+    /// Records that the block was read; true the first time.
     pub fn touch(&mut self, key: &BlockKey) -> bool {
         self.find(key).is_some_and(|slot| !std::mem::replace(&mut self.entries[slot as usize].is_hot, true))
     }
 
-    /// Puts the block of `record` there, in place of what the key had; returns that.
+    /// Stores the entry of `record` and returns the key's old one.
     pub fn insert(&mut self, record: &Record, segment: u32) -> Option<Entry> {
         let replaced = self.remove(&record.key);
         let entry = Entry {

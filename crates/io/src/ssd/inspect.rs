@@ -1,6 +1,6 @@
-//! A disk looked at without a daemon: what it holds, and whether all of that is whole.
+//! Examines a disk without a daemon: what it holds, and whether all of that is whole.
 //!
-//! Invariant: nothing is written, not even where something is found that a daemon would repair.
+//! Invariant: nothing is written, even where a daemon would make a repair.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -21,38 +21,38 @@ use crate::uring::{Memory, Region, Threads, Waker, is_locked};
 
 /// How long one block may take to read before the disk counts as hung.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(60);
-/// Damaged keys that are named; all are counted.
+/// Limit on the damaged keys that are named; all are counted.
 const NAMED_KEYS: usize = 1024;
 /// An audit reads one block at a time, in a few pieces.
 const DEPTH: u32 = 4;
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Inspection {
     disk: Disk,
 }
 
-/// What reading every block of a disk showed.
+/// The result of reading every block of a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Audit {
     pub blocks: u64,
     pub bytes: u64,
     pub damaged_blocks: u64,
-    /// The first of them.
+    /// The first of them only.
     pub damaged: Vec<BlockKey>,
 }
 
 impl Inspection {
-    /// Reads what the disk at `path` says of itself; refuses while a daemon uses it. Takes as long as recovery.
+    /// Reads the disk's own records at `path`; refuses while a daemon uses it. Takes as long as recovery.
     pub fn open(path: &Path) -> Result<Inspection> {
         let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").with("path", path.display()).source(error);
         let mut file = File::open(path).map_err(cannot)?;
         if is_locked(&file, DAEMON_BYTE).map_err(cannot)? {
-            return Err(Error::new(ErrorKind::Unavailable, "a daemon uses this disk")
+            return Err(Error::new(ErrorKind::Unavailable, "a daemon is using this disk")
                 .with("path", path.display())
-                .hint("ask the daemon (`forebay inspect`), or stop it first"));
+                .hint("run `forebay inspect` to ask the daemon, or stop it first"));
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(cannot)?;
-        // Nothing comes from or goes to a pool here.
+        // No bytes move to or from a pool here.
         let [pool, staging] = [1 << 12, STAGING_BYTES].map(Region::anonymous);
         let memory = Arc::new(Memory::new(pool.map_err(no_memory)?, staging.map_err(no_memory)?));
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
@@ -60,7 +60,7 @@ impl Inspection {
         Inspection::on(Medium {
             name: path.display().to_string(),
             engine: Box::new(engine),
-            engine_why: "it only looks".to_owned(),
+            engine_why: "offline inspection".to_owned(),
             memory,
             bytes,
             is_direct: false,
@@ -68,7 +68,7 @@ impl Inspection {
         })
     }
 
-    /// Looks at a disk behind an engine of the caller's.
+    /// Examines a disk behind the caller's engine.
     pub fn on(medium: Medium) -> Result<Inspection> {
         let config = SsdConfig { depth: DEPTH, ..SsdConfig::new(Vec::new()) };
         Ok(Inspection { disk: recover::open(medium, None, &config, Mode::Look)? })
@@ -83,7 +83,7 @@ impl Inspection {
         self.disk.blocks()
     }
 
-    /// Reads every block and compares checksums: as long as reading the whole disk takes.
+    /// Reads every block and compares checksums. Takes as long as reading the whole disk.
     pub fn audit(&mut self) -> Result<Audit> {
         let mut audit = Audit::default();
         let blocks: Vec<BlockInfo> = self.blocks().collect();

@@ -1,7 +1,7 @@
-//! Requests in flight on one disk, and what each is for.
+//! Requests in flight on one disk, and the purpose of each.
 //!
-//! Invariants: each flight ends exactly once; a short transfer goes on where it stopped and an interrupted one is
-//! asked again, a bounded number of times without progress.
+//! Invariants: each request ends exactly once. A short transfer continues where it stopped and an interrupted one is
+//! repeated, a bounded number of times without progress.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::uring::{Done, Engine, Request, Work};
 /// Attempts without progress before a transfer counts as failed.
 const MAX_IDLE_TRIES: u32 = 16;
 
-/// What a transfer is for.
+/// The purpose of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flight {
     Load {
@@ -38,7 +38,7 @@ pub(super) enum Flight {
     Sync,
     /// One of the two writes of the footer in progress.
     Footer,
-    /// The header that begins a new life.
+    /// The header that begins a segment's new life.
     Erase {
         segment: u32,
     },
@@ -49,7 +49,7 @@ pub(super) enum Flight {
     CarryWrite {
         piece: usize,
     },
-    /// Asks a sick disk how it is.
+    /// A test transfer on a sick disk.
     Probe,
     /// The nth of several reads or writes while opening.
     Opening(usize),
@@ -58,7 +58,7 @@ pub(super) enum Flight {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
     pub flight: Flight,
-    /// The checksum that was asked for.
+    /// The requested checksum.
     pub result: Result<u64, ErrorKind>,
 }
 
@@ -68,14 +68,14 @@ struct InFlight {
     idle_tries: u32,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Io {
     pub engine: Box<dyn Engine>,
     flights: HashMap<u64, InFlight>,
     outgoing: VecDeque<Request>,
     next_tag: u64,
     done: Vec<Done>,
-    /// Transfers that failed since the last one that passed.
+    /// Transfers that failed since the last success.
     pub failures_in_a_row: u32,
     pub last_failure: ErrorKind,
 }
@@ -101,14 +101,14 @@ impl Io {
         self.send(InFlight { flight, work, idle_tries: 0 });
     }
 
-    /// Hands what was started to the engine, in one go.
+    /// Passes all started requests to the engine at once.
     pub fn submit(&mut self) {
         if !self.outgoing.is_empty() {
             self.engine.submit(&mut self.outgoing);
         }
     }
 
-    /// Appends the flights that ended.
+    /// Appends the requests that ended.
     pub fn poll(&mut self, finished: &mut Vec<Finished>) {
         let mut done = std::mem::take(&mut self.done);
         self.engine.poll(&mut done);
@@ -120,7 +120,7 @@ impl Io {
         self.submit();
     }
 
-    /// Does all of `work`, at most `depth` at once, and returns the results in that order.
+    /// Does all of `work`, at most `depth` at once, and returns the results in the same order.
     pub fn run_all(&mut self, work: &[Work], depth: usize, deadline: Instant) -> Result<Vec<Result<u64, ErrorKind>>> {
         let (mut results, mut started, mut finished) = (vec![Err(ErrorKind::Timeout); work.len()], 0, Vec::new());
         while started < work.len() || self.in_flight() > 0 {
@@ -189,7 +189,7 @@ impl Io {
     }
 }
 
-/// What is left of `work` after `bytes` of it; in whole pages, as direct I/O wants it.
+/// The part of `work` after its first `bytes`, in whole pages as direct I/O requires.
 fn rest(work: &Work, bytes: u32) -> Option<Work> {
     let moved = bytes - bytes % PAGE as u32;
     match work {

@@ -1,8 +1,8 @@
 //! The disk to the byte; `docs/formats/ssd.md` draws the same picture.
 //!
-//! Invariants: all numbers are little-endian; every page of the tier's own carries a checksum over all of it,
-//! the disk's id and, in a segment, the segment's life, so that neither a torn page nor one of an earlier life is
-//! believed; the first 16 bytes of each keep their meaning in every version.
+//! Invariants: all numbers are little-endian. Every page of the tier's own carries a checksum over all of it, the
+//! disk's id and, in a segment, the segment's life, so that neither a torn page nor one of an earlier life is
+//! accepted. The first 16 bytes of each page keep their meaning in every version.
 
 use forebay_core::checksum::{Checksum, checksum};
 use forebay_core::tier::Location;
@@ -11,11 +11,11 @@ use forebay_core::{BlockHash, BlockKey, NamespaceId};
 pub(super) const VERSION: u32 = 1;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGE_BYTES: usize = PAGE as usize;
-/// The superblock's page and room that later versions may use.
+/// The superblock's page and space for later versions.
 pub(super) const FIRST_SEGMENT_AT: u64 = 1 << 20;
 pub(super) const MIN_SEGMENT_BYTES: u64 = 64 << 10;
 pub(super) const MAX_SEGMENT_BYTES: u64 = 1 << 30;
-/// One to write, three ready, one being reclaimed, and three that hold something.
+/// One for writing, three ready, one being reclaimed, and three with content.
 pub(super) const MIN_SEGMENTS: u32 = 8;
 
 pub(super) const RECORD_BYTES: usize = 96;
@@ -23,23 +23,23 @@ const RECORDS_AT: usize = 256;
 pub(super) const RECORDS_PER_BATCH: usize = (PAGE_BYTES - RECORDS_AT) / RECORD_BYTES;
 /// Bounds a footer at 1.5 MiB, whatever the segment's size; a 256 MiB segment of 16 KiB blocks still fits.
 pub(super) const RECORDS_PER_SEGMENT: u32 = 16_384;
-/// The longest footer.
+/// Length of the longest footer.
 pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES as u64).next_multiple_of(PAGE) + PAGE;
 
 const SUPERBLOCK_MAGIC: [u8; 8] = *b"FOREBAYS";
 const SEGMENT_MAGIC: [u8; 8] = *b"FBSEGMNT";
 const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
 const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
-/// Where a page's own checksum lies.
+/// Position of a page's own checksum.
 const SEAL_AT: usize = PAGE_BYTES - 8;
 const BATCH_SEAL_AT: usize = RECORDS_AT - 8;
 
 pub(super) type Page = [u8; PAGE_BYTES];
 
-/// A disk's shape; fixed when it is made.
+/// A disk's geometry; fixed when it is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Drawn when the disk was made.
+    /// A random id, drawn when the disk was created.
     pub id: u128,
     pub segment_bytes: u64,
     pub segments: u32,
@@ -60,12 +60,12 @@ impl Geometry {
         FIRST_SEGMENT_AT + self.segment_bytes * u64::from(segment) + PAGE * u64::from(page)
     }
 
-    /// Where the payload of a block begins, from its location.
+    /// Start of a block's payload, from its location.
     pub fn offset_of(&self, location: Location) -> u64 {
         self.at((location.0 >> 32) as u32, location.0 as u32)
     }
 
-    /// The longest block that fits: beside the segment's header, a batch head and a footer of one record.
+    /// The longest block that fits beside the segment's header, a batch head and a footer of one record.
     pub(super) fn max_block_bytes(&self) -> u64 {
         self.segment_bytes - 4 * PAGE
     }
@@ -83,7 +83,7 @@ impl Geometry {
         sealed(page, SEAL_AT)
     }
 
-    /// None where the page is no superblock that this build reads.
+    /// None if the page is not a superblock that this build can read.
     pub(super) fn decode_superblock(page: &Page) -> Option<Geometry> {
         check(page, SUPERBLOCK_MAGIC, SEAL_AT)?;
         Geometry::decode(page)
@@ -104,12 +104,12 @@ impl Geometry {
     }
 }
 
-/// Which version a page of ours that cannot be read has, so that an error can say it.
+/// The version of a page of ours that this build cannot read, for the error message.
 pub(super) fn superblock_version(page: &Page) -> Option<u32> {
     (page[..8] == SUPERBLOCK_MAGIC).then(|| u32_at(page, 8))
 }
 
-/// The first page of a segment. Each use of a segment is a new life: what an earlier one left is void.
+/// The first page of a segment. Each use of a segment is a new life, which makes all content of earlier lives void.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SegmentHeader {
     pub geometry: Geometry,
@@ -118,7 +118,7 @@ pub(super) struct SegmentHeader {
     pub life: u64,
     /// Bytes written to this disk since it was made, when this life began.
     pub written_bytes: u64,
-    /// Bytes of blocks stored on it since then, likewise.
+    /// Bytes of blocks stored on this disk since it was made, when this life began.
     pub stored_bytes: u64,
 }
 
@@ -148,11 +148,11 @@ impl SegmentHeader {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RecordKind {
-    /// A block, whose payload begins at `first_page`.
+    /// A block with its payload at `first_page`.
     Block,
     /// The key was removed: earlier records of it are void.
     Removed,
-    /// The key was read since it was written: it is worth carrying over.
+    /// The key was read since it was written, so it is worth carrying over.
     Touched,
 }
 
@@ -161,11 +161,11 @@ pub(super) enum RecordKind {
 pub(super) struct Record {
     pub kind: RecordKind,
     pub key: BlockKey,
-    /// Counts records of a disk; the later one of a key counts.
+    /// Counts records of a disk; a key's latest record is valid.
     pub sequence: u64,
     pub first_page: u32,
     pub length_bytes: u64,
-    /// Of the payload.
+    /// Checksum of the payload.
     pub checksum: u64,
 }
 
@@ -214,13 +214,13 @@ impl Record {
         })
     }
 
-    /// The checksum that this record has on the disk. It depends on the key and on all that is known of the
-    /// block, so whoever asks for another key than the one stored there gets another number.
+    /// The checksum that this record has on the disk. It depends on the key and on all of the block's metadata, so a
+    /// record with another key has another checksum.
     pub fn seal(&self) -> u64 {
         u64_at(&self.encode(), 88)
     }
 
-    /// Pages that the payload takes.
+    /// Number of pages of the payload.
     pub fn payload_pages(&self) -> u32 {
         match self.kind {
             RecordKind::Block => self.length_bytes.div_ceil(PAGE) as u32,
@@ -229,17 +229,17 @@ impl Record {
     }
 }
 
-/// The page before the payloads that were written together.
+/// The page before the payloads of one batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct BatchHead {
     pub life: u64,
-    /// Where this page lies in its segment.
+    /// Position of this page in its segment.
     pub page: u32,
-    /// Where the next batch begins.
+    /// Start of the next batch.
     pub next_page: u32,
     /// Every record of this segment with a lower sequence is whole and flushed.
     pub mark: u64,
-    /// Of its records and of all later ones of the disk, none has a lower sequence.
+    /// None of its records or of the disk's later records has a lower sequence.
     pub first_sequence: u64,
     pub records: Vec<Record>,
 }
@@ -258,7 +258,7 @@ impl BatchHead {
         sealed(page, BATCH_SEAL_AT)
     }
 
-    /// None unless the page is the head at this place in this life of a segment.
+    /// None unless the page is the head at this position in this life of a segment.
     pub fn decode(bytes: &Page, geometry: &Geometry, life: u64, page: u32) -> Option<BatchHead> {
         check(bytes, BATCH_MAGIC, BATCH_SEAL_AT)?;
         let count = u32_at(bytes, 12) as usize;
@@ -280,19 +280,19 @@ impl BatchHead {
     }
 }
 
-/// The last page of a closed segment; its records lie before it.
+/// The last page of a closed segment; its records precede it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Footer {
     pub life: u64,
     pub index: u32,
     pub count: u32,
-    /// Where the log ends.
+    /// End of the log in this segment.
     pub end_page: u32,
     pub records_checksum: u64,
 }
 
 impl Footer {
-    /// Pages of the records of a footer.
+    /// Pages that a footer's records take.
     pub fn record_pages(count: u32) -> u32 {
         (u64::from(count) * RECORD_BYTES as u64).div_ceil(PAGE) as u32
     }
@@ -317,7 +317,7 @@ impl Footer {
         (is_this && fits).then(|| Footer { life, index, count, end_page, records_checksum: u64_at(bytes, 48) })
     }
 
-    /// The records of a footer; none if they are not what was written.
+    /// The records of a footer; none if they differ from what was written.
     pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<Record>> {
         let bytes = bytes.get(..self.count as usize * RECORD_BYTES)?;
         if checksum(bytes) != self.records_checksum {
@@ -339,7 +339,7 @@ fn sealed(mut page: Page, seal_at: usize) -> Page {
     page
 }
 
-/// Of all the page but the seal's own eight bytes.
+/// Covers the whole page except the seal's own eight bytes.
 fn seal_of(page: &Page, seal_at: usize) -> u64 {
     let mut sum = Checksum::new();
     sum.update(&page[..seal_at]);
@@ -352,8 +352,8 @@ fn check(page: &Page, magic: [u8; 8], seal_at: usize) -> Option<()> {
     (is_ours && u64_at(page, seal_at) == seal_of(page, seal_at)).then_some(())
 }
 
-/// Mixed, because a CRC over bytes that end in their own CRC is the same whatever the bytes: pages of records would
-/// all have one checksum, and half of an old page under a new one would pass.
+/// Mixed, because a CRC over bytes that end in their own CRC is the same whatever the bytes: otherwise all pages of
+/// records would have one checksum, and half of an old page under a new one would pass.
 fn record_seal(bytes: &[u8]) -> u64 {
     checksum(&bytes[..88]).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
 }
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(BatchHead::decode(&page, &other, 9, 1), None);
     }
 
-    /// Power may fail in the middle of a page, and what lay there before is as well sealed.
+    /// Power may fail in the middle of a page whose old content was sealed too.
     #[test]
     fn a_page_of_old_and_new_records_is_not_believed() {
         let record = |sequence| Record { sequence, ..record(RecordKind::Touched, 0) };

@@ -1,13 +1,12 @@
 //! The SSD tier: bounded, crash-safe, checksummed, without copies between pool and disk.
 //!
-//! In the order data passes: [`SsdConfig`] → [`Claim`] (locks; is an earlier daemon's I/O over?) → [`Claim::open`]
-//! → [`Ssd`], a [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `blocks`, `take_evicted`, `report`. Without a
-//! daemon: [`Inspection`].
+//! In the order data passes: [`SsdConfig`] → [`Claim`] (locks; has an earlier daemon's I/O ended?) → [`Claim::open`]
+//! → [`Ssd`], a [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `blocks`, `take_evicted`, `report`.
+//! Without a daemon: [`Inspection`].
 //!
-//! Invariants, each with tests: a stored block survives any crash; a block that is not whole is never found; what
-//! is loaded has the key asked for and the bytes that were stored; one daemon uses a disk; space and memory are
-//! bounded. The disk is drawn in `docs/formats/ssd.md`; what the tier promises and how it fails is told in
-//! `docs/tiers/ssd.md`.
+//! Invariants, each with tests: a stored block survives any crash. An incomplete block is never found. A loaded block
+//! has the requested key and the bytes that were stored. One daemon uses a disk. Space and memory are bounded.
+//! `docs/formats/ssd.md` draws the disk; `docs/tiers/ssd.md` says what the tier promises and how it fails.
 
 mod batch;
 pub mod bench;

@@ -1,8 +1,8 @@
 //! From the disk into a slot.
 //!
-//! Invariants: a load is answered as loaded only if the entry's seal is that of the key asked for and the bytes
-//! in the slot have the checksum that the block's header gives; a segment with readers is not written to; a block
-//! whose bytes do not match is forgotten.
+//! Invariants: a load succeeds only if the entry's seal is that of the requested key and the bytes in the slot have
+//! the checksum in the block's header. A segment with readers is not overwritten. A block whose bytes do not match is
+//! dropped from the index.
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Operation, Outcome};
@@ -33,7 +33,7 @@ impl Disk {
     }
 
     fn start_load(&mut self, op: Operation) -> Result<(), Outcome> {
-        // It may have been evicted while the load waited.
+        // The block may have been evicted while the load waited.
         let Some(&entry) = self.index.get(&op.key) else {
             self.counters.absent_loads += 1;
             return Err(Outcome::Absent);
@@ -87,7 +87,7 @@ impl Disk {
         self.complete(op.id, outcome);
     }
 
-    /// The pool's bytes that an operation names, in whole pages; none if there is no such slot.
+    /// The pool's bytes of an operation's slot, in whole pages; none if there is no such slot.
     pub(super) fn slot_of(&self, op: &Operation, padded_bytes: u64) -> Option<Span> {
         let offset = op.slot?.0.offset();
         let is_inside = offset.checked_add(padded_bytes)? <= self.memory.pool.len() as u64;

@@ -1,9 +1,9 @@
-//! Making room: the oldest segment gives its place to the log.
+//! Reclaiming space: the oldest segment is reused for the log.
 //!
-//! Its hot blocks are carried over to the log's head, the others are forgotten, and the segment begins a new
-//! life. Invariants: a carried block is flushed at its new place before the old one is void; one segment begins a
-//! life per flush, in the order of age, so that a note about a removed key outlives all records of that key; each
-//! segment that is reclaimed leaves more room than it took.
+//! Its hot blocks are carried over to the log's head, the others are evicted, and the segment begins a new life.
+//! Invariants: a carried block is flushed at its new position before the old one is void. Segments begin lives in the
+//! order of age, one per flush, so that a note about a removed key outlives all records of that key. Each reclaimed
+//! segment frees more space than the carried blocks took.
 
 use std::collections::VecDeque;
 
@@ -18,12 +18,12 @@ use super::staging::{Staging, joined, pieces};
 use super::writer::Erase;
 use crate::uring::{Span, Work};
 
-/// Segments that are kept ready: two to write to, one that only carried blocks may use.
+/// Segments that are kept ready: two for all writes, and one for carried blocks only.
 pub(super) const READY: usize = 3;
-/// Blocks that are forgotten in one turn, so that a turn stays short.
+/// Blocks dropped in one turn, so that a turn stays short.
 const FORGOTTEN_PER_TURN: usize = 256;
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Reclaim {
     victim: u32,
     /// Blocks to carry over, oldest first.
@@ -41,7 +41,7 @@ struct Carry {
     outstanding: usize,
 }
 
-/// A part of a block that passes through one chunk of staging.
+/// A part of a block that goes through one chunk of staging.
 struct Piece {
     item: usize,
     offset: u64,
@@ -69,8 +69,8 @@ impl Disk {
         }
     }
 
-    /// The latest hot blocks of a segment, to three eighths of its size: two such loads fit into one segment, so
-    /// reclaiming always wins room.
+    /// The latest hot blocks of a segment, up to three eighths of its size: two such sets fit into one segment, so
+    /// reclaiming always frees space.
     fn hot_blocks(&self, victim: u32) -> VecDeque<Record> {
         let mut room = self.geometry.segment_bytes / 8 * 3;
         let mut hot = VecDeque::new();
@@ -95,11 +95,11 @@ impl Disk {
         self.finish_carry();
     }
 
-    /// Reserves room for the next hot blocks. Where there is none, they are given up.
+    /// Reserves space for the next hot blocks. Without space they are evicted.
     fn next_carry(&mut self, reclaim: &mut Reclaim) -> Option<Carry> {
         let (mut sources, mut pages) = (Vec::new(), 0);
         while let Some(record) = reclaim.hot.front() {
-            // A copy beside a store of the same key on its way would count as the later one.
+            // Beside an unfinished store of the same key, a copy would count as the later one.
             let is_current = !self.writer.is_busy(&record.key)
                 && self.index.get(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
             let needed = pages + record.payload_pages();
@@ -132,7 +132,7 @@ impl Disk {
         Some(Carry { batch, pieces: parts.collect(), sources, next: 0, outstanding: 0 })
     }
 
-    /// Reads pieces of the carried blocks into free chunks, beside the loads and stores.
+    /// Reads pieces of the carried blocks into free chunks, in parallel with loads and stores.
     fn start_pieces(&mut self) {
         let victim = self.reclaim.as_ref().map(|reclaim| reclaim.victim);
         let Some(carry) = self.reclaim.as_mut().and_then(|reclaim| reclaim.carry.as_mut()) else { return };
@@ -179,7 +179,7 @@ impl Disk {
         }
     }
 
-    /// Writes the head when all pieces are in place, without the blocks that turned out to be damaged.
+    /// Writes the head when all pieces are in place; it excludes blocks that turned out to be damaged.
     fn finish_carry(&mut self) {
         let is_done = |carry: &Carry| carry.outstanding == 0 && carry.next == carry.pieces.len();
         let Some(reclaim) = &mut self.reclaim else { return };
@@ -201,7 +201,7 @@ impl Disk {
         self.write_head(carry.batch);
     }
 
-    /// Once the carried blocks are flushed, forgets the others, a few each turn.
+    /// Once the carried blocks are flushed, drops the others, a few per turn.
     fn forget_rest(&mut self) {
         let Some(Reclaim { victim, hot, carry, batches }) = &self.reclaim else { return };
         let victim = *victim;
@@ -248,7 +248,7 @@ impl Disk {
         }
     }
 
-    /// The segment is ready once the header of its life was flushed; else it is tried again later.
+    /// The segment is ready once the header of its life was flushed. If that fails, it is tried again later.
     pub(super) fn erase_settled(&mut self, segment: u32, result: Result<u64, ErrorKind>) {
         self.writer.erase = None;
         match result {

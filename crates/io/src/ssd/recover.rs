@@ -1,9 +1,9 @@
-//! What a disk holds when it is opened: its shape, then its blocks.
+//! Opening a disk: determines its geometry, then its blocks.
 //!
-//! Closed segments tell their blocks in their footers. A segment without one is read along its chain of heads;
-//! blocks behind its last mark, which no flush is known to cover, are read and verified. Invariants: every block
-//! that was acknowledged is found; no block that is not whole is; a shape is never guessed: it is what the
-//! superblock says, or what all readable segments agree on; only a blank disk is made anew.
+//! A closed segment's footer lists its blocks. A segment without a footer is read along its chain of heads. Its
+//! blocks after the last mark, which may not have been flushed, are read and verified. Invariants: every acknowledged
+//! block is found. No incomplete block is found. A geometry is never guessed: it comes from the superblock, or from
+//! all readable segments if they agree. Only a blank disk is formatted.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,14 +21,14 @@ use super::space::{Segment, SegmentState, Space};
 use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
 use crate::uring::{Engine, Memory, Span, Work};
 
-/// Lets a stopped chain's unseen records keep lower sequence numbers than all new ones.
+/// Keeps the sequence numbers of unseen records of a stopped chain lower than all new ones.
 const SEQUENCE_GAP: u64 = 1 << 32;
-/// How much of a chain is read at once.
+/// Pages of a chain that are read at once.
 const WINDOW_PAGES: u32 = CHUNK_BYTES / 4 / PAGE as u32;
 
 /// An engine on a disk that is not opened yet.
 pub struct Medium {
-    /// As reports call it.
+    /// The name in reports.
     pub name: String,
     pub engine: Box<dyn Engine>,
     pub engine_why: String,
@@ -39,7 +39,7 @@ pub struct Medium {
     pub new_id: u128,
 }
 
-/// Opens what is there, or makes a disk where there is nothing.
+/// Opens an existing disk, or formats a blank one.
 pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, mode: Mode) -> Result<Disk> {
     let begun = Instant::now();
     let Medium { name, engine, engine_why, memory, bytes, is_direct, new_id } = medium;
@@ -58,7 +58,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
     };
     let contents = opening.contents(geometry).map_err(named)?;
     if mode == Mode::Serve && opening.recovery.segments_scanned > 0 {
-        // What a killed daemon wrote may lie in the drive's cache; the next mark will call it flushed.
+        // Writes of a killed daemon may still be in the drive's cache, but the next mark will call them flushed.
         opening.sync().map_err(named)?;
     }
     let Opening { io, mut recovery, .. } = opening;
@@ -82,10 +82,10 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
     Ok(Disk::new(opened, config))
 }
 
-/// What a disk is opened for.
+/// The purpose of opening a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
-    /// A blank disk is made, a damaged superblock rebuilt.
+    /// A blank disk is formatted, a damaged superblock rebuilt.
     Serve,
     /// Nothing is written.
     Look,
@@ -107,7 +107,7 @@ struct Opening {
     recovery: Recovery,
 }
 
-/// The shape.
+/// The geometry.
 impl Opening {
     fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
         match self.geometry(bytes)? {
@@ -117,7 +117,7 @@ impl Opening {
         }
     }
 
-    /// The shape that the disk has; none if it is blank.
+    /// The disk's geometry; none if it is blank.
     fn geometry(&mut self, bytes: u64) -> Result<Option<Geometry>> {
         let first = self.page(0)?;
         let geometry = match first.as_ref().and_then(Geometry::decode_superblock) {
@@ -132,19 +132,27 @@ impl Opening {
             },
         };
         if geometry.disk_bytes() > bytes {
-            return Err(Error::invalid("this disk was made longer than it is now configured")
+            return Err(Error::invalid("this disk was formatted with a larger capacity than is now configured")
                 .with("made_bytes", geometry.disk_bytes())
                 .with("bytes", bytes)
-                .hint(format!("set `capacity_bytes = {}`, or delete it and lose its blocks", geometry.disk_bytes())));
+                .hint(format!(
+                    "set `tier.ssd.capacity_bytes = {}`, or delete the file and lose its blocks",
+                    geometry.disk_bytes()
+                )));
         }
         if geometry.disk_bytes() + geometry.segment_bytes <= bytes {
             let (made_bytes, id) = (geometry.disk_bytes(), format!("{:032x}", geometry.id));
-            tracing::warn!(id, made_bytes, bytes, "a disk keeps the length it was made with; delete it to grow");
+            tracing::warn!(
+                id,
+                made_bytes,
+                bytes,
+                "a disk keeps the capacity that it was formatted with; delete its file to use the new one"
+            );
         }
         Ok(Some(geometry))
     }
 
-    /// The shape that the segments' headers name, whatever segment size that is. None if none is readable.
+    /// The geometry that the segments' headers give, for any segment size. None if no header is readable.
     fn agreed_geometry(&mut self, bytes: u64) -> Result<Option<Geometry>> {
         let (mut agreed, mut witnesses) = (None, Vec::new());
         let mut segment_bytes = MIN_SEGMENT_BYTES;
@@ -165,7 +173,7 @@ impl Opening {
             segment_bytes *= 2;
         }
         match witnesses[..] {
-            // One segment that was never used: all that came of a disk whose making was cut short.
+            // One segment that was never used: the formatting of the disk was interrupted.
             [] | [0] => Ok(None),
             [_] => Err(disagreeing()),
             _ => Ok(agreed.filter(|geometry| geometry.disk_bytes() <= bytes)),
@@ -173,13 +181,16 @@ impl Opening {
     }
 
     fn rebuild(&mut self, geometry: Geometry) -> Result<Geometry> {
-        tracing::warn!(id = format!("{:032x}", geometry.id), "a disk's superblock was unreadable and is rebuilt");
+        tracing::warn!(
+            id = format!("{:032x}", geometry.id),
+            "a disk's superblock was unreadable; it is rebuilt from the segments"
+        );
         self.write_pages(&[(0, geometry.encode_superblock())])?;
         self.sync()?;
         Ok(geometry)
     }
 
-    /// Whether the part before the first segment holds nothing at all.
+    /// Whether the part before the first segment is empty.
     fn is_blank(&mut self) -> Result<bool> {
         let span = Staging::chunk(0, CHUNK_BYTES);
         self.read(&[Work::Read { at: 0, span, checksum: None }])?.remove(0).map_err(|kind| unreadable(kind, 0))?;
@@ -188,7 +199,7 @@ impl Opening {
         Ok(bytes.iter().all(|byte| *byte == 0))
     }
 
-    /// Writes all headers, then the superblock, so that a disk whose making was cut short is still blank.
+    /// Writes all headers, then the superblock, so that a disk whose formatting was interrupted is still blank.
     fn make(&mut self, bytes: u64, config: &SsdConfig, id: u128) -> Result<Geometry> {
         let (segment_bytes, segments) = config.segments(bytes)?;
         let geometry = Geometry { id, segment_bytes, segments };
@@ -237,7 +248,7 @@ impl Opening {
         Ok(contents)
     }
 
-    /// Life and number of the segments that were ever used; the others are free.
+    /// Life and number of the segments that were used; the others are free.
     fn headers(&mut self, contents: &mut Contents) -> Result<Vec<(u64, u32)>> {
         let geometry = contents.space.geometry;
         let at: Vec<u64> = (0..geometry.segments).map(|index| geometry.at(index, 0)).collect();
@@ -322,7 +333,7 @@ impl Opening {
         Ok(is_used)
     }
 
-    /// One page of a chain, through a window that is read at once.
+    /// One page of a chain, from a window of pages that are read at once.
     fn chain_page(
         &mut self,
         geometry: &Geometry,
@@ -345,7 +356,7 @@ impl Opening {
         Ok(Some(page_at(&self.memory, place(page - window.start, 1))))
     }
 
-    /// Reads a block that no flush is known to cover.
+    /// Reads and verifies a block that may not have been flushed.
     fn is_whole(&mut self, geometry: &Geometry, index: u32, record: &Record) -> Result<bool> {
         if record.kind != RecordKind::Block {
             return Ok(true);
@@ -360,7 +371,7 @@ impl Opening {
         )
     }
 
-    /// The log goes on in the latest segment; the others get their footers.
+    /// Continues the log in the latest segment; the others get their footers.
     fn place_open(&mut self, contents: &mut Contents, open: &[u32]) {
         let space = &mut contents.space;
         let Some((&latest, others)) = open.split_last() else { return };
@@ -393,12 +404,12 @@ impl Opening {
     }
 }
 
-/// Whether the bytes at `at` have the checksum; on a disk that does nothing else.
+/// Whether the bytes at `at` have the checksum. The disk must be otherwise idle.
 pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, deadline: Instant) -> Result<bool> {
     let mut sums = Vec::new();
     let parts: Vec<(u64, u32)> = pieces(length_bytes).collect();
     for some in parts.chunks(CHUNKS as usize - 1) {
-        // The first chunk is the window on a chain.
+        // The first chunk is the window of the chain.
         let work = |(chunk, (offset, len)): (u32, &(u64, u32))| {
             let span = Staging::chunk(chunk, len.next_multiple_of(PAGE as u32));
             Work::Read { at: at + offset, span, checksum: Some(Span { len: *len, ..span }) }
@@ -442,7 +453,7 @@ impl Opening {
         Ok(self.pages(&[at])?.remove(0))
     }
 
-    /// The pages at these places; none where one cannot be read.
+    /// The pages at these offsets; none for a page that cannot be read.
     fn pages(&mut self, at: &[u64]) -> Result<Vec<Option<Page>>> {
         let mut pages = Vec::with_capacity(at.len());
         for some in at.chunks(HEADS as usize) {
@@ -483,21 +494,23 @@ fn unreadable(kind: ErrorKind, at: u64) -> Error {
 }
 
 fn holds_nothing() -> Error {
-    Error::invalid("this disk holds nothing yet").hint("name a file that a daemon has used")
+    Error::invalid("this disk is empty").hint("name a file or device that a daemon has used")
 }
 
 fn disagreeing() -> Error {
-    Error::new(ErrorKind::Corrupt, "a disk's superblock is damaged, and its segments do not agree on its shape")
-        .hint("delete the file (or zero the device's first MiB) to begin anew without its blocks")
+    Error::new(ErrorKind::Corrupt, "a disk's superblock is damaged, and its segments disagree on its geometry")
+        .hint("delete the file (or zero the device's first MiB) to start empty")
 }
 
-fn not_ours(page: Option<&Page>) -> Error {
+pub(super) fn not_ours(page: Option<&Page>) -> Error {
     match page.and_then(superblock_version) {
-        Some(version) if version != VERSION => Error::new(ErrorKind::Unsupported, "a disk was made by another version")
-            .with("version", version)
-            .with("readable", VERSION)
-            .hint("use that version, or delete the file to begin anew without its blocks"),
-        _ => Error::invalid("this disk holds something else")
-            .hint("name another file, or zero its first MiB if nobody needs it"),
+        Some(version) if version != VERSION => {
+            Error::new(ErrorKind::Unsupported, "a disk was formatted by another version")
+                .with("version", version)
+                .with("readable", VERSION)
+                .hint("use that version, or delete the file to start empty")
+        }
+        _ => Error::invalid("this disk holds other data")
+            .hint("name another file, or zero its first MiB if nobody needs the data"),
     }
 }

@@ -1,4 +1,4 @@
-//! What a disk tells: figures for metrics, `inspect` and `doctor`.
+//! Figures of a disk for metrics, `inspect` and `doctor`.
 
 use forebay_core::BlockKey;
 use forebay_core::tier::{Health, Location};
@@ -11,7 +11,7 @@ use super::space::SegmentState;
 pub struct Counters {
     pub stored_blocks: u64,
     pub stored_bytes: u64,
-    /// Stores of blocks that were there already: nothing was written.
+    /// Stores of blocks that were already there: nothing was written.
     pub repeated_stores: u64,
     pub loaded_blocks: u64,
     pub loaded_bytes: u64,
@@ -20,21 +20,21 @@ pub struct Counters {
     pub failed_loads: u64,
     pub failed_stores: u64,
     pub removed_blocks: u64,
-    /// Blocks given up when their segment was reclaimed.
+    /// Blocks that were dropped when their segment was reclaimed.
     pub evicted_blocks: u64,
     pub carried_blocks: u64,
     pub carried_bytes: u64,
-    /// All that was written: payloads, heads, footers, headers.
+    /// All written bytes: payloads, heads, footers, headers.
     pub written_bytes: u64,
     pub flushes: u64,
     pub failed_flushes: u64,
     pub reclaimed_segments: u64,
-    /// Keys of evicted blocks that nobody asked for in time.
+    /// Keys of evicted blocks that nobody fetched in time.
     pub untold_evictions: u64,
 }
 
 impl Counters {
-    /// Bytes written for each byte stored; none before something was.
+    /// Bytes written per byte stored; none before the first store.
     pub fn write_amplification(&self) -> Option<f64> {
         amplification(self.written_bytes, self.stored_bytes)
     }
@@ -47,18 +47,18 @@ fn amplification(written_bytes: u64, stored_bytes: u64) -> Option<f64> {
 /// How a disk was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Recovery {
-    /// There was nothing on it.
+    /// The disk was blank and was formatted.
     pub was_made: bool,
-    /// Its superblock was unreadable and was written again from its segments.
+    /// Its superblock was unreadable and was rebuilt from its segments.
     pub was_rebuilt: bool,
     pub blocks: u64,
     pub segments_with_footer: u32,
     pub segments_scanned: u32,
-    /// Segments whose header cannot be read; what they held is lost.
+    /// Segments with an unreadable header; their content is lost.
     pub segments_lost: u32,
-    /// Blocks that a crash left in parts, or that could not be read.
+    /// Blocks that a crash left incomplete, or that could not be read.
     pub blocks_not_whole: u64,
-    /// Bytes read to find out.
+    /// Bytes read for verification.
     pub verified_bytes: u64,
     pub took_us: u64,
 }
@@ -70,7 +70,7 @@ pub struct SegmentReport {
     pub state: SegmentState,
     /// Orders segments by age: the lowest is the oldest.
     pub life: u64,
-    /// Written to the disk since this life began.
+    /// Bytes written to the disk since this life began.
     pub age_bytes: u64,
     pub used_bytes: u64,
     pub live_blocks: u32,
@@ -82,21 +82,21 @@ pub struct SegmentReport {
 pub struct DiskReport {
     pub name: String,
     pub engine: &'static str,
-    /// Why it is that engine.
+    /// The reason for that engine.
     pub engine_why: String,
     pub is_direct: bool,
     pub geometry: Geometry,
     pub health: Health,
     pub blocks: u64,
-    /// Blocks that the index has memory for; it grows to what the disk ever held, not beyond.
+    /// Number of blocks for which the index has memory; it grows to the most that the disk ever held.
     pub index_room_blocks: u64,
     pub live_bytes: u64,
     pub waiting_loads: usize,
     pub waiting_stores: usize,
     pub transfers_in_flight: usize,
-    /// Written since the disk was made, for its endurance; a crash loses the count of one segment.
+    /// Bytes written since the disk was created, for its endurance; a crash loses the count of one segment.
     pub lifetime_written_bytes: u64,
-    /// Of blocks that were stored, likewise.
+    /// Bytes of blocks stored since the disk was created; a crash loses the count of one segment.
     pub lifetime_stored_bytes: u64,
     pub counters: Counters,
     pub recovery: Recovery,
@@ -104,24 +104,24 @@ pub struct DiskReport {
 }
 
 impl DiskReport {
-    /// Bytes written for each byte stored since the disk was made; none before something was.
+    /// Bytes written per byte stored since the disk was created; none before the first store.
     pub fn lifetime_amplification(&self) -> Option<f64> {
         amplification(self.lifetime_written_bytes, self.lifetime_stored_bytes)
     }
 
-    /// How much of the disk's room for blocks holds blocks that can be loaded.
+    /// The part of the disk's block space that holds loadable blocks.
     pub fn live_ratio(&self) -> f64 {
         self.live_bytes as f64 / (self.geometry.segment_bytes * u64::from(self.geometry.segments)) as f64
     }
 }
 
-/// A block on a disk, as the core learns of it after a restart.
+/// A block on a disk, as reported to the core after a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
     pub key: BlockKey,
     pub location: Location,
     pub length_bytes: u64,
     pub checksum: u64,
-    /// Was read since it was written.
+    /// Whether it was read since it was written.
     pub is_hot: bool,
 }

@@ -1,8 +1,8 @@
-//! The segments of one disk, and which life each is in.
+//! The segments of one disk, and the life and state of each.
 //!
-//! Free → erasing → ready → active → closing → closed → (reclaimed) → free. Invariants: one segment is active,
-//! and lives begin in the order in which segments become active, so a segment's life orders it in the log; a
-//! segment is written to only after the header of its new life was flushed, and while nobody reads its old bytes.
+//! Free → erasing → ready → active → closing → closed → (reclaimed) → free. Invariants: one segment is active. Lives
+//! begin in the order in which segments become active, so a segment's life orders it in the log. A segment is written
+//! to only after the header of its new life was flushed, and while nobody reads its old bytes.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::layout::{Footer, Geometry, RECORDS_PER_SEGMENT, Record};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentState {
-    /// Holds nothing; its header may be of an earlier life.
+    /// Has no content; its header may be of an earlier life.
     Free,
     /// The header of its new life is being written and flushed.
     Erasing,
@@ -18,27 +18,27 @@ pub enum SegmentState {
     Ready,
     /// The head of the log.
     Active,
-    /// Full, until its footer is written.
+    /// Full; its footer is not written yet.
     Closing,
     Closed,
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub state: SegmentState,
     pub life: u64,
     /// Bytes written to the disk before this life began.
     pub began_at_bytes: u64,
-    /// Where the next batch begins.
+    /// Start of the next batch.
     pub next_page: u32,
-    /// Records that were appended, and so need room in the footer.
+    /// Appended records, which need space in the footer.
     pub appended: u32,
-    /// Records that are whole, for the footer; empty once it is written.
+    /// Whole records for the footer; empty once it is written.
     pub whole: Vec<Record>,
-    /// The first record that may not be whole: the mark stays below it.
+    /// The first record that may be incomplete: the mark does not pass it.
     pub first_bad: Option<u64>,
-    /// The first batch that recovery would not reach, because a head before it could not be written.
+    /// The first batch that recovery could not reach, because an earlier head could not be written.
     pub broken_from: Option<u64>,
     /// Loads that read from it.
     pub readers: u32,
@@ -63,12 +63,12 @@ impl Segment {
         }
     }
 
-    /// Notes that the record may not be whole.
+    /// Records that the record may be incomplete.
     pub fn doubt(&mut self, sequence: u64) {
         self.first_bad = Some(self.first_bad.map_or(sequence, |first| first.min(sequence)));
     }
 
-    /// Pages that a batch of `records` with `payload_pages` could take before the footer's room begins.
+    /// Whether a batch of `records` with `payload_pages` fits before the footer's space.
     fn has_room(&self, geometry: &Geometry, records: u32, payload_pages: u32) -> bool {
         let records = self.appended + records;
         let needed = u64::from(self.next_page) + 1 + u64::from(payload_pages);
@@ -77,11 +77,11 @@ impl Segment {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Space {
     pub geometry: Geometry,
     pub segments: Vec<Segment>,
-    /// In the order in which they are used.
+    /// In the order of use.
     pub ready: VecDeque<u32>,
     pub free: VecDeque<u32>,
     /// Oldest first.
@@ -111,13 +111,13 @@ impl Space {
         &mut self.segments[index as usize]
     }
 
-    /// Whether the active segment takes a batch of so many records.
+    /// Whether the active segment has space for a batch of that many records.
     pub fn active_has_room(&self, records: u32, payload_pages: u32) -> bool {
         let room = |active| self.segments[active as usize].has_room(&self.geometry, records, payload_pages);
         self.active.is_some_and(room)
     }
 
-    /// Lets the log go on in the next ready segment, if `reserve` more stay ready and nobody reads its old bytes.
+    /// Moves the log to the next ready segment, if `reserve` more stay ready and nobody reads its old bytes.
     pub fn roll(&mut self, reserve: usize) -> bool {
         let can_roll = self.ready.len() > reserve && self.segments[self.ready[0] as usize].readers == 0;
         if can_roll {
@@ -129,7 +129,7 @@ impl Space {
         can_roll
     }
 
-    /// Ends the active segment's time, full or not.
+    /// Ends the use of the active segment, full or not.
     pub fn retire(&mut self) {
         if let Some(active) = self.active.take() {
             self.segment(active).state = SegmentState::Closing;
@@ -137,7 +137,7 @@ impl Space {
         }
     }
 
-    /// The segment has its footer, or has to do without.
+    /// Closes the segment, with or without a footer.
     pub fn close(&mut self, index: u32) {
         let life = self.segments[index as usize].life;
         self.segment(index).state = SegmentState::Closed;
@@ -154,7 +154,7 @@ impl Space {
         if self.segments.iter().any(is_closing) { None } else { self.closed.pop_front() }
     }
 
-    /// Takes room for a batch in the active segment; returns the head's page.
+    /// Takes space for a batch in the active segment; returns the head's page.
     pub fn append(&mut self, records: u32, payload_pages: u32) -> (u32, u32) {
         assert!(self.active_has_room(records, payload_pages), "the log has no room for {payload_pages} pages");
         let active = self.active.expect("it has room");

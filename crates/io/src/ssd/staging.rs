@@ -1,6 +1,6 @@
-//! Pages of a disk's own, beside the pool: what is built in memory and written, or read and looked at.
+//! A disk's own pages, beside the pool: for data that are built in memory and written, or read and examined.
 //!
-//! Invariant: a page has one use at a time; the lists here say which are free.
+//! Invariant: a page has one use at a time; the lists here contain the free ones.
 
 use forebay_core::checksum::combine;
 
@@ -17,10 +17,10 @@ const HEADS_AT: u64 = CHUNKS_AT + CHUNKS as u64 * CHUNK_BYTES as u64;
 const HEADER_AT: u64 = HEADS_AT + HEADS as u64 * PAGE;
 const PROBE_AT: u64 = HEADER_AT + PAGE;
 
-/// Bytes that a disk needs; they cost memory as they are touched.
+/// Bytes that a disk needs; memory is allocated on first touch.
 pub const STAGING_BYTES: usize = (PROBE_AT + PAGE) as usize;
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Staging {
     pub free_heads: Vec<u32>,
     pub free_chunks: Vec<u32>,
@@ -39,7 +39,7 @@ impl Staging {
         Span::staging(CHUNKS_AT + u64::from(index) * u64::from(CHUNK_BYTES), len)
     }
 
-    /// Room for one footer.
+    /// The space for one footer.
     pub fn footer(len: u32) -> Span {
         Span::staging(0, len)
     }

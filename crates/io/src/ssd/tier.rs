@@ -1,7 +1,7 @@
-//! The SSD tier: blocks spread over disks by their keys.
+//! The SSD tier: blocks distributed over disks by their keys.
 //!
 //! Claim → open → use. Invariants: a key lives on one disk, chosen by the key and the disks' ids alone, so it is
-//! found again whatever the order of the configuration; a disk that fails costs its own blocks and no others.
+//! found again whatever the order of the configuration. A disk that fails affects its own blocks only.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::report::{BlockInfo, DiskReport};
 use super::staging::STAGING_BYTES;
 use crate::uring::{self, Memory, Region, Waker};
 
-/// Disks that no other daemon uses, before anything is read.
+/// Disks that no other daemon uses; nothing is read yet.
 pub struct Claim {
     devices: Vec<Device>,
     config: SsdConfig,
@@ -33,8 +33,9 @@ impl Claim {
         Ok(Claim { devices, config: config.clone() })
     }
 
-    /// Whether every transfer that an earlier daemon had in flight is over. Before that its reads may still land
-    /// in the pool and its writes on the disks, so slots it was filling stay fenced, and [`Claim::open`] refuses.
+    /// Whether every transfer of an earlier daemon has ended. Until then its reads may still write into the pool and
+    /// its writes may still reach the disks. So the slots that it was filling stay fenced, and [`Claim::open`]
+    /// refuses.
     pub fn is_earlier_io_done(&mut self) -> Result<bool> {
         let mut is_done = true;
         for device in &mut self.devices {
@@ -43,10 +44,10 @@ impl Claim {
         Ok(is_done)
     }
 
-    /// Reads what the disks hold; blocks for at most `open_deadline` each. `pool` is where slots lie.
+    /// Reads the content of the disks; blocks for at most `open_deadline` each. `pool` is the memory with the slots.
     pub fn open(mut self, pool: Region) -> Result<Ssd> {
         if !self.is_earlier_io_done()? {
-            return Err(Error::new(ErrorKind::Unavailable, "an earlier daemon's i/o is not over yet")
+            return Err(Error::new(ErrorKind::Unavailable, "the i/o of an earlier daemon has not ended yet")
                 .hint("wait, and try again"));
         }
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
@@ -71,14 +72,14 @@ impl Claim {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Ssd {
     disks: Vec<Disk>,
     waker: Arc<Waker>,
 }
 
 impl Ssd {
-    /// Opens disks behind engines of the caller's, for tests and simulations.
+    /// Opens disks behind the caller's engines, for tests and simulations.
     pub fn on(media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
         let open = |medium| recover::open(medium, None, config, Mode::Serve);
         let disks = media.into_iter().map(open).collect::<Result<_>>()?;
@@ -90,18 +91,18 @@ impl Ssd {
         self.waker.as_fd()
     }
 
-    /// Lets time pass: for the write budgets, flushes that wait for company, and sick disks. `now` counts from any
-    /// fixed moment; some 10 ms between calls are right.
+    /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
+    /// call about every 10 ms.
     pub fn tick(&mut self, now: Duration) {
         self.disks.iter_mut().for_each(|disk| disk.tick(now));
     }
 
-    /// Says that the pool's first bytes are populated: they are pinned for the engines, once.
+    /// Reports that the pool's first bytes are populated: they are then pinned for the engines, once.
     pub fn register(&mut self, populated_bytes: u64) {
         self.disks.iter_mut().for_each(|disk| disk.io.engine.register(populated_bytes));
     }
 
-    /// What is known of a block, without asking a disk.
+    /// The index's record of a block; does no I/O.
     pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
         self.disks.iter().find_map(|disk| disk.block(key))
     }
@@ -111,8 +112,9 @@ impl Ssd {
         self.disks.iter().flat_map(Disk::blocks)
     }
 
-    /// Appends the keys of blocks that the disks gave up to make room, since the last call. Ask after `poll`, when
-    /// its completions were handled: a block may be stored and given up in one turn, and is then named here last.
+    /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
+    /// after its completions were handled: a block may be stored and evicted in one turn, and is then reported here
+    /// last.
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         self.disks.iter_mut().for_each(|disk| disk.take_evicted(keys));
     }
@@ -126,7 +128,8 @@ impl Ssd {
         self.disks.iter().all(Disk::is_idle)
     }
 
-    /// Blocks until everything taken has completed and was flushed; false if that takes longer than `timeout`.
+    /// Blocks until every accepted operation has completed and was flushed; false if that takes longer than
+    /// `timeout`.
     pub fn drain(&mut self, timeout: Duration, completions: &mut Vec<Completion>) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
@@ -142,14 +145,14 @@ impl Ssd {
         }
     }
 
-    /// The disk that holds the key, else the one that it belongs to.
+    /// The disk that holds the key, otherwise the one to which the key belongs.
     fn disk_of(&mut self, key: &BlockKey) -> &mut Disk {
         let holder = self.disks.iter().position(|disk| disk.block(key).is_some());
         let index = holder.unwrap_or_else(|| self.home_of(key));
         &mut self.disks[index]
     }
 
-    /// By highest weight, so that adding or losing a disk moves no other disk's keys.
+    /// Rendezvous hashing: adding or losing a disk moves no other disk's keys.
     fn home_of(&self, key: &BlockKey) -> usize {
         let weight = |disk: &Disk| {
             let mut sum = Checksum::new();
@@ -157,7 +160,7 @@ impl Ssd {
             sum.update(&key.namespace.0.to_le_bytes());
             sum.update(&key.group.to_le_bytes());
             sum.update(key.hash.as_bytes());
-            // A checksum is linear: mixed, its high bits depend on all of the key.
+            // A checksum is linear. After mixing, its high bits depend on the whole key.
             sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
         (0..self.disks.len()).max_by_key(|index| weight(&self.disks[*index])).unwrap_or(0)
@@ -170,7 +173,7 @@ impl Tier for Ssd {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false, may_hang: false }
+        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
@@ -218,5 +221,5 @@ fn random_id() -> Result<u128> {
 }
 
 pub(super) fn no_memory(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot get what a disk needs from this machine").source(error)
+    Error::new(ErrorKind::Io, "cannot get threads or memory for a disk").source(error)
 }

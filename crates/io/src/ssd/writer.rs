@@ -1,12 +1,11 @@
 //! The log: batches of blocks at its head.
 //!
-//! A batch is one page of headers and the payloads behind it, which go to the disk straight from their slots, many in
-//! one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled.
-//! Invariants: a store is
-//! answered as stored only when its batch and all before it in its segment were flushed, so that recovery, which
-//! follows the chain of heads, reaches it; a record that may not be whole holds its segment's mark down until the
-//! footer leaves it out; of a key, one store or removal is on its way at a time, so they count in the order in which
-//! they were asked for, in memory as on the disk.
+//! A batch is one page of headers and the payloads behind it. Payloads go to the disk directly from their slots, many
+//! in one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants:
+//! a store succeeds only when its batch and all earlier ones in its segment were flushed, so that recovery, which
+//! follows the chain of heads, reaches it. A record that may be incomplete holds its segment's mark back until the
+//! footer excludes it. One store or removal of a key is in progress at a time, so they take effect in the order of
+//! the requests, in memory as on the disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -22,12 +21,12 @@ use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
 use super::staging::Staging;
 use crate::uring::{Spans, Work};
 
-/// A batch is not made longer than this, so that the first of many stores does not wait for the last.
+/// Longest batch, so that the first of many stores does not wait for the last.
 const BATCH_PAGES: u32 = 2048;
-/// After so many failed writes in a row the log stands still for a while: each attempt costs room.
+/// After this many failed writes in a row the log pauses: each attempt costs space.
 const PAUSE_AFTER: u32 = 4;
 
-/// The new life of a segment on its way.
+/// A segment's new life in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Erase {
     Writing(u32),
@@ -35,9 +34,9 @@ pub(super) enum Erase {
     Syncing(u32),
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Writer {
-    /// Stores and removals in the order in which they came.
+    /// Stores and removals in the order of arrival.
     pub queue: VecDeque<Operation>,
     pub batches: BTreeMap<u64, Batch>,
     pub erase: Option<Erase>,
@@ -92,12 +91,12 @@ impl Writer {
         }
     }
 
-    /// Whether the key's latest record is still on its way.
+    /// Whether the key's latest record is still in progress.
     pub fn is_busy(&self, key: &BlockKey) -> bool {
         self.busy.contains(key)
     }
 
-    /// Payloads and heads on their way.
+    /// Payloads and heads in progress.
     fn outstanding(&self) -> usize {
         self.batches.values().map(|batch| batch.outstanding).sum()
     }
@@ -106,7 +105,7 @@ impl Writer {
         self.batches.values().map(|batch| u64::from(batch.next_page - batch.page) * PAGE).sum()
     }
 
-    /// Records of this segment below it are whole and flushed.
+    /// Records of this segment with a lower sequence are whole and flushed.
     fn mark(&self, segment: u32, first_bad: Option<u64>) -> u64 {
         let unsettled = self.batches.values().find(|batch| batch.segment == segment);
         let first = unsettled.map_or(self.next_sequence, |batch| batch.items[0].record.sequence);
@@ -138,7 +137,7 @@ impl Disk {
             let (mut items, runs) = self.next_items();
             if items.is_empty() {
                 let waits = !self.writer.queue.is_empty() || self.writer.notes.len() >= RECORDS_PER_BATCH;
-                // Two stay ready for blocks that are carried over, or nothing could ever be reclaimed.
+                // Two stay ready for carried blocks. Otherwise nothing could ever be reclaimed.
                 if waits && self.space.roll(self.stores_leave_ready()) {
                     continue;
                 }
@@ -149,7 +148,7 @@ impl Disk {
         }
     }
 
-    /// How many ready segments stores must not touch.
+    /// How many ready segments stores may not use.
     fn stores_leave_ready(&self) -> usize {
         let is_filling_up = self.space.closed.is_empty() && self.reclaim.is_none();
         if is_filling_up { 0 } else { 1 }
@@ -163,7 +162,7 @@ impl Disk {
             && self.budget.allows()
     }
 
-    /// The items of the next batch and the runs they are written in; answers what needs no writing.
+    /// The items of the next batch and the runs in which they are written; completes operations that need no writing.
     fn next_items(&mut self) -> (Vec<Item>, Vec<Run>) {
         let most_runs = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
         let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
@@ -203,7 +202,7 @@ impl Disk {
         (items, runs)
     }
 
-    /// A block that is there need not be written, one that is not there need not be removed.
+    /// A block that exists need not be written, and an absent one need not be removed.
     fn answered_at_once(&mut self, op: &Operation) -> bool {
         let found = self.index.get(&op.key);
         let outcome = match (op.kind, found) {
@@ -218,7 +217,7 @@ impl Disk {
         true
     }
 
-    /// Fills the rest of the head's page with keys that were read.
+    /// Fills the rest of the head's page with notes of keys that were read.
     fn add_notes(&mut self, items: &mut Vec<Item>) {
         let pages = items.iter().map(|item| item.record.payload_pages()).sum();
         while items.len() < RECORDS_PER_BATCH && self.space.active_has_room(items.len() as u32 + 1, pages) {
@@ -234,7 +233,7 @@ impl Disk {
         Some(Item::new(RecordKind::Touched, key, 0, 0, None))
     }
 
-    /// Remembers that a block was read, so that it is carried over, even after a restart.
+    /// Records that a block was read, so that it is carried over, even after a restart.
     pub(super) fn note_touch(&mut self, key: &BlockKey) {
         if self.index.touch(key) && self.writer.notes.len() < 4 * RECORDS_PER_BATCH {
             self.writer.notes.push_back(*key);
@@ -253,7 +252,7 @@ impl Disk {
         self.write_head(id);
     }
 
-    /// Gives the items their places and sequence numbers at the head of the log.
+    /// Assigns positions and sequence numbers at the head of the log to the items.
     pub(super) fn reserve_batch(&mut self, mut items: Vec<Item>, stage: Stage) -> u64 {
         let pages = items.iter().map(|item| item.record.payload_pages()).sum();
         let (segment, page) = self.space.append(items.len() as u32, pages);
@@ -274,7 +273,7 @@ impl Disk {
         id
     }
 
-    /// Writes the page that makes the batch's records count.
+    /// Writes the page that makes the batch's records valid.
     pub(super) fn write_head(&mut self, id: u64) {
         let batch = &self.writer.batches[&id];
         let segment = &self.space.segments[batch.segment as usize];
@@ -324,7 +323,7 @@ impl Disk {
         }
     }
 
-    /// From this batch on recovery would not find what the segment holds: nothing more goes there.
+    /// Recovery could not find anything from this batch on: nothing more is written to the segment.
     pub(super) fn break_chain(&mut self, segment: u32, from: u64) {
         if self.space.active == Some(segment) {
             self.space.retire();

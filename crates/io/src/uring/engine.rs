@@ -1,4 +1,4 @@
-//! What an engine does, and which one runs here.
+//! The interface of an engine, and the choice of the one that runs here.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,15 +13,15 @@ use super::ring::Uring;
 use super::shared::Waker;
 use super::threads::Threads;
 
-/// One transfer or flush. Offsets, lengths and memory are multiples of 4 KiB, as direct I/O wants them.
+/// One transfer or flush. Offsets, lengths and memory are multiples of 4 KiB, as direct I/O requires.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Fills `span`. When all of it arrived and `checksum` names a piece of memory, that is summed up on the
-    /// engine's thread.
+    /// Fills `span`. When all of it arrived and `checksum` gives a piece of memory, the engine's thread sums that
+    /// piece up.
     Read { at: u64, span: Span, checksum: Option<Span> },
-    /// Writes `spans` one behind the other, [`MOST_SPANS`](super::MOST_SPANS) at most.
+    /// Writes `spans` consecutively, [`MOST_SPANS`](super::MOST_SPANS) at most.
     Write { at: u64, spans: Spans },
-    /// Makes every write that was done before this was submitted survive a power loss.
+    /// Makes every write that was done before this was submitted durable across a power loss.
     Sync,
 }
 
@@ -31,7 +31,7 @@ pub struct Request {
     pub work: Work,
 }
 
-/// The end of a request: bytes moved, perhaps fewer than asked for.
+/// The end of a request: bytes moved, perhaps fewer than requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
     pub tag: u64,
@@ -39,24 +39,24 @@ pub struct Done {
     pub checksum: u64,
 }
 
-/// See the module's head. Dropping an engine waits a little for what is in flight, then leaves it to a thread
-/// that keeps file and memory until it is over.
+/// See the module documentation. Dropping an engine waits a short time for requests in flight. After that a thread
+/// keeps file and memory until they have ended.
 pub trait Engine: Send {
     fn name(&self) -> &'static str;
     /// Takes all of `requests`; their owner bounds how many are in flight.
     fn submit(&mut self, requests: &mut VecDeque<Request>);
-    /// Appends what is done. Never blocks.
+    /// Appends completed requests. Never blocks.
     fn poll(&mut self, done: &mut Vec<Done>);
-    /// Blocks until [`Engine::poll`] has something to give, or `timeout` is over.
+    /// Blocks until [`Engine::poll`] has something to return, or `timeout` has passed.
     fn wait(&mut self, timeout: Duration);
-    /// Says that the pool's first bytes are populated, so that they can be pinned.
+    /// Reports that the pool's first bytes are populated, so that they can be pinned.
     fn register(&mut self, _populated_bytes: u64) {}
 }
 
-/// Which engine an operator wants.
+/// The operator's choice of engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EngineChoice {
-    /// A ring where the kernel allows one, else threads.
+    /// A ring where the kernel allows one, otherwise threads.
     #[default]
     Auto,
     Uring,
@@ -66,7 +66,7 @@ pub enum EngineChoice {
 /// A running engine.
 pub struct Started {
     pub engine: Box<dyn Engine>,
-    /// Why it is this one, as `forebay doctor` prints it.
+    /// The reason for this engine, as `forebay doctor` prints it.
     pub why: String,
 }
 
@@ -88,7 +88,7 @@ pub fn start(
     }
     match Uring::start(file.clone(), memory.clone(), waker.clone(), depth) {
         Ok(engine) => Ok(Started { engine: Box::new(engine), why: "this kernel allows io_uring".to_owned() }),
-        Err(error) if choice == EngineChoice::Auto => threads(format!("io_uring is not to be had: {error}")),
+        Err(error) if choice == EngineChoice::Auto => threads(format!("io_uring is not available: {error}")),
         Err(error) => Err(cannot(error).hint(
             "allow io_uring (`sysctl kernel.io_uring_disabled`, the container's seccomp profile), or set \
              `tier.ssd.engine = \"auto\"`",

@@ -1,7 +1,7 @@
-//! Open-file-description locks: who uses a file, including the kernel on behalf of a dead process.
+//! Open-file-description locks: they show who uses a file, including the kernel on behalf of a dead process.
 //!
-//! Invariant: such a lock goes with the last reference to its open file description. I/O in flight holds one, so
-//! the lock of a killed process ends when its last transfer is over, not before.
+//! Invariant: such a lock ends with the last reference to its open file description. I/O in flight holds a reference,
+//! so the lock of a killed process ends when its last transfer has ended, not before.
 
 #![allow(unsafe_code)]
 

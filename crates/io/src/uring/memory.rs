@@ -1,8 +1,7 @@
-//! The memory that engines move bytes to and from.
+//! The memory that engines read and write.
 //!
-//! Invariants: a region stays mapped as long as anybody holds its [`Memory`]; nobody forms a reference to its
-//! bytes, which the kernel and other processes write; a span that leaves its region panics before it reaches the
-//! kernel.
+//! Invariants: a region stays mapped as long as anybody holds its [`Memory`]. Nobody forms a reference to its bytes,
+//! which the kernel and other processes write. A span outside its region panics before it reaches the kernel.
 
 #![allow(unsafe_code)]
 
@@ -18,12 +17,12 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::sum::sum_up;
-use crate::arena::Pool;
+use crate::pool::Pool;
 
 /// The kernel takes up to 1,024 pieces in one transfer.
 pub const MOST_SPANS: usize = 1024;
 
-/// A piece of mapped memory and whoever keeps it mapped.
+/// A piece of mapped memory, and its owner, which keeps it mapped.
 #[derive(Clone)]
 pub struct Region {
     base: *mut u8,
@@ -31,16 +30,16 @@ pub struct Region {
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is reached by copies and system calls only, never by reference, from whatever thread; who
-// may touch which slot when is decided by the pool's owner.
+// SAFETY: the memory is accessed by copies and system calls only, never by reference, from whatever thread; the
+// pool's owner decides who may touch which slot when.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
     /// # Safety
-    /// `base` must be the start of `len` readable and writable bytes, on a page's border, that stay mapped while
-    /// `owner` lives and to which nobody holds a reference.
+    /// `base` must be the start of `len` readable and writable bytes, on a page boundary. They must stay mapped while
+    /// `owner` lives, and nobody may hold a reference to them.
     pub unsafe fn from_raw(base: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Region {
         Region { base, len, _owner: owner }
     }
@@ -51,15 +50,15 @@ impl Region {
         unsafe { Region::from_raw(pool.data_ptr(), pool.geometry().data_bytes() as usize, pool) }
     }
 
-    /// Zeroed memory of its own, taken from the machine as it is touched.
+    /// New zeroed memory, allocated on first touch.
     pub fn anonymous(len: usize) -> io::Result<Region> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
         Ok(Region::of_mapping(Mapped { base, len }))
     }
 
-    /// The first `len` bytes of a file, shared with whoever else maps or reads it. It must stay that long.
+    /// The first `len` bytes of a file, shared with others that map or read it. The file must stay that long.
     pub fn of_file(file: &File, len: usize) -> io::Result<Region> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as for an anonymous one.
@@ -67,8 +66,8 @@ impl Region {
         Ok(Region::of_mapping(Mapped { base, len }))
     }
 
-    /// Asks for 2 MiB pages, as the pool has them, before anything is touched: a transfer is then made of few
-    /// pieces. Where there are none, it stays as it is.
+    /// Asks for 2 MiB pages, as the pool has them, before the first touch: a transfer then has few pieces. Without
+    /// huge pages, nothing changes.
     pub fn want_huge_pages(&self) {
         // SAFETY: the advice changes neither addresses nor contents of a mapping that `self` keeps.
         let _ = unsafe { rustix::mm::madvise(self.base.cast(), self.len, Advice::LinuxHugepage) };
@@ -76,7 +75,7 @@ impl Region {
 
     fn of_mapping(mapped: Mapped) -> Region {
         let (base, len) = (mapped.base.cast(), mapped.len);
-        // SAFETY: the mapping is that long, and only its owner's end unmaps it.
+        // SAFETY: the mapping is that long, and only its owner's drop unmaps it.
         unsafe { Region::from_raw(base, len, Arc::new(mapped)) }
     }
 
@@ -88,8 +87,8 @@ impl Region {
     /// Copies from `offset` into `bytes`.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         let source = self.at(offset, bytes.len());
-        // SAFETY: the source lies in the region, the target is Rust's own. Another process may write the source
-        // meanwhile: the copy is then a mix, which its checksum tells.
+        // SAFETY: the source lies in the region, the target is Rust's own. Another process may write the source at
+        // the same time: the copy is then a mix, which its checksum detects.
         unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) }
     }
 
@@ -100,7 +99,7 @@ impl Region {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
     }
 
-    /// Adds what `len` bytes from `offset` hold now to `sum`.
+    /// Adds the present content of `len` bytes from `offset` to `sum`.
     pub fn sum(&self, sum: &mut Checksum, offset: u64, len: usize) {
         // SAFETY: `at` found the bytes inside the region, which `self` keeps mapped.
         unsafe { sum_up(sum, self.at(offset, len), len) }
@@ -126,13 +125,13 @@ unsafe impl Sync for Mapped {}
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this is the last owner, and whoever moves bytes holds one.
+        // SAFETY: this is the last owner, and everybody who moves bytes holds one.
         let unmapped = unsafe { rustix::mm::munmap(self.base, self.len) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Which region a span lies in.
+/// The region of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     Pool,
@@ -156,23 +155,23 @@ impl Span {
         Span { place: Place::Staging, offset, len }
     }
 
-    /// What is left of it after the first `bytes`.
+    /// The rest after the first `bytes`.
     pub fn after(self, bytes: u32) -> Span {
         Span { offset: self.offset + u64::from(bytes), len: self.len - bytes, ..self }
     }
 }
 
-/// Pieces of a [`Memory`] that one transfer takes one behind the other; at least one.
+/// Pieces of a [`Memory`] that one transfer uses consecutively; at least one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spans(Arc<[Span]>);
 
 impl Spans {
-    /// Bytes of all of them.
+    /// Total bytes.
     pub fn len_bytes(&self) -> u64 {
         self.0.iter().map(|span| u64::from(span.len)).sum()
     }
 
-    /// What is left of them after the first `bytes`; there must be something.
+    /// The rest after the first `bytes`; it must not be empty.
     pub fn after(&self, bytes: u64) -> Spans {
         let mut gone = bytes;
         let left = self.0.iter().filter_map(|span| {
@@ -206,7 +205,7 @@ impl From<Span> for Spans {
     }
 }
 
-/// All that one disk's engine may touch.
+/// All memory that one disk's engine may touch.
 pub struct Memory {
     pub pool: Region,
     pub staging: Region,
@@ -224,7 +223,7 @@ impl Memory {
         }
     }
 
-    /// The checksum of what `span` holds now.
+    /// The checksum of the present content of `span`.
     pub fn checksum(&self, span: Span) -> u64 {
         let mut sum = Checksum::new();
         self.region(span.place).sum(&mut sum, span.offset, span.len as usize);
@@ -260,7 +259,7 @@ impl Memory {
         })
     }
 
-    /// The spans as the kernel wants them.
+    /// The spans in the kernel's form.
     pub(super) fn vectors(&self, spans: &[Span]) -> Box<[libc::iovec]> {
         let vector = |span: &Span| libc::iovec { iov_base: self.pointer(*span).cast(), iov_len: span.len as usize };
         spans.iter().map(vector).collect()

@@ -1,17 +1,17 @@
 //! Block I/O between one file or device and the memory of pool and tiers, without copies.
 //!
-//! - [`Memory`] is what may be read and written: the pool, given once, and a tier's own staging pages. A [`Span`]
-//!   names a piece of it, so that no address travels.
-//! - [`Engine`] takes [`Request`]s and gives back [`Done`]s, in any order. [`Uring`] does it with one ring and one
-//!   thread per disk, [`Threads`] with plain system calls where rings are forbidden, [`Simulated`] on a disk in
-//!   memory that fails, tears, reorders and loses power as a test wishes. [`start`] picks one and says why.
-//! - [`Private`] is memory that one tier has for itself, and may borrow as bytes.
-//! - [`Region::send`] and [`Region::receive`] move bytes between the pool and a socket; [`wake_at`] says for how many
-//!   bytes it is worth to be woken.
-//! - [`try_lock`] marks a file as in use, [`is_locked`] tells.
+//! - [`Memory`] is what may be read and written: the pool, passed once, and a tier's own staging pages. A [`Span`]
+//!   names a piece of it, so that no addresses are passed around.
+//! - [`Engine`] takes [`Request`]s and returns [`Done`]s, in any order. [`Uring`] uses one ring and one thread per
+//!   disk. [`Threads`] uses plain system calls where rings are forbidden. [`Simulated`] is a disk in memory that
+//!   fails, tears, reorders and loses power as a test wishes. [`start`] picks one and gives the reason.
+//! - [`Private`] is memory that belongs to one tier, which may borrow it as bytes.
+//! - [`Region::send`] and [`Region::receive`] move bytes between the pool and a socket; [`wake_at`] sets how many
+//!   bytes are worth a wake-up.
+//! - [`try_lock`] marks a file as in use, [`is_locked`] tests that.
 //!
-//! Invariants: memory named by a request is mapped until its request is done, even when its owner is long gone;
-//! an engine repeats nothing and hides nothing: short transfers and `EINTR` are the caller's to continue.
+//! Invariants: a request's memory is mapped until the request is done, even when its owner is long gone. An engine
+//! repeats nothing and hides nothing: the caller continues short transfers and `EINTR`.
 
 mod engine;
 mod lock;

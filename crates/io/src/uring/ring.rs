@@ -1,8 +1,8 @@
 //! The engine on io_uring: one ring and one thread per disk.
 //!
-//! Requests reach the thread through a queue and an eventfd that the ring watches; the thread sleeps in the
-//! kernel until something is done or asked for, so nothing polls. Parts of the pool are pinned as registered
-//! buffers when they are populated and the machine lets us; a span outside of them goes unregistered.
+//! Requests reach the thread through a queue and an eventfd that the ring watches. The thread sleeps in the kernel
+//! until a request is done or submitted, so nothing polls. Parts of the pool are pinned as registered buffers when
+//! they are populated, if the machine allows it; spans outside of them are used unregistered.
 //!
 //! Invariant: the thread, which owns file and memory, ends only when nothing is in flight.
 
@@ -23,11 +23,11 @@ use super::engine::{Done, Engine, Request, Work};
 use super::memory::{Memory, Place, Span};
 use super::shared::{Shared, Waker};
 
-/// The kernel takes no longer registered buffer.
+/// The kernel's limit on a registered buffer.
 const PIECE_BYTES: u64 = 1 << 30;
-/// Summed up before the ring is looked at again: some 50 µs.
+/// Bytes summed up before the ring is checked again: about 50 µs.
 const SUMMED_BYTES: u64 = 1 << 20;
-/// Flushes and a tier's own pages come on top of the depth that its owner asked for.
+/// Entries for flushes and a tier's own pages, beyond the requested depth.
 const EXTRA_ENTRIES: u32 = 64;
 /// The tag of the eventfd's own entry.
 const WAKE: u64 = u64::MAX;
@@ -35,7 +35,7 @@ const FILE: Fixed = Fixed(0);
 
 type Ring = IoUring<squeue::Entry, cqueue::Entry>;
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Uring {
     shared: Arc<Shared>,
     submitted: Arc<Waker>,
@@ -43,7 +43,7 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// Errors where the kernel, its settings or a container forbid rings.
+    /// Errors if the kernel, its settings or a container forbid rings.
     pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Uring> {
         let (shared, submitted) = (Arc::<Shared>::default(), Arc::new(Waker::new()?));
         let (started, start) = mpsc::channel();
@@ -98,10 +98,10 @@ impl Drop for Uring {
     }
 }
 
-/// A request that the kernel has.
+/// A request in the kernel.
 struct InFlight {
     request: Request,
-    /// What its entry points to.
+    /// The target of its entry's pointer.
     _vectors: Box<[libc::iovec]>,
 }
 
@@ -115,10 +115,10 @@ struct Loop {
     waiting: VecDeque<Request>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<usize>,
-    /// How many pieces from the pool's start are registered.
+    /// Number of registered pieces from the pool's start.
     pieces: u16,
     can_register: bool,
-    /// Whether the kernel writes several spans of one registered piece at once (6.15).
+    /// Whether the kernel can write several spans of one registered piece at once (6.15).
     has_fixed_vectors: bool,
     is_wake_armed: bool,
     is_closed: bool,
@@ -142,7 +142,7 @@ impl Loop {
         let can_register = ring.submitter().register_buffers_sparse(pieces).is_ok();
         let mut probe = Probe::new();
         let is_probed = ring.submitter().register_probe(&mut probe).is_ok();
-        // One entry is the eventfd's.
+        // One entry belongs to the eventfd.
         let room = entries as usize - 1;
         Ok(Loop {
             ring,
@@ -168,7 +168,7 @@ impl Loop {
             self.take_requests();
             let is_idle = self.waiting.is_empty() && ended.is_empty() && self.free.len() == self.in_flight.len();
             if self.is_closed && is_idle {
-                // Gives the file back now: a ring that is dropped does so at leisure, and the locks stay as long.
+                // Releases the file now. A dropped ring releases it later, and the locks stay until then.
                 let _ = self.ring.submitter().unregister_files();
                 return;
             }
@@ -191,7 +191,7 @@ impl Loop {
         self.register(populated_bytes);
     }
 
-    /// Pins what is newly populated. A refusal (`RLIMIT_MEMLOCK`) costs CPU time per transfer, nothing else.
+    /// Pins the newly populated part. A refusal (`RLIMIT_MEMLOCK`) costs CPU time per transfer, nothing else.
     fn register(&mut self, populated_bytes: u64) {
         let pool_bytes = self.memory.pool.len() as u64;
         while self.can_register {
@@ -202,8 +202,8 @@ impl Loop {
             }
             let base = self.memory.pointer(Span::pool(from, len as u32));
             let piece = [libc::iovec { iov_base: base.cast(), iov_len: len as usize }];
-            // SAFETY: the piece lies in the pool, which `self.memory` keeps mapped longer than the ring lives:
-            // fields are dropped in order, and the ring is the first.
+            // SAFETY: the piece lies in the pool, which `self.memory` keeps mapped longer than the ring lives: fields
+            // are dropped in order, and the ring is the first.
             let registered =
                 unsafe { self.ring.submitter().register_buffers_update(u32::from(self.pieces), &piece, None) };
             match registered {
@@ -236,8 +236,8 @@ impl Loop {
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: the memory that the entry names stays mapped until its completion arrives: `self.memory` lives
-        // as long as the thread, and the thread ends only when nothing is in flight. Its vectors are kept as long.
+        // SAFETY: the memory of the entry stays mapped until its completion arrives: `self.memory` lives as long as
+        // the thread, and the thread ends only when nothing is in flight. Its vectors are kept as long.
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
@@ -265,7 +265,7 @@ impl Loop {
         (entry, Box::default())
     }
 
-    /// One write of several spans, and the vectors that its entry points to.
+    /// One write of several spans, and the vectors to which its entry points.
     fn gather(&self, at: u64, spans: &[Span]) -> (squeue::Entry, Box<[libc::iovec]>) {
         let vectors = self.memory.vectors(spans);
         let (first, count) = (vectors.as_ptr(), vectors.len() as u32);
@@ -283,13 +283,13 @@ impl Loop {
         (span.place == Place::Pool && first == last && first < u64::from(self.pieces)).then_some(first as u16)
     }
 
-    /// Submits, and if told so sleeps until something completes.
+    /// Submits. If `may_sleep`, sleeps until something completes.
     fn enter(&mut self, may_sleep: bool) {
         match self.ring.submit_and_wait(usize::from(may_sleep)) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
             Err(error) => {
-                // Out of memory for requests: what is in flight still completes, the rest is tried again.
+                // The kernel has no memory for requests: those in flight still complete, the rest is tried again.
                 tracing::warn!(%error, "cannot submit disk i/o");
                 thread::sleep(Duration::from_millis(1));
             }
@@ -310,7 +310,8 @@ impl Loop {
         }
     }
 
-    /// Sums up what arrived, of many long transfers a few: the disk gets its next ones before the others are summed.
+    /// Sums up arrived bytes, a few long transfers at a time: the disk gets its next requests before the others are
+    /// summed up.
     fn finish(&self, ended: &mut VecDeque<(Request, i32)>, done: &mut Vec<Done>) {
         let mut summed_bytes = 0;
         while summed_bytes < SUMMED_BYTES
@@ -333,7 +334,7 @@ impl Loop {
     }
 }
 
-/// A ring that does its work when its thread asks, where the kernel has that (6.1).
+/// A ring that works when its thread asks it to, if the kernel supports that (6.1).
 fn build(entries: u32) -> io::Result<Ring> {
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_defer_taskrun();

@@ -13,10 +13,10 @@ use rustix::event::EventfdFlags;
 
 use super::engine::{Done, Request};
 
-/// How long a dropped engine waits for its thread; what takes longer is left to end alone.
+/// How long a dropped engine waits for its thread; a slower thread is left to end alone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An eventfd: readable when something is done, whichever disk did it.
+/// An eventfd: readable when something is done, on whichever disk.
 pub struct Waker(OwnedFd);
 
 impl Waker {
@@ -25,7 +25,7 @@ impl Waker {
     }
 
     pub fn wake(&self) {
-        // A full counter wakes as well as one more.
+        // A full counter wakes equally well.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -41,7 +41,7 @@ impl AsFd for Waker {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Shared {
     requests: Mutex<Requests>,
@@ -60,7 +60,7 @@ pub(super) struct Requests {
 #[derive(Default)]
 struct Ended {
     queue: Vec<Done>,
-    /// Threads that will add nothing more.
+    /// Threads that will add no more completions.
     ended_threads: usize,
 }
 
@@ -81,7 +81,7 @@ impl Shared {
         self.has_requests.wait_while(requests, wanting).unwrap_or_else(PoisonError::into_inner).queue.pop_front()
     }
 
-    /// Hands `done` to the owner and wakes it.
+    /// Passes `done` to the owner and wakes it.
     pub fn publish(&self, done: &mut Vec<Done>, waker: &Waker) {
         let mut ended = lock(&self.done);
         let was_empty = ended.queue.is_empty();
@@ -107,7 +107,7 @@ impl Shared {
         self.has_done.notify_all();
     }
 
-    /// Lets the threads end after what was submitted, and waits for them; false if they hang.
+    /// Lets the threads end after the submitted requests, and waits for them; false if they hang.
     pub fn close(&self, threads: usize) -> bool {
         lock(&self.requests).is_closed = true;
         self.has_requests.notify_all();

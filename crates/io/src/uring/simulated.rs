@@ -1,8 +1,8 @@
-//! A disk in memory that fails as told, tears and reorders writes, and loses power: for tests and simulations.
+//! A disk in memory that fails as programmed, tears and reorders writes, and loses power: for tests and simulations.
 //!
-//! Invariants: a run repeats exactly from its seed; a write is in the durable image only after a flush that was
-//! submitted when the write was done; after a power loss nothing is answered, and the image that is left holds any
-//! part of what was not flushed, sector by sector.
+//! Invariants: a run repeats exactly from its seed. A write is in the durable image only after a flush that was
+//! submitted when the write was done. After a power loss nothing is answered, and the remaining image holds any part
+//! of the unflushed data, sector by sector.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::Memory;
 
-/// What a power loss leaves whole or not at all.
+/// A power loss leaves a sector whole or not written.
 const SECTOR_BYTES: usize = 512;
 
 /// What happens to one I/O.
@@ -21,15 +21,15 @@ const SECTOR_BYTES: usize = 512;
 pub enum FaultKind {
     /// Nothing is moved.
     Error(Errno),
-    /// Moves this many bytes and says so.
+    /// Moves this many bytes and reports that number.
     Short(u32),
     /// A write moves half of its bytes, then fails.
     Torn,
     /// Completes only after this many polls.
     Delayed(u32),
-    /// Says that it was done, and does nothing. Of a flush: the drive lies.
+    /// Reports success, and does nothing. For a flush: the drive lies.
     Lies,
-    /// As [`FaultKind::Lies`] for flushes; transfers pass.
+    /// Like [`FaultKind::Lies`], for flushes only; transfers are not affected.
     LyingFlush,
     /// A read's bytes arrive with one bit flipped.
     Flipped,
@@ -37,7 +37,7 @@ pub enum FaultKind {
     PowerLoss,
 }
 
-/// Hits the `nth` I/O from now (0 is the next), and as many after it as `count` says.
+/// Affects `count` I/Os, starting with the `nth` from now (0 is the next).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     pub nth: u64,
@@ -58,7 +58,7 @@ pub struct SimulatedDisk(Arc<Mutex<Medium>>);
 struct Medium {
     current: Vec<u8>,
     durable: Vec<u8>,
-    /// Writes since the last flush, in the order in which they were done.
+    /// Writes since the last flush, in the order of their completion.
     unsynced: VecDeque<(usize, Vec<u8>)>,
     writes_done: u64,
     ios: u64,
@@ -83,7 +83,7 @@ impl SimulatedDisk {
         })))
     }
 
-    /// Arms faults, counted from the next I/O, in place of those that were armed.
+    /// Arms faults, counted from the next I/O, replacing the armed ones.
     pub fn arm(&self, faults: &[Fault]) {
         let mut medium = self.medium();
         let ios = medium.ios;
@@ -104,18 +104,18 @@ impl SimulatedDisk {
         self.medium().is_off
     }
 
-    /// What a reader would see.
+    /// The content that a reader would see.
     pub fn image(&self) -> Vec<u8> {
         self.medium().current.clone()
     }
 
-    /// Changes bytes behind everybody's back.
+    /// Changes bytes without any I/O.
     pub fn alter(&self, at: usize, change: impl FnOnce(&mut [u8])) {
         change(&mut self.medium().current[at..]);
     }
 
-    /// The disk as it may come back after a power loss now: what was flushed, and of each later write all, nothing
-    /// or some of its sectors, as `seed` draws it.
+    /// The disk after a power loss now: all flushed data, and of each later write all, none or some of its sectors,
+    /// as drawn from `seed`.
     pub fn after_power_loss(&self, seed: u64) -> SimulatedDisk {
         let medium = self.medium();
         let (mut image, mut dice) = (medium.durable.clone(), Dice(seed));
@@ -136,25 +136,25 @@ impl SimulatedDisk {
     }
 }
 
-/// See the module's head. Does its I/O when polled.
+/// See the module documentation. Does its I/O when polled.
 pub struct Simulated {
     disk: SimulatedDisk,
     memory: Arc<Memory>,
     waiting: Vec<Waiting>,
-    /// Without one everything is done at the next poll, in order.
+    /// Without dice, everything is done at the next poll, in order.
     dice: Option<Dice>,
 }
 
 struct Waiting {
     request: Request,
-    /// Writes that were done when it was submitted.
+    /// Writes that were done when the flush was submitted.
     writes_done: u64,
     polls_left: u32,
     is_delayed: bool,
 }
 
 impl Simulated {
-    /// With a seed, each poll does some of the waiting requests in any order.
+    /// With a seed, each poll does some of the waiting requests in random order.
     pub fn new(disk: SimulatedDisk, memory: Arc<Memory>, seed: Option<u64>) -> Simulated {
         Simulated { disk, memory, waiting: Vec::new(), dice: seed.map(Dice) }
     }
@@ -163,7 +163,7 @@ impl Simulated {
         let ready = |waiting: &Waiting| waiting.polls_left == 0;
         match &mut self.dice {
             None => self.waiting.iter().position(ready),
-            // One in four times a poll ends with requests still waiting.
+            // A quarter of the polls end with requests still waiting.
             Some(dice) => {
                 if dice.below(4) == 0 {
                     return None;

@@ -1,7 +1,7 @@
 //! Bytes between a socket and a region, with no copy but the kernel's.
 //!
-//! Invariants: as for [`super::memory`], a span that leaves its region panics before it reaches the kernel; no call
-//! blocks; a socket whose other side is gone answers with an error, never with a signal.
+//! Invariants: as in [`super::memory`], a span outside its region panics before it reaches the kernel. No call
+//! blocks. A socket whose other side is gone returns an error, never a signal.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use super::memory::Region;
 /// Pieces that one call takes; the kernel would take 1,024.
 pub const MOST_PIECES: usize = 32;
 
-/// Something to be sent.
+/// A piece of data to send.
 #[derive(Clone, Copy)]
 pub enum Piece<'a> {
     Bytes(&'a [u8]),
@@ -42,7 +42,7 @@ impl Region {
         outcome(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })
     }
 
-    /// Receives into `len` bytes from `offset`, and what comes behind them into `tail`, in one call. 0 is the end.
+    /// Receives into `len` bytes from `offset`, and the bytes after them into `tail`, in one call. 0 is the end.
     pub fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -57,8 +57,8 @@ impl Region {
     }
 }
 
-/// Of a TCP socket: who waits for it is woken when `bytes` have arrived, at the end, or when the kernel holds as many
-/// as it will. Where the kernel does not want it, it stays as it was.
+/// For a TCP socket: wakes a waiting thread when `bytes` have arrived, at the end, or when the kernel's buffer is
+/// full. If the kernel refuses, nothing changes.
 pub fn wake_at(socket: BorrowedFd<'_>, bytes: u32) {
     let (bytes, len) = (libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX), size_of::<libc::c_int>());
     let value: *const libc::c_void = ptr::from_ref(&bytes).cast();

@@ -1,7 +1,7 @@
-//! Checksums of bytes that other processes may write, where they lie.
+//! Checksums of bytes in place that other processes may write.
 //!
 //! Invariants: nobody forms a reference to the bytes. With AVX-512 they are folded as they are read; elsewhere they
-//! pass through a small buffer.
+//! go through a small buffer.
 
 #![allow(unsafe_code)]
 
@@ -9,16 +9,16 @@ use std::ptr;
 
 use forebay_core::checksum::Checksum;
 
-/// Of the buffer. Smaller ones cost more calls, larger ones more clearing: 4 KiB gives 9 GB/s, 16 KiB 17, 64 KiB 18,
-/// against 28 for plain memory (`examples/arena_speed.rs`).
+/// Size of the buffer. Smaller ones cost more calls, larger ones more clearing: 4 KiB gives 9 GB/s, 16 KiB 17, 64 KiB
+/// 18, against 28 for plain memory (`examples/pool_speed.rs`).
 const BOUNCE_BYTES: usize = 16 << 10;
 
 /// Adds the `len` bytes at `from` to `sum`.
 ///
 /// # Safety
-/// They are mapped and readable. Somebody may write them meanwhile: the sum is then of a mix.
+/// The bytes must be mapped and readable. If somebody writes them at the same time, the sum is that of a mix.
 pub(crate) unsafe fn sum_up(sum: &mut Checksum, from: *const u8, len: usize) {
-    // SAFETY: the caller vouches for `len` bytes, and no more than these are folded.
+    // SAFETY: the caller guarantees `len` bytes, and no more than these are folded.
     let folded = unsafe { fold(sum, from, len) };
     let (mut buffer, mut done) = ([0; BOUNCE_BYTES], folded);
     while done < len {
@@ -30,7 +30,7 @@ pub(crate) unsafe fn sum_up(sum: &mut Checksum, from: *const u8, len: usize) {
     }
 }
 
-/// Folds as many whole strides as there are, if this machine can; returns how many bytes these are.
+/// Folds as many whole strides as there are, if this machine can; returns their length in bytes.
 ///
 /// # Safety
 /// As for [`sum_up`].
@@ -42,7 +42,7 @@ unsafe fn fold(sum: &mut Checksum, from: *const u8, len: usize) -> usize {
 
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     unsafe fn fold(lanes: &mut Lanes, from: *const u8, strides: usize) {
-        // SAFETY: `at` stays within the strides that the caller vouches for.
+        // SAFETY: `at` stays within the strides that the caller guarantees.
         lanes.fold(strides, |at| unsafe { _mm512_loadu_si512(from.add(at).cast()) });
     }
 
@@ -50,7 +50,7 @@ unsafe fn fold(sum: &mut Checksum, from: *const u8, len: usize) -> usize {
     if strides == 0 || !is_x86_feature_detected!("avx512f") || !is_x86_feature_detected!("vpclmulqdq") {
         return 0;
     }
-    // SAFETY: the machine has the instructions, and so many strides lie within `len` bytes.
+    // SAFETY: the machine has the instructions, and that many strides lie within `len` bytes.
     unsafe { fold(sum.lanes(), from, strides) };
     strides * STRIDE_BYTES
 }

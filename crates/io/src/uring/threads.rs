@@ -15,7 +15,7 @@ use super::shared::{Shared, Waker};
 /// A thread per transfer in flight, up to this many: enough to fill the queue of one disk.
 const MAX_THREADS: u32 = 16;
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Threads {
     shared: Arc<Shared>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -64,7 +64,7 @@ fn serve(shared: &Shared, file: Arc<File>, memory: Arc<Memory>, waker: &Waker) {
         let (result, checksum) = perform(&file, &memory, work);
         shared.publish(&mut vec![Done { tag, result, checksum }], waker);
     }
-    // The locks that go with the file are free before anybody is told that this thread has ended.
+    // The file's locks are released before anybody learns that this thread has ended.
     drop((file, memory));
     shared.thread_ended();
 }

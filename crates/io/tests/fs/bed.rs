@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 use forebay_io::fs::{Fs, FsConfig};
 use forebay_io::uring::Region;
@@ -116,9 +116,8 @@ impl Host {
 
     pub fn op(&mut self, kind: OpKind, number: u64, length_bytes: u64) -> Operation {
         self.next_id += 1;
-        let priority = if kind == OpKind::Store { Priority::Store } else { Priority::Load };
         let (id, key, slot) = (OpId(self.next_id), key(number), slot(number));
-        Operation { id, kind, priority, key, slot, length_bytes, checksum: 0 }
+        Operation { id, kind, key, slot, length_bytes, checksum: 0 }
     }
 
     /// A store of the block's own bytes, which it lays into its slot.
@@ -139,7 +138,7 @@ impl Host {
     }
 
     pub fn find(&mut self, number: u64) -> Outcome {
-        let op = self.op(OpKind::Find, number, 0);
+        let op = self.op(OpKind::Exists, number, 0);
         self.run(&[op])[0]
     }
 

@@ -30,7 +30,7 @@ fn what_cannot_be_a_shared_directory_is_refused_and_left_alone() {
     fs::write(home.path().join("file"), "").unwrap();
     assert_eq!(refused(&config(&home.path().join("file"))).kind(), ErrorKind::Invalid);
     let error = refused(&config(home.path()));
-    assert!(error.to_string().contains("something else"), "{error}");
+    assert!(error.to_string().contains("other files"), "{error}");
     assert_eq!(files(home.path()).len(), 1, "nothing was written there");
 }
 
@@ -208,7 +208,7 @@ fn queues_and_buffers_have_their_limits() {
     let rest = host.run(&stores[taken..]);
     assert!(rest.iter().all(|outcome| matches!(outcome, Outcome::Stored(_))));
     let mixed: Vec<_> =
-        (0..60).flat_map(|number| [host.op(LOAD, number, 10_000), host.op(OpKind::Find, number, 0)]).collect();
+        (0..60).flat_map(|number| [host.op(LOAD, number, 10_000), host.op(OpKind::Exists, number, 0)]).collect();
     let outcomes = host.run(&mixed);
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Loaded { .. } | Outcome::Found(_))));
     assert!(host.fs.report().roots[0].buffers <= 2);

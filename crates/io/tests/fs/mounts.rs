@@ -50,7 +50,7 @@ fn nobody_waits_for_a_mount_that_hangs_and_it_serves_again_when_it_answers() {
         mount.hang();
         let mut ops: Vec<_> = (1..40).map(|number| host.op(LOAD, number, LENGTH)).collect();
         if mount.hangs_whole() {
-            ops.extend((1..40).map(|number| host.op(OpKind::Find, number, 0)));
+            ops.extend((1..40).map(|number| host.op(OpKind::Exists, number, 0)));
             ops.extend((40..44).map(|number| host.store_op(number, LENGTH)));
         }
         let begun = Instant::now();
@@ -63,7 +63,7 @@ fn nobody_waits_for_a_mount_that_hangs_and_it_serves_again_when_it_answers() {
         host.until("it is sick", |host| host.fs.health() == Health::Sick(ErrorKind::Timeout));
         // What is asked all the same is answered, and piles up nowhere.
         for number in 1..200 {
-            let ops = [host.op(LOAD, number, LENGTH), host.op(OpKind::Find, number, 0)];
+            let ops = [host.op(LOAD, number, LENGTH), host.op(OpKind::Exists, number, 0)];
             assert!(host.run(&ops).iter().all(|outcome| matches!(outcome, Outcome::Failed(_))));
         }
         let report = host.fs.report().roots.remove(0);

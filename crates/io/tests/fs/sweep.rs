@@ -77,6 +77,8 @@ fn a_full_directory_makes_room_by_what_was_used_least_recently() {
     // A walk that began before has seen some of them young.
     swept(&mut host);
     fill(&mut host, home.path(), 100..170);
+    // What is looked at now stays: room is made until a walk is over.
+    swept(&mut host);
     let there: BTreeSet<u64> = (0..170).filter(|number| matches!(host.find(*number), Outcome::Found(_))).collect();
     let gone: Vec<u64> = (0..170).filter(|number| !there.contains(number)).collect();
     assert!(gone.len() >= 170 - (CAPACITY / FILE_BYTES) as usize && gone.len() < 90, "{gone:?}");
@@ -307,6 +309,6 @@ fn a_usage_file_that_is_gone_or_damaged_is_counted_anew() {
     let mut host = Host::open(&bounded(home.path()));
     fill(&mut host, home.path(), 20..40);
     host.until("it is counted", |host| host.fs.report().roots[0].used_bytes >= 40 * FILE_BYTES);
-    let find = host.op(OpKind::Find, 5, 0);
+    let find = host.op(OpKind::Exists, 5, 0);
     assert!(matches!(host.run(&[find])[0], Outcome::Found(_)));
 }

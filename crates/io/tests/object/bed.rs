@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, SlotId};
 use forebay_io::object::{Object, ObjectConfig, Secret};
 use forebay_io::uring::Region;
@@ -45,11 +45,10 @@ impl Host {
 
     pub fn op(&mut self, kind: OpKind, number: u64, length_bytes: u64) -> Operation {
         self.next_id += 1;
-        let priority = if kind == OpKind::Store { Priority::Store } else { Priority::Load };
         let hash = BlockHash::new(&number.to_be_bytes()).unwrap();
         let key = BlockKey { namespace: NamespaceId(9), group: 1, hash };
         let slot = Some((SlotId((number % SLOTS * SLOT_BYTES / 4096) as u32), Generation(1)));
-        Operation { id: OpId(self.next_id), kind, priority, key, slot, length_bytes, checksum: 0 }
+        Operation { id: OpId(self.next_id), kind, key, slot, length_bytes, checksum: 0 }
     }
 
     pub fn store(&mut self, number: u64, length_bytes: u64) -> Outcome {

@@ -112,7 +112,7 @@ fn a_server_that_fails_fails_that_operation_alone() {
     }
     server.fail("PUT", Fault::Status(500), 1);
     assert_eq!(host.store(2, LENGTH), IO);
-    assert_eq!(host.one(OpKind::Find, 2, 0), Outcome::Absent);
+    assert_eq!(host.one(OpKind::Exists, 2, 0), Outcome::Absent);
     host.is_stored(2, LENGTH);
     host.verify(1, LENGTH);
     host.verify(2, LENGTH);

@@ -15,11 +15,11 @@ fn blocks_are_stored_found_loaded_and_removed() {
     let mut host = Host::open(&ObjectConfig { part_bytes: 5 << 20, ..config(&endpoint) });
     let blocks = [(0, 1), (1, 4096), (2, 100_003), (3, (12 << 20) + 1)];
     for (number, length_bytes) in blocks {
-        assert_eq!(host.one(OpKind::Find, number, 0), Outcome::Absent);
+        assert_eq!(host.one(OpKind::Exists, number, 0), Outcome::Absent);
         assert_eq!(host.one(LOAD, number, length_bytes), Outcome::Absent);
         host.is_stored(number, length_bytes);
         host.is_stored(number, length_bytes);
-        assert!(matches!(host.one(OpKind::Find, number, 0), Outcome::Found(_)));
+        assert!(matches!(host.one(OpKind::Exists, number, 0), Outcome::Found(_)));
         host.verify(number, length_bytes);
     }
     let counters = host.tier.report().counters;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::redis::{Redis, RedisConfig};
 use forebay_io::uring::Region;
@@ -73,7 +73,7 @@ impl Bed {
     }
 
     pub fn find(&mut self, number: u64) -> Operation {
-        self.operation(OpKind::Find, number, None, 0, 0)
+        self.operation(OpKind::Exists, number, None, 0, 0)
     }
 
     pub fn remove(&mut self, number: u64) -> Operation {
@@ -82,13 +82,8 @@ impl Bed {
 
     fn operation(&mut self, kind: OpKind, number: u64, slot: Option<u64>, length_bytes: u64, sum: u64) -> Operation {
         self.next_id += 1;
-        let priority = match kind {
-            OpKind::Load { .. } => Priority::Load,
-            OpKind::Find => Priority::Find,
-            OpKind::Store | OpKind::Remove { .. } => Priority::Store,
-        };
         let slot = slot.map(|slot| (SlotId((slot * SLOT_BYTES / PAGE_BYTES) as u32), Generation(0)));
-        Operation { id: OpId(self.next_id), kind, priority, key: key(number), slot, length_bytes, checksum: sum }
+        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum: sum }
     }
 
     /// Submits, and returns what is waited for with [`Bed::outcomes_of`].

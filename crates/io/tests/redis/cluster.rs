@@ -164,7 +164,7 @@ fn a_cluster_that_moves_a_slot_is_not_called_empty_before_it_has_come_to_rest() 
     cluster.set_slot(from, slot, "MIGRATING", to);
     let (outcome, blocks, _) = empty(&bed, &[OWN]);
     let error = outcome.unwrap_err();
-    assert!(error.to_string().contains("move") && error.hint_text().is_some(), "{error}");
+    assert!(error.to_string().contains("are moving") && error.hint_text().is_some(), "{error}");
     assert_eq!(blocks, 60, "all that could be seen is gone nonetheless");
     (0..3).for_each(|at| cluster.set_slot(at, slot, "NODE", to));
     assert_eq!(emptied(&bed, &[OWN]), (0, 0));

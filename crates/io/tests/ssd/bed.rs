@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 use forebay_io::ssd::{BlockInfo, Medium, STAGING_BYTES, Ssd, SsdConfig};
 use forebay_io::uring::{Memory, Region, Simulated, SimulatedDisk};
@@ -82,9 +82,8 @@ impl Bed {
         checksum: u64,
     ) -> Operation {
         self.next_id += 1;
-        let priority = if matches!(kind, OpKind::Load { .. }) { Priority::Load } else { Priority::Store };
         let slot = slot.map(|slot| (SlotId((slot * SLOT_BYTES / PAGE_BYTES) as u32), Generation(0)));
-        Operation { id: OpId(self.next_id), kind, priority, key: key(number), slot, length_bytes, checksum }
+        Operation { id: OpId(self.next_id), kind, key: key(number), slot, length_bytes, checksum }
     }
 
     /// One turn, 5 ms of the tier's time.

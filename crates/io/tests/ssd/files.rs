@@ -1,6 +1,7 @@
 //! Real files: who may use one, and what may happen to it.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,43 @@ fn two_daemons_on_one_file_are_refused() {
     }
 }
 
+#[test]
+fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
+    let home = home();
+    let path = home.path().join("notes");
+    // The last is as long as the disk is to be.
+    for content in [b"x".to_vec(), vec![b'x'; 3 << 20], [&[0; 5000][..], b"x"].concat(), vec![b'x'; 32 << 20]] {
+        std::fs::write(&path, &content).unwrap();
+        let opened = Claim::new(&file_config(&path, 32 * MIB)).and_then(|claim| claim.open(pool()));
+        let error = opened.err().expect("it is refused");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("holds other data"), "{error}");
+        assert!(error.hint_text().unwrap().contains("another file"), "{error}");
+        assert!(std::fs::read(&path).unwrap() == content, "it was changed");
+    }
+    // What holds nothing yet, and what is ours, is lengthened.
+    std::fs::write(&path, [0; 5000]).unwrap();
+    drop(open_when_free(&file_config(&path, 32 * MIB), &pool()));
+    drop(open_when_free(&file_config(&path, 64 * MIB), &pool()));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
+}
+
+#[test]
+fn a_symbolic_link_that_others_could_have_made_is_not_followed() {
+    let home = home();
+    let [target, link] = ["target", "link"].map(|name| home.path().join(name));
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    for mode in [0o777, 0o1777, 0o770] {
+        std::fs::set_permissions(home.path(), PermissionsExt::from_mode(mode)).unwrap();
+        let error = Claim::new(&file_config(&link, 32 * MIB)).err().expect("it is refused");
+        assert!(error.to_string().contains("symbolic link") && error.hint_text().is_some(), "{error}");
+        assert!(!target.exists(), "mode {mode:o}: it was made through the link");
+    }
+    std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    drop(open_when_free(&file_config(&link, 32 * MIB), &pool()));
+    assert!(target.exists(), "our own link is followed");
+}
+
 /// A killed daemon's transfers hold the description they were started on. Here another description plays it.
 #[test]
 fn a_disk_is_not_opened_before_all_earlier_io_is_over() {
@@ -80,18 +118,6 @@ fn a_disk_is_not_opened_before_all_earlier_io_is_over() {
     let mut claim = Claim::new(&config).unwrap();
     assert!(claim.is_earlier_io_done().unwrap());
     claim.open(pool()).unwrap();
-}
-
-#[test]
-fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
-    let home = home();
-    let path = home.path().join("disk");
-    let bytes: Vec<u8> = (0..2 * MIB).map(|i| (i / 5) as u8).collect();
-    std::fs::write(&path, &bytes).unwrap();
-    let error = Claim::new(&file_config(&path, 32 * MIB)).unwrap().open(pool()).err().expect("it is refused");
-    assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.hint_text().unwrap().contains("another file"), "{error}");
-    assert!(std::fs::read(&path).unwrap()[..bytes.len()] == bytes);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{ErrorKind, Generation, SlotId};
 use forebay_io::ssd::{Claim, Inspection, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
@@ -163,7 +163,6 @@ fn reads_until_it_is_killed() {
         Operation {
             id: OpId(next_id),
             kind,
-            priority: Priority::Load,
             key: key(number),
             slot: Some((SlotId((number * POOL_SLOT_BYTES / 4096) as u32), Generation(0))),
             length_bytes: POOL_SLOT_BYTES,

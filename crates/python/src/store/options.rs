@@ -1,4 +1,4 @@
-//! From a URL and options to a tier.
+//! Opens a tier from a URL and options.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::error::Raised;
 
 type Opened = (Box<dyn Timed + Send>, OwnedFd);
 
-/// `file:///directory`, or what a Redis tier takes. Reaches for no server; a directory is looked at.
+/// `file:///directory`, or a Redis URL. Contacts no server; a directory is examined.
 pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult<Opened> {
     let options = Options(options.copy()?);
     match url.strip_prefix("file://") {
@@ -63,7 +63,7 @@ fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyRe
     Ok((Box::new(fs), wake))
 }
 
-/// What is left to be taken.
+/// Options that were not used yet.
 struct Options<'py>(Bound<'py, PyDict>);
 
 impl<'py> Options<'py> {

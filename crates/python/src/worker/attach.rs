@@ -1,7 +1,7 @@
-//! The thread that gets the pool: attaches, maps, stays connected, and attaches again.
+//! The thread that maps the pool: it attaches, maps, stays connected, and attaches again.
 //!
-//! Holds true: the connection lasts as long as the daemon; every message that is due is waited for with a
-//! deadline; dropping [`Attaching`] ends the thread at its next step without waiting for it.
+//! Invariants: the connection lasts as long as the daemon. Every expected message has a deadline. Dropping
+//! [`Attaching`] ends the thread at its next step without waiting for it.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::arena::{GeometryDescription, MapperFds, Mapping, recv_fds, send_fds};
+use forebay_io::pool::{GeometryDescription, MapperFds, Mapping, recv_fds, send_fds};
 use forebay_rpc::client::{Backoff, SessionState};
 use forebay_rpc::proto::worker_says::Says;
 use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
@@ -24,28 +24,28 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::copies::Copies;
 use super::pool::{GroupShape, offsets};
 
-/// For each message that the daemon owes. It answers at once or is not running.
+/// Deadline for each message that the daemon owes. A running daemon answers at once.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Who attaches, and what it has of each group.
+/// The identity of the worker, and its share of each group.
 pub struct Worker {
     pub directory: PathBuf,
     pub engine_id: String,
-    /// Which start of the engine; its session says the same.
+    /// One start of the engine; its session uses the same number.
     pub incarnation: [u8; 16],
     pub rank: u32,
     pub ranks: u32,
     pub groups: Vec<GroupShape>,
 }
 
-/// The thread, for as long as this lives.
+/// Runs the thread for as long as this value lives.
 pub struct Attaching {
     /// Its end wakes the thread.
     _alive: UnixStream,
 }
 
 impl Attaching {
-    /// `suspected` has a byte to read when the copies found something to tell the daemon.
+    /// `suspected` has a byte to read when the copies have something to report to the daemon.
     pub fn start(worker: Worker, copies: Arc<Copies>, suspected: UnixStream) -> Result<Attaching> {
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start the attach thread").source(error);
         let (alive, ending) = UnixStream::pair().map_err(cannot)?;
@@ -76,7 +76,7 @@ fn run(worker: &Worker, copies: &Copies, ending: &UnixStream, suspected: &UnixSt
     }
 }
 
-/// Connects, says who this is, and maps what the daemon gives.
+/// Connects, identifies itself, and maps the daemon's files.
 fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
     let stream = dial(&forebay_rpc::client::socket(&worker.directory, ATTACH_SOCKET)?)?;
     let group = |shape: &GroupShape| RankGroup {
@@ -107,19 +107,19 @@ fn attach(worker: &Worker, copies: &Copies) -> Result<UnixStream> {
     } else if held.as_ref() != Some(&reply.pool_id) {
         return Err(Error::new(ErrorKind::Io, "the daemon sent no files of a pool that is not mapped here"));
     } else if copies.mapped_bytes() != Some(u64::from(reply.units) * reply.unit_bytes) {
-        // The lock goes with the old mapping, so files of the new size can only come at the next attempt.
+        // The lock ends with the old mapping, so files of the new size can only come at the next attempt.
         copies.unmap()?;
         return Err(Error::new(ErrorKind::Unavailable, "the pool has grown and is mapped anew"));
     }
     copies.trust_births(reply.has_births);
     if !reply.has_births {
-        // A daemon that does not ask would take a suspicion for a fault of the connection.
+        // A daemon that does not support suspicions would treat one as a connection error.
         copies.suspects().take(usize::MAX);
     }
     Ok(stream)
 }
 
-/// Takes the daemon's word on where the slices lie, each time all ranks are attached. `Ok` at the engine's end.
+/// Receives the offsets of the slices from the daemon, each time all ranks are attached. `Ok` at the engine's end.
 fn converse(
     stream: &UnixStream,
     worker: &Worker,
@@ -128,7 +128,7 @@ fn converse(
     backoff: &mut Backoff,
 ) -> Result<()> {
     loop {
-        // What was suspected while nobody was connected goes first.
+        // Slots suspected while there was no connection are reported first.
         tell_suspects(stream, copies)?;
         match wait(&[ending, stream, suspected], None)? {
             Some(0) => return Ok(()),
@@ -146,7 +146,7 @@ fn converse(
     }
 }
 
-/// Has the daemon look at what could not be loaded.
+/// Reports slots that could not be loaded, so that the daemon compares them.
 fn tell_suspects(stream: &UnixStream, copies: &Copies) -> Result<()> {
     loop {
         let slots = copies.suspects().take(MAX_SUSPECTS);
@@ -161,7 +161,7 @@ fn say(stream: &UnixStream, says: Says) -> Result<()> {
     send_fds(stream, &WorkerSays { says: Some(says) }.encode_to_vec(), &[], soon())
 }
 
-/// A connection; the kernel itself may keep a caller waiting where the daemon accepts nobody.
+/// Connects. The kernel itself may block the caller if the daemon accepts nobody.
 fn dial(path: &Path) -> Result<UnixStream> {
     let cannot = |errno: rustix::io::Errno| {
         forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, std::io::Error::from(errno))
@@ -173,7 +173,7 @@ fn dial(path: &Path) -> Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Which of the sockets has something to say; `None` after `timeout`.
+/// The first readable socket; `None` after `timeout`.
 fn wait(sockets: &[&UnixStream], timeout: Option<Duration>) -> Result<Option<usize>> {
     let fds: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
     let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();

@@ -1,7 +1,7 @@
-//! Jobs: from slots and block ids to copies, and their account.
+//! Jobs: turns slots and block ids into copies, and tracks them.
 //!
-//! Holds true: a job is either with the copy engine or in `done`, until it is reported; what cannot be copied is
-//! in `done` at once.
+//! Invariants: until it is reported, a job is either with the copy engine or in `done`. A job that cannot be copied
+//! is in `done` at once.
 
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{Error, PAGE_BYTES, Result};
 use forebay_device::{Completion, CopyEngine, Direction, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors};
-use forebay_io::arena::Mapping;
+use forebay_io::pool::Mapping;
 use forebay_rpc::client::SessionState;
 use forebay_rpc::proto::Held;
 
 use super::pool::{GroupShape, Guard, MappedPool, Meant, Suspects};
 use crate::buffers;
 
-/// Jobs submitted and not yet reported. An engine step brings a handful and reports as many.
+/// Limit on the jobs submitted and not yet reported. An engine step submits a handful and reports as many.
 const QUEUE_JOBS: usize = 16_384;
 
-/// What is to be copied of one group.
+/// The copies of one group.
 pub struct GroupJob {
     pub group: u32,
     pub slots: Vec<Held>,
-    /// `blocks_per_chunk` of each slot, one after another; fewer of the last one if a load ends inside it.
+    /// `blocks_per_chunk` of each slot, consecutively; fewer of the last one if a load ends inside it.
     pub block_ids: Vec<u32>,
-    /// Blocks at the start of the first slot that are not among them.
+    /// Blocks at the start of the first slot that are skipped.
     pub skipped: u32,
 }
 
@@ -39,19 +39,19 @@ pub struct End {
     pub elapsed: Duration,
 }
 
-/// How far the worker got, and why not further.
+/// The worker's progress, and why it has not advanced further.
 #[derive(Clone)]
 pub struct Standing {
     pub state: SessionState,
     pub reason: Option<String>,
 }
 
-/// See the module's head.
+/// See the module documentation.
 pub struct Copies {
     groups: Vec<GroupShape>,
     rank: u32,
     blocks_per_chunk: u32,
-    /// Whether loads are compared with births, where there are some.
+    /// Whether loads are compared with births, where births exist.
     verifies: bool,
     suspects: Arc<Suspects>,
     inner: Mutex<Inner>,
@@ -99,17 +99,17 @@ impl Copies {
         }
     }
 
-    /// The id of the pool that is mapped.
+    /// The id of the mapped pool.
     pub fn pool_id(&self) -> Option<Vec<u8>> {
         self.inner().pool.as_ref().map(|pool| pool.id.clone())
     }
 
-    /// Bytes of the pool that is mapped.
+    /// Bytes of the mapped pool.
     pub fn mapped_bytes(&self) -> Option<u64> {
         self.inner().pool.as_ref().map(|pool| pool.mapping.len() as u64)
     }
 
-    /// Lets go of the mapping, which goes with the last job on it.
+    /// Drops the mapping, which ends with its last job.
     pub fn unmap(&self) -> Result<()> {
         let (engine, old) = {
             let mut inner = self.inner();
@@ -118,7 +118,7 @@ impl Copies {
         engine.zip(old).map_or(Ok(()), |(engine, old)| engine.detach_pool(old.handle))
     }
 
-    /// Another mapping takes the place of the present one, which goes with the last job on it.
+    /// Replaces the present mapping, which ends with its last job.
     pub fn map(&self, id: Vec<u8>, mapping: Mapping) -> Result<()> {
         let mapping = Arc::new(mapping);
         let memory = buffers::pool(mapping.clone())?;
@@ -128,14 +128,14 @@ impl Copies {
         old.map_or(Ok(()), |old| engine.detach_pool(old.handle))
     }
 
-    /// Says whether the daemon that is attached to sees to births.
+    /// Sets whether the attached daemon maintains births.
     pub fn trust_births(&self, has_births: bool) {
         if let Some(pool) = &mut self.inner().pool {
             pool.has_births = has_births;
         }
     }
 
-    /// Says where this rank's slices lie in the mapped pool.
+    /// Sets the offsets of this rank's slices in the mapped pool.
     pub fn place(&self, offsets: std::collections::HashMap<u32, u64>) {
         if let Some(pool) = &mut self.inner().pool {
             pool.offsets = Some(Arc::new(offsets));
@@ -171,7 +171,7 @@ impl Copies {
         engine.is_none_or(|engine| engine.wait(jobs, deadline).is_ok())
     }
 
-    /// Ends the copying; afterwards no byte is touched, unless somebody still waits for a job.
+    /// Ends the copying. Afterwards no byte is touched, unless somebody still waits for a job.
     pub fn close(&self) {
         let mut inner = self.inner();
         let (engine, pool) = (inner.engine.take(), inner.pool.take());
@@ -246,16 +246,16 @@ impl Copies {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing under the lock panics half-way through a change.
+        // Nothing under the lock panics in the middle of a change.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The blocks of one slot.
 struct Chunk {
-    /// Blocks at its start that are left out.
+    /// Skipped blocks at its start.
     skipped: u32,
-    /// Which of the group's block ids.
+    /// Range in the group's block ids.
     blocks: Range<u32>,
 }
 

@@ -1,11 +1,11 @@
 //! The worker side of one rank: maps the pool and copies between tensors and slots.
 //!
-//! In path order: this file is what Python calls; [`copies`] turns a job into copies and keeps account of it,
-//! [`pool`] is the mapped pool and where this rank's slices lie in it, [`attach`] is the thread that gets it.
+//! In path order: this file has the Python interface. [`copies`] turns a job into copies and tracks it, [`pool`] is
+//! the mapped pool with the offsets of this rank's slices, [`attach`] is the thread that maps it.
 //!
-//! Holds true: every job is reported once, at once and as failed where its pool is not mapped; a job runs on the
-//! mapping it was submitted for, which stays until its last copy ended; a mapping outlives the daemon's
-//! connection, so that what was leased can be loaded while a daemon restarts.
+//! Invariants: every job is reported once; if its pool is not mapped, at once and as failed. A job runs on the
+//! mapping for which it was submitted, which stays until its last copy has ended. A mapping outlives the daemon's
+//! connection, so that leased blocks can be loaded while a daemon restarts.
 
 mod attach;
 mod copies;
@@ -100,16 +100,16 @@ impl WorkerEngine {
         finished.map(|end| (end.job, end.is_whole, end.bytes, end.elapsed.as_secs_f64())).collect()
     }
 
-    /// True once all of `jobs` are finished; unknown ids count as finished.
+    /// True once all of `jobs` have ended; unknown ids count as ended.
     fn wait(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> bool {
         let now = Instant::now();
-        // A deadline too far to be a time is a day away: nobody waits longer for a copy.
+        // A deadline outside the clock's range becomes one day: nobody waits longer for a copy.
         let deadline =
             now.checked_add(convert::duration(timeout)).unwrap_or(now + std::time::Duration::from_secs(86_400));
         py.detach(|| self.copies.wait(&jobs, deadline))
     }
 
-    /// Loads that failed since a block in the pool was not what was stored.
+    /// Loads that failed because a block in the pool was not what was stored.
     fn corrupt_loads(&self) -> u64 {
         self.copies.suspects().count()
     }
@@ -143,7 +143,7 @@ impl Drop for WorkerEngine {
     }
 }
 
-/// Two ends of which neither ever waits.
+/// A pair of sockets that never block.
 fn wake() -> Result<(UnixStream, UnixStream)> {
     let cannot = |error| Error::new(ErrorKind::Io, "cannot start a worker").source(error);
     let (one, other) = UnixStream::pair().map_err(cannot)?;
@@ -151,7 +151,7 @@ fn wake() -> Result<(UnixStream, UnixStream)> {
     Ok((one, other))
 }
 
-/// What the tensors hold of each group. Errors with `Invalid` if a ref does not fit its tensor.
+/// Each group's part of the tensors. Errors with `Invalid` if a ref does not fit its tensor.
 fn layout(tensors: Vec<TensorTuple>, groups: Vec<GroupTuple>, blocks: u32) -> Result<(Vec<GroupShape>, Tensors)> {
     let pages: Vec<u64> = tensors.iter().map(|(.., page_bytes)| *page_bytes).collect();
     let tensors = tensors.into_iter().map(tensor).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! The mapped pool, and where this rank's slices lie in its slots.
+//! The mapped pool, and the offsets of this rank's slices in its slots.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -9,34 +9,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
 use forebay_device::{Direction, PoolId, SlotGuard};
-use forebay_io::arena::{BirthRecord, Mapping};
+use forebay_io::pool::{BirthRecord, Mapping};
 use forebay_rpc::proto::{AttachReady, Held};
 
-/// What this rank has of a block of a group.
+/// This rank's share of a group's block.
 #[derive(Clone, Debug)]
 pub struct GroupShape {
     pub group: u32,
     pub is_replicated: bool,
-    /// Of one of the engine's blocks.
+    /// Bytes of one of the engine's blocks.
     pub block_bytes: u64,
-    /// Of a slot: `blocks_per_chunk` blocks.
+    /// Bytes of the slice in a slot: `blocks_per_chunk` blocks.
     pub slice_bytes: u64,
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Clone)]
 pub struct MappedPool {
     pub id: Vec<u8>,
     pub mapping: Arc<Mapping>,
-    /// As the copy engine knows it.
+    /// The copy engine's id of the pool.
     pub handle: PoolId,
-    /// Whether the daemon says that every ready block has births.
+    /// Whether the daemon declares that every ready block has births.
     pub has_births: bool,
     /// By group, from the start of the slot; `None` until all ranks are attached.
     pub offsets: Option<Arc<HashMap<u32, u64>>>,
 }
 
-/// The offsets the daemon tells. Errors with `Io` if they do not fit what this rank declared.
+/// The offsets from the daemon. Errors with `Io` if they contradict this rank's declaration.
 pub fn offsets(ready: &AttachReady, groups: &[GroupShape]) -> Result<HashMap<u32, u64>> {
     let offset = |shape: &GroupShape| {
         let slice = ready.slices.iter().find(|slice| slice.group == shape.group)?;
@@ -50,18 +50,18 @@ pub fn offsets(ready: &AttachReady, groups: &[GroupShape]) -> Result<HashMap<u32
     })
 }
 
-/// What a rank's slice of a slot must be.
+/// The expected slice of a rank in a slot.
 #[derive(Clone, Copy)]
 pub struct Meant {
     pub held: Held,
-    /// Of the whole slice.
+    /// Length of the whole slice.
     pub bytes: u64,
-    /// Whose birth record is of these bytes: this rank's, or rank 0's where all load the same.
+    /// The rank whose birth record covers these bytes: this rank, or rank 0 where all load the same.
     pub rank: usize,
 }
 
-/// Checks that each slot is still the one that was meant, signs what was stored into it, and compares what was loaded
-/// with what was signed.
+/// Checks that each slot is still the intended one, records the checksum of stored slices, and compares loaded slices
+/// with the record.
 pub struct Guard {
     pub mapping: Arc<Mapping>,
     pub direction: Direction,
@@ -80,7 +80,7 @@ impl Guard {
     fn compare(&self, Meant { held, bytes, rank }: Meant, checksum: u64) -> bool {
         let record = BirthRecord { generation: Generation(held.generation), length: bytes, checksum };
         let is_whole = self.mapping.birth(SlotId(held.slot), rank) == Some(record);
-        // A slot that changed hands meanwhile was read too late, and is no worse for it.
+        // A slot that changed hands meanwhile was read too late; its content is not suspect.
         if !is_whole && self.is_still(held) {
             tracing::warn!(slot = held.slot, "a block in the pool is not what was stored; its load has failed");
             self.suspects.count.fetch_add(1, Relaxed);
@@ -99,7 +99,7 @@ impl SlotGuard for Guard {
         let held = self.meant[item].held;
         let is_meant = self.mapping.generation(SlotId(held.slot)) == Generation(held.generation);
         let is_mapped = !self.mapping.is_retired();
-        // The daemon knows whether the slot changed hands, or a bit of its number.
+        // The daemon can tell whether the slot changed hands or a bit of its number flipped.
         if is_mapped && !is_meant && self.direction == Direction::Load {
             tracing::debug!(slot = held.slot, "a slot to load from has another generation");
             self.suspects.tell(held);
@@ -118,17 +118,17 @@ impl SlotGuard for Guard {
     }
 }
 
-/// Slots that could not be loaded and should have been, until the daemon is told.
+/// Slots whose load failed unexpectedly, until they are reported to the daemon.
 pub struct Suspects {
     slots: Mutex<Vec<Held>>,
-    /// A byte for the attach thread.
+    /// Writing a byte here wakes the attach thread.
     wake: UnixStream,
-    /// How many there ever were whose bytes were not what was stored.
+    /// Total of loads whose bytes were not what was stored.
     count: AtomicU64,
 }
 
 impl Suspects {
-    /// More wait for nobody: their loads have failed all the same, and the next to fail is told.
+    /// Further ones are dropped: their loads have failed anyway, and the next failure is reported.
     const MAX_WAITING: usize = 4096;
 
     pub fn new(wake: UnixStream) -> Suspects {
@@ -139,7 +139,7 @@ impl Suspects {
         self.count.load(Relaxed)
     }
 
-    /// Those that wait, some at a time.
+    /// Takes up to `most` of the waiting ones.
     pub fn take(&self, most: usize) -> Vec<Held> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let count = slots.len().min(most);
@@ -150,7 +150,7 @@ impl Suspects {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() < Suspects::MAX_WAITING && !slots.contains(&held) {
             slots.push(held);
-            // A full pipe wakes as well; a closed one has nobody to wake.
+            // A full pipe wakes equally well; a closed one has no reader to wake.
             let _ = (&self.wake).write(&[0]);
         }
     }

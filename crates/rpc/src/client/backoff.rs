@@ -1,10 +1,10 @@
-//! How long to wait before trying again: doubling from 50 ms to 2 s, with jitter so that the engines of a host
-//! do not knock in step after a restart of the daemon.
+//! How long to wait before the next attempt: doubling from 50 ms to 2 s, with jitter so that the engines of a host do
+//! not all reconnect at once after a restart of the daemon.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
@@ -18,7 +18,7 @@ impl Backoff {
         Backoff { next: Backoff::FIRST }
     }
 
-    /// The next pause: between half and all of the current step.
+    /// The next pause: a random part, between half and all, of the current step.
     pub fn pause(&mut self) -> Duration {
         let step = self.next;
         self.next = (step * 2).min(Backoff::MAX);
@@ -36,7 +36,7 @@ impl Default for Backoff {
     }
 }
 
-/// Between 0 and 1. A hasher's random keys are all the randomness needed.
+/// Between 0 and 1. A hasher's random keys are random enough.
 fn jitter() -> f64 {
     RandomState::new().hash_one(0u8) as f64 / u64::MAX as f64
 }

@@ -1,7 +1,7 @@
 //! One connection to the daemon's Unix socket.
 //!
-//! Holds true: a connection that ends stays ended. gRPC channels reconnect by themselves, but a session lives on
-//! one connection: its number must not reach a daemon that was started since.
+//! Invariant: a connection that ended stays ended. gRPC channels reconnect by themselves, but a session lives on one
+//! connection: its number must not reach a daemon that was started later.
 
 use std::io;
 use std::path::Path;
@@ -13,22 +13,22 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-use super::trust::{self, unreachable};
+use super::trust::{self, closed, unreachable};
 use crate::proto::forebay_client::ForebayClient;
 use crate::{FRAME_BYTES, MAX_MESSAGE_BYTES, RPC_SOCKET, WINDOW_BYTES};
 
 /// Clones share the connection.
 pub type Rpc = ForebayClient<Channel>;
 
-/// Connects to the daemon whose sockets lie in `directory`. Errors with `Unavailable` or, after `deadline`,
-/// `Timeout`; with `Invalid` where the directory or the daemon is somebody else's.
+/// Connects to the daemon with its sockets in `directory`. Errors with `Unavailable` or, after `deadline`, `Timeout`;
+/// with `Invalid` if the directory or the daemon belongs to somebody else.
 pub async fn connect(directory: &Path, deadline: Duration) -> Result<Rpc> {
     let path = &trust::socket(directory, RPC_SOCKET)?;
     let unavailable = |error: io::Error| unreachable(ErrorKind::Unavailable, path, error);
     let attempt = async {
         let stream = UnixStream::connect(path).await.map_err(unavailable)?;
         trust::peer(stream.peer_cred().map_err(unavailable)?.uid())?;
-        handshake(stream).await.map_err(|error| unreachable(ErrorKind::Unavailable, path, error))
+        handshake(stream).await.map_err(|error| closed(path, error))
     };
     let attempted = tokio::time::timeout(deadline, attempt).await;
     let channel = attempted.unwrap_or_else(|elapsed| Err(unreachable(ErrorKind::Timeout, path, elapsed)))?;
@@ -43,7 +43,7 @@ async fn handshake(stream: UnixStream) -> std::result::Result<Channel, tonic::tr
         let ended = || std::io::Error::new(std::io::ErrorKind::NotConnected, "the connection ended");
         std::future::ready(stream.map(TokioIo::new).ok_or_else(ended))
     });
-    // The authority is never resolved; gRPC wants one.
+    // The authority is never resolved; gRPC requires one.
     Endpoint::from_static("http://forebay")
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)

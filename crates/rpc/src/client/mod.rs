@@ -1,7 +1,7 @@
 //! The daemon's clients.
 //!
-//! In path order: [`connect`] makes the one connection both kinds stand on, [`Client`] is for programs that ask
-//! and wait, [`EngineSession`] for an inference engine, which never waits.
+//! In path order: [`connect`] makes the connection that both kinds use, [`Client`] is for programs that call and
+//! wait, [`EngineSession`] is for an inference engine, which never waits.
 
 mod backoff;
 mod connect;

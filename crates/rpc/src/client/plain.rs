@@ -1,8 +1,8 @@
-//! The plain client: asks, waits, and reports errors.
+//! The plain client: it calls, waits, and reports errors.
 //!
-//! Holds true: it connects when it is first used and again after the connection ended, so it outlives restarts
-//! of the daemon; namespace handles are the client's own and stay valid. Every call can be repeated without
-//! harm, so one that fails because the daemon was replaced since the last call is repeated once.
+//! Invariants: it connects at first use and again after the connection ended, so it outlives restarts of the daemon.
+//! Namespace handles are the client's own and stay valid. Every call can be repeated without harm, so a call that
+//! fails because the daemon was replaced since the last call is repeated once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -19,17 +19,17 @@ use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, draw};
 /// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
 const CALL_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
-/// What a block's hash and the message's framing may add to its bytes.
+/// Upper bound of a block's hash and the message's framing.
 const OVERHEAD_BYTES: u64 = 4096;
 
-/// A group and the bytes of one block of it.
+/// A group, and the bytes of one of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupBytes {
     pub group: u32,
     pub bytes: u64,
 }
 
-/// See the module's head. Needs a tokio runtime with time and I/O.
+/// See the module documentation. Needs a tokio runtime with time and I/O.
 pub struct Client {
     directory: PathBuf,
     engine_id: String,
@@ -57,7 +57,7 @@ struct Session {
     _events: Streaming<proto::SessionEvent>,
 }
 
-/// What a call within a session needs to say.
+/// The common fields of a call within a session.
 struct Target {
     rpc: Rpc,
     session: u64,
@@ -79,10 +79,10 @@ impl Client {
     ) -> Result<u32> {
         let namespace = Namespace { fields: fields.into_iter().collect(), groups: groups.into_iter().collect() };
         if let Some(group) = namespace.groups.iter().find(|group| !fits_a_message(group.bytes)) {
-            return Err(Error::new(ErrorKind::Unsupported, "a block is too large to travel in a message")
+            return Err(Error::new(ErrorKind::Unsupported, "a block is too large for one message")
                 .with("bytes", group.bytes)
                 .with("largest", MAX_MESSAGE_BYTES as u64 - OVERHEAD_BYTES)
-                .hint("blocks of this size need a client that maps the pool"));
+                .hint("use a client that maps the pool for blocks of this size"));
         }
         let known = self.namespaces.iter().position(|other| *other == namespace);
         let handle = known.unwrap_or(self.namespaces.len()) as u32;
@@ -96,8 +96,8 @@ impl Client {
         opened.map(|_| handle)
     }
 
-    /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no room. One round trip
-    /// for each 8 MiB.
+    /// Stores blocks in prefix order; outcomes in the same order, `Lost` where there was no space. One round trip per
+    /// 8 MiB.
     pub async fn put(
         &mut self,
         namespace: u32,
@@ -116,7 +116,7 @@ impl Client {
             };
             let reply: proto::PutReply = self.ask(namespace, ask).await?;
             if reply.outcomes.len() != request.blocks.len() {
-                return Err(malformed("a put was answered with another number of outcomes"));
+                return Err(malformed("the reply to a put has the wrong number of outcomes"));
             }
             outcomes.extend(reply.outcomes());
             predecessor = last.unwrap_or_default();
@@ -124,7 +124,7 @@ impl Client {
         Ok(outcomes)
     }
 
-    /// The blocks' bytes in the order asked, `None` where not found. One round trip for each 8 MiB.
+    /// The blocks' bytes in the order of the request, `None` where not found. One round trip per 8 MiB.
     pub async fn get(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<Option<Vec<u8>>>> {
         let block_bytes = self.block_bytes(namespace, group)?;
         let per_call = (CALL_BYTES as u64 / block_bytes).max(1) as usize;
@@ -140,14 +140,14 @@ impl Client {
             };
             let reply: proto::GetReply = self.ask(namespace, ask).await?;
             if reply.blocks.iter().any(|block| block.data.len() as u64 != block_bytes) {
-                return Err(malformed("a block came back with another size"));
+                return Err(malformed("a block was returned with the wrong size"));
             }
             found.extend(reply.blocks.into_iter().map(|block| (block.hash, block.data)));
         }
         Ok(all.into_iter().map(|hash| found.get(hash).cloned()).collect())
     }
 
-    /// Which blocks are ready now. Nothing stays leased: a second round trip gives the lease back.
+    /// Which blocks are ready now. No lease remains: a second round trip returns it.
     pub async fn lookup(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<bool>> {
         let ask = async |mut to: Target| {
             let keys = proto::GroupKeys {
@@ -168,12 +168,12 @@ impl Client {
         Ok((0..hashes.len()).map(|at| states.get(at) == Some(&1)).collect())
     }
 
-    /// What the daemon holds. One round trip, no session.
+    /// The daemon's content and state. One round trip, no session.
     pub async fn inspect(&mut self) -> Result<proto::InspectReply> {
         self.ask_without_session(async |mut rpc: Rpc| rpc.inspect(proto::InspectRequest {}).await).await
     }
 
-    /// Compares the whole pool with its checksums. One round trip, as long as reading the pool; no session, no
+    /// Compares the whole pool with its checksums. One round trip; takes as long as reading the pool; no session, no
     /// deadline.
     pub async fn audit(&mut self) -> Result<proto::AuditReply> {
         let mut rpc = connect(&self.directory, self.deadline).await?;
@@ -185,12 +185,12 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await
     }
 
-    /// How good the hit rate is and could be. One round trip, no session.
+    /// The hit rate and the best possible one. One round trip, no session.
     pub async fn advise(&mut self) -> Result<proto::AdviseReply> {
         self.ask_without_session(async |mut rpc: Rpc| rpc.advise(proto::AdviseRequest {}).await).await
     }
 
-    /// Lookups from now on, until the stream is dropped. No session, no deadline.
+    /// Streams all later lookups until the stream is dropped. No session, no deadline.
     pub async fn record(&mut self) -> Result<Streaming<proto::Recorded>> {
         let mut rpc = connect(&self.directory, self.deadline).await?;
         rpc.record(proto::RecordRequest {}).await.map(Response::into_inner).map_err(from_status)
@@ -206,7 +206,7 @@ impl Client {
 
     fn namespace(&self, handle: u32) -> Result<&Namespace> {
         let found = self.namespaces.get(handle as usize);
-        found.ok_or_else(|| Error::invalid("there is no such namespace").with("namespace", handle))
+        found.ok_or_else(|| Error::invalid("the namespace does not exist").with("namespace", handle))
     }
 
     async fn ask<R>(&mut self, namespace: u32, ask: impl AsyncFn(Target) -> Result<Response<R>, Status>) -> Result<R> {
@@ -226,7 +226,7 @@ impl Client {
         .await
     }
 
-    /// Runs a call, and once more if an older connection turned out to be dead.
+    /// Runs a call, and repeats it once if an older connection turned out to be dead.
     async fn repeat<R>(&mut self, call: impl AsyncFn(&mut Client) -> Result<R>) -> Result<R> {
         let was_connected = self.connection.is_some();
         match self.attempt(&call).await {
@@ -257,7 +257,7 @@ impl Client {
         Ok(self.connection.as_mut().expect("it was just made"))
     }
 
-    /// Opens the session and declares the namespace where this connection has not done so yet.
+    /// Opens the session and declares the namespace if this connection has not done so yet.
     async fn target(&mut self, handle: u32) -> Result<Target> {
         let request = proto::OpenNamespaceRequest {
             session: 0,
@@ -279,7 +279,7 @@ impl Client {
     }
 }
 
-/// Asks for a session without workers. It holds nothing that could be resumed, so each is one of its own.
+/// Requests a session without workers. It holds nothing that could be resumed, so each session is independent.
 pub fn lone_session(engine_id: String) -> proto::OpenSessionRequest {
     proto::OpenSessionRequest {
         protocol: PROTOCOL_VERSION,
@@ -304,14 +304,14 @@ fn group_message(group: &GroupBytes) -> proto::Group {
     proto::Group {
         group: group.group,
         attention: proto::Attention::Full as i32,
-        // A plain client knows no tokens; the daemon asks for at least one.
+        // A plain client has no tokens; the daemon requires at least one.
         tokens_per_block: 1,
         is_replicated: false,
         rank_bytes: vec![group.bytes],
     }
 }
 
-/// Runs of blocks of up to `CALL_BYTES` together, at least one block each.
+/// Runs of blocks with a total of up to `CALL_BYTES`, at least one block each.
 fn split_by_bytes(blocks: Vec<proto::Block>) -> Vec<Vec<proto::Block>> {
     let (mut runs, mut bytes): (Vec<Vec<_>>, _) = (Vec::new(), 0);
     for block in blocks {

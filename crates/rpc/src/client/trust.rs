@@ -38,10 +38,23 @@ pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::err
     let why = why.into();
     let is_denied = why.downcast_ref::<io::Error>().is_some_and(|why| why.kind() == io::ErrorKind::PermissionDenied);
     let hint = match is_denied {
-        true => format!("add this user's id ({}) to the daemon's `socket.allow_uids`, or run as its user", own()),
+        true => allow_user(),
         false => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
     };
     Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
+}
+
+/// The daemon at `path` accepted the connection and closed it without a word, as it does with users that it does not
+/// allow.
+pub fn closed(path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::new(ErrorKind::Unavailable, "the daemon closed the connection at once")
+        .with("socket", path.display())
+        .source(why)
+        .hint(format!("{}; if it was just stopped, start it again", allow_user()))
+}
+
+fn allow_user() -> String {
+    format!("add this user's id ({}) to the daemon's `socket.allow_uids`, or run as its user", own())
 }
 
 fn trust() -> Result<Trust> {

@@ -65,7 +65,7 @@ pub struct Memory {
     pub commits: Vec<CommitRequest>,
     pub aborted: Vec<Held>,
     pub released: Vec<u64>,
-    pub expected: Vec<ExpectRequest>,
+    pub hinted: Vec<HintRequest>,
     pub puts: Vec<PutRequest>,
     pub gets: Vec<GetRequest>,
     pub blocks: HashMap<Vec<u8>, Vec<u8>>,
@@ -136,7 +136,7 @@ impl Fake {
     }
 
     pub fn freeze(&self) {
-        self.hold(&["open_session", "open_namespace", "lookup", "reserve", "commit", "abort", "release", "expect"]);
+        self.hold(&["open_session", "open_namespace", "lookup", "reserve", "commit", "abort", "release", "hint"]);
     }
 
     pub fn resume(&self) {
@@ -257,9 +257,9 @@ impl Forebay for Service {
         Ok(Response::new(LookupReply { lease: memory.next_lease, groups: groups.collect() }))
     }
 
-    async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<Done>, Status> {
-        lock(&self.0).expected.push(request.into_inner());
-        drop(self.answer("expect").await);
+    async fn hint(&self, request: Request<HintRequest>) -> Result<Response<Done>, Status> {
+        lock(&self.0).hinted.push(request.into_inner());
+        drop(self.answer("hint").await);
         Ok(Response::new(Done {}))
     }
 

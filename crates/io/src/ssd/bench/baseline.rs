@@ -1,4 +1,4 @@
-//! What the disk gives to anybody: fio where it is installed, else plain system calls on as many threads.
+//! The disk's own speed: fio where it is installed, otherwise plain system calls on as many threads.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,10 +15,10 @@ use super::run::{cpu_time, sample_of};
 use super::{BenchConfig, Direction, Sample};
 use crate::uring::{Memory, Region, Span};
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Baseline {
     path: PathBuf,
-    /// Reads go to the first so many bytes of the file, writes to as many behind them.
+    /// Reads use the first this many bytes of the file, writes the same number after them.
     part_bytes: u64,
     size_bytes: u64,
     depth: u32,
@@ -37,7 +37,7 @@ impl Baseline {
         if self.has_fio { "fio" } else { "pread/pwrite" }
     }
 
-    /// Writes the part that is written to later, so that no later write is the first to its place.
+    /// Writes the part that later writes use, so that no measured write is the first to its place.
     pub fn prepare(&self) -> Result<()> {
         self.sample(Direction::Write, self.part_bytes, u64::MAX).map(drop)
     }

@@ -4,21 +4,21 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 
 use crate::ssd::{Claim, DiskConfig, Recovery, Ssd, SsdConfig};
 use crate::uring::{EngineChoice, Region};
 
-/// Blocks per submission; all of the same page of memory.
+/// Blocks per submission; all from the same page of memory.
 const BATCH: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One disk that was filled, left without a farewell and opened again.
+/// One disk that was filled, closed without a clean shutdown and opened again.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RecoveryRow {
     pub stored_blocks: u64,
-    /// Until the tier serves: locks, reading, index.
+    /// Time until the tier serves: locks, reading, index.
     pub took: Duration,
     pub recovery: Recovery,
     pub index_bytes_per_block: f64,
@@ -26,7 +26,7 @@ pub struct RecoveryRow {
 
 /// Stores `blocks` blocks of 4 KiB on a new file at `path`, opens it again, and removes it.
 pub fn recovery(path: &Path, blocks: u64, engine: EngineChoice) -> Result<RecoveryRow> {
-    // A head for each 40 blocks, footers, and the segments that are kept free.
+    // A head per 40 blocks, footers, and the segments that are kept free.
     let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
     let disk = DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes) };
     let config = SsdConfig { engine, segment_bytes: Some(64 << 20), ..SsdConfig::new(vec![disk]) };
@@ -48,7 +48,6 @@ fn fill(config: &SsdConfig, blocks: u64) -> Result<()> {
         let store = |number: u64| Operation {
             id: OpId(number),
             kind: OpKind::Store,
-            priority: Priority::Store,
             key: key(number),
             slot: Some((SlotId(0), Generation(0))),
             length_bytes: PAGE_BYTES,
@@ -87,7 +86,7 @@ fn reopen(config: &SsdConfig, blocks: u64) -> Result<RecoveryRow> {
     Ok(RecoveryRow { stored_blocks: blocks, took, recovery, index_bytes_per_block })
 }
 
-/// What this process has of the machine's memory.
+/// Resident memory of this process.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());

@@ -1,4 +1,4 @@
-//! The tier's side of a benchmark: as many operations in flight as asked for, and a clock.
+//! The tier's side of a benchmark: it keeps the requested number of operations in flight, and measures time.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -6,9 +6,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_core::below::Limits;
 use forebay_core::checksum::{checksum, combine};
-use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Priority, Tier};
+use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
@@ -18,17 +18,17 @@ use crate::ssd::reclaim::READY;
 use crate::ssd::{Claim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
 use crate::uring::{Memory, Region, Span};
 
-/// A disk that completes nothing for so long is given up.
+/// A disk that completes nothing for this long is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Stores wait for the disk and for their flush, as many as the daemon keeps on their way, but in no more memory than
-/// this. The disk has the depth that was asked for, and a writer that never waits for work, as the baseline has.
+/// Memory limit for waiting stores. Stores wait for the disk and for their flush, as many as the daemon keeps in
+/// flight. So the disk has the requested depth, and its writer never waits for work; the same holds for the baseline.
 const STORES_BYTES: u64 = 512 << 20;
 /// A block begins with its number; all other bytes are ones.
 const TAG_BYTES: u64 = 8;
-/// Summed up at most to learn what a checksum costs.
+/// Limit on the bytes that are summed up to measure a checksum's cost.
 const CHECKSUM_BYTES: u64 = 256 << 20;
 
-/// A tier, its pool, and what was stored on it.
+/// A tier, its pool, and its stored blocks.
 pub(super) struct Rig {
     pub size_bytes: u64,
     pub depth: u32,
@@ -39,10 +39,10 @@ pub(super) struct Rig {
     begun: Instant,
     next_op: u64,
     next_block: u64,
-    /// Numbers of the blocks that are there, in no order.
+    /// Numbers of the stored blocks, unordered.
     stored: Vec<u64>,
     checksums: HashMap<u64, u64>,
-    /// Of all that follows the first eight bytes of a block.
+    /// Checksum of a block without its first eight bytes.
     rest_checksum: u64,
     path: PathBuf,
     capacity_bytes: u64,
@@ -59,7 +59,7 @@ impl Rig {
         let ssd_config = SsdConfig {
             engine: config.engine,
             depth: 2 * depth,
-            // Those of a disk of 16 GiB and more; a benchmark's file is short.
+            // The segment size of a disk of 16 GiB or more; a benchmark's file is short.
             segment_bytes: Some((1 << (config.capacity_bytes / 16).max(1).ilog2()).clamp(1 << 20, 256 << 20)),
             ..SsdConfig::new(vec![disk])
         };
@@ -120,8 +120,8 @@ impl Rig {
         Ok(sample_of(bytes, took, cpu))
     }
 
-    /// What one core needs for the checksums alone, of bytes that have just arrived from this disk: they are in no
-    /// cache, which makes it two to three times what a second look at the same bytes costs.
+    /// One core's time for the checksums alone, on bytes that have just arrived from this disk. They are in no cache,
+    /// so it takes two to three times as long as a second pass over the same bytes.
     pub fn checksum_ms_per_gb(&self, most_bytes: u64) -> Result<f64> {
         let count = most_bytes.min(CHECKSUM_BYTES) / self.size_bytes;
         let cannot = |error| Error::new(ErrorKind::Io, "cannot read the benchmark's file").source(error);
@@ -149,7 +149,7 @@ impl Rig {
         self.drive(count, self.waiting_stores, latencies_us, |rig, nth, slot| {
             let number = first + nth;
             rig.pool.write(slot * rig.slot_bytes, &number.to_le_bytes());
-            // The workers of an engine bring the checksum with the block: it is none of the tier's cost.
+            // An engine's workers deliver the checksum with the block, so it is no cost of the tier.
             let sum = rig.checksum_of(number);
             rig.checksums.insert(number, sum);
             rig.stored.push(number);
@@ -158,7 +158,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits until the disk is at rest, and forgets the blocks that it gave up.
+    /// Waits until the disk is at rest, and drops the blocks that the disk evicted from the list.
     fn look_again(&mut self) -> Result<()> {
         self.settle()?;
         let (ssd, checksums) = (&self.ssd, &mut self.checksums);
@@ -179,7 +179,7 @@ impl Rig {
     fn load(&mut self, bytes: u64, latencies_us: &mut Vec<u64>) -> Result<()> {
         let mut seed = self.next_op;
         self.drive(bytes / self.size_bytes, u64::from(self.depth), latencies_us, |rig, _, _| {
-            // Notes of what was read take room too, so blocks are given up now and then.
+            // Notes of reads take space too, so blocks are evicted now and then.
             let number = loop {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let drawn = (seed >> 33) as usize % rig.stored.len();
@@ -192,7 +192,7 @@ impl Rig {
         })
     }
 
-    /// Until room is made for what comes next, so that no block that is asked for later is given up meanwhile.
+    /// Waits until space for the next stores was reclaimed, so that no block is evicted before it is read.
     fn settle(&mut self) -> Result<()> {
         let (begun, mut completions) = (Instant::now(), Vec::new());
         let is_ready = |segment: &&SegmentReport| segment.state == SegmentState::Ready;
@@ -210,7 +210,7 @@ impl Rig {
         self.ssd.report()[0].counters.flushes
     }
 
-    /// The bytes in the slots are those of blocks that were stored.
+    /// Checks that the bytes in the slots are those of stored blocks.
     fn compare(&mut self) {
         for slot in 0..u64::from(self.depth) {
             let mut bytes = vec![0; self.size_bytes as usize];
@@ -221,7 +221,7 @@ impl Rig {
         }
     }
 
-    /// Keeps `width` operations waiting until `count` are done. `next` says what the nth is, in which slot.
+    /// Keeps `width` operations in flight until `count` are done. `next` gives the nth operation and its slot.
     fn drive(
         &mut self,
         count: u64,
@@ -263,11 +263,9 @@ impl Rig {
     fn operation(&mut self, number: u64, kind: OpKind, checksum: u64, slot: u64) -> Operation {
         self.next_op += 1;
         let slot = SlotId((slot * self.slot_bytes / PAGE_BYTES) as u32);
-        let priority = if kind == OpKind::Store { Priority::Store } else { Priority::Load };
         Operation {
             id: OpId(self.next_op),
             kind,
-            priority,
             key: key(number),
             slot: Some((slot, Generation(0))),
             length_bytes: self.size_bytes,

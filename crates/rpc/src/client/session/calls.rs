@@ -1,7 +1,7 @@
-//! What runs while a connection lasts, side by side on one thread: the session's events, the namespace, lookups,
-//! deliveries, the stock, the queue of waiting requests.
+//! The concurrent tasks of one connection, on one thread: the session's events, the namespace, lookups, deliveries,
+//! the stock, queue hints.
 //!
-//! Holds true: all of it ends with the connection, so no reply of one connection is applied during another.
+//! Invariant: all of them end with the connection, so no reply of one connection is applied during another.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,13 +35,13 @@ pub(super) async fn serve(shared: &Arc<Shared>, open: Open, lookups: &mut mpsc::
         never = name(shared, rpc.clone(), session) => match never {},
         never = deliver(shared, rpc.clone(), session) => match never {},
         never = refill(shared, rpc.clone(), session) => match never {},
-        never = expect(shared, rpc.clone(), session) => match never {},
+        never = hint(shared, rpc.clone(), session) => match never {},
         never = look_up(shared, rpc, session, lookups) => match never {},
         () = closed_and_drained(shared) => Ok(()),
     }
 }
 
-/// Applies the daemon's events; returns why there are no more.
+/// Applies the daemon's events; returns why they ended.
 async fn follow(shared: &Shared, mut events: Streaming<proto::SessionEvent>) -> Error {
     loop {
         match events.message().await {
@@ -53,23 +53,23 @@ async fn follow(shared: &Shared, mut events: Streaming<proto::SessionEvent>) -> 
 }
 
 fn apply(shared: &Shared, event: Option<Event>) {
-    let mut ledger = shared.ledger();
+    let mut holdings = shared.holdings();
     match event {
-        Some(Event::Attached(_)) => ledger.link.attached(),
-        Some(Event::Detached(_)) => ledger.link.detached(),
-        Some(Event::Draining(_)) => ledger.link.draining(),
-        // A second welcome means nothing, and an event of a newer daemon is not for us.
+        Some(Event::Attached(_)) => holdings.link.attached(),
+        Some(Event::Detached(_)) => holdings.link.detached(),
+        Some(Event::Draining(_)) => holdings.link.draining(),
+        // A second welcome has no meaning, and this version ignores events of a newer daemon.
         Some(Event::Welcome(_)) | None => return,
     }
-    drop(ledger);
+    drop(holdings);
     shared.wake_all();
 }
 
-/// Keeps the wanted namespace declared.
+/// Keeps the current namespace declared.
 async fn name(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
     let mut backoff = Backoff::new();
     loop {
-        let Some((epoch, namespace)) = shared.ledger().link.to_name() else {
+        let Some((epoch, namespace)) = shared.holdings().link.to_name() else {
             backoff.reset();
             shared.wake_name.notified().await;
             continue;
@@ -78,26 +78,26 @@ async fn name(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infa
         let request = proto::OpenNamespaceRequest { session, fields, groups: namespace.groups.clone() };
         match watched(shared, rpc.open_namespace(request), None).await {
             Ok(reply) => {
-                shared.ledger().link.named(epoch, reply.namespace);
+                shared.holdings().link.named(epoch, reply.namespace);
                 shared.wake_all();
             }
             Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) => {
                 tracing::warn!(%error, hint = error.hint_text(), "the daemon refused the namespace");
-                shared.ledger().link.refused(Some(epoch), &error);
+                shared.holdings().link.refused(Some(epoch), &error);
             }
             Err(error) => {
-                shared.ledger().link.troubled(&error);
+                shared.holdings().link.troubled(&error);
                 pause(backoff.pause(), shared.wake_name.notified()).await;
             }
         }
     }
 }
 
-/// Sends what is queued, one batch at a time.
+/// Sends the queued messages, one batch at a time.
 async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
     let mut backoff = Backoff::new();
     loop {
-        let next = shared.ledger().next_batch();
+        let next = shared.holdings().next_batch();
         let Some((batch, namespace)) = next else {
             shared.drained.notify_one();
             shared.wake_deliver.notified().await;
@@ -107,12 +107,12 @@ async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::conve
         match sending.send(&mut rpc, session, namespace).await {
             Ok(outcomes) => {
                 sending.batch = None;
-                shared.ledger().delivered(outcomes.into_iter());
+                shared.holdings().delivered(outcomes.into_iter());
                 backoff.reset();
             }
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                tracing::warn!(%error, "the daemon refused what was to be committed, aborted or released");
-                sending.batch.take().into_iter().for_each(|batch| shared.ledger().refused(batch));
+                tracing::warn!(%error, "the daemon refused a commit, an abort or a release");
+                sending.batch.take().into_iter().for_each(|batch| shared.holdings().refused(batch));
             }
             Err(_) => {
                 drop(sending);
@@ -122,7 +122,7 @@ async fn deliver(shared: &Arc<Shared>, mut rpc: Rpc, session: u64) -> std::conve
     }
 }
 
-/// A batch on its way; back in the queue if it is dropped unacknowledged.
+/// A batch in flight; it goes back to the queue if it is dropped unacknowledged.
 struct Sending<'a> {
     shared: &'a Shared,
     batch: Option<Batch>,
@@ -138,7 +138,7 @@ impl Sending<'_> {
                 let expected: usize = commits.iter().map(|commit| commit.slots.len()).sum();
                 match reply.outcomes.len() {
                     count if count == expected => Ok(reply.outcomes().collect()),
-                    count => Err(Error::invalid("a commit was answered with another number of outcomes")
+                    count => Err(Error::invalid("the reply to a commit has the wrong number of outcomes")
                         .with("outcomes", count)
                         .with("blocks", expected)),
                 }
@@ -158,15 +158,15 @@ impl Sending<'_> {
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
-            self.shared.ledger().undelivered(batch);
+            self.shared.holdings().undelivered(batch);
         }
     }
 }
 
-/// Keeps the stock.
+/// Keeps the stock full.
 async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
     loop {
-        let (refill, epoch, namespace, has_surplus) = shared.ledger().refill(Instant::now());
+        let (refill, epoch, namespace, has_surplus) = shared.holdings().refill(Instant::now());
         if has_surplus {
             shared.wake_deliver.notify_one();
         }
@@ -178,7 +178,7 @@ async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::In
                     let pairs = reply.slots.into_iter().zip(reply.generations);
                     pairs.map(|(slot, generation)| Held { slot, generation }).collect()
                 });
-                if shared.ledger().stocked(epoch, group, count, slots, Instant::now()) {
+                if shared.holdings().stocked(epoch, group, count, slots, Instant::now()) {
                     shared.wake_deliver.notify_one();
                 }
             }
@@ -190,19 +190,19 @@ async fn refill(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::In
     }
 }
 
-/// Keeps the daemon told of who waits; one call at a time, so that what changes meanwhile goes with the next.
-async fn expect(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
+/// Keeps the daemon's hints up to date; one call at a time, so that changes meanwhile go with the next call.
+async fn hint(shared: &Shared, mut rpc: Rpc, session: u64) -> std::convert::Infallible {
     loop {
-        let next = shared.ledger().next_waiting(session);
+        let next = shared.holdings().next_hints(session);
         match next {
-            // A hint that is lost is not told again.
-            Some(request) => drop(watched(shared, rpc.expect(request), None).await),
-            None => shared.wake_waiting.notified().await,
+            // A lost hint is not repeated.
+            Some(request) => drop(watched(shared, rpc.hint(request), None).await),
+            None => shared.wake_hints.notified().await,
         }
     }
 }
 
-/// Asks for all that the engine asks, side by side.
+/// Sends all of the engine's lookups, concurrently.
 async fn look_up(
     shared: &Arc<Shared>,
     rpc: Rpc,
@@ -227,8 +227,8 @@ async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup
     }
 }
 
-/// Awaits a call and keeps account of the daemon's health. Only a lookup that is answered in time ends a row of
-/// failures, since it is lookups that the breaker spares the engine.
+/// Awaits a call and tracks the daemon's health. Only a lookup that is answered in time ends a row of failures, since
+/// the breaker protects the engine's lookups.
 async fn watched<T>(
     shared: &Shared,
     call: impl Future<Output = Result<Response<T>, Status>>,
@@ -238,7 +238,7 @@ async fn watched<T>(
     match outcome {
         Ok(response) => {
             if lookup.is_some() && !is_late {
-                shared.ledger().link.succeeded();
+                shared.holdings().link.succeeded();
             }
             Ok(response.into_inner())
         }
@@ -248,7 +248,7 @@ async fn watched<T>(
                 fail(shared, &error);
             }
             if error.kind() == ErrorKind::NotFound {
-                // The daemon does not know the session any more.
+                // The daemon no longer knows the session.
                 shared.break_off();
             }
             Err(error)
@@ -256,8 +256,8 @@ async fn watched<T>(
     }
 }
 
-/// The call's outcome, and whether it came late. Past the deadline the call counts as failed and the engine goes
-/// on without it, but its answer is still waited for: the daemon may have given away a lease or slots with it.
+/// The call's outcome, and whether it came late. Past the deadline the call counts as failed and the engine continues
+/// without it. Its answer is still awaited: the daemon may have given away a lease or slots with it.
 async fn awaited<T>(
     shared: &Shared,
     call: impl Future<Output = Result<Response<T>, Status>>,
@@ -282,16 +282,16 @@ async fn awaited<T>(
 }
 
 fn fail(shared: &Shared, error: &Error) {
-    let mut ledger = shared.ledger();
-    ledger.link.troubled(error);
-    if ledger.link.failed(shared.config.breaker_failures) {
-        tracing::warn!(%error, "the daemon is not asked until it was reached again");
+    let mut holdings = shared.holdings();
+    holdings.link.troubled(error);
+    if holdings.link.failed(shared.config.breaker_failures) {
+        tracing::warn!(%error, "the session sends no calls before it has reached the daemon again");
         shared.broken.notify_one();
     }
 }
 
 async fn broken(shared: &Shared) {
-    while !shared.ledger().link.is_broken() {
+    while !shared.holdings().link.is_broken() {
         shared.broken.notified().await;
     }
 }
@@ -299,15 +299,15 @@ async fn broken(shared: &Shared) {
 async fn closed_and_drained(shared: &Shared) {
     shared.closing().await;
     let drained = async {
-        while !shared.ledger().is_drained() {
+        while !shared.holdings().is_drained() {
             shared.drained.notified().await;
         }
     };
-    // Half of what `close` waits: the rest is for ending the connection.
+    // Half of the wait of `close`: the rest is for ending the connection.
     let _ = tokio::time::timeout(shared.config.deadline / 2, drained).await;
 }
 
-/// Until the time is over or something happens.
+/// Waits until the time is over or `wake` completes.
 async fn pause(time: std::time::Duration, wake: impl Future<Output = ()>) {
     let _ = tokio::time::timeout(time, wake).await;
 }

@@ -1,20 +1,20 @@
 //! Which tickets hold which leases.
 //!
-//! Holds true: a lease is released when the last ticket that holds it is; each release is handed out once.
-//! After a reconnect one lease holds everything that was declared, and all tickets share it.
+//! Invariants: a lease is released when its last ticket is released. Each release is returned once. After a reconnect
+//! one lease covers everything that was declared, and all tickets share it.
 
 use std::collections::{HashMap, HashSet};
 
 use super::limits::LEASED_BLOCKS;
 use crate::proto::Held;
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Leases {
     tickets: HashMap<u64, Leased>,
-    /// Tickets of each lease.
+    /// Number of tickets of each lease.
     users: HashMap<u64, usize>,
-    /// With doubles, where tickets lease the same slot.
+    /// With duplicates, where tickets lease the same slot.
     blocks: usize,
 }
 
@@ -33,7 +33,7 @@ impl Leases {
         self.blocks >= LEASED_BLOCKS
     }
 
-    /// Notes that `ticket` holds `lease`; false, and nothing is noted, if that would be too much.
+    /// Records that `ticket` holds `lease`; false, without a record, if that would exceed the limit.
     pub fn hold(&mut self, ticket: u64, lease: u64, slots: Vec<Held>) -> bool {
         if self.blocks + slots.len() > LEASED_BLOCKS {
             return false;
@@ -44,7 +44,7 @@ impl Leases {
         true
     }
 
-    /// Forgets a ticket; the lease to be released, if it was the last to hold it.
+    /// Removes a ticket; returns the lease to release, if this was its last ticket.
     pub fn release(&mut self, ticket: u64) -> Option<u64> {
         let Leased { lease, slots } = self.tickets.remove(&ticket)?;
         self.blocks -= slots.len();
@@ -57,13 +57,13 @@ impl Leases {
         (lease != 0).then_some(lease)
     }
 
-    /// Every leased slot once: what is declared after a reconnect.
+    /// Every leased slot once, as declared after a reconnect.
     pub fn slots(&self) -> HashSet<Held> {
         self.tickets.values().flat_map(|leased| leased.slots.iter().copied()).collect()
     }
 
-    /// The daemon now holds what was declared, except `lost`, under `lease` (0 if nothing); the lease to be
-    /// released, if no ticket is left to hold it.
+    /// The daemon now holds the declared slots, except `lost`, under `lease` (0 if there are none). Returns the lease
+    /// to release, if no ticket is left to hold it.
     pub fn moved(&mut self, lease: u64, lost: &HashSet<Held>) -> Option<u64> {
         for leased in self.tickets.values_mut() {
             leased.slots.retain(|slot| !lost.contains(slot));
@@ -75,7 +75,7 @@ impl Leases {
         (self.tickets.is_empty() && lease != 0).then_some(lease)
     }
 
-    /// The pool they lay in is gone.
+    /// The pool of the leases is gone.
     pub fn void(&mut self) {
         *self = Leases::default();
     }

@@ -1,8 +1,8 @@
-//! How far the connection got: from no daemon to a session that is ready.
+//! The state of the connection: from no daemon to a session that is ready.
 //!
-//! Holds true: the state is derived from the facts below, never stored. A namespace's name in the session is
-//! valid only for the epoch it was asked for in; `set_namespace` begins a new epoch, and a daemon that lost a
-//! rank is asked again.
+//! Invariants: the state is derived from the facts below, never stored. A namespace's name in the session is valid
+//! only for its epoch. `set_namespace` begins a new epoch, and after the daemon lost a rank the name is requested
+//! again.
 
 use std::sync::Arc;
 
@@ -10,17 +10,18 @@ use forebay_core::Error;
 
 use super::Namespace;
 
-/// What `EngineSession::state` says.
+/// The result of `EngineSession::state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionState {
-    /// There is no daemon, or it does not answer, or it is going away.
+    /// There is no daemon, or it does not answer, or it is shutting down.
     Connecting,
     /// The daemon waits for ranks.
     Attaching,
-    /// The namespace is missing or on its way.
+    /// The namespace is missing or in progress.
     Naming,
     Ready,
-    /// The daemon said no for good. It is asked again now and then, in case another takes its place.
+    /// The daemon refused for good. The refused request is repeated from time to time, in case another daemon takes
+    /// its place.
     Refused,
     Closed,
 }
@@ -38,7 +39,7 @@ impl SessionState {
     }
 }
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Link {
     is_closed: bool,
@@ -46,7 +47,7 @@ pub(super) struct Link {
     is_draining: bool,
     is_attached: bool,
     is_breaker_open: bool,
-    /// The connection is to be given up.
+    /// The connection must be given up.
     is_broken: bool,
     failures: u32,
     pool: Vec<u8>,
@@ -55,13 +56,13 @@ pub(super) struct Link {
     /// Epoch and the daemon's name.
     named: Option<(u64, u32)>,
     refusal: Option<Refusal>,
-    /// What went wrong last.
+    /// The last error.
     trouble: Option<String>,
 }
 
 struct Refusal {
     why: String,
-    /// Of the namespace that was refused; `None` if the session was.
+    /// Epoch of the refused namespace; `None` if the session was refused.
     epoch: Option<u64>,
 }
 
@@ -119,13 +120,13 @@ impl Link {
         self.is_broken
     }
 
-    /// The daemon's name of the namespace of `epoch`, if that is the current one and has been declared.
+    /// The daemon's name of the namespace of `epoch`, if that epoch is current and the namespace was declared.
     pub fn handle(&self, epoch: u64) -> Option<u32> {
         let (named, handle) = self.named?;
         (named == epoch && epoch == self.epoch).then_some(handle)
     }
 
-    /// What has to be declared now.
+    /// The namespace to declare now.
     pub fn to_name(&self) -> Option<(u64, Arc<Namespace>)> {
         let is_refused = self.refusal.as_ref().is_some_and(|refusal| refusal.epoch == Some(self.epoch));
         let is_due = self.is_connected && self.is_attached && !is_refused && self.handle(self.epoch).is_none();
@@ -168,7 +169,7 @@ impl Link {
         self.trouble = None;
     }
 
-    /// The daemon will not have the namespace of `epoch`, or, if `None`, the session.
+    /// The daemon refuses the namespace of `epoch`, or, if `None`, the session.
     pub fn refused(&mut self, epoch: Option<u64>, error: &Error) {
         self.refusal = Some(Refusal { why: error.told(), epoch });
     }
@@ -199,7 +200,7 @@ impl Link {
         self.failures = 0;
     }
 
-    /// Counts a failure; true if it was the one that opens the breaker, which gives the connection up.
+    /// Counts a failure; true if it opened the breaker, which gives the connection up.
     pub fn failed(&mut self, limit: u32) -> bool {
         self.failures += 1;
         let opens = self.failures >= limit && !self.is_breaker_open;

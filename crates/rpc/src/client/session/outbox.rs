@@ -1,9 +1,8 @@
-//! What the daemon has yet to be told: commits, aborts and releases.
+//! Messages that the daemon has not acknowledged yet: commits, aborts and releases.
 //!
-//! Holds true: each kind is delivered in its own order, a commit's parent before its children, and is kept until
-//! the daemon acknowledged it. A batch that was not acknowledged goes back to the front; all three calls can be
-//! repeated without harm. Aborts and releases come only from slots and leases that were held, so limits on
-//! those bound them.
+//! Invariants: each kind is delivered in its own order, a commit's parent before its children, and is kept until the
+//! daemon acknowledged it. An unacknowledged batch goes back to the front; all three calls can be repeated without
+//! harm. Aborts and releases come only from slots and leases that were held, so limits on those bound them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -11,20 +10,20 @@ use super::limits::COMMIT_BLOCKS;
 use crate::proto::{self, Held};
 use crate::{Hashes, pack};
 
-/// See the module's head.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Outbox {
     commits: VecDeque<Commit>,
     aborts: VecDeque<Held>,
     releases: VecDeque<u64>,
-    /// Blocks and leases of the batch on its way.
+    /// Blocks and leases of the batch in flight.
     in_flight: usize,
 }
 
-/// A run of blocks, each the next one's predecessor.
+/// A run of blocks, each the predecessor of the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Commit {
-    /// Of the namespace the slots were reserved for.
+    /// Epoch of the namespace for which the slots were reserved.
     pub epoch: u64,
     pub group: u32,
     /// Empty at the start of a prompt.
@@ -33,7 +32,7 @@ pub(super) struct Commit {
     pub slots: Vec<Held>,
 }
 
-/// What one call carries.
+/// The content of one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Batch {
     Commits(Vec<Commit>),
@@ -61,12 +60,12 @@ impl Outbox {
         self.commit_blocks() + self.aborts.len() + self.releases.len() + self.in_flight
     }
 
-    /// Blocks whose commit or abort is queued or on its way.
+    /// Blocks whose commit or abort is queued or in flight.
     pub fn blocks(&self) -> usize {
         self.commit_blocks() + self.aborts.len() + self.in_flight
     }
 
-    /// The next batch; commits only where the namespace has been declared.
+    /// The next batch. Commits are included only if the namespace was declared.
     pub fn next(&mut self, is_named: bool) -> Option<Batch> {
         let batch = if is_named && !self.commits.is_empty() {
             Batch::Commits(self.next_commits())
@@ -96,25 +95,26 @@ impl Outbox {
         }
     }
 
-    /// Takes out the commits of other epochs; their slots are to be aborted.
+    /// Removes and returns the slots of commits of other epochs; they must be aborted.
     pub fn leave(&mut self, epoch: u64) -> Vec<Held> {
         let (stay, leave): (Vec<_>, Vec<_>) = self.commits.drain(..).partition(|commit| commit.epoch == epoch);
         self.commits = stay.into();
         leave.into_iter().flat_map(|commit| commit.slots).collect()
     }
 
-    /// The slots of queued commits, which are still the engine's.
+    /// The slots of queued commits, which still belong to the engine.
     pub fn commit_slots(&self) -> impl Iterator<Item = Held> {
         self.commits.iter().flat_map(|commit| commit.slots.iter().copied())
     }
 
-    /// What the daemon frees by itself on a reconnect, because it is not declared.
+    /// Drops them: after a reconnect the daemon frees everything that is not declared.
     pub fn forget_aborts_and_releases(&mut self) {
         self.aborts.clear();
         self.releases.clear();
     }
 
-    /// These slots are no longer the engine's; `None` means all. How many blocks of commits went with them.
+    /// These slots no longer belong to the engine; `None` means all. Returns how many blocks of commits were lost
+    /// with them.
     pub fn lost(&mut self, lost: Option<&HashSet<Held>>) -> usize {
         let before = self.commit_blocks();
         let is_kept = |slot: &Held| lost.is_some_and(|lost| !lost.contains(slot));
@@ -127,7 +127,7 @@ impl Outbox {
         self.commits.iter().map(|commit| commit.slots.len()).sum()
     }
 
-    /// As many as one call may carry; a commit is never split, so that a long one travels alone.
+    /// As many as one call may carry. A commit is never split, so a long one is sent alone.
     fn next_commits(&mut self) -> Vec<Commit> {
         let mut blocks = 0;
         let fits = |commit: &&Commit| {
@@ -150,8 +150,8 @@ impl Batch {
 }
 
 impl Commit {
-    /// The runs that are left when some blocks drop out. A run that begins behind a gap still names the block
-    /// before it: the daemon refuses it if that one is not there.
+    /// The runs that are left when some blocks are removed. A run after a gap still names the block before it: the
+    /// daemon refuses the run if that block is absent.
     pub fn only(self, is_kept: impl Fn(&Held) -> bool) -> Vec<Commit> {
         if self.slots.iter().all(&is_kept) {
             return vec![self];
@@ -202,7 +202,7 @@ mod tests {
         Held { slot, generation: 1 }
     }
 
-    /// Blocks named by their slot's number.
+    /// Blocks whose names are their slots' numbers.
     fn commit(epoch: u64, predecessor: &[u8], slots: &[u8]) -> Commit {
         Commit {
             epoch,

@@ -1,41 +1,41 @@
-//! What a session counts.
+//! A session's counters.
 
-/// Counters since the start, and how things stand now.
+/// Counters since the start, and the present state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub lookups: u64,
     /// Answered as misses because the daemon could not be asked.
     pub lookup_failures: u64,
-    /// Answers that came after the deadline, or for a ticket that was dropped; their leases were given back.
+    /// Answers that came after the deadline, or for a dropped ticket; their leases were returned.
     pub lookups_late: u64,
     pub stored: u64,
     pub duplicate: u64,
     pub orphan: u64,
     pub incomplete: u64,
-    /// Committed blocks whose slot was no longer this engine's.
+    /// Committed blocks whose slot no longer belonged to this engine.
     pub lost: u64,
-    /// Commits that became aborts: refused by the daemon, or of a namespace that was left.
+    /// Commits that became aborts: refused by the daemon, or of an earlier namespace.
     pub commits_dropped: u64,
-    /// Slots asked for that the stock did not have.
+    /// Requested slots that the stock did not have.
     pub reserve_short: u64,
-    /// Times a connection followed an earlier one.
+    /// Connections that followed an earlier one.
     pub reconnects: u64,
-    /// Now: slots reserved ahead.
+    /// Now: slots in the stock.
     pub reserved_stock: u64,
-    /// Now: 1 while slots are asked for and the daemon gave all it was asked for before.
+    /// Now: 1 while slots are requested and the daemon gave everything requested before.
     pub stock_filling: u64,
     /// Now: tickets that hold a lease.
     pub leases_held: u64,
-    /// Now: slots with the engine or in queued commits.
+    /// Now: slots held by the engine or in queued commits.
     pub reservations_held: u64,
     /// Now: blocks and leases that wait for delivery.
     pub queued: u64,
-    /// Now: 1 while lookups miss without asking because calls failed in a row.
+    /// Now: 1 while lookups are misses without a call because calls failed in a row.
     pub breaker_open: u64,
 }
 
 impl Stats {
-    /// By name, in the order above.
+    /// By name, in the order of the fields.
     pub fn entries(&self) -> [(&'static str, u64); 17] {
         [
             ("lookups", self.lookups),

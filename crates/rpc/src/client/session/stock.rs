@@ -1,11 +1,11 @@
-//! Slots reserved ahead, and slots in the engine's hands.
+//! The stock of reserved slots, and the slots that the engine has taken from it.
 //!
-//! Holds true: a slot is in the stock, in the engine's hands, or in the outbox, never in two of them. The stock
-//! of a group is refilled when it is not full, with a pause after the daemon gave less than asked; an idle
-//! engine's stock shrinks to a few slots, so that it does not keep memory from others.
+//! Invariant: a slot is in the stock, with the engine, or in the outbox, never in two of them. A group's stock is
+//! refilled when it is not full, with a pause after the daemon gave less than requested. An idle engine's stock
+//! shrinks to a few slots, so that it does not keep memory from others.
 //!
-//! Slots of a pool that is gone stay *void* until the engine is done with them: another pool may hand out the
-//! same number and generation, and a late commit must not name somebody else's block.
+//! Slots of a pool that is gone stay *void* until the engine has returned them: another pool may hand out the same
+//! number and generation, and a late commit must not name somebody else's block.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use super::limits::{IDLE, IDLE_STOCK, RESERVED_BLOCKS};
 use crate::proto::Held;
 
-/// Pauses after the daemon gave less than asked: a full pool drains as fast as engines finish loads.
+/// Pauses after the daemon gave less than requested: a full pool drains as fast as engines finish loads.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// Slots asked for in one call: what the daemon gives in one event.
+/// Slots requested in one call: as many as the daemon gives in one event.
 const RESERVE_AT_ONCE: usize = 64;
 
-/// See the module's head.
+/// See the module documentation.
 pub(super) struct Reservations {
     stock_blocks: usize,
     stocks: BTreeMap<u32, Stock>,
-    /// With the engine: slot to the epoch of the namespace it was reserved for.
+    /// Slots with the engine, and the epoch of the namespace for which each was reserved.
     taken: HashMap<Held, u64>,
     void: HashSet<Held>,
     last_use: Instant,
@@ -36,21 +36,21 @@ struct Stock {
     paused_until: Option<Instant>,
 }
 
-/// What to do for the stock.
+/// The next step for the stock.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refill {
     Reserve {
         group: u32,
         count: usize,
     },
-    /// Look again then, or when something is used.
+    /// Check again at that time, or when a slot is used.
     Wait(Option<Instant>),
 }
 
-/// What a slot that the engine gives back is.
+/// The kind of a slot that the engine returns.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Returned {
-    /// Its own, of this epoch.
+    /// The engine's slot, of this epoch.
     Taken(u64),
     /// Lost with its pool, or never handed out.
     Unknown,
@@ -71,7 +71,7 @@ impl Reservations {
         self.stocks.values().map(|stock| stock.free.len()).sum()
     }
 
-    /// Whether slots are asked for, and there is no pause since the daemon gave less.
+    /// Whether slots are requested, without a pause since the daemon gave less.
     pub fn is_filling(&self, now: Instant) -> bool {
         let is_paused = |stock: &Stock| stock.paused_until.is_some_and(|until| until > now);
         now < self.last_use + IDLE
@@ -86,21 +86,21 @@ impl Reservations {
         self.taken.keys().copied()
     }
 
-    /// The engine works: its stock is kept full for a while. True if it did not just before.
+    /// The engine is active: its stock is kept full for a while. True if the engine was idle before.
     pub fn used(&mut self, now: Instant) -> bool {
         let was_idle = now >= self.last_use + IDLE;
         self.last_use = now;
         was_idle
     }
 
-    /// The groups that are reserved for; what was in stock comes back to be aborted.
+    /// Sets the groups; returns the slots in stock, which must be aborted.
     pub fn set_groups(&mut self, groups: impl IntoIterator<Item = u32>) -> Vec<Held> {
         let stocks = groups.into_iter().map(|group| (group, Stock::default())).collect();
         let old = std::mem::replace(&mut self.stocks, stocks);
         old.into_values().flat_map(|stock| stock.free).collect()
     }
 
-    /// Hands out up to `count` slots of `group`; `queued` are already on their way back.
+    /// Hands out up to `count` slots of `group`; `queued` are already being returned.
     pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64) -> Vec<Held> {
         let room = RESERVED_BLOCKS.saturating_sub(self.taken.len() + self.void.len() + queued);
         let Some(stock) = self.stocks.get_mut(&group) else { return Vec::new() };
@@ -110,13 +110,13 @@ impl Reservations {
         slots
     }
 
-    /// The engine is done with a slot.
+    /// Returns a slot from the engine.
     pub fn give_back(&mut self, slot: Held) -> Returned {
         self.void.remove(&slot);
         self.taken.remove(&slot).map_or(Returned::Unknown, Returned::Taken)
     }
 
-    /// The daemon reserved `slots` of the `asked` for. Those that cannot be used come back to be aborted.
+    /// The daemon reserved `slots` of the `asked` number. Returns those that cannot be used, which must be aborted.
     pub fn stocked(&mut self, group: u32, slots: Vec<Held>, asked: usize, now: Instant) -> Vec<Held> {
         let (void, taken) = (&self.void, &self.taken);
         let is_usable = |slot: &Held| !void.contains(slot) && !taken.contains_key(slot);
@@ -134,7 +134,7 @@ impl Reservations {
         }
     }
 
-    /// What to do now; what is too much comes back to be aborted.
+    /// The next step; also returns excess slots, which must be aborted.
     pub fn refill(&mut self, now: Instant) -> (Refill, Vec<Held>) {
         let idle_at = self.last_use + IDLE;
         let target = if now < idle_at { self.stock_blocks } else { self.stock_blocks.min(IDLE_STOCK) };
@@ -158,14 +158,14 @@ impl Reservations {
         (Refill::Wait(wake), surplus)
     }
 
-    /// The connection ended: the daemon frees what is not declared, and the stock is not.
+    /// The connection ended: the daemon frees what is not declared, and the stock is not declared.
     pub fn disconnected(&mut self) {
         for stock in self.stocks.values_mut() {
             *stock = Stock::default();
         }
     }
 
-    /// These slots are no longer the engine's; `None` means all.
+    /// These slots no longer belong to the engine; `None` means all.
     pub fn lost(&mut self, lost: Option<&HashSet<Held>>) {
         let is_lost = |slot: &Held| lost.is_none_or(|lost| lost.contains(slot));
         let gone: Vec<Held> = self.taken.keys().copied().filter(is_lost).collect();
@@ -177,7 +177,7 @@ impl Reservations {
 }
 
 impl Stock {
-    /// Pauses grow while the daemon gives nothing at all: the engine's share, or the pool, is used up.
+    /// Pauses grow while the daemon gives nothing: the engine's share, or the pool, is used up.
     fn rest(&mut self, given: usize, asked: usize, now: Instant) {
         self.pause = match given {
             given if given >= asked => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! The background thread: connects, serves, and tries again for as long as the session lives.
+//! The background thread: it connects, serves, and tries again for as long as the session lives.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::client::{Backoff, connect};
 use crate::from_status;
 use crate::proto::{OpenSessionRequest, SessionEvent, session_event::Event};
 
-/// A daemon that drops sessions sooner than this is not reconnected to at full speed.
+/// If a daemon drops sessions sooner than this, reconnects are delayed.
 const STEADY: Duration = Duration::from_secs(2);
 
 /// Starts the thread; the channel it returns ends when the thread does.
@@ -30,7 +30,7 @@ pub(super) fn start(shared: Arc<Shared>, lookups: Receiver<Lookup>) -> Result<mp
     Ok(ended)
 }
 
-/// Marks the session closed however the thread ends, by a panic as well.
+/// Marks the session closed when the thread ends in any way, a panic included.
 struct Closed {
     shared: Arc<Shared>,
     _ending: mpsc::SyncSender<()>,
@@ -38,9 +38,9 @@ struct Closed {
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        let mut ledger = self.shared.ledger();
-        ledger.disconnected();
-        ledger.link.closed();
+        let mut holdings = self.shared.holdings();
+        holdings.disconnected();
+        holdings.link.closed();
     }
 }
 
@@ -71,7 +71,7 @@ async fn connect_and_serve(shared: &Arc<Shared>, lookups: &mut Receiver<Lookup>)
     let open = tokio::time::timeout(deadline, open(shared)).await.unwrap_or_else(|_| Err(late()));
     let open = open.inspect_err(|error| {
         if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported) {
-            shared.ledger().session_refused(error);
+            shared.holdings().session_refused(error);
         }
     })?;
     tracing::debug!(session = open.session, "session opened");
@@ -81,7 +81,7 @@ async fn connect_and_serve(shared: &Arc<Shared>, lookups: &mut Receiver<Lookup>)
 async fn open(shared: &Shared) -> Result<Open> {
     let config = &shared.config;
     let mut rpc = connect(&config.socket_directory, config.deadline).await?;
-    let declaration = shared.ledger().declare();
+    let declaration = shared.holdings().declare();
     let request = OpenSessionRequest {
         protocol: PROTOCOL_VERSION,
         engine_id: config.engine_id.clone(),
@@ -95,7 +95,7 @@ async fn open(shared: &Shared) -> Result<Open> {
     match events.message().await.map_err(from_status)? {
         Some(SessionEvent { event: Some(Event::Welcome(welcome)) }) => {
             let session = welcome.session;
-            shared.ledger().welcomed(welcome);
+            shared.holdings().welcomed(welcome);
             Ok(Open { rpc, session, events })
         }
         _ => Err(Error::new(ErrorKind::Unavailable, "the session did not begin with a welcome")),
@@ -104,15 +104,15 @@ async fn open(shared: &Shared) -> Result<Open> {
 
 fn note(shared: &Shared, error: &Error) {
     tracing::debug!(%error, "no session");
-    let mut ledger = shared.ledger();
-    ledger.disconnected();
-    ledger.link.troubled(error);
+    let mut holdings = shared.holdings();
+    holdings.disconnected();
+    holdings.link.troubled(error);
 }
 
 /// The engine closes while there is no session to drain.
 async fn closed_unconnected(shared: &Shared) {
     shared.closing().await;
-    if shared.ledger().link.is_connected() {
+    if shared.holdings().link.is_connected() {
         std::future::pending::<()>().await;
     }
 }

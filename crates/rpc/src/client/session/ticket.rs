@@ -1,9 +1,9 @@
-//! A lookup: on its way, answered, given back.
+//! A lookup: in flight, answered, returned.
 //!
-//! Holds true: a ticket is answered exactly once, if only with a failure when its lookup is dropped; the lease
-//! that came with an answer is released when the ticket is dropped, or at once if that happened before.
+//! Invariants: a ticket is answered exactly once; if its lookup is dropped, with a failure. The lease of an answer is
+//! released when the ticket is dropped, or at once if that happened before.
 //!
-//! Locks are taken in the order ledger, cell.
+//! Locks are taken in the order holdings, cell.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,13 +15,13 @@ use super::Shared;
 use crate::Hashes;
 use crate::proto::{self, Held};
 
-/// What a key's byte in `Ticket::states` says.
+/// Values of a key's byte in `Ticket::states`.
 pub const READY: u8 = 1;
 
 /// Slot and generation of a key that is not ready.
 const NO_SLOT: u32 = u32::MAX;
 
-/// The engine's end of a lookup. Dropping it gives the lease back.
+/// The engine's end of a lookup. Dropping it returns the lease.
 pub struct Ticket {
     shared: Arc<Shared>,
     cell: Arc<Cell>,
@@ -47,13 +47,13 @@ impl Ticket {
         true
     }
 
-    /// One byte a key of the `position`-th group: 0 miss, 1 ready and leased, 2 promoting. Errors with `Invalid`
-    /// if there is no such group.
+    /// One byte per key of the `position`-th group: 0 miss, 1 ready and leased, 2 promoting. Errors with `Invalid` if
+    /// there is no such group.
     pub fn states(&self, position: usize) -> Result<Vec<u8>> {
         self.read(position, |group| &group.states, 0, 1)
     }
 
-    /// Little-endian u32 slots, one a key: 0xFFFFFFFF where the key is not ready.
+    /// Little-endian u32 slots, one per key: 0xFFFFFFFF where the key is not ready.
     pub fn slots(&self, position: usize) -> Result<Vec<u8>> {
         self.read(position, |group| &group.slots, 0xFF, 4)
     }
@@ -68,18 +68,18 @@ impl Ticket {
         self.cell.state().answer.as_ref().is_some_and(|answer| answer.has_failed)
     }
 
-    /// The pool the slots lie in; empty if the lookup failed or is on its way.
+    /// The pool with the slots; empty if the lookup failed or is in flight.
     pub fn pool(&self) -> Vec<u8> {
         self.cell.state().answer.as_ref().map(|answer| answer.pool.clone()).unwrap_or_default()
     }
 
-    /// Gives the lease back. Idempotent.
+    /// Returns the lease. Idempotent.
     pub fn release(&self) {
-        let mut ledger = self.shared.ledger();
+        let mut holdings = self.shared.holdings();
         let was_released = std::mem::replace(&mut self.cell.state().is_released, true);
         if !was_released {
-            ledger.release(self.cell.id);
-            drop(ledger);
+            holdings.release(self.cell.id);
+            drop(holdings);
             self.shared.wake_deliver.notify_one();
         }
     }
@@ -109,10 +109,10 @@ impl Drop for Ticket {
     }
 }
 
-/// Where the background thread leaves the answer.
+/// Holds the answer from the background thread.
 pub(super) struct Cell {
     pub id: u64,
-    /// Of each group.
+    /// Number of keys per group.
     keys: Vec<usize>,
     state: Mutex<State>,
     answered: Condvar,
@@ -135,13 +135,13 @@ impl Cell {
         self.keys.iter().sum()
     }
 
-    /// Whether an answer is still of use: none came yet, and the ticket is held.
+    /// Whether an answer is still useful: none has come yet, and the ticket is held.
     pub fn is_waiting(&self) -> bool {
         let state = self.state();
         state.answer.is_none() && !state.is_released
     }
 
-    /// Answers, unless that has happened.
+    /// Sets the answer, unless there is one.
     pub fn settle(&self, answer: Answer) {
         self.state().answer.get_or_insert(answer);
         self.answered.notify_all();
@@ -152,7 +152,7 @@ impl Cell {
     }
 }
 
-/// What the engine reads, key by key.
+/// The answer per key.
 #[derive(Default)]
 pub(super) struct Answer {
     pool: Vec<u8>,
@@ -178,11 +178,11 @@ impl Answer {
     }
 }
 
-/// The background thread's end of a lookup: carries the request there and the answer back.
+/// The background thread's end of a lookup: it carries the request and the answer.
 pub(super) struct Lookup {
     shared: Arc<Shared>,
     cell: Arc<Cell>,
-    /// Of the namespace it was asked in.
+    /// Epoch of the lookup's namespace.
     epoch: u64,
     groups: Vec<(u32, Hashes)>,
 }
@@ -192,9 +192,9 @@ impl Lookup {
         Lookup { shared, cell, epoch, groups }
     }
 
-    /// The message to send, if the answer will be of use; can be taken once.
+    /// The message to send, if the answer will be useful; can be taken once.
     pub fn request(&mut self, session: u64) -> Option<proto::LookupRequest> {
-        let namespace = self.shared.ledger().link.handle(self.epoch)?;
+        let namespace = self.shared.holdings().link.handle(self.epoch)?;
         let groups = std::mem::take(&mut self.groups).into_iter().map(|(group, hashes)| proto::GroupKeys {
             group,
             hash_bytes: hashes.hash_bytes() as u32,
@@ -204,16 +204,16 @@ impl Lookup {
         self.cell.is_waiting().then_some(proto::LookupRequest { session, namespace, groups })
     }
 
-    /// The deadline passed: the engine goes on without the answer, which may still come.
+    /// The deadline passed: the engine continues without the answer, which may still come.
     pub fn give_up(&self) {
-        self.shared.ledger().fail_lookup(&self.cell);
+        self.shared.holdings().fail_lookup(&self.cell);
     }
 
-    /// Takes the daemon's answer, and gives the lease back at once where nobody wants it any more.
+    /// Takes the daemon's answer, and returns the lease at once if nobody needs it any more.
     pub fn answer(self, reply: proto::LookupReply) {
         let lease = reply.lease;
         let read = read(reply, &self.cell.keys);
-        if self.shared.ledger().answer_lookup(&self.cell, self.epoch, lease, read) {
+        if self.shared.holdings().answer_lookup(&self.cell, self.epoch, lease, read) {
             self.shared.wake_deliver.notify_one();
         }
     }
@@ -221,11 +221,11 @@ impl Lookup {
 
 impl Drop for Lookup {
     fn drop(&mut self) {
-        self.shared.ledger().end_lookup(&self.cell);
+        self.shared.holdings().end_lookup(&self.cell);
     }
 }
 
-/// Spreads the reply over the keys asked for; `None` if it does not fit them.
+/// Assigns the reply to the requested keys; `None` if it does not match them.
 fn read(reply: proto::LookupReply, keys: &[usize]) -> Option<(Answer, Vec<Held>)> {
     if reply.groups.len() != keys.len() {
         return None;

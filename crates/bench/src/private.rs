@@ -1,0 +1,89 @@
+//! A daemon of our own for the time of a measurement: own sockets, own pool, gone with the value.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::pool::remove;
+use forebay_rpc::client::{Rpc, connect};
+use forebay_rpc::from_status;
+use forebay_rpc::proto::InspectRequest;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const START_DEADLINE: Duration = Duration::from_secs(30);
+const END_DEADLINE: Duration = Duration::from_secs(15);
+const POLL: Duration = Duration::from_millis(20);
+
+pub struct PrivateDaemon {
+    child: Child,
+    sockets: TempDir,
+    pool: TempDir,
+}
+
+impl PrivateDaemon {
+    /// Starts this program's `serve` with a pool of `capacity`. Its log goes to our standard error, from `warn` up.
+    pub fn start(capacity: &str) -> Result<PrivateDaemon> {
+        let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a private daemon").source(error);
+        // With our number in them, so that it can be told whose they were.
+        let prefix = format!("forebay-bench-{}-", std::process::id());
+        let sockets = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(cannot)?;
+        let pool = tempfile::Builder::new().prefix(&prefix).tempdir_in("/dev/shm").map_err(cannot)?;
+        let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+        command.arg("serve").arg("--socket.directory").arg(sockets.path()).arg("--pool.directory").arg(pool.path());
+        command.args(["--pool.capacity_bytes", capacity, "--http.address", "off", "--log.level", "warn"]);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FOREBAY_")) {
+            command.env_remove(name);
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(cannot)?;
+        Ok(PrivateDaemon { child, sockets, pool })
+    }
+
+    /// A connection, once all of the pool is there: blocks stored earlier might find no room.
+    pub async fn connect(&mut self) -> Result<Rpc> {
+        let deadline = Instant::now() + START_DEADLINE;
+        loop {
+            let error = match self.connect_if_populated().await {
+                Ok(rpc) => return Ok(rpc),
+                Err(error) => error,
+            };
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Error::new(ErrorKind::Unavailable, "the private daemon ended while it started")
+                    .with("status", status));
+            }
+            if Instant::now() > deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    async fn connect_if_populated(&self) -> Result<Rpc> {
+        let mut rpc = connect(self.sockets.path(), START_DEADLINE).await?;
+        let reply = rpc.inspect(InspectRequest {}).await.map_err(from_status)?.into_inner();
+        if reply.populated_bytes < reply.capacity_bytes {
+            let error = Error::new(ErrorKind::Timeout, "the private daemon's pool is not populated");
+            return Err(error
+                .with("populated_bytes", reply.populated_bytes)
+                .with("capacity_bytes", reply.capacity_bytes));
+        }
+        Ok(rpc)
+    }
+}
+
+impl Drop for PrivateDaemon {
+    /// SIGTERM, and SIGKILL if that does not end it; then the pool goes.
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let deadline = Instant::now() + END_DEADLINE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(POLL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // Before its directory: the pool may lie on a mount of its own there.
+        if let Err(error) = remove(self.pool.path()) {
+            eprintln!("cannot remove the private pool: {error}");
+        }
+    }
+}

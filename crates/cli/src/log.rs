@@ -1,0 +1,186 @@
+//! The daemon's log: lines that wait in a bounded queue for a thread that writes them to standard error.
+//!
+//! Holds true: who logs never waits, whoever reads standard error, or does not. Lines for which there is no room are
+//! lost, and counted; how many, is said in their place as soon as lines are written again.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+/// Bytes of lines that may wait: some hours of a healthy daemon's, and no more memory than anybody would miss.
+const WAITING_BYTES: usize = 1 << 20;
+
+/// See the module's head.
+#[derive(Clone)]
+pub struct Log(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Something was put into the queue.
+    has_more: Condvar,
+    /// All of it was written.
+    is_written: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lost since the last line that found room.
+    lost: u64,
+    is_writing: bool,
+}
+
+impl Log {
+    /// Starts the thread, which ends with the process.
+    pub fn start(to: impl Write + Send + 'static) -> Log {
+        let log = Log(Arc::default());
+        let shared = log.0.clone();
+        let run = move || shared.write_all(to);
+        std::thread::Builder::new().name("log".into()).spawn(run).expect("the system starts a thread");
+        log
+    }
+
+    /// Waits until all lines are written, but no longer than `limit`.
+    pub fn flush(&self, limit: Duration) {
+        let is_busy = |queue: &mut Queue| queue.is_writing || queue.lost > 0 || !queue.lines.is_empty();
+        let _ = self.0.is_written.wait_timeout_while(self.0.lock(), limit, is_busy);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_all(&self, mut to: impl Write) {
+        let mut queue = self.lock();
+        loop {
+            match queue.take() {
+                Some(line) => {
+                    drop(queue);
+                    // A line that cannot be written is lost: a full disk behind the log, or a reader that is gone, ends
+                    // no daemon.
+                    let _ = to.write_all(&line);
+                    queue = self.lock();
+                }
+                None => {
+                    queue.is_writing = false;
+                    self.is_written.notify_all();
+                    queue = self.has_more.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn put(&mut self, line: &[u8]) {
+        if self.bytes + line.len() > WAITING_BYTES {
+            self.lost += 1;
+            return;
+        }
+        let told = self.told();
+        self.bytes += line.len() + told.as_ref().map_or(0, Vec::len);
+        self.lines.extend(told);
+        self.lines.push_back(line.to_vec());
+    }
+
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let line = self.lines.pop_front();
+        self.bytes -= line.as_ref().map_or(0, Vec::len);
+        let line = line.or_else(|| self.told());
+        self.is_writing = line.is_some();
+        line
+    }
+
+    /// The line that stands for those that were lost.
+    fn told(&mut self) -> Option<Vec<u8>> {
+        let lost = std::mem::take(&mut self.lost);
+        (lost > 0).then(|| {
+            let mut line = String::new();
+            // Without the time, if there is none.
+            let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+            let _ =
+                writeln!(line, "  WARN forebay::log: nobody read the log in time; lines of it are lost lines={lost}");
+            line.into_bytes()
+        })
+    }
+}
+
+/// One event's line.
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().put(line);
+        self.0.has_more.notify_one();
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Log;
+
+    fn make_writer(&self) -> Log {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn who_logs_never_waits_and_what_was_lost_is_said_in_its_place() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut log = Log::start(writer);
+        let line = |number: u32| format!("{number} {}\n", "x".repeat(100));
+        // More than the pipe and the queue hold; nobody reads.
+        let lines = 20_000;
+        (0..lines).for_each(|number| log.write_all(line(number).as_bytes()).unwrap());
+        let mut text = String::new();
+        let reading = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while !text.ends_with("the end\n") {
+                let length = reader.read(&mut bytes).unwrap();
+                text.push_str(std::str::from_utf8(&bytes[..length]).unwrap());
+            }
+            text
+        });
+        Log::flush(&log, Duration::from_secs(20));
+        log.write_all(b"the end\n").unwrap();
+        let text = reading.join().unwrap();
+        let kept = text.lines().take_while(|line| !line.contains("WARN")).count();
+        let told = text.lines().nth(kept).unwrap();
+        let lost: usize = told.split("lines=").nth(1).unwrap().parse().unwrap();
+        assert_eq!(kept + lost, lines as usize, "{told}");
+        assert!(lost > 0 && text.lines().take(kept).zip(0..).all(|(kept, number)| kept == line(number).trim_end()));
+        assert_eq!(text.lines().skip(kept + 1).collect::<Vec<_>>(), ["the end"]);
+    }
+
+    #[test]
+    fn a_flush_waits_for_all_lines_and_for_no_reader_that_does_not_read() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut log = Log::start(writer);
+        log.write_all(b"one\n").unwrap();
+        log.write_all(b"two\n").unwrap();
+        Log::flush(&log, Duration::from_secs(20));
+        let mut bytes = [0; 8];
+        reader.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"one\ntwo\n");
+        (0..100).for_each(|_| log.write_all(&[b'x'; 4096]).unwrap());
+        Log::flush(&log, Duration::from_millis(10));
+    }
+}

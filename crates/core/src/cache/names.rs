@@ -1,0 +1,183 @@
+//! Short names for namespaces, with their layouts and size classes.
+//!
+//! A short name is never given to another namespace, so one that is still in somebody's hand can find nothing
+//! rather than somebody else's blocks. A closed namespace keeps its number and nothing else.
+
+use std::collections::HashMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::{ClassId, NamespaceId, NamespaceIndex};
+use crate::layout::Layout;
+use crate::slots::{Slots, Space};
+
+pub(crate) struct Namespace {
+    pub id: NamespaceId,
+    pub layout: Layout,
+    pub groups: Vec<GroupState>,
+    /// No id means it any more: it takes no new blocks.
+    is_retired: bool,
+}
+
+/// A group of a namespace: its class and how many of its blocks are in the index.
+pub(crate) struct GroupState {
+    pub group: u16,
+    pub class: ClassId,
+    pub blocks: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Names {
+    all: Vec<Namespace>,
+    by_id: HashMap<NamespaceId, NamespaceIndex>,
+    /// Purged namespaces whose blocks are dropped piece by piece, and the first record that was not looked at yet.
+    purges: Vec<(NamespaceIndex, u32)>,
+}
+
+impl Names {
+    /// Bounds what clients can make the daemon remember between two restarts: 80 bytes a closed namespace.
+    pub const MAX: usize = 1 << 20;
+
+    pub fn open(&mut self, id: NamespaceId, layout: &Layout, slots: &mut Slots) -> Result<NamespaceIndex> {
+        if let Some(&index) = self.by_id.get(&id) {
+            let known = &self.get(index).layout;
+            if known != layout {
+                return Err(Error::invalid("the namespace is known with other block sizes")
+                    .with("namespace", id)
+                    .with("known", format!("{known:?}"))
+                    .with("offered", format!("{layout:?}"))
+                    .hint("two engines describe different caches by one name: report this with both configurations"));
+            }
+            return Ok(index);
+        }
+        if self.all.len() >= Names::MAX {
+            return Err(Error::new(ErrorKind::Full, "too many namespaces were opened since the daemon started")
+                .with("limit", Names::MAX)
+                .hint("restart the daemon; the pool stays"));
+        }
+        let groups = layout.groups().map(|(group, info)| {
+            let slot_bytes = info.slot_bytes();
+            let class = slots.class(slot_bytes).ok_or_else(|| no_class(slot_bytes, slots.space()))?;
+            Ok(GroupState { group, class, blocks: 0 })
+        });
+        let groups = groups.collect::<Result<Vec<_>>>()?;
+        Ok(self.add(Namespace { id, layout: layout.clone(), groups, is_retired: false }))
+    }
+
+    /// From now on `id` means an empty namespace of another short name. Returns (old, new).
+    pub fn replace(&mut self, id: NamespaceId) -> Option<(NamespaceIndex, NamespaceIndex)> {
+        let old = *self.by_id.get(&id)?;
+        let Namespace { layout, groups, .. } = self.get(old);
+        let layout = layout.clone();
+        let groups = groups.iter().map(|g| GroupState { group: g.group, class: g.class, blocks: 0 }).collect();
+        self.get_mut(old).is_retired = true;
+        self.purges.push((old, 0));
+        Some((old, self.add(Namespace { id, layout, groups, is_retired: false })))
+    }
+
+    /// The purge to go on with, and the first record that was not looked at yet.
+    pub fn next_purge(&self) -> Option<(NamespaceIndex, u32)> {
+        self.purges.last().copied()
+    }
+
+    /// That purge has looked at all records before `cursor`; all there are if it is `None`.
+    pub fn advance_purge(&mut self, cursor: Option<u32>) {
+        let Some((namespace, at)) = self.purges.last_mut() else { return };
+        match cursor {
+            Some(cursor) => *at = cursor,
+            None => {
+                let namespace = *namespace;
+                self.purges.pop();
+                self.clear(namespace);
+            }
+        }
+    }
+
+    /// Forgets an empty namespace. False if it holds blocks or is unknown.
+    pub fn close(&mut self, id: NamespaceId) -> bool {
+        let Some(&index) = self.by_id.get(&id) else { return false };
+        if self.get(index).groups.iter().any(|group| group.blocks > 0) {
+            return false;
+        }
+        self.by_id.remove(&id);
+        self.get_mut(index).is_retired = true;
+        self.clear(index);
+        true
+    }
+
+    /// Drops what is kept about a short name that no id means any more and that holds no block.
+    fn clear(&mut self, index: NamespaceIndex) {
+        let namespace = self.get_mut(index);
+        assert!(namespace.groups.iter().all(|group| group.blocks == 0), "{index:?} is cleared while it holds blocks");
+        namespace.layout = Layout::default();
+        namespace.groups = Vec::new();
+    }
+
+    /// What an id means at present.
+    pub fn current_index(&self, id: NamespaceId) -> Option<NamespaceIndex> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub fn get(&self, index: NamespaceIndex) -> &Namespace {
+        &self.all[index.0 as usize]
+    }
+
+    fn get_mut(&mut self, index: NamespaceIndex) -> &mut Namespace {
+        &mut self.all[index.0 as usize]
+    }
+
+    /// One more block of this group is in the index.
+    pub fn enter(&mut self, namespace: NamespaceIndex, group: u16) {
+        self.get_mut(namespace).group_mut(group).blocks += 1;
+    }
+
+    /// One block less.
+    pub fn leave(&mut self, namespace: NamespaceIndex, group: u16) {
+        self.get_mut(namespace).group_mut(group).blocks -= 1;
+    }
+
+    /// Whether two short names mean one namespace, before and after a purge.
+    pub fn is_same(&self, one: NamespaceIndex, other: NamespaceIndex) -> bool {
+        self.get(one).id == self.get(other).id
+    }
+
+    /// The namespaces that ids mean at present.
+    pub fn current(&self) -> impl Iterator<Item = &Namespace> {
+        let is_current = |(i, ns): &(usize, &Namespace)| self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32));
+        self.all.iter().enumerate().filter(is_current).map(|(_, namespace)| namespace)
+    }
+
+    fn add(&mut self, namespace: Namespace) -> NamespaceIndex {
+        let index = NamespaceIndex(self.all.len() as u32);
+        self.by_id.insert(namespace.id, index);
+        self.all.push(namespace);
+        index
+    }
+}
+
+impl Namespace {
+    /// The class of new blocks of `group`.
+    pub fn class(&self, group: u16) -> Option<ClassId> {
+        self.state(group).filter(|_| !self.is_retired).map(|at| self.groups[at].class)
+    }
+
+    fn group_mut(&mut self, group: u16) -> &mut GroupState {
+        let at = self.state(group).expect("a stored block's group is in its namespace");
+        &mut self.groups[at]
+    }
+
+    fn state(&self, group: u16) -> Option<usize> {
+        self.groups.iter().position(|state| state.group == group)
+    }
+}
+
+fn no_class(slot_bytes: u64, space: &Space) -> Error {
+    if slot_bytes > space.max_slot_bytes() {
+        return Error::new(ErrorKind::Full, "the pool is too small for blocks of this size")
+            .with("slot_bytes", slot_bytes)
+            .with("largest_bytes", space.max_slot_bytes())
+            .hint("make the pool larger, or the engine's blocks smaller");
+    }
+    Error::new(ErrorKind::Full, "the pool holds too many sizes of blocks")
+        .with("limit", Space::MAX_CLASSES)
+        .hint("restart the daemon with a fresh pool")
+}

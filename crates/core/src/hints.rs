@@ -1,0 +1,239 @@
+//! What waiting requests will ask for: the engine's queue as a look into the future.
+//!
+//! An engine that queues a request names its keys. Resident blocks among them are refreshed, and evictions pass over
+//! them as long as the request waits; those that only a tier has are prefetched (`paths/prefetch.rs`). Requests are
+//! protected first come first served, in prefix order, until the blocks they want would fill three quarters of the
+//! pool; then one whose hint is withdrawn makes way for the next. A hint is never a pin: what cannot be kept is
+//! evicted, and nothing is owed.
+//!
+//! Invariants: `wanted` counts each key once for every protected mention; at most [`crate::Core::MAX_HINTED_KEYS`] keys
+//! are remembered; protecting goes on in pieces; no more is prefetched than is protected.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::key::{BlockHash, Fingerprint, Instance, NamespaceIndex};
+
+/// So many keys of a prompt are asked for at once before anything of it is up, later as many again as are up: most of
+/// what shared tiers do not have are prompts of which they have nothing, and a question to some of them costs money.
+const FIRST_ASKED: usize = 8;
+
+/// Names what one waiting request expects. 0 is nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct HintId(pub u64);
+
+#[derive(Default)]
+pub(crate) struct QueueHints {
+    queue: VecDeque<Hint>,
+    /// Requests at the head of the queue that are protected in full.
+    protected: usize,
+    next_id: u64,
+    keys: usize,
+    protected_bytes: u64,
+    wanted: HashMap<u64, u32>,
+    /// Protected keys that may have to be prefetched, over all requests.
+    unprefetched: usize,
+}
+
+struct Hint {
+    id: u64,
+    instance: Instance,
+    namespace: NamespaceIndex,
+    group: u16,
+    slot_bytes: u64,
+    keys: Vec<Fingerprint>,
+    /// Packed, to ask tiers with; empty where there is none.
+    hashes: Vec<u8>,
+    hash_bytes: usize,
+    /// Keys from the first that are counted in `wanted`.
+    protected: usize,
+    /// Of these from the first, those that are up or on their way, and those that shared tiers were asked for.
+    prefetched: usize,
+    asked: usize,
+    /// The next one is nowhere: what is behind it is of no use.
+    is_at_end: bool,
+}
+
+/// A key that a waiting request will ask for.
+#[derive(Clone, Copy)]
+pub(crate) struct HintedKey {
+    pub namespace: NamespaceIndex,
+    pub group: u16,
+    pub hash: BlockHash,
+}
+
+impl QueueHints {
+    /// A request of `instance` for these keys waits; `hashes` are their own bytes, packed, if tiers may be asked for
+    /// them.
+    pub fn add(
+        &mut self,
+        instance: Instance,
+        (namespace, group): (NamespaceIndex, u16),
+        slot_bytes: u64,
+        keys: Vec<Fingerprint>,
+        hashes: Vec<u8>,
+        hash_bytes: usize,
+    ) -> HintId {
+        self.keys += keys.len();
+        self.next_id += 1;
+        let id = self.next_id;
+        self.queue.push_back(Hint {
+            id,
+            instance,
+            namespace,
+            group,
+            slot_bytes,
+            keys,
+            hashes,
+            hash_bytes,
+            protected: 0,
+            prefetched: 0,
+            asked: 0,
+            is_at_end: false,
+        });
+        HintId(id)
+    }
+
+    /// The request waits no more. Unknown and foreign ids are ignored.
+    pub fn withdraw(&mut self, instance: Instance, id: HintId) {
+        if let Ok(at) = self.queue.binary_search_by_key(&id.0, |hint| hint.id)
+            && self.queue[at].instance == instance
+        {
+            self.remove(at);
+        }
+    }
+
+    /// No request of `instance` waits any more.
+    pub fn drop_all(&mut self, instance: Instance) {
+        for at in (0..self.queue.len()).rev() {
+            if self.queue[at].instance == instance {
+                self.remove(at);
+            }
+        }
+    }
+
+    /// Keys of all waiting requests together.
+    pub fn keys(&self) -> usize {
+        self.keys
+    }
+
+    /// Different keys that are protected, and requests that are protected in full.
+    #[cfg(test)]
+    pub fn protected(&self) -> (usize, usize) {
+        (self.wanted.len(), self.protected)
+    }
+
+    pub fn is_protected(&self, key: Fingerprint) -> bool {
+        self.wanted.contains_key(&key.0)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub fn protected_bytes(&self) -> u64 {
+        self.protected_bytes
+    }
+
+    pub fn has_prefetches(&self) -> bool {
+        self.unprefetched > 0
+    }
+
+    /// The first key of request number `at` that may have to be prefetched, if it lies within its first `reach_bytes`.
+    pub fn next_to_prefetch(&self, at: usize, reach_bytes: u64) -> Option<HintedKey> {
+        let hint = &self.queue[at];
+        let is_within = hint.prefetched as u64 * hint.slot_bytes < reach_bytes;
+        (is_within && hint.unprefetched() > 0).then(|| hint.wanted(hint.prefetched))
+    }
+
+    /// Of all its keys that are in the pool, or may have to be prefetched.
+    pub fn reachable_bytes(&self, at: usize) -> u64 {
+        let hint = &self.queue[at];
+        (hint.prefetched + hint.unprefetched()) as u64 * hint.slot_bytes
+    }
+
+    /// That key is up, or is passed over.
+    pub fn prefetched(&mut self, at: usize) {
+        self.update(at, |hint| hint.prefetched += 1);
+    }
+
+    /// That key is nowhere.
+    pub fn end_prefix(&mut self, at: usize) {
+        self.update(at, |hint| hint.is_at_end = true);
+    }
+
+    /// The next key behind that one that shared tiers may be asked for; each is told once.
+    pub fn next_to_probe(&mut self, at: usize) -> Option<HintedKey> {
+        let hint = &mut self.queue[at];
+        let next = hint.asked.max(hint.prefetched + 1);
+        let end = hint.protected.min(2 * hint.prefetched + FIRST_ASKED);
+        let wanted = (next < end).then(|| hint.wanted(next))?;
+        hint.asked = next + 1;
+        Some(wanted)
+    }
+
+    /// They are told once more.
+    pub fn probe_anew(&mut self, at: usize) {
+        self.queue[at].asked = 0;
+    }
+
+    /// Changes a request, and what is counted of it.
+    fn update(&mut self, at: usize, change: impl FnOnce(&mut Hint)) {
+        let hint = &mut self.queue[at];
+        self.unprefetched -= hint.unprefetched();
+        change(hint);
+        self.unprefetched += hint.unprefetched();
+    }
+
+    /// Counts as many more keys of the first request that is not protected in full as `limit` bytes allow, and
+    /// returns all that are counted by now, so that they stay in order. None if there was nothing to count.
+    pub fn protect(&mut self, limit: u64) -> Vec<Fingerprint> {
+        let Some(first) = self.queue.get_mut(self.protected) else { return Vec::new() };
+        let from = first.protected;
+        for key in &first.keys[from..] {
+            let is_new = !self.wanted.contains_key(&key.0);
+            if is_new && self.protected_bytes + first.slot_bytes > limit {
+                break;
+            }
+            self.protected_bytes += if is_new { first.slot_bytes } else { 0 };
+            *self.wanted.entry(key.0).or_default() += 1;
+            first.protected += 1;
+        }
+        self.unprefetched += if first.is_at_end { 0 } else { first.protected - from };
+        if first.protected == first.keys.len() {
+            self.protected += 1;
+        }
+        if first.protected > from { first.keys[..first.protected].to_vec() } else { Vec::new() }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let gone = self.queue.remove(at).expect("the caller found it");
+        self.protected -= usize::from(at < self.protected);
+        self.keys -= gone.keys.len();
+        self.unprefetched -= gone.unprefetched();
+        for key in &gone.keys[..gone.protected] {
+            let count = self.wanted.get_mut(&key.0).expect("protected keys are counted");
+            *count -= 1;
+            if *count == 0 {
+                self.wanted.remove(&key.0);
+                self.protected_bytes -= gone.slot_bytes;
+            }
+        }
+    }
+}
+
+impl Hint {
+    /// Protected keys that may have to be prefetched.
+    fn unprefetched(&self) -> usize {
+        if self.is_at_end { 0 } else { self.protected - self.prefetched }
+    }
+
+    fn wanted(&self, at: usize) -> HintedKey {
+        let hash = &self.hashes[at * self.hash_bytes..][..self.hash_bytes];
+        let hash = BlockHash::new(hash).expect("hashes have 1 to 32 bytes each");
+        HintedKey { namespace: self.namespace, group: self.group, hash }
+    }
+}

@@ -1,0 +1,95 @@
+//! Leases: which blocks each instance was promised, under which id.
+//!
+//! Invariants: a block that a lease covers is pinned once for it; a lease that ended leaves its blocks here until they
+//! are unpinned, a bounded number in one event; an id is never given twice, not even in another epoch.
+
+use std::collections::BTreeMap;
+
+use crate::key::{BlockId, Instance};
+
+/// Names the pins of one lookup. 0 is no lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct LeaseId(pub u64);
+
+struct Lease {
+    instance: Instance,
+    blocks: Vec<BlockId>,
+}
+
+/// See the module's head.
+pub(crate) struct Leases {
+    all: BTreeMap<u64, Lease>,
+    next: u64,
+    /// Leases of each instance.
+    counts: [u64; Instance::MAX],
+    /// Blocks of leases that ended, to be unpinned.
+    ended: Vec<BlockId>,
+}
+
+impl Leases {
+    pub fn new(epoch: u32) -> Leases {
+        // A release that was sent before a restart must not end a lease given after it.
+        let next = u64::from(epoch) << 32 | 1;
+        Leases { all: BTreeMap::new(), next, counts: [0; Instance::MAX], ended: Vec::new() }
+    }
+
+    /// A lease on `blocks`, which are pinned. None is needed on no blocks.
+    pub fn add(&mut self, instance: Instance, blocks: Vec<BlockId>) -> LeaseId {
+        if blocks.is_empty() {
+            return LeaseId(0);
+        }
+        let id = self.next;
+        self.next += 1;
+        self.counts[instance.0 as usize] += 1;
+        self.all.insert(id, Lease { instance, blocks });
+        LeaseId(id)
+    }
+
+    /// The lease ends, if it is one of this instance's. False if it is not.
+    pub fn end(&mut self, instance: Instance, lease: LeaseId) -> bool {
+        if self.all.get(&lease.0).is_none_or(|lease| lease.instance != instance) {
+            return false;
+        }
+        let lease = self.all.remove(&lease.0).expect("it was just there");
+        self.counts[instance.0 as usize] -= 1;
+        self.ended.extend(lease.blocks);
+        true
+    }
+
+    /// All leases of an instance end.
+    pub fn end_all(&mut self, instance: Instance) {
+        let its = self.all.extract_if(.., |_, lease| lease.instance == instance);
+        self.ended.extend(its.flat_map(|(_, lease)| lease.blocks));
+        self.counts[instance.0 as usize] = 0;
+    }
+
+    /// These blocks were pinned for a lease that nobody wants any more.
+    pub fn give_up(&mut self, blocks: Vec<BlockId>) {
+        self.ended.extend(blocks);
+    }
+
+    /// Whether blocks are left to be unpinned.
+    pub fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// The next block to be unpinned.
+    #[inline]
+    pub fn take_ended(&mut self) -> Option<BlockId> {
+        self.ended.pop()
+    }
+
+    pub fn len(&self) -> u64 {
+        self.all.len() as u64
+    }
+
+    pub fn count(&self, instance: Instance) -> u64 {
+        self.counts[instance.0 as usize]
+    }
+
+    /// Blocks under leases of an instance, each once for every lease.
+    pub fn blocks(&self, instance: Instance) -> u64 {
+        let its = self.all.values().filter(|lease| lease.instance == instance);
+        its.map(|lease| lease.blocks.len() as u64).sum()
+    }
+}

@@ -1,0 +1,378 @@
+//! Lookup, lease, release.
+//!
+//! A lookup comes in pieces (`begin`, `look` for each group, again for long prompts, `finish`), so that no event is
+//! long.
+//!
+//! Invariant: what a lookup reports as ready to somebody who wants a lease is pinned at once, and stays so until the
+//! lease is released or its instance is gone. What was promised as a hit is there when the engine comes for it.
+
+use std::cmp::Reverse;
+
+use super::promote::Allowance;
+use crate::core::Core;
+use crate::key::{BlockId, Fingerprint, Instance, NamespaceIndex};
+use crate::layout::Attention;
+pub use crate::leases::LeaseId;
+use crate::miss::MissReason;
+use crate::slots::{Block, PREFETCH, State, TOUCHED_TOGETHER};
+use crate::stats::Counts;
+use crate::stats::Finder;
+
+/// A lookup under way. It pins what it found: it ends by `finish_lookup` or `cancel_lookup`.
+#[must_use]
+pub struct Lookup {
+    /// Who gets the lease; `None` only asks.
+    instance: Option<Instance>,
+    namespace: NamespaceIndex,
+    /// Found ready, and the token position each ends at.
+    found: Vec<BlockId>,
+    ends: Vec<u64>,
+    /// The group being looked at.
+    cursor: Option<Cursor>,
+    /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
+    is_writing: bool,
+    counts: Counts,
+    /// The last key that was asked for.
+    last: Fingerprint,
+}
+
+/// Where a lookup is in the keys of a group.
+#[derive(Clone, Copy)]
+struct Cursor {
+    group: u16,
+    attention: Attention,
+    tokens: u64,
+    slot_bytes: u64,
+    /// Bytes that may be pinned.
+    limit: u64,
+    /// Keys seen.
+    position: u64,
+    /// Why the prefix ended, if it did; a passing reason if more of it is on its way.
+    gap: Option<MissReason>,
+}
+
+/// States of keys, as they travel.
+pub const STATE_MISS: u8 = 0;
+pub const STATE_READY: u8 = 1;
+pub const STATE_NOT_YET: u8 = 2;
+
+/// What is known about the keys of one group, in their order.
+#[derive(Default, Debug, PartialEq, Eq, Clone)]
+pub struct Answer {
+    /// One state a key; trailing misses are cut off.
+    pub states: Vec<u8>,
+    /// Of the ready ones.
+    pub slots: Vec<u32>,
+    pub generations: Vec<u32>,
+}
+
+impl Core {
+    /// Keys that one `look` may carry: 2,048 stay below 200 µs.
+    pub const MAX_KEYS_PER_EVENT: usize = 2048;
+    /// Half as many as keys, since an event that ends leases also lists them.
+    const UNPINS_PER_EVENT: usize = 1024;
+    /// Touches that may wait for `step`; over it a lookup applies as many as it adds.
+    const MAX_TOUCHES: usize = 1 << 16;
+
+    /// `instance` gets the lease; `None` only asks.
+    pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
+        let (found, ends, counts, last) = (Vec::new(), Vec::new(), Counts::default(), Fingerprint(0));
+        Lookup { instance, namespace, found, ends, cursor: None, is_writing: true, counts, last }
+    }
+
+    /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
+    /// come one after another. A group that is not in the layout misses.
+    pub fn look(&mut self, lookup: &mut Lookup, group: u16, hashes: &[u8], hash_bytes: usize, answer: &mut Answer) {
+        let count = (hashes.len() / hash_bytes) as u64;
+        debug_assert!(count <= Core::MAX_KEYS_PER_EVENT as u64);
+        lookup.counts.keys += count;
+        if let Some(last) = hashes.chunks_exact(hash_bytes).next_back() {
+            lookup.last = self.cache.fingerprint(lookup.namespace, group, last);
+        }
+        let Some(layout) = self.cache.namespace(lookup.namespace).layout.group(group) else {
+            lookup.counts.misses[MissReason::NeverSeen as usize] += count;
+            lookup.cursor = None;
+            return;
+        };
+        let start = Cursor {
+            group,
+            attention: layout.attention,
+            tokens: layout.tokens_per_block.into(),
+            slot_bytes: layout.slot_bytes(),
+            limit: self.slots.share(self.config.promise_permille),
+            position: 0,
+            gap: None,
+        };
+        let mut cursor = lookup.cursor.filter(|cursor| cursor.group == group).unwrap_or(start);
+        let end = cursor.position + count;
+        let found = lookup.found.len();
+        lookup.found.reserve(count as usize);
+        lookup.ends.reserve(count as usize);
+        answer.reserve(count as usize);
+        let mut allowance = Allowance::default();
+        for batch in hashes.chunks(TOUCHED_TOGETHER * hash_bytes) {
+            if cursor.is_over() {
+                break;
+            }
+            self.look_batch(lookup, &mut cursor, &mut allowance, batch, hash_bytes, answer);
+        }
+        // Behind the end of a prefix all misses have its reason.
+        if let Some(reason) = cursor.gap {
+            lookup.counts.misses[reason as usize] += end - cursor.position;
+        }
+        lookup.cursor = Some(Cursor { position: end, ..cursor });
+        if self.tiers.is_on() {
+            lookup.is_writing = lookup.is_writing && self.consider_hits(&lookup.found[found..]);
+        }
+        let hits = (lookup.found.len() - found) as u64;
+        lookup.counts.hits += hits;
+        lookup.counts.hit_bytes += hits * cursor.slot_bytes;
+    }
+
+    /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
+    pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
+        let Lookup { instance, found, ends, counts, last, .. } = lookup;
+        self.journal.count_lookup(instance, last, counts);
+        // Last token position first, across groups: recency becomes leaf-first.
+        if ends.is_sorted() {
+            self.cache.add_touches(found.iter().rev().copied());
+        } else {
+            let mut order: Vec<usize> = (0..found.len()).collect();
+            order.sort_by_key(|at| Reverse(ends[*at]));
+            self.cache.add_touches(order.into_iter().map(|at| found[at]));
+        }
+        if self.cache.waiting_touches() > Core::MAX_TOUCHES {
+            self.settle(found.len());
+        }
+        match instance {
+            Some(instance) => self.leases.add(instance, found),
+            None => LeaseId(0),
+        }
+    }
+
+    /// Gives a lookup's pins back without an answer; it is not counted.
+    pub fn cancel_lookup(&mut self, lookup: Lookup) {
+        if lookup.instance.is_some() {
+            self.leases.give_up(lookup.found);
+            self.unpin_ended();
+        }
+    }
+
+    /// Gives a lease back. Unknown and foreign leases are ignored, so that a release may be repeated.
+    pub fn release(&mut self, instance: Instance, lease: LeaseId) {
+        if self.leases.end(instance, lease) {
+            self.unpin_ended();
+        }
+    }
+
+    /// Counts what this instance was told to ask again, and will not.
+    pub fn count_unfinished(&mut self, instance: Instance) {
+        self.journal.count_unfinished(instance);
+    }
+
+    /// Unpins what was leased, as much as one event may; `step` goes on.
+    pub(crate) fn unpin_ended(&mut self) {
+        for _ in 0..Core::UNPINS_PER_EVENT {
+            let Some(block) = self.leases.take_ended() else { return };
+            self.unpin(block);
+        }
+    }
+
+    /// First starts all loads from memory that the batch needs, so that they overlap, then looks.
+    fn look_batch(
+        &mut self,
+        lookup: &mut Lookup,
+        cursor: &mut Cursor,
+        allowance: &mut Allowance,
+        hashes: &[u8],
+        hash_bytes: usize,
+        answer: &mut Answer,
+    ) {
+        let mut keys = [Fingerprint(0); TOUCHED_TOGETHER];
+        let hashes = hashes.chunks_exact(hash_bytes);
+        for (key, hash) in keys.iter_mut().zip(hashes.clone()) {
+            *key = self.cache.fingerprint(lookup.namespace, cursor.group, hash);
+        }
+        let candidates = self.cache.candidates(&keys);
+        self.slots.touch_lines(&candidates[..hashes.len()]);
+        if lookup.instance.is_some() && self.tiers.is_on() {
+            let absent = candidates.iter().zip(hashes.clone()).filter(|(block, _)| **block == BlockId::NONE);
+            self.prepare_promotions(lookup.namespace, cursor.group, absent.map(|(_, hash)| hash));
+        }
+        for (at, hash) in hashes.enumerate() {
+            if cursor.is_over() {
+                return;
+            }
+            cursor.position += 1;
+            let is_match = |id: BlockId| self.slots[id].has_key(lookup.namespace, cursor.group, hash);
+            let block = match candidates[at] {
+                BlockId::NONE => None,
+                candidate if is_match(candidate) => Some(candidate),
+                _ => self.cache.find_under(keys[at], is_match),
+            };
+            let missed = match block {
+                Some(block) => self.promise(lookup, cursor, block, answer),
+                None => Some(self.fetch(lookup, cursor, hash, allowance)),
+            };
+            if let Some(reason) = missed {
+                lookup.miss(cursor, reason, answer);
+            }
+        }
+    }
+
+    /// Answers with `block` and pins it, or says why not.
+    fn promise(
+        &mut self,
+        lookup: &mut Lookup,
+        cursor: &Cursor,
+        block: BlockId,
+        answer: &mut Answer,
+    ) -> Option<MissReason> {
+        if let Some(reason) = self.why_not(block, cursor, lookup.instance.is_some()) {
+            return Some(reason);
+        }
+        if lookup.instance.is_some() {
+            self.pin(block, lookup.mapper());
+            if self.slots[block].owner & PREFETCH != 0 {
+                self.use_prefetch(block);
+            }
+        }
+        lookup.found.push(block);
+        lookup.ends.push(cursor.position * cursor.tokens);
+        answer.push_ready(cursor.position, &self.slots[block]);
+        None
+    }
+
+    /// Why a block that is here cannot be handed out now, if so. Starts its verification if it needs one.
+    fn why_not(&mut self, block: BlockId, cursor: &Cursor, wants_lease: bool) -> Option<MissReason> {
+        let Block { state, pins, .. } = self.slots[block];
+        // At least one block can always be pinned, or a small pool could never serve a large one.
+        let promised = self.promised_bytes();
+        let is_over = pins == 0 && promised > 0 && promised + cursor.slot_bytes > cursor.limit;
+        match state {
+            // Not `NotYet`: that makes the engine poll for a lease that it cannot get.
+            State::Unverified if is_over => Some(MissReason::OverLimit),
+            State::Unverified => {
+                self.verify(block, Finder::Restart);
+                Some(MissReason::NotYet)
+            }
+            State::Ready if cursor.gap.is_none() => (wants_lease && is_over).then_some(MissReason::OverLimit),
+            State::Promoting => {
+                if wants_lease && self.is_prefetch(block) {
+                    self.use_prefetch(block);
+                }
+                Some(MissReason::PromotionUnfinished)
+            }
+            _ => Some(cursor.gap.unwrap_or(MissReason::NotYet)),
+        }
+    }
+
+    /// Why a key has no block, after its promotion was started if a tier has it and a lease is wanted.
+    #[inline(never)]
+    fn fetch(&mut self, lookup: &Lookup, cursor: &Cursor, hash: &[u8], allowance: &mut Allowance) -> MissReason {
+        let wants_it = lookup.instance.is_some() && self.tiers.is_on();
+        let fetched =
+            wants_it.then(|| self.promote(lookup.namespace, cursor.group, hash, cursor.limit, allowance)).flatten();
+        fetched.unwrap_or_else(|| self.cache.explain(lookup.namespace, cursor.group, hash))
+    }
+}
+
+impl Lookup {
+    /// Who is told the offsets, and so may touch the slots when the daemon is no more.
+    fn mapper(&self) -> Option<Instance> {
+        self.instance.filter(|instance| *instance != Instance::DAEMON)
+    }
+
+    /// Keys that missed for this reason.
+    pub fn missed(&self, reason: MissReason) -> u64 {
+        self.counts.misses[reason as usize]
+    }
+
+    fn miss(&mut self, cursor: &mut Cursor, reason: MissReason, answer: &mut Answer) {
+        self.counts.misses[reason as usize] += 1;
+        if cursor.attention == Attention::Full {
+            cursor.gap = Some(reason);
+        }
+        if reason.is_passing() {
+            answer.push(cursor.position, STATE_NOT_YET);
+        }
+    }
+}
+
+impl Cursor {
+    /// No later key of the group can be a hit, nor become one.
+    fn is_over(&self) -> bool {
+        self.attention == Attention::Full && self.gap.is_some_and(|reason| !reason.is_passing())
+    }
+}
+
+impl Answer {
+    fn reserve(&mut self, keys: usize) {
+        self.states.reserve(keys);
+        self.slots.reserve(keys);
+        self.generations.reserve(keys);
+    }
+
+    /// The state of key number `position`, counted from 1; those before it that were not told are misses.
+    fn push(&mut self, position: u64, state: u8) {
+        self.states.resize(position as usize - 1, STATE_MISS);
+        self.states.push(state);
+    }
+
+    #[inline]
+    fn push_ready(&mut self, position: u64, block: &Block) {
+        self.push(position, STATE_READY);
+        self.slots.push(block.slot.0);
+        self.generations.push(block.generation.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Config;
+    use crate::key::{BlockHash, Generation, NamespaceId, SlotId};
+    use crate::layout::{GroupLayout, Layout};
+
+    fn hash(low: u8, high: u8) -> [u8; 32] {
+        std::array::from_fn(|at| if at < 16 { low } else { high })
+    }
+
+    /// Fingerprints of keys do collide, once in 2^44 pairs; here they are made to.
+    #[test]
+    fn a_key_that_collides_with_another_finds_no_block_of_the_other() {
+        let group = GroupLayout {
+            attention: Attention::Windowed,
+            tokens_per_block: 16,
+            rank_bytes: vec![4096],
+            is_replicated: false,
+        };
+        let mut core = Core::new(Config::new(4096, 64));
+        (0..64).for_each(|unit| core.populate(unit));
+        let layout = Layout::new(vec![(0, group.clone()), (1, group)]).unwrap();
+        let ns = core.open_namespace(NamespaceId(1), &layout).unwrap();
+        let other_ns = core.open_namespace(NamespaceId(2), &layout).unwrap();
+        let mut slots: Vec<(SlotId, Generation)> = Vec::new();
+        core.reserve(Instance(0), ns, 0, 1, true, &mut slots);
+        core.commit(Instance(0), ns, 0, BlockHash::new(&hash(1, 2)).unwrap(), None, slots[0], true);
+        let block = core.slots.space().block_at(slots[0].0).unwrap();
+        let short = &hash(1, 2)[..31];
+        let others = [
+            (ns, 0, &hash(1, 3)[..]),
+            (ns, 0, &hash(3, 2)),
+            (ns, 0, short),
+            (ns, 1, &hash(1, 2)),
+            (other_ns, 0, &hash(1, 2)),
+        ];
+        for (ns, group, hash) in others {
+            let key = core.cache.fingerprint(ns, group, hash);
+            core.cache.insert_under(key, block);
+            let (mut answer, mut lookup) = (Answer::default(), core.begin_lookup(Some(Instance(0)), ns));
+            core.look(&mut lookup, group, hash, hash.len(), &mut answer);
+            assert_eq!(core.finish_lookup(lookup), LeaseId(0), "{hash:?} of group {group} in {ns:?}");
+            assert_eq!(answer, Answer::default());
+            core.cache.remove_under(key, block);
+        }
+        assert!(core.cache.find(&core.slots, ns, 0, &BlockHash::new(&hash(1, 2)).unwrap()).is_some());
+    }
+}

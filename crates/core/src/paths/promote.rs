@@ -1,0 +1,212 @@
+//! Promotion: from a tier up into the pool.
+//!
+//! Lookup → location, or a probe of shared tiers → slot within the promises' share → `Effect::Promote` →
+//! [`Core::promoted`]. Whoever asks meanwhile is answered "not yet" and starts nothing. A failure is a miss. A block
+//! that is not there or not whole is forgotten. One that failed otherwise, or is late, is skipped until
+//! [`Core::expire_skips`], so that nobody waits for it again and again.
+//!
+//! Invariants: a slot that a tier fills is `Promoting` or `Fenced`, pinned once, and free only after the tier's
+//! completion, however late that is; promotions count among the promises and evict nothing that is held; bytes of late
+//! loads have a limit.
+
+use crate::cache::Fate;
+use crate::core::Core;
+use crate::error::ErrorKind;
+use crate::journal::Effect;
+use crate::key::{BlockHash, BlockId, ClassId, Fingerprint, Generation, NamespaceIndex, TierId};
+use crate::miss::MissReason;
+use crate::slots::{Block, State};
+use crate::stats::Finder;
+use crate::tier::Outcome;
+use crate::tiers::{LoadHealth, TRANSFERS};
+
+/// Promotions that one event may start: one that evicts takes about 2 µs.
+const STARTS: usize = 48;
+/// Touches applied before the first of them evicts.
+const TOUCHES_FIRST: usize = 512;
+
+/// Questions to shared tiers that one event may ask, at about 0.3 µs each.
+const PROBES: usize = 256;
+
+/// How many promotions one event may still start, how many evictions these may take, and how many keys it may ask
+/// shared tiers for.
+pub(crate) struct Allowance {
+    starts: usize,
+    evictions: usize,
+    probes: usize,
+}
+
+impl Default for Allowance {
+    fn default() -> Allowance {
+        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES }
+    }
+}
+
+impl Core {
+    /// Brings what promotions of these keys will look at into the processor's cache, all at once. Changes nothing.
+    pub(crate) fn prepare_promotions<'a>(
+        &self,
+        namespace: NamespaceIndex,
+        group: u16,
+        hashes: impl Iterator<Item = &'a [u8]>,
+    ) {
+        let id = self.cache.namespace(namespace).id;
+        let keys: Vec<Fingerprint> = hashes.map(|hash| self.tiers.key(id, group, hash)).collect();
+        self.tiers.touch_lines(&keys);
+    }
+
+    /// Promotes the block of a key that is not in the pool, if a tier has it; the reason why it is a miss now.
+    /// `None` if no tier has it. `limit` are the bytes that may be pinned.
+    pub(crate) fn promote(
+        &mut self,
+        namespace: NamespaceIndex,
+        group: u16,
+        hash: &[u8],
+        limit: u64,
+        allowance: &mut Allowance,
+    ) -> Option<MissReason> {
+        let id = self.cache.namespace(namespace).id;
+        let key = self.tiers.key(id, group, hash);
+        let Some((location, health)) = self.tiers.location(key) else {
+            return self.probe(namespace, group, hash, &mut allowance.probes);
+        };
+        let class = self.cache.namespace(namespace).class(group)?;
+        let slot_bytes = self.slots.space().class_info(class).slot_bytes;
+        match health {
+            _ if self.is_purging_tiers(id) => return None,
+            _ if !self.tiers.is_open(location.tier) => return Some(MissReason::Failed),
+            LoadHealth::Late => return Some(MissReason::TooSlow),
+            LoadHealth::Failed => return Some(MissReason::Failed),
+            LoadHealth::Good => {}
+        }
+        // Not `PromotionUnfinished`: that makes the engine poll for a lease that it cannot get.
+        let promised = self.promised_bytes();
+        if promised > 0 && promised + slot_bytes > limit {
+            return Some(MissReason::OverLimit);
+        }
+        let hash = BlockHash::new(hash).ok()?;
+        // The same key may stand twice in one batch.
+        let is_started = self.cache.find(&self.slots, namespace, group, &hash).is_some();
+        if is_started || allowance.starts == 0 || self.tiers.is_loading_enough(location.tier) {
+            return Some(MissReason::PromotionUnfinished);
+        }
+        if allowance.starts == STARTS {
+            self.settle(TOUCHES_FIRST);
+        }
+        allowance.starts -= 1;
+        if !self.has_free_slot(class) && !self.free_slots(class, 1, &mut allowance.evictions) {
+            // The coldest blocks are held, by this very lookup perhaps, and were moved out of the way: the next lookup
+            // finds others. That there are some, the limit above says.
+            return Some(MissReason::PromotionUnfinished);
+        }
+        self.start_promotion(location.tier, class, namespace, group, hash);
+        Some(MissReason::PromotionUnfinished)
+    }
+
+    /// A load has ended. True if the block is whole: then its entry is to be written to the table.
+    pub fn promoted(&mut self, block: BlockId, generation: Generation, outcome: Outcome) -> bool {
+        let Block { state, generation: own, .. } = self.slots[block];
+        assert!(own == generation && matches!(state, State::Promoting | State::Fenced), "{block:?} was not loading");
+        let (tier, bytes) = (self.filler(block), self.slots.slot_bytes(block));
+        self.tiers.end_load(tier, bytes);
+        let is_ready = state == State::Promoting && self.is_as_long(block, outcome);
+        match state {
+            State::Promoting if is_ready => self.arrive(block, tier),
+            State::Promoting => {
+                self.record_failure(block, tier, outcome);
+                self.take_back(block);
+            }
+            _ => self.tiers.end_late(tier, bytes),
+        }
+        self.unpin(block);
+        is_ready
+    }
+
+    /// The load is late: its waiters get a miss. The slot stays out of use until [`Core::promoted`].
+    pub fn give_up(&mut self, block: BlockId, generation: Generation) {
+        let Block { state, generation: own, .. } = self.slots[block];
+        if state == State::Promoting && own == generation {
+            let tier = self.filler(block);
+            self.tiers.stats_mut(tier).late += 1;
+            if self.is_current(block) && !self.is_prefetch(block) {
+                self.tiers.skip(self.tier_key_of(block), tier, LoadHealth::Late);
+            }
+            self.abandon(block);
+        }
+    }
+
+    /// Nobody waits for this promotion any more; what the tier still writes lands in a fenced slot.
+    pub(crate) fn abandon(&mut self, block: BlockId) {
+        let (tier, bytes) = (self.filler(block), self.slots.slot_bytes(block));
+        self.tiers.begin_late(tier, bytes);
+        self.take_back(block);
+    }
+
+    /// Fills a free slot of `class` from the tier.
+    pub(crate) fn start_promotion(
+        &mut self,
+        tier: TierId,
+        class: ClassId,
+        namespace: NamespaceIndex,
+        group: u16,
+        hash: BlockHash,
+    ) -> BlockId {
+        let holders = if self.tiers.limits(tier).is_shared { 0 } else { TRANSFERS.bit() };
+        let key = (namespace, group, hash);
+        let block = self.slots.begin_promotion(class, key, (tier.0, tier.bit()), holders, &mut self.journal);
+        self.cache.name(&self.slots, block);
+        self.tiers.begin_load(tier, self.slots.slot_bytes(block));
+        let Block { slot, generation, .. } = self.slots[block];
+        self.journal.push(Effect::Promote { tier, block, slot, generation });
+        block
+    }
+
+    fn arrive(&mut self, block: BlockId, tier: TierId) {
+        let bytes = self.slots.slot_bytes(block);
+        let stats = self.tiers.stats_mut(tier);
+        stats.promoted += 1;
+        stats.promoted_bytes += bytes;
+        self.end_prefetch(block);
+        self.slots.end_promotion(block);
+        self.cache.admit(&mut self.slots, block, None, &self.hints);
+        self.cache.remember(&self.slots[block], Fate::Stored);
+        // The tier's checksum is of the whole; each worker compares its slice.
+        if self.slices(block).len() > 1 {
+            self.verify(block, Finder::Scrub);
+        }
+    }
+
+    /// A block of another length was stored under another layout of the same name: it is not what was asked for.
+    fn is_as_long(&self, block: BlockId, outcome: Outcome) -> bool {
+        matches!(outcome, Outcome::Loaded { length_bytes, .. } if length_bytes == self.block_length_bytes(block))
+    }
+
+    /// Counts a failure and decides whether the block is asked for again.
+    fn record_failure(&mut self, block: BlockId, tier: TierId, outcome: Outcome) {
+        let key = self.tier_key_of(block);
+        let stats = self.tiers.stats_mut(tier);
+        match outcome {
+            Outcome::Absent => stats.absent += 1,
+            Outcome::Failed(ErrorKind::Corrupt) | Outcome::Loaded { .. } => stats.corrupt += 1,
+            _ => stats.failed_loads += 1,
+        }
+        if !self.is_current(block) {
+            return;
+        }
+        self.cache.remember(&self.slots[block], Fate::Failed);
+        match outcome {
+            // Whoever asks tries for himself.
+            Outcome::Failed(kind) if kind.is_retryable() && self.is_prefetch(block) => {}
+            Outcome::Failed(kind) if kind.is_retryable() => self.tiers.skip(key, tier, LoadHealth::Failed),
+            _ => self.tiers.forget_location(key, tier),
+        }
+    }
+
+    /// Out of the index and fenced; the load's pin keeps the slot.
+    fn take_back(&mut self, block: BlockId) {
+        self.end_prefetch(block);
+        self.slots.unmark_prefetch(block);
+        self.cache.unname(&self.slots, block);
+        self.slots.fence(block, &mut self.journal);
+    }
+}

@@ -1,0 +1,177 @@
+//! Units that move from one size class to another.
+//!
+//! A few times while a class evicts as much as one more extent would hold, it compares the age of its older blocks with
+//! those of the other classes; where another class keeps much older ones, or has none to lose, a run of units is
+//! drained for it: nothing new goes in, what is not held moves to other slots of its class (`relocate`), which evicts
+//! its coldest for that, the rest is waited for, and all the while its empty units go to nobody else, or a busy class
+//! would take them back. Draining goes on in pieces; its state is [`Drains`](crate::rebalance::Drains).
+
+use std::cmp::Reverse;
+
+use crate::core::Core;
+use crate::key::{BlockId, ClassId};
+use crate::slots::{Extent, ExtentId, Run};
+
+/// Classes that are sampled in one comparison, at about 20 µs each: one may have old blocks and yet not an extent's
+/// worth.
+const MAX_DONORS: usize = 4;
+
+/// What a sample says of an extent.
+struct ExtentSample {
+    /// How much is to be copied: the less, the fewer its blocks are, and the older, since the oldest are evicted
+    /// instead. What is held counts most, since it has to be waited for.
+    mean: u64,
+    /// Slots looked at.
+    slots: u64,
+    /// Of them, free or with an old block.
+    spare: u64,
+}
+
+/// Slots of a draining run looked at in one step, and so copies at a time: each takes an eviction, and what is evicted
+/// for them is not there meanwhile.
+const DRAIN_SLOTS_PER_STEP: u32 = 32;
+/// Evictions of one step, at about 2 µs each.
+const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
+/// Comparisons with the other classes while a class evicts as much as one more extent would hold: more make no
+/// difference to the default policy, fewer leave a class that suddenly needs room behind
+/// (bench/reports/2026-11-22-policy.md).
+const COMPARISONS_PER_EXTENT: u64 = 4;
+/// A class is as old as one in so many of its slots at least. The oldest block says little: a policy that keeps what
+/// returned may give up what is new at a tenth of that age (bench/reports/2026-11-22-policy.md).
+const OLD_ONE_IN: usize = 4;
+/// How many times older another class must be: below this the exchange is noise.
+const MUCH_OLDER: u64 = 2;
+/// Extents of a class and slots of an extent that are looked at, so that a comparison stays cheap.
+const SAMPLED_EXTENTS: usize = 16;
+const SAMPLED_SLOTS: u32 = 32;
+
+impl Core {
+    /// Goes on with one of the drains under way.
+    pub(crate) fn step_drain(&mut self) {
+        let Some((run, unit, from)) = self.drains.next() else { return };
+        let Some(id) = self.slots.space().extent_from(run, unit) else { return self.drains.end_pass() };
+        let Extent { first_unit, units, slots, .. } = *self.slots.space().extent(id);
+        let to = (from + DRAIN_SLOTS_PER_STEP).min(slots);
+        let (unit, slot) = if to == slots { (first_unit + units, 0) } else { (first_unit, to) };
+        self.drains.advance(unit, slot);
+        let blocks: Vec<BlockId> = self.slots.space().blocks_in(id, from, to).collect();
+        let (mut budget, mut is_all) = (EVICTIONS_PER_STEP, true);
+        for block in blocks {
+            if self.slots.is_indexed(block) && !self.slots.is_held(block) {
+                is_all &= self.relocate(block, &mut budget);
+            }
+        }
+        if !is_all {
+            self.drains.note_unplaced(run);
+        }
+    }
+
+    /// The last slot of a draining extent is free.
+    pub(crate) fn give_back(&mut self, extent: ExtentId) {
+        self.slots.give_back(extent, &mut self.journal);
+        self.journal.stats_mut().extents_moved += 1;
+        if let Some(recipient) = self.drains.finish(&mut self.slots) {
+            self.slots.grow(recipient, &mut self.journal);
+        }
+    }
+
+    /// Now and then drains a run of a class that is much older than `class`, which is about to evict.
+    pub(crate) fn rebalance(&mut self, class: ClassId) {
+        let evicted = self.journal.stats().evicted;
+        if self.drains.is_comparison_due(evicted) && !self.compare_ages(class) {
+            let evicted = self.journal.stats().evicted;
+            self.drains.compare_after(evicted + self.slots.space().extent_slots(class) / COMPARISONS_PER_EXTENT);
+        }
+    }
+
+    /// Starts to drain a run of a class that is much older than `class`. False if nothing is to be had.
+    fn compare_ages(&mut self, class: ClassId) -> bool {
+        let has_others = self.slots.space().classes().any(|(other, info)| other != class && info.slots > 0);
+        has_others && self.begin_drain(class, self.age_of(class))
+    }
+
+    /// Starts to drain a run of the class with the oldest block that has one to give, if that class is much older than
+    /// `own`, the age of `class`, or if there is no such. False if nothing is to be had.
+    pub(crate) fn begin_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
+        if !self.drains.may_begin() {
+            return false;
+        }
+        let age = own.map(|own| own.saturating_mul(MUCH_OLDER));
+        let others = self.slots.space().classes().map(|(other, _)| other).filter(|other| *other != class);
+        let donors = others.filter_map(|other| Some((self.spare_age(other)?, other)));
+        let mut donors: Vec<_> = donors.filter(|(oldest, _)| age.is_none_or(|age| *oldest > age)).collect();
+        donors.sort_unstable_by_key(|(oldest, donor)| (Reverse(*oldest), donor.0));
+        let run = donors.into_iter().take(MAX_DONORS).find_map(|(_, donor)| self.run_to_drain(donor, class, age));
+        let Some(run) = run else { return false };
+        self.drains.begin(run, class);
+        let empty = self.slots.drain(run);
+        empty.into_iter().for_each(|extent| self.give_back(extent));
+        true
+    }
+
+    /// As [`Cache::oldest_age`](crate::cache::Cache::oldest_age). What got empty is colder than all; what was never
+    /// used waits for its class as long as it is old.
+    fn spare_age(&self, class: ClassId) -> Option<u64> {
+        let idle = |id| match self.slots.space().extent(id) {
+            extent if extent.is_unused() => self.slots.nodes().clock.wrapping_sub(extent.made).into(),
+            _ => u64::MAX,
+        };
+        self.slots.space().empty_extent(class).map(idle).max(self.cache.oldest_age(&self.slots, class))
+    }
+
+    /// The age that one in [`OLD_ONE_IN`] of the slots of `class` has at least, by a sample. `None` if it has no
+    /// blocks.
+    fn age_of(&self, class: ClassId) -> Option<u64> {
+        let oldest = self.cache.oldest_age(&self.slots, class)?;
+        let mut ages: Vec<u64> = self.sample(class).into_iter().flat_map(|id| self.sample_ages(id)).collect();
+        let nth = ages.len() / OLD_ONE_IN;
+        let (_, age, _) = ages.select_nth_unstable_by_key(nth, |age| Reverse(*age));
+        Some(oldest.min(*age))
+    }
+
+    /// The run that `recipient` needs, around the extent of `donor` whose sampled slots are coldest, among a few.
+    /// `None` if fewer of the donor's slots are older than `age` than one in [`OLD_ONE_IN`], or than an extent's worth:
+    /// it would have to give up what is in use, which it does only for a class that has nothing.
+    fn run_to_drain(&self, donor: ClassId, recipient: ClassId, age: Option<u64>) -> Option<Run> {
+        let mut sampled: Vec<(ExtentSample, ExtentId)> =
+            self.sample(donor).into_iter().map(|id| (self.sample_extent(id, age), id)).collect();
+        let sum =
+            |of: fn(&ExtentSample) -> u64| sampled.iter().map(|(sample_extent, _)| of(sample_extent)).sum::<u64>();
+        let one_in = self.slots.space().extents_of(donor).take(OLD_ONE_IN).count() as u64;
+        let has_spare = sum(|sample_extent| sample_extent.spare) * one_in >= sum(|sample_extent| sample_extent.slots);
+        if age.is_some() && !has_spare {
+            return None;
+        }
+        sampled.sort_unstable_by_key(|(sample_extent, id)| (sample_extent.mean, id.0));
+        let candidates =
+            self.slots.space().empty_extent(donor).into_iter().chain(sampled.into_iter().map(|(_, id)| id));
+        candidates.into_iter().find_map(|id| self.slots.space().run_around(id, recipient))
+    }
+
+    fn sample_extent(&self, id: ExtentId, age: Option<u64>) -> ExtentSample {
+        let ages: Vec<u64> = self.sample_ages(id).collect();
+        let slots = ages.len() as u64;
+        let spare = ages.iter().filter(|own| age.is_some_and(|age| **own > age)).count() as u64;
+        let mean = ages.iter().map(|own| u64::from(u32::MAX).saturating_sub(*own)).sum::<u64>() / slots;
+        ExtentSample { mean, slots, spare }
+    }
+
+    /// Some extents of `class`, spread over all it has.
+    fn sample(&self, class: ClassId) -> Vec<ExtentId> {
+        let all: Vec<ExtentId> = self.slots.space().extents_of(class).map(|(id, _)| id).collect();
+        all.iter().step_by(all.len().div_ceil(SAMPLED_EXTENTS).max(1)).copied().collect()
+    }
+
+    /// Ages of some slots of an extent: a free one is older than all, what is held is in use.
+    fn sample_ages(&self, id: ExtentId) -> impl Iterator<Item = u64> {
+        let slots = self.slots.space().extent(id).slots;
+        let sample = (0..slots).step_by(slots.div_ceil(SAMPLED_SLOTS) as usize);
+        sample.map(move |at| match self.slots.space().blocks_in(id, at, at + 1).next() {
+            None => u64::MAX,
+            Some(block) if self.slots.is_indexed(block) && !self.slots.is_held(block) => {
+                self.slots.nodes().age(block).into()
+            }
+            Some(_) => 0,
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! What outlives a process: instances that come back or are gone, and the blocks of an earlier epoch.
+//!
+//! A slot that was handed to an instance in an earlier epoch is not reused until that instance has come back
+//! and said what it still holds, or its workers are gone. Until then such blocks can be hit, but not evicted.
+
+use std::collections::BTreeSet;
+
+use crate::core::Core;
+use crate::key::{BlockHash, BlockId, Generation, Instance, NamespaceIndex, SlotId};
+use crate::leases::LeaseId;
+use crate::slots::{Block, State, TOUCHED_TOGETHER};
+
+/// A slot found in the table of an earlier epoch.
+pub struct Recovered {
+    pub slot: SlotId,
+    pub generation: Generation,
+    pub holders: u64,
+    /// Key of a block that was ready; `None` for a slot that was being filled, or fenced.
+    pub key: Option<(NamespaceIndex, u16, BlockHash)>,
+}
+
+/// What became of a recovered slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recovery {
+    /// In the index, to be verified when first asked for.
+    Block,
+    /// Kept out of use until its holders are gone.
+    Fenced,
+    /// Free.
+    Dropped,
+}
+
+/// What an instance that came back holds, as far as it has said so. Its leases are pinned anew: it ends by
+/// [`Core::resume`] or [`Core::cancel_resume`].
+#[must_use]
+pub struct Resumption {
+    instance: Instance,
+    held: Vec<BlockId>,
+    lost: Vec<(SlotId, Generation)>,
+}
+
+impl Core {
+    /// Slots that one `hold` may name: each is a cache miss or two, and a note in the table.
+    pub const MAX_HELD_PER_EVENT: usize = 1024;
+
+    /// Workers of these instances (a mask) were attached in an earlier epoch and may be alive.
+    pub fn set_earlier(&mut self, instances: u64) {
+        self.slots.set_earlier(instances);
+    }
+
+    /// The instances of [`Core::set_earlier`] that are neither back nor gone.
+    pub fn earlier(&self) -> u64 {
+        self.slots.earlier()
+    }
+
+    /// An extent of the earlier epoch. False if it cannot be there; then nothing of it is recovered.
+    pub fn restore_extent(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> bool {
+        let is_restored = self.slots.restore_extent(slot_bytes, first_unit, units);
+        self.cover_classes();
+        is_restored
+    }
+
+    /// What lies in this unit is unknown and may still be touched: it is not used until all of [`Core::earlier`] are
+    /// gone.
+    pub fn exclude(&mut self, unit: u32) {
+        self.slots.exclude(unit);
+    }
+
+    /// For a slot that is freed without ever having been restored.
+    pub fn fresh_generation(&mut self) -> Generation {
+        self.slots.generation()
+    }
+
+    /// A slot of a restored extent. As far as recency goes, blocks come back in the order of the calls, oldest
+    /// first.
+    pub fn restore(&mut self, recovered: Recovered) -> Recovery {
+        let Recovered { slot, generation, holders, key } = recovered;
+        let holders = holders & self.slots.earlier();
+        if key.is_none() && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let (namespace, group, hash) = key.unwrap_or((NamespaceIndex(0), 0, BlockHash::NONE));
+        let is_duplicate = key.is_some() && self.cache.find(&self.slots, namespace, group, &hash).is_some();
+        if is_duplicate && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let Some(class) = self.slots.space().class_at(slot) else { return Recovery::Dropped };
+        let fits = key.is_none() || self.cache.namespace(namespace).class(group) == Some(class);
+        let is_block = key.is_some() && !is_duplicate && fits;
+        if !is_block && holders == 0 {
+            return Recovery::Dropped;
+        }
+        let found = Block { namespace, group, hash, slot, ..Block::new(class, generation, holders) };
+        let Some(block) = self.slots.restore(found, is_block, &mut self.journal) else { return Recovery::Dropped };
+        if is_block {
+            self.enter(block, None);
+            self.journal.stats_mut().recovered += 1;
+            Recovery::Block
+        } else {
+            Recovery::Fenced
+        }
+    }
+
+    /// All slots were restored; what is left of the extents is free.
+    pub fn finish_restore(&mut self) {
+        self.slots.finish_restore();
+    }
+
+    /// The instance is back, or new, and will say what it holds, and which of its requests wait.
+    pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
+        assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
+        self.drop_hints(instance);
+        Resumption { instance, held: Vec::new(), lost: Vec::new() }
+    }
+
+    /// It still holds leases on these ready slots.
+    pub fn hold(&mut self, resumption: &mut Resumption, leases: &[(SlotId, Generation)]) {
+        debug_assert!(leases.len() <= Core::MAX_HELD_PER_EVENT);
+        let instance = resumption.instance;
+        for batch in leases.chunks(TOUCHED_TOGETHER) {
+            let known: Vec<BlockId> = batch.iter().filter_map(|(slot, _)| self.slots.space().block_at(*slot)).collect();
+            self.slots.touch_lines(&known);
+            for at in batch {
+                match self.declared(*at).filter(|block| self.may_read(instance, *block)) {
+                    Some(block) => {
+                        self.pin(block, Some(instance));
+                        resumption.held.push(block);
+                    }
+                    None => resumption.lost.push(*at),
+                }
+            }
+        }
+    }
+
+    /// It also holds these reservations, and nothing else: all it held besides is free. Returns the lease that
+    /// covers what [`Core::hold`] found, and the slots it named but does not have.
+    pub fn resume(
+        &mut self,
+        resumption: Resumption,
+        reservations: &[(SlotId, Generation)],
+    ) -> (LeaseId, Vec<(SlotId, Generation)>) {
+        let Resumption { instance, held, mut lost } = resumption;
+        let mut kept = Vec::new();
+        for at in BTreeSet::from_iter(reservations) {
+            match self.declared(*at).filter(|block| self.may_fill(instance, *block)) {
+                Some(block) => kept.push(block),
+                None => lost.push(*at),
+            }
+        }
+        let others = self.slots.declare(instance, &kept);
+        self.drop_leases(instance);
+        self.drop_reservations(others);
+        self.resolve(instance);
+        (self.leases.add(instance, held), lost)
+    }
+
+    /// It went away before it had said all.
+    pub fn cancel_resume(&mut self, resumption: Resumption) {
+        self.leases.give_up(resumption.held);
+        self.unpin_ended();
+    }
+
+    /// No process of the instance is left: all it held is free.
+    pub fn instance_gone(&mut self, instance: Instance) {
+        assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
+        self.drop_leases(instance);
+        self.count_unfinished(instance);
+        self.drop_hints(instance);
+        let reserved = self.slots.reservations(instance);
+        self.drop_reservations(reserved);
+        self.resolve(instance);
+        self.slots.readmit(instance, &mut self.journal);
+    }
+
+    /// No transfer of an earlier daemon is under way: what tiers were filling then is free.
+    pub fn transfers_over(&mut self) {
+        self.resolve(Instance::DAEMON);
+        self.slots.readmit(Instance::DAEMON, &mut self.journal);
+    }
+
+    /// Leases, leased blocks and reserved blocks of an instance.
+    pub fn holdings(&self, instance: Instance) -> (u64, u64, u64) {
+        (self.leases.count(instance), self.leases.blocks(instance), self.slots.reservation_count(instance))
+    }
+
+    fn declared(&self, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {
+        let block = self.slots.space().block_at(slot)?;
+        (self.slots[block].generation == generation).then_some(block)
+    }
+
+    /// A hit of its own. What was purged or found corrupt since is a hit no more, but it is still being read.
+    fn may_read(&self, instance: Instance, block: BlockId) -> bool {
+        let record = &self.slots[block];
+        self.slots.is_indexed(block) || record.state == State::Fenced && record.holders & instance.bit() != 0
+    }
+
+    /// A slot it was filling: in this epoch, or in an earlier one, where it is fenced since.
+    fn may_fill(&self, instance: Instance, block: BlockId) -> bool {
+        let record = &self.slots[block];
+        match record.state {
+            State::Reserved => record.owner == instance.0,
+            State::Fenced => record.holders == instance.bit() && record.pins == 0,
+            _ => false,
+        }
+    }
+
+    fn drop_leases(&mut self, instance: Instance) {
+        self.leases.end_all(instance);
+        self.unpin_ended();
+    }
+
+    fn drop_reservations(&mut self, reserved: Vec<BlockId>) {
+        reserved.into_iter().for_each(|block| self.release_slot(block));
+    }
+
+    /// Nothing of an earlier epoch is held by `instance` any more.
+    fn resolve(&mut self, instance: Instance) {
+        let free = self.slots.resolve(instance);
+        free.into_iter().for_each(|block| self.release_slot(block));
+    }
+}

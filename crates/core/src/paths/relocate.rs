@@ -1,0 +1,57 @@
+//! Blocks that leave a draining extent for another slot of their class, so that a class gives up what its policy would,
+//! wherever that lies, and no prompt gets a hole for where one of its blocks lay.
+//!
+//! Slot of the class, freed by the policy if none is → [`Effect::Move`] → [`Core::moved`]. What is ready never changes,
+//! so nothing is pinned while it is copied: if the block is gone or in somebody's hand when the copy is done, the copy
+//! is dropped, and the next pass over the extent meets the block again. Otherwise the two records exchange their slots:
+//! index, policy and tiers know the block by its record and notice nothing.
+
+use crate::cache::Fate;
+use crate::core::Core;
+use crate::journal::Effect;
+use crate::key::{BlockId, Generation};
+use crate::slots::Block;
+
+impl Core {
+    /// Finds `block`, which lies in a draining extent, another place, or evicts it if it is the one to go. False if
+    /// that would take more than `budget` evictions: the coldest may lie in draining extents, too, which makes no
+    /// place.
+    pub(crate) fn relocate(&mut self, block: BlockId, budget: &mut usize) -> bool {
+        let Block { class, slot, generation, .. } = self.slots[block];
+        while *budget > 0
+            && !self.slots.space().has_free(class)
+            && self.slots.is_indexed(block)
+            && self.evict_one(class)
+        {
+            *budget -= 1;
+        }
+        let has_free_slot = self.slots.space().has_free(class);
+        if has_free_slot && self.slots.is_indexed(block) {
+            let (to, to_slot) = self.slots.begin_move(class, &mut self.journal);
+            self.drains.begin_copy();
+            self.journal.push(Effect::Move { from: block, slot, generation, to, to_slot });
+        }
+        has_free_slot || !self.slots.is_indexed(block)
+    }
+
+    /// The slot's bytes were copied, or could not be, then the block is dropped. True if it lies in its new slot from
+    /// now on: then its entry is to be written there before the effects are followed.
+    pub fn moved(&mut self, from: BlockId, generation: Generation, to: BlockId, is_copied: bool) -> bool {
+        let is_there =
+            self.slots[from].generation == generation && self.slots.is_indexed(from) && !self.slots.is_held(from);
+        let is_moved = is_there && is_copied;
+        if is_there && !is_copied {
+            self.forget(from, Fate::Failed);
+        }
+        if is_moved {
+            self.slots.exchange(from, to);
+            self.tiers.requeue(from, generation, &self.slots[from]);
+            self.journal.stats_mut().moved += 1;
+        }
+        self.release_slot(to);
+        if self.drains.end_copy() {
+            self.step_drain();
+        }
+        is_moved
+    }
+}

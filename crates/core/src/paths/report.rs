@@ -1,0 +1,190 @@
+//! What people see of the core: fill by class and namespace, and what is held. Also the audit of all parts.
+//!
+//! Holds true: nothing here changes a decision; an audited block is pinned while it is read, and no longer.
+
+use crate::core::Core;
+use crate::key::{BlockId, BlockKey, ClassId, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
+use crate::slots::{Block, Class, State};
+use crate::stats::Finder;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassReport {
+    pub slot_bytes: u64,
+    pub slots: u64,
+    /// Slots in use: `ready + reserved + promoting + fenced`.
+    pub used: u64,
+    pub ready: u64,
+    /// Of the used ones, those under a lease, being verified, promoted, or written to a tier.
+    pub pinned: u64,
+    pub reserved: u64,
+    /// Being filled by a tier, or with a block that leaves another slot.
+    pub promoting: u64,
+    pub fenced: u64,
+}
+
+impl ClassReport {
+    /// Slots that can be had. While extents drain, what they still hold may be more than all the others have.
+    pub fn free(&self) -> u64 {
+        self.slots.saturating_sub(self.used)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceReport {
+    pub id: NamespaceId,
+    /// (group, bytes of a block, blocks).
+    pub groups: Vec<(u16, u64, u64)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Ready blocks under a lease, and blocks being verified, promoted, or written to a tier.
+    pub pinned_bytes: u64,
+    pub reserved_bytes: u64,
+    /// Slots out of use until a holder of theirs is gone.
+    pub fenced_bytes: u64,
+    pub fenced_blocks: u64,
+    pub leases: u64,
+    /// Requests that engines said wait, each of their groups by itself, and what evictions pass over for them.
+    pub hinted_groups: u64,
+    pub protected_bytes: u64,
+}
+
+/// A block in the index that is to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadyBlock {
+    pub block: BlockId,
+    pub slot: SlotId,
+    pub generation: Generation,
+    pub key: BlockKey,
+}
+
+impl Core {
+    pub fn classes(&self) -> Vec<ClassReport> {
+        let report = |(id, class): (ClassId, &Class)| {
+            let tally = self.slots.tally(id);
+            ClassReport {
+                slot_bytes: class.slot_bytes,
+                slots: class.slots,
+                used: class.used,
+                ready: class.used - tally.reserved - tally.promoting - tally.moving - tally.fenced,
+                pinned: tally.pinned,
+                reserved: tally.reserved,
+                promoting: tally.promoting + tally.moving,
+                fenced: tally.fenced,
+            }
+        };
+        self.slots.space().classes().map(report).collect()
+    }
+
+    /// Blocks of a namespace that wait for their last holder.
+    pub fn fenced_of(&self, namespace: NamespaceIndex) -> u64 {
+        self.slots.fenced().filter(|block| self.slots[*block].namespace == namespace).count() as u64
+    }
+
+    pub fn lease_count(&self, instance: Instance) -> u64 {
+        self.leases.count(instance)
+    }
+
+    pub fn namespaces(&self) -> Vec<NamespaceReport> {
+        let report = |namespace: &crate::cache::Namespace| {
+            let bytes = |group| namespace.layout.group(group).map_or(0, |layout| layout.block_bytes());
+            let groups = namespace.groups.iter().map(|g| (g.group, bytes(g.group), g.blocks)).collect();
+            NamespaceReport { id: namespace.id, groups }
+        };
+        self.cache.names().current().map(report).collect()
+    }
+
+    pub fn held(&self) -> Held {
+        Held {
+            pinned_bytes: self.slots.pinned_bytes(),
+            reserved_bytes: self.slots.reserved_bytes(),
+            hinted_groups: self.hints.len() as u64,
+            protected_bytes: self.hints.protected_bytes(),
+            fenced_bytes: self.classes().iter().map(|class| class.fenced * class.slot_bytes).sum(),
+            fenced_blocks: self.slots.fenced_count(),
+            leases: self.leases.len(),
+        }
+    }
+
+    pub fn capacity_bytes(&self) -> u64 {
+        self.slots.space().capacity_bytes()
+    }
+
+    pub fn populated_bytes(&self) -> u64 {
+        self.slots.space().populated_bytes()
+    }
+
+    /// Ready blocks, and those of an earlier epoch that nobody asked for yet, among the records from `cursor` on, pinned
+    /// so that they stay while they are read; give each back with [`Core::audited`]. Looks at `limit` records; `None` as
+    /// the next cursor at the end.
+    pub fn audit_piece(&mut self, cursor: u32, limit: u32) -> (Vec<ReadyBlock>, Option<u32>) {
+        let end = cursor.saturating_add(limit).min(self.slots.end());
+        let is_audited = |block: &BlockId| matches!(self.slots[*block].state, State::Ready | State::Unverified);
+        let piece: Vec<ReadyBlock> =
+            (cursor..end).map(BlockId).filter(is_audited).map(|block| self.block_to_read(block)).collect();
+        piece.iter().for_each(|audited| self.pin(audited.block, None));
+        (piece, (end < self.slots.end()).then_some(end))
+    }
+
+    pub(crate) fn ready_block(&self, block: BlockId) -> Option<ReadyBlock> {
+        (self.slots[block].state == State::Ready).then(|| self.block_to_read(block))
+    }
+
+    fn block_to_read(&self, block: BlockId) -> ReadyBlock {
+        let Block { slot, generation, .. } = self.slots[block];
+        ReadyBlock { block, slot, generation, key: self.block_key(block) }
+    }
+
+    /// The block was read; one that is not whole is dropped.
+    pub fn audited(&mut self, block: BlockId, is_whole: bool) {
+        if !is_whole && self.slots.is_indexed(block) {
+            self.drop_rotten(block, Finder::Audit);
+        }
+        self.unpin(block);
+    }
+
+    /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks
+    /// everything: for tests and audits. Errors say what does not agree.
+    pub fn audit(&self) -> Result<(), String> {
+        let (mut indexed, mut promoting, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0, 0);
+        for block in (0..self.slots.end()).map(BlockId) {
+            let record = &self.slots[block];
+            if record.state == State::Vacant {
+                continue;
+            }
+            if self.slots.space().block_at(record.slot) != Some(block) {
+                return Err(format!("{block:?} is not in its slot {:?}", record.slot));
+            }
+            promoting += u64::from(record.state == State::Promoting);
+            if self.slots.is_indexed(block) || record.state == State::Promoting {
+                indexed += 1;
+                if self.cache.find(&self.slots, record.namespace, record.group, &record.hash) != Some(block) {
+                    return Err(format!("{block:?} is not found by its key"));
+                }
+            }
+            pinned += if record.pins > 0 { self.slots.slot_bytes(block) } else { 0 };
+            reserved += if record.state == State::Reserved { self.slots.slot_bytes(block) } else { 0 };
+            fenced += u64::from(record.state == State::Fenced);
+        }
+        let expect = |what: &str, counted: u64, kept: u64| {
+            if counted == kept { Ok(()) } else { Err(format!("{what}: counted {counted}, kept {kept}")) }
+        };
+        expect("indexed blocks", indexed, self.cache.len())?;
+        expect("reserved bytes", reserved, self.slots.reserved_bytes())?;
+        expect("pinned bytes", pinned, self.slots.pinned_bytes())?;
+        expect("fenced blocks", fenced, self.slots.fenced_count())?;
+        expect(
+            "used slots",
+            u64::from(self.slots.count()),
+            self.slots.space().classes().map(|(_, class)| class.used).sum(),
+        )?;
+        let prefetch = (0..self.slots.end()).map(BlockId).filter(|block| self.is_prefetch(*block));
+        self.tiers.audit(promoting, prefetch.map(|block| self.slots.slot_bytes(block)).sum())?;
+        expect(
+            "misses and hits",
+            self.journal.stats().keys,
+            self.journal.stats().hits + self.journal.stats().miss_count(),
+        )
+    }
+}

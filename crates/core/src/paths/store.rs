@@ -1,0 +1,179 @@
+//! Store: reserve, commit, abort.
+//!
+//! Reserved slots are anonymous: they get their key when they are committed. So an engine can take a stock of
+//! them ahead of time and name them without a round trip on its scheduling path; if two engines store the same
+//! block, the second commit finds the first and its slot is free again.
+//!
+//! A slot that the daemon fills for somebody is the daemon's own reservation ([`Instance::DAEMON`]): it ends when the
+//! copy has ended, by commit or abort, and by nothing else.
+
+use crate::cache::Fate;
+use crate::core::Core;
+use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId};
+use crate::layout::Attention;
+use crate::slots::{Block, State};
+
+/// What became of one committed slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CommitOutcome {
+    Stored,
+    /// The same block was there already; the slot is free again.
+    Duplicate,
+    /// Its predecessor is neither here nor on a tier, so no prefix could ever reach it; the slot is free again.
+    Orphan,
+    /// Not all ranks left a birth record; the slot is free again.
+    Incomplete,
+    /// The slot is not this instance's.
+    Lost,
+}
+
+impl Core {
+    /// Slots that one `reserve` may ask for: each may evict, which is three cache misses and an index removal.
+    pub const MAX_RESERVE_PER_EVENT: usize = 64;
+    /// More than are asked for only if the coldest blocks are held, or in draining extents.
+    const MAX_EVICTIONS_PER_EVENT: usize = 512;
+
+    /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
+    /// full of held blocks, the share of reservations is used up, or room is still being made.
+    /// `holds_mapping` is false for callers whose writes end with the daemon's process, as its own do.
+    pub fn reserve(
+        &mut self,
+        instance: Instance,
+        namespace: NamespaceIndex,
+        group: u16,
+        count: usize,
+        holds_mapping: bool,
+        slots: &mut Vec<(SlotId, Generation)>,
+    ) {
+        let Some(class) = self.cache.namespace(namespace).class(group) else { return };
+        self.settle(Core::TOUCHES_PER_STEP);
+        self.step_drain();
+        let mut budget = Core::MAX_EVICTIONS_PER_EVENT;
+        let wanted = count.min(Core::MAX_RESERVE_PER_EVENT) as u64;
+        let mut left = self.reservations_left(class).min(wanted);
+        let is_short = left < wanted;
+        while left > 0 && (self.has_free_slot(class) || self.free_slots(class, left as usize, &mut budget)) {
+            slots.push(self.grant(instance, class, holds_mapping));
+            left -= 1;
+        }
+        self.journal.stats_mut().reserve_refused += u64::from(is_short || left > 0);
+    }
+
+    /// Brings what commits of these keys will look at into the processor's cache, all at once. Changes nothing.
+    pub fn prepare_commits(&self, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
+        let Some(class) = self.cache.namespace(namespace).class(group) else { return };
+        self.cache.prepare_commits(class, namespace, group, hashes);
+    }
+
+    /// Names a filled slot. `predecessor` is the block before it in its prompt, `None` at the start. Whether all
+    /// bytes are there is the caller's to know (`is_whole`).
+    pub fn commit(
+        &mut self,
+        instance: Instance,
+        namespace: NamespaceIndex,
+        group: u16,
+        hash: BlockHash,
+        predecessor: Option<BlockHash>,
+        at: (SlotId, Generation),
+        is_whole: bool,
+    ) -> CommitOutcome {
+        let Some(block) = self.reserved_by(instance, at) else {
+            return self.outcome_of_unknown(namespace, group, &hash, at);
+        };
+        let class = self.slots[block].class;
+        let fits = self.cache.namespace(namespace).class(group) == Some(class);
+        if !is_whole || !fits {
+            self.journal.stats_mut().incomplete += 1;
+            self.release_slot(block);
+            return CommitOutcome::Incomplete;
+        }
+        if self.cache.find(&self.slots, namespace, group, &hash).is_some() {
+            self.journal.stats_mut().duplicates += 1;
+            self.release_slot(block);
+            return CommitOutcome::Duplicate;
+        }
+        let parent = predecessor.and_then(|hash| self.cache.find(&self.slots, namespace, group, &hash));
+        let is_orphan =
+            predecessor.is_some_and(|hash| parent.is_none() && !self.has_tier_copy(namespace, group, &hash));
+        if is_orphan && self.needs_parent(namespace, group) {
+            self.journal.stats_mut().orphans += 1;
+            self.cache.refuse(&mut self.slots, class, namespace, group, &hash);
+            self.release_slot(block);
+            return CommitOutcome::Orphan;
+        }
+        let is_returning = self.is_returning(namespace, group, &hash);
+        self.make_ready(block, namespace, group, hash, parent);
+        if self.tiers.is_on() {
+            self.consider_new(block, predecessor, is_returning);
+        }
+        CommitOutcome::Stored
+    }
+
+    /// Gives a reserved slot back. Unknown ones are ignored.
+    pub fn abort(&mut self, instance: Instance, at: (SlotId, Generation)) {
+        if let Some(block) = self.reserved_by(instance, at) {
+            self.journal.stats_mut().aborted += 1;
+            self.release_slot(block);
+        }
+    }
+
+    /// Puts a filled slot into the index, right behind its parent.
+    fn make_ready(&mut self, block: BlockId, ns: NamespaceIndex, group: u16, hash: BlockHash, parent: Option<BlockId>) {
+        self.slots.commit(block, ns, group, hash, &mut self.journal);
+        self.enter(block, parent);
+        self.cache.note(ns, group, &hash, Fate::Stored);
+        self.journal.stats_mut().stored += 1;
+        self.journal.stats_mut().stored_bytes += self.slots.slot_bytes(block);
+    }
+
+    /// Index, counts and policy of a block whose record is complete.
+    pub(crate) fn enter(&mut self, block: BlockId, parent: Option<BlockId>) {
+        self.cache.name(&self.slots, block);
+        self.cache.admit(&mut self.slots, block, parent, &self.hints);
+    }
+
+    /// How many more slots of `class` may be reserved.
+    fn reservations_left(&self, class: ClassId) -> u64 {
+        let left = self.slots.share(self.config.reserve_permille).saturating_sub(self.slots.reserved_bytes());
+        // One is always granted, or a small pool could never store a large block.
+        let least = u64::from(self.slots.reserved_bytes() == 0);
+        (left / self.slots.space().class_info(class).slot_bytes).max(least)
+    }
+
+    /// Takes a slot of `class`, which has a free one.
+    fn grant(&mut self, instance: Instance, class: ClassId, holds_mapping: bool) -> (SlotId, Generation) {
+        let holders = if holds_mapping { instance.bit() } else { 0 };
+        self.journal.stats_mut().reserved += 1;
+        self.slots.reserve(instance, class, holders, &mut self.journal)
+    }
+
+    fn reserved_by(&self, instance: Instance, (slot, generation): (SlotId, Generation)) -> Option<BlockId> {
+        let is_ours = |block: &BlockId| {
+            let Block { state, owner, generation: own, .. } = self.slots[*block];
+            state == State::Reserved && owner == instance.0 && own == generation
+        };
+        let block = self.slots.space().block_at(slot).filter(is_ours);
+        assert!(block.is_some() || instance != Instance::DAEMON, "{slot:?} was freed under the daemon's own copy");
+        block
+    }
+
+    /// A commit that was sent again finds its block ready in the very slot.
+    fn outcome_of_unknown(
+        &mut self,
+        ns: NamespaceIndex,
+        group: u16,
+        hash: &BlockHash,
+        at: (SlotId, Generation),
+    ) -> CommitOutcome {
+        let block = self.cache.find(&self.slots, ns, group, hash).map(|block| &self.slots[block]);
+        if block.is_some_and(|block| (block.slot, block.generation) == at) {
+            return CommitOutcome::Stored;
+        }
+        self.journal.stats_mut().lost += 1;
+        CommitOutcome::Lost
+    }
+
+    fn needs_parent(&self, namespace: NamespaceIndex, group: u16) -> bool {
+        self.cache.namespace(namespace).layout.group(group).is_some_and(|group| group.attention == Attention::Full)
+    }
+}

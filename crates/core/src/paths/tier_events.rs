@@ -1,0 +1,132 @@
+//! What the driver of the tiers says of them, beside what became of each operation, and what it asks.
+//!
+//! The core decides and leaves [`Effect::Promote`] and [`Effect::WriteBack`]; the driver moves the bytes and reports
+//! with [`Core::promoted`], [`Core::written_back`], [`Core::give_up`], [`Core::probe_done`] and, here, with what a tier
+//! found at its start, what it evicted, and whether it is healthy.
+
+use crate::core::Core;
+use crate::journal::Effect;
+use crate::key::{BlockId, BlockKey, Fingerprint, Generation, NamespaceId, NamespaceIndex, TierId};
+use crate::layout::GroupLayout;
+use crate::slots::Block;
+use crate::tier::Location;
+use crate::tiers::{Limits, TierLocation, TierReport};
+
+impl Core {
+    /// One more tier. Panics beyond [`TierId::MAX`].
+    pub fn open_tier(&mut self, limits: Limits) -> TierId {
+        let id = self.tiers.open(limits);
+        self.cover_classes();
+        id
+    }
+
+    /// A tier that is not healthy is asked for nothing and given nothing.
+    pub fn set_healthy(&mut self, tier: TierId, is_healthy: bool) {
+        self.tiers.set_healthy(tier, is_healthy);
+        self.start_write_backs();
+    }
+
+    /// Nothing is written to this tier.
+    pub fn set_read_only(&mut self, tier: TierId) {
+        self.tiers.set_read_only(tier);
+    }
+
+    /// The tier holds this block: found at its start.
+    pub fn tier_found(&mut self, tier: TierId, key: &BlockKey, at: Location) {
+        self.tiers.set_location(self.tiers.key_of(key), TierLocation { tier, at });
+    }
+
+    /// The tier does not hold this block any more.
+    pub fn tier_evicted(&mut self, tier: TierId, key: &BlockKey) {
+        self.tiers.stats_mut(tier).evicted += 1;
+        self.tiers.forget_location(self.tiers.key_of(key), tier);
+        let block = self
+            .cache
+            .names()
+            .current_index(key.namespace)
+            .and_then(|ns| self.cache.find(&self.slots, ns, key.group, &key.hash));
+        if let Some(block) = block {
+            self.slots.remove_tier(block, tier.bit());
+        }
+    }
+
+    /// Until [`Core::tiers_purged`] the tiers are not asked for blocks of this namespace, nor given any, whether the
+    /// core knows it or not.
+    pub fn begin_tier_purge(&mut self, namespace: NamespaceId) {
+        self.tiers.begin_purge(namespace);
+    }
+
+    /// A purged namespace has no block on any tier any more; called after [`Effect::PurgeTiers`] was carried out.
+    pub fn tiers_purged(&mut self, namespace: NamespaceId) {
+        self.tiers.end_purge(namespace);
+    }
+
+    pub fn is_purging_tiers(&self, namespace: NamespaceId) -> bool {
+        self.tiers.is_purging(namespace)
+    }
+
+    /// What was passed over after a failure is asked for again, and what is known of shared stores ages. Called every
+    /// second or two.
+    pub fn expire_skips(&mut self) {
+        self.tiers.expire_skips();
+    }
+
+    /// Key of the block that an effect names, as long as its operation has not ended.
+    pub fn block_key(&self, block: BlockId) -> BlockKey {
+        let Block { namespace, group, hash, .. } = self.slots[block];
+        BlockKey { namespace: self.cache.namespace(namespace).id, group, hash }
+    }
+
+    /// Of the slot that the block lies in.
+    pub fn block_generation(&self, block: BlockId) -> Generation {
+        self.slots[block].generation
+    }
+
+    /// Bytes of the block that an effect names.
+    pub fn block_length_bytes(&self, block: BlockId) -> u64 {
+        self.block_group(block).map_or(0, |group| group.block_bytes())
+    }
+
+    pub fn block_tokens(&self, block: BlockId) -> u32 {
+        self.block_group(block).map_or(0, |group| group.tokens_per_block)
+    }
+
+    /// Where a key lies, as far as is known.
+    pub fn tier_location(&self, key: &BlockKey) -> Option<TierLocation> {
+        self.tiers.location(self.tiers.key_of(key)).map(|(location, _)| location)
+    }
+
+    pub fn tier_report(&self, tier: TierId) -> TierReport {
+        self.tiers.report(tier)
+    }
+
+    /// Bytes on the heap that grow with the number of blocks on tiers.
+    pub fn tier_heap_bytes(&self) -> usize {
+        self.tiers.heap_bytes()
+    }
+
+    pub(crate) fn purge_tiers(&mut self, id: NamespaceId, old: NamespaceIndex) {
+        self.begin_tier_purge(id);
+        if self.tiers.is_on() {
+            self.journal.push(Effect::PurgeTiers { namespace: old });
+        }
+    }
+
+    fn block_group(&self, block: BlockId) -> Option<&GroupLayout> {
+        let Block { namespace, group, .. } = self.slots[block];
+        self.cache.namespace(namespace).layout.group(group)
+    }
+
+    pub(crate) fn tier_key_of(&self, block: BlockId) -> Fingerprint {
+        let record = &self.slots[block];
+        let id = self.cache.namespace(record.namespace).id;
+        self.tiers.key(id, record.group, record.hash.as_bytes())
+    }
+
+    /// Whether the block's namespace is what its id means, and is not being removed.
+    pub(crate) fn is_current(&self, block: BlockId) -> bool {
+        let namespace = self.slots[block].namespace;
+        let id = self.cache.namespace(namespace).id;
+        self.cache.names().current_index(id) == Some(namespace) && !self.is_purging_tiers(id)
+    }
+}

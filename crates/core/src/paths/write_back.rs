@@ -1,0 +1,134 @@
+//! Write back: from the pool down to the tiers, in the background.
+//!
+//! Sighting → queue → `Effect::WriteBack` with the block pinned → [`Core::written_back`].
+//!
+//! Invariants: admission is prefix-closed. A lookup's hits are queued from its first token on and no further than the
+//! queue takes; a commit is queued only behind a parent that is on the tier or queued. Blocks that wait are not pinned.
+//! Blocks being written are pinned, within a limit, so eviction always finds something.
+
+use crate::core::Core;
+use crate::error::ErrorKind;
+use crate::journal::Effect;
+use crate::key::{BlockHash, BlockId, Generation, NamespaceIndex, TierId};
+use crate::layout::Attention;
+use crate::slots::{Block, State};
+use crate::stats::Finder;
+use crate::tier::Outcome;
+use crate::tiers::{Admission, TierLocation};
+
+impl Core {
+    /// These blocks were hit, in prefix order. False if a queue took not all of them.
+    pub(crate) fn consider_hits(&mut self, found: &[BlockId]) -> bool {
+        let mut is_all = true;
+        for tier in self.tiers.writable() {
+            is_all &= found.iter().all(|block| self.queue_write_back(tier, *block));
+        }
+        self.start_write_backs();
+        is_all
+    }
+
+    /// Whether a key about to be committed was in the pool before; only asked where it matters.
+    pub(crate) fn is_returning(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
+        self.tiers.is_on() && self.cache.was_stored(namespace, group, hash)
+    }
+
+    /// This block was committed behind `predecessor`.
+    pub(crate) fn consider_new(&mut self, block: BlockId, predecessor: Option<BlockHash>, is_returning: bool) {
+        for tier in self.tiers.writable() {
+            let is_admitted = is_returning || self.tiers.limits(tier).admission == Admission::All;
+            if is_admitted && self.is_reachable(tier, block, predecessor) {
+                self.queue_write_back(tier, block);
+            }
+        }
+        self.start_write_backs();
+    }
+
+    /// A store has ended. False if the block was purged meanwhile: the tier must be told to remove it.
+    pub fn written_back(&mut self, tier: TierId, block: BlockId, outcome: Outcome) -> bool {
+        let bytes = self.slots.slot_bytes(block);
+        self.tiers.end_write_back(tier, bytes);
+        let is_kept = match outcome {
+            Outcome::Stored(at) if self.is_current(block) => {
+                let stats = self.tiers.stats_mut(tier);
+                stats.stored += 1;
+                stats.stored_bytes += bytes;
+                if !self.tiers.limits(tier).is_shared {
+                    self.tiers.set_location(self.tier_key_of(block), TierLocation { tier, at });
+                }
+                true
+            }
+            Outcome::Stored(_) => false,
+            _ => {
+                self.tiers.stats_mut(tier).failed_stores += 1;
+                self.slots.remove_tier(block, tier.bit());
+                if outcome == Outcome::Failed(ErrorKind::Corrupt) && self.slots[block].state == State::Ready {
+                    self.verify(block, Finder::Scrub);
+                }
+                true
+            }
+        };
+        self.unpin(block);
+        self.start_write_backs();
+        is_kept
+    }
+
+    /// Starts as many of the waiting stores as the limits allow.
+    pub(crate) fn start_write_backs(&mut self) {
+        for tier in self.tiers.writable() {
+            while let Some((block, generation)) = self.tiers.take_queued(tier) {
+                self.start_write_back(tier, block, generation);
+            }
+        }
+    }
+
+    fn start_write_back(&mut self, tier: TierId, block: BlockId, generation: Generation) {
+        let Block { state, generation: own, slot, .. } = self.slots[block];
+        let is_same = own == generation;
+        if !is_same || state != State::Ready || !self.is_current(block) {
+            self.tiers.stats_mut(tier).dropped_gone += 1;
+            // It may be queued again when the purge is over, or when it was compared.
+            if is_same {
+                self.slots.remove_tier(block, tier.bit());
+            }
+            return;
+        }
+        let bytes = self.slots.slot_bytes(block);
+        self.pin(block, None);
+        self.tiers.begin_write_back(tier, bytes);
+        self.journal.push(Effect::WriteBack { tier, block, slot, generation });
+    }
+
+    /// Whether the block is on the tier, or will be. False if there is no room in the queue.
+    fn queue_write_back(&mut self, tier: TierId, block: BlockId) -> bool {
+        let Block { tiers, generation, .. } = self.slots[block];
+        if tiers & tier.bit() != 0 {
+            return true;
+        }
+        let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(location, _)| location.tier == tier);
+        if !is_there && !self.tiers.enqueue(tier, block, generation) {
+            return false;
+        }
+        self.slots.add_tier(block, tier.bit());
+        true
+    }
+
+    /// Whether a prefix leads to the block on this tier.
+    fn is_reachable(&self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>) -> bool {
+        let Block { namespace, group, .. } = self.slots[block];
+        let layout = self.cache.namespace(namespace).layout.group(group);
+        let Some(predecessor) = predecessor.filter(|_| layout.is_some_and(|l| l.attention == Attention::Full)) else {
+            return true;
+        };
+        match self.cache.find(&self.slots, namespace, group, &predecessor) {
+            Some(parent) if self.slots[parent].tiers & tier.bit() != 0 => true,
+            _ => self.has_tier_copy(namespace, group, &predecessor),
+        }
+    }
+
+    /// Whether any tier is known to hold the key.
+    pub(crate) fn has_tier_copy(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
+        let id = self.cache.namespace(namespace).id;
+        let key = self.tiers.key(id, group, hash.as_bytes());
+        self.tiers.location(key).is_some() && !self.is_purging_tiers(id)
+    }
+}

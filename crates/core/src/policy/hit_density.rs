@@ -1,0 +1,184 @@
+//! How much a block is worth keeping, learned from what became of earlier ones.
+//!
+//! For each age (inserts and touches since a block was last used, in logarithmic buckets) it counts how many
+//! blocks were asked for again and how many aged_out, that is, were forgotten without it. From the survival curve
+//! these make, the worth at an age is the best rate of hits per time in the cache that keeping the block from
+//! now until some later age can earn (the Gittins index; "hit density" in LHD, Beckmann et al., NSDI 2018).
+//! Invariant: worth is the first slope of the least concave majorant of the curve, hence found in one pass.
+
+/// Four to the octave: ages of one bucket differ by less than a fifth.
+const STEPS_PER_OCTAVE: u32 = 4;
+const BUCKETS: usize = (32 * STEPS_PER_OCTAVE) as usize;
+/// What old evidence keeps at each `learn`, see [`HitDensity::UPDATES_PER_TURNOVER`]: half of it after 8.6 turnovers
+/// of the cache. Measured flat between 0.98 and 1 on three traces.
+const KEEP: f64 = 0.99;
+
+pub struct HitDensity {
+    hits: [f64; BUCKETS],
+    aged_out: [f64; BUCKETS],
+    hit_density: [f64; BUCKETS],
+    /// Those of which neither is known yet, at the last update.
+    alive: [f64; BUCKETS],
+}
+
+impl Default for HitDensity {
+    fn default() -> Self {
+        HitDensity {
+            hits: [0.0; BUCKETS],
+            aged_out: [0.0; BUCKETS],
+            hit_density: [0.0; BUCKETS],
+            alive: [0.0; BUCKETS],
+        }
+    }
+}
+
+impl HitDensity {
+    /// How often `learn` is to be called while as many blocks are evicted as the cache holds.
+    pub const UPDATES_PER_TURNOVER: u32 = 8;
+
+    /// Of a block last used `age` ago. Unknown ages are worth nothing.
+    pub fn at(&self, age: u32) -> f64 {
+        self.hit_density[bucket(age)]
+    }
+
+    pub fn hit(&mut self, age: u32) {
+        self.hits[bucket(age)] += 1.0;
+    }
+
+    pub fn age_out(&mut self, age: u32) {
+        self.aged_out[bucket(age)] += 1.0;
+    }
+
+    /// `count` blocks of this age may still be asked for. Told anew before each update: without them it would know
+    /// those that came back soon, and of the others only what was forgotten meanwhile.
+    pub fn wait(&mut self, age: u32, count: f64) {
+        self.alive[bucket(age)] += count;
+    }
+
+    /// Takes what was counted since the last call into account, and lets old evidence fade.
+    pub fn learn(&mut self) {
+        self.hit_density = first_slopes(&self.curve());
+        self.alive.fill(0.0);
+        self.hits.iter_mut().chain(&mut self.aged_out).for_each(|count| *count *= KEEP);
+    }
+
+    /// (time spent in the cache, hits earned) by a block that is kept until the end of each bucket.
+    fn curve(&self) -> [(f64, f64); BUCKETS + 1] {
+        // How many reached each bucket; one survivor more than seen, so that no age is ever certain.
+        let mut reached = [1.0; BUCKETS];
+        let mut sum = 1.0;
+        for b in (0..BUCKETS).rev() {
+            sum += self.hits[b] + self.aged_out[b] + self.alive[b];
+            reached[b] = sum;
+        }
+        let mut curve = [(0.0, 0.0); BUCKETS + 1];
+        let mut alive = 1.0;
+        for b in 0..BUCKETS {
+            let hazard = self.hits[b] / reached[b];
+            let (time, hits) = curve[b];
+            let width = start(b + 1) - start(b);
+            curve[b + 1] = (time + alive * (1.0 - hazard / 2.0) * width, hits + alive * hazard);
+            alive *= 1.0 - hazard;
+        }
+        curve
+    }
+}
+
+/// For each point the steepest slope to a later one, by a stack that holds the concave hull of those behind it.
+fn first_slopes(curve: &[(f64, f64); BUCKETS + 1]) -> [f64; BUCKETS] {
+    let slope = |from: (f64, f64), to: (f64, f64)| if to.0 > from.0 { (to.1 - from.1) / (to.0 - from.0) } else { 0.0 };
+    let mut hull = Vec::with_capacity(BUCKETS + 1);
+    hull.push(curve[BUCKETS]);
+    let mut slopes = [0.0; BUCKETS];
+    for (at, point) in curve[..BUCKETS].iter().enumerate().rev() {
+        while let [.., second, first] = hull[..]
+            && slope(*point, first) <= slope(first, second)
+        {
+            hull.pop();
+        }
+        slopes[at] = slope(*point, hull[hull.len() - 1]);
+        hull.push(*point);
+    }
+    slopes
+}
+
+fn bucket(age: u32) -> usize {
+    let age = age.max(1);
+    let octave = age.ilog2();
+    // The two bits behind the leading one.
+    let step = (u64::from(age) << 2 >> octave) as u32 & (STEPS_PER_OCTAVE - 1);
+    (octave * STEPS_PER_OCTAVE + step) as usize
+}
+
+/// The age a bucket begins at, as a real number: below 4 several buckets share one whole age.
+fn start(bucket: usize) -> f64 {
+    let (octave, step) = (bucket as u32 / STEPS_PER_OCTAVE, bucket as u32 % STEPS_PER_OCTAVE);
+    f64::from(octave).exp2() * (1.0 + f64::from(step) / f64::from(STEPS_PER_OCTAVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_age_falls_into_the_bucket_that_covers_it() {
+        for age in (1..5000).chain([u32::MAX, u32::MAX - 1, 1 << 31, (1 << 31) - 1]) {
+            let b = bucket(age);
+            assert!(start(b) <= f64::from(age) && f64::from(age) < start(b + 1), "age {age} in bucket {b}");
+        }
+        assert_eq!(bucket(0), bucket(1));
+    }
+
+    #[test]
+    fn what_is_asked_for_sooner_is_worth_more() {
+        let (mut soon, mut late) = (HitDensity::default(), HitDensity::default());
+        for _ in 0..1000 {
+            soon.hit(100);
+            late.hit(10_000);
+        }
+        soon.learn();
+        late.learn();
+        assert!(soon.at(10) > 50.0 * late.at(10), "{} and {}", soon.at(10), late.at(10));
+        // Past the age at which all were asked for, nothing is to be expected.
+        assert!(soon.at(200) < late.at(200) / 10.0, "{} and {}", soon.at(200), late.at(200));
+    }
+
+    #[test]
+    fn worth_counts_those_that_never_came_back() {
+        let (mut sure, mut rare) = (HitDensity::default(), HitDensity::default());
+        for n in 0..1000 {
+            sure.hit(1000);
+            if n % 10 == 0 { rare.hit(1000) } else { rare.age_out(20_000) }
+        }
+        sure.learn();
+        rare.learn();
+        let ratio = sure.at(1) / rare.at(1);
+        assert!((8.0..12.0).contains(&ratio), "a tenth of the hits is worth {ratio} times less");
+    }
+
+    #[test]
+    fn waiting_for_a_sure_hit_makes_a_block_worth_more_the_closer_it_is() {
+        let mut hit_density = HitDensity::default();
+        (0..1000).for_each(|_| hit_density.hit(4096));
+        hit_density.learn();
+        assert!(hit_density.at(3500) > 2.0 * hit_density.at(1), "{} and {}", hit_density.at(3500), hit_density.at(1));
+    }
+
+    #[test]
+    fn slopes_agree_with_trying_every_later_age() {
+        let mut hit_density = HitDensity::default();
+        let mut state = 7u64;
+        for _ in 0..3000 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let age = 1 << (state >> 33 & 15);
+            if state >> 40 & 3 == 0 { hit_density.age_out(age * 3) } else { hit_density.hit(age) }
+        }
+        let curve = hit_density.curve();
+        let slopes = first_slopes(&curve);
+        for (at, slope) in slopes.iter().enumerate() {
+            let later = curve[at + 1..].iter().map(|to| (to.1 - curve[at].1) / (to.0 - curve[at].0));
+            let best = later.fold(0.0, f64::max);
+            assert!((slope - best).abs() <= best * 1e-9, "bucket {at}: {slope}, best {best}");
+        }
+    }
+}

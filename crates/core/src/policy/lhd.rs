@@ -1,0 +1,236 @@
+//! The default: keeps what earns most hits for the time it stays, as learned from the traffic itself.
+//!
+//! Two lists in order of last use: `fresh` blocks, seen once, and `reused` ones, asked for again while resident
+//! or later, as long as a ghost remembers. The victim is one of the two tails: the reused one only if it is older and
+//! its hit density is no higher than the fresh one's (see `hit_density`). A new block with a lower hit density than the
+//! victim bypasses the cache: it goes next, so that traffic too much for the pool does not push out what was about to be
+//! asked for. No share is set: under scans fresh blocks go first, in agent traffic the rule comes down to plain
+//! recency. Above a tier that is given the blocks that return, one of these is worth only what it costs to load it
+//! again, and what was seen once stays longer: else the pool would keep copies of what the tier has.
+//!
+//! Invariant: prompts stay closed. In one list a child is colder than its parent (see `lists`); a fresh child of
+//! the reused tail is as old as it or older, and an older fresh tail always goes first, as does one that bypasses.
+
+use super::ghosts::{Ghost, Ghosts};
+use super::hit_density::HitDensity;
+use super::lists::{Lists, REUSED};
+use super::{Nodes, Policy, Residents};
+use crate::key::{BlockId, Fingerprint};
+
+/// Ghosts for each resident block, 5.3 bytes each. With fewer it cannot learn how late blocks come back; many more
+/// remember what is of no use (bench/reports/2026-11-22-policy.md).
+const GHOSTS_PER_BLOCK: usize = 12;
+/// Fewest evictions between two lessons: a update costs as much as about 20 evictions.
+const LEAST_BETWEEN_UPDATES: u32 = 64;
+/// Ghosts looked at in a update: enough that a quarter of an octave in age holds tens of them.
+const SAMPLE: usize = 1536;
+
+/// What a hit is worth that the tier below would have served, if what no tier serves is worth 1: a disk loads a block
+/// about ten times as fast as an engine computes it. Every value from 0.03 to 0.25 serves its purpose on three traces,
+/// no cell of pool and disk below 0.96 of leaf-first LRU (bench/reports/2026-11-22-policy.md).
+const LOADED: f64 = 0.1;
+
+/// The lowest mark bit is the list's. In `fresh`: goes next.
+const BYPASSED: u32 = 2;
+/// Set if the block was seen before it was last stored, or asked for since: which worth it has.
+const KNOWN: u32 = 4;
+const FLAGS: u32 = 7;
+
+#[derive(Default)]
+pub struct Lhd {
+    lists: Lists,
+    hit_density: HitDensities,
+    ghosts: Ghosts,
+    evictions_to_update: u32,
+}
+
+#[derive(Default)]
+struct HitDensities {
+    /// By whether the block is known.
+    kinds: [HitDensity; 2],
+    /// Known blocks lie below, too.
+    is_backed: bool,
+}
+
+impl Policy for Lhd {
+    fn name(&self) -> &'static str {
+        "lhd"
+    }
+
+    fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        let ghost = self.ghosts.take(key, nodes.clock);
+        let has_place = self.is_worth_a_place(nodes, ghost.is_some());
+        self.enter(nodes, block, ghost, parent, has_place);
+    }
+
+    fn insert_wanted(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
+        let ghost = self.ghosts.take(key, nodes.clock);
+        self.enter(nodes, block, ghost, parent, true);
+    }
+
+    /// Seen and gone: remembered like one that was evicted at once, so that its return is known.
+    fn refuse(&mut self, nodes: &mut Nodes, key: Fingerprint) {
+        nodes.clock = nodes.clock.wrapping_add(1);
+        let known = self.ghosts.take(key, nodes.clock);
+        self.count_return(nodes, known);
+        self.remember(nodes, key, Ghost { touched: nodes.clock, mark: known.is_some() });
+    }
+
+    fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.hit_density.kinds[kind(nodes, block)].hit(age(nodes, block));
+        self.lists.lift(nodes, block, REUSED);
+        nodes[block].mark = nodes[block].mark & !BYPASSED | KNOWN;
+        set_used(nodes, block, nodes.clock);
+    }
+
+    /// How long it waited for that says how long the engine's queue is, and nothing of the block.
+    fn begin_use(&mut self, nodes: &mut Nodes, block: BlockId) {
+        set_used(nodes, block, nodes.clock);
+    }
+
+    fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.refresh(nodes, block);
+    }
+
+    fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.remove(nodes, block);
+    }
+
+    fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId> {
+        self.learn_now_and_then(nodes);
+        let hit_density = &self.hit_density;
+        let block =
+            self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, hit_density, at))?;
+        let ghost = Ghost { touched: used(nodes, block), mark: nodes[block].mark & KNOWN != 0 };
+        self.remember(nodes, residents.fingerprint(block), ghost);
+        Some(block)
+    }
+
+    fn back(&mut self, is_backed: bool) {
+        self.hit_density.is_backed = is_backed;
+    }
+
+    fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.hit_density, at))
+    }
+
+    fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
+        self.lists.oldest(nodes)
+    }
+
+    fn touch_lines(&self, keys: &[Fingerprint]) {
+        self.ghosts.touch_lines(keys);
+    }
+
+    fn ghost_bytes(&self) -> usize {
+        self.ghosts.heap_bytes()
+    }
+}
+
+impl Lhd {
+    /// A child of a block that bypasses does so, too.
+    fn enter(
+        &mut self,
+        nodes: &mut Nodes,
+        block: BlockId,
+        ghost: Option<Ghost>,
+        parent: Option<BlockId>,
+        has_place: bool,
+    ) {
+        let passing_parent = parent.filter(|parent| nodes[*parent].mark & BYPASSED != 0);
+        if has_place && passing_parent.is_none() {
+            self.lists.insert(nodes, block, parent, ghost.is_some());
+            nodes[block].mark |= if Lists::of(&nodes[block]) == REUSED { KNOWN } else { 0 };
+        } else {
+            self.lists.insert_coldest(nodes, block, passing_parent);
+            nodes[block].mark |= BYPASSED | if ghost.is_some() { KNOWN } else { 0 };
+        }
+        set_used(nodes, block, nodes[block].touched);
+        self.count_return(nodes, ghost);
+    }
+
+    /// Whether a block that is used now will earn no less than what would go for it.
+    fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
+        if !self.has_evidence() {
+            return true;
+        }
+        let own = self.hit_density.at(usize::from(is_known), 0);
+        self.coldest(nodes).is_none_or(|victim| own >= self.hit_density.of(nodes, victim))
+    }
+
+    fn count_return(&mut self, nodes: &Nodes, ghost: Option<Ghost>) {
+        if let Some(ghost) = ghost {
+            self.hit_density.kinds[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
+        }
+    }
+
+    fn remember(&mut self, nodes: &Nodes, key: Fingerprint, ghost: Ghost) {
+        if let Some(lost) = self.ghosts.insert(key, ghost, nodes.clock) {
+            self.hit_density.kinds[usize::from(lost.mark)].age_out(nodes.clock.wrapping_sub(lost.touched));
+        }
+    }
+
+    fn learn_now_and_then(&mut self, nodes: &Nodes) {
+        if self.evictions_to_update > 0 {
+            self.evictions_to_update -= 1;
+            return;
+        }
+        let residents = self.lists.count();
+        self.evictions_to_update = (residents / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
+        self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
+        if self.has_evidence() {
+            self.count_waiting(nodes);
+        }
+        self.hit_density.kinds.iter_mut().for_each(HitDensity::learn);
+    }
+
+    /// Ghosts that may still come back, by a sample.
+    fn count_waiting(&mut self, nodes: &Nodes) {
+        let Lhd { hit_density, ghosts, .. } = self;
+        let scale = (ghosts.len() as f64 / SAMPLE as f64).max(1.0);
+        ghosts.sample(SAMPLE, nodes.clock, |ghost| {
+            hit_density.kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched), scale);
+        });
+    }
+
+    /// Cold start: early on only short reuse distances have been seen, so long ones look worthless. Bypass stays off
+    /// until half of the ghost entries are in use.
+    fn has_evidence(&self) -> bool {
+        self.ghosts.len() * 2 > self.lists.count() as usize * GHOSTS_PER_BLOCK
+    }
+}
+
+impl HitDensities {
+    fn at(&self, kind: usize, age: u32) -> f64 {
+        let share = if self.is_backed && kind == 1 { LOADED } else { 1.0 };
+        share * self.kinds[kind].at(age)
+    }
+
+    fn of(&self, nodes: &Nodes, block: BlockId) -> f64 {
+        self.at(kind(nodes, block), age(nodes, block))
+    }
+}
+
+fn choose(nodes: &Nodes, hit_density: &HitDensities, [fresh, reused]: [BlockId; 2]) -> usize {
+    let is_colder = nodes[fresh].mark & BYPASSED == 0 && nodes.age(reused) > nodes.age(fresh);
+    usize::from(is_colder && hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh))
+}
+
+/// Which worth a block has.
+fn kind(nodes: &Nodes, block: BlockId) -> usize {
+    usize::from(nodes[block].mark & KNOWN != 0)
+}
+
+/// Since the last use proper: a refresh is none, or what is learned would be the queue's length.
+fn age(nodes: &Nodes, block: BlockId) -> u32 {
+    nodes.clock.wrapping_sub(used(nodes, block))
+}
+
+/// In the mark, above the flags, whose place it leaves out.
+fn used(nodes: &Nodes, block: BlockId) -> u32 {
+    nodes[block].mark & !FLAGS
+}
+
+fn set_used(nodes: &mut Nodes, block: BlockId, clock: u32) {
+    nodes[block].mark = clock & !FLAGS | nodes[block].mark & FLAGS;
+}

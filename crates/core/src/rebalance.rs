@@ -1,0 +1,102 @@
+//! Drains under way: runs of units that one class gives to another.
+//!
+//! Invariants: a run is drained once at a time; a new drain begins only when all others wait for holders; a pass over a
+//! run meets no block that is being copied. Which class gives to which is decided in `paths::rebalance`.
+
+use crate::key::ClassId;
+use crate::slots::{Run, Slots};
+
+/// Drains at a time. A new one begins only when all others wait for holders, so that a paused engine does not
+/// keep classes from growing.
+const MAX_DRAINS: usize = 4;
+
+struct Drain {
+    run: Run,
+    /// Who gets the units.
+    recipient: ClassId,
+    /// Where this pass stands: the extent at or behind `unit`, from `slot` on.
+    unit: u32,
+    slot: u32,
+    /// In this pass a block found no other place.
+    has_unplaced: bool,
+    /// A whole pass was made; what is left is held.
+    is_waiting: bool,
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Drains {
+    all: Vec<Drain>,
+    /// Blocks that are being copied out of draining extents.
+    copies: u32,
+    /// Evictions after which classes are compared again.
+    next_comparison: u64,
+}
+
+impl Drains {
+    pub fn may_begin(&self) -> bool {
+        self.all.len() < MAX_DRAINS && self.all.iter().all(|drain| drain.is_waiting)
+    }
+
+    /// From now on `run` is drained for `recipient`.
+    pub fn begin(&mut self, run: Run, recipient: ClassId) {
+        let drain = Drain { run, recipient, unit: run.first_unit, slot: 0, has_unplaced: false, is_waiting: false };
+        self.all.insert(0, drain);
+    }
+
+    /// Whether a step would find something to do.
+    pub fn has_more(&self) -> bool {
+        self.copies == 0 && self.all.iter().any(|drain| !drain.is_waiting)
+    }
+
+    /// The drain to go on with, and where its pass stands: the extent at or behind a unit, from a slot on.
+    pub fn next(&self) -> Option<(Run, u32, u32)> {
+        let drain = self.all.first().filter(|_| self.copies == 0)?;
+        Some((drain.run, drain.unit, drain.slot))
+    }
+
+    /// The pass of that drain stands here now.
+    pub fn advance(&mut self, unit: u32, slot: u32) {
+        (self.all[0].unit, self.all[0].slot) = (unit, slot);
+    }
+
+    /// The pass of that drain is over; the next step is another drain's.
+    pub fn end_pass(&mut self) {
+        let drain = &mut self.all[0];
+        (drain.unit, drain.slot, drain.is_waiting) = (drain.run.first_unit, 0, !drain.has_unplaced);
+        drain.has_unplaced = false;
+        self.all.rotate_left(1);
+    }
+
+    /// In this pass over `run` a block found no other place.
+    pub fn note_unplaced(&mut self, run: Run) {
+        if let Some(drain) = self.all.iter_mut().find(|drain| drain.run == run) {
+            drain.has_unplaced = true;
+        }
+    }
+
+    /// Ends the drain whose run is empty, if there is one; the class that gets its units.
+    pub fn finish(&mut self, slots: &mut Slots) -> Option<ClassId> {
+        let at = self.all.iter().position(|drain| slots.finish_drain(drain.run))?;
+        Some(self.all.remove(at).recipient)
+    }
+
+    pub fn begin_copy(&mut self) {
+        self.copies += 1;
+    }
+
+    /// True if no other copy is under way.
+    pub fn end_copy(&mut self) -> bool {
+        self.copies -= 1;
+        self.copies == 0
+    }
+
+    /// Whether classes are to be compared after so many evictions.
+    pub fn is_comparison_due(&self, evicted: u64) -> bool {
+        evicted >= self.next_comparison
+    }
+
+    pub fn compare_after(&mut self, evicted: u64) {
+        self.next_comparison = evicted;
+    }
+}

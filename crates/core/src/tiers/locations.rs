@@ -1,0 +1,181 @@
+//! Where each block lies on the own tiers: from key to location.
+//!
+//! Keys are kept as fingerprints of 52 bits beside the table's number, 64 in all. They are seeded by a secret, and a
+//! tier is asked with the whole key: should two ever be alike, one block is not found, and never a wrong one.
+//!
+//! An entry takes 24 bytes, in tables that are at most 3/4 full, so a block 32 to 64; no allocation per entry.
+
+use crate::key::{Fingerprint, NamespaceId, NamespaceIndex, TierId};
+use crate::tables::{self, TABLE_BITS, Tables};
+use crate::tier::Location;
+
+/// Bits of `Entry::key` that are not the fingerprint's: in use, health (2), tier (3).
+const IN_USE: u64 = 1;
+const HEALTH_AT: u32 = 1;
+const HEALTH_MASK: u64 = 3 << HEALTH_AT;
+const TIER_AT: u32 = 3;
+const FINGERPRINT_MASK: u64 = !((1 << TABLE_BITS) - 1);
+
+/// Where a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TierLocation {
+    pub tier: TierId,
+    pub at: Location,
+}
+
+/// Whether a block may be asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LoadHealth {
+    Good,
+    /// The last load was late, or failed: it is a miss for a while.
+    Late,
+    Failed,
+}
+
+/// The fingerprint of a block on a tier. By the namespace's own id: what lies on a tier outlives short names.
+pub(super) fn key(seed: u64, namespace: NamespaceId, group: u16, hash: &[u8]) -> Fingerprint {
+    let id = namespace.0 as u64 ^ ((namespace.0 >> 64) as u64).rotate_left(29);
+    Fingerprint::new(seed.rotate_left(17) ^ id, NamespaceIndex(0), group, hash)
+}
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    key: u64,
+    at: [u64; 2],
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Locations(Tables<Entry>);
+
+impl Locations {
+    pub fn new(table_bits: u32) -> Locations {
+        Locations(Tables::new(table_bits))
+    }
+
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    pub fn get(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
+        self.0.find(key, |entry| entry.is_of(key)).map(|entry| (entry.location(), entry.health()))
+    }
+
+    /// Brings what is known of `keys` into the processor's cache.
+    pub fn touch_lines(&self, keys: &[Fingerprint]) {
+        self.0.touch_lines(keys);
+    }
+
+    /// Returns the place that was replaced.
+    pub fn insert(&mut self, key: Fingerprint, location: TierLocation) -> Option<TierLocation> {
+        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+            let replaced = entry.location();
+            *entry = Entry::new(key, location);
+            return Some(replaced);
+        }
+        self.0.insert(key, Entry::new(key, location));
+        None
+    }
+
+    pub fn remove(&mut self, key: Fingerprint) {
+        self.0.remove(key, |entry| entry.is_of(key));
+    }
+
+    pub fn set_health(&mut self, key: Fingerprint, health: LoadHealth) {
+        if let Some(entry) = self.0.find_mut(key, |entry| entry.is_of(key)) {
+            entry.key = entry.key & !HEALTH_MASK | (health as u64) << HEALTH_AT;
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.0.heap_bytes()
+    }
+}
+
+impl Entry {
+    fn new(key: Fingerprint, TierLocation { tier, at }: TierLocation) -> Entry {
+        let bits = IN_USE | u64::from(tier.0) << TIER_AT;
+        Entry { key: key.0 & FINGERPRINT_MASK | bits, at: [at.0, at.1] }
+    }
+
+    fn location(&self) -> TierLocation {
+        TierLocation { tier: TierId((self.key >> TIER_AT) as u8 & 7), at: Location(self.at[0], self.at[1]) }
+    }
+
+    fn health(&self) -> LoadHealth {
+        match (self.key & HEALTH_MASK) >> HEALTH_AT {
+            0 => LoadHealth::Good,
+            1 => LoadHealth::Late,
+            _ => LoadHealth::Failed,
+        }
+    }
+
+    fn is_of(&self, key: Fingerprint) -> bool {
+        (self.key ^ key.0) & FINGERPRINT_MASK == 0
+    }
+}
+
+impl tables::Entry for Entry {
+    fn is_empty(&self) -> bool {
+        self.key == 0
+    }
+
+    fn home(&self) -> usize {
+        (self.key >> TABLE_BITS) as usize
+    }
+
+    fn home_of(key: Fingerprint) -> usize {
+        (key.0 >> TABLE_BITS) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        /// Against a HashMap, over few tables and homes, so that runs collide and wrap.
+        #[test]
+        fn it_finds_what_was_put_there_last_and_nothing_else(ops in proptest::collection::vec((0u8..3, 0u64..120), 1..600)) {
+            let mut locations = Locations::default();
+            let mut model: HashMap<u64, (TierLocation, LoadHealth)> = HashMap::new();
+            let key = |k: u64| Fingerprint((k / 7) << 40 | (k % 7) << 12 | (k % 2));
+            for (step, (op, k)) in ops.into_iter().enumerate() {
+                let location = TierLocation { tier: TierId(step as u8 % 8), at: Location(step as u64, k) };
+                match op {
+                    0 => {
+                        let replaced = locations.insert(key(k), location);
+                        prop_assert_eq!(replaced, model.insert(k, (location, LoadHealth::Good)).map(|(location, _)| location));
+                    }
+                    1 => {
+                        locations.remove(key(k));
+                        model.remove(&k);
+                    }
+                    _ => {
+                        locations.set_health(key(k), LoadHealth::Late);
+                        model.entry(k).and_modify(|(_, health)| *health = LoadHealth::Late);
+                    }
+                }
+                prop_assert_eq!(locations.len(), model.len() as u64);
+                for k in 0..120 {
+                    prop_assert_eq!(locations.get(key(k)), model.get(&k).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_takes_at_most_64_bytes_once_there_are_many() {
+        let mut locations = Locations::default();
+        for n in 0..1_000_000u64 {
+            let hash = n.to_le_bytes();
+            locations.insert(key(7, NamespaceId(3), 0, &hash), TierLocation { tier: TierId(0), at: Location(n, n) });
+            if n > 100_000 && n % 10_000 == 0 {
+                let each = locations.heap_bytes() as f64 / n as f64;
+                assert!(each <= 64.0, "{each} bytes a block at {n}");
+            }
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Lower tiers, the part that is state: which tiers there are, what lies on them, and what is on its way.
+//!
+//! A tier's truth is on the tier; what is kept here is a cache of it, rebuilt at every start. What is done with it is
+//! in `paths`: `probe` (whether shared tiers have it), `promote` (up), `prefetch` (up, before anybody asks),
+//! `write_back` (down), `driver` (what the driver of the tiers says of them).
+//!
+//! Invariants: what is being loaded is `loading`, and of that `late` if nobody waits for it any more and `prefetch` if
+//! nobody asked for it yet; an own tier's blocks have one location each; without a tier nothing here is ever reached.
+//!
+//! In the order of dependence: `locations` (what lies where), `presence` (what shared tiers answered), this file.
+
+mod locations;
+mod presence;
+
+use std::collections::VecDeque;
+
+use crate::key::{BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
+use crate::slots::Block;
+
+pub use crate::key::TierId;
+pub(crate) use locations::LoadHealth;
+use locations::Locations;
+pub use locations::TierLocation;
+pub(crate) use presence::Presence;
+use presence::PresenceCache;
+pub use presence::Probe;
+
+/// Keys that are passed over at a time; beyond it a block that failed is forgotten.
+const MAX_SKIPPED: usize = 1 << 16;
+/// With so many loads under way nothing more is prefetched. They keep a disk busy, and of blocks of 1 MiB they are 10
+/// ms of its time: as long as a lookup's load may stand behind them.
+const PREFETCH_LOADS: usize = 32;
+
+/// Holds the slots that disks of its own fill, in the table: after a daemon was killed its transfers may still land
+/// there. What it copies itself, from a store that hosts share too, ends with its process and needs no holder there.
+pub const TRANSFERS: Instance = Instance::DAEMON;
+
+/// Which blocks are written down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// Those that were asked for again: hit in the pool, or stored once more after they had left it.
+    SecondSighting,
+    All,
+}
+
+/// What one tier may take of the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub admission: Admission,
+    /// Its truth is elsewhere: others store and evict there. It is asked for each key, and what it holds is not kept
+    /// here. The daemon's own threads copy what comes from it, so nothing lands after its process has ended.
+    pub is_shared: bool,
+    /// Loads in flight.
+    pub load_blocks: usize,
+    /// Blocks that wait to be written. They are not pinned: one that is evicted meanwhile was not worth it.
+    pub queue_blocks: usize,
+    /// Blocks being written, and thousandths of the pool that they pin.
+    pub store_blocks: usize,
+    pub store_permille: u32,
+    /// Thousandths of the pool that late loads may keep out of use; over it the tier is closed.
+    pub late_permille: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            admission: Admission::SecondSighting,
+            is_shared: false,
+            // 1,024 of 1 MiB keep a disk of 3 GB/s busy for 0.3 s: more would be late before they begin.
+            load_blocks: 1024,
+            // 16 bytes each. A burst of stores waits here while the disk takes them one after another.
+            queue_blocks: 16 << 10,
+            store_blocks: 256,
+            // A 32nd: enough to keep a disk busy, and nothing that eviction would notice.
+            store_permille: 31,
+            late_permille: 62,
+        }
+    }
+}
+
+/// What is counted for one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    pub promotions: u64,
+    /// Of these, those started for requests that waited, before a lookup asked.
+    pub prefetches: u64,
+    /// Of those, blocks that a lookup asked for then, ready or on their way.
+    pub prefetch_hits: u64,
+    pub promoted: u64,
+    pub promoted_bytes: u64,
+    /// Loads that ended without the block, by cause: not there, not what was stored, anything else.
+    pub absent: u64,
+    pub corrupt: u64,
+    pub failed_loads: u64,
+    /// Loads whose waiters were let go.
+    pub late: u64,
+    pub queued: u64,
+    pub stored: u64,
+    pub stored_bytes: u64,
+    pub failed_stores: u64,
+    /// Blocks that were not written since too many waited.
+    pub dropped_full: u64,
+    /// Blocks that left the pool before they were written.
+    pub dropped_gone: u64,
+    pub evicted: u64,
+}
+
+/// One tier, at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierReport {
+    pub stats: TierStats,
+    pub is_open: bool,
+    /// Blocks known to lie there; 0 if it is shared.
+    pub blocks: u64,
+    pub loading_blocks: u64,
+    pub loading_bytes: u64,
+    /// Of these, those that nobody waits for any more.
+    pub late_bytes: u64,
+    pub waiting_blocks: u64,
+    pub storing_blocks: u64,
+    pub storing_bytes: u64,
+}
+
+struct Tier {
+    limits: Limits,
+    /// What the driver says of its health.
+    is_healthy: bool,
+    is_read_only: bool,
+    blocks: u64,
+    loading: Amount,
+    /// Of these, those that nobody asked for yet.
+    prefetch: Amount,
+    late: Amount,
+    queue: VecDeque<(BlockId, Generation)>,
+    storing: Amount,
+    stats: TierStats,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Amount {
+    blocks: u64,
+    bytes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, bytes: u64) {
+        self.blocks += 1;
+        self.bytes += bytes;
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.blocks -= 1;
+        self.bytes -= bytes;
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Tiers {
+    all: Vec<Tier>,
+    locations: Locations,
+    presence: PresenceCache,
+    /// Keys that are passed over until [`Tiers::expire_skips`].
+    skipped: Vec<Fingerprint>,
+    /// Namespaces whose blocks are being removed from the tiers: neither asked for nor written there meanwhile.
+    purging: Vec<NamespaceId>,
+    /// Over all tiers, bytes on their way up that nobody asked for yet.
+    prefetch_bytes: u64,
+    /// Makes the fingerprints of keys unpredictable.
+    seed: u64,
+    pool_bytes: u64,
+}
+
+impl Tiers {
+    pub fn new(seed: u64, table_bits: u32, pool_bytes: u64) -> Tiers {
+        Tiers {
+            all: Vec::new(),
+            locations: Locations::new(table_bits),
+            presence: PresenceCache::default(),
+            skipped: Vec::new(),
+            purging: Vec::new(),
+            prefetch_bytes: 0,
+            seed,
+            pool_bytes,
+        }
+    }
+
+    /// One more tier. Panics beyond [`TierId::MAX`].
+    pub fn open(&mut self, limits: Limits) -> TierId {
+        assert!(self.all.len() < TierId::MAX, "more tiers than a block's record has bits for");
+        self.all.push(Tier {
+            limits,
+            is_healthy: true,
+            is_read_only: false,
+            blocks: 0,
+            loading: Amount::default(),
+            prefetch: Amount::default(),
+            late: Amount::default(),
+            queue: VecDeque::new(),
+            storing: Amount::default(),
+            stats: TierStats::default(),
+        });
+        TierId(self.all.len() as u8 - 1)
+    }
+
+    /// Whether there is a tier at all.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        !self.all.is_empty()
+    }
+
+    /// Whether there is a tier, and each is given what was asked for again, and not the rest.
+    pub fn keeps_what_returns(&self) -> bool {
+        self.is_on() && self.all.iter().all(|tier| tier.limits.admission == Admission::SecondSighting)
+    }
+
+    pub fn limits(&self, tier: TierId) -> &Limits {
+        &self.get(tier).limits
+    }
+
+    /// To count something.
+    pub fn stats_mut(&mut self, tier: TierId) -> &mut TierStats {
+        &mut self.get_mut(tier).stats
+    }
+
+    pub fn set_healthy(&mut self, tier: TierId, is_healthy: bool) {
+        self.get_mut(tier).is_healthy = is_healthy;
+    }
+
+    pub fn set_read_only(&mut self, tier: TierId) {
+        self.get_mut(tier).is_read_only = true;
+    }
+
+    /// Whether a tier is asked for blocks and given some.
+    pub fn is_open(&self, tier: TierId) -> bool {
+        let state = self.get(tier);
+        // One late load is always borne, or a small pool would close its tier at the first.
+        let is_quarantine_full = state.late.blocks > 1 && state.late.bytes >= self.share(state.limits.late_permille);
+        state.is_healthy && !is_quarantine_full
+    }
+
+    /// Tiers that are given blocks.
+    pub fn writable(&self) -> impl Iterator<Item = TierId> + use<> {
+        let mut takes = [false; TierId::MAX];
+        takes.iter_mut().zip(&self.all).for_each(|(takes, tier)| *takes = !tier.is_read_only);
+        (0..TierId::MAX as u8).map(TierId).filter(move |tier| takes[tier.0 as usize])
+    }
+
+    /// Shared tiers that may be asked whether they have a block.
+    pub fn to_probe(&self) -> Vec<TierId> {
+        let all = (0..self.all.len() as u8).map(TierId);
+        all.filter(|tier| self.limits(*tier).is_shared && self.is_open(*tier)).collect()
+    }
+
+    pub fn report(&self, tier: TierId) -> TierReport {
+        let state = self.get(tier);
+        TierReport {
+            stats: state.stats,
+            is_open: self.is_open(tier),
+            blocks: state.blocks,
+            loading_blocks: state.loading.blocks,
+            loading_bytes: state.loading.bytes,
+            late_bytes: state.late.bytes,
+            waiting_blocks: state.queue.len() as u64,
+            storing_blocks: state.storing.blocks,
+            storing_bytes: state.storing.bytes,
+        }
+    }
+
+    /// Bytes on the heap that grow with the number of blocks there.
+    pub fn heap_bytes(&self) -> usize {
+        self.locations.heap_bytes()
+    }
+
+    // What lies where.
+
+    /// The fingerprint of a block's key, as tiers know the block.
+    #[inline]
+    pub fn key(&self, namespace: NamespaceId, group: u16, hash: &[u8]) -> Fingerprint {
+        locations::key(self.seed, namespace, group, hash)
+    }
+
+    pub fn key_of(&self, key: &BlockKey) -> Fingerprint {
+        self.key(key.namespace, key.group, key.hash.as_bytes())
+    }
+
+    /// An own tier comes before a shared one.
+    pub fn location(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
+        self.locations.get(key).or_else(|| self.presence.location(key))
+    }
+
+    /// Brings what is known of `keys` into the processor's cache.
+    pub fn touch_lines(&self, keys: &[Fingerprint]) {
+        self.locations.touch_lines(keys);
+    }
+
+    pub fn set_location(&mut self, key: Fingerprint, location: TierLocation) {
+        if let Some(replaced) = self.locations.insert(key, location) {
+            self.get_mut(replaced.tier).blocks -= 1;
+        }
+        self.get_mut(location.tier).blocks += 1;
+    }
+
+    /// Forgets that `tier` has the block, if it is that tier that was known to.
+    pub fn forget_location(&mut self, key: Fingerprint, tier: TierId) {
+        if self.locations.get(key).is_some_and(|(location, _)| location.tier == tier) {
+            self.locations.remove(key);
+            self.get_mut(tier).blocks -= 1;
+        }
+        self.presence.leave(key, tier);
+    }
+
+    /// A load of this key went wrong: until [`Tiers::expire_skips`] it is a miss.
+    pub fn skip(&mut self, key: Fingerprint, tier: TierId, health: LoadHealth) {
+        if self.skipped.len() < MAX_SKIPPED {
+            self.locations.set_health(key, health);
+            self.presence.set_health(key, health);
+            self.skipped.push(key);
+        } else {
+            self.forget_location(key, tier);
+        }
+    }
+
+    /// What was passed over is asked for again, and what is known of shared tiers ages.
+    pub fn expire_skips(&mut self) {
+        for key in std::mem::take(&mut self.skipped) {
+            self.locations.set_health(key, LoadHealth::Good);
+        }
+        self.presence.forget();
+    }
+
+    /// What shared tiers answered.
+    pub fn presence(&self) -> &PresenceCache {
+        &self.presence
+    }
+
+    pub fn presence_mut(&mut self) -> &mut PresenceCache {
+        &mut self.presence
+    }
+
+    pub fn begin_purge(&mut self, namespace: NamespaceId) {
+        if self.is_on() && !self.is_purging(namespace) {
+            self.purging.push(namespace);
+        }
+    }
+
+    pub fn end_purge(&mut self, namespace: NamespaceId) {
+        self.purging.retain(|purging| *purging != namespace);
+    }
+
+    pub fn is_purging(&self, namespace: NamespaceId) -> bool {
+        self.purging.contains(&namespace)
+    }
+
+    // On its way up.
+
+    pub fn begin_load(&mut self, tier: TierId, bytes: u64) {
+        let tier = self.get_mut(tier);
+        tier.loading.add(bytes);
+        tier.stats.promotions += 1;
+    }
+
+    pub fn end_load(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).loading.take(bytes);
+    }
+
+    /// Nobody waits for a load any more.
+    pub fn begin_late(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).late.add(bytes);
+    }
+
+    pub fn end_late(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).late.take(bytes);
+    }
+
+    /// A load that has begun is one that nobody asked for yet.
+    pub fn begin_prefetch(&mut self, tier: TierId, bytes: u64) {
+        self.prefetch_bytes += bytes;
+        let tier = self.get_mut(tier);
+        tier.prefetch.add(bytes);
+        tier.stats.prefetches += 1;
+    }
+
+    /// It has ended, or somebody asked for it.
+    pub fn end_prefetch(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).prefetch.take(bytes);
+        self.prefetch_bytes -= bytes;
+    }
+
+    #[inline]
+    pub fn prefetch_bytes(&self) -> u64 {
+        self.prefetch_bytes
+    }
+
+    /// Whether lookups have as many loads under way as the tier takes.
+    pub fn is_loading_enough(&self, tier: TierId) -> bool {
+        let tier = self.get(tier);
+        tier.loading.blocks - tier.prefetch.blocks >= tier.limits.load_blocks as u64
+    }
+
+    /// Whether so much is being loaded that what nobody waits for had better not stand in between.
+    pub fn is_busy(&self, tier: TierId) -> bool {
+        let tier = self.get(tier);
+        tier.loading.blocks as usize >= PREFETCH_LOADS.min((tier.limits.load_blocks / 2).max(1))
+    }
+
+    // On its way down.
+
+    /// False if there is no room in the queue.
+    pub fn enqueue(&mut self, tier: TierId, block: BlockId, generation: Generation) -> bool {
+        let state = self.get_mut(tier);
+        if state.queue.len() >= state.limits.queue_blocks {
+            state.stats.dropped_full += 1;
+            return false;
+        }
+        state.queue.push_back((block, generation));
+        state.stats.queued += 1;
+        true
+    }
+
+    /// The next block to be written, if the tier takes one now.
+    pub fn take_queued(&mut self, tier: TierId) -> Option<(BlockId, Generation)> {
+        if self.may_write_back(tier) { self.get_mut(tier).queue.pop_front() } else { None }
+    }
+
+    /// The block had another generation before it moved; what waits to be written is known by it.
+    pub fn requeue(&mut self, block: BlockId, before: Generation, now: &Block) {
+        for tier in self.all.iter_mut().filter(|_| now.tiers != 0) {
+            let waits = tier.queue.iter_mut().filter(|queued| **queued == (block, before));
+            waits.for_each(|queued| queued.1 = now.generation);
+        }
+    }
+
+    pub fn begin_write_back(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).storing.add(bytes);
+    }
+
+    pub fn end_write_back(&mut self, tier: TierId, bytes: u64) {
+        self.get_mut(tier).storing.take(bytes);
+    }
+
+    /// Compares counts with each other, and with what the records say: blocks that are being promoted, and bytes of
+    /// those that nobody asked for yet.
+    pub fn audit(&self, promoting: u64, prefetch_bytes: u64) -> Result<(), String> {
+        let loading: u64 = self.all.iter().map(|tier| tier.loading.blocks).sum();
+        let late: u64 = self.all.iter().map(|tier| tier.late.blocks).sum();
+        if loading - late != promoting {
+            return Err(format!("loads: counted {promoting}, kept {loading}, {late} of them late"));
+        }
+        let prefetch: u64 = self.all.iter().map(|tier| tier.prefetch.bytes).sum();
+        if [prefetch, prefetch_bytes] != [self.prefetch_bytes; 2] {
+            let kept = self.prefetch_bytes;
+            return Err(format!("bytes prefetch: counted {prefetch_bytes}, kept {kept}, {prefetch} of tiers"));
+        }
+        let blocks: u64 = self.all.iter().map(|tier| tier.blocks).sum();
+        let kept = self.locations.len();
+        if blocks == kept { Ok(()) } else { Err(format!("blocks tiers: counted {blocks}, kept {kept}")) }
+    }
+
+    fn may_write_back(&self, tier: TierId) -> bool {
+        let state = self.get(tier);
+        let is_full = state.storing.bytes >= self.share(state.limits.store_permille);
+        // One block is always written, or a small pool could never store a large one.
+        let has_free_slot =
+            state.storing.blocks == 0 || !is_full && state.storing.blocks < state.limits.store_blocks as u64;
+        has_free_slot && self.is_open(tier)
+    }
+
+    /// Thousandths of the pool, in bytes.
+    fn share(&self, permille: u32) -> u64 {
+        self.pool_bytes * u64::from(permille) / 1000
+    }
+
+    fn get(&self, tier: TierId) -> &Tier {
+        &self.all[tier.0 as usize]
+    }
+
+    fn get_mut(&mut self, tier: TierId) -> &mut Tier {
+        &mut self.all[tier.0 as usize]
+    }
+}

@@ -1,0 +1,124 @@
+//! What shared tiers answered: which of them has a key.
+//!
+//! Invariants: an answer is believed for two periods of [`crate::Core::expire_skips`] at most, since others store and
+//! evict without telling; entries have a limit; an answer that is still waited for is not forgotten.
+
+use std::collections::HashMap;
+
+use super::locations::{LoadHealth, TierLocation};
+use crate::key::{BlockKey, Fingerprint, TierId};
+use crate::tier::Location;
+
+/// Keys that are known of in one period: a few prompts of a million tokens. Half of them may be probed for prefetch.
+const MAX_KNOWN: usize = 1 << 17;
+
+/// A question to a shared tier; its answer goes to [`crate::Core::probe_done`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Probe {
+    pub tier: TierId,
+    pub key: BlockKey,
+    pub length_bytes: u64,
+}
+
+/// What is known of one key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Presence {
+    /// So many tiers have not answered yet.
+    Pending(u8),
+    Present(TierId, LoadHealth),
+    Absent,
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct PresenceCache {
+    recent: HashMap<Fingerprint, Presence>,
+    /// Of the period before; nothing is added.
+    older: HashMap<Fingerprint, Presence>,
+    /// Not taken by the driver yet.
+    probes: Vec<Probe>,
+    /// Keys that a tier has not answered for yet.
+    pending: usize,
+}
+
+impl PresenceCache {
+    pub fn get(&self, key: Fingerprint) -> Option<Presence> {
+        self.recent.get(&key).or_else(|| self.older.get(&key)).copied()
+    }
+
+    /// Where the key is, if it is known to be somewhere.
+    pub fn location(&self, key: Fingerprint) -> Option<(TierLocation, LoadHealth)> {
+        match self.get(key)? {
+            Presence::Present(tier, health) => Some((TierLocation { tier, at: Location::default() }, health)),
+            Presence::Pending(_) | Presence::Absent => None,
+        }
+    }
+
+    pub fn set_health(&mut self, key: Fingerprint, health: LoadHealth) {
+        if let Some(Presence::Present(tier, _)) = self.get(key) {
+            self.set(key, Presence::Present(tier, health));
+        }
+    }
+
+    pub fn leave(&mut self, key: Fingerprint, tier: TierId) {
+        if self.location(key).is_some_and(|(location, _)| location.tier == tier) {
+            self.set(key, Presence::Absent);
+        }
+    }
+
+    /// A key is asked for: one probe for each tier that may have it.
+    pub fn ask(&mut self, key: Fingerprint, probes: impl ExactSizeIterator<Item = Probe>) {
+        self.set(key, Presence::Pending(probes.len() as u8));
+        self.probes.extend(probes);
+    }
+
+    /// A tier's answer, or that it gave none in time; the nearest tier that has the block counts. A late answer is
+    /// taken.
+    pub fn answer(&mut self, key: Fingerprint, tier: TierId, is_found: bool) {
+        let known = self.get(key);
+        let now = match (is_found, known) {
+            (true, Some(Presence::Present(other, health))) => Presence::Present(other.min(tier), health),
+            (true, _) => Presence::Present(tier, LoadHealth::Good),
+            (_, Some(Presence::Pending(1))) => Presence::Absent,
+            (_, Some(Presence::Pending(left))) => Presence::Pending(left - 1),
+            _ => return,
+        };
+        self.set(key, now);
+    }
+
+    /// Appends the probes that nobody took yet.
+    pub fn take_probes(&mut self, probes: &mut Vec<Probe>) {
+        probes.append(&mut self.probes);
+    }
+
+    /// Keys that a tier has not answered for yet.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Whether so much is known already that no more is asked for.
+    pub fn is_full(&self) -> bool {
+        self.recent.len() >= MAX_KNOWN
+    }
+
+    /// Whether so much is known already that the rest is left to lookups.
+    pub fn is_half_full(&self) -> bool {
+        self.recent.len() >= MAX_KNOWN / 2
+    }
+
+    fn set(&mut self, key: Fingerprint, known: Presence) {
+        self.pending -= usize::from(matches!(self.get(key), Some(Presence::Pending(_))));
+        self.pending += usize::from(matches!(known, Presence::Pending(_)));
+        self.recent.insert(key, known);
+    }
+
+    /// A period is over. What was asked for meanwhile is still waited for.
+    pub fn forget(&mut self) {
+        let asked =
+            std::mem::take(&mut self.older).into_iter().filter(|(_, known)| matches!(known, Presence::Pending(_)));
+        self.older = std::mem::take(&mut self.recent);
+        for (key, known) in asked {
+            self.older.entry(key).or_insert(known);
+        }
+    }
+}

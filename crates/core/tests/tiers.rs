@@ -1,0 +1,416 @@
+//! The tiers below the pool, one story each: what is written down, what comes up, and what a failure costs.
+
+mod common;
+
+use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
+use forebay_core::lookup::{STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::miss::MissReason;
+use forebay_core::tier::{Location, Outcome};
+use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
+use forebay_core::{
+    BlockId, BlockKey, Config, Core, Effect, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex, SlotId,
+};
+
+const TIER: TierId = TierId(0);
+
+/// A pool of 16 slots a unit, with one tier.
+fn rig(units: u32, limits: Limits) -> (Rig, NamespaceIndex) {
+    let mut rig = Rig::new(units);
+    assert_eq!(rig.core.open_tier(limits), TIER);
+    let ns = rig.open(1, &layout(SMALL));
+    (rig, ns)
+}
+
+fn all() -> Limits {
+    Limits { admission: Admission::All, ..Limits::default() }
+}
+
+fn key(key: u64) -> BlockKey {
+    BlockKey { namespace: NamespaceId(1), group: 0, hash: hash(key) }
+}
+
+/// The tier has these.
+fn lie_on_tier(rig: &mut Rig, keys: impl Iterator<Item = u64>) {
+    keys.for_each(|k| rig.core.tier_found(TIER, &key(k), Location(k, 0)));
+}
+
+fn stores(rig: &mut Rig) -> Vec<BlockId> {
+    let block = |effect| if let Effect::WriteBack { block, .. } = effect { Some(block) } else { None };
+    rig.effects().into_iter().filter_map(block).collect()
+}
+
+fn loads(rig: &mut Rig) -> Vec<(BlockId, SlotId, Generation)> {
+    let load = |effect| match effect {
+        Effect::Promote { block, slot, generation, .. } => Some((block, slot, generation)),
+        _ => None,
+    };
+    rig.effects().into_iter().filter_map(load).collect()
+}
+
+/// Ends stores as they come until none is left; the keys in the order they were written.
+fn write_all(rig: &mut Rig) -> Vec<BlockKey> {
+    let mut written = Vec::new();
+    let mut started = stores(rig);
+    while !started.is_empty() {
+        for block in started {
+            written.push(rig.core.block_key(block));
+            assert!(rig.core.written_back(TIER, block, Outcome::Stored(Location(0, 0))));
+        }
+        started = stores(rig);
+    }
+    written
+}
+
+fn whole() -> Outcome {
+    Outcome::Loaded { length_bytes: SMALL, checksum: 7 }
+}
+
+fn states(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> Vec<u8> {
+    let (answer, lease) = rig.look(Some(ENGINE), ns, 0, keys);
+    rig.core.release(ENGINE, lease);
+    answer.states
+}
+
+#[test]
+fn a_lookup_that_is_asked_again_while_blocks_come_up_counts_once() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..3);
+    for _ in 0..5 {
+        assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_NOT_YET; 3]);
+    }
+    for (block, _, generation) in loads(&mut rig) {
+        assert!(rig.core.promoted(block, generation, whole()));
+    }
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    let stats = rig.core.stats();
+    assert_eq!((stats.lookups, stats.keys, stats.hits, stats.miss_count()), (1, 4, 3, 1), "the last answer counts");
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    assert_eq!(rig.core.stats().lookups, 2, "another request for the same");
+}
+
+#[test]
+fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..3);
+    for instance in [ENGINE, Instance(5)] {
+        for _ in 0..2 {
+            let (answer, _) = rig.look(Some(instance), ns, 0, &[0, 1, 2]);
+            assert_eq!(answer.states, [STATE_NOT_YET; 3]);
+        }
+    }
+    assert_eq!(rig.core.stats().lookups, 0);
+    rig.core.instance_gone(Instance(5));
+    let stats = rig.core.stats();
+    assert_eq!((stats.lookups, stats.misses[MissReason::PromotionUnfinished as usize]), (1, 3));
+    rig.core.instance_gone(ENGINE);
+    assert_eq!(rig.core.stats().lookups, 2);
+}
+
+#[test]
+fn what_lies_below_comes_up_once_however_many_ask() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..3);
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_NOT_YET; 3]);
+    let (other, _) = rig.look(Some(Instance(5)), ns, 0, &[0, 1, 2, 2]);
+    assert_eq!(other.states, [STATE_NOT_YET; 4]);
+    let started = loads(&mut rig);
+    let positions: Vec<BlockKey> = started.iter().map(|(block, ..)| rig.core.block_key(*block)).collect();
+    assert_eq!(positions, [key(0), key(1), key(2)], "in prefix order");
+    for (block, _, generation) in started.into_iter().rev() {
+        assert!(rig.core.promoted(block, generation, whole()));
+    }
+    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn a_key_that_is_asked_for_twice_at_once_comes_up_once() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    assert_eq!(states(&mut rig, ns, &[0, 0]), [STATE_NOT_YET; 2]);
+    assert_eq!(loads(&mut rig).len(), 1);
+    rig.audit();
+}
+
+#[test]
+fn who_wants_no_lease_starts_nothing() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    assert_eq!(rig.look(None, ns, 0, &[0]).0.states, [0u8; 0]);
+    assert_eq!(loads(&mut rig), []);
+}
+
+#[test]
+fn nothing_is_promoted_behind_a_miss_of_its_prefix() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 5..9);
+    assert_eq!(states(&mut rig, ns, &[4, 5, 6]), [0u8; 0]);
+    assert_eq!(loads(&mut rig), []);
+}
+
+#[test]
+fn promotions_stay_within_the_share_of_promises() {
+    let mut config = Config::new(UNIT_BYTES, 2);
+    config.promise_permille = 250;
+    let mut rig = Rig::with(config);
+    rig.core.open_tier(all());
+    let ns = rig.open(1, &layout(SMALL));
+    lie_on_tier(&mut rig, 0..20);
+    let keys: Vec<u64> = (0..20).collect();
+    assert_eq!(states(&mut rig, ns, &keys), [STATE_NOT_YET; 8], "a quarter of 32 slots");
+    assert_eq!(loads(&mut rig).len(), 8);
+    assert_eq!(rig.core.held().pinned_bytes, 8 * SMALL);
+    assert_eq!(rig.reason(ns, 0, 12), Some(MissReason::OverLimit));
+}
+
+#[test]
+fn a_promotion_evicts_nothing_that_is_held() {
+    let mut config = Config::new(UNIT_BYTES, 1);
+    (config.promise_permille, config.reserve_permille) = (1000, 1000);
+    let mut rig = Rig::with(config);
+    rig.core.open_tier(all());
+    let ns = rig.open(1, &layout(SMALL));
+    let held: Vec<u64> = (0..15).collect();
+    assert_eq!(rig.store(ns, None, &held), 15);
+    write_all(&mut rig);
+    assert_eq!(rig.lease(ns, &held).0, 15);
+    lie_on_tier(&mut rig, 100..102);
+    // The last free slot, then none.
+    assert_eq!(states(&mut rig, ns, &[100, 101]), [STATE_NOT_YET]);
+    assert_eq!(loads(&mut rig).len(), 1);
+    assert!(held.iter().all(|key| rig.is_resident(ns, *key)));
+}
+
+#[test]
+fn a_late_load_frees_its_waiters_at_once_and_its_slot_when_it_ends() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    states(&mut rig, ns, &[0]);
+    let (block, slot, generation) = loads(&mut rig)[0];
+    rig.core.give_up(block, generation);
+    rig.core.give_up(block, generation);
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::TooSlow));
+    assert!(!rig.effects().iter().any(|effect| matches!(effect, Effect::Freed { .. } | Effect::Promote { .. })));
+    assert_eq!(rig.core.held().fenced_bytes, SMALL);
+    rig.audit();
+    assert!(!rig.core.promoted(block, generation, whole()), "nobody takes what comes too late");
+    assert!(rig.effects().iter().any(|effect| matches!(effect, Effect::Freed { slot: freed, .. } if *freed == slot)));
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::TooSlow));
+    rig.core.expire_skips();
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::PromotionUnfinished), "it is tried again");
+    assert_eq!(rig.core.tier_report(TIER).stats.late, 1);
+}
+
+#[test]
+fn too_many_bytes_of_late_loads_close_the_tier() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..3);
+    states(&mut rig, ns, &[0, 1]);
+    let late = loads(&mut rig);
+    late.iter().for_each(|(block, _, generation)| rig.core.give_up(*block, *generation));
+    assert!(!rig.core.tier_report(TIER).is_open);
+    assert_eq!(rig.reason(ns, 0, 2), Some(MissReason::Failed));
+    late.iter().for_each(|(block, _, generation)| assert!(!rig.core.promoted(*block, *generation, whole())));
+    assert_eq!(rig.reason(ns, 0, 2), Some(MissReason::PromotionUnfinished));
+}
+
+#[test]
+fn a_block_that_is_absent_or_corrupt_is_forgotten_and_one_that_failed_is_tried_again() {
+    let failed = |kind| Outcome::Failed(kind);
+    let other_length = Outcome::Loaded { length_bytes: SMALL + 1, checksum: 7 };
+    let outcomes = [
+        (Outcome::Absent, false),
+        (failed(ErrorKind::Corrupt), false),
+        (other_length, false),
+        (failed(ErrorKind::Io), true),
+        (failed(ErrorKind::Unavailable), true),
+    ];
+    for (outcome, is_tried_again) in outcomes {
+        let (mut rig, ns) = rig(2, all());
+        lie_on_tier(&mut rig, 0..1);
+        states(&mut rig, ns, &[0]);
+        let (block, _, generation) = loads(&mut rig)[0];
+        assert!(!rig.core.promoted(block, generation, outcome));
+        assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::Failed), "{outcome:?}");
+        rig.core.expire_skips();
+        let expected = if is_tried_again { MissReason::PromotionUnfinished } else { MissReason::Failed };
+        assert_eq!(rig.reason(ns, 0, 0), Some(expected), "{outcome:?}");
+        rig.audit();
+    }
+}
+
+#[test]
+fn a_sick_tier_is_a_miss_until_it_is_well() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    rig.core.set_healthy(TIER, false);
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::Failed));
+    rig.store(ns, None, &[10]);
+    assert_eq!(stores(&mut rig), []);
+    rig.core.set_healthy(TIER, true);
+    assert_eq!(write_all(&mut rig), [key(10)], "what waited is written");
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::PromotionUnfinished));
+}
+
+#[test]
+fn a_block_is_written_at_its_second_sighting_and_once() {
+    let (mut rig, ns) = rig(4, Limits::default());
+    rig.store(ns, None, &[0, 1, 2]);
+    assert_eq!(write_all(&mut rig), []);
+    states(&mut rig, ns, &[0, 1]);
+    assert_eq!(write_all(&mut rig), [key(0), key(1)]);
+    states(&mut rig, ns, &[0, 1, 2]);
+    assert_eq!(write_all(&mut rig), [key(2)]);
+    states(&mut rig, ns, &[0, 1, 2]);
+    assert_eq!(write_all(&mut rig), []);
+    assert_eq!(rig.core.tier_report(TIER).stats.stored, 3);
+}
+
+#[test]
+fn a_block_that_comes_back_is_written_at_its_commit() {
+    let (mut rig, ns) = rig(1, Limits::default());
+    rig.store(ns, None, &[0]);
+    (100..140).for_each(|key| assert_eq!(rig.store(ns, None, &[key]), 1));
+    assert_eq!(write_all(&mut rig), []);
+    assert!(!rig.is_resident(ns, 0));
+    rig.store(ns, None, &[0]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+}
+
+#[test]
+fn a_block_whose_parent_is_not_below_is_not_written_before_it() {
+    let (mut rig, ns) = rig(4, Limits { queue_blocks: 1, store_blocks: 1, ..all() });
+    // The first is written at once, the second waits, the third finds the queue full, the fourth no parent.
+    rig.store(ns, None, &[0, 1, 2, 3]);
+    assert_eq!(rig.core.tier_report(TIER).stats.dropped_full, 1);
+    assert_eq!(write_all(&mut rig), [key(0), key(1)]);
+    // Their next hits, in order, bring the rest.
+    states(&mut rig, ns, &[0, 1, 2, 3]);
+    states(&mut rig, ns, &[0, 1, 2, 3]);
+    assert_eq!(write_all(&mut rig), [key(2), key(3)]);
+}
+
+#[test]
+fn a_block_that_is_being_written_is_not_evicted_and_one_that_waits_may_be() {
+    let (mut rig, ns) = rig(1, Limits { store_blocks: 1, ..all() });
+    rig.store(ns, None, &[0]);
+    rig.store(ns, None, &[1]);
+    let [first] = stores(&mut rig)[..] else { panic!("one at a time") };
+    (100..140).for_each(|key| assert_eq!(rig.store(ns, None, &[key]), 1, "eviction goes on"));
+    assert!(rig.is_resident(ns, 0) && !rig.is_resident(ns, 1));
+    assert!(rig.core.written_back(TIER, first, Outcome::Stored(Location(0, 0))));
+    assert!(!write_all(&mut rig).contains(&key(1)));
+    assert!(rig.core.tier_report(TIER).stats.dropped_gone > 0);
+    rig.audit();
+}
+
+#[test]
+fn a_child_of_a_block_below_is_no_orphan() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    assert_eq!(rig.store(ns, Some(0), &[1]), 1);
+    assert_eq!(rig.store(ns, Some(5), &[6]), 0);
+}
+
+#[test]
+fn what_the_tier_gave_up_is_written_again() {
+    let (mut rig, ns) = rig(2, Limits::default());
+    rig.store(ns, None, &[0]);
+    states(&mut rig, ns, &[0]);
+    write_all(&mut rig);
+    rig.core.tier_evicted(TIER, &key(0));
+    assert_eq!(rig.core.tier_location(&key(0)), None);
+    states(&mut rig, ns, &[0]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+}
+
+#[test]
+fn a_purged_namespace_is_gone_below_at_once_and_for_good() {
+    let (mut rig, ns) = rig(4, all());
+    lie_on_tier(&mut rig, 50..52);
+    rig.store(ns, None, &[0, 1]);
+    let writing = stores(&mut rig);
+    states(&mut rig, ns, &[50]);
+    let (loading, _, generation) = loads(&mut rig)[0];
+    let (_, old, new) = rig.core.purge(NamespaceId(1)).unwrap();
+    assert!(rig.effects().iter().any(|e| matches!(e, Effect::PurgeTiers { namespace } if *namespace == old)));
+    assert_eq!(rig.reason(new, 0, 51), Some(MissReason::NeverSeen));
+    rig.step_to_the_end();
+    assert!(!rig.core.promoted(loading, generation, whole()));
+    let kept =
+        writing.iter().filter(|block| rig.core.written_back(TIER, **block, Outcome::Stored(Location(0, 0)))).count();
+    assert_eq!(kept, 0, "what was being written is to be removed");
+    // Stored anew meanwhile: not written before the tier is empty.
+    rig.store(new, None, &[0]);
+    assert_eq!(stores(&mut rig), []);
+    (50..52).for_each(|k| rig.core.tier_evicted(TIER, &key(k)));
+    rig.core.tiers_purged(NamespaceId(1));
+    states(&mut rig, new, &[0]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+    rig.core.tier_evicted(TIER, &key(0));
+    assert_eq!(rig.core.tier_report(TIER).blocks, 0);
+    assert_eq!(rig.reason(new, 0, 50), Some(MissReason::NeverSeen));
+    rig.step_to_the_end();
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn a_closed_namespace_finds_its_blocks_below_when_it_is_opened_again() {
+    let (mut rig, _) = rig(2, all());
+    lie_on_tier(&mut rig, 0..1);
+    assert!(rig.core.close_namespace(NamespaceId(1)));
+    let ns = rig.open(1, &layout(SMALL));
+    assert_eq!(rig.reason(ns, 0, 0), Some(MissReason::PromotionUnfinished));
+}
+
+#[test]
+fn slots_that_a_killed_daemon_was_filling_are_used_only_when_its_transfers_are_over() {
+    let (mut rig, ns) = rig(1, all());
+    lie_on_tier(&mut rig, 0..1);
+    states(&mut rig, ns, &[0]);
+    let effects = rig.effects();
+    let reserved = effects.iter().find_map(|effect| match effect {
+        Effect::Reserved { slot, generation, holders } => Some((*slot, *generation, *holders)),
+        _ => None,
+    });
+    let (slot, generation, holders) = reserved.unwrap();
+    assert_eq!(holders, TRANSFERS.bit());
+    let mut core = Core::new(Config { first_generation: 100, ..Config::new(UNIT_BYTES, 1) });
+    core.set_earlier(TRANSFERS.bit());
+    assert!(core.restore_extent(SMALL, 0, 1));
+    core.restore(forebay_core::recover::Recovered { slot, generation, holders, key: None });
+    core.finish_restore();
+    core.populate(0);
+    let mut rig = Rig::of(core);
+    let ns = rig.open(1, &layout(SMALL));
+    let taken = |rig: &mut Rig| (0..40).flat_map(|_| rig.reserve(ns, 1)).any(|(taken, _)| taken == slot);
+    rig.core.instance_gone(Instance(0));
+    assert!(!taken(&mut rig), "all other slots are reserved, this one is not");
+    rig.core.instance_gone(Instance(0));
+    rig.core.transfers_over();
+    assert!(taken(&mut rig));
+}
+
+#[test]
+fn a_lookup_starts_a_bounded_number_of_promotions_and_the_next_goes_on() {
+    let (mut rig, ns) = rig(64, all());
+    lie_on_tier(&mut rig, 0..300);
+    let keys: Vec<u64> = (0..300).collect();
+    assert_eq!(states(&mut rig, ns, &keys), [STATE_NOT_YET; 300]);
+    let first = loads(&mut rig).len();
+    assert!((32..=64).contains(&first), "{first} in one event");
+    assert_eq!(states(&mut rig, ns, &keys), [STATE_NOT_YET; 300]);
+    assert_eq!(loads(&mut rig).len(), first);
+}
+
+#[test]
+fn a_miss_between_blocks_below_ends_the_prefix() {
+    let (mut rig, ns) = rig(4, all());
+    lie_on_tier(&mut rig, [0, 1, 3].into_iter());
+    let found = states(&mut rig, ns, &[0, 1, 2, 3]);
+    assert_eq!(found, [STATE_NOT_YET; 2]);
+    assert!(!found.contains(&STATE_MISS));
+    assert_eq!(loads(&mut rig).len(), 2);
+}

@@ -1,0 +1,8 @@
+//! Random numbers: what seeds hashes and tells one start from another.
+
+use forebay_rpc::draw;
+
+pub fn number() -> u64 {
+    let [first, ..] = *draw().as_chunks().0 else { unreachable!("16 bytes hold two numbers") };
+    u64::from_le_bytes(first)
+}

@@ -1,0 +1,46 @@
+//! The engine's waiting queue, as a hint for evictions and promotions.
+
+use forebay_core::{Core, Error, ErrorKind, Result};
+use forebay_rpc::proto::{Done, GroupKeys, HintRequest, QueueHint};
+
+use super::{check_hashes, group_index};
+use crate::instances::Session;
+use crate::state::{Shared, State};
+
+/// One event for all that wait no more, and one for each request that waits now; then what they want begins to come up.
+pub async fn hint(shared: &Shared, request: HintRequest) -> Result<Done> {
+    shared.event(|state| withdraw(state, request.session, &request.withdrawn))?;
+    for hint in &request.hints {
+        tokio::task::yield_now().await;
+        shared.event(|state| note(state, request.session, request.namespace, hint))?;
+    }
+    shared.work_off().await;
+    Ok(Done {})
+}
+
+fn withdraw(state: &mut State, session: u64, withdrawn: &[u64]) -> Result<()> {
+    let (instance, member) = state.instances.of_session(session)?;
+    let known = member.session.as_mut().expect("found by its session");
+    let ids = withdrawn.iter().filter_map(|request| known.hints.remove(request)).flatten();
+    ids.for_each(|id| state.core.withdraw_hint(instance, id));
+    Ok(())
+}
+
+fn note(state: &mut State, session: u64, namespace: u32, hint: &QueueHint) -> Result<()> {
+    let (instance, member) = state.instances.of_session(session)?;
+    let known = member.session.as_mut().expect("found by its session");
+    let namespace = known.namespace(namespace)?;
+    if known.hints.len() >= Session::MAX_WAITING && !known.hints.contains_key(&hint.request) {
+        return Err(Error::new(ErrorKind::Full, "the session has sent too many queue hints")
+            .with("limit", Session::MAX_WAITING)
+            .hint("send hints for the requests that run next, and withdraw the hints of those that have run"));
+    }
+    let ids = known.hints.entry(hint.request).or_default();
+    ids.drain(..).for_each(|id| state.core.withdraw_hint(instance, id));
+    for GroupKeys { group, hash_bytes, hashes } in &hint.groups {
+        let (hash_bytes, group) = (check_hashes(hashes, *hash_bytes)?, group_index(*group)?);
+        let first = &hashes[..hashes.len().min(Core::MAX_KEYS_PER_EVENT * hash_bytes)];
+        ids.push(state.core.hint(instance, namespace, group, first, hash_bytes));
+    }
+    Ok(())
+}

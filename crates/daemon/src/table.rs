@@ -1,0 +1,55 @@
+//! The pool's table, as events write it: which slots hold ready blocks, and in which order they became ready.
+//!
+//! Invariant: a block is ready in the table only after the core took it, so that a crash between the two loses the block
+//! and never serves one that the core does not know.
+
+use std::sync::Arc;
+
+use forebay_core::layout::GroupLayout;
+use forebay_core::{BlockKey, Generation, SlotId, checksum};
+use forebay_io::pool::{Entry, Pool};
+
+pub struct Table {
+    pool: Arc<Pool>,
+    /// Numbers the blocks in the order in which they became ready, across restarts.
+    next_sequence: u64,
+}
+
+impl Table {
+    pub fn new(pool: Arc<Pool>) -> Table {
+        Table { pool, next_sequence: 1 }
+    }
+
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// A block of this number was found at start: later ones get higher numbers.
+    pub fn recovered(&mut self, sequence: u64) {
+        self.next_sequence = self.next_sequence.max(sequence + 1);
+    }
+
+    /// Writes the entry of a block that the core just took.
+    pub fn make_ready(&mut self, key: BlockKey, at: (SlotId, Generation), length: u64, checksum: u64, tokens: u32) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.pool.ready(at.0, at.1, &Entry { key, length, checksum, sequence, tokens });
+    }
+
+    /// The block's checksum, combined from the birth records of its ranks. `None` unless each rank wrote its whole slice
+    /// in this generation.
+    pub fn born(&self, layout: &GroupLayout, (slot, generation): (SlotId, Generation)) -> Option<u64> {
+        if slot.0 >= self.pool.geometry().pages {
+            return None;
+        }
+        let mut whole = None;
+        for (rank, bytes) in layout.rank_bytes.iter().enumerate() {
+            let birth = self.pool.birth(slot, rank)?;
+            if birth.generation != generation || birth.length != *bytes {
+                return None;
+            }
+            whole = Some(whole.map_or(birth.checksum, |sum| checksum::combine(sum, birth.checksum, *bytes)));
+        }
+        whole
+    }
+}

@@ -1,0 +1,326 @@
+//! Workers: the second socket, over which the pool's files travel.
+//!
+//! A worker says who it is and how many bytes its rank has of each group; it gets descriptors of its own, whose
+//! lock tells the daemon for as long as the worker maps the pool that it is there. When all ranks of an engine
+//! have come, each is told where its slices lie, and only when all have acknowledged are slots handed to their
+//! scheduler. The connection stays open; its end means little (the mapping may live on), only that this rank has
+//! to come back before anything new is handed out.
+
+use std::convert::Infallible;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use forebay_core::layout::{GroupLayout, Layout};
+use forebay_core::{Error, ErrorKind, Generation, Instance, Result, SlotId};
+use forebay_io::pool::{MapperFds, send_fds};
+use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::worker_says::Says;
+use forebay_rpc::proto::{AttachReady, AttachReply, AttachRequest, Detached, Held, RankGroup, RankSlice, WorkerSays};
+use forebay_rpc::{MAX_ATTACH_BYTES, MAX_SUSPECTS};
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::instances::{Identity, Member, Worker};
+use crate::listen;
+use crate::service::{check_protocol, tell_attached};
+use crate::state::{Shared, State};
+
+/// For each message that the other side owes: a worker answers at once or is not one.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// For the one message that is written without yielding; it never waits, or the worker is no worker.
+const SEND_DEADLINE: Duration = Duration::from_millis(1);
+
+pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
+    loop {
+        let stream = listen::accept(&listener, &shared).await;
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            if let Err(error) = serve(stream, &shared).await {
+                tracing::warn!(%error, hint = error.hint_text().unwrap_or(""), "a worker's connection failed");
+            }
+        });
+    }
+}
+
+/// A worker's connection, from its request to its end.
+async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
+    let request: AttachRequest = timeout(DEADLINE, read(&mut stream)).await.map_err(|_| late())??;
+    let (ready, mut all_there) = mpsc::channel(1);
+    let welcomed = shared.event(|state| welcome(state, &request, ready));
+    let welcomed = match welcomed {
+        Ok(welcomed) => welcomed,
+        Err(error) => {
+            let reply = AttachReply {
+                error: error.to_string(),
+                hint: error.hint_text().unwrap_or("").to_owned(),
+                ..AttachReply::default()
+            };
+            write(&mut stream, &reply).await?;
+            return Err(error);
+        }
+    };
+    let attached = Attached {
+        shared: shared.clone(),
+        instance: welcomed.instance,
+        rank: request.rank,
+        connection: welcomed.connection,
+    };
+    match &welcomed.files {
+        Some(files) => write_with(&stream, &welcomed.reply, files)?,
+        None => write(&mut stream, &welcomed.reply).await?,
+    }
+    // The worker's lock now lives with what it received.
+    drop(welcomed.files);
+    tracing::info!(
+        instance = attached.instance.0,
+        rank = attached.rank,
+        engine_id = request.engine_id,
+        "worker attached"
+    );
+    shared.event(|state| wake_if_all_there(state, attached.instance));
+    converse(&mut stream, &attached, &mut all_there).await
+}
+
+/// Tells the worker where its slices lie, each time all ranks are there, and hears what it found rotten, until it goes
+/// away.
+async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut mpsc::Receiver<()>) -> Result<()> {
+    let mut heard = Vec::new();
+    // Answers that the worker owes, and until when.
+    let (mut owed, mut due) = (0, None);
+    loop {
+        tokio::select! {
+            woken = all_there.recv() => {
+                if woken.is_none() {
+                    return Ok(());
+                }
+                let slices = attached.shared.event(|state| slices(state, attached.instance, attached.rank))?;
+                write(stream, &AttachReady { slices }).await?;
+                (owed, due) = (owed + 1, Some(tokio::time::Instant::now() + DEADLINE));
+            }
+            () = late_at(due) => return Err(late()),
+            // What is half read stays in `heard`.
+            read = stream.read_buf(&mut heard) => {
+                if matches!(read, Ok(0) | Err(_)) {
+                    return Ok(());
+                }
+                while let Some(said) = take_message::<WorkerSays>(&mut heard)? {
+                    match said.says {
+                        Some(Says::Suspects(suspects)) => suspect(attached, &suspects.slots)?,
+                        Some(Says::Ack(_)) | None if owed == 0 => {
+                            return Err(Error::invalid("a worker sent an unexpected message"));
+                        }
+                        Some(Says::Ack(_)) | None => {
+                            owed -= 1;
+                            if owed == 0 {
+                                due = None;
+                                attached.shared.event(|state| acknowledge(state, attached));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn late_at(due: Option<tokio::time::Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Has the blocks compared that a worker could not load. Those that changed hands since are none any more.
+fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
+    if slots.len() > MAX_SUSPECTS {
+        return Err(Error::invalid("a worker reported too many suspect blocks at once").with("limit", MAX_SUSPECTS));
+    }
+    attached.shared.event(|state| {
+        for held in slots {
+            state.core.suspect(SlotId(held.slot), Generation(held.generation));
+        }
+    });
+    Ok(())
+}
+
+struct Welcomed {
+    reply: AttachReply,
+    files: Option<MapperFds>,
+    instance: Instance,
+    connection: u64,
+}
+
+/// The registered connection; dropped at its end.
+struct Attached {
+    shared: Shared,
+    instance: Instance,
+    rank: u32,
+    connection: u64,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let (instance, rank, connection) = (self.instance, self.rank, self.connection);
+        self.shared.event(|state| {
+            let Some(member) = state.instances.get(instance) else { return };
+            // A later connection of the same rank may have taken its place.
+            if member.workers.get(&rank).is_none_or(|worker| worker.connection != connection) {
+                return;
+            }
+            member.workers.remove(&rank);
+            if let Some(session) = &mut member.session {
+                session.was_told_attached = false;
+                session.tell(Event::Detached(Detached { rank }));
+            }
+            tracing::info!(instance = instance.0, rank, "worker detached");
+            state.settle_instance(instance);
+        });
+    }
+}
+
+fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) -> Result<Welcomed> {
+    check(request)?;
+    if state.is_draining {
+        return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
+    }
+    let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
+    let instance = state.enter_instance(identity, request.ranks)?;
+    if let Err(error) = state.record_instance(instance) {
+        state.settle_instance(instance);
+        return Err(error);
+    }
+    let rank = request.rank as usize;
+    let pool_id = state.table.pool().id().to_be_bytes().to_vec();
+    let keeps_mapping = request.held_pool_id == pool_id && state.table.pool().lock_held_rank(instance, rank)?;
+    let files = if keeps_mapping { None } else { Some(state.table.pool().mapper_fds(instance, rank)?) };
+    let connection = state.next_connection;
+    state.next_connection += 1;
+    let member = state.instances.get(instance).expect("just entered");
+    let groups = request.groups.clone();
+    member.workers.insert(request.rank, Worker { connection, groups, is_ready: false, ready });
+    let geometry = state.table.pool().geometry();
+    let reply = AttachReply {
+        pool_id,
+        instance: instance.0.into(),
+        unit_bytes: geometry.unit_bytes,
+        units: geometry.units,
+        has_files: files.is_some(),
+        has_births: state.config.pool.verify_loads,
+        ..AttachReply::default()
+    };
+    Ok(Welcomed { reply, files, instance, connection })
+}
+
+fn check(request: &AttachRequest) -> Result<()> {
+    check_protocol(request.protocol)?;
+    if request.ranks == 0 || request.rank >= request.ranks {
+        return Err(Error::invalid("a worker's rank must be less than its engine's number of ranks")
+            .with("rank", request.rank)
+            .with("ranks", request.ranks));
+    }
+    let is_bad = |group: &&RankGroup| group.bytes == 0 || group.bytes > Layout::MAX_BLOCK_BYTES;
+    if let Some(group) = request.groups.iter().find(is_bad) {
+        return Err(Error::invalid("a rank must have 1 byte to 512 MiB of a block")
+            .with("group", group.group)
+            .with("bytes", group.bytes));
+    }
+    if request.groups.is_empty() || request.groups.len() > Layout::MAX_GROUPS {
+        return Err(Error::invalid("a worker must declare 1 to 64 groups").with("groups", request.groups.len()));
+    }
+    Ok(())
+}
+
+/// When the last rank has come, all are told; also those that knew, since a rank may have changed its sizes.
+fn wake_if_all_there(state: &mut State, instance: Instance) {
+    let Some(member) = state.instances.get(instance) else { return };
+    if member.workers.len() as u32 == member.ranks {
+        for worker in member.workers.values_mut() {
+            worker.is_ready = false;
+            // One wake-up is enough, so a full channel is as good.
+            let _ = worker.ready.try_send(());
+        }
+    }
+}
+
+fn slices(state: &mut State, instance: Instance, rank: u32) -> Result<Vec<RankSlice>> {
+    let gone = || Error::new(ErrorKind::Unavailable, "a rank disconnected while the others were being notified");
+    let member = state.instances.get(instance).ok_or_else(gone)?;
+    let groups = member.workers.get(&rank).ok_or_else(gone)?.groups.clone();
+    groups.iter().map(|group| slice(member, group, rank)).collect()
+}
+
+fn slice(member: &Member, group: &RankGroup, rank: u32) -> Result<RankSlice> {
+    let rank_bytes = member.rank_bytes(group.group, group.is_replicated).ok_or_else(|| {
+        Error::invalid("the ranks of an engine declared different groups or unequal replicas")
+            .with("group", group.group)
+    })?;
+    let layout = GroupLayout {
+        attention: forebay_core::layout::Attention::Full,
+        tokens_per_block: 1,
+        rank_bytes,
+        is_replicated: group.is_replicated,
+    };
+    Ok(RankSlice { group: group.group, slot_bytes: layout.slot_bytes(), offset: layout.slice(rank as usize).start })
+}
+
+fn acknowledge(state: &mut State, attached: &Attached) {
+    let Some(member) = state.instances.get(attached.instance) else { return };
+    if let Some(worker) = member.workers.get_mut(&attached.rank)
+        && worker.connection == attached.connection
+    {
+        worker.is_ready = true;
+    }
+    tell_attached(member);
+}
+
+/// The first message of those that were read, if it is there whole.
+fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> {
+    let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+    let length = check_length(u32::from_le_bytes(*length))?;
+    let Some(message) = bytes.get(4..4 + length) else { return Ok(None) };
+    let message = decode(message)?;
+    bytes.drain(..4 + length);
+    Ok(Some(message))
+}
+
+async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<M> {
+    let cut = |error| Error::new(ErrorKind::Io, "a worker's message was truncated").source(error);
+    let length = check_length(stream.read_u32_le().await.map_err(cut)?)?;
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).await.map_err(cut)?;
+    decode(&bytes)
+}
+
+fn check_length(length: u32) -> Result<usize> {
+    if length as usize > MAX_ATTACH_BYTES {
+        return Err(Error::invalid("a worker's message is too long")
+            .with("bytes", length)
+            .with("limit", MAX_ATTACH_BYTES));
+    }
+    Ok(length as usize)
+}
+
+fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+    M::decode(bytes).map_err(|error| Error::invalid("a worker's message cannot be read").source(error))
+}
+
+async fn write(stream: &mut UnixStream, message: &impl Message) -> Result<()> {
+    let mut frame = (message.encoded_len() as u32).to_le_bytes().to_vec();
+    message.encode(&mut frame).expect("a vector has room");
+    let failed = |error| Error::new(ErrorKind::Io, "cannot write to a worker").source(error);
+    timeout(DEADLINE, stream.write_all(&frame)).await.map_err(|_| late())?.map_err(failed)
+}
+
+/// The first message to a worker, with its descriptors. A fresh connection's buffer takes it at once.
+fn write_with(stream: &UnixStream, message: &impl Message, files: &MapperFds) -> Result<()> {
+    let failed = |error| Error::new(ErrorKind::Io, "cannot write to a worker").source(error);
+    let stream = std::os::unix::net::UnixStream::from(stream.as_fd().try_clone_to_owned().map_err(failed)?);
+    send_fds(&stream, &message.encode_to_vec(), &files.as_fds(), Instant::now() + SEND_DEADLINE)
+}
+
+fn late() -> Error {
+    Error::new(ErrorKind::Timeout, "a worker did not answer").with("seconds", DEADLINE.as_secs())
+}

@@ -1,0 +1,82 @@
+//! When a tier gets its turn: whenever it has completed something, and as time passes.
+
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use forebay_core::tiers::TierId;
+
+use super::open_tiers::Openings;
+use crate::state::{Shared, State};
+use crate::vital;
+
+/// Deadlines, write budgets and flushes are as exact as this.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Blocks that failed or were late are asked for again this often: long enough that a request does not wait for
+/// the same block twice.
+const EXPIRE_SKIPS: Duration = Duration::from_secs(2);
+
+/// Opens the tiers, and drives them from then on.
+pub fn start(openings: Openings, shared: &Shared) {
+    if openings.is_empty() {
+        return;
+    }
+    openings.into_iter().for_each(|opening| opening.spawn(shared));
+    vital::task(expire_skips(shared.clone()));
+}
+
+pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallible {
+    // Without it, asking every 10 ms costs latency and no blocks.
+    let wake = waiter(wake).inspect_err(|error| tracing::warn!(%error, "cannot wait for a tier")).ok();
+    let mut ticks = interval(PERIOD);
+    loop {
+        tokio::select! {
+            () = woken(wake.as_ref()) => {}
+            _ = ticks.tick() => {}
+        }
+        let is_more = shared.event(|state| {
+            let State { tiers, core, table, .. } = state;
+            tiers.drive(tier, core, table);
+            core.has_prefetches()
+        });
+        if is_more {
+            shared.work_off().await;
+        }
+    }
+}
+
+async fn expire_skips(shared: Shared) -> Infallible {
+    let mut ticks = interval(EXPIRE_SKIPS);
+    loop {
+        ticks.tick().await;
+        shared.event(|state| state.core.expire_skips());
+    }
+}
+
+fn interval(period: Duration) -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    ticks
+}
+
+#[allow(
+    deprecated,
+    reason = "its successor is unsafe for the sake of types that may close their descriptor; this one does not"
+)]
+fn waiter(wake: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(wake, Interest::READABLE)
+}
+
+/// The descriptor stays readable until the tier is polled, which clears it.
+async fn woken(wake: Option<&AsyncFd<OwnedFd>>) {
+    match wake {
+        Some(wake) => match wake.readable().await {
+            Ok(mut guard) => guard.clear_ready(),
+            Err(_) => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}

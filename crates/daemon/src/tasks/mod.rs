@@ -1,0 +1,13 @@
+//! What runs beside the calls of clients: each task or thread waits for its own cause and brings events.
+//!
+//! Parts own their state and know no tasks; tasks know the shared state and drive the parts.
+
+pub mod attach;
+pub mod drive_tiers;
+pub mod open_tiers;
+pub mod populate_memory;
+pub mod purge_shared;
+pub mod relocate;
+pub mod scrub;
+pub mod tick;
+pub mod verify;

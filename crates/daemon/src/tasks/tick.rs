@@ -1,0 +1,41 @@
+//! What goes on without being asked: cut-up work of the core, alarms, and looking after instances whose end nobody
+//! reports, because a killed process says nothing but its kernel lock goes.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use forebay_core::Instance;
+
+use crate::insight::alarms;
+use crate::state::Shared;
+
+/// Often enough that a killed engine's slots are free before its successor has started.
+const PERIOD: Duration = Duration::from_millis(100);
+
+pub async fn run(shared: Shared) -> Infallible {
+    let mut interval = tokio::time::interval(PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        interval.tick().await;
+        let is_step = shared.event(|state| {
+            state.last_tick = Instant::now();
+            let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
+            let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
+            idle.into_iter().for_each(|instance| state.settle_instance(instance));
+            state.history.tick(state.last_tick, state.core.stats())
+        });
+        if is_step {
+            tokio::spawn(watch(shared.clone()));
+        }
+        shared.work_off().await;
+    }
+}
+
+/// Logs which alarms begin and end.
+async fn watch(shared: Shared) {
+    let insight = shared.lock().insight.clone();
+    let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await.expect("an estimate does not panic");
+    let mut state = shared.lock();
+    let now = alarms(state.core.stats(), &state.history, &estimates);
+    state.watch.tell(&now);
+}

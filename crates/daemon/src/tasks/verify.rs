@@ -1,0 +1,62 @@
+//! Comparing blocks with their checksums, on a thread of its own: recovered blocks when they are first asked for, blocks
+//! that a worker suspects, and blocks with several slices that a tier promoted.
+//!
+//! Invariants: a block that passes is published under its generation and has the births of all its slices, so workers can
+//! compare what they load. Only what this thread reads drops a block; nobody's word does.
+
+use forebay_core::stats::Finder;
+use forebay_io::pool::{Pool, Slice};
+use tokio::sync::mpsc;
+
+use crate::state::{Shared, ToVerify};
+use crate::vital;
+
+/// Starts the thread.
+pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
+    let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
+    let run = move || loop {
+        let asked = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
+        let verdict = verify(&pool, &asked);
+        let ToVerify { block, slot, generation, finder, .. } = asked;
+        let is_dropped = shared.event(|state| {
+            if verdict == Verdict::Unloadable {
+                state.core.drop_unloadable(block);
+            }
+            state.core.verified(block, generation, verdict != Verdict::Rotten, finder)
+        });
+        match (verdict, finder) {
+            (Verdict::Rotten, _) if is_dropped => {
+                let found_by = finder.name();
+                tracing::warn!(slot = slot.0, found_by, "a block is not what was stored; it is dropped");
+            }
+            (Verdict::Whole, Finder::Load) => {
+                tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays");
+            }
+            _ => {}
+        }
+    };
+    vital::thread("verify", run);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Whole,
+    Rotten,
+    /// Whole, but no worker could compare what it loads.
+    Unloadable,
+}
+
+fn verify(pool: &Pool, asked: &ToVerify) -> Verdict {
+    // The block is pinned, so the number is still the slot's.
+    let Some(entry) = pool.entry(asked.slot, asked.generation) else { return Verdict::Rotten };
+    // Of several slices the sums come in the same pass.
+    let is_as_long = entry.length == asked.slices.iter().sum::<u64>();
+    let slices = if is_as_long { pool.slices(asked.slot.offset(), &asked.slices) } else { Vec::new() };
+    if Slice::combine(&slices) != Some(entry.checksum) {
+        return Verdict::Rotten;
+    }
+    match pool.set_births(asked.slot, asked.generation, &slices) {
+        true => Verdict::Whole,
+        false => Verdict::Unloadable,
+    }
+}

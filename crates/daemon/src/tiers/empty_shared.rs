@@ -1,0 +1,84 @@
+//! Emptying shared stores of namespaces: what the tiers know of it. The work itself is `tasks::purge_shared`.
+//!
+//! Invariants: one purge of shared stores at a time; a place where an earlier thread still hangs gets no second one, so
+//! there are no more threads than places.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use forebay_core::tier::Outcome;
+use forebay_core::tiers::TierId;
+use forebay_core::{Core, Error, ErrorKind, NamespaceId, Result};
+use forebay_io::purge::{Place, Purging};
+
+use super::Tiers;
+use super::driver::Driver;
+
+/// A place with a thread, which has a share in `purging` as long as it lives.
+pub struct Busy {
+    pub tier: TierId,
+    pub place: String,
+    pub purging: Arc<Purging>,
+}
+
+impl Tiers {
+    /// From now on nothing of the namespaces goes to a tier or comes up from one. An error if another purge of the shared
+    /// stores is under way.
+    pub fn begin_emptying(&mut self, namespaces: &BTreeSet<NamespaceId>, core: &mut Core) -> Result<()> {
+        if !self.emptying.is_empty() {
+            return Err(Error::new(ErrorKind::Unavailable, "another purge of the shared stores is running")
+                .hint("purge again when that one has ended"));
+        }
+        for namespace in namespaces {
+            core.begin_tier_purge(*namespace);
+            self.purging.insert(*namespace);
+        }
+        for tier in self.shared() {
+            let withdrawn = self.of(tier).withdraw_stores(namespaces);
+            withdrawn.into_iter().for_each(|block| {
+                core.written_back(tier, block, Outcome::Failed(ErrorKind::Unavailable));
+            });
+        }
+        self.emptying = namespaces.clone();
+        Ok(())
+    }
+
+    /// The namespaces are used again.
+    pub fn end_emptying(&mut self, core: &mut Core) {
+        self.emptying.clear();
+        self.step_purges(core);
+    }
+
+    fn shared(&self) -> Vec<TierId> {
+        self.drivers.iter().filter(|driver| driver.spec.is_shared).map(|driver| driver.id).collect()
+    }
+
+    pub fn is_storing(&self, namespaces: &BTreeSet<NamespaceId>) -> bool {
+        self.drivers.iter().any(|driver| driver.spec.is_shared && driver.is_storing(namespaces))
+    }
+
+    pub fn places(&mut self) -> Vec<(TierId, Result<Vec<Place>>)> {
+        let shared = self.drivers.iter_mut().filter(|driver| driver.spec.is_shared);
+        shared.map(|driver| (driver.id, driver.places())).collect()
+    }
+
+    /// False if a thread is there already.
+    pub fn enter(&mut self, busy: Busy) -> bool {
+        self.busy.retain(|busy| Arc::strong_count(&busy.purging) > 1);
+        let is_free = !self.busy.iter().any(|other| (other.tier, &other.place) == (busy.tier, &busy.place));
+        if is_free {
+            self.busy.push(busy);
+        }
+        is_free
+    }
+}
+
+impl Driver {
+    fn places(&mut self) -> Result<Vec<Place>> {
+        let why = self.failure.clone().unwrap_or_else(|| "it is still being opened".to_owned());
+        self.driven().map(|tier| tier.places()).ok_or_else(|| {
+            let error = Error::new(ErrorKind::Unavailable, "the shared store is not open").source(why);
+            error.hint("see the daemon's log, and purge again when `forebay inspect` shows the tier as serving")
+        })
+    }
+}

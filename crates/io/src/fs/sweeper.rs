@@ -1,0 +1,290 @@
+//! The thread that keeps a shared directory within its limits, if this host holds the lease.
+//!
+//! Every host has a sweeper; the one with the lease sweeps. It walks, counts, and removes blocks that are too old,
+//! unfinished files that nobody finishes, and the least recently used blocks when the directory is nearly full.
+//! Invariants: a killed sweeper leaves nothing to repair. Two sweepers at a time remove what one would have removed,
+//! or a little more.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use rustix::io::Errno;
+
+use super::config::FsConfig;
+use super::directory::{Directory, clock, errno};
+use super::grants::Figures;
+use super::lease::Lease;
+use super::samples::Samples;
+use super::walk::{Ages, Candidate, Walk, evict};
+
+/// How often the figures are read between walks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Pause between two folders of a walk that is not urgent: 4,096 folders take about 20 s and little of the server.
+const STEP_PAUSE: Duration = Duration::from_millis(5);
+/// Files removed before the figures are corrected and the lease is renewed.
+const EVICTIONS_AT_ONCE: usize = 256;
+
+/// Counts of this host's sweeping.
+#[derive(Default)]
+pub(super) struct Sweeps {
+    pub is_sweeper: AtomicBool,
+    pub walks: AtomicU64,
+    pub evicted_blocks: AtomicU64,
+    pub evicted_bytes: AtomicU64,
+    pub expired_blocks: AtomicU64,
+    pub orphans: AtomicU64,
+    pub blocks: AtomicU64,
+}
+
+/// See the module documentation.
+pub(super) struct SweeperHandle {
+    shared: Option<Arc<Shared>>,
+    pub sweeps: Arc<Sweeps>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wishes: Mutex<Wishes>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wishes {
+    is_closed: bool,
+    is_urgent: bool,
+    has_ended: bool,
+}
+
+impl SweeperHandle {
+    /// None where nothing is written: no sweeper is needed there.
+    pub fn start(directory: Arc<Directory>, config: &FsConfig) -> io::Result<SweeperHandle> {
+        let sweeps = Arc::<Sweeps>::default();
+        if directory.read_only.is_some() {
+            return Ok(SweeperHandle { shared: None, sweeps });
+        }
+        let shared = Arc::<Shared>::default();
+        let sweeper = Sweeper::new(directory, config, sweeps.clone());
+        let watched = shared.clone();
+        thread::Builder::new().name("forebay-sweep".to_owned()).spawn(move || watched.run(sweeper))?;
+        Ok(SweeperHandle { shared: Some(shared), sweeps })
+    }
+
+    /// Called when a store found the directory full.
+    pub fn hurry(&self) {
+        if let Some(shared) = &self.shared {
+            lock(&shared.wishes).is_urgent = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Lets the thread end after its current step.
+    pub fn close(&self) {
+        if let Some(shared) = &self.shared {
+            lock(&shared.wishes).is_closed = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Waits for the thread of a closed sweeper, unless its mount hangs.
+    pub fn wait_for_end(&self, deadline: Instant) {
+        if let Some(shared) = &self.shared {
+            let left = deadline.saturating_duration_since(Instant::now());
+            drop(shared.changed.wait_timeout_while(lock(&shared.wishes), left, |wishes| !wishes.has_ended));
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, mut sweeper: Sweeper) {
+        while self.rest(sweeper.turn()) {}
+        sweeper.end();
+        lock(&self.wishes).has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// False when the thread must end.
+    fn rest(&self, pause: Duration) -> bool {
+        let resting = |wishes: &mut Wishes| !wishes.is_closed && !wishes.is_urgent;
+        let waited = self.changed.wait_timeout_while(lock(&self.wishes), pause, resting);
+        let (mut wishes, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        wishes.is_urgent = false;
+        !wishes.is_closed
+    }
+}
+
+struct Sweeper {
+    directory: Arc<Directory>,
+    lease: Lease,
+    lease_duration: Duration,
+    interval: Duration,
+    max_age: Option<Duration>,
+    orphan_age: Duration,
+    sweeps: Arc<Sweeps>,
+    samples: Samples,
+    walk: Option<Walk>,
+    last_walk: Option<Instant>,
+    /// Sorted, the oldest last.
+    candidates: Vec<Candidate>,
+    has_failed: bool,
+}
+
+impl Sweeper {
+    fn new(directory: Arc<Directory>, config: &FsConfig, sweeps: Arc<Sweeps>) -> Sweeper {
+        Sweeper {
+            lease: Lease::new(&directory, config.lease),
+            directory,
+            lease_duration: config.lease,
+            interval: config.sweep_interval,
+            max_age: config.max_age,
+            orphan_age: config.orphan_age,
+            sweeps,
+            samples: Samples::new(config.grant_age),
+            walk: None,
+            last_walk: None,
+            candidates: Vec::new(),
+            has_failed: false,
+        }
+    }
+
+    /// Does one step of work; returns how long to rest.
+    fn turn(&mut self) -> Duration {
+        let worked = self.work();
+        self.sweeps.is_sweeper.store(self.lease.is_held(), Relaxed);
+        match worked {
+            Ok(pause) => {
+                self.has_failed = false;
+                pause
+            }
+            Err(error) => {
+                if !mem::replace(&mut self.has_failed, true) {
+                    tracing::warn!(path = %self.directory.path.display(), %error, "cannot sweep the shared directory");
+                }
+                self.walk = None;
+                LOOK_EVERY
+            }
+        }
+    }
+
+    fn work(&mut self) -> Result<Duration, Errno> {
+        self.directory.grants.settle(clock(), false)?;
+        let Some(now) = self.lease.hold(&self.directory)? else {
+            self.walk = None;
+            return Ok((self.lease_duration / 4).min(LOOK_EVERY));
+        };
+        let figures = self.directory.grants.figures()?;
+        self.samples.saw(figures.as_ref(), clock());
+        let excess_bytes = figures.map_or(0, |figures| excess(&figures, self.directory.grants.capacity_bytes()));
+        if excess_bytes > 0 && !self.candidates.is_empty() {
+            // After this the walk's count so far would be wrong.
+            self.walk = None;
+            return self.make_room(excess_bytes).map(|()| Duration::ZERO);
+        }
+        // Figures that were damaged or repaired meanwhile do not continue those from the start of the walk.
+        self.walk.take_if(|walk| walk.begun.is_some() != figures.is_some());
+        // Without a basis a walk can find files to remove, but its count would not be valid.
+        let is_due = self.last_walk.is_none_or(|last| last.elapsed() >= self.interval) || figures.is_none();
+        if self.walk.is_none() && (is_due && self.samples.basis().is_some() || excess_bytes > 0) {
+            self.walk = Some(Walk::new(&self.directory, self.samples.basis(), figures));
+        }
+        let is_hurried = excess_bytes > 0 || figures.is_none();
+        match self.walk.is_some() {
+            true => self.walk_on(now, is_hurried),
+            false => Ok((self.lease_duration / 4).min(LOOK_EVERY).min(self.interval)),
+        }
+    }
+
+    fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
+        let count = self.directory.grants.count();
+        let (mut freed_bytes, mut evicted) = (0, 0);
+        for _ in 0..EVICTIONS_AT_ONCE {
+            if freed_bytes >= excess_bytes {
+                break;
+            }
+            let Some(candidate) = self.candidates.pop() else { break };
+            if evict(&self.directory, &candidate) {
+                freed_bytes += candidate.bytes;
+                evicted += 1;
+            }
+        }
+        self.sweeps.evicted_blocks.fetch_add(evicted, Relaxed);
+        self.sweeps.evicted_bytes.fetch_add(freed_bytes, Relaxed);
+        self.directory.grants.removed(freed_bytes, count);
+        self.directory.grants.settle(clock(), false)
+    }
+
+    fn walk_on(&mut self, now: Duration, is_hurried: bool) -> Result<Duration, Errno> {
+        let Some(walk) = &mut self.walk else { return Ok(Duration::ZERO) };
+        let ages = Ages { now, max_age: self.max_age, orphan_age: self.orphan_age };
+        let (begun, count) = (Instant::now(), self.directory.grants.count());
+        while let Some(swept) = walk.step(&self.directory, ages).map_err(errno)? {
+            self.sweeps.expired_blocks.fetch_add(swept.expired_blocks, Relaxed);
+            self.sweeps.orphans.fetch_add(swept.orphans, Relaxed);
+            self.directory.grants.removed(swept.expired_bytes, count);
+            // The lease is renewed between steps.
+            if !is_hurried || begun.elapsed() > self.lease_duration / 8 {
+                return Ok(if is_hurried { Duration::ZERO } else { STEP_PAUSE });
+            }
+        }
+        self.walked()
+    }
+
+    fn walked(&mut self) -> Result<Duration, Errno> {
+        let Some(walk) = self.walk.take() else { return Ok(Duration::ZERO) };
+        if let Some(granted_bytes) = walk.basis {
+            self.directory.grants.counted(walk.found_bytes, granted_bytes, walk.begun)?;
+            self.last_walk = Some(Instant::now());
+        }
+        tracing::debug!(path = %self.directory.path.display(), blocks = walk.found_blocks, bytes = walk.found_bytes,
+            "swept the shared directory");
+        self.sweeps.walks.fetch_add(1, Relaxed);
+        self.sweeps.blocks.store(walk.found_blocks, Relaxed);
+        self.candidates = walk.into_candidates();
+        // If nothing in a full directory may be removed, walking without a pause would not help.
+        Ok(if self.candidates.is_empty() { LOOK_EVERY.min(self.interval) } else { Duration::ZERO })
+    }
+
+    fn end(&mut self) {
+        self.lease.give_back();
+        self.sweeps.is_sweeper.store(false, Relaxed);
+        // If this fails, the next walk still counts correctly.
+        let _ = self.directory.grants.settle(clock(), true);
+    }
+}
+
+/// Bytes to remove: above 19/20 of the capacity, or after a refused store, down to 9/10.
+fn excess(figures: &Figures, capacity_bytes: Option<u64>) -> u64 {
+    let Some(capacity) = capacity_bytes else { return 0 };
+    let is_nearly_full = figures.used_bytes > capacity - capacity / 20;
+    let is_refusing = figures.wanted_bytes > 0 && figures.used_bytes + figures.wanted_bytes > capacity;
+    if !is_nearly_full && !is_refusing {
+        return 0;
+    }
+    let low_bytes = (capacity - capacity / 10).min(capacity.saturating_sub(figures.wanted_bytes));
+    figures.used_bytes.saturating_sub(low_bytes)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_when_a_directory_is_nearly_full_or_refuses() {
+        let excess = |used_bytes, wanted_bytes, capacity| {
+            super::excess(&Figures { used_bytes, wanted_bytes, ..Figures::default() }, capacity)
+        };
+        assert_eq!(excess(1 << 60, 0, None), 0, "no limit");
+        assert_eq!(excess(950, 0, Some(1000)), 0);
+        assert_eq!(excess(951, 0, Some(1000)), 51);
+        assert_eq!(excess(800, 150, Some(1000)), 0, "there is room meanwhile");
+        assert_eq!(excess(900, 150, Some(1000)), 50);
+        assert_eq!(excess(900, 400, Some(1000)), 300);
+        assert_eq!(excess(2000, 0, Some(1000)), 1100);
+    }
+}

@@ -1,0 +1,266 @@
+//! One mapped file, and the only access to its bytes.
+//!
+//! Invariants: the mapping lives as long as the `Region` and is aligned for huge pages. Forked children do not
+//! inherit it and core dumps exclude it. Bytes that another process may change are only copied through raw pointers,
+//! or loaded and stored as atomic words, so no reference to them exists.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use forebay_core::checksum::Checksum;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::uring::sum_up;
+
+/// The common size of huge pages; mappings begin on a multiple of it.
+pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// `MADV_COLLAPSE`: part of the kernel's interface since Linux 6.1, not yet in every C library's headers.
+const MADV_COLLAPSE: libc::c_int = 25;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Access {
+    Read,
+    ReadWrite,
+}
+
+/// See the module documentation.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is reached only through the methods below,
+// which hand out no reference to bytes that are written without atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps `len` bytes of `file` from `offset`, shared.
+    pub fn map(file: impl AsFd, offset: u64, len: u64, access: Access) -> io::Result<Region> {
+        let file = file.as_fd();
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let align = page_bytes(file)?.max(HUGE_PAGE_BYTES) as usize;
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let base = map_aligned(file, offset, len, protection, align)?;
+        let region = Region { base, len, access };
+        region.advise(0..len, Advice::LinuxDontFork)?;
+        region.advise(0..len, Advice::LinuxDontDump)?;
+        Ok(region)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Asks for huge pages. A kernel without them refuses, which only affects speed.
+    pub fn want_huge_pages(&self) -> bool {
+        self.advise(0..self.len, Advice::LinuxHugepage).is_ok()
+    }
+
+    /// Allocates and maps every page of `range`, keeping the file's content. If the filesystem is full, a plain touch
+    /// would kill the process (`SIGBUS`); this returns an error.
+    pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxPopulateWrite)
+    }
+
+    /// Replaces the small pages of `range` by huge ones; at least one page of each 2 MiB must exist.
+    pub fn collapse(&self, range: Range<usize>) -> io::Result<()> {
+        self.check(&range);
+        // SAFETY: the range lies in this mapping; collapsing keeps its contents and addresses.
+        let rc = unsafe { libc::madvise(self.as_ptr().add(range.start).cast(), range.len(), MADV_COLLAPSE) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The mapping as words, for files that only this process writes, and only through these words.
+    pub fn words(&self) -> &[AtomicU64] {
+        assert!(self.access == Access::ReadWrite);
+        // SAFETY: the base is page-aligned, the length covers the words, and the mapping outlives `&self`. Any other
+        // process that maps the file (none, for a table) can only load them.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 8) }
+    }
+
+    /// The mapping as half words, which the daemon stores and workers load. In a read-only mapping only relaxed loads
+    /// are allowed: on some processors stronger ones may be compiled into stores.
+    pub fn half_words(&self) -> &[AtomicU32] {
+        // SAFETY: as for `words`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / 4) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        assert!(self.access == Access::ReadWrite);
+        let range = self.range(offset, bytes.len());
+        // SAFETY: the target lies in this writable mapping and cannot overlap memory that Rust owns. Another process
+        // may touch the same bytes at the same time; generation and checksum detect what it then reads.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(range.start), bytes.len()) }
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let range = self.range(offset, bytes.len());
+        // SAFETY: the source lies in this mapping, the target is Rust's own. Another process may write the source at
+        // the same time: the copy is then a mix of old and new bytes, which its checksum detects.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(range.start), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Copies `len` bytes to `to`. The two ranges must not overlap.
+    pub fn copy(&self, from: u64, to: u64, len: u64) {
+        assert!(self.access == Access::ReadWrite);
+        let (from, to) = (self.range(from, len as usize), self.range(to, len as usize));
+        assert!(from.end <= to.start || to.end <= from.start, "{from:?} and {to:?} overlap");
+        // SAFETY: both ranges lie in this writable mapping and do not overlap. Another process may write them at the
+        // same time: the user of the copy detects that by the slot's generation.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(from.start), self.as_ptr().add(to.start), from.len()) }
+    }
+
+    /// Adds the present content of `len` bytes from `offset` to `sum`.
+    pub fn sum(&self, sum: &mut Checksum, offset: u64, len: u64) {
+        let range = self.range(offset, len as usize);
+        // SAFETY: the bytes lie in this mapping, which lives as long as `self`.
+        unsafe { sum_up(sum, self.as_ptr().add(range.start), range.len()) }
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        self.check(&range);
+        loop {
+            // SAFETY: the range lies in this mapping, and none of the advices used here drops contents.
+            match unsafe { madvise(self.as_ptr().add(range.start).cast(), range.len(), advice) } {
+                Err(Errno::INTR) => continue,
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    fn range(&self, offset: u64, len: usize) -> Range<usize> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let range = start..start.saturating_add(len);
+        self.check(&range);
+        range
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} is outside the {} bytes mapped",
+            self.len
+        );
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `map` left mapped, and nothing borrowed from it outlives `self`.
+        let _ = unsafe { munmap(self.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Page size of the filesystem; on hugetlbfs larger than the machine's own.
+fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let status = rustix::fs::fstatfs(file)?;
+    let is_hugetlbfs = status.f_type as u64 as u32 == HUGETLBFS_MAGIC;
+    Ok(if is_hugetlbfs { status.f_bsize as u64 } else { rustix::param::page_size() as u64 })
+}
+
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+
+/// Maps at a multiple of `align`, inside a longer address range that is reserved for it first.
+fn map_aligned(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    protection: ProtFlags,
+    align: usize,
+) -> io::Result<NonNull<u8>> {
+    let page = rustix::param::page_size();
+    let span = len.next_multiple_of(page).checked_add(align).ok_or(Errno::NOMEM)?;
+    // SAFETY: the kernel chooses the address, so nothing existing is replaced.
+    let reserved = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE) }? as usize;
+    let (base, end) = (reserved.next_multiple_of(align), reserved + span);
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: the new mapping replaces a part of the range just reserved, which nobody else uses. If it fails the
+    // range stays reserved: the kernel may have emptied it, and another thread may use it by now.
+    let mapped = unsafe { mmap(base as *mut _, len, protection, flags, file, offset) }?;
+    let kept_end = base + len.next_multiple_of(page);
+    for (start, end) in [(reserved, base), (kept_end, end)] {
+        if start < end {
+            // SAFETY: this is the rest of the reserved range, before and after the part that is kept.
+            let _ = unsafe { munmap(start as *mut _, end - start) };
+        }
+    }
+    Ok(NonNull::new(mapped.cast()).expect("the kernel maps nothing at address zero unasked"))
+}
+
+/// The address range of a region as `/proc/self/smaps` writes it.
+pub(super) fn address_range(region: &Region) -> Range<u64> {
+    let start = region.as_ptr() as u64;
+    start..start + region.len as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    fn file(len: u64) -> File {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_region_is_aligned_for_huge_pages_and_shows_the_file() {
+        let file = file(5 << 20);
+        let region = Region::map(&file, 0, 5 << 20, Access::ReadWrite).unwrap();
+        assert_eq!(region.as_ptr() as u64 % HUGE_PAGE_BYTES, 0);
+        region.write((5 << 20) - 3, b"end");
+        let mut bytes = [0; 3];
+        file.read_exact_at(&mut bytes, (5 << 20) - 3).unwrap();
+        assert_eq!(&bytes, b"end");
+        file.write_all_at(b"abc", 7).unwrap();
+        region.read(7, &mut bytes);
+        assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn a_region_begins_where_it_was_told_and_leaves_nothing_behind() {
+        let file = file(3 << 20);
+        file.write_all_at(&7u64.to_le_bytes(), 1 << 20).unwrap();
+        let region = Region::map(&file, 1 << 20, 4096 + 100, Access::ReadWrite).unwrap();
+        assert_eq!(region.words()[0].load(std::sync::atomic::Ordering::Relaxed), 7);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let start = format!("{:x}-", region.as_ptr() as u64);
+        let line = maps.lines().find(|line| line.starts_with(&start)).expect("the region is mapped");
+        assert!(line.starts_with(&format!("{start}{:x} ", region.as_ptr() as u64 + 8192)), "{line}");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the 4096 bytes mapped")]
+    fn bytes_outside_the_region_cannot_be_named() {
+        let file = file(4096);
+        Region::map(&file, 0, 4096, Access::ReadWrite).unwrap().read(u64::MAX, &mut [0; 2]);
+    }
+
+    #[test]
+    fn populating_a_file_that_is_too_short_is_an_error_and_not_a_signal() {
+        let file = file(4096);
+        let region = Region::map(&file, 0, 1 << 20, Access::ReadWrite).unwrap();
+        region.populate(0..4096).unwrap();
+        region.populate(0..1 << 20).unwrap_err();
+    }
+}

@@ -1,0 +1,177 @@
+//! The pool as a worker process maps it.
+//!
+//! Invariants: the daemon's sizes are checked against the files before anything is mapped, so a wrong description
+//! causes an error and not a signal. The data's descriptor is closed once it is mapped. The mapping alone keeps the
+//! lock that shows the daemon that this worker is alive.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use forebay_core::{Error, ErrorKind, Generation, Result, SlotId};
+
+use super::fence::fence_streaming_stores;
+use super::format::*;
+use super::generations::Generations;
+use super::geometry::{Geometry, MAX_RANKS};
+use super::map::{Access, Region};
+
+/// The descriptors that a worker receives from the daemon over the attach socket.
+#[derive(Debug)]
+pub struct MapperFds {
+    /// Carries the worker's lock.
+    pub data: OwnedFd,
+    pub generation: OwnedFd,
+    pub birth: OwnedFd,
+}
+
+impl MapperFds {
+    /// In the order of sending.
+    pub fn as_fds(&self) -> [BorrowedFd<'_>; 3] {
+        [self.data.as_fd(), self.generation.as_fd(), self.birth.as_fd()]
+    }
+
+    /// From received descriptors in the same order.
+    pub fn from_received(fds: Vec<OwnedFd>) -> Result<MapperFds> {
+        let count = fds.len();
+        let [data, generation, birth] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| {
+            Error::invalid("the reply to an attach must carry three descriptors").with("received", count)
+        })?;
+        Ok(MapperFds { data, generation, birth })
+    }
+}
+
+/// The daemon's description of the files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GeometryDescription {
+    pub pool_id: u128,
+    pub unit_bytes: u64,
+    pub units: u32,
+}
+
+/// See the module documentation.
+pub struct Mapping {
+    pool_id: u128,
+    geometry: Geometry,
+    data: Region,
+    generations: Generations,
+    birth: File,
+}
+
+impl Mapping {
+    /// Maps the three files and closes the data's descriptor. Pages are mapped on first touch. A pool that has grown
+    /// needs a new `Mapping`.
+    pub fn new(fds: MapperFds, description: &GeometryDescription) -> Result<Mapping> {
+        let GeometryDescription { pool_id, unit_bytes, units } = *description;
+        let capacity_bytes = u64::from(units).saturating_mul(unit_bytes);
+        let geometry = Geometry::new(capacity_bytes, Some(unit_bytes))?;
+        let MapperFds { data, generation, birth } = fds;
+        let (data, generation, birth) = (File::from(data), File::from(generation), File::from(birth));
+        check_file("data", &data, geometry.data_bytes())?;
+        check_file("generation", &generation, generation_bytes(&geometry))?;
+        check_file("birth", &birth, birth_bytes(&geometry))?;
+        let cannot =
+            |what| move |error| Error::new(ErrorKind::Io, format!("cannot map the pool's {what}")).source(error);
+        let generations = Generations::map(&generation, &geometry, Access::Read).map_err(cannot("generations"))?;
+        if generations.pool_id() != Some(pool_id) {
+            return Err(Error::invalid("the descriptors and the description are of different pools")
+                .with("pool_id", format!("{pool_id:032x}")));
+        }
+        let data = Region::map(&data, 0, geometry.data_bytes(), Access::ReadWrite).map_err(cannot("data"))?;
+        data.want_huge_pages();
+        Ok(Mapping { pool_id, geometry, data, generations, birth })
+    }
+
+    pub fn pool_id(&self) -> u128 {
+        self.pool_id
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Whether the daemon gave this pool up. If so, unmap when idle and attach again.
+    pub fn is_retired(&self) -> bool {
+        self.generations.is_retired()
+    }
+
+    /// The owner's number of `slot` at this moment. Call it before a copy, and [`Mapping::is_still`] afterwards.
+    pub fn generation(&self, slot: SlotId) -> Generation {
+        assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
+        self.generations.get(slot)
+    }
+
+    /// Whether the owner's number of `slot` was still this one when this thread made its latest reads. The copy must
+    /// have been made by this thread, or by one that reported it after an acquire fence of its own.
+    pub fn is_still(&self, slot: SlotId, generation: Generation) -> bool {
+        assert!(slot.0 < self.geometry.pages, "{slot:?} is outside the pool");
+        self.generations.is_still(slot, generation)
+    }
+
+    /// Rank `rank`'s slice checksum record (birth record) of `slot`, if there is one. Costs one read of 16 bytes
+    /// through the file.
+    pub fn birth(&self, slot: SlotId, rank: usize) -> Option<BirthRecord> {
+        assert!(slot.0 < self.geometry.pages && rank < MAX_RANKS, "{slot:?} of rank {rank} is not in the pool");
+        read_birth(&self.birth, &self.geometry, slot, rank)
+    }
+
+    /// Records what rank `rank` copied into `slot`. The copy must be complete. If it bypassed the caches, the thread
+    /// that made it must have fenced it. This call orders the copy before the record for the calling thread. Costs
+    /// one write of 16 bytes through the file: through a mapping, a full filesystem would kill the process.
+    pub fn write_birth(&self, slot: SlotId, rank: usize, record: &BirthRecord) -> Result<()> {
+        if slot.0 >= self.geometry.pages || rank >= MAX_RANKS {
+            return Err(Error::invalid("a slice checksum record names a slot outside the pool")
+                .with("slot", slot.0)
+                .with("rank", rank));
+        }
+        fence_streaming_stores();
+        write_birth(&self.birth, &self.geometry, slot, rank, record)
+    }
+
+    /// Start of the slots. They are [`Mapping::len`] bytes long and live as long as the mapping. Other processes
+    /// write to them, so nobody may form a reference to them.
+    pub fn data_ptr(&self) -> *mut u8 {
+        self.data.as_ptr()
+    }
+
+    #[allow(clippy::len_without_is_empty, reason = "a mapping must have at least one unit")]
+    pub fn len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+/// None also if a worker has cut the file short.
+pub(super) fn read_birth(file: &File, geometry: &Geometry, slot: SlotId, rank: usize) -> Option<BirthRecord> {
+    let mut bytes = [0; BIRTH_BYTES as usize];
+    file.read_exact_at(&mut bytes, birth_at(geometry, slot, rank)).ok()?;
+    let record = decode_birth(&bytes);
+    (record.generation.0 != 0).then_some(record)
+}
+
+/// Errors with `Full` if the filesystem has no space for it.
+pub(super) fn write_birth(
+    file: &File,
+    geometry: &Geometry,
+    slot: SlotId,
+    rank: usize,
+    record: &BirthRecord,
+) -> Result<()> {
+    file.write_all_at(&encode_birth(record), birth_at(geometry, slot, rank)).map_err(|error| {
+        Error::new(ErrorKind::Full, "cannot write a slice checksum record").with("slot", slot.0).source(error)
+    })
+}
+
+/// Touching a mapping beyond the end of its file raises `SIGBUS`.
+fn check_file(name: &'static str, file: &File, needed_bytes: u64) -> Result<()> {
+    let unreadable = |error: io::Error| Error::new(ErrorKind::Io, "cannot stat a descriptor of the pool").source(error);
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() || metadata.len() < needed_bytes {
+        return Err(Error::invalid("a descriptor of the pool does not match the daemon's description")
+            .with("file", name)
+            .with("is_file", metadata.is_file())
+            .with("bytes", metadata.len())
+            .with("needed_bytes", needed_bytes));
+    }
+    Ok(())
+}

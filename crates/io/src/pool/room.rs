@@ -1,0 +1,254 @@
+//! How much memory a pool could take here: limited by the machine, the control group and the filesystem.
+//!
+//! Invariants: reading changes nothing. A pool that passes `check` leaves the machine a reserve: if a tmpfs outgrows
+//! memory, the kernel kills a process instead of returning an error.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::process::Resource;
+
+use super::bytes::human;
+use super::mounts::{Mount, mounts};
+
+/// Left for all other processes: 512 MiB, or a sixteenth of a small machine.
+const RESERVE_BYTES: u64 = 512 << 20;
+const RESERVE_SHARE: u64 = 16;
+
+/// Memory available for a pool at this moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Room {
+    pub memory_total_bytes: u64,
+    pub memory_available_bytes: u64,
+    /// What the narrowest control group still allows; none if nothing limits it.
+    pub cgroup_available_bytes: Option<u64>,
+    /// Free space of the filesystem in question; none if it has no limit of its own.
+    pub filesystem_free_bytes: Option<u64>,
+    /// How much a process may pin; none if unlimited. If it is less than the pool, disks are read into buffers that
+    /// are not registered.
+    pub memlock_bytes: Option<u64>,
+}
+
+impl Room {
+    /// Reads `/proc`, the control groups and the filesystem of `path`. Costs about ten small file reads.
+    pub fn read(path: &Path) -> Result<Room> {
+        let unreadable =
+            |error: io::Error| Error::new(ErrorKind::Io, "cannot read how much memory is available").source(error);
+        let meminfo = fs::read_to_string("/proc/meminfo").map_err(unreadable)?;
+        let filesystem = rustix::fs::statvfs(path).map_err(|errno| unreadable(errno.into()))?;
+        let has_limit = filesystem.f_blocks > 0;
+        Ok(Room {
+            memory_total_bytes: kib_field(&meminfo, "MemTotal").unwrap_or(0),
+            memory_available_bytes: kib_field(&meminfo, "MemAvailable").unwrap_or(0),
+            cgroup_available_bytes: cgroup_room("memory", "memory").map_err(unreadable)?,
+            filesystem_free_bytes: has_limit.then(|| filesystem.f_bavail * filesystem.f_frsize),
+            memlock_bytes: rustix::process::getrlimit(Resource::Memlock).current,
+        })
+    }
+
+    /// Errors with `Full`, the numbers and a hint if `needed_bytes` of new memory do not fit.
+    pub fn check(&self, needed_bytes: u64) -> Result<()> {
+        let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
+        let memory = self.memory_available_bytes.saturating_sub(reserve);
+        let limits = [
+            (Some(memory), "of memory is available", "free memory"),
+            (self.cgroup_available_bytes, "is left in the control group", "raise the control group's memory limit"),
+            (
+                self.filesystem_free_bytes,
+                "is free on the pool's filesystem",
+                "enlarge the filesystem (`mount -o remount,size=…`)",
+            ),
+        ];
+        let narrowest = limits.into_iter().filter_map(|(bytes, what, remedy)| Some((bytes?, what, remedy))).min();
+        match narrowest {
+            Some((available, what, remedy)) if available < needed_bytes => {
+                let (needed, available) = (human(needed_bytes), human(available));
+                Err(Error::new(ErrorKind::Full, format!("cannot allocate {needed} for the pool: {available} {what}"))
+                    .hint(format!("{remedy}, or lower `pool.capacity_bytes`")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Huge pages of one size that an operator reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ReservedHugePages {
+    pub page_bytes: u64,
+    pub free: u64,
+    pub total: u64,
+}
+
+impl ReservedHugePages {
+    /// Reads those of `page_bytes`. If a control group allows fewer, fewer count as free.
+    pub fn read(page_bytes: u64) -> io::Result<ReservedHugePages> {
+        let directory = PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page_bytes >> 10));
+        let read = |name: &str| -> io::Result<u64> {
+            fs::read_to_string(directory.join(name))?.trim().parse().map_err(io::Error::other)
+        };
+        let unclaimed = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
+        let files = format!("hugetlb.{}", human(page_bytes).replace(" ", "").replace("iB", "B"));
+        let allowed = cgroup_room("hugetlb", &files)?.map_or(u64::MAX, |bytes| bytes / page_bytes);
+        Ok(ReservedHugePages { page_bytes, free: unclaimed.min(allowed), total: read("nr_hugepages")? })
+    }
+}
+
+/// A field of `/proc/meminfo` or `smaps`, in bytes: `MemTotal:  24684092 kB`.
+pub(super) fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    rest.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// What the groups from this process's own up to the root still allow of `controller`, whose file names begin with
+/// `files`.
+fn cgroup_room(controller: &str, files: &str) -> io::Result<Option<u64>> {
+    let groups = match fs::read_to_string("/proc/self/cgroup") {
+        Ok(groups) => groups,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let directories = cgroup_directories(&groups, controller, &mounts()?);
+    Ok(directories.iter().filter_map(|directory| group_room(directory, files)).min())
+}
+
+/// Directories of the process's group and its ancestors, in both versions of the interface.
+fn cgroup_directories(groups: &str, controller: &str, mounts: &[Mount]) -> Vec<PathBuf> {
+    let mut directories = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let mount = mounts.iter().find(|mount| match controllers {
+            "" => mount.filesystem == "cgroup2",
+            _ => mount.filesystem == "cgroup" && mount.options.iter().any(|option| option == controller),
+        });
+        let concerns = controllers.is_empty() || controllers.split(',').any(|name| name == controller);
+        let Some(mount) = mount.filter(|_| concerns) else { continue };
+        // In a container only the part at or under its own group is mounted.
+        let inside = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
+        directories.extend(inside.ancestors().map(|ancestor| mount.point.join(ancestor)));
+    }
+    directories
+}
+
+/// One group's limit minus its use. Its page cache counts as free, since it can be dropped.
+fn group_room(directory: &Path, files: &str) -> Option<u64> {
+    let number = |suffix: &str| -> Option<u64> {
+        fs::read_to_string(directory.join(format!("{files}.{suffix}"))).ok()?.trim().parse().ok()
+    };
+    let limit = number("max").or_else(|| number("limit_in_bytes"))?;
+    let usage = number("current").or_else(|| number("usage_in_bytes")).unwrap_or(0);
+    let stat = fs::read_to_string(directory.join(format!("{files}.stat"))).unwrap_or_default();
+    let field = |name: &str| -> Option<u64> {
+        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
+    };
+    let cached = |name: &str| field(&format!("total_{name}")).or_else(|| field(name)).unwrap_or(0);
+    Some(limit.saturating_sub(usage).saturating_add(cached("inactive_file") + cached("active_file")).min(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room() -> Room {
+        Room {
+            memory_total_bytes: 64 << 30,
+            memory_available_bytes: 40 << 30,
+            cgroup_available_bytes: None,
+            filesystem_free_bytes: None,
+            memlock_bytes: None,
+        }
+    }
+
+    #[test]
+    fn the_narrowest_limit_refuses_with_numbers_and_a_hint() {
+        let cases = [
+            (room(), 39 << 30, None),
+            (room(), 40 << 30, Some("cannot allocate 40 GiB for the pool: 39.5 GiB of memory is available")),
+            (
+                Room { cgroup_available_bytes: Some(8 << 30), ..room() },
+                30 << 30,
+                Some("cannot allocate 30 GiB for the pool: 8 GiB is left in the control group"),
+            ),
+            (
+                Room { filesystem_free_bytes: Some(64 << 20), ..room() },
+                1 << 30,
+                Some("cannot allocate 1 GiB for the pool: 64 MiB is free on the pool's filesystem"),
+            ),
+            (Room { memory_total_bytes: 0, memory_available_bytes: 0, ..room() }, 0, None),
+        ];
+        for (room, needed, message) in cases {
+            let answer = room.check(needed).err();
+            assert_eq!(answer.as_ref().map(|error| error.to_string()).as_deref(), message);
+            assert!(answer.is_none_or(|error| error.hint_text().is_some()));
+        }
+    }
+
+    #[test]
+    fn this_machine_says_how_much_memory_it_has() {
+        let room = Room::read(Path::new("/dev/shm")).unwrap();
+        assert!(room.memory_available_bytes > 0 && room.memory_available_bytes <= room.memory_total_bytes);
+        assert!(room.filesystem_free_bytes.is_none_or(|bytes| bytes > 0));
+    }
+
+    #[test]
+    fn groups_are_found_in_both_interfaces_and_inside_containers() {
+        let mount = |filesystem: &str, root: &str, point: &str, options: &[&str]| Mount {
+            device: 0,
+            root: root.into(),
+            point: point.into(),
+            is_shared: false,
+            is_slave: false,
+            filesystem: filesystem.into(),
+            options: options.iter().map(|option| option.to_string()).collect(),
+        };
+        let unified = [mount("cgroup2", "/", "/sys/fs/cgroup", &["rw"])];
+        let both = [
+            mount("cgroup", "/docker/77", "/cg/memory", &["rw", "memory"]),
+            mount("cgroup2", "/", "/cg/unified", &["rw"]),
+        ];
+        let cases: [(&str, &[Mount], &[&str]); 4] = [
+            ("0::/a/b\n", &unified, &["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"]),
+            ("4:memory:/docker/77/x\n", &both, &["/cg/memory/x", "/cg/memory/"]),
+            ("4:memory:/elsewhere\n5:cpu,cpuacct:/\n0::/\n", &both, &["/cg/memory/", "/cg/unified/"]),
+            ("", &unified, &[]),
+        ];
+        for (groups, mounts, expected) in cases {
+            let expected: Vec<PathBuf> = expected.iter().map(PathBuf::from).collect();
+            assert_eq!(cgroup_directories(groups, "memory", mounts), expected, "{groups:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_allows_its_limit_less_what_cannot_be_dropped() {
+        type Files = &'static [(&'static str, &'static str)];
+        let cases: [(Files, Option<u64>); 5] = [
+            (&[("memory.max", "max\n"), ("memory.current", "5")], None),
+            (&[("memory.max", "1000\n"), ("memory.current", "300\n")], Some(700)),
+            (
+                &[
+                    ("memory.max", "1000"),
+                    ("memory.current", "300"),
+                    ("memory.stat", "file 9\ninactive_file 50\nactive_file 7\n"),
+                ],
+                Some(757),
+            ),
+            (
+                &[
+                    ("memory.limit_in_bytes", "1000"),
+                    ("memory.usage_in_bytes", "1200"),
+                    ("memory.stat", "inactive_file 1\ntotal_inactive_file 50\n"),
+                ],
+                Some(50),
+            ),
+            (&[], None),
+        ];
+        for (files, expected) in cases {
+            let directory = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                fs::write(directory.path().join(name), text).unwrap();
+            }
+            assert_eq!(group_room(directory.path(), "memory"), expected, "{files:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Begins connections to an address without waiting for a name server, and decides when to try again.
+//!
+//! Invariant: there is one attempt at a time, and at most one thread that asks a name server; that thread ends by
+//! itself. Pauses between attempts grow to five seconds and are randomised, so that many daemons do not return at
+//! once.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use super::address::Address;
+use super::config::Tls;
+use super::shared::Inbox;
+use super::transport::Transport;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A name server's answer; `None` until it comes.
+type Answer = Arc<Mutex<Option<io::Result<Vec<SocketAddr>>>>>;
+
+/// See the module documentation.
+pub(super) struct Dialer {
+    pub address: Address,
+    asked: Option<Answer>,
+    known: Vec<SocketAddr>,
+    attempts: usize,
+}
+
+impl Dialer {
+    pub fn new(address: Address) -> Dialer {
+        let known = address.literal().into_iter().collect();
+        Dialer { address, asked: None, known, attempts: 0 }
+    }
+
+    /// Begins a connection; `None` while the name server is asked. Its answer triggers the event loop's waker.
+    pub fn begin(
+        &mut self,
+        buffer_bytes: Option<u32>,
+        tls: Option<&Tls>,
+        inbox: &Arc<Inbox>,
+    ) -> Result<Option<Transport>, String> {
+        let (host, port) = match self.address.clone() {
+            Address::Unix(path) => return Transport::unix(&path).map(Some).map_err(|error| error.to_string()),
+            Address::Tcp { host, port } => (host, port),
+        };
+        if self.known.is_empty() {
+            self.ask(&host, port, inbox)?;
+        }
+        if self.known.is_empty() {
+            return Ok(None);
+        }
+        let at = self.known[self.attempts % self.known.len()];
+        self.attempts += 1;
+        let transport = Transport::tcp(at, buffer_bytes).map_err(|error| error.to_string())?;
+        match tls {
+            Some(tls) => transport.with_tls(tls, &host).map(Some),
+            None => Ok(Some(transport)),
+        }
+    }
+
+    /// Whether the last name lookup gave an address that was not tried yet.
+    pub fn has_untried(&self) -> bool {
+        self.attempts < self.known.len()
+    }
+
+    /// Whether a name lookup is pending.
+    pub fn is_waiting(&self) -> bool {
+        let is_open = |answer: &Answer| answer.lock().unwrap_or_else(PoisonError::into_inner).is_none();
+        self.asked.as_ref().is_some_and(is_open)
+    }
+
+    /// Records a failed attempt. Once all addresses were tried, the name is looked up again.
+    pub fn failed(&mut self) {
+        if self.address.literal().is_none() && self.attempts >= self.known.len() {
+            self.known.clear();
+            self.attempts = 0;
+        }
+    }
+
+    fn ask(&mut self, host: &str, port: u16, inbox: &Arc<Inbox>) -> Result<(), String> {
+        if let Some(answer) = &self.asked {
+            let answer = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(answer) = answer else { return Ok(()) };
+            self.asked = None;
+            self.known = answer.map_err(|error| error.to_string())?;
+            return Ok(());
+        }
+        let answer = Answer::default();
+        self.asked = Some(answer.clone());
+        let (host, inbox) = (host.to_string(), inbox.clone());
+        let ask = move || {
+            let resolved = Address::resolve(&host, port);
+            *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(resolved);
+            inbox.wake();
+        };
+        let started = thread::Builder::new().name("redis-resolve".to_string()).spawn(ask);
+        started.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+/// When to try again.
+pub(super) struct Backoff {
+    pub at: Instant,
+    /// Consecutive failures.
+    pub failures: u32,
+}
+
+impl Backoff {
+    pub fn new(now: Instant) -> Backoff {
+        Backoff { at: now, failures: 0 }
+    }
+
+    /// `was_good`: the connection had served, so the next attempt may follow at once.
+    pub fn ended(&mut self, now: Instant, was_good: bool, random: &mut u64) {
+        self.failures = if was_good { 0 } else { self.failures + 1 };
+        self.at = match self.failures {
+            0 => now,
+            failures => now + pause(failures, random),
+        };
+    }
+}
+
+/// A random part, between half and all, of a pause that doubles with each failure.
+fn pause(failures: u32, random: &mut u64) -> Duration {
+    let whole = FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(LONGEST_PAUSE);
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    whole.mul_f64(0.5 + (*random >> 40) as f64 / f64::from(1 << 25))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_are_spread() {
+        let mut random = 1;
+        for failures in 1..40 {
+            let whole = FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(LONGEST_PAUSE);
+            let pauses: Vec<_> = (0..100).map(|_| pause(failures, &mut random)).collect();
+            assert!(pauses.iter().all(|pause| (whole / 2..=whole).contains(pause)), "{failures}: {pauses:?}");
+            assert!(pauses.iter().max().unwrap() > &(pauses.iter().min().unwrap().mul_f64(1.5)), "they are spread");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_has_served_is_replaced_at_once() {
+        let (now, mut random) = (Instant::now(), 7);
+        let mut backoff = Backoff::new(now);
+        backoff.ended(now, false, &mut random);
+        assert!(backoff.at > now);
+        backoff.ended(now, true, &mut random);
+        assert_eq!((backoff.at, backoff.failures), (now, 0));
+    }
+}

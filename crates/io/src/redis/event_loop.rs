@@ -1,0 +1,520 @@
+//! One thread and everything that it drives: connections, nodes, timers.
+//!
+//! An event loop waits in one place for all of its sockets. So an operation that a redirect moves to another
+//! connection never crosses a thread, and a loaded machine pays one wake-up for everything that arrived meanwhile.
+//! Several event loops are for networks that one thread cannot fill.
+//!
+//! Invariants: nothing in an event loop blocks on a server or a name lookup. Every operation that enters leaves once.
+//! Only its event loop touches a slot, and not after the operation has left.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Completion, OpId, OpKind, Outcome};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+
+use super::address::Address;
+use super::config::{Mode, Settings};
+use super::connection::{Connection, Context, Ended, Greeting, Loss};
+use super::in_flight::{Job, Verdict};
+use super::name::{self, SLOTS};
+use super::node::Node;
+use super::report::Counters;
+use super::resp::Reply;
+use super::shared::{Inbox, Outbox, Queue, State};
+use super::topology::{Discovery, Found, authenticate};
+use crate::uring::Region;
+
+const MOST_EVENTS: usize = 64;
+/// While more is in flight, at most this many completions are collected before the owner is woken, for a limited
+/// time: each wake-up of the owner costs three system calls and two context switches, whether it brings one block or
+/// many.
+const MOST_HELD: usize = 16;
+const LONGEST_HELD: Duration = Duration::from_millis(1);
+/// Limit on the redirects of one operation.
+const MOST_REDIRECTS: u8 = 5;
+/// No known node has the slot.
+const NOBODY: u16 = u16::MAX;
+
+/// The object of an event.
+const INBOX: u64 = u64::MAX;
+const DISCOVERY: u64 = u64::MAX - 1;
+
+pub(super) struct EventLoop {
+    settings: Arc<Settings>,
+    pool: Region,
+    inbox: Arc<Inbox>,
+    outbox: Arc<Outbox>,
+    connections: usize,
+    epoll: OwnedFd,
+    greeting: Greeting,
+    nodes: Vec<Node>,
+    discovery: Option<Discovery>,
+    /// For a cluster: the node of each slot.
+    slots: Vec<u16>,
+    /// Operations whose node is not known yet.
+    unrouted: VecDeque<Job>,
+    queue: Queue,
+    ended: Vec<Ended>,
+    completions: Vec<Completion>,
+    /// Since when the first of them has been waiting for others.
+    held_since: Option<Instant>,
+    counters: Counters,
+    scratch: Vec<u8>,
+    random: u64,
+}
+
+impl EventLoop {
+    /// `seed` randomises the pauses between attempts to connect.
+    pub fn new(
+        settings: &Arc<Settings>,
+        pool: &Region,
+        inbox: &Arc<Inbox>,
+        outbox: &Arc<Outbox>,
+        connections: usize,
+        seed: u64,
+    ) -> io::Result<EventLoop> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, inbox.waker_fd(), EventData::new_u64(INBOX), EventFlags::IN)?;
+        let now = Instant::now();
+        let mut event_loop = EventLoop {
+            greeting: greeting(settings),
+            discovery: Discovery::new(settings, now),
+            slots: vec![NOBODY; usize::from(SLOTS)],
+            settings: settings.clone(),
+            pool: pool.clone(),
+            inbox: inbox.clone(),
+            outbox: outbox.clone(),
+            connections,
+            epoll,
+            nodes: Vec::new(),
+            unrouted: VecDeque::new(),
+            queue: Queue::default(),
+            ended: Vec::new(),
+            completions: Vec::new(),
+            held_since: None,
+            counters: Counters::default(),
+            scratch: Vec::new(),
+            random: seed,
+        };
+        if event_loop.discovery.is_none() {
+            event_loop.node_of(&settings.addresses[0]);
+        }
+        Ok(event_loop)
+    }
+
+    /// Runs until the inbox is closed.
+    pub fn run(mut self) {
+        while !self.inbox.is_closed.load(Ordering::Relaxed) {
+            let is_called = self.wait_and_receive();
+            let now = Instant::now();
+            if is_called {
+                self.accept();
+            }
+            self.expire(now);
+            self.discovery(now);
+            self.connect(now);
+            self.settle();
+            self.launch(now);
+            self.settle();
+            self.report_state();
+            self.publish(now);
+        }
+    }
+
+    /// Returns whether the inbox has something.
+    fn wait_and_receive(&mut self) -> bool {
+        let mut events = [MaybeUninit::<Event>::uninit(); MOST_EVENTS];
+        let timeout = self.due().map(|due| {
+            // Rounded up; otherwise the last part of a millisecond would be a busy loop.
+            let rest = due.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000) * 1_000_000;
+            rustix::event::Timespec { tv_sec: (rest / 1_000_000_000) as i64, tv_nsec: (rest % 1_000_000_000) as _ }
+        });
+        let events = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => &*events,
+            Err(Errno::INTR) => return false,
+            Err(error) => panic!("cannot wait for sockets: {error}"),
+        };
+        let mut is_called = false;
+        for event in events {
+            match event.data.u64() {
+                INBOX => is_called = true,
+                token => self.on_event(token, event.flags),
+            }
+        }
+        is_called
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let nodes = self.nodes.iter().filter_map(Node::due);
+        let held = self.held_since.map(|since| since + LONGEST_HELD);
+        nodes.chain(self.discovery.as_ref().and_then(Discovery::due)).chain(held).min()
+    }
+
+    fn on_event(&mut self, token: u64, flags: EventFlags) {
+        let EventLoop { settings, pool, counters, ended, nodes, discovery, .. } = self;
+        let (node, link) = ((token >> 32) as usize, token as u32 as usize);
+        let connection = match token {
+            DISCOVERY => discovery.as_mut().and_then(|discovery| discovery.connection.as_mut()),
+            _ => nodes.get_mut(node).and_then(|node| node.links[link].connection.as_mut()),
+        };
+        // The event may be about a connection that ended in this turn.
+        let Some(connection) = connection else { return };
+        let was_ready = connection.is_ready();
+        let is_at_end = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        let mut context = Context { settings, pool, counters, ended };
+        let mut result = Ok(());
+        if flags.contains(EventFlags::OUT) || is_at_end {
+            result = connection.on_writable(pool);
+        }
+        if result.is_ok() && (flags.contains(EventFlags::IN) || is_at_end) {
+            result = connection.on_readable(is_at_end, &mut context);
+        }
+        let is_new = !was_ready && connection.is_ready();
+        match (token, result) {
+            (DISCOVERY, _) if is_new => self.heard(),
+            (DISCOVERY, Err(loss)) => self.discovery_failed(&loss.why),
+            (DISCOVERY, Ok(())) => {}
+            (_, Err(loss)) => self.lose(node, link, loss),
+            (_, Ok(())) if is_new => self.welcome(node, link),
+            (_, Ok(())) => {}
+        }
+    }
+
+    /// Handles the reply to a connection's greeting.
+    fn welcome(&mut self, node: usize, link: usize) {
+        let place = &mut self.nodes[node].links[link].connection;
+        match place.as_mut().and_then(|connection| connection.answer.take()) {
+            // `LOADING`, `NOAUTH`, `WRONGPASS`, …: a later attempt may succeed.
+            Some(Reply::Error(text)) => {
+                *place = None;
+                self.counters.failed_connects += 1;
+                self.fail_link(node, link, false, &format!("it refused the connection: {text}"));
+            }
+            _ => self.counters.connections_made += 1,
+        }
+    }
+
+    /// Handles the end of a connection and of everything in flight on it.
+    fn lose(&mut self, node: usize, link: usize, loss: Loss) {
+        let place = &mut self.nodes[node];
+        let Some(connection) = place.links[link].connection.take() else { return };
+        let (was_ready, has_served) = (connection.is_ready(), connection.has_served);
+        connection.end_with(loss.kind, &mut self.ended);
+        self.fail_link(node, link, has_served, &loss.why);
+        self.counters.lost_steps += u64::from(loss.is_lost_step);
+        match was_ready {
+            true => self.counters.connections_lost += 1,
+            false => self.counters.failed_connects += 1,
+        }
+    }
+
+    fn fail_link(&mut self, node: usize, link: usize, has_served: bool, why: &str) {
+        let now = Instant::now();
+        let place = &mut self.nodes[node];
+        if !has_served {
+            place.dialer.failed();
+        }
+        place.links[link].backoff.ended(now, has_served, &mut self.random);
+        let why = format!("{}: {why}", place.dialer.address);
+        tracing::debug!(tier = "redis", server = %place.dialer.address, why, "connection ended");
+        self.outbox.done().last_error = Some(why);
+        if let Some(discovery) = &mut self.discovery {
+            discovery.want();
+        }
+    }
+
+    fn discovery_failed(&mut self, why: &str) {
+        let Some(discovery) = &mut self.discovery else { return };
+        discovery.failed(Instant::now(), &mut self.random);
+        self.counters.failed_connects += 1;
+        self.outbox.done().last_error = Some(format!("cannot find the servers: {why}"));
+    }
+
+    fn heard(&mut self) {
+        let Some(discovery) = &mut self.discovery else { return };
+        match discovery.read(Instant::now()) {
+            Ok(Found::Master(address)) => self.follow(&address),
+            Ok(Found::Map(map)) => self.adopt(&map),
+            Err(why) => self.discovery_failed(&why),
+        }
+    }
+
+    /// Switches to the master at `address`. A former master keeps only what is in flight.
+    fn follow(&mut self, address: &Address) {
+        if self.nodes.first().is_some_and(|node| node.dialer.address == *address) {
+            return;
+        }
+        for mut node in self.nodes.drain(..) {
+            let waiting = node.take_waiting();
+            self.unrouted.extend(waiting);
+            let connections = node.links.into_iter().filter_map(|link| link.connection);
+            for connection in connections {
+                self.counters.connections_lost += u64::from(connection.is_ready());
+                connection.end_with(ErrorKind::Unavailable, &mut self.ended);
+            }
+        }
+        self.node_of(address);
+        self.reroute();
+    }
+
+    fn adopt(&mut self, map: &[(u16, u16, Address)]) {
+        self.slots.fill(NOBODY);
+        for (first, last, address) in map {
+            let node = self.node_of(address);
+            self.slots[usize::from(*first)..=usize::from(*last)].fill(node);
+        }
+        for node in &mut self.nodes {
+            node.is_retired = !map.iter().any(|(_, _, address)| node.dialer.address == *address);
+        }
+        self.reroute();
+    }
+
+    /// The node with that address; created if new.
+    fn node_of(&mut self, address: &Address) -> u16 {
+        let known = self.nodes.iter().position(|node| node.dialer.address == *address);
+        let at = known.unwrap_or_else(|| {
+            self.nodes.push(Node::new(address.clone(), self.connections, Instant::now()));
+            self.nodes.len() - 1
+        });
+        self.nodes[at].is_retired = false;
+        if known.is_none() {
+            let servers = self.nodes.iter().map(|node| node.dialer.address.to_string()).collect();
+            self.outbox.done().servers = servers;
+        }
+        u16::try_from(at).expect("a cluster has fewer nodes than slots")
+    }
+
+    fn reroute(&mut self) {
+        for job in std::mem::take(&mut self.unrouted) {
+            self.route(job);
+        }
+    }
+
+    fn route(&mut self, job: Job) {
+        let node = match self.settings.config.mode {
+            Mode::Cluster => {
+                name::write(&mut self.scratch, &self.settings.config.key_prefix, &job.op.key, 0);
+                usize::from(self.slots[usize::from(name::slot(&self.scratch))])
+            }
+            _ => 0,
+        };
+        let is_known = !self.nodes.is_empty();
+        match self.nodes.get_mut(node) {
+            Some(node) => node.push(job),
+            None if !is_known => self.unrouted.push_back(job),
+            None => {
+                // The cluster has a gap; the next map may close it.
+                self.ended.push(in_vain(job));
+                self.discovery.iter_mut().for_each(Discovery::want);
+            }
+        }
+    }
+
+    /// Takes requests from the owner.
+    fn accept(&mut self) {
+        let mut queue = std::mem::take(&mut self.queue);
+        self.inbox.take(&mut queue);
+        for op in queue.ops.drain(..) {
+            self.route(Job { op, redirects: 0, is_asking: false });
+        }
+        for id in queue.cancelled.drain(..) {
+            self.cancel(id);
+        }
+        self.queue = queue;
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        let unrouted = self.unrouted.iter().position(|job| job.op.id == id).and_then(|at| self.unrouted.remove(at));
+        let waiting = unrouted.is_some() || self.nodes.iter_mut().any(|node| node.withdraw(id).is_some());
+        let mut connections =
+            self.nodes.iter_mut().flat_map(|node| &mut node.links).filter_map(|link| link.connection.as_mut());
+        if waiting || connections.any(|connection| connection.abandon(id)) {
+            self.counters.cancelled_operations += 1;
+            self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
+        }
+    }
+
+    /// Ends connections that are past a deadline.
+    fn expire(&mut self, now: Instant) {
+        for node in 0..self.nodes.len() {
+            for link in 0..self.nodes[node].links.len() {
+                let connection = self.nodes[node].links[link].connection.as_ref();
+                if connection.and_then(Connection::due).is_some_and(|due| due <= now) {
+                    let why = "the server does not answer in time".to_string();
+                    self.lose(node, link, Loss { kind: ErrorKind::Timeout, why, is_lost_step: false });
+                }
+            }
+        }
+        let discovery = self.discovery.as_ref().and_then(|discovery| discovery.connection.as_ref());
+        if discovery.and_then(Connection::due).is_some_and(|due| due <= now) {
+            self.discovery_failed("the server does not answer in time");
+        }
+    }
+
+    fn discovery(&mut self, now: Instant) {
+        let Some(discovery) = &mut self.discovery else { return };
+        match discovery.begin(now, &self.settings, &self.inbox) {
+            Ok(false) => {}
+            Ok(true) => {
+                let connection = discovery.connection.as_ref().expect("it has just begun");
+                watch(&self.epoll, connection, DISCOVERY);
+            }
+            Err(why) => self.discovery_failed(&why),
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        for at in 0..self.nodes.len() {
+            for (link, begun) in self.nodes[at].begin(now, &self.settings, &self.greeting, &self.inbox) {
+                match begun {
+                    Ok(()) => {
+                        let connection = self.nodes[at].links[link].connection.as_ref().expect("it has just begun");
+                        watch(&self.epoll, connection, (at as u64) << 32 | link as u64);
+                    }
+                    Err(why) => {
+                        self.counters.failed_connects += 1;
+                        self.fail_link(at, link, false, &why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Launches and sends operations as capacity allows. Operations that wait without hope fail.
+    fn launch(&mut self, now: Instant) {
+        for at in 0..self.nodes.len() {
+            self.nodes[at].dispatch(now, &self.settings, &mut self.scratch);
+            for link in 0..self.nodes[at].links.len() {
+                let connection = self.nodes[at].links[link].connection.as_mut();
+                if let Some(Err(loss)) = connection.map(|connection| connection.send(&self.pool)) {
+                    self.lose(at, link, loss);
+                }
+            }
+            if !self.nodes[at].is_hopeful() {
+                self.ended.extend(self.nodes[at].take_waiting().map(in_vain));
+            }
+        }
+        if self.discovery.as_ref().is_some_and(|discovery| !discovery.is_hopeful()) {
+            self.ended.extend(self.unrouted.drain(..).map(in_vain));
+        }
+    }
+
+    /// Completes operations that have ended, or passes them on to another node.
+    fn settle(&mut self) {
+        let mut ended = std::mem::take(&mut self.ended);
+        for Ended { job, verdict } in ended.drain(..) {
+            match verdict {
+                Verdict::Done(outcome) => self.finish(&job, outcome),
+                Verdict::Moved { slot, to } => self.redirect(job, Some(slot), &to),
+                Verdict::Ask { to } => self.redirect(job, None, &to),
+            }
+        }
+        self.ended = ended;
+    }
+
+    /// `slot` now belongs to another node. Without it, only this operation moves.
+    fn redirect(&mut self, job: Job, slot: Option<u16>, to: &Address) {
+        self.counters.redirects += 1;
+        if self.settings.config.mode != Mode::Cluster || job.redirects == MOST_REDIRECTS {
+            let why = format!("the operation was redirected to {to}: set `mode` to `cluster` if this is a cluster");
+            self.outbox.done().last_error = Some(why);
+            return self.finish(&job, Outcome::Failed(ErrorKind::Unavailable));
+        }
+        let node = self.node_of(to);
+        if let (Some(slot), Some(discovery)) = (slot, &mut self.discovery) {
+            self.slots[usize::from(slot)] = node;
+            discovery.want();
+        }
+        let job = Job { redirects: job.redirects + 1, is_asking: slot.is_none(), ..job };
+        self.nodes[usize::from(node)].push(job);
+    }
+
+    fn finish(&mut self, job: &Job, outcome: Outcome) {
+        count(&mut self.counters, job, outcome);
+        self.completions.push(Completion { id: job.op.id, outcome });
+    }
+
+    fn report_state(&self) {
+        let ready = self.nodes.iter().map(Node::ready).sum();
+        self.inbox.connections.store(ready, Ordering::Relaxed);
+        let is_hopeful = match &self.discovery {
+            Some(discovery) if self.nodes.is_empty() => discovery.is_hopeful(),
+            _ => self.nodes.iter().any(Node::is_hopeful),
+        };
+        match (ready, is_hopeful) {
+            (1.., _) => self.inbox.set_state(State::Up),
+            (0, false) => self.inbox.set_state(State::Down),
+            // A connection is being made: the state stays as it is.
+            (0, true) => {}
+        }
+    }
+
+    /// Hands out completions, unless more are about to come.
+    fn publish(&mut self, now: Instant) {
+        let since = self.held_since.unwrap_or(now);
+        let is_lonely = !self.completions.is_empty() && self.completions.len() < MOST_HELD;
+        if is_lonely && now < since + LONGEST_HELD && self.nodes.iter().any(Node::has_in_flight) {
+            self.held_since = Some(since);
+            return;
+        }
+        self.held_since = None;
+        self.outbox.publish(&mut self.completions, &mut self.counters);
+    }
+}
+
+/// Credentials, database, and a test whether the server serves.
+pub(super) fn greeting(settings: &Settings) -> Greeting {
+    let mut greeting = Greeting::default();
+    authenticate(&settings.access, &mut greeting);
+    if settings.database != 0 {
+        greeting.say(&[b"SELECT", settings.database.to_string().as_bytes()]);
+    }
+    greeting.say(&[b"PING"]);
+    greeting
+}
+
+/// Edge-triggered: reading and sending continue until the socket has no more.
+fn watch(epoll: &OwnedFd, connection: &Connection, token: u64) {
+    let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+    let added = epoll::add(epoll.as_fd(), connection.fd(), EventData::new_u64(token), flags);
+    // Without the event, the connection's deadline ends it.
+    if let Err(error) = added {
+        tracing::warn!(tier = "redis", %error, "cannot watch a connection");
+    }
+}
+
+fn in_vain(job: Job) -> Ended {
+    Ended { job, verdict: Verdict::Done(Outcome::Failed(ErrorKind::Unavailable)) }
+}
+
+fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
+    match (job.op.kind, outcome) {
+        (_, Outcome::Stored(_)) => {
+            counters.stored_blocks += 1;
+            counters.stored_bytes += job.op.length_bytes;
+        }
+        (_, Outcome::Loaded { length_bytes, .. }) => {
+            counters.loaded_blocks += 1;
+            counters.loaded_bytes += length_bytes;
+        }
+        (_, Outcome::Found(_)) => counters.found_blocks += 1,
+        (_, Outcome::Removed) => counters.removed_blocks += 1,
+        (OpKind::Exists, Outcome::Absent) => counters.absent_finds += 1,
+        (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
+        (_, Outcome::Failed(ErrorKind::Full)) => counters.full_stores += 1,
+        (_, Outcome::Failed(ErrorKind::Unavailable)) => counters.unavailable_operations += 1,
+        (_, Outcome::Failed(ErrorKind::Timeout)) => counters.late_operations += 1,
+        // Already counted by kind: wrong sizes, foreign values, corrupt blocks.
+        (_, Outcome::Failed(ErrorKind::Corrupt)) => {}
+        (_, Outcome::Failed(_)) => counters.refused_operations += 1,
+        (_, Outcome::Absent) => {}
+    }
+}

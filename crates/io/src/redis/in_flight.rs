@@ -1,0 +1,281 @@
+//! One operation in flight on a connection: its commands, and the meaning of their replies.
+//!
+//! A store is one `SET` per part, the first part last, so that a block is found only after all of it was written. A
+//! load is one `GET` per part, the first one first. A lookup is one `EXISTS`, whose reply is four bytes; the load
+//! checks whether the value matches its name, because the value may be evicted before the load anyway. A removal is
+//! one `UNLINK`.
+//!
+//! Invariant: whatever the replies are, an operation takes exactly one reply for each of its commands, so that the
+//! connection stays in step. The first failure decides the outcome. Commands that were not sent by then are never
+//! sent.
+
+use std::time::Instant;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Location, OpKind, Operation, Outcome};
+
+use super::address::Address;
+use super::config::Settings;
+use super::name;
+use super::resp;
+use super::send_buffer::SendBuffer;
+use crate::header::{HEADER_BYTES, Header};
+
+/// An accepted operation, and how often a cluster has redirected it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub op: Operation,
+    pub redirects: u8,
+    /// The next node needs an `ASKING` first.
+    pub is_asking: bool,
+}
+
+impl Job {
+    /// Whether it belongs to the operations that nobody waits for.
+    pub fn is_store(&self) -> bool {
+        matches!(self.op.kind, OpKind::Store | OpKind::Remove { .. })
+    }
+}
+
+/// How an operation ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Done(Outcome),
+    /// Another node has it, permanently or for this time.
+    Moved {
+        slot: u16,
+        to: Address,
+    },
+    Ask {
+        to: Address,
+    },
+}
+
+/// See the module documentation.
+pub(super) struct InFlight {
+    pub job: Job,
+    pub due: Instant,
+    /// The outcome that was decided before the last reply.
+    pub verdict: Option<Verdict>,
+    /// Header of the first part of a load.
+    pub header: Option<Header>,
+    /// Its completion was already reported: its replies are ignored, and its slot is no longer ours.
+    is_abandoned: bool,
+    /// Number of its commands: one per part, or one in all.
+    commands: u32,
+    /// Commands to write; fewer once the outcome is decided.
+    wanted: u32,
+    /// Commands that were written.
+    asked: u32,
+    replies: u32,
+}
+
+impl InFlight {
+    /// No command is written yet.
+    pub fn new(job: Job, due: Instant, settings: &Settings) -> InFlight {
+        let commands = if job.op.slot.is_some() { parts(&job.op, settings) } else { 1 };
+        InFlight {
+            job,
+            due,
+            verdict: None,
+            header: None,
+            is_abandoned: false,
+            commands,
+            wanted: commands,
+            asked: 0,
+            replies: 0,
+        }
+    }
+
+    /// Writes the next command. `scratch` is for names.
+    pub fn ask(&mut self, settings: &Settings, out: &mut SendBuffer, scratch: &mut Vec<u8>) {
+        debug_assert!(self.has_more(), "all was asked");
+        let op = &self.job.op;
+        if self.job.is_asking {
+            out.push(|bytes| resp::command(bytes, &[b"ASKING"]));
+        }
+        let part = self.part_of(self.asked);
+        name::write(scratch, &settings.config.key_prefix, &op.key, part);
+        match op.kind {
+            OpKind::Load { .. } => out.push(|bytes| resp::command(bytes, &[b"GET", scratch])),
+            OpKind::Store => set(op, part, settings, out, scratch),
+            OpKind::Exists => every(b"EXISTS", op, settings, out, scratch),
+            OpKind::Remove { .. } => every(b"UNLINK", op, settings, out, scratch),
+        }
+        self.asked += 1;
+    }
+
+    /// Whether another command remains to be written.
+    pub fn has_more(&self) -> bool {
+        self.asked < self.wanted
+    }
+
+    /// Bytes that the next command moves.
+    pub fn next_bytes(&self, settings: &Settings) -> u64 {
+        self.bytes_of(self.asked, settings)
+    }
+
+    /// Bytes that the first command of an operation moves, at most.
+    pub fn first_bytes(op: &Operation, settings: &Settings) -> u64 {
+        if op.slot.is_some() { op.length_bytes.min(settings.config.value_bytes) } else { 0 }
+    }
+
+    pub fn is_load(&self) -> bool {
+        matches!(self.job.op.kind, OpKind::Load { .. })
+    }
+
+    /// Whether the next reply is to an `ASKING`.
+    pub fn awaits_asking(&self) -> bool {
+        self.job.is_asking && self.replies.is_multiple_of(2)
+    }
+
+    /// The part of the block that the next reply concerns.
+    pub fn part(&self) -> u32 {
+        self.part_of(self.answered())
+    }
+
+    /// Position and length of the next reply's bytes in the block.
+    pub fn span(&self, settings: &Settings) -> (u64, u64) {
+        name::span(self.part(), self.job.op.length_bytes, settings.config.value_bytes)
+    }
+
+    /// Sets the verdict, unless there is one.
+    pub fn decide(&mut self, verdict: Verdict) {
+        self.verdict.get_or_insert(verdict);
+        self.wanted = self.asked;
+    }
+
+    pub fn fail(&mut self, kind: ErrorKind) {
+        self.decide(Verdict::Done(Outcome::Failed(kind)));
+    }
+
+    pub fn abandon(&mut self) {
+        self.is_abandoned = true;
+        self.wanted = self.asked;
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.is_abandoned
+    }
+
+    /// Whether a command was written and not answered.
+    pub fn awaits_reply(&self) -> bool {
+        self.answered() < self.asked
+    }
+
+    /// Whether at most one reply to the written commands is missing.
+    pub fn awaits_last(&self) -> bool {
+        self.replies + 1 == self.asked * self.replies_each()
+    }
+
+    /// Counts a reply; returns how many bytes its command moved, if this was the command's last reply.
+    pub fn answer(&mut self, settings: &Settings) -> u64 {
+        let answered = self.answered();
+        self.replies += 1;
+        if self.answered() > answered { self.bytes_of(answered, settings) } else { 0 }
+    }
+
+    /// Whether every reply has come.
+    pub fn is_over(&self) -> bool {
+        self.answered() == self.wanted
+    }
+
+    /// Commands whose replies have come.
+    fn answered(&self) -> u32 {
+        self.replies / self.replies_each()
+    }
+
+    /// An `ASKING` has a reply of its own.
+    fn replies_each(&self) -> u32 {
+        1 + u32::from(self.job.is_asking)
+    }
+
+    /// Bytes that a command moves.
+    fn bytes_of(&self, command: u32, settings: &Settings) -> u64 {
+        let op = &self.job.op;
+        let span = || name::span(self.part_of(command), op.length_bytes, settings.config.value_bytes).1;
+        if op.slot.is_some() { span() } else { 0 }
+    }
+
+    /// The part that a command concerns. The first part is loaded first and stored last.
+    fn part_of(&self, command: u32) -> u32 {
+        if self.job.op.kind == OpKind::Store { self.commands - 1 - command } else { command }
+    }
+
+    /// Interprets a `:number`.
+    pub fn counted(&mut self, number: i64, settings: &Settings) {
+        let is_all = number >= i64::from(parts(&self.job.op, settings));
+        self.decide(Verdict::Done(match self.job.op.kind {
+            OpKind::Exists if is_all => Outcome::Found(Location::default()),
+            OpKind::Remove { .. } if number > 0 => Outcome::Removed,
+            _ => Outcome::Absent,
+        }));
+    }
+
+    /// Interprets an error. The connection is in step: the error is the whole reply.
+    pub fn refused(&mut self, text: &[u8], from: &Address) {
+        let text = String::from_utf8_lossy(text);
+        let mut words = text.split(' ');
+        let (code, slot, place) = (words.next().unwrap_or(""), words.next(), words.next());
+        let to = place.and_then(|place| Address::told(place, from));
+        let slot = slot.and_then(|slot| slot.parse().ok()).filter(|slot| *slot < name::SLOTS);
+        match (code, slot, to) {
+            ("MOVED", Some(slot), Some(to)) => self.decide(Verdict::Moved { slot, to }),
+            ("ASK", _, Some(to)) => self.decide(Verdict::Ask { to }),
+            _ => self.fail(kind_of(code)),
+        }
+    }
+}
+
+/// How many values an operation names. If the block's length is unknown, only the first part, which was written last,
+/// is requested.
+fn parts(op: &Operation, settings: &Settings) -> u32 {
+    name::parts(op.length_bytes, settings.config.value_bytes)
+}
+
+/// One command that names all values of the block.
+fn every(verb: &[u8], op: &Operation, settings: &Settings, out: &mut SendBuffer, name: &mut Vec<u8>) {
+    let count = parts(op, settings);
+    out.push(|bytes| {
+        resp::begin(bytes, 1 + count as usize);
+        resp::bulk(bytes, verb);
+    });
+    for part in 0..count {
+        name::write(name, &settings.config.key_prefix, &op.key, part);
+        out.push(|bytes| resp::bulk(bytes, name));
+    }
+}
+
+fn set(op: &Operation, part: u32, settings: &Settings, out: &mut SendBuffer, name: &[u8]) {
+    let (slot, _) = op.slot.expect("a store has a slot");
+    let (at, len) = name::span(part, op.length_bytes, settings.config.value_bytes);
+    let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
+    let ttl = settings.config.ttl_seconds;
+    out.push(|bytes| {
+        resp::begin(bytes, if ttl.is_some() { 5 } else { 3 });
+        resp::bulk(bytes, b"SET");
+        resp::bulk(bytes, name);
+        resp::bulk_head(bytes, HEADER_BYTES as u64 + len);
+        bytes.extend_from_slice(&header.write());
+    });
+    out.push_pool(slot.offset() + at, len as usize);
+    out.push(|bytes| {
+        bytes.extend_from_slice(b"\r\n");
+        if let Some(seconds) = ttl {
+            resp::bulk(bytes, b"EX");
+            resp::bulk(bytes, resp::digits(seconds, &mut [0; 20]));
+        }
+    });
+}
+
+/// Maps the first word of an error to the operation's error kind.
+pub(super) fn kind_of(code: &str) -> ErrorKind {
+    match code {
+        "OOM" => ErrorKind::Full,
+        "LOADING" | "BUSY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "READONLY" | "NOREPLICAS" | "NOAUTH"
+        | "MOVED" | "ASK" => ErrorKind::Unavailable,
+        "WRONGTYPE" => ErrorKind::Corrupt,
+        "NOPERM" => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    }
+}

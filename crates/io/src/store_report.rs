@@ -1,0 +1,122 @@
+//! A shared tier's report of each shared store that it uses. All kinds of stores report in the same terms, for
+//! metrics, `inspect` and `doctor`.
+
+use forebay_core::tier::Health;
+
+use crate::fs::{FsReport, RootReport};
+#[cfg(feature = "object")]
+use crate::object::ObjectReport;
+use crate::redis::RedisReport;
+
+/// One shared store: a server or a cluster of them, a directory, a bucket. A figure is absent where it does not
+/// apply.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoreReport {
+    /// The configured name, without passwords.
+    pub name: String,
+    pub health: Health,
+    /// Its present problem, or its last one.
+    pub trouble: Option<String>,
+    /// Connections that are usable now.
+    pub connections: Option<u64>,
+    /// An upper bound of the content of all hosts, as this one last saw it.
+    pub used_bytes: Option<u64>,
+    pub capacity_bytes: Option<u64>,
+    /// Threads that have been working on one operation for longer than its timeout.
+    pub hanging_threads: Option<u64>,
+    /// Whether this host evicts there for all hosts.
+    pub is_sweeper: Option<bool>,
+    /// Counts since the tier was opened, beyond those that every tier has. The tier's page in `docs/tiers/` explains
+    /// the names.
+    pub events: Vec<(&'static str, u64)>,
+}
+
+/// Counters under their own names.
+macro_rules! events {
+    ($counters:expr, $($name:ident),+ $(,)?) => { vec![$((stringify!($name), $counters.$name)),+] };
+}
+
+impl StoreReport {
+    fn new(name: String, health: Health, trouble: Option<String>, events: Vec<(&'static str, u64)>) -> StoreReport {
+        StoreReport {
+            name,
+            health,
+            trouble,
+            connections: None,
+            used_bytes: None,
+            capacity_bytes: None,
+            hanging_threads: None,
+            is_sweeper: None,
+            events,
+        }
+    }
+
+    pub fn of_redis(report: RedisReport) -> StoreReport {
+        let events = events!(
+            report.counters,
+            connections_made,
+            connections_lost,
+            failed_connects,
+            lost_steps,
+            redirects,
+            wrong_sizes,
+            foreign_values,
+            corrupt_blocks,
+            full_stores,
+            refused_operations,
+            unavailable_operations,
+            late_operations,
+            absent_loads,
+        );
+        let connections = Some(report.connections as u64);
+        StoreReport { connections, ..StoreReport::new(report.name, report.health, report.last_error, events) }
+    }
+
+    /// One report per directory.
+    pub fn of_fs(report: FsReport) -> Vec<StoreReport> {
+        report.roots.into_iter().map(StoreReport::of_root).collect()
+    }
+
+    fn of_root(root: RootReport) -> StoreReport {
+        let events = events!(
+            root.counters,
+            repeated_stores,
+            absent_loads,
+            failed_loads,
+            failed_stores,
+            corrupt_blocks,
+            misread_blocks,
+            full_stores,
+            given_up,
+            sweeps,
+            evicted_blocks,
+            expired_blocks,
+            removed_orphans,
+        );
+        let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
+        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.read_only };
+        StoreReport {
+            used_bytes: Some(root.used_bytes),
+            capacity_bytes: root.capacity_bytes,
+            hanging_threads: Some(root.hanging_threads as u64),
+            is_sweeper: Some(root.is_sweeper),
+            ..StoreReport::new(root.path.display().to_string(), root.health, trouble, events)
+        }
+    }
+
+    #[cfg(feature = "object")]
+    pub fn of_object(report: ObjectReport) -> StoreReport {
+        let events = events!(
+            report.counters,
+            repeated_stores,
+            absent_loads,
+            failed_loads,
+            failed_stores,
+            corrupt_blocks,
+            misread_blocks,
+            given_up,
+        );
+        let trouble = report.read_only.then(|| "configured as read-only".to_string());
+        StoreReport::new(report.name, report.health, trouble, events)
+    }
+}

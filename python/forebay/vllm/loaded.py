@@ -1,0 +1,78 @@
+"""The files of a model that the workers have loaded, and their digest.
+
+Holds true: a digest is that of the files which were loaded. They are looked at when loading is over, must not have changed
+since this engine's process began, and must look the same before and after they are read. What the hub's cache keeps under
+the name of a commit is what that commit says, so it may have come while the engine loaded it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
+from forebay.vllm.signature import SECOND_NS, Signature, look
+
+_HINT = "hint: restart the engine once its files stay as they are"
+
+
+class Changed(Exception):
+    """The files are not known to be those that were loaded, and never will be in this process."""
+
+
+class Loaded:
+    """Made when the workers have loaded the model, which is in these directories. Raises `Changed`."""
+
+    def __init__(self, model: str, directories: list[Path], choose: Choice, *, is_commit: bool):
+        self._model, self._directories, self._choose = model, directories, choose
+        try:
+            self._signatures, changed_ns = self._look()
+        except (OSError, Unreadable) as error:
+            raise Changed(
+                f"the files of model `{model}` cannot be seen once they are loaded: {error}; {_HINT}"
+            ) from error
+        if is_commit or changed_ns < began_ns():
+            return
+        if changed_ns > time.time_ns() + SECOND_NS:
+            raise Changed(
+                f"the files of model `{model}` changed in the future of this host's clock, so nobody can tell whether that "
+                "was before they were loaded; hint: bring the clocks of this host and of the file server into step, and "
+                "restart the engine"
+            )
+        raise Changed(f"the files of model `{model}` changed after this engine began to start; {_HINT}")
+
+    def digest(self) -> str:
+        """Reads what no earlier call has read. Raises `Unreadable`, after which another try may do, or `Changed`."""
+        self._compare()
+        try:
+            digest = fingerprint(*self._directories, choose=self._choose)
+        except Unreadable:
+            self._compare()
+            raise
+        self._compare()
+        return digest
+
+    def _compare(self) -> None:
+        try:
+            signatures, _ = self._look()
+        except (FileNotFoundError, NotADirectoryError, Unreadable) as error:
+            raise Changed(
+                f"the files of model `{self._model}` vanished after they were loaded: {error}; {_HINT}"
+            ) from error
+        except OSError as error:
+            raise Unreadable(str(error)) from error
+        if signatures != self._signatures:
+            raise Changed(f"the files of model `{self._model}` changed after they were loaded; {_HINT}")
+
+    def _look(self) -> tuple[list[Signature], int]:
+        files = chosen(self._directories, self._choose)
+        looks = [look(str(one), one, [f for f in files if one in (f, f.parent)]) for one in self._directories]
+        return [signature for signature, _ in looks], max(changed_ns for _, changed_ns in looks)
+
+
+def began_ns() -> int:
+    """When this process began, which was before it had a model loaded; by the clock of this host."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - age_ns
