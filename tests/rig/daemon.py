@@ -56,7 +56,7 @@ class Daemon:
         self.child: Child | None = None
 
     def start(self) -> Self:
-        """Starts it and waits until it is ready."""
+        """Starts it and waits until it is ready, with all of its pool."""
         self.launch()
         self.wait_ready()
         return self
@@ -73,7 +73,7 @@ class Daemon:
         def is_ready() -> bool:
             if not self.running.is_running():
                 raise self.running.failure(f"ended with status {self.running.status}")
-            return self.status("/readyz") == 200
+            return self.status("/readyz") == 200 and self._is_populated()
 
         wait_until("the daemon is ready", is_ready, seconds)
 
@@ -160,6 +160,11 @@ class Daemon:
         """As `connector`, for tests that count hits and not time: machines may be slow, nothing may be given up."""
         patience = {"lookup_deadline_ms": 20_000.0, "promotion_lag": 1e6, "restock_ms": 20_000.0}
         return self.connector(None, **patience, **options)
+
+    def _is_populated(self) -> bool:
+        """It serves from the first unit of memory on, and evicts where all that is there is full."""
+        metrics = self.metrics()
+        return metrics["forebay_pool_populated_bytes"] == metrics["forebay_pool_capacity_bytes"]
 
     def _ask(self, *command: str) -> dict[str, Any]:
         argv = [str(self.binary), *command, "--json"]

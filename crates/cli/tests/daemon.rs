@@ -11,7 +11,7 @@ use forebay_core::namespace::Descriptor;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::proto::{Block, CommitOutcome};
 use serde_json::Value;
-use support::{DEADLINE, Daemon, Place, runtime, wait_until};
+use support::{DEADLINE, Daemon, Place, runtime};
 
 const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 const BLOCK_BYTES: u64 = 16 << 10;
@@ -23,12 +23,7 @@ fn ask(place: &Place, command: &str, more: &[&str]) -> Answer {
 }
 
 fn start(place: &Place, more: &[&str]) -> Daemon {
-    let daemon = Daemon::start(place, &[CAPACITY, more].concat());
-    wait_until("the pool is populated", || {
-        let pool = ask(place, "inspect", &["--json"]).json();
-        pool["populated_bytes"] == pool["capacity_bytes"]
-    });
-    daemon
+    Daemon::start(place, &[CAPACITY, more].concat())
 }
 
 fn fields(tenant: &str) -> BTreeMap<String, String> {

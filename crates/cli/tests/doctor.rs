@@ -19,13 +19,7 @@ fn doctor(place: &Place, more: &[&str]) -> Answer {
 }
 
 fn start(place: &Place) -> Daemon {
-    let daemon = Daemon::start(place, CAPACITY);
-    wait_until("the pool is populated", || {
-        let mut command = forebay(&["inspect", "--json", "--socket.directory"]);
-        let pool = Answer::of(command.arg(place.sockets()).output().unwrap()).json();
-        pool["populated_bytes"] == pool["capacity_bytes"]
-    });
-    daemon
+    Daemon::start(place, CAPACITY)
 }
 
 fn report(answer: &Answer) -> Value {

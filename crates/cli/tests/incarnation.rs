@@ -17,10 +17,6 @@ fn started(place: &Place, engine_id: &str, start: u8) -> (Client, Worker) {
     assert_eq!(worker.reply.error, "");
     worker.acknowledge();
     assert!(matches!(client.event(), session_event::Event::Attached(_)));
-    wait_until("the pool is populated", || {
-        let pool = client.inspect();
-        pool.populated_bytes == pool.capacity_bytes
-    });
     (client, worker)
 }
 

@@ -73,7 +73,6 @@ fn a_trace_has_the_same_hits_through_the_daemon_as_in_the_simulator() {
         let trace = trace(name);
         let place = Place::new();
         let _daemon = start(&place, &[]);
-        wait_populated(&place);
         let mut client = Client::new(place.sockets(), "parity", DEADLINE);
         let hits = runtime().block_on(ask(&mut client, &trace));
         let Outcome { prefix_hits, evicted, .. } = simulated(&trace, None);
@@ -161,7 +160,6 @@ fn a_trace_has_the_same_hits_above_an_ssd_as_in_the_simulator() {
     let more = ["--tier.ssd.disks", &file, "--tier.ssd.capacity_bytes", &bytes];
     // On a busy machine nothing is late.
     let _daemon = start(&place, &[&more[..], &["--tier.ssd.load_deadline_ms", "60000"]].concat());
-    wait_populated(&place);
     let engine = Patient::open(&place);
     wait_until("the tier serves", || engine.client.inspect().tiers.iter().all(|tier| tier.state == "serving"));
     let mut hits = 0;
@@ -200,21 +198,11 @@ fn agrees(place: &Place, trace: &Trace, hits: u64) {
     assert!(advice.curve[0].hit_ratio <= advice.curve[6].hit_ratio && advice.curve[6].hit_ratio <= 1.0, "{advice:?}");
 }
 
-fn wait_populated(place: &Place) {
-    let mut client = Client::new(place.sockets(), "waiter", DEADLINE);
-    let runtime = runtime();
-    wait_until("the pool is populated", || {
-        let pool = runtime.block_on(client.inspect()).expect("an inspection");
-        pool.populated_bytes == pool.capacity_bytes
-    });
-}
-
 #[test]
 fn what_was_recorded_replays_to_the_same_blocks() {
     let trace = trace("agents");
     let place = Place::new();
     let _daemon = start(&place, &[]);
-    wait_populated(&place);
     let file = place.sockets().join("recorded.jsonl");
     let recorder = command::forebay(&["trace", "record", "--seconds", "600", "--socket.directory"])
         .args([place.sockets().as_os_str(), file.as_os_str()])

@@ -157,8 +157,7 @@ fn a_damaged_record_of_an_extent_of_several_units_gives_no_slot_of_a_live_worker
     let mut filling = Worker::attach(&place, Worker::request("b", 0, 1, BYTES), None);
     filling.acknowledge();
     assert!(matches!(other.event(), session_event::Event::Attached(_)));
-    let usable = |other: &Client| other.inspect().populated_bytes;
-    wait_until("the rest of the pool is populated", || usable(&other) == (32 << 20) - units * (2 << 20));
+    assert_eq!(other.inspect().populated_bytes, (32 << 20) - units * (2 << 20), "the rest of the pool");
     let namespace = other.namespace("short", vec![group()]).unwrap();
     let theirs: Vec<u32> = held.iter().flat_map(|held| held.slot..held.slot + (LONG as u32).div_ceil(4096)).collect();
     for seed in 0..2 * (32 << 20) / 20_480 {
@@ -169,7 +168,7 @@ fn a_damaged_record_of_an_extent_of_several_units_gives_no_slot_of_a_live_worker
         assert_eq!(other.commit(namespace, &[hash(seed)], &slots), [CommitOutcome::CommitStored]);
     }
     drop(mapping);
-    wait_until("the units come back", || usable(&other) == 32 << 20);
+    wait_until("the units come back", || other.inspect().populated_bytes == 32 << 20);
 }
 
 #[test]
@@ -294,7 +293,6 @@ fn two_ranks_lie_side_by_side_and_a_block_without_both_births_is_not_stored() {
     second.acknowledge();
     assert!(matches!(client.event(), session_event::Event::Attached(_)));
     let namespace = client.namespace("t", vec![group()]).unwrap();
-    wait_until("the pool is populated", || client.inspect().populated_bytes == client.inspect().capacity_bytes);
     let slots = client.reserve(namespace, 2);
     for held in &slots {
         first.fill(held, 1);

@@ -6,7 +6,7 @@ pub mod threads;
 pub mod tiers;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -64,6 +64,8 @@ impl Drop for Place {
 pub struct Daemon {
     child: Child,
     log: PathBuf,
+    /// Where its own part of the log begins: earlier daemons of the place wrote to the same file.
+    log_start: u64,
 }
 
 impl Daemon {
@@ -89,14 +91,16 @@ impl Daemon {
         Daemon::spawn_by(command, place, arguments).listening(place)
     }
 
-    fn listening(self, place: &Place) -> Daemon {
-        let mut daemon = self;
+    /// It serves from the first unit of memory on, and evicts where all that is there is full. So tests begin when the
+    /// rest of the memory is there too.
+    fn listening(mut self, place: &Place) -> Daemon {
         let start = Instant::now();
-        while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() {
-            assert!(daemon.is_running() && start.elapsed() < DEADLINE, "the daemon does not listen:\n{}", daemon.log());
+        let is_populated = |log: &str| log.contains("the pool is populated") || log.contains("cannot populate more");
+        while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() || !is_populated(&self.own_log()) {
+            assert!(self.is_running() && start.elapsed() < DEADLINE, "the daemon is not ready:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
-        daemon
+        self
     }
 
     pub fn spawn(place: &Place, arguments: &[&str]) -> Daemon {
@@ -113,6 +117,7 @@ impl Daemon {
     fn spawn_by(mut command: Command, place: &Place, arguments: &[&str]) -> Daemon {
         let log = place.log();
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
+        let log_start = stderr.metadata().expect("its size").len();
         let child = command
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
@@ -123,7 +128,7 @@ impl Daemon {
             .stderr(stderr)
             .spawn()
             .expect("the daemon starts");
-        Daemon { child, log }
+        Daemon { child, log, log_start }
     }
 
     /// `kill -9`.
@@ -162,9 +167,8 @@ impl Daemon {
     pub fn page(&self, path: &str) -> String {
         let mut address = String::new();
         wait_until("the daemon names its pages", || {
-            // The last line of the kind: earlier daemons of the place wrote to the same log.
-            let log = self.log();
-            let line = log.lines().rfind(|line| line.contains("metrics and health"));
+            let log = self.own_log();
+            let line = log.lines().find(|line| line.contains("metrics and health"));
             address = line.and_then(|line| line.split("address=").nth(1)).unwrap_or_default().trim().to_owned();
             !address.is_empty()
         });
@@ -176,8 +180,19 @@ impl Daemon {
         answer
     }
 
+    /// What the daemons of this place have said.
     pub fn log(&self) -> String {
-        let file = fs::File::open(&self.log).expect("the log is there");
+        self.log_from(0)
+    }
+
+    fn own_log(&self) -> String {
+        self.log_from(self.log_start)
+    }
+
+    /// Whole lines alone.
+    fn log_from(&self, start: u64) -> String {
+        let mut file = fs::File::open(&self.log).expect("the log is there");
+        file.seek(SeekFrom::Start(start)).expect("a file");
         BufReader::new(file).lines().map_while(Result::ok).map(|line| line + "\n").collect()
     }
 }
@@ -348,6 +363,9 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// Words of a slot that [`Worker::arrived`] looks at.
+    pub const SAMPLES: usize = 64;
+
     pub fn request(engine_id: &str, rank: u32, ranks: u32, bytes: u64) -> AttachRequest {
         Worker::request_of(engine_id, 0, rank, ranks, bytes)
     }
@@ -424,14 +442,18 @@ impl Worker {
         bytes
     }
 
-    /// The first and the last eight bytes of a slot of `bytes`, whoever holds it.
-    pub fn ends(&self, slot: u32, bytes: u64) -> [[u8; 8]; 2] {
+    /// How many of [`Worker::SAMPLES`] words, spread over a slot, are these bytes' by now, whoever holds the slot. Which
+    /// come first is the processor's to say: a copy may write its first bytes last.
+    pub fn arrived(&self, slot: u32, bytes: &[u8]) -> usize {
         let at = SlotId(slot).offset() as usize;
-        [at, at + bytes as usize - 8].map(|at| {
-            assert!(at + 8 <= self.mapping().len());
+        assert!(at + bytes.len() <= self.mapping().len());
+        let words = (0..bytes.len() - 8).step_by(bytes.len() / Worker::SAMPLES).take(Worker::SAMPLES);
+        let is_there = |offset: &usize| {
             // SAFETY: checked to lie in the mapping; what others write meanwhile is read as it is.
-            unsafe { std::ptr::read_volatile(self.mapping().data_ptr().add(at).cast()) }
-        })
+            let word: [u8; 8] = unsafe { std::ptr::read_volatile(self.mapping().data_ptr().add(at + offset).cast()) };
+            word == bytes[*offset..offset + 8]
+        };
+        words.filter(is_there).count()
     }
 
     pub fn mapping(&self) -> &Mapping {
@@ -451,10 +473,6 @@ pub fn engine(place: &Place, engine_id: &str, bytes: u64) -> (Client, Worker) {
     assert_eq!(worker.reply.error, "");
     worker.acknowledge();
     assert!(matches!(client.event(), Event::Attached(_)));
-    wait_until("the pool is populated", || {
-        let pool = client.inspect();
-        pool.populated_bytes == pool.capacity_bytes
-    });
     (client, worker)
 }
 
