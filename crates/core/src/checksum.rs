@@ -1,11 +1,11 @@
 //! The checksum of a block: CRC-64/NVME over its slices in rank order.
 //!
-//! Each rank reports the checksum of its own slice; the daemon combines them into one for the whole block, so
-//! every tier stores and verifies a single number. Chosen over CRC-32C because at petabytes read per day 32
-//! bits do collide, and it costs the same (25 GB/s per core with VPCLMULQDQ).
+//! Each rank reports the checksum of its own slice. The daemon combines these into one checksum for the whole block, so
+//! every tier stores and verifies one number. CRC-64 was chosen over CRC-32C because with petabytes read per day, 32
+//! bits do collide; it costs the same (25 GB/s per core with VPCLMULQDQ).
 //!
-//! Bytes that may be borrowed are summed by [`Checksum::update`]. Those that other processes write may not: who
-//! reads them by address, in a crate that is allowed to, folds what it read into [`Checksum::lanes`].
+//! [`Checksum::update`] sums bytes that can be borrowed. Bytes that other processes may write cannot be borrowed: a
+//! crate that may read them by address folds the bytes that it read into [`Checksum::lanes`].
 
 use crc_fast::CrcAlgorithm::Crc64Nvme;
 

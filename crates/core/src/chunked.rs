@@ -1,7 +1,7 @@
-//! A vector that grows without moving what it holds, so that growth never costs more than one chunk.
+//! A vector that grows without moving its elements, so that growth costs at most one chunk.
 //!
-//! A plain `Vec` of 8 million 64-byte records would copy half a gigabyte when it doubles; the thread that owns
-//! the core may not be away for more than about 200 µs.
+//! A plain `Vec` of 8 million 64-byte records would copy half a gigabyte when it doubles. The thread that runs the core
+//! must not be busy for more than about 200 µs.
 
 use std::ops::{Index, IndexMut};
 

@@ -1,9 +1,9 @@
-//! The state machine: the parts it is made of, and the small steps that all paths share.
+//! The state machine: its parts, and the small steps that all paths share.
 //!
-//! Each part owns what it knows behind private fields and keeps its own invariants; the paths (`paths`) put the parts
-//! together, one event each. Events are the public methods here and there; what the outside has to do about them is
-//! left in the journal, in order, and must be done before the answer leaves the daemon. No event takes longer than
-//! about 200 µs: lookups come in pieces, and touches, drains and purges go on in `step`.
+//! Each part keeps its state in private fields and maintains its own invariants; the paths (`paths`) combine the parts,
+//! one event each. Events are the public methods here and in `paths`. The core writes effects to the journal, in order;
+//! the daemon must carry them out before the answer leaves. No event takes longer than about 200 µs: lookups come in
+//! pieces, and touches, drains and purges continue in `step`.
 
 use crate::cache::{Cache, Fate};
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! One error type for the whole project: a kind, whether a retry can help, facts as key and value, and a hint.
 //!
-//! Errors are built where the fact is known and logged once, where they are handled. `Display` is one line;
-//! the hint is printed under it by whoever talks to a person.
+//! Errors are built where the fact is known, and logged once, where they are handled. `Display` is one line; a command
+//! prints the hint below it.
 
 use std::fmt;
 

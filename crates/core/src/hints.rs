@@ -1,13 +1,13 @@
-//! What waiting requests will ask for: the engine's queue as a look into the future.
+//! Queue hints: the keys that waiting requests will look up.
 //!
-//! An engine that queues a request names its keys. Resident blocks among them are refreshed, and evictions pass over
-//! them as long as the request waits; those that only a tier has are prefetched (`paths/prefetch.rs`). Requests are
-//! protected first come first served, in prefix order, until the blocks they want would fill three quarters of the
-//! pool; then one whose hint is withdrawn makes way for the next. A hint is never a pin: what cannot be kept is
-//! evicted, and nothing is owed.
+//! An engine that queues a request sends the request's keys. Those blocks that are resident are refreshed, and
+//! evictions pass over them while the request waits; blocks that only a tier has are prefetched (`paths/prefetch.rs`).
+//! Requests are protected in the order in which they came, and their keys in prefix order, until the protected blocks
+//! would fill three quarters of the pool. When a hint is withdrawn, the next request is protected. A hint is never a
+//! pin: if the pool needs the space, a protected block is evicted.
 //!
 //! Invariants: `wanted` counts each key once for every protected mention; at most [`crate::Core::MAX_HINTED_KEYS`] keys
-//! are remembered; protecting goes on in pieces; no more is prefetched than is protected.
+//! are remembered; keys are protected in pieces; only protected keys are prefetched.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,6 +1,6 @@
-//! What the core leaves behind for others: effects, which have to be carried out, and counts.
+//! The core's output: effects, which the daemon carries out, and counts.
 //!
-//! Invariants: effects are taken in the order in which they were decided, each once; a lookup that is asked again while
+//! Invariants: effects are taken in the order in which they were decided, each once; a lookup that is repeated while
 //! blocks are promoted counts once, with its last answer.
 
 use crate::key::{BlockId, Fingerprint, Generation, Instance, NamespaceIndex, SlotId};

@@ -1,7 +1,7 @@
-//! Names of things: namespaces, block hashes, block keys, slots; and the short ones that only the core knows.
+//! Identifiers: namespaces, block hashes, block keys, slots; and the short ones that only the core uses.
 //!
-//! A block key is (namespace, the engine's block hash, group). The hash is opaque: it is compared, stored and
-//! sent as it came, never computed again.
+//! A block key is (namespace, the engine's block hash, group). The hash is opaque: it is compared, stored and sent as
+//! it came, and never computed here.
 
 use std::fmt;
 

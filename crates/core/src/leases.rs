@@ -1,7 +1,7 @@
-//! Leases: which blocks each instance was promised, under which id.
+//! Leases: which blocks each instance may load, under which id.
 //!
-//! Invariants: a block that a lease covers is pinned once for it; a lease that ended leaves its blocks here until they
-//! are unpinned, a bounded number in one event; an id is never given twice, not even in another epoch.
+//! Invariants: a block that a lease covers is pinned once for that lease. The blocks of an ended lease stay here until
+//! they are unpinned, a bounded number in one event. An id is never given twice, not even in another epoch.
 
 use std::collections::BTreeMap;
 

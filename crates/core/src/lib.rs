@@ -1,14 +1,14 @@
 //! Forebay's decisions: a deterministic state machine over keys, slots, leases and tiers.
 //!
-//! Invariants: nothing here reads a clock, starts a thread, opens a file or contains `unsafe`; time comes in
-//! with events. The daemon drives this crate with real tiers, the simulator with traces, the tests with seeds.
+//! Invariants: nothing here reads a clock, starts a thread, opens a file or contains `unsafe`; events bring the time.
+//! The daemon drives this crate with real tiers, the simulator with traces, and the tests with seeds.
 //!
 //! Reading order: `key`, `layout`, `namespace` (names and sizes). Then the parts, each of which owns its state: `slots`
-//! (in whose hand each slot is), `cache` with `policy` (which block each key has, and which goes first), `leases`,
-//! `hints` (what waiting requests want), `tiers` (what lies on lower tiers), `rebalance`, `scrub`, `journal` (what the
-//! outside has to do, and counts). Then `core` (the parts together) and `paths` (one event each: `store`, `lookup`,
+//! (who may use each slot), `cache` with `policy` (which block each key has, and which is evicted next), `leases`,
+//! `hints` (which blocks waiting requests need), `tiers` (which blocks are on lower tiers), `rebalance`, `scrub`,
+//! `journal` (effects and counts). Then `core` (the parts together) and `paths` (one event each: `store`, `lookup`,
 //! `promote`, `prefetch`, `write_back`, `evict` and others). Beside them `tier` and `decorate` (what a tier can do, and
-//! what is put around each) and `trust` (whose files are believed).
+//! the decorators around it) and `trust` (which files are trusted).
 
 #![forbid(unsafe_code)]
 

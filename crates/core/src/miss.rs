@@ -1,4 +1,4 @@
-//! Why a key that was asked for was a miss.
+//! The reasons of misses.
 
 /// Why a key that was asked for was not served. The order is that of `Stats::misses`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

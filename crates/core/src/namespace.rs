@@ -1,8 +1,8 @@
-//! A namespace is everything that makes two KV caches interchangeable, written down and digested.
+//! A namespace: all that must be equal for two KV caches to be interchangeable, as a descriptor and its digest.
 //!
-//! The descriptor is a set of typed fields (`model`, `kv_dtype`, `layout`, `tenant`, …); any difference in any
-//! of them is another namespace. The digest covers names, lengths and values, so that no two descriptors can
-//! run together into the same bytes.
+//! The descriptor is a set of typed fields (`model`, `kv_dtype`, `layout`, `tenant`, …); if any field differs, it is
+//! another namespace. The digest covers names, lengths and values, so that two different descriptors never give the
+//! same bytes.
 
 use std::collections::BTreeMap;
 use std::fmt;

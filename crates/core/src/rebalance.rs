@@ -1,7 +1,7 @@
 //! Drains under way: runs of units that one class gives to another.
 //!
-//! Invariants: a run is drained once at a time; a new drain begins only when all others wait for holders; a pass over a
-//! run meets no block that is being copied. Which class gives to which is decided in `paths::rebalance`.
+//! Invariants: a run has at most one drain at a time; a new drain begins only when all others wait for holders; a pass
+//! over a run meets no block that is being copied. `paths::rebalance` decides which class gives to which.
 
 use crate::key::ClassId;
 use crate::slots::{Run, Slots};

@@ -1,6 +1,7 @@
-//! What the scrub knows: which blocks were hit lately, which were read lately, and how far its walk has come.
+//! The scrub's state: which blocks were hit lately, which were read lately, and how far its walk has come.
 //!
-//! Holds true: all of it is advice. A block named here may be gone, or another one by now.
+//! Invariant: all of it is advice. A block that is named here may be gone, or may be another one by now. Nothing here
+//! pins, touches or counts a block.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What the core counts. Plain numbers; the daemon turns them into metrics.
+//! The core's counters. Plain numbers; the daemon turns them into metrics.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
-//! Open addressing in many small tables, for the pool's index and for the map of what lies on tiers.
+//! Open addressing in many small tables, for the pool's index and for the locations of blocks on tiers.
 //!
-//! Invariants: a table is at most 3/4 full, beyond which a probe for an absent key grows long; probing never leaves its
-//! table; a removal shifts later entries back, so that every probe still finds them. Small tables keep the cost of one
-//! growth far below 200 µs.
+//! Invariants: a table is at most 3/4 full, because beyond that the probe for an absent key gets long; a probe never
+//! leaves its table; a removal shifts later entries back, so that every probe still finds them. Small tables keep the
+//! cost of one growth far below 200 µs.
 
 use crate::key::Fingerprint;
 use std::hint::black_box;

@@ -1,10 +1,10 @@
-//! What a tier below the pool can do, as the core and the daemon see it.
+//! The interface of a tier below the pool, as the core and the daemon use it.
 //!
-//! A tier is polled, never awaited, so that the simulator and the fault tests implement it as well as a disk.
-//! It neither retries nor times out nor counts: decorators do. Contract, checked by the conformance suite:
-//! `submit` takes a prefix of the batch and says how long it was; each operation taken completes exactly once,
-//! in any order; the bytes of a load are not touched after its completion; `cancel` is advisory, the
-//! completion still comes; a load whose medium's bytes do not match their checksum fails as corrupt.
+//! A tier is polled, never awaited, so that the simulator and the fault tests can implement one as easily as a disk. It
+//! does not retry, time out or count: decorators do. The conformance suite checks this contract: `submit` takes a
+//! prefix of the batch and returns its length; each accepted operation completes exactly once, in any order; the bytes
+//! of a load are not touched after its completion; `cancel` is advisory, and the completion still comes; if a load's
+//! bytes do not match their checksum, the load fails as corrupt.
 
 use crate::error::ErrorKind;
 use crate::key::{BlockKey, Generation, SlotId};

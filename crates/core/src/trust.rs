@@ -1,8 +1,8 @@
-//! Whose files and directories are believed, decided from what `fstat` says of them.
+//! Which files and directories are trusted, decided from the result of `fstat`.
 //!
-//! Invariant: believed is what root and the trusted users alone could make and can change. So a directory is as good
-//! as the worst above it, since who may rename one of those can put another in its place. An access list needs no
-//! look of its own: it gives no more than the group bits of the mode say.
+//! Invariant: a file is trusted if only root and the trusted users could have made it and can change it. So a directory
+//! is trusted only if all directories above it are, because a user who may rename one of those can put another in its
+//! place. Access lists need no extra check: they grant no more than the group bits of the mode show.
 
 use std::path::Path;
 

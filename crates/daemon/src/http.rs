@@ -1,8 +1,7 @@
 //! Metrics and health over plain HTTP: `/metrics`, `/livez`, `/readyz`, and nothing else.
 //!
-//! Holds true: a client can cost the daemon one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever
-//! it sends or fails to read, and never touches the data path. Answers are made anew for each request, so that
-//! they tell the truth at that moment.
+//! Invariants: a client takes one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever it sends or fails to
+//! read, and never touches the data path. Each request gets a new answer, so the answer shows the present state.
 
 mod health;
 

@@ -1,9 +1,9 @@
-//! Who uses the pool: engine process groups, their sessions and their attached workers.
+//! The users of the pool: engine process groups, their sessions and their attached workers.
 //!
-//! An instance is known by its engine's id and incarnation: another start of an engine, under whatever id, is
-//! another instance. It exists from the first worker or session that names it until its session has ended and no
-//! process of it maps the pool any more; only then is its number vacant. What it was handed is freed by two things
-//! only: its owner, the session that was handed it, says what it still holds, or its locks are gone.
+//! An instance is identified by its engine's id and incarnation: another start of an engine is another instance,
+//! whatever its id. An instance exists from the first worker or session that names it until its session has ended and
+//! none of its processes maps the pool any more; only then can its number be given again. The slots that it got are
+//! freed in two cases only: its owner (the session that got them) declares what it still holds, or its locks are gone.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
 //! The daemon: drives the core with a real pool, real sockets and real processes.
 //!
-//! One thread runs everything that decides: the gRPC service, the attach socket, the ticks and the HTTP pages
-//! share a current-thread runtime and one `State`, locked for one event at a time and never across an await.
-//! What takes long (populating memory, verifying recovered blocks, copies of `Put` and `Get`) runs on threads of
-//! its own and comes back with an event.
+//! One thread makes all decisions: the gRPC service, the attach socket, the ticks and the HTTP pages share a
+//! current-thread runtime and one `State`, which is locked for one event at a time and never across an await. Long work
+//! (populating memory, verifying recovered blocks, copies of `Put` and `Get`) runs on other threads, which report the
+//! result with an event.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `table` (the pool's table), `tiers` (the lower
-//! tiers, driven), `service` (calls of clients), `tasks` (what runs beside them), `recover`, `insight` (how good the hit
-//! rate is), `vital` (what ends the daemon).
+//! tiers and their drivers), `service` (calls of clients), `tasks` (work beside the calls), `recover`, `insight`
+//! (estimates of the hit rate), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
 

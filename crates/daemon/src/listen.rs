@@ -1,4 +1,4 @@
-//! The sockets: where they lie, who may connect, and what was left by a daemon that died.
+//! The sockets: where they are, who may connect, and how those of a dead daemon are replaced.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};

@@ -1,8 +1,8 @@
-//! Everything the daemon measures, as plain numbers, and the one table that names them.
+//! Everything that the daemon measures, as plain numbers, and the one table that names them.
 //!
-//! The owner of a number counts it in plain integers and [`Histogram`]s; for each scrape the daemon gathers them
-//! into a [`Snapshot`], and [`render`] writes it in the OpenMetrics text form that Prometheus reads.
-//! docs/metrics.md comes from the same table.
+//! The owner of a number counts it in plain integers and [`Histogram`]s. For each scrape the daemon gathers them into a
+//! [`Snapshot`], and [`render`] writes that in the OpenMetrics text form that Prometheus reads. docs/metrics.md is
+//! generated from the same table.
 
 mod table;
 

@@ -1,4 +1,4 @@
-//! Random numbers: what seeds hashes and tells one start from another.
+//! Random numbers, for seeds of hashes and for ids of starts.
 
 use forebay_rpc::draw;
 

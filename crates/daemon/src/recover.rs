@@ -1,7 +1,6 @@
-//! From the table of an earlier epoch to a core that knows what is there.
+//! Recovery: fills the core from the table of an earlier epoch.
 //!
-//! Serving does not wait for verification: recovered blocks are compared with their checksums when they are
-//! first asked for.
+//! The daemon serves before blocks are verified: a recovered block is compared with its checksum at its first lookup.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
-//! The owner of everything that is decided: the core, the table it is mirrored in, and who uses both.
+//! The owner of all state behind decisions: the core, the table that mirrors it, and the users of both.
 //!
-//! Invariant: what the core decided is in the table before the lock is given up, hence before any answer leaves.
+//! Invariant: a decision of the core is in the table before the lock is released, so before any answer leaves.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,7 +1,7 @@
-//! The pool's table, as events write it: which slots hold ready blocks, and in which order they became ready.
+//! The pool's table, as events write it: which slots have ready blocks, and in which order they became ready.
 //!
-//! Invariant: a block is ready in the table only after the core took it, so that a crash between the two loses the block
-//! and never serves one that the core does not know.
+//! Invariant: a block becomes ready in the table only after the core has accepted it. A crash between the two loses the
+//! block, but never serves a block that the core does not know.
 
 use std::sync::Arc;
 

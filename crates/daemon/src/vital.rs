@@ -1,8 +1,9 @@
 //! The daemon lives as long as all its parts do.
 //!
-//! Holds true: after a panic the process ends. Half an event may be done, so nothing can be decided any more, and a daemon
-//! that keeps locks and sockets without serving keeps its successor from starting; the pool is whole for that one. What
-//! has to run as long as the daemon returns [`Infallible`], so that it ends by a panic or not at all.
+//! Invariant: a panic ends the process. Half an event may be done, so nothing can be decided any more. A daemon that
+//! keeps locks and sockets without serving would keep its successor from starting. The pool is whole for the successor.
+//! Threads and tasks that must run as long as the daemon return [`Infallible`], so that they end by a panic or not at
+//! all.
 
 use std::backtrace::Backtrace;
 use std::convert::Infallible;

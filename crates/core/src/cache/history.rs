@@ -1,8 +1,9 @@
-//! What explains misses: a small, lossy memory of keys that are no longer, or never were, in the pool.
+//! A small, lossy memory of keys that are not in the pool, which gives the reasons of misses.
 //!
-//! Keys share lines of eight places, newest first; a full line forgets the last. A forgotten key is reported as never
-//! seen, and to a tier that takes what returns it looks new, with all that follows it in its prompt: where each key had
-//! one place, 4 % full, that cost such a disk 3 points of 50. Reasons add up to all misses.
+//! Keys share lines of eight places, newest first; a full line forgets its last key. A lookup of a forgotten key is
+//! reported as never seen. A tier that admits blocks on their second sighting treats the key, and all keys after it in
+//! the prompt, as new. With only one place for each key, 4 % of the places used, such a disk lost 3 of 50 points of hit
+//! rate. The reasons add up to all misses.
 
 use std::hint::black_box;
 

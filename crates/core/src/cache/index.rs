@@ -1,7 +1,7 @@
-//! From key to block.
+//! The map from key to block.
 //!
-//! Each entry carries the upper 32 bits of its key's hash, so that a probe reads a block's record only where it almost
-//! surely matches, and the tables shift entries back without reading records.
+//! Each entry has the upper 32 bits of its key's hash. So a probe reads a block's record only if it almost certainly
+//! matches, and the tables can shift entries back without reading records.
 
 use crate::key::{BlockId, Fingerprint};
 use crate::tables::{self, Tables};

@@ -1,11 +1,10 @@
-//! What the pool is a cache of: which block each key has, which namespaces there are, and what is worth its place.
+//! The cache's contents: the block of each key, the namespaces, and the policies.
 //!
-//! Invariants: a block is in the index if it is in state `Unverified`, `Verifying`, `Ready` or `Promoting`, under the
-//! key in its record, and its namespace counts it; it is in its class's policy in all of these states but `Promoting`.
-//! Every class has a policy. What becomes of a key is noted in the memory that explains misses.
+//! Invariants: a block is in the index if its state is `Unverified`, `Verifying`, `Ready` or `Promoting`, under the key
+//! in its record, and its namespace counts it. In all of these states but `Promoting`, it is in its class's policy.
+//! Every class has a policy. When a key leaves the pool, the reason is noted in `history`.
 //!
-//! In the order in which a key is looked at: `names` (its namespace), `index` (its block), `history` (why it
-//! has none).
+//! In the order of a lookup: `names` (the key's namespace), `index` (its block), `history` (why it has none).
 
 mod history;
 mod index;

@@ -1,7 +1,7 @@
 //! Short names for namespaces, with their layouts and size classes.
 //!
-//! A short name is never given to another namespace, so one that is still in somebody's hand can find nothing
-//! rather than somebody else's blocks. A closed namespace keeps its number and nothing else.
+//! A short name is never given to a second namespace. So if a client still uses the name of a closed namespace, it
+//! finds nothing, and never another namespace's blocks. A closed namespace keeps only its number.
 
 use std::collections::HashMap;
 

@@ -1,15 +1,15 @@
-//! CRC-64/NVME folded in AVX-512 registers, for those who have the bytes there anyway.
+//! CRC-64/NVME folded in AVX-512 registers, for callers that already have the bytes in registers.
 //!
-//! Holds true: the lanes are a 256-byte message with the same CRC remainder as all bytes of the checksum so far.
-//! Folding replaces that message, M, by 256 bytes congruent to M·x^2048 and adds the next 256 bytes: two carry-less
-//! multiplications per 16 bytes. No reduction is done here: at a ragged edge, or at the end, the 256 bytes go
-//! through the ordinary checksum.
+//! Invariant: the lanes are a 256-byte message with the same CRC remainder as all bytes of the checksum so far. Folding
+//! replaces that message, M, by 256 bytes congruent to M·x^2048 and adds the next 256 bytes: two carry-less
+//! multiplications per 16 bytes. There is no reduction here: at a ragged edge, and at the end, the 256 bytes go through
+//! the ordinary checksum.
 //!
 //! The register that a CRC starts from counts as added to the message's first 8 bytes. So a run that begins with
-//! register r has r in the lanes before its first stride, and when the lanes are summed as a message of their own,
-//! the usual start value is cancelled by adding it once more.
+//! register r has r in the lanes before its first stride. When the lanes are summed as a message of their own, the
+//! usual start value is cancelled by adding it once more.
 //!
-//! Nothing here reads memory: whoever folds loads the bytes, from wherever they may be read.
+//! Nothing here reads memory: the caller loads the bytes.
 
 use std::arch::x86_64::*;
 

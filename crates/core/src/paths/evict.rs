@@ -1,7 +1,7 @@
-//! Making room: free slots, new extents, eviction.
+//! Slots for new blocks: free slots, new extents, eviction.
 //!
-//! A class first uses its free slots, then free units, then evicts its own coldest. Which block that is, the class's
-//! policy says. Now and then a class that evicts is given units of another one (`rebalance`).
+//! A class first uses its free slots, then free units, then evicts the block that its policy chooses. From time to
+//! time, a class that evicts gets units of another class (`rebalance`).
 
 use crate::core::Core;
 use crate::key::{BlockId, ClassId};

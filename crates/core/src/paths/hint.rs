@@ -1,8 +1,8 @@
-//! Hints of waiting requests, as they come and go.
+//! Adding and withdrawing the hints of waiting requests.
 //!
-//! Call [`Core::hint`] when a request begins to wait and [`Core::withdraw_hint`] when it is looked up or gone.
-//! Protecting goes on in pieces in `step`: resident blocks are refreshed in the policy, and what lies on a tier is
-//! promoted (`prefetch`).
+//! Call [`Core::hint`] when a request begins to wait, and [`Core::withdraw_hint`] when it is looked up or gone. Keys
+//! are protected in pieces in `step`: resident blocks are refreshed in the policy, and blocks on a tier are promoted
+//! (`prefetch`).
 
 use crate::core::Core;
 use crate::hints::HintId;

@@ -1,10 +1,10 @@
-//! What happens to the parts of the core, one event each: the only files beside `core` that see all parts at once.
+//! The paths of the core, one event each. Beside `core`, these are the only files that see all parts.
 //!
-//! In the order data passes: `store` (reserve, commit, abort), `lookup` (hits and leases), `probe` (whether shared
-//! tiers have it), `promote` (from a tier, because somebody asked), `hint` and `prefetch` (before anybody asks),
-//! `write_back` (to a tier), `evict` (slots for all of these), `rebalance` and `relocate` (units from class to class),
-//! `purge` (a namespace), `recover` (what outlives a process), `verify` and `scrub` (blocks whose bytes are wrong),
-//! `tier_events` (what the driver of the tiers says), `report` (what people see, and the audit).
+//! In the order in which data passes: `store` (reserve, commit, abort), `lookup` (hits and leases), `probe` (does a
+//! shared tier have the block?), `promote` (from a tier, for a lookup), `hint` and `prefetch` (from a tier, before a
+//! lookup), `write_back` (to a tier), `evict` (slots for all of these), `rebalance` and `relocate` (units from class to
+//! class), `purge` (a namespace), `recover` (after the end of a process), `verify` and `scrub` (blocks whose bytes are
+//! wrong), `tier_events` (reports of the tiers' driver), `report` (figures for people, and the audit).
 
 mod evict;
 mod hint;

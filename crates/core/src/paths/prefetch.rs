@@ -1,13 +1,13 @@
-//! Prefetch: promotions for requests that wait in an engine's queue, before anybody asks.
+//! Prefetch: promotions for requests that wait in an engine's queue, before their lookup.
 //!
-//! `Core::step` → the next key of each protected request → a probe of shared tiers if need be → a slot for which no
-//! protected block is evicted → `Effect::Promote`, as in `promote`. A lookup that meets such a load takes it over: now
-//! somebody waits for it.
+//! `Core::step` → the next key of each protected request → a probe of shared tiers if needed → a slot, for which no
+//! protected block is evicted → `Effect::Promote`, as in `promote`. If a lookup finds such a load under way, it takes
+//! the load over: then a request waits for it.
 //!
-//! Invariants: lookups come first. Prefetches take at most half of a tier's load slots, and none start beside so many
-//! loads of lookups. They are left out of the share of promises, but start only within it. A failed prefetch is held
-//! against no block. Keys are looked at in prefix order, as far as the first that is nowhere, and none again once its
-//! load began.
+//! Invariants: lookups come first. Prefetches take at most half of a tier's load slots, and none starts while that many
+//! loads of lookups are under way. Their bytes do not count towards `promise_share`, but none starts while that share
+//! is used up. If a prefetch fails, the block is not marked as failed. Keys are prefetched in prefix order, up to the
+//! first that no tier has, and each key at most once.
 
 use crate::core::Core;
 use crate::hints::HintedKey;

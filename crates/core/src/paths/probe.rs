@@ -1,8 +1,8 @@
-//! Asking shared tiers, whose truth is elsewhere, whether they have a block.
+//! Asking shared tiers whether they have a block; the core keeps no index of them.
 //!
-//! Lookup → [`Probe`] for each key that is nowhere here, to every shared tier at once → [`Core::probe_done`] → whoever
-//! asks next is answered from the presence cache: a block that is there is promoted like any other, one that is nowhere
-//! is a miss at once. One event asks for a bounded number of keys.
+//! Lookup → [`Probe`] for each key that neither the pool nor an own tier has, to every shared tier at once →
+//! [`Core::probe_done`] → the next lookup uses the answer in the presence cache: a block that a tier has is promoted
+//! like any other; a block that no tier has is a miss at once. One event probes a bounded number of keys.
 
 use crate::core::Core;
 use crate::key::{BlockHash, BlockKey, NamespaceIndex, TierId};

@@ -1,13 +1,14 @@
-//! Promotion: from a tier up into the pool.
+//! Promotion: from a tier into the pool.
 //!
 //! Lookup → location, or a probe of shared tiers → slot within the promises' share → `Effect::Promote` →
-//! [`Core::promoted`]. Whoever asks meanwhile is answered "not yet" and starts nothing. A failure is a miss. A block
-//! that is not there or not whole is forgotten. One that failed otherwise, or is late, is skipped until
-//! [`Core::expire_skips`], so that nobody waits for it again and again.
+//! [`Core::promoted`]. Lookups of the block during the promotion are answered "not yet" and start nothing. A failure is
+//! a miss. If the block is absent or not whole on the tier, its location is forgotten. If the load failed in another
+//! way, or is late, the block is skipped until [`Core::expire_skips`], so that requests do not wait for it again and
+//! again.
 //!
 //! Invariants: a slot that a tier fills is `Promoting` or `Fenced`, pinned once, and free only after the tier's
-//! completion, however late that is; promotions count among the promises and evict nothing that is held; bytes of late
-//! loads have a limit.
+//! completion, however late that is. Promotions count towards the promises' share, and evict no held block. The bytes
+//! of late loads have a limit.
 
 use crate::cache::Fate;
 use crate::core::Core;

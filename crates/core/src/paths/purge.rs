@@ -1,7 +1,8 @@
-//! Purging a namespace: gone for lookups at once, freed piece by piece.
+//! Purge of a namespace: lookups miss at once, and slots are freed in pieces.
 //!
-//! The namespace's id gets a new, empty short name, so nothing old can be hit. The old one's blocks are then dropped a
-//! few at a time; held ones go when they are released. The drivers of the tiers remove its blocks from there.
+//! The namespace's id gets a new, empty short name, so no lookup can hit an old block. The blocks of the old short name
+//! are then dropped a few at a time; held blocks are freed when they are released. The tiers' drivers remove the
+//! namespace's blocks from the tiers.
 
 use crate::cache::Fate;
 use crate::core::Core;

@@ -1,10 +1,11 @@
 //! Units that move from one size class to another.
 //!
-//! A few times while a class evicts as much as one more extent would hold, it compares the age of its older blocks with
-//! those of the other classes; where another class keeps much older ones, or has none to lose, a run of units is
-//! drained for it: nothing new goes in, what is not held moves to other slots of its class (`relocate`), which evicts
-//! its coldest for that, the rest is waited for, and all the while its empty units go to nobody else, or a busy class
-//! would take them back. Draining goes on in pieces; its state is [`Drains`](crate::rebalance::Drains).
+//! A few times while a class evicts as many blocks as one more extent would hold, it compares the age of its older
+//! blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an unused
+//! extent, a run of its units is drained. Nothing new is placed in the run. Blocks that nobody holds move to other
+//! slots of their class (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they are
+//! released. Meanwhile no other class gets the run's empty units, or a busy class would take them back. Draining
+//! continues in pieces; its state is [`Drains`](crate::rebalance::Drains).
 
 use std::cmp::Reverse;
 

@@ -1,7 +1,8 @@
-//! What outlives a process: instances that come back or are gone, and the blocks of an earlier epoch.
+//! After the end of a process: instances that reconnect or are gone, and the blocks of an earlier epoch.
 //!
-//! A slot that was handed to an instance in an earlier epoch is not reused until that instance has come back
-//! and said what it still holds, or its workers are gone. Until then such blocks can be hit, but not evicted.
+//! If an instance got the offset of a slot in an earlier epoch, the slot is not reused until the instance has
+//! reconnected and declared the slots that it still holds, or until its workers are gone. Until then such a block can
+//! be hit, but not evicted.
 
 use std::collections::BTreeSet;
 

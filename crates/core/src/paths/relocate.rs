@@ -1,10 +1,10 @@
-//! Blocks that leave a draining extent for another slot of their class, so that a class gives up what its policy would,
-//! wherever that lies, and no prompt gets a hole for where one of its blocks lay.
+//! Moving blocks from a draining extent to other slots of their class. So a class loses the blocks that its policy
+//! would evict, wherever they are, and no prompt gets a hole because one of its blocks is in the extent.
 //!
-//! Slot of the class, freed by the policy if none is → [`Effect::Move`] → [`Core::moved`]. What is ready never changes,
-//! so nothing is pinned while it is copied: if the block is gone or in somebody's hand when the copy is done, the copy
-//! is dropped, and the next pass over the extent meets the block again. Otherwise the two records exchange their slots:
-//! index, policy and tiers know the block by its record and notice nothing.
+//! A slot of the class, freed by the policy if there is none → [`Effect::Move`] → [`Core::moved`]. A ready block never
+//! changes, so it is not pinned while it is copied. If the block is gone or held when the copy is done, the copy is
+//! dropped, and the next pass over the extent tries the block again. Otherwise the two records exchange their slots:
+//! index, policy and tiers refer to the record, and need no change.
 
 use crate::cache::Fate;
 use crate::core::Core;

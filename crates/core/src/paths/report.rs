@@ -1,6 +1,6 @@
-//! What people see of the core: fill by class and namespace, and what is held. Also the audit of all parts.
+//! Figures of the core for people: fill by class and namespace, and held blocks. Also the audit of all parts.
 //!
-//! Holds true: nothing here changes a decision; an audited block is pinned while it is read, and no longer.
+//! Invariants: nothing here changes a decision; an audited block is pinned only while it is read.
 
 use crate::core::Core;
 use crate::key::{BlockId, BlockKey, ClassId, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};

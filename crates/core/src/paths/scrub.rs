@@ -1,9 +1,9 @@
-//! Which ready blocks the daemon reads next, to find those whose bytes changed in the living pool.
+//! Chooses which ready blocks the daemon reads next, to find blocks whose bytes changed in the pool.
 //!
-//! Holds true: nothing is pinned, touched or counted for it, so no decision is another one because of it. What is read
-//! may therefore be evicted and filled anew meanwhile: that its bytes are wrong counts only if it still has its
-//! generation afterwards, which [`Core::drop_corrupt`] looks at. Every second piece is from the walk over all
-//! records, so that the walk ends however much is hit.
+//! Invariants: the scrub pins, touches and counts nothing, so it changes no decision. A block may therefore be evicted,
+//! and its slot filled again, while it is read: wrong bytes count only if the block still has its generation
+//! afterwards, which [`Core::drop_corrupt`] checks. Every second piece comes from the walk over all records, so that
+//! the walk ends however many blocks are hit.
 
 use super::report::ReadyBlock;
 use crate::core::Core;

@@ -1,11 +1,11 @@
 //! Store: reserve, commit, abort.
 //!
-//! Reserved slots are anonymous: they get their key when they are committed. So an engine can take a stock of
-//! them ahead of time and name them without a round trip on its scheduling path; if two engines store the same
-//! block, the second commit finds the first and its slot is free again.
+//! Reserved slots are anonymous: they get their key at commit. So an engine can keep a stock of slots and use them
+//! without a round trip in its scheduler. If two engines store the same block, the second commit finds the first block,
+//! and its slot is free again.
 //!
-//! A slot that the daemon fills for somebody is the daemon's own reservation ([`Instance::DAEMON`]): it ends when the
-//! copy has ended, by commit or abort, and by nothing else.
+//! A slot that the daemon fills for a client is the daemon's own reservation ([`Instance::DAEMON`]). It ends by commit
+//! or abort when the copy has ended, and in no other way.
 
 use crate::cache::Fate;
 use crate::core::Core;

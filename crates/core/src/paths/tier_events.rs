@@ -1,8 +1,8 @@
-//! What the driver of the tiers says of them, beside what became of each operation, and what it asks.
+//! Reports and questions of the tiers' driver, beside the results of operations.
 //!
-//! The core decides and leaves [`Effect::Promote`] and [`Effect::WriteBack`]; the driver moves the bytes and reports
-//! with [`Core::promoted`], [`Core::written_back`], [`Core::give_up`], [`Core::probe_done`] and, here, with what a tier
-//! found at its start, what it evicted, and whether it is healthy.
+//! The core decides and emits [`Effect::Promote`] and [`Effect::WriteBack`]. The driver moves the bytes, and reports
+//! with [`Core::promoted`], [`Core::written_back`], [`Core::give_up`] and [`Core::probe_done`]. With the events in this
+//! file it reports which blocks a tier had at its start, which it evicted, and whether it is healthy.
 
 use crate::core::Core;
 use crate::journal::Effect;

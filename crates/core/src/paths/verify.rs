@@ -1,11 +1,12 @@
-//! Blocks whose bytes are not what was stored: a bit of memory flipped, or somebody wrote where he must not.
+//! Blocks whose bytes are not those that were stored: a bit of memory flipped, or a process wrote where it must not.
 //!
-//! Whoever has read a block's bytes, and found them wrong against the checksum of that very generation, says so here.
-//! The block is a miss from then on, so the next store of it is taken. Its slot stays out of use while anybody may
-//! still read it. A copy on a tier is not touched: the next lookup promotes it.
+//! If the daemon has read a block's bytes and found that they do not match the checksum of that generation, it reports
+//! that here. The block is a miss from then on, so it can be stored again. Its slot stays out of use while any process
+//! may still read it. A copy on a tier stays: the next lookup promotes it.
 //!
-//! Somebody who has only heard so suspects the block. It is compared with its checksum first, and nobody is answered
-//! with it meanwhile: suspicion → [`Effect::Verify`] → [`Core::verified`], as for what a restart found.
+//! A report of a worker only makes the block suspected. The daemon compares the block with its checksum first, and no
+//! lookup gets the block until then: suspicion → [`Effect::Verify`] → [`Core::verified`], as for blocks that were found
+//! at a restart.
 
 use crate::cache::Fate;
 use crate::core::Core;

@@ -1,10 +1,10 @@
-//! Write back: from the pool down to the tiers, in the background.
+//! Write back: from the pool to the tiers, in the background.
 //!
 //! Sighting → queue → `Effect::WriteBack` with the block pinned → [`Core::written_back`].
 //!
-//! Invariants: admission is prefix-closed. A lookup's hits are queued from its first token on and no further than the
-//! queue takes; a commit is queued only behind a parent that is on the tier or queued. Blocks that wait are not pinned.
-//! Blocks being written are pinned, within a limit, so eviction always finds something.
+//! Invariants: admission is prefix-closed. A lookup's hits are queued from its first token on, as many as the queue
+//! takes; a commit is queued only after a parent that is on the tier or queued. Blocks that wait are not pinned. Blocks
+//! that are being written are pinned, within a limit, so that eviction always finds a victim.
 
 use crate::core::Core;
 use crate::error::ErrorKind;

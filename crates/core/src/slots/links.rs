@@ -1,6 +1,6 @@
-//! Links between blocks, for the lists that blocks are in: those of a policy, of reservations, of fenced blocks.
+//! Links between blocks, for the lists that contain blocks: those of a policy, of reservations, of fenced blocks.
 //!
-//! Invariants: a block is in one list at most; a list costs no allocation, whatever is in it.
+//! Invariants: a block is in at most one list; a list needs no allocation, however long it is.
 
 use std::hint::black_box;
 

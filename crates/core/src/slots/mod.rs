@@ -1,10 +1,11 @@
-//! The pool's slots, and in whose hand each of them is.
+//! The pool's slots, and who may use each of them.
 //!
-//! Invariants, of which "no slot in two hands" is made: a slot is free, or one record has it. A record is in one of the
-//! states of [`State`], which only `transition` changes. A record that is `Reserved` is on its instance's list and one
-//! that is `Fenced` on the list of those; tallies and bytes count what the records say. A block is held while it has
-//! pins, or while an instance of an earlier epoch may touch it; a held block is never freed. Each step leaves its
-//! effect in the journal, so that the table knows who may touch a slot before its offset leaves.
+//! "No slot in two hands" follows from these invariants: a slot is free, or it belongs to exactly one record. A record
+//! is in one of the states of [`State`], which only `transition` changes. A `Reserved` record is on its instance's
+//! list, and a `Fenced` one on the list of fenced blocks; tallies and byte counts equal the sums over the records. A
+//! block is held while it has pins, or while an instance of an earlier epoch may still read or write it; a held block
+//! is never freed. Each step writes its effect to the journal, so that the table says who may use a slot before the
+//! slot's offset leaves the daemon.
 //!
 //! In the order of dependence: `record` (one block), `links` (lists of blocks), `classes` (the memory), this file.
 

@@ -1,11 +1,11 @@
-//! The record of one block, the states it goes through, and the slab that holds all records.
+//! The record of one block, its states, and the slab that contains all records.
 //!
-//! Invariants: only [`super::Slots`] can change a record; a state changes in `transition`, and only as the table there
-//! says.
+//! Invariants: only [`super::Slots`] can change a record; a state changes only in `transition`, and only as its table
+//! allows.
 //!
-//! A record exists from the moment a slot is reserved until the slot is free again. It fits one cache line:
-//! with its policy node, its share of the index and its entry in the slot map a resident block costs about
-//! 100 bytes (measured by the benchmark `core_speed`).
+//! A record exists from the time when a slot is reserved until the slot is free again. It fits one cache line. With its
+//! policy node, its share of the index and its entry in the slot map, a resident block costs about 100 bytes (measured
+//! by the benchmark `core_speed`).
 
 use std::hint::black_box;
 

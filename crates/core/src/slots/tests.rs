@@ -1,4 +1,4 @@
-//! Slots: sizes, borders, what comes back after a restart, and in whose hand each is.
+//! Slots: sizes, limits, recovery after a restart, and who may use each slot.
 
 use super::record::State;
 use super::{Block, Run, Slots, Space};

@@ -1,9 +1,11 @@
-//! Where each block lies on the own tiers: from key to location.
+//! The locations of blocks on own tiers: from key to location.
 //!
-//! Keys are kept as fingerprints of 52 bits beside the table's number, 64 in all. They are seeded by a secret, and a
-//! tier is asked with the whole key: should two ever be alike, one block is not found, and never a wrong one.
+//! A key is kept as a fingerprint of 64 bits: 52 in the entry, the rest in the table's number. Fingerprints are seeded
+//! by a secret, and a tier is asked with the whole key: if two fingerprints ever were equal, one block would not be
+//! found, but never a wrong one.
 //!
-//! An entry takes 24 bytes, in tables that are at most 3/4 full, so a block 32 to 64; no allocation per entry.
+//! An entry takes 24 bytes, in tables that are at most 3/4 full, so a block takes 32 to 64 bytes; no entry needs an
+//! allocation.
 
 use crate::key::{Fingerprint, NamespaceId, NamespaceIndex, TierId};
 use crate::tables::{self, TABLE_BITS, Tables};

@@ -1,13 +1,15 @@
-//! Lower tiers, the part that is state: which tiers there are, what lies on them, and what is on its way.
+//! The state of the lower tiers: which tiers there are, which blocks they have, and which transfers are under way.
 //!
-//! A tier's truth is on the tier; what is kept here is a cache of it, rebuilt at every start. What is done with it is
-//! in `paths`: `probe` (whether shared tiers have it), `promote` (up), `prefetch` (up, before anybody asks),
-//! `write_back` (down), `driver` (what the driver of the tiers says of them).
+//! A tier itself knows what it contains; the state here is a cache of that, rebuilt at every start. The paths use it:
+//! `probe` (does a shared tier have the block?), `promote` (into the pool), `prefetch` (into the pool, before a
+//! lookup), `write_back` (to a tier), `tier_events` (reports of the tiers' driver).
 //!
-//! Invariants: what is being loaded is `loading`, and of that `late` if nobody waits for it any more and `prefetch` if
-//! nobody asked for it yet; an own tier's blocks have one location each; without a tier nothing here is ever reached.
+//! Invariants: `loading` counts all bytes that are being loaded; of these, `late` counts those that no request waits
+//! for any more, and `prefetch` those that no lookup has asked for yet. A block of an own tier has one location.
+//! Without a tier, nothing here is ever called.
 //!
-//! In the order of dependence: `locations` (what lies where), `presence` (what shared tiers answered), this file.
+//! In the order of dependence: `locations` (which tier has which block), `presence` (answers of shared tiers), this
+//! file.
 
 mod locations;
 mod presence;

@@ -1,7 +1,7 @@
-//! What shared tiers answered: which of them has a key.
+//! The presence cache: which shared tiers have a key, by their own answers.
 //!
-//! Invariants: an answer is believed for two periods of [`crate::Core::expire_skips`] at most, since others store and
-//! evict without telling; entries have a limit; an answer that is still waited for is not forgotten.
+//! Invariants: an answer is used for at most two periods of [`crate::Core::expire_skips`], because other hosts store
+//! and evict at any time; the number of entries is limited; an entry whose answer is still awaited is not forgotten.
 
 use std::collections::HashMap;
 

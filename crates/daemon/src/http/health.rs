@@ -1,4 +1,4 @@
-//! Whether the daemon is alive and whether it can serve, from facts alone.
+//! Whether the daemon is alive and whether it can serve, decided from facts alone.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! What an operator should be told, with the likely cause: stored and never hit, and a hit rate that fell.
+//! Alarms with their likely cause: blocks are stored and never hit, and the hit rate fell.
 //!
-//! Looked at whenever somebody asks, and at each step of the history, when what began and what ended is logged.
+//! Alarms are computed for each request for them, and at each step of the history; then the log says which alarms began
+//! and ended.
 
 use forebay_core::miss::MissReason;
 use forebay_core::stats::Stats;

@@ -1,6 +1,7 @@
-//! The estimates themselves, over the lookups one after another.
+//! The estimates themselves, computed from one lookup after another.
 //!
-//! Holds true: every owner is one namespace, numbered as they come; the last number is that of all others.
+//! Invariant: each owner is one namespace; owners are numbered in order of appearance; the last number stands for all
+//! further namespaces.
 
 use std::time::Instant;
 

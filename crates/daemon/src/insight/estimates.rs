@@ -1,4 +1,4 @@
-//! What is estimated of the hit rate, as metrics and `forebay advise` report it.
+//! The estimates of the hit rate, as metrics and `forebay advise` report them.
 
 use forebay_insight::ceiling::{Estimate, WINDOWS_US};
 use forebay_insight::optimum::Sampled;

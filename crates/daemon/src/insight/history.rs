@@ -1,4 +1,4 @@
-//! What the core counted, step by step, by default every five minutes for a day, so that a change shows.
+//! The core's counts at each step, by default every five minutes for a day, so that changes can be seen.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

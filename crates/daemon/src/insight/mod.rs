@@ -1,10 +1,10 @@
-//! What could have been: ceiling, optimum and capacity curves of the lookups seen, and who records them.
+//! Estimates beside the real hit rate: ceiling, optimum and capacity curves of the lookups; and recordings of lookups.
 //!
-//! Holds true: a lookup costs its reply one hand-over of the request's own bytes; all else happens on a thread of
-//! this module. What waits for that thread is bounded by [`MAX_QUEUED_BYTES`]; over it lookups are left out and
-//! counted. Memory is fixed, at most about 20 MiB: [`OWNERS`] namespaces are told apart, the last of which stands for all that
-//! came later. Nothing here keeps a key as the engine named it: keys are hashed with a
-//! seed of this start of the daemon, recorded ones with a salt of the recording.
+//! Invariants: for a lookup, the reply waits only for one hand-over of the request's own bytes; everything else runs on
+//! a thread of this module. The lookups that wait for that thread are bounded by [`MAX_QUEUED_BYTES`]; further lookups
+//! are left out and counted. Memory is fixed, at most about 20 MiB: [`OWNERS`] namespaces are distinguished, the last
+//! of which stands for all later ones. No key is kept as the engine sent it: keys are hashed with a seed of this start
+//! of the daemon, and recorded keys with a salt of the recording.
 
 mod alarm;
 mod analysis;

@@ -1,8 +1,8 @@
-//! One recording of lookups: salted keys, sizes and times, to whoever asked for it.
+//! One recording of lookups: salted keys, sizes and times, sent to the client that asked for it.
 //!
-//! Holds true: nothing is recorded unless asked; what the receiver has not taken yet is bounded by its channel,
-//! and what did not fit is counted in the next message. The salt is nowhere but here, so that keys of two
-//! recordings cannot be compared, nor guessed back.
+//! Invariants: nothing is recorded unless a client asks. A channel bounds the messages that the client has not taken
+//! yet; lookups that did not fit are counted in the next message. The salt exists only here, so keys of two recordings
+//! cannot be compared, nor keys be guessed from a recording.
 
 use forebay_core::Fingerprint;
 use std::time::Instant;

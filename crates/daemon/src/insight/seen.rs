@@ -1,4 +1,4 @@
-//! What the analysis sees of a lookup.
+//! A lookup as the analysis gets it.
 
 use std::time::Instant;
 

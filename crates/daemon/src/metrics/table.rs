@@ -1,4 +1,4 @@
-//! The table of metrics: name, meaning, labels, and where in the snapshot the value lies.
+//! The table of metrics: name, meaning, labels, and how the value is read from the snapshot.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Advise and record: what `insight` knows, on its way out.
+//! The calls for advice and recordings: they return the results of `insight`.
 
 use forebay_core::miss::MissReason;
 use forebay_core::{Error, ErrorKind, Result};

@@ -1,4 +1,4 @@
-//! Auditing the pool while it serves: every ready block against its checksum and its record in the table.
+//! The audit of the pool while it serves: compares every ready block with its checksum and its record in the table.
 
 use std::sync::Arc;
 

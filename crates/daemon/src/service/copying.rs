@@ -1,9 +1,9 @@
-//! Put and get: for clients that do not map the pool, and so need no share in its trust domain.
+//! Put and get, for clients that do not map the pool and so need not belong to its trust domain.
 //!
-//! The copies run on threads of their own, between two events, and go on to their end even if the client is gone.
+//! The copies run on other threads, between two events, and continue to their end even if the client is gone.
 //!
-//! Invariant: what is being copied is the daemon's own ([`Instance::DAEMON`]) until the copy has ended, whatever becomes
-//! of the session that asked and of its instance: a reservation while a slot is filled, a lease while one is read.
+//! Invariant: until its copy has ended, a slot or block is the daemon's own ([`Instance::DAEMON`]), whatever happens to
+//! the client's session and instance: a reservation while a slot is filled, a lease while a block is read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The engine's waiting queue, as a hint for evictions and promotions.
+//! The calls for hints: the keys of requests in the engine's queue, for evictions and prefetch.
 
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_rpc::proto::{Done, GroupKeys, HintRequest, QueueHint};

@@ -1,8 +1,7 @@
-//! The control plane: each call in the order data passes, from the wire to the core and back.
+//! The control plane: each call in the order in which data passes, from the socket to the core and back.
 //!
-//! Calls of one connection may run at the same time; each takes the state for one event at a time. Work that
-//! takes slots in several steps holds what it took in a guard, so that a call that is cancelled half-way gives
-//! it back.
+//! Calls of one connection may run at the same time; each locks the state for one event at a time. A call that takes
+//! slots in several steps keeps them in a guard, so that a call that is cancelled half-way gives them back.
 
 mod advise;
 mod audit;

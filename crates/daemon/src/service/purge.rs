@@ -1,4 +1,4 @@
-//! Purge: from the pool at once, then off the tiers, and out of the stores that hosts share if that is asked for.
+//! Purge: from the pool at once, then from the tiers, and from shared stores if the client asks for that.
 
 use std::time::{Duration, Instant};
 

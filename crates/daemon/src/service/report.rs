@@ -1,4 +1,4 @@
-//! What the daemon holds.
+//! The call that reports what the daemon holds.
 
 use forebay_core::Result;
 use forebay_core::tier::Health;

@@ -1,4 +1,4 @@
-//! Sessions: opening, resuming after a cut, naming a namespace, and the end.
+//! Sessions: opening, resuming after a lost connection, naming a namespace, and the end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,10 +1,10 @@
-//! Workers: the second socket, over which the pool's files travel.
+//! Workers: the second socket, over which the pool's files are passed.
 //!
-//! A worker says who it is and how many bytes its rank has of each group; it gets descriptors of its own, whose
-//! lock tells the daemon for as long as the worker maps the pool that it is there. When all ranks of an engine
-//! have come, each is told where its slices lie, and only when all have acknowledged are slots handed to their
-//! scheduler. The connection stays open; its end means little (the mapping may live on), only that this rank has
-//! to come back before anything new is handed out.
+//! A worker says which rank of which engine it is, and how many bytes its rank has of each group. It gets descriptors
+//! of its own; their lock shows the daemon, as long as the worker maps the pool, that the worker is there. When all
+//! ranks of an engine have attached, each rank gets the places of its slices; only when all have acknowledged that does
+//! their scheduler get slots. The connection stays open. Its end does not end the mapping; it only means that this rank
+//! must attach again before the scheduler gets new slots.
 
 use std::convert::Infallible;
 use std::os::fd::AsFd;

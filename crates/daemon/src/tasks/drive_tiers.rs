@@ -1,4 +1,4 @@
-//! When a tier gets its turn: whenever it has completed something, and as time passes.
+//! Calls a tier's driver: whenever the tier has completed something, and at regular times.
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
-//! What runs beside the calls of clients: each task or thread waits for its own cause and brings events.
+//! Work beside the calls of clients: each task or thread waits for its own cause and then runs events.
 //!
-//! Parts own their state and know no tasks; tasks know the shared state and drive the parts.
+//! Parts own their state and do not know the tasks; tasks know the shared state and call the parts.
 
 pub mod attach;
 pub mod drive_tiers;

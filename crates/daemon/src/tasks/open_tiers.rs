@@ -1,7 +1,7 @@
-//! From configuration to open tiers, without holding up the daemon.
+//! From configuration to open tiers, without delaying the daemon.
 //!
-//! Claiming comes first and may refuse the start: a wrong path or a disk in use is the operator's mistake. The rest goes
-//! on beside serving, on a thread for each tier, and a tier that fails then costs its blocks alone.
+//! Claiming comes first and may prevent the start: a wrong path or a disk in use is the operator's mistake. Opening
+//! runs while the daemon serves, on a thread for each tier; if it fails, only that tier's blocks are misses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

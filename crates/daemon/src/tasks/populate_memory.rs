@@ -1,4 +1,4 @@
-//! Populating the pool's memory, unit by unit, on a thread of its own: the daemon serves from the first unit on.
+//! Populates the pool's memory, unit by unit, on a thread of its own: the daemon serves from the first unit on.
 
 use forebay_core::Result;
 

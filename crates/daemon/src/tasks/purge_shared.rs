@@ -1,12 +1,12 @@
-//! Emptying the stores that hosts share of namespaces, when somebody asks for it.
+//! Removes namespaces from shared stores, when a client asks for it.
 //!
-//! [`Emptying::begin`] (nothing of the namespaces goes to a tier or comes up from one any more) → this daemon's own
-//! stores that are on their way end → a thread for each place removes what is there. The deciding thread looks after
-//! them for a moment now and then; the tiers' queues, threads and connections have no part in it.
+//! [`Emptying::begin`] (no block of the namespaces is written to a tier or read from one any more) → this daemon's own
+//! stores under way end → one thread for each place removes the blocks. The deciding thread checks on these threads
+//! from time to time; the tiers' queues, threads and connections are not used.
 //!
-//! Invariants: there is one at a time; a place where an earlier thread still hangs gets no second one, so there are no
-//! more threads than places; what nobody waits for any more is stopped; whatever happens, the namespaces are used again
-//! when it is over.
+//! Invariants: there is at most one purge at a time. A place where an earlier thread still hangs gets no second thread,
+//! so there are never more threads than places. A purge whose client is gone is stopped. However it ends, the
+//! namespaces are then used on tiers again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

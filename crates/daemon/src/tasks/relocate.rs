@@ -1,9 +1,9 @@
-//! Copying blocks out of extents that another slot size is to have, on a thread of its own.
+//! Copies blocks out of extents that move to another slot size, on a thread of its own.
 //!
-//! Holds true: the new slot is ready in the table before the old one is free, so that a crash between leaves the block
-//! twice, and recovery drops one. The new slot is the copy's until it has ended. The old one is not held: what is copied
-//! may be overwritten meanwhile; then the core wants none of it. So what is copied, and how much, is decided with the
-//! move and never read again.
+//! Invariants: the new slot is ready in the table before the old one is free. After a crash between the two, the block
+//! is there twice, and recovery drops one. Until the copy has ended, the new slot belongs to it. The old slot is not
+//! held: it may be overwritten during the copy; then the core rejects the copy. So the source and the length are
+//! decided together with the move, and not read again.
 
 use tokio::sync::mpsc;
 

@@ -1,8 +1,8 @@
-//! Reading ready blocks in the background, on a thread of its own, so that a byte that changes in the living pool is
-//! found where nobody compares it: where loads do not, and where a block is copied or written to a tier later.
+//! Reads ready blocks in the background, on a thread of its own. So a byte that changes in the pool is found even if
+//! loads do not compare it, and before the block is copied or written to a tier.
 //!
-//! Holds true: no block is held for it. What a block should be is read with the decision to read it, and that it is not
-//! counts only if the core still has that very block there afterwards.
+//! Invariants: no block is held for the scrub. The expected checksum is read together with the decision to read the
+//! block. A mismatch counts only if the core still has the same block there afterwards.
 
 use std::time::{Duration, Instant};
 

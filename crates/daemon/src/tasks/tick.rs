@@ -1,5 +1,5 @@
-//! What goes on without being asked: cut-up work of the core, alarms, and looking after instances whose end nobody
-//! reports, because a killed process says nothing but its kernel lock goes.
+//! Regular work: the core's pieces of long work, alarms, and a check for instances that are gone. Nobody reports the
+//! end of a killed process; only its kernel lock disappears.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
-//! Comparing blocks with their checksums, on a thread of its own: recovered blocks when they are first asked for, blocks
-//! that a worker suspects, and blocks with several slices that a tier promoted.
+//! Compares blocks with their checksums, on a thread of its own: recovered blocks at their first lookup, blocks that a
+//! worker suspects, and blocks of several slices that a tier promoted.
 //!
-//! Invariants: a block that passes is published under its generation and has the births of all its slices, so workers can
-//! compare what they load. Only what this thread reads drops a block; nobody's word does.
+//! Invariants: a block that passes is published under its generation and has the birth records of all its slices, so
+//! that workers can compare what they load. A block is dropped only for what this thread reads, never for a report
+//! alone.
 
 use forebay_core::stats::Finder;
 use forebay_io::pool::{Pool, Slice};
