@@ -115,8 +115,8 @@ impl Core {
         self.journal.take(into);
     }
 
-    /// Does one piece of the work that was cut up: ended leases, touches, purges, hints and what is promoted for
-    /// them, drains. True if there may be more to do now.
+    /// Does one piece of the long work: ended leases, touches, purges, hints and their prefetches, drains. True if
+    /// there may be more to do now.
     pub fn step(&mut self) -> bool {
         if self.leases.has_ended() {
             self.unpin_ended();
@@ -191,7 +191,7 @@ impl Core {
         self.cache.cover_classes(&self.slots, self.tiers.keeps_what_returns());
     }
 
-    /// Bytes that are pinned, but for what is promoted and nobody asked for yet: that has a limit of its own.
+    /// Pinned bytes without those of prefetches that no lookup has asked for yet: prefetches have a limit of their own.
     #[inline]
     pub(crate) fn promised_bytes(&self) -> u64 {
         self.slots.pinned_bytes() - self.tiers.prefetch_bytes()

@@ -13,8 +13,9 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::key::{BlockHash, Fingerprint, Instance, NamespaceIndex};
 
-/// So many keys of a prompt are asked for at once before anything of it is up, later as many again as are up: most of
-/// what shared tiers do not have are prompts of which they have nothing, and a question to some of them costs money.
+/// Number of keys of a prompt that are probed at once before any of its blocks is found; after that, as many again as
+/// are found. If shared tiers lack a block, they mostly have nothing of its prompt, and on some tiers each request
+/// costs money.
 const FIRST_ASKED: usize = 8;
 
 /// Names what one waiting request expects. 0 is nothing.
@@ -46,7 +47,8 @@ struct Hint {
     hash_bytes: usize,
     /// Keys from the first that are counted in `wanted`.
     protected: usize,
-    /// Of these from the first, those that are up or on their way, and those that shared tiers were asked for.
+    /// Of these, counted from the first: the keys that are in the pool or being prefetched, and the keys for which
+    /// shared tiers were probed.
     prefetched: usize,
     asked: usize,
     /// The next one is nowhere: what is behind it is of no use.
@@ -62,8 +64,8 @@ pub(crate) struct HintedKey {
 }
 
 impl QueueHints {
-    /// A request of `instance` for these keys waits; `hashes` are their own bytes, packed, if tiers may be asked for
-    /// them.
+    /// A request of `instance` for these keys waits; `hashes` are the keys' own bytes, packed, if tiers may be probed
+    /// for them.
     pub fn add(
         &mut self,
         instance: Instance,
@@ -142,7 +144,8 @@ impl QueueHints {
         self.unprefetched > 0
     }
 
-    /// The first key of request number `at` that may have to be prefetched, if it lies within its first `reach_bytes`.
+    /// The first key of request number `at` that may have to be prefetched, if it is within the request's first
+    /// `reach_bytes`.
     pub fn next_to_prefetch(&self, at: usize, reach_bytes: u64) -> Option<HintedKey> {
         let hint = &self.queue[at];
         let is_within = hint.prefetched as u64 * hint.slot_bytes < reach_bytes;
@@ -188,8 +191,8 @@ impl QueueHints {
         self.unprefetched += hint.unprefetched();
     }
 
-    /// Counts as many more keys of the first request that is not protected in full as `limit` bytes allow, and
-    /// returns all that are counted by now, so that they stay in order. None if there was nothing to count.
+    /// Counts as many more keys of the first request that is not fully protected as `limit` bytes allow. Returns all
+    /// keys that are counted now, so that they stay in order. None if there was nothing to count.
     pub fn protect(&mut self, limit: u64) -> Vec<Fingerprint> {
         let Some(first) = self.queue.get_mut(self.protected) else { return Vec::new() };
         let from = first.protected;

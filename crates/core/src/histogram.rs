@@ -1,7 +1,7 @@
 //! A histogram of durations with fixed buckets, cheap enough for every event.
 
-/// Upper bounds of the buckets in microseconds; what is longer falls into one more. Three to a decade: enough to
-/// tell 150 from 200, few enough to scrape.
+/// Upper bounds of the buckets in microseconds; longer durations fall into one more bucket. Three to a decade: enough
+/// to distinguish 150 from 200, few enough to scrape.
 const BOUNDS_US: [u64; 22] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 2_000_000, 5_000_000, 10_000_000,
@@ -34,7 +34,7 @@ impl Histogram {
         self.sum_us as f64 / 1e6
     }
 
-    /// Upper bound in seconds and what fell between it and the one before; the last bound is infinite.
+    /// Upper bound in seconds, and the count of durations between it and the bound before; the last bound is infinite.
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         bounds.zip(self.counts).collect()

@@ -39,8 +39,8 @@ pub enum Effect {
         first_unit: u32,
         units: u32,
     },
-    /// Compare the slot with its checksum and call [`crate::Core::verified`]; whoever finds it whole sees to its
-    /// births.
+    /// Compare the slot with its checksum and call [`crate::Core::verified`]. If the block is whole, write its missing
+    /// birth records.
     Verify {
         block: BlockId,
         slot: SlotId,
@@ -62,9 +62,9 @@ pub enum Effect {
         slot: SlotId,
         generation: Generation,
     },
-    /// Copy what `slot` holds to `to_slot`, which has [`crate::Core::slot_bytes`] of `to`, and call
-    /// [`crate::Core::moved`]. What the table says of the block is to be read when this effect's turn comes: `slot` may
-    /// be somebody else's soon after.
+    /// Copy the content of `slot` to `to_slot`, which has [`crate::Core::slot_bytes`] of `to`, and call
+    /// [`crate::Core::moved`]. Read the block's entry in the table when this effect's turn comes: `slot` may get
+    /// another owner soon after.
     Move {
         from: BlockId,
         slot: SlotId,
@@ -114,7 +114,8 @@ impl Journal {
         &mut self.stats
     }
 
-    /// Counts a lookup by `instance`, if anybody, for keys up to `last`, or keeps it until it is asked again.
+    /// Counts a lookup by `instance`, if it has one, for keys up to `last`, or keeps its counts until the lookup is
+    /// repeated.
     pub fn count_lookup(&mut self, instance: Option<Instance>, last: Fingerprint, counts: Counts) {
         let mut done = Some(counts);
         if let Some(instance) = instance {

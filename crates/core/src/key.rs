@@ -64,8 +64,8 @@ impl BlockHash {
         &self.bytes[..self.len as usize]
     }
 
-    /// From pairs of hexadecimal digits. Of what is read, `Display` writes the small letters: who asks whether a text
-    /// is just what it would write compares both.
+    /// From pairs of hexadecimal digits, of either case. `Display` writes small letters: to check that a text is
+    /// exactly what `Display` would write, compare the two.
     pub fn from_hex(text: &str) -> Option<BlockHash> {
         let digits = text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
         BlockHash::new(&digits.collect::<Option<Vec<u8>>>()?).ok()
@@ -119,8 +119,8 @@ impl Instance {
     /// A holder mask has 64 bits; one host runs a handful of engines.
     pub const MAX: usize = 64;
 
-    /// The daemon itself, which fills slots for `Put` and reads blocks for `Get`. No engine has its number, and no
-    /// session's end reaches what it holds: each of its copies ends by itself.
+    /// The daemon itself, which fills slots for `Put` and reads blocks for `Get`. No engine has its number. The end of
+    /// a session does not end what the daemon holds: each of its copies ends by itself.
     pub const DAEMON: Instance = Instance(63);
 
     pub fn bit(self) -> u64 {

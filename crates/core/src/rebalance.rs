@@ -49,7 +49,7 @@ impl Drains {
         self.copies == 0 && self.all.iter().any(|drain| !drain.is_waiting)
     }
 
-    /// The drain to go on with, and where its pass stands: the extent at or behind a unit, from a slot on.
+    /// The drain to continue, and the position of its pass: the extent at or after a unit, from a slot on.
     pub fn next(&self) -> Option<(Run, u32, u32)> {
         let drain = self.all.first().filter(|_| self.copies == 0)?;
         Some((drain.run, drain.unit, drain.slot))

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::key::{BlockId, Generation};
 
-/// Hits that wait to be read: what the cache misses for them take stays in the tens of microseconds.
+/// Hits that wait to be read; few enough that their cache misses take only tens of microseconds.
 const HOT: usize = 128;
 /// 128 KiB: a hot set of so many blocks is read in turn.
 const LATELY: usize = 1 << 13;
@@ -22,8 +22,8 @@ pub(crate) struct Scrub {
     /// One of each batch of hits, the newest last: what is hit often is here often.
     hot: VecDeque<BlockId>,
     batches: usize,
-    /// Which of these were read, and how many bytes had been read until then, by generation modulo the length. Where
-    /// two meet, the older one may be read again early.
+    /// Which generations were read, and how many bytes had been read until then, by generation modulo the length. If
+    /// two generations share a place, the older one may be read again early.
     lately: Vec<(Generation, u64)>,
 }
 
@@ -63,7 +63,7 @@ impl Scrub {
         self.hot.pop_front()
     }
 
-    /// Whether this generation is to be read, when `now` bytes have been read: not again before `again` more were.
+    /// Whether to read this generation when `now` bytes have been read: not again before `again` more bytes were read.
     pub fn begin_reading(&mut self, generation: Generation, now: u64, again: u64) -> bool {
         let (lately, at) = &mut self.lately[generation.0 as usize % LATELY];
         if *lately == generation && now - *at < again {

@@ -38,8 +38,8 @@ impl Finder {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests asked about, each with all its groups. What is asked again while blocks come up counts once, with its
-    /// last answer.
+    /// Requests that were looked up, each with all its groups. A lookup that is repeated while blocks are promoted
+    /// counts once, with its last answer.
     pub lookups: u64,
     /// Keys asked about; `hits + misses.sum()` equals it.
     pub keys: u64,
@@ -105,13 +105,13 @@ impl Counts {
     }
 }
 
-/// Lookups whose engines were told to ask again, oldest first, by who asked and for which last key: the hash of a
-/// block is that of all before it, so that another request with the same last key asks for the same blocks.
+/// Lookups that were answered "not yet", oldest first, by instance and last key: the hash of a block stands for all
+/// blocks before it, so another request with the same last key asks for the same blocks.
 #[derive(Default)]
 pub(crate) struct Unfinished(VecDeque<(Instance, Fingerprint, Counts)>);
 
 impl Unfinished {
-    /// As many as an engine has under way. One that is never asked again is counted when so many others came.
+    /// As many as an engine has under way. A lookup that is never repeated is counted when so many others have come.
     const MOST: usize = 64;
 
     /// The lookup is asked again.

@@ -98,7 +98,7 @@ impl<E: Entry> Tables<E> {
         table.entries.get(at).copied().unwrap_or_default()
     }
 
-    /// Brings what is known of `keys` into the processor's cache, all at once instead of one after another.
+    /// Brings the entries of `keys` into the processor's cache, all at once instead of one after another.
     pub fn touch_lines(&self, keys: &[Fingerprint]) {
         black_box(keys.iter().fold(0, |sum, key| sum ^ self.at_home(*key).home()));
     }

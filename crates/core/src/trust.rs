@@ -55,9 +55,9 @@ impl Trust {
             .hint(format!("use one that root or this user made; if user {uid} is right, {}", self.remedy)))
     }
 
-    /// Checks what lies at `real`, above whose last part are no symbolic links, and all directories above it: from
-    /// the root down, so that nobody can replace what was looked at. `look` follows no link. Errors as
-    /// [`Trust::check`], or as `look` does.
+    /// Checks the file or directory at `real`, a path without symbolic links above its last part, and all directories
+    /// above it. It goes from the root down, so that nobody can replace what was already checked. `look` follows no
+    /// link. Errors as [`Trust::check`], or as `look` does.
     pub fn check_path(self, role: Role, real: &Path, look: impl Fn(&Path) -> Result<Facts>) -> Result<()> {
         let mut down: Vec<&Path> = real.ancestors().collect();
         down.reverse();
@@ -68,8 +68,8 @@ impl Trust {
         })
     }
 
-    /// Errors with `Invalid`, the reason and a hint, where somebody else could have made it or can change it. `path` is
-    /// for the hint.
+    /// Errors with `Invalid`, the reason and a hint, if another user could have made it or can change it. `path` is for
+    /// the hint.
     pub fn check(self, role: Role, path: &Path, facts: Facts) -> Result<()> {
         let Facts { uid, mode, links } = facts;
         let (what, kind) = match role {
@@ -83,7 +83,8 @@ impl Trust {
             return Err(Error::invalid(format!("{what} is {is}")).hint(hint));
         }
         self.check_user(uid, what)?;
-        // Where others may only add, what is there stays: enough above, not where names are looked for.
+        // In a directory to which others may only add names, existing names stay. That is enough for a directory above,
+        // but not for one in which names are looked up.
         if mode & OTHERS_WRITE != 0 && !(role == Role::Above && mode & STICKY != 0) {
             return Err(Error::invalid(format!("{what} is one that others may write to"))
                 .with("mode", format!("{:o}", mode & 0o7777))
@@ -97,7 +98,8 @@ impl Trust {
     }
 }
 
-/// What to do about a place that others may write to. Nobody is told to take a directory from all who share it.
+/// The hint for a place that others may write to. It never advises to take a directory away from the users who share
+/// it.
 fn own_instead(role: Role, path: &Path, mode: u32) -> String {
     match role {
         Role::Directory if mode & STICKY != 0 => {

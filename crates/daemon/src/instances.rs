@@ -24,8 +24,8 @@ pub type EventSender = mpsc::Sender<Result<SessionEvent, tonic::Status>>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     pub engine_id: String,
-    /// Which start of the engine; never 0. Processes of an earlier epoch whose record does not say have 0: nobody is
-    /// one of them.
+    /// Which start of the engine; never 0. Processes of an earlier epoch whose record does not say it have 0, and no
+    /// engine is identified with them.
     pub incarnation: u128,
 }
 
@@ -68,8 +68,8 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// The member of this identity, made if new. Errors with `Full` where no number is free, with `Invalid` if its
-    /// number of ranks is not what it was. `is_in_use` tells numbers that processes or slots of the pool still have,
+    /// The member with this identity, made if it is new. Errors with `Full` if no number is free, and with `Invalid` if
+    /// its number of ranks has changed. `is_in_use` says which numbers processes or slots of the pool still use,
     /// whether or not there is a member.
     pub fn enter(
         &mut self,
@@ -150,8 +150,8 @@ impl Member {
         Member { identity, ranks, owner, session: None, workers: BTreeMap::new() }
     }
 
-    /// Takes `owner` for the session that slots are handed to. Errors with `Unavailable` where another has been:
-    /// nobody else knows what the workers still touch.
+    /// Makes `owner` the session that slots are given to. Errors with `Unavailable` if another session was the owner:
+    /// only that session knows which slots the workers still use.
     pub fn own(&mut self, owner: u128) -> Result<()> {
         if self.owner != 0 && self.owner != owner {
             return Err(Error::new(ErrorKind::Unavailable, "another session of this engine holds slots")
@@ -188,8 +188,8 @@ impl Member {
 }
 
 impl Session {
-    /// Over it a session's oldest namespace is forgotten: an engine that resets its cache leaves one behind each
-    /// time and never comes back to it.
+    /// Beyond this number, a session's oldest namespace is forgotten: an engine that resets its cache leaves a
+    /// namespace behind each time, and never uses it again.
     pub const MAX_NAMESPACES: usize = 256;
     /// Far more than can be honoured in most pools.
     pub const MAX_WAITING: usize = 256;

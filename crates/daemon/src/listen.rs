@@ -14,9 +14,9 @@ use crate::state::Shared;
 /// tried again after this long.
 const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Binds `name` in the socket directory, made if missing. A socket file that nobody listens on is replaced; one
-/// that somebody listens on is an error, and so is a directory that somebody else could have made or can change. Only
-/// the own user may connect unless others are allowed.
+/// Binds `name` in the socket directory, which is made if it is missing. A socket file without a listener is replaced.
+/// A socket with a listener is an error, and so is a directory that another user could have made or can change. Only
+/// the daemon's own user may connect, unless others are allowed.
 pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixListener> {
     let directory = trust::make_directory(directory, Holds::Sockets)?;
     let path = directory.join(name);
@@ -31,8 +31,8 @@ pub fn bind(directory: &Path, name: &str, allow_uids: &[u32]) -> Result<UnixList
     Ok(listener)
 }
 
-/// Those who may connect come only as far as the directories let them. Ours may be searched by all; whoever made the
-/// others may have had a reason.
+/// Users who may connect also need search permission for the directories. The daemon's own directory may be searched by
+/// all; directories that others made are left as they are.
 fn warn_of_closed(directory: &Path) {
     let is_closed = |path: &&Path| path.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o001 == 0);
     if let Some(path) = directory.ancestors().find(is_closed) {
@@ -42,7 +42,7 @@ fn warn_of_closed(directory: &Path) {
     }
 }
 
-/// The next connection of somebody who may connect: root, the daemon's own user, or a configured one.
+/// The next connection of a user who may connect: root, the daemon's own user, or a configured one.
 pub async fn accept(listener: &UnixListener, shared: &Shared) -> UnixStream {
     loop {
         let stream = match listener.accept().await {

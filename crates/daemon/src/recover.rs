@@ -14,7 +14,7 @@ use forebay_io::pool::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryC
 use crate::instances::Identity;
 use crate::state::State;
 
-/// Rebuilds everything. A million blocks take about a second; nothing is served before it is done.
+/// Rebuilds the core's whole state. A million blocks take about a second; the daemon serves nothing before that.
 pub fn recover(state: &mut State) -> Result<()> {
     let namespaces = restore_namespaces(state)?;
     let pool = state.table.pool().clone();
@@ -23,7 +23,8 @@ pub fn recover(state: &mut State) -> Result<()> {
     let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);
     restore_instances(state, has_transfers)?;
     for unit in pool.unreadable_units() {
-        // Without holders nothing there can be in use; with them the units stay out of use until these are gone.
+        // Without holders, no process can use anything there; with holders, the units stay out of use until the holders
+        // are gone.
         if state.core.earlier() == 0 {
             pool.clear_extent(*unit)?;
         } else {
@@ -98,9 +99,9 @@ fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -
     Ok(index)
 }
 
-/// `has_transfers`: an earlier daemon was killed while a disk of its own was filling slots; earlier builds wrote down
-/// the same for a store that hosts share. They stay fenced until the disk says that this is over. Where none is configured
-/// nobody can say so, nor that there was none, and they stay fenced for good.
+/// `has_transfers`: an earlier daemon was killed while its own disk was filling slots; earlier builds recorded the same
+/// for shared stores. The slots stay fenced until the disk reports that the transfers are over. If no disk is
+/// configured, no such report comes, and they stay fenced for good.
 fn restore_instances(state: &mut State, has_transfers: bool) -> Result<()> {
     let mut earlier = if has_transfers || state.tiers.has_own_disks() { TRANSFERS.bit() } else { 0 };
     if has_transfers && !state.tiers.has_own_disks() {

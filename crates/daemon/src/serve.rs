@@ -83,7 +83,7 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
     core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
-    // What may wait there is bounded by the core: unverified blocks, and the copies it starts at a time.
+    // The core bounds what waits there: unverified blocks, and the copies that it starts at a time.
     let (verify, to_verify) = mpsc::unbounded_channel();
     let (relocate, to_move) = mpsc::unbounded_channel();
     let mut state = State::new(config, Core::new(core), pool, random::number(), (verify, relocate));
@@ -135,8 +135,8 @@ fn async_stream(
     tokio_stream::wrappers::ReceiverStream::new(receiver)
 }
 
-/// Nothing new is handed out; sessions may finish what they hold, within the deadline. Cutting it short loses
-/// nothing that was committed.
+/// No new slots or leases are given; sessions may finish what they hold, within the deadline. A drain that is cut short
+/// loses no committed block.
 async fn drain(shared: &Shared) {
     let deadline = shared.event(|state| {
         state.is_draining = true;

@@ -61,7 +61,7 @@ pub struct ToVerify {
     pub slices: Vec<u64>,
 }
 
-/// A block that leaves its slot. All that is to be known of it was read under the lock when the move was decided.
+/// A block that leaves its slot. Everything about it was read under the lock when the move was decided.
 pub struct ToMove {
     pub from: BlockId,
     pub slot: SlotId,
@@ -208,7 +208,7 @@ impl State {
         Ok(index)
     }
 
-    /// A record for one more namespace. Where all are taken, empty namespaces that no session uses are forgotten:
+    /// A record for one more namespace. If all records are taken, empty namespaces that no session uses are forgotten:
     /// an engine that often resets its cache leaves many of them.
     fn vacant_record(&mut self) -> Result<u32> {
         if self.descriptors.len() >= NAMESPACES as usize {
@@ -260,7 +260,7 @@ impl State {
         self.settle_instance(instance);
     }
 
-    /// Frees an instance of which nothing is left: no session, no connection, and no process that maps the pool.
+    /// Frees an instance that has neither session nor connection, nor a process that maps the pool.
     pub fn settle_instance(&mut self, instance: Instance) {
         let is_idle = self.instances.get(instance).is_some_and(|member| member.is_idle());
         if is_idle && !self.is_mapping(instance) {

@@ -15,8 +15,8 @@ use std::time::Duration;
 /// How long the last words may take: standard error may be a pipe that nobody reads.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// From now on a panic of any thread or task of this process ends it with SIGABRT, after it was told to standard error
-/// with its backtrace. For `forebay serve` alone: other users of this code turn panics into errors.
+/// From now on, a panic of any thread or task of this process ends it with SIGABRT, after the message and a backtrace
+/// were written to standard error. For `forebay serve` alone: other users of this code turn panics into errors.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let watch = || {

@@ -73,7 +73,7 @@ impl Cache {
         self.names.close(id)
     }
 
-    /// From now on `id` means an empty namespace; the old one's blocks are to be dropped. Returns (old, new).
+    /// Makes `id` mean an empty namespace; the caller drops the blocks of the old one. Returns (old, new).
     pub fn begin_purge(&mut self, id: NamespaceId) -> Option<(NamespaceIndex, NamespaceIndex)> {
         self.names.replace(id)
     }
@@ -83,7 +83,7 @@ impl Cache {
         self.names.advance_purge(cursor);
     }
 
-    /// Every class has a policy; `is_backed` says whether a tier is given what is asked for again, and not the rest.
+    /// Every class has a policy; `is_backed` says whether a tier admits only blocks that return.
     pub fn cover_classes(&mut self, slots: &Slots, is_backed: bool) {
         self.policies.resize_with(slots.space().classes().count(), self.make);
         self.policies.iter_mut().for_each(|policy| policy.back(is_backed));
@@ -219,8 +219,8 @@ impl Cache {
         self.policies[class.0 as usize].refuse(slots.nodes_mut(), key);
     }
 
-    /// Takes the victim of a class out of policy and index; its slot is the caller's to free. `None` if all that were
-    /// looked at are held, or protected where none of these may go.
+    /// Takes the victim of a class out of policy and index; the caller frees its slot. `None` if all blocks that were
+    /// examined are held, or are protected and protected ones must stay.
     pub fn evict(
         &mut self,
         slots: &mut Slots,
@@ -280,7 +280,7 @@ impl Cache {
 
     // Loads from memory that are started early, so that they overlap.
 
-    /// Brings what commits of these keys will look at into the processor's cache, all at once. Changes nothing.
+    /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.
     pub fn prepare_commits(&self, class: ClassId, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
         let key = |hash: &BlockHash| self.fingerprint(namespace, group, hash.as_bytes());
         let keys: Vec<Fingerprint> = hashes.iter().map(key).collect();
@@ -291,8 +291,8 @@ impl Cache {
         self.memory.touch_lines(hashes.iter().map(|hash| (group, hash.as_bytes())));
     }
 
-    /// Brings what the next evictions will look at into the processor's cache. A guess: those that lie before
-    /// the coldest in its list.
+    /// Brings the data that the next evictions will read into the processor's cache. A guess: the blocks before the
+    /// coldest in its list.
     pub fn touch_victims(&self, slots: &Slots, class: ClassId, count: usize) {
         let policy = &self.policies[class.0 as usize];
         let is_there = |block: &BlockId| *block != BlockId::NONE;
@@ -310,8 +310,8 @@ impl Cache {
     }
 }
 
-/// A block's key as policies know it: the same in every core, so that a trace replayed has the hits it had. Whoever
-/// chose hashes that meet in one bucket of ghosts would make the policy forget some keys, no more.
+/// A block's key as policies use it: the same in every core, so that a replayed trace has the same hits. If a client
+/// chose hashes that fall into one bucket of ghosts, the policy would forget some keys, and nothing worse.
 fn policy_key(namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
     Fingerprint::new(0, namespace, group, hash)
 }

@@ -29,12 +29,12 @@ pub(crate) struct GroupState {
 pub(crate) struct Names {
     all: Vec<Namespace>,
     by_id: HashMap<NamespaceId, NamespaceIndex>,
-    /// Purged namespaces whose blocks are dropped piece by piece, and the first record that was not looked at yet.
+    /// Purged namespaces whose blocks are being dropped in pieces, and the first record that was not examined yet.
     purges: Vec<(NamespaceIndex, u32)>,
 }
 
 impl Names {
-    /// Bounds what clients can make the daemon remember between two restarts: 80 bytes a closed namespace.
+    /// Bounds the memory that clients can make the daemon use between two restarts: 80 bytes for each closed namespace.
     pub const MAX: usize = 1 << 20;
 
     pub fn open(&mut self, id: NamespaceId, layout: &Layout, slots: &mut Slots) -> Result<NamespaceIndex> {

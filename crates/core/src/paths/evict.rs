@@ -8,8 +8,8 @@ use crate::key::{BlockId, ClassId};
 use crate::policy::MAX_SCAN;
 use crate::slots::{TOUCHED_TOGETHER, Tally};
 
-/// Of so many slots of a class one at least is in nobody's hand after a promotion that nobody asked for: the shares of
-/// promises, reservations and stores to tiers add up to less than that leaves.
+/// A prefetch leaves at least one in so many slots of a class neither reserved nor held: the shares of promises,
+/// reservations and stores to tiers add up to less than the rest.
 const SPARE_ONE_IN: u64 = 8;
 
 impl Core {
@@ -18,8 +18,8 @@ impl Core {
         self.slots.space().has_free(class) || self.slots.grow(class, &mut self.journal)
     }
 
-    /// Frees up to `want` slots of `class`. False if everything looked at is held, or if it would take more than
-    /// `budget` evictions.
+    /// Frees up to `want` slots of `class`. False if all blocks that were examined are held, or if it would take more
+    /// than `budget` evictions.
     pub(crate) fn free_slots(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
         self.rebalance(class);
         let mut is_stuck = false;
@@ -35,8 +35,8 @@ impl Core {
         self.has_free_slot(class)
     }
 
-    /// As `free_slots` for one slot that nobody asked for yet: no wanted block goes for it, no other class gives
-    /// anything, and one in [`SPARE_ONE_IN`] of the class's slots stays in nobody's hand.
+    /// As `free_slots`, for one slot of a prefetch: it evicts no hinted block, takes nothing from another class, and
+    /// leaves one in [`SPARE_ONE_IN`] of the class's slots neither reserved nor held.
     pub(crate) fn free_slot_to_prefetch(&mut self, class: ClassId, budget: &mut usize) -> bool {
         if !self.has_spare(class) {
             return false;
@@ -59,8 +59,8 @@ impl Core {
         held * SPARE_ONE_IN <= slots * (SPARE_ONE_IN - 1) || self.slots.space().may_grow(class)
     }
 
-    /// Evicts up to `want` blocks of `class`, some at a time, so that their loads from memory overlap. Returns
-    /// how many; none if all that were looked at are held.
+    /// Evicts up to `want` blocks of `class`, several at a time, so that their loads from memory overlap. Returns how
+    /// many; none if all blocks that were examined are held.
     fn evict(&mut self, class: ClassId, want: usize) -> usize {
         let want = want.min(TOUCHED_TOGETHER);
         self.cache.touch_victims(&self.slots, class, want);

@@ -8,8 +8,8 @@ use crate::core::Core;
 use crate::hints::HintId;
 use crate::key::{Fingerprint, Instance, NamespaceIndex};
 
-/// Thousandths of the pool that may be wanted: the rest turns over, so that a queue longer than the pool can
-/// serve leaves room for blocks being stored. Hit rates grow slowly from 500 to 900.
+/// Thousandths of the pool that hints may protect: the rest turns over, so that a queue longer than the pool can serve
+/// leaves slots for new blocks. Hit rates grow slowly from 500 to 900.
 const SHARE_PERMILLE: u32 = 750;
 /// Once so many keys are protected, the next request is left to the next step: an index probe and a list move each.
 const KEYS_PER_STEP: usize = 512;

@@ -25,7 +25,7 @@ const STARTS: usize = 24;
 const REACH_PERMILLE: u32 = 125;
 /// Thousandths of the pool that prefetches under way may fill.
 const LOADING_PERMILLE: u32 = 62;
-/// With so many keys that a shared tier has not answered for yet, no more are probed for prefetch.
+/// While so many probes of shared tiers are unanswered, prefetch probes no more keys.
 const MAX_PENDING: usize = 64;
 
 /// How much one step may still do.
@@ -43,7 +43,7 @@ enum Prefetch {
     Nowhere,
     /// A shared tier has not answered yet; it may have been asked just now.
     Asked { is_new: bool },
-    /// Its tier or its class of slots takes no more now, or it failed lately. Other keys may be prefetched.
+    /// Its tier or its size class takes no more now, or its last load failed. Other keys may be prefetched.
     Blocked,
     /// Enough is on its way up.
     Enough,
@@ -165,8 +165,8 @@ impl Core {
         }
     }
 
-    /// While the request's next key is being asked for, some behind it are, too. A new question means that what was
-    /// known of those behind it is forgotten as well.
+    /// While the request's next key is probed, some keys after it are probed too. If the probe of the next key is new,
+    /// earlier answers for the keys after it have expired as well.
     fn probe_further(&mut self, at: usize, is_new: bool, left: &mut Budget) {
         if is_new {
             self.hints.probe_anew(at);

@@ -44,7 +44,8 @@ impl Default for Allowance {
 }
 
 impl Core {
-    /// Brings what promotions of these keys will look at into the processor's cache, all at once. Changes nothing.
+    /// Brings the data that promotions of these keys will read into the processor's cache, all at once. Changes
+    /// nothing.
     pub(crate) fn prepare_promotions<'a>(
         &self,
         namespace: NamespaceIndex,
@@ -96,8 +97,8 @@ impl Core {
         }
         allowance.starts -= 1;
         if !self.has_free_slot(class) && !self.free_slots(class, 1, &mut allowance.evictions) {
-            // The coldest blocks are held, by this very lookup perhaps, and were moved out of the way: the next lookup
-            // finds others. That there are some, the limit above says.
+            // The coldest blocks are held, perhaps by this very lookup, and were moved out of the way: the next lookup
+            // finds others. The limit above guarantees that there are some.
             return Some(MissReason::PromotionUnfinished);
         }
         self.start_promotion(location.tier, class, namespace, group, hash);
@@ -136,7 +137,7 @@ impl Core {
         }
     }
 
-    /// Nobody waits for this promotion any more; what the tier still writes lands in a fenced slot.
+    /// No request waits for this promotion any more; the tier's remaining writes go to a fenced slot.
     pub(crate) fn abandon(&mut self, block: BlockId) {
         let (tier, bytes) = (self.filler(block), self.slots.slot_bytes(block));
         self.tiers.begin_late(tier, bytes);
@@ -177,7 +178,8 @@ impl Core {
         }
     }
 
-    /// A block of another length was stored under another layout of the same name: it is not what was asked for.
+    /// A block of another length was stored under another layout of the same name: it is not the block that was asked
+    /// for.
     fn is_as_long(&self, block: BlockId, outcome: Outcome) -> bool {
         matches!(outcome, Outcome::Loaded { length_bytes, .. } if length_bytes == self.block_length_bytes(block))
     }

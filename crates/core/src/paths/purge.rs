@@ -16,12 +16,12 @@ pub struct Purged {
     pub bytes: u64,
 }
 
-/// Records looked at in one step, and how many of them may be dropped: the latter costs several cache misses.
+/// Records examined in one step, and how many of them may be dropped: a drop costs several cache misses.
 const RECORDS_PER_STEP: u32 = 4096;
 const DROPS_PER_STEP: u32 = 512;
 
 impl Core {
-    /// Empties a namespace. Returns what it held and its short names (old, new); holders of the old one must
+    /// Empties a namespace. Returns what it contained and its short names (old, new); clients that use the old one must
     /// be told. `None` if the id is unknown.
     pub fn purge(&mut self, id: NamespaceId) -> Option<(Purged, NamespaceIndex, NamespaceIndex)> {
         let (old, new) = self.cache.begin_purge(id)?;

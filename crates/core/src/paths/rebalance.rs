@@ -19,8 +19,8 @@ const MAX_DONORS: usize = 4;
 
 /// What a sample says of an extent.
 struct ExtentSample {
-    /// How much is to be copied: the less, the fewer its blocks are, and the older, since the oldest are evicted
-    /// instead. What is held counts most, since it has to be waited for.
+    /// The cost of draining: less if there are fewer blocks, and less if they are old, because the oldest are evicted
+    /// instead of copied. Held blocks cost most, because the drain has to wait for them.
     mean: u64,
     /// Slots looked at.
     slots: u64,
@@ -28,8 +28,8 @@ struct ExtentSample {
     spare: u64,
 }
 
-/// Slots of a draining run looked at in one step, and so copies at a time: each takes an eviction, and what is evicted
-/// for them is not there meanwhile.
+/// Slots of a draining run examined in one step, so the largest number of copies at a time: each copy takes an
+/// eviction, and the evicted block is missing from then on.
 const DRAIN_SLOTS_PER_STEP: u32 = 32;
 /// Evictions of one step, at about 2 µs each.
 const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
@@ -37,8 +37,9 @@ const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
 /// difference to the default policy, fewer leave a class that suddenly needs room behind
 /// (bench/reports/2026-11-22-policy.md).
 const COMPARISONS_PER_EXTENT: u64 = 4;
-/// A class is as old as one in so many of its slots at least. The oldest block says little: a policy that keeps what
-/// returned may give up what is new at a tenth of that age (bench/reports/2026-11-22-policy.md).
+/// The age of a class is the age that at least one in so many of its slots has reached. The oldest block alone says
+/// little: a policy that keeps returning blocks may evict new ones at a tenth of that age
+/// (bench/reports/2026-11-22-policy.md).
 const OLD_ONE_IN: usize = 4;
 /// How many times older another class must be: below this the exchange is noise.
 const MUCH_OLDER: u64 = 2;
@@ -85,14 +86,14 @@ impl Core {
         }
     }
 
-    /// Starts to drain a run of a class that is much older than `class`. False if nothing is to be had.
+    /// Starts to drain a run of a class that is much older than `class`. False if no class has one to give.
     fn compare_ages(&mut self, class: ClassId) -> bool {
         let has_others = self.slots.space().classes().any(|(other, info)| other != class && info.slots > 0);
         has_others && self.begin_drain(class, self.age_of(class))
     }
 
-    /// Starts to drain a run of the class with the oldest block that has one to give, if that class is much older than
-    /// `own`, the age of `class`, or if there is no such. False if nothing is to be had.
+    /// Starts to drain a run of the oldest class that has one to give, if that class is much older than `own`, the age
+    /// of `class`, or if `own` is none. False if no class has one to give.
     pub(crate) fn begin_drain(&mut self, class: ClassId, own: Option<u64>) -> bool {
         if !self.drains.may_begin() {
             return false;
@@ -131,8 +132,8 @@ impl Core {
     }
 
     /// The run that `recipient` needs, around the extent of `donor` whose sampled slots are coldest, among a few.
-    /// `None` if fewer of the donor's slots are older than `age` than one in [`OLD_ONE_IN`], or than an extent's worth:
-    /// it would have to give up what is in use, which it does only for a class that has nothing.
+    /// `None` if fewer of the donor's slots are older than `age` than one in [`OLD_ONE_IN`], or than an extent has:
+    /// then the donor would have to give up blocks in use, and it does so only for a class that has nothing.
     fn run_to_drain(&self, donor: ClassId, recipient: ClassId, age: Option<u64>) -> Option<Run> {
         let mut sampled: Vec<(ExtentSample, ExtentId)> =
             self.sample(donor).into_iter().map(|id| (self.sample_extent(id, age), id)).collect();

@@ -31,7 +31,7 @@ pub enum Recovery {
     Dropped,
 }
 
-/// What an instance that came back holds, as far as it has said so. Its leases are pinned anew: it ends by
+/// What an instance that reconnected holds, as far as it has declared it. Its leases are pinned again. It ends by
 /// [`Core::resume`] or [`Core::cancel_resume`].
 #[must_use]
 pub struct Resumption {
@@ -54,15 +54,15 @@ impl Core {
         self.slots.earlier()
     }
 
-    /// An extent of the earlier epoch. False if it cannot be there; then nothing of it is recovered.
+    /// An extent of the earlier epoch. False if there cannot be such an extent; then none of its blocks is recovered.
     pub fn restore_extent(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> bool {
         let is_restored = self.slots.restore_extent(slot_bytes, first_unit, units);
         self.cover_classes();
         is_restored
     }
 
-    /// What lies in this unit is unknown and may still be touched: it is not used until all of [`Core::earlier`] are
-    /// gone.
+    /// The content of this unit is unknown, and a process may still write to it: the unit is not used until all of
+    /// [`Core::earlier`] are gone.
     pub fn exclude(&mut self, unit: u32) {
         self.slots.exclude(unit);
     }
@@ -72,8 +72,7 @@ impl Core {
         self.slots.generation()
     }
 
-    /// A slot of a restored extent. As far as recency goes, blocks come back in the order of the calls, oldest
-    /// first.
+    /// A slot of a restored extent. Blocks get their recency from the order of the calls, oldest first.
     pub fn restore(&mut self, recovered: Recovered) -> Recovery {
         let Recovered { slot, generation, holders, key } = recovered;
         let holders = holders & self.slots.earlier();
@@ -133,8 +132,8 @@ impl Core {
         }
     }
 
-    /// It also holds these reservations, and nothing else: all it held besides is free. Returns the lease that
-    /// covers what [`Core::hold`] found, and the slots it named but does not have.
+    /// The instance also holds these reservations, and nothing else: everything else that it held is freed. Returns the
+    /// lease that covers the blocks that [`Core::hold`] found, and the slots that the instance named but does not have.
     pub fn resume(
         &mut self,
         resumption: Resumption,
@@ -189,7 +188,7 @@ impl Core {
         (self.slots[block].generation == generation).then_some(block)
     }
 
-    /// A hit of its own. What was purged or found corrupt since is a hit no more, but it is still being read.
+    /// A hit of its own. A block that was purged or found corrupt since is no hit any more, but it is still being read.
     fn may_read(&self, instance: Instance, block: BlockId) -> bool {
         let record = &self.slots[block];
         self.slots.is_indexed(block) || record.state == State::Fenced && record.holders & instance.bit() != 0

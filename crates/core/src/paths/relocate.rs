@@ -13,9 +13,9 @@ use crate::key::{BlockId, Generation};
 use crate::slots::Block;
 
 impl Core {
-    /// Finds `block`, which lies in a draining extent, another place, or evicts it if it is the one to go. False if
-    /// that would take more than `budget` evictions: the coldest may lie in draining extents, too, which makes no
-    /// place.
+    /// Finds another slot for `block`, which is in a draining extent, or evicts the block if it is the next victim.
+    /// False if that would take more than `budget` evictions: the coldest blocks may be in draining extents too, and
+    /// evicting those frees no usable slot.
     pub(crate) fn relocate(&mut self, block: BlockId, budget: &mut usize) -> bool {
         let Block { class, slot, generation, .. } = self.slots[block];
         while *budget > 0
@@ -34,8 +34,8 @@ impl Core {
         has_free_slot || !self.slots.is_indexed(block)
     }
 
-    /// The slot's bytes were copied, or could not be, then the block is dropped. True if it lies in its new slot from
-    /// now on: then its entry is to be written there before the effects are followed.
+    /// The slot's bytes were copied, or could not be copied; then the block is dropped. True if the block is in its new
+    /// slot from now on: then its entry must be written there before the effects are carried out.
     pub fn moved(&mut self, from: BlockId, generation: Generation, to: BlockId, is_copied: bool) -> bool {
         let is_there =
             self.slots[from].generation == generation && self.slots.is_indexed(from) && !self.slots.is_held(from);

@@ -23,7 +23,7 @@ pub struct ClassReport {
 }
 
 impl ClassReport {
-    /// Slots that can be had. While extents drain, what they still hold may be more than all the others have.
+    /// Slots that can be used. While extents drain, the slots that they still hold may be more than all others.
     pub fn free(&self) -> u64 {
         self.slots.saturating_sub(self.used)
     }
@@ -45,7 +45,8 @@ pub struct Held {
     pub fenced_bytes: u64,
     pub fenced_blocks: u64,
     pub leases: u64,
-    /// Requests that engines said wait, each of their groups by itself, and what evictions pass over for them.
+    /// Waiting requests for which engines sent hints, counted for each group, and the bytes that evictions pass over
+    /// for them.
     pub hinted_groups: u64,
     pub protected_bytes: u64,
 }
@@ -115,9 +116,9 @@ impl Core {
         self.slots.space().populated_bytes()
     }
 
-    /// Ready blocks, and those of an earlier epoch that nobody asked for yet, among the records from `cursor` on, pinned
-    /// so that they stay while they are read; give each back with [`Core::audited`]. Looks at `limit` records; `None` as
-    /// the next cursor at the end.
+    /// Ready blocks, and blocks of an earlier epoch that no lookup has asked for yet, among the records from `cursor`
+    /// on. They are pinned so that they stay while they are read; release each with [`Core::audited`]. Examines `limit`
+    /// records; the next cursor is `None` at the end.
     pub fn audit_piece(&mut self, cursor: u32, limit: u32) -> (Vec<ReadyBlock>, Option<u32>) {
         let end = cursor.saturating_add(limit).min(self.slots.end());
         let is_audited = |block: &BlockId| matches!(self.slots[*block].state, State::Ready | State::Unverified);
@@ -144,8 +145,8 @@ impl Core {
         self.unpin(block);
     }
 
-    /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks
-    /// everything: for tests and audits. Errors say what does not agree.
+    /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks over everything:
+    /// for tests and audits. Errors say which of them disagree.
     pub fn audit(&self) -> Result<(), String> {
         let (mut indexed, mut promoting, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0, 0);
         for block in (0..self.slots.end()).map(BlockId) {

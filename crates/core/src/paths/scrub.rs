@@ -18,9 +18,9 @@ const RECORDS: u32 = 256;
 const AGAIN_PERMILLE: u32 = 63;
 
 impl Core {
-    /// The next ready blocks to compare with their checksums, in one event of bounded work: what was hit lately and
-    /// not read lately, and every second time, or if there is no such, what the walk over all records meets. They are
-    /// not held; [`Core::drop_corrupt`] tells whether a find counts. The first call switches the scrub on.
+    /// The next ready blocks to compare with their checksums, in one event of bounded work: blocks that were hit lately
+    /// and not read lately; every second time, or if there are none, the next blocks of the walk over all records. They
+    /// are not held; [`Core::drop_corrupt`] decides whether a mismatch counts. The first call switches the scrub on.
     pub fn scrub_piece(&mut self) -> Vec<ReadyBlock> {
         self.scrub.switch_on();
         let mut piece = Vec::new();

@@ -59,7 +59,7 @@ impl Core {
         self.journal.stats_mut().reserve_refused += u64::from(is_short || left > 0);
     }
 
-    /// Brings what commits of these keys will look at into the processor's cache, all at once. Changes nothing.
+    /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.
     pub fn prepare_commits(&self, namespace: NamespaceIndex, group: u16, hashes: &[BlockHash]) {
         let Some(class) = self.cache.namespace(namespace).class(group) else { return };
         self.cache.prepare_commits(class, namespace, group, hashes);

@@ -50,8 +50,8 @@ impl Core {
         }
     }
 
-    /// Until [`Core::tiers_purged`] the tiers are not asked for blocks of this namespace, nor given any, whether the
-    /// core knows it or not.
+    /// Until [`Core::tiers_purged`], no block of this namespace is read from the tiers or written to them, whether the
+    /// core knows the namespace or not.
     pub fn begin_tier_purge(&mut self, namespace: NamespaceId) {
         self.tiers.begin_purge(namespace);
     }
@@ -65,7 +65,7 @@ impl Core {
         self.tiers.is_purging(namespace)
     }
 
-    /// What was passed over after a failure is asked for again, and what is known of shared stores ages. Called every
+    /// Blocks that were skipped after a failure may be loaded again, and answers of shared stores age. Called every
     /// second or two.
     pub fn expire_skips(&mut self) {
         self.tiers.expire_skips();

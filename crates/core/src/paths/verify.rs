@@ -16,9 +16,9 @@ use crate::slots::{Block, State};
 use crate::stats::Finder;
 
 impl Core {
-    /// The block that lay in `slot` under `generation` is not what was stored. False if no such block is in the index
-    /// any more: then nothing changes. The slot and the generation may come from anywhere; that the bytes are wrong is
-    /// the caller's to know.
+    /// The block that was in `slot` under `generation` is not the one that was stored. False if no such block is in the
+    /// index any more: then nothing changes. The slot and the generation may come from any source; the caller must know
+    /// that the bytes are wrong.
     pub fn drop_corrupt(&mut self, slot: SlotId, generation: Generation, finder: Finder) -> bool {
         let block = self.slots.space().block_at(slot).filter(|block| self.slots[*block].generation == generation);
         let Some(block) = block.filter(|block| self.slots.is_indexed(*block)) else { return false };
@@ -26,9 +26,9 @@ impl Core {
         true
     }
 
-    /// Somebody says that the block that lay in `slot` under `generation` is not what was stored. False if no such
-    /// block is ready any more, or if too much is pinned already: then nothing changes, and whoever reads it next tells
-    /// again.
+    /// A client reports that the block that was in `slot` under `generation` is not the one that was stored. False if
+    /// no such block is ready any more, or if too much is pinned already: then nothing changes, and the next client
+    /// that reads the block reports it again.
     pub fn suspect(&mut self, slot: SlotId, generation: Generation) -> bool {
         let Some(block) = self.slots.space().block_at(slot) else { return false };
         let Block { state, generation: own, pins, .. } = self.slots[block];
@@ -43,9 +43,8 @@ impl Core {
         true
     }
 
-    /// The comparison asked for by [`Effect::Verify`] is done; called once for each. True if the block is dropped for
-    /// it: one that was forgotten meanwhile has nothing in the table that it could be compared with, and is nobody's
-    /// hit.
+    /// The comparison that [`Effect::Verify`] asked for is done; called once for each. True if the block is dropped: a
+    /// block that was forgotten meanwhile has no entry in the table to compare with, and cannot be hit.
     pub fn verified(&mut self, block: BlockId, generation: Generation, is_whole: bool, finder: Finder) -> bool {
         let Block { state, generation: own, pins, .. } = self.slots[block];
         let is_held = own == generation && pins > 0;
@@ -61,8 +60,8 @@ impl Core {
         is_dropped
     }
 
-    /// The block that is being compared is whole, but no worker could compare what it loads of it: it is a miss from now
-    /// on, and found corrupt by nobody.
+    /// The block that is being compared is whole, but workers could not compare what they load of it: it is a miss from
+    /// now on, and does not count as corrupt.
     pub fn drop_unloadable(&mut self, block: BlockId) {
         if self.slots.is_indexed(block) {
             self.forget(block, Fate::Failed);

@@ -80,7 +80,7 @@ impl Space {
         Space { unit_bytes, units, free_units: 0, extents: Vec::new(), classes: Vec::new() }
     }
 
-    /// `unit`'s memory is there; it may be used. Told twice, or of a unit in use, it changes nothing.
+    /// `unit`'s memory is populated, and may be used. A second call, or a call for a unit in use, changes nothing.
     pub fn populate(&mut self, unit: u32) {
         match &mut self.units[unit as usize] {
             Unit::Excluded { is_populated } => *is_populated = true,
@@ -269,8 +269,8 @@ impl Space {
         None
     }
 
-    /// Puts an extent of an earlier epoch back where it was; nothing is taken from it before
-    /// [`Space::finish_restore`]. `None` if that is not possible any more.
+    /// Puts an extent of an earlier epoch back where it was; no slot is taken from it before [`Space::finish_restore`].
+    /// `None` if that is not possible any more.
     pub fn restore(&mut self, slot_bytes: u64, first_unit: u32, units: u32) -> Option<ExtentId> {
         let range = first_unit as usize..first_unit.checked_add(units)? as usize;
         let is_free = self.units.get(range.clone())?.iter().all(|unit| matches!(unit, Unit::Absent | Unit::Free));
@@ -418,8 +418,8 @@ impl Space {
         class.available.retain(|available| *available != id);
     }
 
-    /// Units in an extent of this slot size: the shortest run that loses at most 5 %, else the one that loses
-    /// least.
+    /// Units in an extent of this slot size: the shortest run that loses at most 5 %, or if there is none, the one that
+    /// loses least.
     fn best_run(&self, slot_bytes: u64) -> u32 {
         let longest = REGISTRATION_BYTES / self.unit_bytes;
         let runs = (0..=longest.ilog2()).map(|bits| 1u32 << bits);

@@ -54,7 +54,8 @@ pub(crate) struct Slots {
     next_generation: u32,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     earlier: u64,
-    /// Those of them whose workers may touch an excluded unit: one that came back may still, until it is gone.
+    /// Those of them whose workers may touch an excluded unit; an instance that reconnected is still one of them until
+    /// it is gone.
     excluding: u64,
 }
 
@@ -328,14 +329,15 @@ impl Slots {
         }
     }
 
-    /// The slot is out of use until its last holder is gone, and no restart takes what it holds for a block.
+    /// The slot is out of use until its last holder is gone, and a restart does not take its content for a block.
     pub fn fence(&mut self, block: BlockId, journal: &mut Journal) {
         self.transition(block, State::Fenced);
         journal.push(Effect::Fenced { slot: self.records[block].slot });
     }
 
-    /// Nobody holds the slot: it is free, and the record vacant. A reservation is given back by its filler, who writes
-    /// there no more. Returns the slot's extent if that drains and is empty now; the caller then gives it back.
+    /// No client holds the slot: it is free, and the record vacant. A reservation is given back by its filler, which no
+    /// longer writes there. Returns the slot's extent if that drains and is empty now; the caller then gives the extent
+    /// back.
     #[must_use]
     pub fn free(&mut self, block: BlockId, journal: &mut Journal) -> Option<ExtentId> {
         let (next, earlier) = (self.generation(), self.earlier);
@@ -471,8 +473,8 @@ impl Slots {
         }
     }
 
-    /// `instance`, which came back, goes on filling these slots: reservations of its own, or fenced since an earlier
-    /// epoch. Returns its other reservations, oldest first, for the caller to free.
+    /// `instance`, which reconnected, continues to fill these slots: reservations of its own, or slots fenced since an
+    /// earlier epoch. Returns its other reservations, oldest first, for the caller to free.
     pub fn declare(&mut self, instance: Instance, kept: &[BlockId]) -> Vec<BlockId> {
         let own = instance.0 as usize;
         let mut others = std::mem::take(&mut self.reserved[own]);
@@ -490,7 +492,7 @@ impl Slots {
         undeclared
     }
 
-    /// Nothing of an earlier epoch is held by `instance` any more. Returns the fenced blocks that nobody holds now, for
+    /// `instance` holds nothing of an earlier epoch any more. Returns the fenced blocks that have no holder now, for
     /// the caller to free.
     pub fn resolve(&mut self, instance: Instance) -> Vec<BlockId> {
         self.earlier &= !instance.bit();

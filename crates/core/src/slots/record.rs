@@ -12,7 +12,7 @@ use std::hint::black_box;
 use crate::chunked::Chunked;
 use crate::key::{BlockHash, BlockId, ClassId, Generation, NamespaceIndex, SlotId};
 
-/// In `Block::owner` beside the tier, from a promotion that nobody asked for yet until a lookup does.
+/// A bit in `Block::owner`, beside the tier: set by a prefetch, until a lookup asks for the block.
 pub(crate) const PREFETCH: u8 = 1 << 7;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,8 +23,8 @@ pub(crate) enum State {
     Reserved,
     /// Found in the table of an earlier epoch, not yet compared with its checksum.
     Unverified,
-    /// The comparison runs: of what a restart found, of what somebody suspects, and of what came up from a tier and has
-    /// more than one slice, whose births are made from it.
+    /// The comparison runs: of a block that was found at a restart, of a suspected block, or of a block of several
+    /// slices that a tier promoted, whose birth records are made from it.
     Verifying,
     /// In the index, not in a policy: the tier in `owner` is filling its slot.
     Promoting,
@@ -101,7 +101,8 @@ impl Block {
         }
     }
 
-    /// The only place where a block's state changes. Returns the state before. Panics if there is no such change.
+    /// The only place where a block's state changes. Returns the state before. Panics if the table does not allow the
+    /// change.
     #[inline]
     pub(super) fn transition(&mut self, to: State) -> State {
         let from = self.state;

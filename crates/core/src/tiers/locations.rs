@@ -34,7 +34,7 @@ pub(crate) enum LoadHealth {
     Failed,
 }
 
-/// The fingerprint of a block on a tier. By the namespace's own id: what lies on a tier outlives short names.
+/// The fingerprint of a block on a tier. It uses the namespace's own id, because blocks on a tier outlive short names.
 pub(super) fn key(seed: u64, namespace: NamespaceId, group: u16, hash: &[u8]) -> Fingerprint {
     let id = namespace.0 as u64 ^ ((namespace.0 >> 64) as u64).rotate_left(29);
     Fingerprint::new(seed.rotate_left(17) ^ id, NamespaceIndex(0), group, hash)

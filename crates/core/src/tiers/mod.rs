@@ -29,18 +29,19 @@ pub use presence::Probe;
 
 /// Keys that are passed over at a time; beyond it a block that failed is forgotten.
 const MAX_SKIPPED: usize = 1 << 16;
-/// With so many loads under way nothing more is prefetched. They keep a disk busy, and of blocks of 1 MiB they are 10
-/// ms of its time: as long as a lookup's load may stand behind them.
+/// While so many loads are under way, no prefetch starts. They keep a disk busy. With blocks of 1 MiB they take 10 ms
+/// of the disk's time, the longest time that a lookup's load should wait behind them.
 const PREFETCH_LOADS: usize = 32;
 
-/// Holds the slots that disks of its own fill, in the table: after a daemon was killed its transfers may still land
-/// there. What it copies itself, from a store that hosts share too, ends with its process and needs no holder there.
+/// In the table, the holder of the slots that own disks fill: after a daemon was killed, its disk transfers may still
+/// write to them. Copies by the daemon's own threads, also those from shared stores, end with the process and need no
+/// holder there.
 pub const TRANSFERS: Instance = Instance::DAEMON;
 
 /// Which blocks are written down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// Those that were asked for again: hit in the pool, or stored once more after they had left it.
+    /// Blocks that were seen again: hit in the pool, or stored once more after their eviction.
     SecondSighting,
     All,
 }
@@ -49,8 +50,8 @@ pub enum Admission {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub admission: Admission,
-    /// Its truth is elsewhere: others store and evict there. It is asked for each key, and what it holds is not kept
-    /// here. The daemon's own threads copy what comes from it, so nothing lands after its process has ended.
+    /// Other hosts store and evict there too. So the tier is probed for each key, and its content is not kept here. The
+    /// daemon's own threads copy the blocks, so no byte arrives after the process has ended.
     pub is_shared: bool,
     /// Loads in flight.
     pub load_blocks: usize,
@@ -90,7 +91,7 @@ pub struct TierStats {
     pub prefetch_hits: u64,
     pub promoted: u64,
     pub promoted_bytes: u64,
-    /// Loads that ended without the block, by cause: not there, not what was stored, anything else.
+    /// Loads that ended without the block, by cause: absent, corrupt, any other failure.
     pub absent: u64,
     pub corrupt: u64,
     pub failed_loads: u64,
@@ -163,7 +164,8 @@ pub(crate) struct Tiers {
     presence: PresenceCache,
     /// Keys that are passed over until [`Tiers::expire_skips`].
     skipped: Vec<Fingerprint>,
-    /// Namespaces whose blocks are being removed from the tiers: neither asked for nor written there meanwhile.
+    /// Namespaces whose blocks are being removed from the tiers: meanwhile they are neither probed, loaded nor written
+    /// there.
     purging: Vec<NamespaceId>,
     /// Over all tiers, bytes on their way up that nobody asked for yet.
     prefetch_bytes: u64,
@@ -440,8 +442,8 @@ impl Tiers {
         self.get_mut(tier).storing.take(bytes);
     }
 
-    /// Compares counts with each other, and with what the records say: blocks that are being promoted, and bytes of
-    /// those that nobody asked for yet.
+    /// Compares counts with each other and with the records: blocks that are being promoted, and the bytes of
+    /// prefetches that no lookup has asked for yet.
     pub fn audit(&self, promoting: u64, prefetch_bytes: u64) -> Result<(), String> {
         let loading: u64 = self.all.iter().map(|tier| tier.loading.blocks).sum();
         let late: u64 = self.all.iter().map(|tier| tier.late.blocks).sum();

@@ -14,8 +14,8 @@ const LEAST_KEYS: u64 = 1000;
 const LATELY: usize = 3;
 /// Below this share of the keys, hits are as good as none.
 const NEXT_TO_NONE: f64 = 0.001;
-/// A fall is told if less than half is left, and five points are lost at least: smaller ones are the day's ups and
-/// downs.
+/// A fall raises the alarm if less than half of the hit rate is left and at least five points are lost: smaller changes
+/// are normal within a day.
 const FELL_BELOW: f64 = 0.5;
 const LEAST_FALL: f64 = 0.05;
 

@@ -15,9 +15,9 @@ use super::estimates::{Estimates, Share};
 use super::record::Recording;
 use super::seen::Seen;
 
-/// The curves follow the load of about the last eight turnovers of the pool: what they saw counts half after so many.
+/// The curves cover the load of about the last eight turnovers of the pool: older lookups count half after that many.
 const FADE_TURNOVERS: u64 = 8;
-/// Capacities of the pool that are told about, with the disk there is, in halves of what it has.
+/// Capacities of the pool for which the hit rate is estimated, with the present disk, in halves of the present pool.
 const POOL_HALVES: [u64; 7] = [1, 2, 3, 4, 8, 16, 32];
 /// Capacities of a disk under the pool there is, in pools.
 const DISK_POOLS: [u64; 7] = [0, 1, 2, 4, 8, 16, 32];

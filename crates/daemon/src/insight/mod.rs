@@ -27,7 +27,8 @@ pub use history::History;
 pub use record::Recording;
 pub use seen::Seen;
 
-/// Lookups are looked at some at a time: to wake the thread for each took 30 to 70 us of its answer on two cores.
+/// The thread takes several lookups at a time: to wake it for each took 30 to 70 us of the lookup's answer on two
+/// cores.
 const GATHER: Duration = Duration::from_millis(20);
 /// Lookups and bytes that may wait: 800 prompts of 20 KiB of hashes each, more than come while some are gathered.
 const MAX_QUEUED: usize = 4096;

@@ -62,8 +62,8 @@ fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
     Ok(PutReply { outcomes })
 }
 
-/// Whose block it is, is asked again when the bytes are there: a session that has ended stores nothing, and one whose
-/// namespace was purged meanwhile stores into the new one.
+/// The owner of the block is checked again when the bytes are there: a session that has ended stores nothing, and if
+/// the session's namespace was purged meanwhile, the block is stored in the new one.
 fn put_one(
     shared: &Shared,
     request: &PutRequest,
@@ -140,7 +140,7 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
     Ok(GetReply { blocks })
 }
 
-/// The block's bytes; `None` if they are not what was stored, also when they are read once more.
+/// The block's bytes; `None` if two readings both differ from what was stored.
 fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
     let (pool, is_verifying) = {
         let state = shared.lock();
@@ -157,7 +157,7 @@ fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
     None
 }
 
-/// Starts bringing up what lies on a tier, so that the blocks are not waited for one after another.
+/// Starts the promotions of all blocks that are on a tier, so that the call does not wait for one after another.
 fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize) -> Result<()> {
     for piece in request.hashes.chunks(Core::MAX_KEYS_PER_EVENT * hash_bytes) {
         shared.event(|state| -> Result<()> {
@@ -180,7 +180,7 @@ struct Pinned {
     checksum: Option<u64>,
 }
 
-/// The block of one key, under a lease of its own. Blocks that are being verified or brought up are waited for.
+/// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted.
 fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
     let start = Instant::now();
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);

@@ -7,7 +7,7 @@ use super::{check_hashes, group_index};
 use crate::instances::Session;
 use crate::state::{Shared, State};
 
-/// One event for all that wait no more, and one for each request that waits now; then what they want begins to come up.
+/// One event for all requests that wait no more, and one for each request that waits now; then their prefetches begin.
 pub async fn hint(shared: &Shared, request: HintRequest) -> Result<Done> {
     shared.event(|state| withdraw(state, request.session, &request.withdrawn))?;
     for hint in &request.hints {

@@ -12,8 +12,8 @@ use crate::tasks::purge_shared::{Emptied, Emptying};
 /// A disk removes thousands of blocks a second; one that is sick is not waited for.
 const OWN_TIERS: Duration = Duration::from_secs(10);
 
-/// Gone for lookups at once; the reply waits until all that nobody holds is free, and off the tiers. What fails in
-/// shared stores, or on the way to them, is told in the reply, and keeps nothing else.
+/// Lookups miss at once. The reply waits until all blocks that have no holder are freed in the pool and removed from
+/// the tiers. Failures in shared stores, or on the way to them, are in the reply, and do not stop the rest.
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply { reached_stores: request.shared_stores, ..PurgeReply::default() };
     let mut purged = Vec::new();
@@ -66,7 +66,8 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
     Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)
 }
 
-/// Waits until this host's own tiers hold nothing of these namespaces, if that does not take too long; those that do.
+/// Waits, for a limited time, until this host's own tiers have no block of these namespaces. Returns the tiers that
+/// still have some.
 async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'static str> {
     let start = Instant::now();
     loop {

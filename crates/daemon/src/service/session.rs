@@ -24,8 +24,8 @@ use crate::state::{Shared, State};
 
 type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
 
-/// Opened again by its owner, a session replaces what is left of itself: the engine would not open it if the first
-/// stream still served it. What the engine holds is taken over in pieces, so that other calls get in between.
+/// If its owner opens a session again, the new one replaces what is left of the old: the engine would not open it if
+/// the first stream still worked. What the engine holds is taken over in pieces, so that other calls run in between.
 pub async fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
     check_protocol(request.protocol)?;
     let (sender, receiver) = mpsc::channel(EVENTS);

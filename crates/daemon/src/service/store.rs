@@ -10,7 +10,7 @@ use forebay_rpc::proto::{
 use super::{check_hashes, group_index};
 use crate::state::{Shared, State};
 
-/// Slots handed out in one event, each of which may cost an eviction of about 2 µs. Who needs more asks again.
+/// Slots given in one event, each of which may cost an eviction of about 2 µs. A client that needs more asks again.
 const SLOTS_PER_EVENT: usize = 64;
 /// Blocks committed in one event: each reads its birth records and writes its entry, about 0.5 µs.
 const COMMITS_PER_EVENT: usize = 128;

@@ -84,8 +84,8 @@ async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
     converse(&mut stream, &attached, &mut all_there).await
 }
 
-/// Tells the worker where its slices lie, each time all ranks are there, and hears what it found rotten, until it goes
-/// away.
+/// Sends the worker the places of its slices, each time all ranks are there, and receives its reports of mismatches,
+/// until it disconnects.
 async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut mpsc::Receiver<()>) -> Result<()> {
     let mut heard = Vec::new();
     // Answers that the worker owes, and until when.
@@ -133,7 +133,8 @@ async fn late_at(due: Option<tokio::time::Instant>) {
     }
 }
 
-/// Has the blocks compared that a worker could not load. Those that changed hands since are none any more.
+/// Starts a comparison of the blocks that a worker could not load. Blocks whose slot has another owner since are left
+/// out.
 fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
     if slots.len() > MAX_SUSPECTS {
         return Err(Error::invalid("a worker reported too many suspect blocks at once").with("limit", MAX_SUSPECTS));
@@ -233,7 +234,8 @@ fn check(request: &AttachRequest) -> Result<()> {
     Ok(())
 }
 
-/// When the last rank has come, all are told; also those that knew, since a rank may have changed its sizes.
+/// When the last rank has attached, all ranks get their places, also those that had them before, because a rank may
+/// have changed its sizes.
 fn wake_if_all_there(state: &mut State, instance: Instance) {
     let Some(member) = state.instances.get(instance) else { return };
     if member.workers.len() as u32 == member.ranks {

@@ -15,7 +15,7 @@ use crate::vital;
 
 /// Deadlines, write budgets and flushes are as exact as this.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Blocks that failed or were late are asked for again this often: long enough that a request does not wait for
+/// How often blocks whose load failed or was late may be loaded again: seldom enough that a request does not wait for
 /// the same block twice.
 const EXPIRE_SKIPS: Duration = Duration::from_secs(2);
 

@@ -33,8 +33,8 @@ pub struct Opening {
     claimed: Box<dyn Claimed>,
 }
 
-/// The tiers that are configured. Errors with what the operator has to change; a disk that fails on its own is an error
-/// too, since nobody would notice its absence later.
+/// The configured tiers. An error says what the operator must change. A disk that fails by itself is an error too,
+/// because its absence would go unnoticed later.
 pub fn claim(config: &Config) -> Result<Openings> {
     let claim = |(spec, number): (&'static TierSpec, u8)| {
         Ok(Opening { tier: TierId(number), spec, since: Instant::now(), claimed: (spec.claim)(config)? })

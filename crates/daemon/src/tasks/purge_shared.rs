@@ -24,7 +24,7 @@ use crate::tiers::Busy;
 const OWN_STORES: Duration = Duration::from_secs(60);
 /// How often stores and threads are looked after.
 const LOOK: Duration = Duration::from_millis(20);
-/// What a step, its rest included, may take beyond its place's patience before it counts as hanging.
+/// The time that a step, its rest included, may take beyond its place's timeout before it counts as hanging.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What became of one place.

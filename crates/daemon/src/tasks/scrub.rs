@@ -13,7 +13,7 @@ use forebay_io::pool::{Entry, Pool};
 use crate::state::Shared;
 use crate::vital;
 
-/// Rests are this long at least, and so is one after finding nothing to read: 100 wake-ups a second.
+/// The shortest rest, and the rest after a step that found nothing to read: at most 100 wake-ups per second.
 const REST: Duration = Duration::from_millis(10);
 /// One warning in this time at most tells of what was found.
 const QUIET: Duration = Duration::from_secs(10);
