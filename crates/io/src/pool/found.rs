@@ -6,22 +6,18 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::directory::{Directory, in_use, remove_if_there, replaced_name};
+use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME};
 use super::format::*;
 use super::geometry::Geometry;
 use super::lock;
-use super::owner::{BIRTH_NAME, Files, GENERATION_NAME};
 use crate::trust;
 
-pub(super) const TABLE_NAME: &str = "table";
-pub(super) const NAMESPACE_NAME: &str = "namespace";
-/// The bytes of `data` that workers lock: 64 ranks of 64 instances.
-pub(super) const ALL_LOCK_BYTES: Range<u64> = 0..4096;
 /// The byte of `table` that the daemon locks.
 const DAEMON_LOCK_BYTE: Range<u64> = 0..1;
 
@@ -97,11 +93,6 @@ pub(super) fn replaced_data(directory: &Directory) -> io::Result<Vec<(PathBuf, F
         }
     }
     Ok(still_mapped)
-}
-
-/// Memory that the machine gets back when `data` is removed.
-pub(super) fn held_bytes(data: &File) -> u64 {
-    data.metadata().map_or(0, |metadata| metadata.blocks() * 512)
 }
 
 fn first_of(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<(PathBuf, File)>, (PathBuf, io::Error)> {

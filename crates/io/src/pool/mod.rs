@@ -27,6 +27,7 @@ mod config;
 mod directory;
 mod fds;
 mod fence;
+mod files;
 mod format;
 mod found;
 mod generations;

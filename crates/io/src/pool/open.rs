@@ -14,14 +14,13 @@ use forebay_core::{Error, ErrorKind, Generation, Result};
 use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
 use super::directory::{Directory, remove_if_there};
+use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME, held_bytes};
 use super::format::*;
-use super::found::{self, Found, NAMESPACE_NAME, TABLE_NAME};
+use super::found::{self, Found};
 use super::geometry::Geometry;
-use super::owner::{BIRTH_NAME, Files, GENERATION_NAME, Pool};
+use super::owner::Pool;
 use super::room::Room;
 use super::site::{self, Site};
-
-pub(super) use super::found::ALL_LOCK_BYTES;
 
 /// A pool, and how it was opened.
 pub struct Opened {
@@ -39,19 +38,23 @@ pub enum Outcome {
     Replaced { reason: String },
 }
 
-pub(super) fn open(config: &PoolConfig) -> Result<Opened> {
-    let directory = Directory::claim(&config.directory)?;
-    let found = found::look(&directory)?;
-    let replaced = found::replaced_data(&directory).map_err(|error| cannot_make("clean up", &directory, error))?;
-    let summary = found.as_ref().map(|found| Summary {
-        header: found.content.as_ref().map(|(header, _)| *header).map_err(String::clone),
-        is_attached: found.is_attached,
-        is_crowded: !replaced.is_empty(),
-    });
-    match (plan(summary, config)?, found) {
-        (Plan::Keep(geometry), Some(found)) => recover(directory, found, geometry, replaced),
-        (Plan::Make { geometry, reason }, found) => make(directory, config, geometry, reason, found),
-        (Plan::Keep(_), None) => unreachable!("there is nothing to keep"),
+impl Pool {
+    /// Opens the pool in the directory, or makes it; see [`Outcome`]. Costs milliseconds whatever the
+    /// pool's size: memory is taken by [`Pool::populate_unit`].
+    pub fn open(config: &PoolConfig) -> Result<Opened> {
+        let directory = Directory::claim(&config.directory)?;
+        let found = found::look(&directory)?;
+        let replaced = found::replaced_data(&directory).map_err(|error| cannot_make("clean up", &directory, error))?;
+        let summary = found.as_ref().map(|found| Summary {
+            header: found.content.as_ref().map(|(header, _)| *header).map_err(String::clone),
+            is_attached: found.is_attached,
+            is_crowded: !replaced.is_empty(),
+        });
+        match (plan(summary, config)?, found) {
+            (Plan::Keep(geometry), Some(found)) => recover(directory, found, geometry, replaced),
+            (Plan::Make { geometry, reason }, found) => make(directory, config, geometry, reason, found),
+            (Plan::Keep(_), None) => unreachable!("there is nothing to keep"),
+        }
     }
 }
 
@@ -152,7 +155,7 @@ fn make(
     let old_data = found.as_ref().and_then(|found| found.data.as_ref());
     let is_reserved =
         matches!(found.as_ref().map(|found| &found.content), Some(Ok((old, _))) if old.backing == Backing::Hugetlbfs);
-    let freed_bytes = old_data.map_or(0, |(_, data)| found::held_bytes(data));
+    let freed_bytes = old_data.map_or(0, |(_, data)| held_bytes(data));
     let site = site::choose(&directory, config.huge_pages, &geometry, if is_reserved { freed_bytes } else { 0 })?;
     if site.backing != Backing::Hugetlbfs {
         // The small files take about one hundredth more.

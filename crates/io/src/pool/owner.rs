@@ -19,19 +19,18 @@ use forebay_core::{Error, ErrorKind, Generation, Instance, NamespaceId, Result, 
 use rustix::io::Errno;
 
 use super::bytes::human;
-use super::config::PoolConfig;
 use super::directory::{Directory, remove_if_there};
+use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, held_bytes};
 use super::format::*;
 use super::generations::Generations;
 use super::geometry::{Extent, Geometry, MAX_RANKS};
 use super::huge::{self, HugePageReport};
 use super::map::{Access, Region};
 use super::mapping::{GeometryDescription, MapperFds, read_birth, write_birth};
-use super::open::{self, Opened};
 use super::room::Room;
 use super::site::Site;
 use super::table::{RecoveredSlot, Table, Units};
-use super::{found, lock, records};
+use super::{lock, records};
 use crate::trust;
 
 /// See the module's head.
@@ -62,22 +61,8 @@ struct Counted {
     huge_bytes: u64,
 }
 
-/// The open files of a pool beside its table.
-pub(super) struct Files {
-    pub generation: File,
-    pub data: File,
-    pub birth: File,
-    pub namespaces: File,
-}
-
 impl Pool {
-    /// Opens the pool in the directory, or makes it; see [`super::Outcome`]. Costs milliseconds whatever the
-    /// pool's size: memory is taken by [`Pool::populate_unit`].
-    pub fn open(config: &PoolConfig) -> Result<Opened> {
-        open::open(config)
-    }
-
-    /// Maps what `open` found or made.
+    /// Maps what [`Pool::open`] found or made.
     pub(super) fn assemble(
         directory: Directory,
         site: Site,
@@ -182,7 +167,7 @@ impl Pool {
     fn drop_replaced(&self) -> Result<()> {
         let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((path, file)) = replaced.last() {
-            if lock::is_locked(file, open::ALL_LOCK_BYTES).map_err(cannot_ask)? {
+            if lock::is_locked(file, ALL_LOCK_BYTES).map_err(cannot_ask)? {
                 return Err(Error::new(ErrorKind::Unavailable, "workers still map the pool that was replaced")
                     .hint("it was marked as retired and they detach when idle; stop the engines to free it now"));
             }
@@ -198,7 +183,7 @@ impl Pool {
         if self.site.backing == Backing::Hugetlbfs {
             return Ok(());
         }
-        let missing_bytes = self.geometry().data_bytes().saturating_sub(found::held_bytes(&self.data_file));
+        let missing_bytes = self.geometry().data_bytes().saturating_sub(held_bytes(&self.data_file));
         match missing_bytes.min(self.geometry().unit_bytes) {
             0 => Ok(()),
             needed_bytes => Room::read(&self.site.home)?.check(needed_bytes),
@@ -483,9 +468,6 @@ impl Pool {
         lock::is_locked(&self.data_file, byte..byte + 1).map_err(cannot_ask)
     }
 }
-
-pub(super) const GENERATION_NAME: &str = "generation";
-pub(super) const BIRTH_NAME: &str = "birth";
 
 fn lock_byte(instance: Instance, rank: usize) -> Result<u64> {
     if usize::from(instance.0) >= Instance::MAX || rank >= MAX_RANKS {

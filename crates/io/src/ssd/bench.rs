@@ -7,8 +7,10 @@
 //! ratio is the median over pairs, never of a best run.
 
 mod baseline;
+mod config;
 mod recovery;
 mod run;
+mod sample;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,59 +19,10 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FallocateFlags;
 
 use self::baseline::Baseline;
+pub use self::config::{BenchConfig, Direction};
 pub use self::recovery::{RecoveryRow, recovery};
 use self::run::Rig;
-use crate::uring::EngineChoice;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    Read,
-    Write,
-}
-
-/// The parameters of a measurement.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BenchConfig {
-    /// Created with twice `capacity_bytes`, and removed at the end.
-    pub path: PathBuf,
-    pub capacity_bytes: u64,
-    pub engine: EngineChoice,
-    pub directions: Vec<Direction>,
-    pub sizes_bytes: Vec<u64>,
-    /// Transfers in flight.
-    pub depths: Vec<u32>,
-    /// Runs of tier and baseline per row.
-    pub pairs: usize,
-    /// Bytes moved in each run.
-    pub run_bytes: u64,
-    /// Whether the baseline is fio where it is installed. Otherwise it makes plain system calls.
-    pub may_use_fio: bool,
-}
-
-impl BenchConfig {
-    /// Shapes that fill an NVMe drive; two to three minutes on one of 2 GB/s.
-    pub fn new(path: PathBuf) -> BenchConfig {
-        BenchConfig {
-            path,
-            capacity_bytes: 4 << 30,
-            engine: EngineChoice::Auto,
-            // Blocks that were read are hot, and later writes would carry them over.
-            directions: vec![Direction::Write, Direction::Read],
-            sizes_bytes: vec![64 << 10, 256 << 10, 1 << 20, 4 << 20],
-            depths: vec![8, 32],
-            pairs: 5,
-            run_bytes: 1 << 30,
-            may_use_fio: true,
-        }
-    }
-}
-
-/// One run of the tier or of the baseline.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sample {
-    pub gb_per_s: f64,
-    pub cpu_ms_per_gb: f64,
-}
+pub use self::sample::Sample;
 
 /// One direction, size and depth.
 #[derive(Clone, PartialEq, Debug)]

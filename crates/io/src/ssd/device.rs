@@ -20,8 +20,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::config::DiskConfig;
-use super::layout::{FIRST_SEGMENT_AT, PAGE, PAGE_BYTES, VERSION, superblock_version};
-use super::recover::not_ours;
+use super::layout::{FIRST_SEGMENT_AT, PAGE, PAGE_BYTES, VERSION, not_ours, superblock_version};
 use crate::trust;
 use crate::uring::{Memory, Region, Span, try_lock};
 

@@ -2,20 +2,20 @@
 //!
 //! Invariants: each accepted operation is completed exactly once. Everything has a limit: waiting loads and stores,
 //! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn. Reading is in
-//! `reader`, the log in `writer`, `flush` and `footer`, freeing space in `reclaim`.
+//! `reader`, the log in `append`, `flush` and `footer`, freeing space in `reclaim`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome};
+use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::budget::Budget;
 use super::config::SsdConfig;
 use super::device::Device;
 use super::index::{Entry, Index};
-use super::io::{Finished, Flight, Io};
+use super::io::{Finished, Flight, Io, RETRY_INTERVAL};
 use super::layout::{Geometry, PAGE, Record};
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
@@ -26,8 +26,6 @@ use crate::uring::{Memory, Work};
 
 /// This many failures in a row make a disk sick.
 const SICK_AFTER: u32 = 4;
-/// A sick disk is tested this often.
-pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A disk that has answered nothing for this long gets no new work, so that it does not delay the others.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Keys of evicted blocks that are kept for [`Disk::take_evicted`].
@@ -123,7 +121,7 @@ impl Disk {
         }
         match op.kind {
             OpKind::Exists => {
-                let found = self.index.get(&op.key).map(location);
+                let found = self.index.get(&op.key).map(Entry::location);
                 self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
             }
             OpKind::Load { .. } if self.loads.len() >= self.limits.queued_loads => return false,
@@ -318,15 +316,10 @@ impl Disk {
     }
 }
 
-/// A block's present position, and its record.
-pub(super) fn location(entry: &Entry) -> Location {
-    Location(u64::from(entry.segment) << 32 | u64::from(entry.first_page), entry.sequence)
-}
-
 fn info(entry: &Entry) -> BlockInfo {
     BlockInfo {
         key: entry.key,
-        location: location(entry),
+        location: entry.location(),
         length_bytes: entry.length_bytes,
         checksum: entry.checksum,
         is_hot: entry.is_hot,

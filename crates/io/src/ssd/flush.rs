@@ -6,7 +6,8 @@ use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
 
 use super::batch::{Batch, Item, Stage};
-use super::disk::{Disk, location};
+use super::disk::Disk;
+use super::index::Entry;
 use super::io::Flight;
 use super::layout::{PAGE, Record, RecordKind};
 use super::writer::Erase;
@@ -110,7 +111,7 @@ impl Disk {
                     self.counters.stored_blocks += 1;
                     self.counters.stored_bytes += record.length_bytes;
                 }
-                Outcome::Stored(self.index.get(&record.key).map(location).unwrap_or_default())
+                Outcome::Stored(self.index.get(&record.key).map(Entry::location).unwrap_or_default())
             }
             RecordKind::Removed => {
                 self.counters.removed_blocks += 1;

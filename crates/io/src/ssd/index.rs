@@ -8,6 +8,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use forebay_core::BlockKey;
+use forebay_core::tier::Location;
 use hashbrown::HashTable;
 
 use super::layout::{Record, RecordKind};
@@ -37,6 +38,11 @@ impl Entry {
     pub fn record_of(&self, key: BlockKey) -> Record {
         let Entry { sequence, first_page, length_bytes, checksum, .. } = *self;
         Record { kind: RecordKind::Block, key, sequence, first_page, length_bytes, checksum }
+    }
+
+    /// A block's present position, and its record.
+    pub fn location(&self) -> Location {
+        Location(u64::from(self.segment) << 32 | u64::from(self.first_page), self.sequence)
     }
 
     pub fn payload_pages(&self) -> u32 {

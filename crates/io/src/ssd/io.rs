@@ -15,6 +15,8 @@ use crate::uring::{Done, Engine, Request, Work};
 
 /// Attempts without progress before a transfer counts as failed.
 const MAX_IDLE_TRIES: u32 = 16;
+/// What failed on a disk is tried again this often.
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The purpose of a transfer.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@
 
 use forebay_core::checksum::{Checksum, checksum};
 use forebay_core::tier::Location;
-use forebay_core::{BlockHash, BlockKey, NamespaceId};
+use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 
 pub(super) const VERSION: u32 = 1;
 pub(super) const PAGE: u64 = 4096;
@@ -107,6 +107,20 @@ impl Geometry {
 /// The version of a page of ours that this build cannot read, for the error message.
 pub(super) fn superblock_version(page: &Page) -> Option<u32> {
     (page[..8] == SUPERBLOCK_MAGIC).then(|| u32_at(page, 8))
+}
+
+/// Why a disk with this first page, or with an unreadable one, is refused.
+pub(super) fn not_ours(page: Option<&Page>) -> Error {
+    match page.and_then(superblock_version) {
+        Some(version) if version != VERSION => {
+            Error::new(ErrorKind::Unsupported, "a disk was formatted by another version")
+                .with("version", version)
+                .with("readable", VERSION)
+                .hint("use that version, or delete the file to start empty")
+        }
+        _ => Error::invalid("this disk holds other data")
+            .hint("name another file, or zero its first MiB if nobody needs the data"),
+    }
 }
 
 /// The first page of a segment. Each use of a segment is a new life, which makes all content of earlier lives void.

@@ -8,6 +8,7 @@
 //! has the requested key and the bytes that were stored. One daemon uses a disk. Space and memory are bounded.
 //! `docs/formats/ssd.md` draws the disk; `docs/tiers/ssd.md` says what the tier promises and how it fails.
 
+mod append;
 mod batch;
 pub mod bench;
 mod budget;

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use forebay_core::ErrorKind;
 
 use super::batch::{Item, Stage};
-use super::disk::{Disk, RETRY_INTERVAL};
-use super::io::Flight;
+use super::disk::Disk;
+use super::io::{Flight, RETRY_INTERVAL};
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
 use super::space::SegmentState;
 use super::staging::{Staging, joined, pieces};

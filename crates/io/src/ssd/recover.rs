@@ -501,16 +501,3 @@ fn disagreeing() -> Error {
     Error::new(ErrorKind::Corrupt, "a disk's superblock is damaged, and its segments disagree on its geometry")
         .hint("delete the file (or zero the device's first MiB) to start empty")
 }
-
-pub(super) fn not_ours(page: Option<&Page>) -> Error {
-    match page.and_then(superblock_version) {
-        Some(version) if version != VERSION => {
-            Error::new(ErrorKind::Unsupported, "a disk was formatted by another version")
-                .with("version", version)
-                .with("readable", VERSION)
-                .hint("use that version, or delete the file to start empty")
-        }
-        _ => Error::invalid("this disk holds other data")
-            .hint("name another file, or zero its first MiB if nobody needs the data"),
-    }
-}

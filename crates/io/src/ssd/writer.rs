@@ -1,28 +1,18 @@
-//! The log: batches of blocks at its head.
+//! What the log has in hand: waiting stores and removals, batches in progress, notes, and failures that pause it.
 //!
-//! A batch is one page of headers and the payloads behind it. Payloads go to the disk directly from their slots, many
-//! in one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants:
-//! a store succeeds only when its batch and all earlier ones in its segment were flushed, so that recovery, which
-//! follows the chain of heads, reaches it. A record that may be incomplete holds its segment's mark back until the
-//! footer excludes it. One store or removal of a key is in progress at a time, so they take effect in the order of
-//! the requests, in memory as on the disk.
+//! Invariant: one store or removal of a key is in progress at a time, so they take effect in the order of the requests,
+//! in memory as on the disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::tier::{OpKind, Operation, Outcome};
+use forebay_core::tier::Operation;
 use forebay_core::{BlockKey, ErrorKind};
 
-use super::batch::{Batch, Item, Run, Stage};
-use super::disk::{Disk, RETRY_INTERVAL, location};
-use super::io::Flight;
-use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
-use super::staging::Staging;
-use crate::uring::{Spans, Work};
+use super::batch::{Batch, Item};
+use super::io::RETRY_INTERVAL;
+use super::layout::{PAGE, RECORDS_PER_BATCH, RecordKind};
 
-/// Longest batch, so that the first of many stores does not wait for the last.
-const BATCH_PAGES: u32 = 2048;
 /// After this many failed writes in a row the log pauses: each attempt costs space.
 const PAUSE_AFTER: u32 = 4;
 
@@ -51,7 +41,7 @@ pub(super) struct Writer {
     pub is_syncing: bool,
     pub waiting_since: Option<Duration>,
     failures_in_a_row: u32,
-    last_failure: ErrorKind,
+    pub last_failure: ErrorKind,
     pub paused_until: Duration,
 }
 
@@ -96,239 +86,50 @@ impl Writer {
         self.busy.contains(key)
     }
 
+    /// The number of the next record.
+    pub fn draw_sequence(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence - 1
+    }
+
+    /// Takes a batch into progress and gives it an id, later than all before.
+    pub fn add(&mut self, batch: Batch) -> u64 {
+        let id = self.next_batch;
+        self.next_batch += 1;
+        self.batches.insert(id, batch);
+        id
+    }
+
+    /// Remembers that a block was read. A note beyond the limit is lost: the block is not carried over after a restart.
+    pub fn note(&mut self, key: &BlockKey) {
+        if self.notes.len() < 4 * RECORDS_PER_BATCH {
+            self.notes.push_back(*key);
+        }
+    }
+
+    pub fn next_note(&mut self) -> Option<Item> {
+        let key = self.notes.pop_front()?;
+        Some(Item::new(RecordKind::Touched, key, 0, 0, None))
+    }
+
+    /// Whether the notes alone fill a head's page.
+    pub fn has_page_of_notes(&self) -> bool {
+        self.notes.len() >= RECORDS_PER_BATCH
+    }
+
     /// Payloads and heads in progress.
-    fn outstanding(&self) -> usize {
+    pub fn outstanding(&self) -> usize {
         self.batches.values().map(|batch| batch.outstanding).sum()
     }
 
-    fn unsettled_bytes(&self) -> u64 {
+    pub fn unsettled_bytes(&self) -> u64 {
         self.batches.values().map(|batch| u64::from(batch.next_page - batch.page) * PAGE).sum()
     }
 
     /// Records of this segment with a lower sequence are whole and flushed.
-    fn mark(&self, segment: u32, first_bad: Option<u64>) -> u64 {
+    pub fn mark(&self, segment: u32, first_bad: Option<u64>) -> u64 {
         let unsettled = self.batches.values().find(|batch| batch.segment == segment);
         let first = unsettled.map_or(self.next_sequence, |batch| batch.items[0].record.sequence);
         first_bad.map_or(first, |bad| bad.min(first))
-    }
-}
-
-impl Disk {
-    pub(super) fn take_store(&mut self, op: &Operation) {
-        let padded_bytes = op.length_bytes.next_multiple_of(PAGE);
-        let fits = (1..=self.geometry.max_block_bytes()).contains(&op.length_bytes);
-        if fits && self.slot_of(op, padded_bytes).is_some() {
-            self.writer.queue.push_back(*op);
-        } else {
-            self.complete(op.id, Outcome::Failed(ErrorKind::Invalid));
-        }
-    }
-
-    pub(super) fn start_batches(&mut self) {
-        if self.now < self.writer.paused_until {
-            let kind = self.writer.last_failure;
-            while let Some(op) = self.writer.queue.pop_front() {
-                self.counters.failed_stores += 1;
-                self.complete(op.id, Outcome::Failed(kind));
-            }
-            return;
-        }
-        while self.may_write() {
-            let (mut items, runs) = self.next_items();
-            if items.is_empty() {
-                let waits = !self.writer.queue.is_empty() || self.writer.notes.len() >= RECORDS_PER_BATCH;
-                // Two stay ready for carried blocks. Otherwise nothing could ever be reclaimed.
-                if waits && self.space.roll(self.stores_leave_ready()) {
-                    continue;
-                }
-                return;
-            }
-            self.add_notes(&mut items);
-            self.start_batch(items, runs);
-        }
-    }
-
-    /// How many ready segments stores may not use.
-    fn stores_leave_ready(&self) -> usize {
-        let is_filling_up = self.space.closed.is_empty() && self.reclaim.is_none();
-        if is_filling_up { 0 } else { 1 }
-    }
-
-    fn may_write(&mut self) -> bool {
-        let half = (self.limits.depth as usize / 2).max(2);
-        !self.staging.free_heads.is_empty()
-            && self.writer.outstanding() < half
-            && self.writer.unsettled_bytes() < 2 * self.limits.flush_bytes
-            && self.budget.allows()
-    }
-
-    /// The items of the next batch and the runs in which they are written; completes operations that need no writing.
-    fn next_items(&mut self) -> (Vec<Item>, Vec<Run>) {
-        let most_runs = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
-        let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
-        while let Some(&op) = self.writer.queue.front()
-            && !self.writer.is_busy(&op.key)
-        {
-            let item = Item::of(&op);
-            if !self.answered_at_once(&op) {
-                let own_pages = item.record.payload_pages();
-                let continues = own_pages == 0 || runs.last().is_some_and(|run| run.has_room(own_pages));
-                let is_full = items.len() >= RECORDS_PER_BATCH || pages >= BATCH_PAGES;
-                if is_full || !(continues || runs.len() < most_runs) {
-                    break;
-                }
-                if !self.space.active_has_room(items.len() as u32 + 1, pages + own_pages) {
-                    break;
-                }
-                if matches!(op.kind, OpKind::Remove { .. }) {
-                    self.forget(&op.key);
-                }
-                self.writer.busy.insert(op.key);
-                if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
-                    if !continues {
-                        runs.push(Run::at(items.len()));
-                    }
-                    runs.last_mut().expect("there is one by now").add(items.len(), span, own_pages);
-                }
-                items.push(item);
-                pages += own_pages;
-            }
-            self.writer.queue.pop_front();
-        }
-        let has_notes = self.writer.notes.len() >= RECORDS_PER_BATCH;
-        if items.is_empty() && has_notes && self.space.active_has_room(1, 0) {
-            items.extend(self.next_note());
-        }
-        (items, runs)
-    }
-
-    /// A block that exists need not be written, and an absent one need not be removed.
-    fn answered_at_once(&mut self, op: &Operation) -> bool {
-        let found = self.index.get(&op.key);
-        let outcome = match (op.kind, found) {
-            (OpKind::Store, Some(entry)) if entry.checksum == op.checksum && entry.length_bytes == op.length_bytes => {
-                Outcome::Stored(location(entry))
-            }
-            (OpKind::Remove { .. }, None) => Outcome::Absent,
-            _ => return false,
-        };
-        self.counters.repeated_stores += u64::from(op.kind == OpKind::Store);
-        self.complete(op.id, outcome);
-        true
-    }
-
-    /// Fills the rest of the head's page with notes of keys that were read.
-    fn add_notes(&mut self, items: &mut Vec<Item>) {
-        let pages = items.iter().map(|item| item.record.payload_pages()).sum();
-        while items.len() < RECORDS_PER_BATCH && self.space.active_has_room(items.len() as u32 + 1, pages) {
-            match self.next_note() {
-                Some(item) => items.push(item),
-                None => return,
-            }
-        }
-    }
-
-    fn next_note(&mut self) -> Option<Item> {
-        let key = self.writer.notes.pop_front()?;
-        Some(Item::new(RecordKind::Touched, key, 0, 0, None))
-    }
-
-    /// Records that a block was read, so that it is carried over, even after a restart.
-    pub(super) fn note_touch(&mut self, key: &BlockKey) {
-        if self.index.touch(key) && self.writer.notes.len() < 4 * RECORDS_PER_BATCH {
-            self.writer.notes.push_back(*key);
-        }
-    }
-
-    fn start_batch(&mut self, items: Vec<Item>, runs: Vec<Run>) {
-        let id = self.reserve_batch(items, Stage::Writing);
-        for Run { items: Range { start, end }, spans, .. } in runs {
-            let batch = self.writer.batches.get_mut(&id).expect("just reserved");
-            batch.outstanding += 1;
-            let at = self.geometry.at(batch.segment, batch.items[start].record.first_page);
-            let work = Work::Write { at, spans: Spans::from(spans.as_slice()) };
-            self.write(Flight::Payloads { batch: id, first: start, end }, work);
-        }
-        self.write_head(id);
-    }
-
-    /// Assigns positions and sequence numbers at the head of the log to the items.
-    pub(super) fn reserve_batch(&mut self, mut items: Vec<Item>, stage: Stage) -> u64 {
-        let pages = items.iter().map(|item| item.record.payload_pages()).sum();
-        let (segment, page) = self.space.append(items.len() as u32, pages);
-        let mut first_page = page + 1;
-        for item in &mut items {
-            item.record.sequence = self.writer.next_sequence;
-            self.writer.next_sequence += 1;
-            if item.record.kind == RecordKind::Block {
-                item.record.first_page = first_page;
-                first_page += item.record.payload_pages();
-            }
-        }
-        let id = self.writer.next_batch;
-        self.writer.next_batch += 1;
-        let head = self.staging.free_heads.pop().expect("looked for before");
-        let batch = Batch { segment, page, next_page: page + 1 + pages, head, stage, items, outstanding: 0 };
-        self.writer.batches.insert(id, batch);
-        id
-    }
-
-    /// Writes the page that makes the batch's records valid.
-    pub(super) fn write_head(&mut self, id: u64) {
-        let batch = &self.writer.batches[&id];
-        let segment = &self.space.segments[batch.segment as usize];
-        let head = BatchHead {
-            life: segment.life,
-            page: batch.page,
-            next_page: batch.next_page,
-            mark: self.writer.mark(batch.segment, segment.first_bad),
-            first_sequence: batch.items[0].record.sequence,
-            records: batch.items.iter().filter(|item| item.error.is_none()).map(|item| item.record).collect(),
-        };
-        let (span, at) = (Staging::head(batch.head), self.geometry.at(batch.segment, batch.page));
-        self.memory.write(span, &head.encode(&self.geometry));
-        let batch = self.writer.batches.get_mut(&id).expect("looked up above");
-        (batch.stage, batch.outstanding) = (Stage::Writing, batch.outstanding + 1);
-        self.write(Flight::Head { batch: id }, Work::Write { at, spans: span.into() });
-    }
-
-    pub(super) fn payloads_ended(&mut self, id: u64, items: Range<usize>, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
-        let batch = self.writer.batches.get_mut(&id).expect("it has a transfer in flight");
-        for item in &mut batch.items[items] {
-            if item.record.payload_pages() > 0 {
-                item.error = result.err();
-            }
-        }
-        self.part_ended(id);
-    }
-
-    pub(super) fn head_ended(&mut self, id: u64, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
-        let batch = &self.writer.batches[&id];
-        self.staging.free_heads.push(batch.head);
-        let segment = batch.segment;
-        if result.is_err() {
-            self.break_chain(segment, id);
-        }
-        self.part_ended(id);
-    }
-
-    fn part_ended(&mut self, id: u64) {
-        let batch = self.writer.batches.get_mut(&id).expect("it had a transfer in flight");
-        batch.outstanding -= 1;
-        if batch.outstanding == 0 {
-            batch.stage = Stage::Written;
-            self.writer.waiting_since.get_or_insert(self.now);
-        }
-    }
-
-    /// Recovery could not find anything from this batch on: nothing more is written to the segment.
-    pub(super) fn break_chain(&mut self, segment: u32, from: u64) {
-        if self.space.active == Some(segment) {
-            self.space.retire();
-        }
-        let broken_from = &mut self.space.segment(segment).broken_from;
-        *broken_from = Some(broken_from.map_or(from, |earlier| earlier.min(from)));
     }
 }

@@ -1,17 +1,11 @@
-//! The interface of an engine, and the choice of the one that runs here.
+//! The interface of an engine.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
-use super::memory::{Memory, Span, Spans};
-use super::ring::Uring;
-use super::shared::Waker;
-use super::threads::Threads;
+use super::memory::{Span, Spans};
 
 /// One transfer or flush. Offsets, lengths and memory are multiples of 4 KiB, as direct I/O requires.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,47 +45,4 @@ pub trait Engine: Send {
     fn wait(&mut self, timeout: Duration);
     /// Reports that the pool's first bytes are populated, so that they can be pinned.
     fn register(&mut self, _populated_bytes: u64) {}
-}
-
-/// The operator's choice of engine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum EngineChoice {
-    /// A ring where the kernel allows one, otherwise threads.
-    #[default]
-    Auto,
-    Uring,
-    Threads,
-}
-
-/// A running engine.
-pub struct Started {
-    pub engine: Box<dyn Engine>,
-    /// The reason for this engine, as `forebay doctor` prints it.
-    pub why: String,
-}
-
-/// Starts the engine for `file`. `depth` bounds what is in flight at once.
-pub fn start(
-    choice: EngineChoice,
-    file: &Arc<File>,
-    memory: &Arc<Memory>,
-    waker: &Arc<Waker>,
-    depth: u32,
-) -> Result<Started> {
-    let cannot = |error: std::io::Error| Error::new(ErrorKind::Unsupported, "cannot start an i/o engine").source(error);
-    let threads = |why: String| {
-        let engine = Threads::start(file.clone(), memory.clone(), waker.clone(), depth).map_err(cannot)?;
-        Ok(Started { engine: Box::new(engine), why })
-    };
-    if choice == EngineChoice::Threads {
-        return threads("it is configured".to_owned());
-    }
-    match Uring::start(file.clone(), memory.clone(), waker.clone(), depth) {
-        Ok(engine) => Ok(Started { engine: Box::new(engine), why: "this kernel allows io_uring".to_owned() }),
-        Err(error) if choice == EngineChoice::Auto => threads(format!("io_uring is not available: {error}")),
-        Err(error) => Err(cannot(error).hint(
-            "allow io_uring (`sysctl kernel.io_uring_disabled`, the container's seccomp profile), or set \
-             `tier.ssd.engine = \"auto\"`",
-        )),
-    }
 }

@@ -11,8 +11,8 @@ use forebay_core::{Error, ErrorKind, PAGE_BYTES, Result};
 use rustix::time::ClockId;
 use serde_json::Value;
 
-use super::run::{cpu_time, sample_of};
-use super::{BenchConfig, Direction, Sample};
+use super::config::{BenchConfig, Direction};
+use super::sample::{Sample, cpu_time};
 use crate::uring::{Memory, Region, Span};
 
 /// See the module documentation.
@@ -79,7 +79,7 @@ impl Baseline {
         };
         let busy = (of(&job["usr_cpu"]).unwrap_or(0.0) + of(&job["sys_cpu"]).unwrap_or(0.0)) / 100.0;
         let (took, elapsed_ms) = (Duration::from_secs_f64(took_ms / 1e3), of(&job["job_runtime"]).unwrap_or(took_ms));
-        Ok(sample_of(moved as u64, took, Duration::from_secs_f64(elapsed_ms / 1e3 * busy)))
+        Ok(Sample::new(moved as u64, took, Duration::from_secs_f64(elapsed_ms / 1e3 * busy)))
     }
 
     fn plain(&self, direction: Direction, bytes: u64, writes_per_flush: u64) -> Result<Sample> {
@@ -109,7 +109,7 @@ impl Baseline {
             threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
         })
         .map_err(cannot)?;
-        Ok(sample_of(count * self.size_bytes, begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun))
+        Ok(Sample::new(count * self.size_bytes, begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun))
     }
 
     fn move_one(

@@ -11,9 +11,10 @@ use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome,
 use forebay_core::tiers::Limits;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 use rustix::event::{PollFd, PollFlags};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
-use super::{BenchConfig, Direction, Sample};
+use super::config::{BenchConfig, Direction};
+use super::sample::{Sample, cpu_time};
 use crate::ssd::reclaim::READY;
 use crate::ssd::{Claim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
 use crate::uring::{Memory, Region, Span};
@@ -117,7 +118,7 @@ impl Rig {
             Direction::Read => self.compare(),
             Direction::Write => self.look_again()?,
         }
-        Ok(sample_of(bytes, took, cpu))
+        Ok(Sample::new(bytes, took, cpu))
     }
 
     /// One core's time for the checksums alone, on bytes that have just arrived from this disk. They are in no cache,
@@ -305,17 +306,6 @@ fn ones_checksum(len: u64) -> u64 {
         }
     }
     sum
-}
-
-pub(super) fn sample_of(bytes: u64, took: Duration, cpu: Duration) -> Sample {
-    let gb = bytes as f64 / 1e9;
-    Sample { gb_per_s: gb / took.as_secs_f64(), cpu_ms_per_gb: cpu.as_secs_f64() * 1e3 / gb }
-}
-
-/// CPU time of this thread, or of all threads of this process, with the kernel's work for them.
-pub(super) fn cpu_time(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

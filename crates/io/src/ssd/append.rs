@@ -1,0 +1,231 @@
+//! From slots to the log: batches of blocks at its head.
+//!
+//! A batch is one page of headers and the payloads behind it. Payloads go to the disk directly from their slots, many
+//! in one transfer. Filling (only when blocks are carried over) → writing → written → syncing → settled. Invariants:
+//! a store succeeds only when its batch and all earlier ones in its segment were flushed, so that recovery, which
+//! follows the chain of heads, reaches it. A record that may be incomplete holds its segment's mark back until the
+//! footer excludes it.
+
+use std::ops::Range;
+
+use forebay_core::tier::{OpKind, Operation, Outcome};
+use forebay_core::{BlockKey, ErrorKind};
+
+use super::batch::{Batch, Item, Run, Stage};
+use super::disk::Disk;
+use super::io::Flight;
+use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
+use super::staging::Staging;
+use crate::uring::{Spans, Work};
+
+/// Longest batch, so that the first of many stores does not wait for the last.
+const BATCH_PAGES: u32 = 2048;
+
+impl Disk {
+    pub(super) fn take_store(&mut self, op: &Operation) {
+        let padded_bytes = op.length_bytes.next_multiple_of(PAGE);
+        let fits = (1..=self.geometry.max_block_bytes()).contains(&op.length_bytes);
+        if fits && self.slot_of(op, padded_bytes).is_some() {
+            self.writer.queue.push_back(*op);
+        } else {
+            self.complete(op.id, Outcome::Failed(ErrorKind::Invalid));
+        }
+    }
+
+    pub(super) fn start_batches(&mut self) {
+        if self.now < self.writer.paused_until {
+            let kind = self.writer.last_failure;
+            while let Some(op) = self.writer.queue.pop_front() {
+                self.counters.failed_stores += 1;
+                self.complete(op.id, Outcome::Failed(kind));
+            }
+            return;
+        }
+        while self.may_write() {
+            let (mut items, runs) = self.next_items();
+            if items.is_empty() {
+                let waits = !self.writer.queue.is_empty() || self.writer.has_page_of_notes();
+                // Two stay ready for carried blocks. Otherwise nothing could ever be reclaimed.
+                if waits && self.space.roll(self.stores_leave_ready()) {
+                    continue;
+                }
+                return;
+            }
+            self.add_notes(&mut items);
+            self.start_batch(items, runs);
+        }
+    }
+
+    /// How many ready segments stores may not use.
+    fn stores_leave_ready(&self) -> usize {
+        let is_filling_up = self.space.closed.is_empty() && self.reclaim.is_none();
+        if is_filling_up { 0 } else { 1 }
+    }
+
+    fn may_write(&mut self) -> bool {
+        let half = (self.limits.depth as usize / 2).max(2);
+        !self.staging.free_heads.is_empty()
+            && self.writer.outstanding() < half
+            && self.writer.unsettled_bytes() < 2 * self.limits.flush_bytes
+            && self.budget.allows()
+    }
+
+    /// The items of the next batch and the runs in which they are written; completes operations that need no writing.
+    fn next_items(&mut self) -> (Vec<Item>, Vec<Run>) {
+        let most_runs = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
+        let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
+        while let Some(&op) = self.writer.queue.front()
+            && !self.writer.is_busy(&op.key)
+        {
+            let item = Item::of(&op);
+            if !self.answered_at_once(&op) {
+                let own_pages = item.record.payload_pages();
+                let continues = own_pages == 0 || runs.last().is_some_and(|run| run.has_room(own_pages));
+                let is_full = items.len() >= RECORDS_PER_BATCH || pages >= BATCH_PAGES;
+                if is_full || !(continues || runs.len() < most_runs) {
+                    break;
+                }
+                if !self.space.active_has_room(items.len() as u32 + 1, pages + own_pages) {
+                    break;
+                }
+                if matches!(op.kind, OpKind::Remove { .. }) {
+                    self.forget(&op.key);
+                }
+                self.writer.busy.insert(op.key);
+                if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
+                    if !continues {
+                        runs.push(Run::at(items.len()));
+                    }
+                    runs.last_mut().expect("there is one by now").add(items.len(), span, own_pages);
+                }
+                items.push(item);
+                pages += own_pages;
+            }
+            self.writer.queue.pop_front();
+        }
+        if items.is_empty() && self.writer.has_page_of_notes() && self.space.active_has_room(1, 0) {
+            items.extend(self.writer.next_note());
+        }
+        (items, runs)
+    }
+
+    /// A block that exists need not be written, and an absent one need not be removed.
+    fn answered_at_once(&mut self, op: &Operation) -> bool {
+        let found = self.index.get(&op.key);
+        let outcome = match (op.kind, found) {
+            (OpKind::Store, Some(entry)) if entry.checksum == op.checksum && entry.length_bytes == op.length_bytes => {
+                Outcome::Stored(entry.location())
+            }
+            (OpKind::Remove { .. }, None) => Outcome::Absent,
+            _ => return false,
+        };
+        self.counters.repeated_stores += u64::from(op.kind == OpKind::Store);
+        self.complete(op.id, outcome);
+        true
+    }
+
+    /// Fills the rest of the head's page with notes of keys that were read.
+    fn add_notes(&mut self, items: &mut Vec<Item>) {
+        let pages = items.iter().map(|item| item.record.payload_pages()).sum();
+        while items.len() < RECORDS_PER_BATCH && self.space.active_has_room(items.len() as u32 + 1, pages) {
+            match self.writer.next_note() {
+                Some(item) => items.push(item),
+                None => return,
+            }
+        }
+    }
+
+    /// Records that a block was read, so that it is carried over, even after a restart.
+    pub(super) fn note_touch(&mut self, key: &BlockKey) {
+        if self.index.touch(key) {
+            self.writer.note(key);
+        }
+    }
+
+    fn start_batch(&mut self, items: Vec<Item>, runs: Vec<Run>) {
+        let id = self.reserve_batch(items, Stage::Writing);
+        for Run { items: Range { start, end }, spans, .. } in runs {
+            let batch = self.writer.batches.get_mut(&id).expect("just reserved");
+            batch.outstanding += 1;
+            let at = self.geometry.at(batch.segment, batch.items[start].record.first_page);
+            let work = Work::Write { at, spans: Spans::from(spans.as_slice()) };
+            self.write(Flight::Payloads { batch: id, first: start, end }, work);
+        }
+        self.write_head(id);
+    }
+
+    /// Assigns positions and sequence numbers at the head of the log to the items.
+    pub(super) fn reserve_batch(&mut self, mut items: Vec<Item>, stage: Stage) -> u64 {
+        let pages = items.iter().map(|item| item.record.payload_pages()).sum();
+        let (segment, page) = self.space.append(items.len() as u32, pages);
+        let mut first_page = page + 1;
+        for item in &mut items {
+            item.record.sequence = self.writer.draw_sequence();
+            if item.record.kind == RecordKind::Block {
+                item.record.first_page = first_page;
+                first_page += item.record.payload_pages();
+            }
+        }
+        let head = self.staging.free_heads.pop().expect("looked for before");
+        self.writer.add(Batch { segment, page, next_page: page + 1 + pages, head, stage, items, outstanding: 0 })
+    }
+
+    /// Writes the page that makes the batch's records valid.
+    pub(super) fn write_head(&mut self, id: u64) {
+        let batch = &self.writer.batches[&id];
+        let segment = &self.space.segments[batch.segment as usize];
+        let head = BatchHead {
+            life: segment.life,
+            page: batch.page,
+            next_page: batch.next_page,
+            mark: self.writer.mark(batch.segment, segment.first_bad),
+            first_sequence: batch.items[0].record.sequence,
+            records: batch.items.iter().filter(|item| item.error.is_none()).map(|item| item.record).collect(),
+        };
+        let (span, at) = (Staging::head(batch.head), self.geometry.at(batch.segment, batch.page));
+        self.memory.write(span, &head.encode(&self.geometry));
+        let batch = self.writer.batches.get_mut(&id).expect("looked up above");
+        (batch.stage, batch.outstanding) = (Stage::Writing, batch.outstanding + 1);
+        self.write(Flight::Head { batch: id }, Work::Write { at, spans: span.into() });
+    }
+
+    pub(super) fn payloads_ended(&mut self, id: u64, items: Range<usize>, result: Result<u64, ErrorKind>) {
+        self.writer.count(result, self.now);
+        let batch = self.writer.batches.get_mut(&id).expect("it has a transfer in flight");
+        for item in &mut batch.items[items] {
+            if item.record.payload_pages() > 0 {
+                item.error = result.err();
+            }
+        }
+        self.part_ended(id);
+    }
+
+    pub(super) fn head_ended(&mut self, id: u64, result: Result<u64, ErrorKind>) {
+        self.writer.count(result, self.now);
+        let batch = &self.writer.batches[&id];
+        self.staging.free_heads.push(batch.head);
+        let segment = batch.segment;
+        if result.is_err() {
+            self.break_chain(segment, id);
+        }
+        self.part_ended(id);
+    }
+
+    fn part_ended(&mut self, id: u64) {
+        let batch = self.writer.batches.get_mut(&id).expect("it had a transfer in flight");
+        batch.outstanding -= 1;
+        if batch.outstanding == 0 {
+            batch.stage = Stage::Written;
+            self.writer.waiting_since.get_or_insert(self.now);
+        }
+    }
+
+    /// Recovery could not find anything from this batch on: nothing more is written to the segment.
+    pub(super) fn break_chain(&mut self, segment: u32, from: u64) {
+        if self.space.active == Some(segment) {
+            self.space.retire();
+        }
+        let broken_from = &mut self.space.segment(segment).broken_from;
+        *broken_from = Some(broken_from.map_or(from, |earlier| earlier.min(from)));
+    }
+}
