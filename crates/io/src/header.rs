@@ -17,6 +17,7 @@ const SEAL_AT: usize = HEADER_BYTES - 8;
 /// See the module documentation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
+    /// The block's key, in full: [`Header::is_of`] compares all of it.
     pub key: BlockKey,
     /// Length of the block without the header.
     pub length_bytes: u64,
@@ -25,6 +26,7 @@ pub struct Header {
 }
 
 impl Header {
+    /// The header's bytes, with the seal that [`Header::read`] checks.
     pub fn write(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let hash = self.key.hash.as_bytes();

@@ -3,6 +3,7 @@
 //! Invariant: `unsafe` appears only in the files that allow it by name, and each block there says who guarantees
 //! what.
 
+#![deny(missing_docs)]
 #![deny(unsafe_code)]
 
 mod cancel;

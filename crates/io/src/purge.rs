@@ -26,6 +26,7 @@ pub struct Place {
     pub name: String,
     /// No step takes longer, unless the shared store hangs.
     pub patience: Duration,
+    /// Does the work, on a thread that may wait for the store.
     pub empty: Empty,
 }
 
@@ -43,6 +44,7 @@ pub struct Purging {
 }
 
 impl Purging {
+    /// A purge that has removed nothing yet. After `deadline` it stops and says what is left.
     pub fn new(namespaces: BTreeSet<NamespaceId>, deadline: Instant) -> Purging {
         Purging {
             namespaces,

@@ -14,6 +14,7 @@ use crate::redis::RedisReport;
 pub struct StoreReport {
     /// The configured name, without passwords.
     pub name: String,
+    /// The tier's own judgement of this store.
     pub health: Health,
     /// Its present problem, or its last one.
     pub trouble: Option<String>,
@@ -21,6 +22,7 @@ pub struct StoreReport {
     pub connections: Option<u64>,
     /// An upper bound of the content of all hosts, as this one last saw it.
     pub used_bytes: Option<u64>,
+    /// The configured limit of the content of all hosts.
     pub capacity_bytes: Option<u64>,
     /// Threads that have been working on one operation for longer than its timeout.
     pub hanging_threads: Option<u64>,
@@ -51,6 +53,7 @@ impl StoreReport {
         }
     }
 
+    /// One report for all servers of the tier.
     pub fn of_redis(report: RedisReport) -> StoreReport {
         let events = events!(
             report.counters,
@@ -104,6 +107,7 @@ impl StoreReport {
         }
     }
 
+    /// One report for the bucket.
     #[cfg(feature = "object")]
     pub fn of_object(report: ObjectReport) -> StoreReport {
         let events = events!(

@@ -14,7 +14,9 @@ use rustix::fs::{Access, AtFlags, CWD, OFlags};
 /// The use of a directory of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holds {
+    /// Its sockets. Everybody may look in: each socket decides who connects.
     Sockets,
+    /// The pool's files, for this user alone.
     Pool,
 }
 

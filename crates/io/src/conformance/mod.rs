@@ -16,12 +16,14 @@ use crate::uring::Region;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The suite's slots: this many of [`SLOT_BYTES`], from the start of the memory.
 pub const SLOTS: u64 = 64;
+/// Bytes of one slot: the longest block of the suite.
 pub const SLOT_BYTES: u64 = 256 << 10;
 /// Lengths around the borders of pages and of the pieces into which a tier may cut blocks.
 const LENGTHS: [u64; 8] = [1, 511, 4096, 4097, 65_536, 100_003, SLOT_BYTES - 1, SLOT_BYTES];
 
 /// A tier under test.
 pub trait Bed {
+    /// The open tier.
     fn tier(&mut self) -> &mut dyn Tier;
     /// The memory with the slots: at least [`SLOTS`] × [`SLOT_BYTES`].
     fn pool(&self) -> Region;

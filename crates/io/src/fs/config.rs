@@ -36,6 +36,7 @@ pub struct FsConfig {
     /// Whether objects are spread over 4,096 folders for each namespace; otherwise a namespace is one folder. This is
     /// decided when a directory is created, and is the same for all who use it.
     pub is_sharded: bool,
+    /// What is flushed before a store ends. Each flush costs the time of the mount or disk.
     pub fsync: Fsync,
     /// Capacity of each directory; the same on all hosts. None means no limit.
     pub capacity_bytes: Option<u64>,
@@ -62,6 +63,7 @@ pub struct FsConfig {
 }
 
 impl FsConfig {
+    /// The defaults for these directories, without a limit on capacity or age. Nothing is opened or checked.
     pub fn new(directories: Vec<PathBuf>) -> FsConfig {
         FsConfig {
             directories,

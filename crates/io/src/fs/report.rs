@@ -7,66 +7,87 @@ use forebay_core::tier::Health;
 /// Counts of one directory since the tier was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
+    /// Blocks that this host wrote.
     pub stored_blocks: u64,
+    /// Bytes of these blocks, without headers.
     pub stored_bytes: u64,
     /// Stores of blocks that were already there: nothing was written.
     pub repeated_stores: u64,
+    /// Blocks that were loaded and whose checksum matched.
     pub loaded_blocks: u64,
+    /// Bytes of these blocks, without headers.
     pub loaded_bytes: u64,
+    /// Loads of blocks that the directory does not have.
     pub absent_loads: u64,
+    /// Lookups that found their block.
     pub found_blocks: u64,
     /// Objects that two reads found damaged in the same way. They were removed where possible.
     pub corrupt_blocks: u64,
     /// Objects that were damaged at the first read and different at the second: something between object and host
     /// flips bits.
     pub misread_blocks: u64,
+    /// Loads that ended in an error other than a damaged block.
     pub failed_loads: u64,
+    /// Stores that ended in an error, a full directory included.
     pub failed_stores: u64,
     /// Stores that found the directory full.
     pub full_stores: u64,
+    /// Blocks that were removed on request, not by the sweeper.
     pub removed_blocks: u64,
     /// Operations that were reported as failed before they ended.
     pub given_up: u64,
     /// Blocks that this host's sweeper removed to free space.
     pub evicted_blocks: u64,
+    /// Bytes of these blocks' files.
     pub evicted_bytes: u64,
     /// Blocks that this host's sweeper removed for their age, or because a part was missing.
     pub expired_blocks: u64,
     /// Unfinished files that this host's sweeper removed.
     pub removed_orphans: u64,
+    /// Walks through the directory that this host's sweeper finished.
     pub sweeps: u64,
 }
 
 /// One directory.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RootReport {
+    /// As it is configured.
     pub path: PathBuf,
     /// A random id, drawn when the directory was created; the same for all hosts.
     pub id: u128,
+    /// Sick while so many threads hang that none is left for transfers.
     pub health: Health,
     /// Why nothing is written; none if the directory is writable.
     pub read_only: Option<String>,
     /// An upper bound, as this host last saw it.
     pub used_bytes: u64,
+    /// The configured limit; none means no limit.
     pub capacity_bytes: Option<u64>,
     /// Blocks that this host's last walk found; 0 before it, and on hosts that do not sweep.
     pub counted_blocks: u64,
     /// Whether this host sweeps.
     pub is_sweeper: bool,
+    /// Threads that serve this directory.
     pub threads: usize,
     /// Threads that have been at one operation for longer than the timeout.
     pub hanging_threads: usize,
+    /// Bounce buffers that are allocated now.
     pub buffers: usize,
+    /// Loads that no thread has begun.
     pub waiting_loads: usize,
+    /// Lookups and removals that no thread has begun.
     pub waiting_finds: usize,
+    /// Stores that no thread has begun. Each pins a slot of the pool.
     pub waiting_stores: usize,
     /// Operations that were accepted and not completed.
     pub in_flight: usize,
+    /// Counts since the tier was opened.
     pub counters: Counters,
 }
 
 /// The whole tier.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FsReport {
+    /// One for each directory, in the order of the configuration.
     pub roots: Vec<RootReport>,
 }

@@ -18,15 +18,18 @@ impl fmt::Debug for Secret {
 /// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObjectConfig {
+    /// Name of the bucket, which must exist.
     pub bucket: String,
     /// Prefix of every object's name, without a slash at its end; may be empty.
     pub prefix: String,
+    /// The bucket's region; each request's signature names it.
     pub region: String,
     /// Endpoint of a store other than Amazon's, such as `http://127.0.0.1:9000`. Plain HTTP only if the URL says so.
     pub endpoint: Option<String>,
     /// If absent, the environment's credentials are used: `AWS_ACCESS_KEY_ID` and so on, a web identity, the
     /// instance's role.
     pub access_key_id: Option<String>,
+    /// The secret of `access_key_id`: both or none.
     pub secret_access_key: Option<Secret>,
     /// Requests in flight at a time, at most half of them stores; each has a block in memory.
     pub requests: usize,
@@ -37,6 +40,7 @@ pub struct ObjectConfig {
     pub part_bytes: u64,
     /// Longer blocks are refused.
     pub max_block_bytes: u64,
+    /// Stores nothing and removes nothing.
     pub read_only: bool,
     /// Loads, lookups and removals that wait or are in flight; more are refused.
     pub queued_loads: usize,
@@ -48,6 +52,7 @@ pub struct ObjectConfig {
 const LEAST_PART_BYTES: u64 = 5 << 20;
 
 impl ObjectConfig {
+    /// The defaults for this bucket, at Amazon in `us-east-1`. Nothing is contacted or checked.
     pub fn new(bucket: impl Into<String>) -> ObjectConfig {
         ObjectConfig {
             bucket: bucket.into(),

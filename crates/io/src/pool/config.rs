@@ -12,6 +12,7 @@ pub struct PoolConfig {
     /// Memory is assigned in pieces of this size, a power of two from 2 MiB to 256 MiB. Without it an existing pool
     /// keeps its unit size, and a new one takes about a sixteenth of the capacity.
     pub unit_bytes: Option<u64>,
+    /// What to do where 2 MiB pages are not to be had.
     pub huge_pages: HugePages,
 }
 

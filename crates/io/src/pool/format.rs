@@ -35,6 +35,7 @@ pub(super) const HEADER_HEAD_BYTES: usize = 72;
 
 /// Limits on what a pool records of engines and namespaces.
 pub const MAX_ENGINE_ID_BYTES: usize = 64;
+/// Namespaces that a pool records at a time.
 pub const NAMESPACES: u32 = 1024;
 pub(super) const NAMESPACE_BYTES: u64 = 16 << 10;
 pub(super) const NAMESPACE_HEAD_BYTES: usize = 64;
@@ -82,6 +83,7 @@ pub enum Backing {
 impl Backing {
     const ALL: [Backing; 4] = [Backing::Hugetlbfs, Backing::Advised, Backing::Collapsed, Backing::Small];
 
+    /// Whether 2 MiB pages map it, as far as the kernel finds them.
     pub fn is_huge(self) -> bool {
         self != Backing::Small
     }
@@ -220,6 +222,7 @@ fn extent_check(first_unit: u32, body: u64) -> u64 {
 /// The content of a ready slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
+    /// The block's key.
     pub key: BlockKey,
     /// Bytes of the block; the slot may be longer.
     pub length: u64,
@@ -299,6 +302,7 @@ fn entry_seal(words: &[u64; SEALED_WORDS], slot: SlotId, generation: Generation)
 /// checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BirthRecord {
+    /// The owner's number of the slot when the copy was made. A record with another number is of an earlier block.
     pub generation: Generation,
     /// Bytes of the slice; under 4 GiB.
     pub length: u64,
@@ -309,7 +313,9 @@ pub struct BirthRecord {
 /// A rank's share of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slice {
+    /// Bytes of the slice.
     pub length: u64,
+    /// Checksum of these bytes.
     pub checksum: u64,
 }
 
@@ -347,6 +353,7 @@ pub(super) fn decode_birth(bytes: &[u8; BIRTH_BYTES as usize]) -> BirthRecord {
 pub struct InstanceRecord {
     /// The engine's own name, at most 64 bytes.
     pub engine_id: Vec<u8>,
+    /// Workers of the engine, at most [`MAX_RANKS`](super::MAX_RANKS).
     pub ranks: u32,
     /// One start of the engine; 0 in a record of version 1, which had no incarnation.
     pub incarnation: u128,
@@ -399,6 +406,7 @@ pub(super) fn decode_instance(bytes: &[u8; INSTANCE_BYTES as usize]) -> Option<I
 /// A namespace of blocks in this pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamespaceRecord {
+    /// Digest of the descriptor; the keys of its blocks begin with it.
     pub id: NamespaceId,
     /// The descriptor as text, at most 8 KiB.
     pub descriptor: String,

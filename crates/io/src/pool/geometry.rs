@@ -10,6 +10,7 @@ use super::bytes::human;
 
 /// Ranks of one instance: each has a lock byte, and a birth record per page.
 pub const MAX_RANKS: usize = 64;
+/// One huge page.
 pub const MIN_UNIT_BYTES: u64 = 2 << 20;
 /// 256 MiB: large enough that a 500 GiB pool has 2,000 units, small enough to populate one in a tenth of a second.
 pub const MAX_UNIT_BYTES: u64 = 256 << 20;
@@ -21,7 +22,9 @@ const REGISTRATION_BYTES: u64 = 1 << 30;
 /// The size of a pool and of its units. Growing adds units and changes nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
+    /// Bytes of one unit, a power of two.
     pub unit_bytes: u64,
+    /// Number of units.
     pub units: u32,
     /// Total number of 4 KiB pages; page numbers are slot ids.
     pub pages: u32,
@@ -58,6 +61,7 @@ impl Geometry {
         u64::from(self.units) * self.unit_bytes
     }
 
+    /// Number of 4 KiB pages in one unit.
     pub fn pages_per_unit(&self) -> u32 {
         (self.unit_bytes / PAGE_BYTES) as u32
     }
@@ -101,12 +105,16 @@ impl Geometry {
 /// A run of units that holds slots of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
+    /// Its first unit, counted from the start of the pool.
     pub first_unit: u32,
+    /// Number of units in a row.
     pub units: u32,
+    /// Bytes of each slot, whole pages.
     pub slot_bytes: u64,
 }
 
 impl Extent {
+    /// Number of 4 KiB pages in each slot.
     pub fn slot_pages(&self) -> u32 {
         (self.slot_bytes / PAGE_BYTES) as u32
     }

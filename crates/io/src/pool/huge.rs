@@ -12,6 +12,7 @@ use super::room::kib_field;
 /// What `doctor` reports about the pool's pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HugePageReport {
+    /// The kind of pages that was chosen when the pool was created.
     pub backing: Backing,
     /// Bytes of the pool that have memory and are mapped by this process.
     pub mapped_bytes: u64,

@@ -22,7 +22,9 @@ use super::map::{Access, Region};
 pub struct MapperFds {
     /// Carries the worker's lock.
     pub data: OwnedFd,
+    /// The slots' generations, read-only.
     pub generation: OwnedFd,
+    /// The birth records of all ranks, writable.
     pub birth: OwnedFd,
 }
 
@@ -45,8 +47,11 @@ impl MapperFds {
 /// The daemon's description of the files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GeometryDescription {
+    /// Drawn when the pool was created. A worker refuses descriptors of a pool with another id.
     pub pool_id: u128,
+    /// Bytes of one unit, a power of two.
     pub unit_bytes: u64,
+    /// Number of units that are mapped.
     pub units: u32,
 }
 
@@ -83,10 +88,12 @@ impl Mapping {
         Ok(Mapping { pool_id, geometry, data, generations, birth })
     }
 
+    /// Drawn when the pool was created; the daemon's description has the same.
     pub fn pool_id(&self) -> u128 {
         self.pool_id
     }
 
+    /// Size of the mapped pool, as the daemon described it.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -135,6 +142,7 @@ impl Mapping {
         self.data.as_ptr()
     }
 
+    /// Bytes of the mapped slots.
     #[allow(clippy::len_without_is_empty, reason = "a mapping must have at least one unit")]
     pub fn len(&self) -> usize {
         self.data.len()

@@ -24,18 +24,29 @@ use super::site::{self, Site};
 
 /// A pool, and how it was opened.
 pub struct Opened {
+    /// The pool, mapped; its units have no memory before [`Pool::populate_unit`].
     pub pool: Pool,
+    /// What became of the files in the directory.
     pub outcome: Outcome,
 }
 
+/// What opening found, and what it did with it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// There was no pool.
     Created,
     /// A pool of an earlier daemon, as that daemon left it; perhaps with more units at the end.
-    Recovered { previous_epoch: u32, grown_by_units: u32 },
+    Recovered {
+        /// How often the pool was opened before.
+        previous_epoch: u32,
+        /// Units that were added at the end, because more capacity is configured now.
+        grown_by_units: u32,
+    },
     /// The old pool could not be used. It is gone, and this is a new one.
-    Replaced { reason: String },
+    Replaced {
+        /// What was wrong with the old one, for the operator.
+        reason: String,
+    },
 }
 
 impl Pool {

@@ -113,6 +113,7 @@ impl Pool {
         self.header.epoch
     }
 
+    /// Size of the pool and of its units; fixed while it is open.
     pub fn geometry(&self) -> Geometry {
         self.header.geometry
     }
@@ -362,10 +363,12 @@ impl Pool {
         self.data.copy(from, to, len);
     }
 
+    /// Fills `bytes` from `offset`; workers may write meanwhile. Panics if the bytes leave the pool.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.data.read(offset, bytes);
     }
 
+    /// Copies `bytes` to `offset`. The slot must be the caller's. Panics if the bytes leave the pool.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.data.write(offset, bytes);
     }
@@ -391,6 +394,7 @@ impl Pool {
         records::put_instance(self.table.file(), instance, record).map_err(cannot_record)
     }
 
+    /// Forgets who was given offsets under this number. Call it only when nobody of the instance can touch the pool.
     pub fn clear_instance(&self, instance: Instance) -> Result<()> {
         records::clear_instance(self.table.file(), instance).map_err(cannot_record)
     }
@@ -412,6 +416,7 @@ impl Pool {
         records::put_namespace(&self.namespaces, index, &record).map_err(cannot_record)
     }
 
+    /// Forgets the namespace under `index`. Call it only when no slot holds its blocks.
     pub fn clear_namespace(&self, index: u32) -> Result<()> {
         assert!(index < NAMESPACES, "namespace {index}");
         records::clear_namespace(&self.namespaces, index).map_err(cannot_record)
@@ -463,6 +468,7 @@ impl Pool {
         lock::is_locked(&self.data_file, first..first + MAX_RANKS as u64).map_err(cannot_ask)
     }
 
+    /// As [`Pool::lock_held`], for the worker of one rank.
     pub fn lock_held_rank(&self, instance: Instance, rank: usize) -> Result<bool> {
         let byte = lock_byte(instance, rank)?;
         lock::is_locked(&self.data_file, byte..byte + 1).map_err(cannot_ask)

@@ -19,7 +19,9 @@ const RESERVE_SHARE: u64 = 16;
 /// Memory available for a pool at this moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Room {
+    /// All memory of the machine.
     pub memory_total_bytes: u64,
+    /// What the kernel could give without swapping (`MemAvailable`).
     pub memory_available_bytes: u64,
     /// What the narrowest control group still allows; none if nothing limits it.
     pub cgroup_available_bytes: Option<u64>,

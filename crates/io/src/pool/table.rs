@@ -48,21 +48,27 @@ pub(super) struct Units {
 /// What a slot was when the pool was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecoveredSlot {
+    /// Number of its first page.
     pub slot: SlotId,
+    /// Bytes of the slot, as its extent says.
     pub slot_bytes: u64,
     /// The published number: the last owner's, or one that never was an owner's.
     pub generation: Generation,
     /// Instances that were handed the slot's offset and may still touch it.
     pub holders: u64,
+    /// What the table says of its content.
     pub state: SlotState,
 }
 
+/// The content of a recovered slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlotState {
+    /// It holds no block and has no owner.
     Free,
     /// It holds no block. Since boot epoch `epoch` it was being filled, by its holders or by the I/O of a daemon that
     /// died; or it is fenced: what it held became ready then and counts no more, and its holders may still read it.
     Reserved {
+        /// The start of the daemon in which it was reserved or fenced.
         epoch: u32,
     },
     /// Whole as far as the table can tell; its bytes are not verified.

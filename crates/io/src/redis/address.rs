@@ -64,7 +64,9 @@ impl fmt::Display for Address {
 /// Credentials for a server.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Credentials {
+    /// None for the server's default user.
     pub user: Option<String>,
+    /// Never printed. None for a server that requires none.
     pub password: Option<String>,
 }
 

@@ -32,17 +32,23 @@ const AT_ONCE_BYTES: u64 = 64 << 20;
 /// After this long without a completion, the server is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What a row measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
+    /// Blocks are loaded.
     Get,
+    /// Blocks are stored.
     Set,
 }
 
 /// The parameters of a measurement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchConfig {
+    /// The servers, and the settings of the tier that is measured.
     pub redis: RedisConfig,
+    /// Measured in this order for each size.
     pub directions: Vec<Direction>,
+    /// Block sizes, each with rows of its own.
     pub sizes_bytes: Vec<u64>,
     /// Runs of each row.
     pub runs: usize,
@@ -57,6 +63,7 @@ pub struct BenchConfig {
 }
 
 impl BenchConfig {
+    /// Both directions of 256 KiB to 16 MiB, five runs of 1 GiB each, and lookups of 512 keys.
     pub fn new(redis: RedisConfig) -> BenchConfig {
         BenchConfig {
             redis,
@@ -74,7 +81,9 @@ impl BenchConfig {
 /// One run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sample {
+    /// Bytes of blocks over the time of the run, in units of 10⁹ bytes.
     pub gb_per_s: f64,
+    /// CPU time of this process with the kernel's work for it.
     pub client_cpu_s_per_gb: f64,
     /// None if the server is on another machine.
     pub server_cpu_s_per_gb: Option<f64>,
@@ -90,10 +99,13 @@ impl Sample {
 /// One direction and size.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
+    /// Whether blocks were stored or loaded.
     pub direction: Direction,
+    /// Bytes of each block.
     pub size_bytes: u64,
     /// Maximum of operations in flight, over all connections.
     pub depth: u64,
+    /// In the order of the runs.
     pub samples: Vec<Sample>,
     /// From submission to completion, over all runs, ascending.
     pub latencies_us: Vec<u64>,
@@ -102,14 +114,17 @@ pub struct Row {
 }
 
 impl Row {
+    /// Median over the runs.
     pub fn gb_per_s(&self) -> f64 {
         median(self.samples.iter().map(|sample| sample.gb_per_s))
     }
 
+    /// Median over the runs, client and server together.
     pub fn cpu_s_per_gb(&self) -> f64 {
         median(self.samples.iter().map(Sample::cpu_s_per_gb))
     }
 
+    /// A percentile over all runs; 0 if nothing completed.
     pub fn latency_us(&self, percent: usize) -> u64 {
         percentile(&self.latencies_us, percent)
     }
@@ -118,17 +133,24 @@ impl Row {
 /// A batch of lookups, compared with one round trip per key.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lookups {
+    /// Keys in one batch.
     pub keys: u64,
+    /// Median time from a batch's submission to its last completion.
     pub p50_us: u64,
+    /// The same, as the 99th percentile.
     pub p99_us: u64,
     /// The same keys one by one, by a plain client.
     pub one_by_one_p50_us: u64,
+    /// Lookups that were refused or did not find their key.
     pub errors: u64,
 }
 
+/// All that a measurement found.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
+    /// One for each size and direction, in the order of the runs.
     pub rows: Vec<Row>,
+    /// None if no lookups were asked for.
     pub lookups: Option<Lookups>,
 }
 

@@ -27,7 +27,10 @@ pub enum Mode {
     Cluster,
     /// Sentinels that know the address of `master`. Scheme, user and password of the URLs are for the master;
     /// [`SentinelConfig`] has those for the sentinels.
-    Sentinel { master: String },
+    Sentinel {
+        /// The name under which the sentinels watch it.
+        master: String,
+    },
 }
 
 /// How to contact sentinels, where that differs from their master.
@@ -46,6 +49,7 @@ pub struct TlsConfig {
     pub ca_file: Option<PathBuf>,
     /// The client's certificate, if the server requires one: both files or none.
     pub certificate_file: Option<PathBuf>,
+    /// The private key of `certificate_file`.
     pub key_file: Option<PathBuf>,
     /// The name in the server's certificate, if it is not the host of the URL.
     pub server_name: Option<String>,
@@ -56,7 +60,9 @@ pub struct TlsConfig {
 pub struct RedisConfig {
     /// One server, or several seeds of a cluster, or several sentinels.
     pub urls: Vec<String>,
+    /// Says what `urls` names.
     pub mode: Mode,
+    /// Used in [`Mode::Sentinel`] only.
     pub sentinel: SentinelConfig,
     /// Connections to each server for loads and stores; lookups have a separate one. If there are several, the first
     /// carries no stores.
@@ -83,6 +89,7 @@ pub struct RedisConfig {
     pub value_bytes: u64,
     /// Prefix of the names of all values.
     pub key_prefix: String,
+    /// Used only where a connection has TLS.
     pub tls: TlsConfig,
     /// Deadline for a new connection until it may be used, greeting included.
     pub connect_timeout: Duration,
@@ -94,6 +101,7 @@ pub struct RedisConfig {
 }
 
 impl RedisConfig {
+    /// The defaults for these servers, as [`Mode::Single`]. Nothing is contacted or checked.
     pub fn new(urls: Vec<String>) -> RedisConfig {
         RedisConfig {
             urls,

@@ -5,15 +5,21 @@ use forebay_core::tier::Health;
 /// Counts since the tier was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
+    /// Blocks that a server took.
     pub stored_blocks: u64,
+    /// Bytes of these blocks, without headers.
     pub stored_bytes: u64,
+    /// Blocks that were loaded and whose checksum matched.
     pub loaded_blocks: u64,
+    /// Bytes of these blocks, without headers.
     pub loaded_bytes: u64,
+    /// Lookups that found their block.
     pub found_blocks: u64,
     /// Lookups of absent blocks.
     pub absent_finds: u64,
     /// Loads of absent blocks.
     pub absent_loads: u64,
+    /// Blocks that were removed on request.
     pub removed_blocks: u64,
     /// Values whose length differs from the requested block's.
     pub wrong_sizes: u64,
@@ -27,7 +33,9 @@ pub struct Counters {
     pub refused_operations: u64,
     /// Operations whose connection ended, or that had no connection.
     pub unavailable_operations: u64,
+    /// Operations that passed their deadline.
     pub late_operations: u64,
+    /// Operations that were cancelled before they ended.
     pub cancelled_operations: u64,
     /// Connections that became usable.
     pub connections_made: u64,
@@ -35,6 +43,7 @@ pub struct Counters {
     pub connections_lost: u64,
     /// Connections that ended because the server violated the protocol.
     pub lost_steps: u64,
+    /// Attempts that ended before the connection was usable.
     pub failed_connects: u64,
     /// Operations that a cluster redirected.
     pub redirects: u64,
@@ -76,14 +85,18 @@ pub struct RedisReport {
     pub name: String,
     /// The servers known now, without passwords.
     pub servers: Vec<String>,
+    /// Sick while no connection for lookups, or none for loads and stores, can be had.
     pub health: Health,
     /// Usable connections, those for lookups included.
     pub connections: usize,
     /// Operations that wait or are in flight.
     pub loads: usize,
+    /// Stores and removals that wait or are in flight.
     pub stores: usize,
+    /// Lookups that wait or are in flight.
     pub finds: usize,
     /// The last error of a connection.
     pub last_error: Option<String>,
+    /// Counts since the tier was opened, over all servers.
     pub counters: Counters,
 }

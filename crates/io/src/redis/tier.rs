@@ -98,6 +98,7 @@ impl Redis {
         self.outbox.waker_fd()
     }
 
+    /// The figures at this moment. Never waits for a server.
     pub fn report(&self) -> RedisReport {
         let done = self.outbox.done();
         let connections =

@@ -27,16 +27,22 @@ pub use self::sample::Sample;
 /// One direction, size and depth.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
+    /// Whether blocks were loaded or stored.
     pub direction: Direction,
+    /// Bytes of each block.
     pub size_bytes: u64,
+    /// Transfers in flight.
     pub depth: u32,
+    /// Name of the tier's engine.
     pub engine: &'static str,
+    /// Name of the program or calls that the tier is compared with.
     pub baseline: &'static str,
     /// Tier and baseline, pair by pair, in the order of the runs.
     pub pairs: Vec<(Sample, Sample)>,
     /// From submission to completion, over all runs of the tier. For a write it includes the wait for one of the
     /// `depth` transfers, and for its flush.
     pub p50_us: u64,
+    /// As `p50_us`, for the slowest hundredth.
     pub p99_us: u64,
     /// One core's time to sum up bytes that have just arrived; part of the tier's CPU time for reads.
     pub checksum_ms_per_gb: f64,
@@ -45,18 +51,22 @@ pub struct Row {
 }
 
 impl Row {
+    /// The tier's median over the pairs, in units of 10⁹ bytes.
     pub fn gb_per_s(&self) -> f64 {
         median(self.pairs.iter().map(|(tier, _)| tier.gb_per_s))
     }
 
+    /// The tier's median CPU time over the pairs, checksums included.
     pub fn cpu_ms_per_gb(&self) -> f64 {
         median(self.pairs.iter().map(|(tier, _)| tier.cpu_ms_per_gb))
     }
 
+    /// The baseline's median over the pairs, in units of 10⁹ bytes.
     pub fn baseline_gb_per_s(&self) -> f64 {
         median(self.pairs.iter().map(|(_, baseline)| baseline.gb_per_s))
     }
 
+    /// The baseline's median CPU time over the pairs.
     pub fn baseline_cpu_ms_per_gb(&self) -> f64 {
         median(self.pairs.iter().map(|(_, baseline)| baseline.cpu_ms_per_gb))
     }

@@ -11,6 +11,7 @@ use crate::uring::EngineChoice;
 /// One file or block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskConfig {
+    /// A missing file is created; the directory must exist.
     pub path: PathBuf,
     /// Bytes to use: a file is preallocated to this length. A device without it is used whole.
     pub capacity_bytes: Option<u64>,
@@ -19,10 +20,12 @@ pub struct DiskConfig {
 /// See the module documentation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SsdConfig {
+    /// A key's new block goes to one of them, chosen by the key.
     pub disks: Vec<DiskConfig>,
     /// Space is reclaimed in pieces of this size, a power of two; no block may be longer. Without it, about a 64th of
     /// the disk, from 1 MiB to 256 MiB. An existing disk keeps its own.
     pub segment_bytes: Option<u64>,
+    /// How transfers reach the kernel.
     pub engine: EngineChoice,
     /// Transfers in flight per disk. 32 fill an NVMe drive at 256 KiB; twice that leaves capacity for writes.
     pub depth: u32,
@@ -43,6 +46,7 @@ pub struct SsdConfig {
 }
 
 impl SsdConfig {
+    /// The defaults for these disks, without write budgets. Nothing is opened or checked.
     pub fn new(disks: Vec<DiskConfig>) -> SsdConfig {
         SsdConfig {
             disks,

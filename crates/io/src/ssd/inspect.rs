@@ -34,8 +34,11 @@ pub struct Inspection {
 /// The result of reading every block of a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Audit {
+    /// Blocks that were read, damaged ones included.
     pub blocks: u64,
+    /// Bytes of these blocks.
     pub bytes: u64,
+    /// Blocks that could not be read or whose bytes do not match their checksum.
     pub damaged_blocks: u64,
     /// The first of them only.
     pub damaged: Vec<BlockKey>,
@@ -74,6 +77,7 @@ impl Inspection {
         Ok(Inspection { disk: recover::open(medium, None, &config, Mode::Look)? })
     }
 
+    /// The disk's figures as recovery found them; nothing runs that would change them.
     pub fn report(&self) -> DiskReport {
         self.disk.report()
     }

@@ -41,11 +41,14 @@ pub(super) type Page = [u8; PAGE_BYTES];
 pub struct Geometry {
     /// A random id, drawn when the disk was created.
     pub id: u128,
+    /// Bytes of one segment, a power of two.
     pub segment_bytes: u64,
+    /// Number of segments.
     pub segments: u32,
 }
 
 impl Geometry {
+    /// Bytes that the disk must have: the superblock's part and all segments.
     pub fn disk_bytes(&self) -> u64 {
         FIRST_SEGMENT_AT + self.segment_bytes * u64::from(self.segments)
     }

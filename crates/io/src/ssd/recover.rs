@@ -30,10 +30,15 @@ const WINDOW_PAGES: u32 = CHUNK_BYTES / 4 / PAGE as u32;
 pub struct Medium {
     /// The name in reports.
     pub name: String,
+    /// What moves bytes between the medium and `memory`.
     pub engine: Box<dyn Engine>,
+    /// Why it is this engine, for reports.
     pub engine_why: String,
+    /// The pool, and staging of [`STAGING_BYTES`](super::STAGING_BYTES).
     pub memory: Arc<Memory>,
+    /// Length of the medium. A shorter disk on it keeps its own capacity.
     pub bytes: u64,
+    /// Whether transfers bypass the page cache, for reports.
     pub is_direct: bool,
     /// The id that the disk gets if it is blank.
     pub new_id: u128,

@@ -9,25 +9,39 @@ use super::space::SegmentState;
 /// Counts since the disk was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
+    /// Blocks that were written and flushed.
     pub stored_blocks: u64,
+    /// Bytes of these blocks, without heads and padding.
     pub stored_bytes: u64,
     /// Stores of blocks that were already there: nothing was written.
     pub repeated_stores: u64,
+    /// Blocks that were loaded and whose checksum matched.
     pub loaded_blocks: u64,
+    /// Bytes of these blocks.
     pub loaded_bytes: u64,
+    /// Loads of blocks that the disk does not have, or evicted while they waited.
     pub absent_loads: u64,
+    /// Blocks whose bytes or entry did not match their checksum; each was dropped.
     pub corrupt_blocks: u64,
+    /// Loads whose transfer failed.
     pub failed_loads: u64,
+    /// Stores and removals whose transfer or flush failed, or that came while the log paused.
     pub failed_stores: u64,
+    /// Removals that were flushed.
     pub removed_blocks: u64,
     /// Blocks that were dropped when their segment was reclaimed.
     pub evicted_blocks: u64,
+    /// Hot blocks that were copied to the head of the log when their segment was reclaimed.
     pub carried_blocks: u64,
+    /// Bytes of these blocks; part of the disk's write amplification.
     pub carried_bytes: u64,
     /// All written bytes: payloads, heads, footers, headers.
     pub written_bytes: u64,
+    /// Flushes that ended, failed ones included.
     pub flushes: u64,
+    /// Flushes that failed; nothing that waited for them counts as stored.
     pub failed_flushes: u64,
+    /// Segments that were emptied for the log.
     pub reclaimed_segments: u64,
     /// Keys of evicted blocks that nobody fetched in time.
     pub untold_evictions: u64,
@@ -51,8 +65,11 @@ pub struct Recovery {
     pub was_made: bool,
     /// Its superblock was unreadable and was rebuilt from its segments.
     pub was_rebuilt: bool,
+    /// Blocks that were found.
     pub blocks: u64,
+    /// Segments whose blocks were listed by a footer.
     pub segments_with_footer: u32,
+    /// Segments without a footer, which were read along their chain of heads.
     pub segments_scanned: u32,
     /// Segments with an unreadable header; their content is lost.
     pub segments_lost: u32,
@@ -60,46 +77,65 @@ pub struct Recovery {
     pub blocks_not_whole: u64,
     /// Bytes read for verification.
     pub verified_bytes: u64,
+    /// From the start of opening to a complete index.
     pub took_us: u64,
 }
 
 /// One segment, for `forebay inspect ssd`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentReport {
+    /// Number of the segment on its disk.
     pub index: u32,
+    /// Where it stands on the way from free to closed.
     pub state: SegmentState,
     /// Orders segments by age: the lowest is the oldest.
     pub life: u64,
     /// Bytes written to the disk since this life began.
     pub age_bytes: u64,
+    /// Bytes behind which the next batch would begin, the segment's header included.
     pub used_bytes: u64,
+    /// Blocks in it that can be loaded.
     pub live_blocks: u32,
+    /// Bytes of these blocks.
     pub live_bytes: u64,
 }
 
 /// One disk.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DiskReport {
+    /// The disk's path.
     pub name: String,
+    /// Name of the engine, such as `io_uring`.
     pub engine: &'static str,
     /// The reason for that engine.
     pub engine_why: String,
+    /// Whether transfers bypass the page cache.
     pub is_direct: bool,
+    /// Capacity and segment size that the disk was formatted with.
     pub geometry: Geometry,
+    /// Sick after failures in a row, or when nothing was answered for seconds.
     pub health: Health,
+    /// Blocks that can be loaded.
     pub blocks: u64,
     /// Number of blocks for which the index has memory; it grows to the most that the disk ever held.
     pub index_room_blocks: u64,
+    /// Bytes of these blocks.
     pub live_bytes: u64,
+    /// Loads that were accepted and not begun.
     pub waiting_loads: usize,
+    /// Stores and removals that were accepted and not begun.
     pub waiting_stores: usize,
+    /// Transfers and flushes that the engine has not ended.
     pub transfers_in_flight: usize,
     /// Bytes written since the disk was created, for its endurance; a crash loses the count of one segment.
     pub lifetime_written_bytes: u64,
     /// Bytes of blocks stored since the disk was created; a crash loses the count of one segment.
     pub lifetime_stored_bytes: u64,
+    /// Counts since the disk was opened.
     pub counters: Counters,
+    /// What opening the disk found.
     pub recovery: Recovery,
+    /// All segments, by number.
     pub segments: Vec<SegmentReport>,
 }
 
@@ -118,9 +154,13 @@ impl DiskReport {
 /// A block on a disk, as reported to the core after a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
+    /// The block's key.
     pub key: BlockKey,
+    /// Where a load finds it; it changes when the block is carried over.
     pub location: Location,
+    /// Bytes of the block without padding.
     pub length_bytes: u64,
+    /// Checksum of these bytes, as the store gave it.
     pub checksum: u64,
     /// Whether it was read since it was written.
     pub is_hot: bool,

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use super::layout::{Footer, Geometry, RECORDS_PER_SEGMENT, Record};
 
+/// Where a segment stands in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentState {
     /// Has no content; its header may be of an earlier life.
@@ -20,6 +21,7 @@ pub enum SegmentState {
     Active,
     /// Full; its footer is not written yet.
     Closing,
+    /// Its footer is written, or was given up: the next start then scans it.
     Closed,
 }
 

@@ -119,6 +119,7 @@ impl Ssd {
         self.disks.iter_mut().for_each(|disk| disk.take_evicted(keys));
     }
 
+    /// The figures of each disk, in the order of the configuration. Costs a pass over all segments.
     pub fn report(&self) -> Vec<DiskReport> {
         self.disks.iter().map(Disk::report).collect()
     }

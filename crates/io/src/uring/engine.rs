@@ -12,30 +12,49 @@ use super::memory::{Span, Spans};
 pub enum Work {
     /// Fills `span`. When all of it arrived and `checksum` gives a piece of memory, the engine's thread sums that
     /// piece up.
-    Read { at: u64, span: Span, checksum: Option<Span> },
+    Read {
+        /// Bytes from the start of the file.
+        at: u64,
+        /// Where the bytes go.
+        span: Span,
+        /// What is summed up: usually `span` without its padding.
+        checksum: Option<Span>,
+    },
     /// Writes `spans` consecutively, [`MOST_SPANS`](super::MOST_SPANS) at most.
-    Write { at: u64, spans: Spans },
+    Write {
+        /// Bytes from the start of the file.
+        at: u64,
+        /// The bytes, in their order in the file.
+        spans: Spans,
+    },
     /// Makes every write that was done before this was submitted durable across a power loss.
     Sync,
 }
 
+/// A piece of work, and the name by which its owner knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
+    /// Returned in [`Done`]. The owner sees to it that no two requests in flight have the same.
     pub tag: u64,
+    /// What is to be done.
     pub work: Work,
 }
 
 /// The end of a request: bytes moved, perhaps fewer than requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
+    /// That of the request.
     pub tag: u64,
+    /// Bytes moved; 0 for a flush. The error is the kernel's own.
     pub result: Result<u32, Errno>,
+    /// Of the piece that a read named, once all of it arrived; otherwise it says nothing.
     pub checksum: u64,
 }
 
 /// See the module documentation. Dropping an engine waits a short time for requests in flight. After that a thread
 /// keeps file and memory until they have ended.
 pub trait Engine: Send {
+    /// For reports: `io_uring`, `threads`.
     fn name(&self) -> &'static str;
     /// Takes all of `requests`; their owner bounds how many are in flight.
     fn submit(&mut self, requests: &mut VecDeque<Request>);

@@ -79,6 +79,7 @@ impl Region {
         unsafe { Region::from_raw(base, len, Arc::new(mapped)) }
     }
 
+    /// Bytes of the region.
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.len
@@ -134,23 +135,30 @@ impl Drop for Mapped {
 /// The region of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
+    /// The pool's slots.
     Pool,
+    /// The tier's own pages.
     Staging,
 }
 
 /// A piece of a [`Memory`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
+    /// Says where `offset` counts from.
     pub place: Place,
+    /// Bytes from the start of the region.
     pub offset: u64,
+    /// Bytes of the piece.
     pub len: u32,
 }
 
 impl Span {
+    /// A piece of the pool's slots.
     pub fn pool(offset: u64, len: u32) -> Span {
         Span { place: Place::Pool, offset, len }
     }
 
+    /// A piece of the tier's own pages.
     pub fn staging(offset: u64, len: u32) -> Span {
         Span { place: Place::Staging, offset, len }
     }
@@ -207,15 +215,19 @@ impl From<Span> for Spans {
 
 /// All memory that one disk's engine may touch.
 pub struct Memory {
+    /// The pool's slots.
     pub pool: Region,
+    /// The tier's own pages.
     pub staging: Region,
 }
 
 impl Memory {
+    /// Keeps both regions mapped as long as any engine or request has this memory.
     pub fn new(pool: Region, staging: Region) -> Memory {
         Memory { pool, staging }
     }
 
+    /// The region that `place` names.
     pub fn region(&self, place: Place) -> &Region {
         match place {
             Place::Pool => &self.pool,
@@ -230,10 +242,12 @@ impl Memory {
         sum.finish()
     }
 
+    /// Copies the span into the front of `bytes`, which must be at least as long.
     pub fn read(&self, span: Span, bytes: &mut [u8]) {
         self.region(span.place).read(span.offset, &mut bytes[..span.len as usize]);
     }
 
+    /// Copies the front of `bytes` into the span; `bytes` must be at least as long.
     pub fn write(&self, span: Span, bytes: &[u8]) {
         self.region(span.place).write(span.offset, &bytes[..span.len as usize]);
     }

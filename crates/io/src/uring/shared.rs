@@ -20,10 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Waker(OwnedFd);
 
 impl Waker {
+    /// An eventfd that does not block. Errors when the process has no descriptor left.
     pub fn new() -> io::Result<Waker> {
         Ok(Waker(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
+    /// Makes the descriptor readable. One system call; wake-ups before a [`Waker::clear`] count once.
     pub fn wake(&self) {
         // A full counter wakes equally well.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());

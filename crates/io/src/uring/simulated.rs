@@ -40,12 +40,16 @@ pub enum FaultKind {
 /// Affects `count` I/Os, starting with the `nth` from now (0 is the next).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
+    /// The first affected I/O.
     pub nth: u64,
+    /// Number of affected I/Os in a row.
     pub count: u64,
+    /// What happens to each.
     pub kind: FaultKind,
 }
 
 impl Fault {
+    /// A fault of one I/O.
     pub fn once(nth: u64, kind: FaultKind) -> Fault {
         Fault { nth, count: 1, kind }
     }
@@ -67,10 +71,12 @@ struct Medium {
 }
 
 impl SimulatedDisk {
+    /// A blank medium of this many bytes.
     pub fn new(bytes: usize) -> SimulatedDisk {
         SimulatedDisk::from_image(vec![0; bytes])
     }
 
+    /// A medium with this content, all of it durable.
     pub fn from_image(image: Vec<u8>) -> SimulatedDisk {
         SimulatedDisk(Arc::new(Mutex::new(Medium {
             durable: image.clone(),
@@ -90,6 +96,7 @@ impl SimulatedDisk {
         medium.faults = faults.iter().map(|fault| Fault { nth: ios + fault.nth, ..*fault }).collect();
     }
 
+    /// Bytes of the medium.
     #[allow(clippy::len_without_is_empty, reason = "a disk of no bytes is none")]
     pub fn len(&self) -> usize {
         self.medium().current.len()
@@ -100,6 +107,7 @@ impl SimulatedDisk {
         self.medium().ios
     }
 
+    /// Whether power was lost: no I/O is answered any more.
     pub fn is_off(&self) -> bool {
         self.medium().is_off
     }

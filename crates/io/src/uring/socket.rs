@@ -18,10 +18,13 @@ pub const MOST_PIECES: usize = 32;
 /// A piece of data to send.
 #[derive(Clone, Copy)]
 pub enum Piece<'a> {
+    /// Bytes of the caller, such as a command's header.
     Bytes(&'a [u8]),
     /// A span of the region.
     Pool {
+        /// Bytes from the start of the region.
         offset: u64,
+        /// Bytes of the span.
         len: usize,
     },
 }

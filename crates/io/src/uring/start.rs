@@ -17,12 +17,15 @@ pub enum EngineChoice {
     /// A ring where the kernel allows one, otherwise threads.
     #[default]
     Auto,
+    /// A ring; starting fails where the kernel allows none.
     Uring,
+    /// Plain system calls on threads.
     Threads,
 }
 
 /// A running engine.
 pub struct Started {
+    /// It runs until it is dropped.
     pub engine: Box<dyn Engine>,
     /// The reason for this engine, as `forebay doctor` prints it.
     pub why: String,

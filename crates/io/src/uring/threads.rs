@@ -22,6 +22,7 @@ pub struct Threads {
 }
 
 impl Threads {
+    /// Starts `depth` threads, at least one and at most 16. Errors when the machine gives none.
     pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Threads> {
         let mut engine = Threads { shared: Arc::default(), threads: Vec::new() };
         for _ in 0..depth.clamp(1, MAX_THREADS) {

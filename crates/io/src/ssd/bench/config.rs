@@ -4,9 +4,12 @@ use std::path::PathBuf;
 
 use crate::uring::EngineChoice;
 
+/// What a row measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
+    /// Blocks are loaded from the disk.
     Read,
+    /// Blocks are stored on the disk, flushes included.
     Write,
 }
 
@@ -15,9 +18,13 @@ pub enum Direction {
 pub struct BenchConfig {
     /// Created with twice `capacity_bytes`, and removed at the end.
     pub path: PathBuf,
+    /// Bytes of the tier; the baseline writes to as many behind it.
     pub capacity_bytes: u64,
+    /// The engine of the tier; the baseline has its own.
     pub engine: EngineChoice,
+    /// Measured in this order for each size and depth.
     pub directions: Vec<Direction>,
+    /// Block sizes; each is measured at each depth, on a new tier.
     pub sizes_bytes: Vec<u64>,
     /// Transfers in flight.
     pub depths: Vec<u32>,

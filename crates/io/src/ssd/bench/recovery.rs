@@ -17,10 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// One disk that was filled, closed without a clean shutdown and opened again.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RecoveryRow {
+    /// Blocks that were stored, all of which were found again.
     pub stored_blocks: u64,
     /// Time until the tier serves: locks, reading, index.
     pub took: Duration,
+    /// What opening the disk found.
     pub recovery: Recovery,
+    /// Growth of this process's resident memory, over the blocks.
     pub index_bytes_per_block: f64,
 }
 

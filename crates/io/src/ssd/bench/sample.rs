@@ -7,7 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 /// One run of the tier or of the baseline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sample {
+    /// Bytes of blocks over the time of the run, in units of 10⁹ bytes.
     pub gb_per_s: f64,
+    /// CPU time of all threads of the process, with the kernel's work for them.
     pub cpu_ms_per_gb: f64,
 }
 
