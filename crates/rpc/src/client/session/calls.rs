@@ -11,10 +11,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::{Response, Status, Streaming};
 
+use super::limits::LATE_FACTOR;
 use super::outbox::Batch;
+use super::shared::Shared;
 use super::stock::Refill;
 use super::ticket::Lookup;
-use super::{Shared, limits};
 use crate::client::{Backoff, Rpc};
 use crate::proto::{self, CommitOutcome, Held, session_event::Event};
 use crate::{from_status, is_transport};
@@ -272,7 +273,7 @@ async fn awaited<T>(
     let error = Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
         .with("deadline_seconds", deadline.as_secs_f64());
     fail(shared, &error);
-    match tokio::time::timeout(deadline * limits::LATE_FACTOR, &mut call).await {
+    match tokio::time::timeout(deadline * LATE_FACTOR, &mut call).await {
         Ok(outcome) => Ok((outcome, true)),
         Err(_) => {
             shared.break_off();

@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use forebay_core::Error;
 
+use super::answer::{Answer, Cell};
+use super::config::Namespace;
 use super::hints::Hints;
 use super::leases::Leases;
+use super::limits;
 use super::link::{Link, SessionState};
 use super::outbox::{Batch, Commit, Outbox};
 use super::stats::Stats;
 use super::stock::{Refill, Reservations, Returned};
-use super::ticket::{Answer, Cell};
-use super::{Namespace, limits};
 use crate::Hashes;
 use crate::proto::{CommitOutcome, Held, HintRequest, Welcome};
 
@@ -116,7 +117,7 @@ impl Holdings {
     pub fn end_lookup(&mut self, cell: &Cell) {
         self.fail_lookup(cell);
         self.lookups_in_flight -= 1;
-        self.keys_in_flight -= cell.keys();
+        self.keys_in_flight -= cell.key_count();
     }
 
     pub fn release(&mut self, ticket: u64) {

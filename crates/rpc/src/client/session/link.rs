@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_core::Error;
 
-use super::Namespace;
+use super::config::Namespace;
 
 /// The result of `EngineSession::state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,95 +6,45 @@
 //! applied: the calls of a connection are dropped with it. Every queue has a limit ([`limits`]). At the limit a
 //! lookup is a miss, a reservation is refused, a commit becomes an abort, and each is counted.
 //!
-//! In path order: this file has the engine's calls; [`ticket`] is a lookup's answer; [`holdings`] records the leases
-//! and slots that the engine holds, and is made of [`link`] (the state of the connection), [`leases`], [`stock`],
-//! [`outbox`] and [`hints`]; `thread` connects and reconnects; `calls` has the tasks of one connection.
+//! In path order: this file has the engine's calls; [`config`] is what the engine says at the start; [`ticket`] has
+//! both ends of a lookup, and [`answer`] is what passes between them; [`shared`] is the state of both threads;
+//! [`holdings`] records the leases and slots that the engine holds, and is made of [`link`] (the state of the
+//! connection), [`leases`], [`stock`], [`outbox`] and [`hints`]; [`thread`] connects and reconnects; [`calls`] has the
+//! tasks of one connection.
 //!
 //! A forked child has the holdings but not the thread: a session must be made after the fork.
 
+mod answer;
 mod calls;
+mod config;
 mod hints;
 mod holdings;
 mod leases;
+pub mod limits;
 mod link;
 mod outbox;
+mod shared;
 mod stats;
 mod stock;
 mod thread;
 mod ticket;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Instant;
 
 use forebay_core::{Error, Result};
-use tokio::sync::{Notify, watch};
 
 use crate::Hashes;
-use crate::proto::{self, Held};
+use crate::proto::Held;
 
+pub use config::{Namespace, SessionConfig};
 pub use link::SessionState;
 pub use stats::Stats;
 pub use ticket::Ticket;
 
-use holdings::Holdings;
-use ticket::{Answer, Cell, Lookup};
-
-/// The limit of each queue, with its reason.
-pub mod limits {
-    use std::time::Duration;
-
-    /// Lookups in flight, late ones included. An engine makes one lookup per waiting request, and a burst of a
-    /// thousand requests is not unusual.
-    pub const LOOKUPS: usize = 1024;
-    /// Keys of all lookups in flight, 32 MiB. A request of a million tokens in blocks of 16 has 65,536.
-    pub const LOOKUP_KEYS: usize = 1 << 20;
-    /// Keys of one lookup; this fits well into a message.
-    pub const KEYS_PER_LOOKUP: usize = 1 << 18;
-    /// Leased blocks. All of them must fit into one message when they are declared after a reconnect.
-    pub const LEASED_BLOCKS: usize = 1 << 19;
-    /// Slots held by the engine or in queued commits.
-    pub const RESERVED_BLOCKS: usize = 1 << 16;
-    /// Blocks in one commit call, so that a call stays short on the daemon's side.
-    pub const COMMIT_BLOCKS: usize = 4096;
-    /// Requests in the engine's queue that are reported to the daemon: many more than most pools can protect.
-    pub const WAITING: usize = 64;
-    /// Keys per group of a waiting request; the daemon accepts no more.
-    pub const KEYS_PER_WAITING: usize = 2048;
-    /// A late answer is awaited for this many further deadlines before the connection is given up. Until then the
-    /// late answer is still useful: its lease can be released, its slots used.
-    pub const LATE_FACTOR: u32 = 4;
-    /// After this long without lookups and reservations an engine counts as idle.
-    pub const IDLE: Duration = Duration::from_secs(2);
-    /// Slots of each group that an idle engine keeps.
-    pub const IDLE_STOCK: usize = 4;
-}
-
-/// A session's configuration.
-#[derive(Clone, Debug)]
-pub struct SessionConfig {
-    pub socket_directory: PathBuf,
-    pub engine_id: String,
-    /// One start of the engine; not all zero. Its workers attach with the same number.
-    pub incarnation: [u8; 16],
-    /// Worker processes that will attach under the same engine id and incarnation.
-    pub ranks: u32,
-    /// Slots of each group that are kept reserved in the stock.
-    pub stock_blocks: usize,
-    /// After this long a call counts as failed.
-    pub deadline: Duration,
-    /// Failures, with no lookup answered in time between them, after which lookups are not sent until the daemon was
-    /// reached again.
-    pub breaker_failures: u32,
-}
-
-/// The namespace of all later stores and loads.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Namespace {
-    pub fields: BTreeMap<String, String>,
-    pub groups: Vec<proto::Group>,
-}
+use answer::{Answer, Cell};
+use shared::Shared;
+use ticket::Lookup;
 
 /// See the module documentation. Shared by threads; dropping it ends the session without waiting.
 pub struct EngineSession {
@@ -106,7 +56,7 @@ pub struct EngineSession {
 impl EngineSession {
     /// Starts the background thread. Errors with `Invalid` on a contradictory configuration.
     pub fn new(config: SessionConfig) -> Result<EngineSession> {
-        check(&config)?;
+        config.check()?;
         let shared = Arc::new(Shared::new(config));
         let (lookups, receiver) = tokio::sync::mpsc::channel(limits::LOOKUPS);
         let ended = thread::start(shared.clone(), receiver)?;
@@ -137,7 +87,7 @@ impl EngineSession {
     /// Looks up all keys of all groups of one request, in prefix order.
     pub fn lookup(&self, groups: Vec<(u32, Hashes)>) -> Ticket {
         let cell = Arc::new(Cell::new(groups.iter().map(|(_, hashes)| hashes.len()).collect()));
-        let (begun, was_idle) = self.shared.holdings().begin_lookup(cell.keys(), Instant::now());
+        let (begun, was_idle) = self.shared.holdings().begin_lookup(cell.key_count(), Instant::now());
         if was_idle {
             self.shared.wake_stock.notify_one();
         }
@@ -204,81 +154,5 @@ impl EngineSession {
 impl Drop for EngineSession {
     fn drop(&mut self) {
         self.shared.close();
-    }
-}
-
-fn check(config: &SessionConfig) -> Result<()> {
-    if config.engine_id.is_empty() || config.engine_id.len() > 64 {
-        return Err(Error::invalid("an engine id must have 1 to 64 bytes").with("engine_id", &config.engine_id));
-    }
-    if config.incarnation == [0; 16] {
-        return Err(Error::invalid("an engine's incarnation must not be zero").with("engine_id", &config.engine_id));
-    }
-    if config.deadline.is_zero() || config.breaker_failures == 0 {
-        return Err(Error::invalid("a session's deadline and breaker must be greater than zero"));
-    }
-    Ok(())
-}
-
-/// State that the engine's threads and the background thread share.
-struct Shared {
-    config: SessionConfig,
-    /// Identifies this session to the daemon after a reconnect: no other holdings record what it holds.
-    owner: [u8; 16],
-    holdings: Mutex<Holdings>,
-    wake_deliver: Notify,
-    wake_stock: Notify,
-    wake_name: Notify,
-    wake_hints: Notify,
-    /// The connection was marked as broken.
-    broken: Notify,
-    /// The queue is empty.
-    drained: Notify,
-    closing: watch::Sender<bool>,
-}
-
-impl Shared {
-    fn new(config: SessionConfig) -> Shared {
-        Shared {
-            holdings: Mutex::new(Holdings::new(config.stock_blocks, Instant::now())),
-            config,
-            owner: crate::draw(),
-            wake_deliver: Notify::new(),
-            wake_stock: Notify::new(),
-            wake_name: Notify::new(),
-            wake_hints: Notify::new(),
-            broken: Notify::new(),
-            drained: Notify::new(),
-            closing: watch::Sender::new(false),
-        }
-    }
-
-    /// Held for microseconds, never across a wait. After a panic under it the holdings are in a state between two of
-    /// their changes, and the daemon checks all messages; so the poison is ignored.
-    fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wake_all(&self) {
-        self.wake_name.notify_one();
-        self.wake_deliver.notify_one();
-        self.wake_stock.notify_one();
-        self.wake_hints.notify_one();
-    }
-
-    fn close(&self) {
-        self.closing.send_replace(true);
-        self.wake_all();
-    }
-
-    /// Gives the connection up.
-    fn break_off(&self) {
-        self.holdings().link.broken();
-        self.broken.notify_one();
-    }
-
-    async fn closing(&self) {
-        // The sender is in `self`, so the wait cannot end because it was dropped.
-        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, Result};
 use tokio::sync::mpsc::Receiver;
 
-use super::Shared;
 use super::calls::{self, Open};
+use super::shared::Shared;
 use super::ticket::Lookup;
 use crate::PROTOCOL_VERSION;
 use crate::client::{Backoff, connect};
