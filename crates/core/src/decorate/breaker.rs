@@ -14,6 +14,7 @@ const OPEN_AFTER: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Breaker<T> {
     inner: T,
     now: Duration,
@@ -26,15 +27,18 @@ pub struct Breaker<T> {
 }
 
 impl<T> Breaker<T> {
+    /// Closed, with no failure counted.
     pub fn new(inner: T) -> Breaker<T> {
         let (now, refused) = (Duration::ZERO, Vec::new());
         Breaker { inner, now, failures: 0, open: None, pause: FIRST_PAUSE, opened: 0, refused }
     }
 
+    /// What it wraps.
     pub fn inner(&self) -> &T {
         &self.inner
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{Timed, pass_on};
 use crate::tier::{Completion, OpId, OpKind, Operation, Tier};
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Deadline<T> {
     inner: T,
     limit: Duration,
@@ -20,15 +21,18 @@ pub struct Deadline<T> {
 }
 
 impl<T> Deadline<T> {
+    /// Loads and questions are late once `limit` has passed since they were taken.
     pub fn new(inner: T, limit: Duration) -> Deadline<T> {
         let (due, awaited, late) = (VecDeque::new(), HashSet::new(), Vec::new());
         Deadline { inner, limit, now: Duration::ZERO, due, awaited, late }
     }
 
+    /// What it wraps.
     pub fn inner(&self) -> &T {
         &self.inner
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

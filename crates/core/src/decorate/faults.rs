@@ -12,6 +12,7 @@ use crate::tier::{Completion, OpId, Operation, Outcome, Tier};
 pub struct Rates {
     /// Submissions that take nothing.
     pub refused: u32,
+    /// Operations that end as an I/O error.
     pub failed: u32,
     /// Loads that end as corrupt.
     pub corrupt: u32,
@@ -21,6 +22,7 @@ pub struct Rates {
     pub delayed: u32,
 }
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Faults<T> {
     inner: T,
     rates: Rates,
@@ -31,10 +33,12 @@ pub struct Faults<T> {
 }
 
 impl<T> Faults<T> {
+    /// Faults by `rates`; completions that are held back come `delay` later.
     pub fn new(inner: T, seed: u64, rates: Rates, delay: Duration) -> Faults<T> {
         Faults { inner, rates, delay, now: Duration::ZERO, state: seed, held: VecDeque::new() }
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

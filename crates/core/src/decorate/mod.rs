@@ -29,6 +29,7 @@ pub use throttle::{Limits, Throttle};
 
 /// A tier that is told the time. `now` counts from any fixed moment and never goes back.
 pub trait Timed: Tier {
+    /// It is `now`: deadlines, pauses and budgets go by this.
     fn advance(&mut self, now: Duration);
 
     /// Appends loads that are late, each once; their completions still come.

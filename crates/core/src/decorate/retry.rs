@@ -38,6 +38,7 @@ impl Default for Attempts {
     }
 }
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Retry<T> {
     inner: T,
     attempts: Attempts,
@@ -64,10 +65,12 @@ impl<T> Retry<T> {
         Retry { inner, attempts, now: Duration::ZERO, state: seed, under_way, waiting, retried: 0 }
     }
 
+    /// What it wraps.
     pub fn inner(&self) -> &T {
         &self.inner
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

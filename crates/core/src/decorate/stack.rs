@@ -22,6 +22,7 @@ impl<T: Timed> Stack<T> {
         self.inner.inner().inner().inner().inner().inner()
     }
 
+    /// The tier itself. What is submitted to it here passes the wrappers by.
     pub fn tier_mut(&mut self) -> &mut T {
         self.inner.inner_mut().inner_mut().inner_mut().inner_mut().inner_mut()
     }

@@ -10,17 +10,23 @@ use crate::tier::{Completion, OpId, OpKind, Operation, Outcome, Tier};
 /// Operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Operations that the tier took.
     pub taken: u64,
     /// Asked for while the tier's queue was full.
     pub refused: u64,
+    /// Operations that ended as they should.
     pub done: u64,
+    /// Bytes of the blocks of those.
     pub done_bytes: u64,
+    /// Operations on a block that was not there.
     pub absent: u64,
+    /// Operations that ended with an error.
     pub failed: u64,
     /// From submission to completion, of those that were done.
     pub time: Histogram,
 }
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Stats<T> {
     inner: T,
     now: Duration,
@@ -32,22 +38,27 @@ impl<T> Stats<T> {
     /// As they stand in metrics, in the order of [`Stats::counts`].
     pub const KINDS: [&'static str; 4] = ["load", "store", "exists", "remove"];
 
+    /// Nothing is counted yet.
     pub fn new(inner: T) -> Stats<T> {
         Stats { inner, now: Duration::ZERO, under_way: HashMap::new(), counts: Default::default() }
     }
 
+    /// Counts by kind of operation, in the order of [`Stats::KINDS`].
     pub fn counts(&self) -> &[Counts; 4] {
         &self.counts
     }
 
+    /// Operations taken and not completed.
     pub fn in_flight(&self) -> usize {
         self.under_way.len()
     }
 
+    /// What it wraps.
     pub fn inner(&self) -> &T {
         &self.inner
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }

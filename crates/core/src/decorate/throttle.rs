@@ -13,12 +13,15 @@ use crate::tier::{Completion, OpId, OpKind, Operation, Tier};
 /// None is without limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
+    /// Bytes of blocks read from the tier in a second.
     pub load_bytes_per_second: Option<u64>,
+    /// Bytes of blocks written to the tier in a second.
     pub store_bytes_per_second: Option<u64>,
     /// Operations of any kind that were taken and not completed.
     pub in_flight: Option<usize>,
 }
 
+/// See the module's head. `T` is the tier with the wrappers inside this one.
 pub struct Throttle<T> {
     inner: T,
     in_flight_limit: usize,
@@ -55,6 +58,7 @@ impl Budget {
 }
 
 impl<T> Throttle<T> {
+    /// Both budgets start full: a second's worth each.
     pub fn new(inner: T, limits: Limits) -> Throttle<T> {
         Throttle {
             inner,
@@ -66,10 +70,12 @@ impl<T> Throttle<T> {
         }
     }
 
+    /// What it wraps.
     pub fn inner(&self) -> &T {
         &self.inner
     }
 
+    /// What it wraps.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }
