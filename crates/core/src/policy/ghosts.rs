@@ -23,6 +23,7 @@ pub struct Ghost {
     pub mark: bool,
 }
 
+/// See the module's head. The default has no place and remembers nothing.
 #[derive(Default)]
 pub struct Ghosts {
     /// From `first` on, which is aligned, one bucket a line. A place holds tag (19 bits, not zero), mark (1 bit)
@@ -59,10 +60,12 @@ impl Ghosts {
         }
     }
 
+    /// Keys remembered.
     pub fn len(&self) -> usize {
         self.used
     }
 
+    /// Whether no key is remembered.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
@@ -100,6 +103,7 @@ impl Ghosts {
         }
     }
 
+    /// Bytes of all buckets, in use or not.
     pub fn heap_bytes(&self) -> usize {
         self.bytes.len()
     }

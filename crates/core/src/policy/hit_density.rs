@@ -13,6 +13,7 @@ const BUCKETS: usize = (32 * STEPS_PER_OCTAVE) as usize;
 /// of the cache. Measured flat between 0.98 and 1 on three traces.
 const KEEP: f64 = 0.99;
 
+/// See the module's head. It knows nothing before the first [`HitDensity::learn`].
 pub struct HitDensity {
     hits: [f64; BUCKETS],
     aged_out: [f64; BUCKETS],
@@ -41,10 +42,12 @@ impl HitDensity {
         self.hit_density[bucket(age)]
     }
 
+    /// A block last used `age` ago was asked for.
     pub fn hit(&mut self, age: u32) {
         self.hits[bucket(age)] += 1.0;
     }
 
+    /// A block last used `age` ago was forgotten without being asked for.
     pub fn age_out(&mut self, age: u32) {
         self.aged_out[bucket(age)] += 1.0;
     }

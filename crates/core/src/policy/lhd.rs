@@ -36,6 +36,7 @@ const BYPASSED: u32 = 2;
 const KNOWN: u32 = 4;
 const FLAGS: u32 = 7;
 
+/// See the module's head.
 #[derive(Default)]
 pub struct Lhd {
     lists: Lists,

@@ -7,13 +7,16 @@
 use super::{List, MAX_SCAN, Node, Nodes, Residents};
 use crate::key::BlockId;
 
+/// Number of the list `fresh`, in which keys that were not seen before begin.
 pub const FRESH: usize = 0;
+/// Number of the list `reused`, for keys that were.
 pub const REUSED: usize = 1;
 
 /// Says from which list a block should go, given a candidate of each.
 pub trait Choose: Fn(&Lists, &Nodes, [BlockId; 2]) -> usize {}
 impl<F: Fn(&Lists, &Nodes, [BlockId; 2]) -> usize> Choose for F {}
 
+/// See the module's head.
 #[derive(Default)]
 pub struct Lists {
     /// By number: [`FRESH`], [`REUSED`].
@@ -26,14 +29,17 @@ impl Lists {
         (node.mark & 1) as usize
     }
 
+    /// Blocks in both lists.
     pub fn count(&self) -> u32 {
         self.lists[FRESH].len + self.lists[REUSED].len
     }
 
+    /// Blocks in one list.
     pub fn len_of(&self, list: usize) -> u32 {
         self.lists[list].len
     }
 
+    /// The block of a list that was not used for longest; `None` if the list is empty.
     pub fn tail(&self, list: usize) -> Option<BlockId> {
         let tail = self.lists[list].tail;
         (tail != BlockId::NONE).then_some(tail)
@@ -81,6 +87,7 @@ impl Lists {
         self.lift(nodes, block, list);
     }
 
+    /// Takes a block out of the list it is in. Its mark stays.
     pub fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
         self.lists[Lists::of(&nodes[block])].unlink(nodes, block);
     }

@@ -34,6 +34,7 @@ pub const MAX_SCAN: usize = 64;
 
 /// See the module's head. No call looks at more than [`MAX_SCAN`] entries.
 pub trait Policy: Send {
+    /// The name under which [`ALL`] or a report lists the policy.
     fn name(&self) -> &'static str;
 
     /// `block` became resident. `parent` is the block before it in its prompt, resident in the same class: a

@@ -6,6 +6,7 @@ const ROWS: usize = 4;
 /// Counts stop here, so that what was popular once can be overtaken after a few halvings.
 pub const MOST: u8 = 15;
 
+/// See the module's head. The default is empty: it counts nothing and estimates 0.
 #[derive(Default)]
 pub struct Sketch {
     /// Row after row, each a power of two long.
@@ -18,10 +19,12 @@ impl Sketch {
         Sketch { counts: vec![0; keys.next_power_of_two() * ROWS].into_boxed_slice() }
     }
 
+    /// Counters in a row: about as many keys as are told apart.
     pub fn capacity(&self) -> usize {
         self.counts.len() / ROWS
     }
 
+    /// How often `key` was asked for, at most [`MOST`]; too high where others share all of its counters.
     pub fn estimate(&self, key: Fingerprint) -> u8 {
         self.places(key).map(|place| self.counts[place]).min().unwrap_or(0)
     }
@@ -33,10 +36,12 @@ impl Sketch {
         }
     }
 
+    /// Bytes of all counters, one each.
     pub fn heap_bytes(&self) -> usize {
         self.counts.len()
     }
 
+    /// Halves all counts. Walks over all of them.
     pub fn halve(&mut self) {
         self.counts.iter_mut().for_each(|count| *count /= 2);
     }

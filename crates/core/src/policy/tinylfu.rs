@@ -16,6 +16,7 @@ const WINDOW: u32 = 5;
 /// Counts are halved each time so many blocks for each resident one were asked for.
 const FADE: u32 = 10;
 
+/// See the module's head.
 #[derive(Default)]
 pub struct TinyLfu {
     /// Fresh: window. Reused: main.
