@@ -69,6 +69,7 @@ pub struct Checksum {
 }
 
 impl Checksum {
+    /// Over no bytes yet.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Checksum {
         Checksum {
@@ -78,6 +79,7 @@ impl Checksum {
         }
     }
 
+    /// Appends `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         #[cfg(target_arch = "x86_64")]
         if let Some(lanes) = self.lanes.take() {
@@ -92,6 +94,7 @@ impl Checksum {
         self.lanes.get_or_insert_with(|| Lanes::start(self.digest.get_state()))
     }
 
+    /// The checksum of all bytes appended so far; more may follow.
     pub fn finish(&self) -> u64 {
         #[cfg(target_arch = "x86_64")]
         if let Some(lanes) = &self.lanes {

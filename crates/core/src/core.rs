@@ -20,8 +20,11 @@ use crate::stats::Stats;
 use crate::tables::TABLE_BITS;
 use crate::tiers::Tiers;
 
+/// Shape and shares of a pool, fixed for the life of its [`Core`].
 pub struct Config {
+    /// Bytes of a unit, the smallest piece of memory that moves from one extent to another.
     pub unit_bytes: u64,
+    /// Units of the pool, populated or not.
     pub units: u32,
     /// Makes hash collisions unpredictable; fixed in tests and in the simulator.
     pub seed: u64,
@@ -77,6 +80,7 @@ pub struct Core {
 }
 
 impl Core {
+    /// An empty pool. None of its memory is used before [`Core::populate`].
     pub fn new(config: Config) -> Core {
         let slots = Slots::new(config.unit_bytes, config.units, config.first_generation);
         Core {
@@ -131,18 +135,22 @@ impl Core {
         true
     }
 
+    /// What the core was made with.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
+    /// Counts since the core was made.
     pub fn stats(&self) -> &Stats {
         self.journal.stats()
     }
 
+    /// The id of a namespace, by its short name. Panics if there is no such name.
     pub fn namespace_id(&self, namespace: NamespaceIndex) -> NamespaceId {
         self.cache.namespace(namespace).id
     }
 
+    /// The block sizes of a namespace. Panics if there is no such name.
     pub fn layout(&self, namespace: NamespaceIndex) -> &Layout {
         &self.cache.namespace(namespace).layout
     }
@@ -162,6 +170,7 @@ impl Core {
         self.cache.memory_bytes()
     }
 
+    /// Blocks in the index, those that are being verified or promoted included.
     pub fn resident_blocks(&self) -> u64 {
         self.cache.len()
     }

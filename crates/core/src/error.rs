@@ -43,6 +43,7 @@ pub struct Error {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
+/// What a fallible call of this project returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
@@ -51,6 +52,7 @@ impl Error {
         Error { kind, message: message.into(), facts: Vec::new(), hint: None, source: None }
     }
 
+    /// An error of kind `Invalid`; `message` as for [`Error::new`].
     pub fn invalid(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Invalid, message)
     }
@@ -67,15 +69,18 @@ impl Error {
         self
     }
 
+    /// Names the error that this one came from; `Display` prints it behind the facts.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         self.source = Some(source.into());
         self
     }
 
+    /// What a caller can act on.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
+    /// What the reader can do about it, if anything was said.
     pub fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }

@@ -21,15 +21,18 @@ impl Default for Histogram {
 }
 
 impl Histogram {
+    /// Counts a duration of `us` microseconds.
     pub fn record(&mut self, us: u64) {
         self.counts[BOUNDS_US.partition_point(|bound| *bound < us)] += 1;
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
+    /// Durations recorded.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
+    /// Sum of all durations, in seconds.
     pub fn sum_seconds(&self) -> f64 {
         self.sum_us as f64 / 1e6
     }

@@ -60,6 +60,7 @@ impl BlockHash {
         }
     }
 
+    /// The 1 to 32 bytes that [`BlockHash::new`] was given.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len as usize]
     }
@@ -87,8 +88,11 @@ impl fmt::Debug for BlockHash {
 /// The name of one block in every tier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockKey {
+    /// The cache that the block belongs to.
     pub namespace: NamespaceId,
+    /// Index of the block's group in the namespace's layout.
     pub group: u16,
+    /// The engine's hash.
     pub hash: BlockHash,
 }
 
@@ -101,6 +105,7 @@ pub struct SlotId(pub u32);
 pub const PAGE_BYTES: u64 = 4096;
 
 impl SlotId {
+    /// Byte offset in the data file.
     pub fn offset(self) -> u64 {
         u64::from(self.0) * PAGE_BYTES
     }
@@ -123,6 +128,7 @@ impl Instance {
     /// a session does not end what the daemon holds: each of its copies ends by itself.
     pub const DAEMON: Instance = Instance(63);
 
+    /// This instance's bit in a holder mask.
     pub fn bit(self) -> u64 {
         1 << self.0
     }
@@ -133,6 +139,7 @@ impl Instance {
 pub struct BlockId(pub u32);
 
 impl BlockId {
+    /// No block: the end of a list.
     pub const NONE: BlockId = BlockId(u32::MAX);
 }
 
@@ -141,6 +148,7 @@ impl BlockId {
 pub struct NamespaceIndex(pub u32);
 
 impl NamespaceIndex {
+    /// No namespace: of a record without a block.
     pub const NONE: NamespaceIndex = NamespaceIndex(u32::MAX);
 }
 
@@ -167,6 +175,7 @@ pub struct ClassId(pub u16);
 pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
+    /// The hash of a key under `seed`; a core uses one seed for its whole life.
     pub fn new(seed: u64, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
         // Both factors of a product hold a part of the seed, or a client could make them zero.
         let one = seed ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(namespace.0) << 16 | u64::from(group));

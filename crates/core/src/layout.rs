@@ -19,14 +19,18 @@ pub enum Attention {
 /// One group of layers that share block size and attention kind.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
 pub struct GroupLayout {
+    /// How the group's layers look back.
     pub attention: Attention,
+    /// Tokens whose KV one block holds.
     pub tokens_per_block: u32,
     /// Bytes of one block on each rank, by rank. One entry, for rank 0, where `is_replicated`.
     pub rank_bytes: Vec<u64>,
+    /// All ranks have the same bytes, so rank 0 stores for all of them.
     pub is_replicated: bool,
 }
 
 impl GroupLayout {
+    /// Bytes of one block, over all ranks that store a slice.
     pub fn block_bytes(&self) -> u64 {
         self.rank_bytes.iter().sum()
     }
@@ -58,7 +62,9 @@ pub struct Layout {
 impl Layout {
     /// Larger blocks than this are a mistake of the caller: the biggest published models use about 40 MiB.
     pub const MAX_BLOCK_BYTES: u64 = 512 << 20;
+    /// More groups than this are a mistake of the caller.
     pub const MAX_GROUPS: usize = 64;
+    /// Ranks of one engine; the pool has room for so many birth records a slot.
     pub const MAX_RANKS: usize = 64;
 
     /// Errors with `Invalid` on duplicate groups, empty or oversize blocks, or too many groups or ranks.
@@ -101,11 +107,13 @@ impl Layout {
         Layout::new(groups)
     }
 
+    /// The group with this index; `None` if the layout has none.
     pub fn group(&self, group: u16) -> Option<&GroupLayout> {
         let at = self.groups.binary_search_by_key(&group, |(index, _)| *index).ok()?;
         Some(&self.groups[at].1)
     }
 
+    /// All groups with their indexes, in ascending order.
     pub fn groups(&self) -> impl Iterator<Item = (u16, &GroupLayout)> {
         self.groups.iter().map(|(index, layout)| (*index, layout))
     }

@@ -10,6 +10,7 @@
 //! `promote`, `prefetch`, `write_back`, `evict` and others). Beside them `tier` and `decorate` (what a tier can do, and
 //! the decorators around it) and `trust` (which files are trusted).
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -4,7 +4,9 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum MissReason {
+    /// Not among the keys that are remembered: never stored, or too long ago.
     NeverSeen,
+    /// Was in the pool, and was evicted.
     Evicted,
     /// Not admitted: its predecessor was absent, or the policy refused it.
     Refused,
@@ -23,6 +25,7 @@ pub enum MissReason {
 }
 
 impl MissReason {
+    /// All of them, in the order of `Stats::misses`.
     pub const ALL: [MissReason; 9] = [
         MissReason::NeverSeen,
         MissReason::Evicted,

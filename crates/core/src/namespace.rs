@@ -40,6 +40,7 @@ impl Descriptor {
         Ok(Descriptor { fields })
     }
 
+    /// The digest: the first 16 bytes of SHA-256 over names, lengths and values.
     pub fn id(&self) -> NamespaceId {
         let mut hasher = Sha256::new();
         hasher.update(b"forebay-namespace-1");
@@ -72,14 +73,17 @@ impl Descriptor {
         Descriptor::new(fields)
     }
 
+    /// Names and values, sorted by name.
     pub fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
+    /// The value of a field; `None` if there is no such field.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.fields.get(name).map(String::as_str)
     }
 
+    /// The tenant; empty if the descriptor names none.
     pub fn tenant(&self) -> &str {
         self.get(Descriptor::TENANT).unwrap_or("")
     }

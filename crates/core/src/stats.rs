@@ -22,6 +22,7 @@ pub enum Finder {
 }
 
 impl Finder {
+    /// All of them, in the order of `Stats::corrupt`.
     pub const ALL: [Finder; 5] = [Finder::Restart, Finder::Load, Finder::Get, Finder::Scrub, Finder::Audit];
 
     /// As it stands in metrics.
@@ -36,6 +37,7 @@ impl Finder {
     }
 }
 
+/// Counts since the core was made. Bytes are those of whole slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests that were looked up, each with all its groups. A lookup that is repeated while blocks are promoted
@@ -45,22 +47,37 @@ pub struct Stats {
     pub keys: u64,
     /// Keys answered as ready and, in full-attention groups, without a gap before them.
     pub hits: u64,
+    /// Bytes of the hits.
     pub hit_bytes: u64,
     /// By `MissReason as usize`.
     pub misses: [u64; MissReason::ALL.len()],
+    /// Slots given out for filling.
     pub reserved: u64,
+    /// Reservations that got fewer slots than they asked for, or none.
     pub reserve_refused: u64,
+    /// Blocks that were committed and became ready.
     pub stored: u64,
+    /// Bytes of those.
     pub stored_bytes: u64,
+    /// Commits of a block that was there already.
     pub duplicates: u64,
+    /// Commits of a block whose predecessor is neither in the pool nor on a tier.
     pub orphans: u64,
+    /// Commits without the births of all ranks, or into a slot of another size.
     pub incomplete: u64,
+    /// Commits of a slot that was not the instance's.
     pub lost: u64,
+    /// Reserved slots that their instance gave back unfilled.
     pub aborted: u64,
+    /// Blocks that were evicted.
     pub evicted: u64,
+    /// Bytes of those.
     pub evicted_bytes: u64,
+    /// Blocks in the index that purges removed.
     pub purged: u64,
+    /// Blocks of an earlier epoch that were found in the table.
     pub recovered: u64,
+    /// Of those, blocks that were whole when they were first asked for and compared.
     pub verified: u64,
     /// Ready blocks that were compared because a worker said that they are not what was stored.
     pub suspected: u64,
@@ -70,12 +87,14 @@ pub struct Stats {
     pub scrubbed_bytes: u64,
     /// Walks of the scrub over all blocks that ended.
     pub scrubs: u64,
+    /// Extents that were drained, so that another class could have their memory.
     pub extents_moved: u64,
     /// Blocks that left a draining extent for another slot.
     pub moved: u64,
 }
 
 impl Stats {
+    /// Keys that were misses, for whatever reason.
     pub fn miss_count(&self) -> u64 {
         self.misses.iter().sum()
     }

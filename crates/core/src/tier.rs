@@ -17,49 +17,79 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Location(pub u64, pub u64);
 
+/// What a tier is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     /// Pool slot to tier. Completes with the location and the checksum unchanged.
     Store,
     /// Tier to pool slot.
-    Load { at: Location },
+    Load {
+        /// Where the block lies; a shared store, which goes by the key, ignores it.
+        at: Location,
+    },
     /// Is the key there? For tiers whose truth is elsewhere.
     Exists,
     /// Forget the key.
-    Remove { at: Location },
+    Remove {
+        /// As for `Load`.
+        at: Location,
+    },
 }
 
+/// One request to a tier, about one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
+    /// Comes back in the completion.
     pub id: OpId,
+    /// What to do.
     pub kind: OpKind,
+    /// The block's name, the same on every tier.
     pub key: BlockKey,
     /// The pool slot to read or fill; `None` for `Exists` and `Remove`.
     pub slot: Option<(SlotId, Generation)>,
+    /// Bytes of the block; of a `Remove`, 0 where they are not known.
     pub length_bytes: u64,
+    /// Checksum of what a `Store` writes; 0 for all others.
     pub checksum: u64,
 }
 
+/// How an operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
+    /// A `Store` is done; the block lies there.
     Stored(Location),
-    Loaded { length_bytes: u64, checksum: u64 },
+    /// A `Load` is done: the slot holds what was stored.
+    Loaded {
+        /// Bytes of the block, as the tier knows them.
+        length_bytes: u64,
+        /// Checksum of the block; the bytes in the slot were compared with it.
+        checksum: u64,
+    },
+    /// `Exists`: the block is there.
     Found(Location),
+    /// The block is not there, and that is no failure.
     Absent,
+    /// A `Remove` is done.
     Removed,
+    /// It could not be done. Whether another attempt may help, the kind says.
     Failed(ErrorKind),
 }
 
+/// The end of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
+    /// Of the operation that ended.
     pub id: OpId,
+    /// How it ended.
     pub outcome: Outcome,
 }
 
 /// What the conformance suite may ask of a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Capabilities {
+    /// Takes `Store`.
     pub can_store: bool,
+    /// Takes `Remove`.
     pub can_remove: bool,
     /// Blocks written before a restart are found after it.
     pub is_durable: bool,
@@ -67,21 +97,28 @@ pub struct Capabilities {
     pub is_shared: bool,
 }
 
+/// Whether a tier is of use at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Health {
+    /// It is asked and written to.
     Healthy,
     /// Skipped by lookups and stores until it recovers.
     Sick(ErrorKind),
 }
 
+/// See the module's head for the contract.
 pub trait Tier {
+    /// The kind of tier, as in configuration and metrics.
     fn name(&self) -> &'static str;
+    /// What the tier can do; the same for its whole life.
     fn capabilities(&self) -> Capabilities;
     /// Takes operations from the front of `batch`; returns how many. Never blocks.
     fn submit(&mut self, batch: &[Operation]) -> usize;
     /// Appends what has completed since the last call. Never blocks.
     fn poll(&mut self, completions: &mut Vec<Completion>);
+    /// Asks the tier to end an operation early; unknown ids are ignored. Its completion still comes. Never blocks.
     fn cancel(&mut self, id: OpId);
+    /// What the tier thinks of itself. Never blocks.
     fn health(&self) -> Health;
 }
 

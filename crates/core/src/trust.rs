@@ -11,6 +11,7 @@ use crate::{Error, Result};
 /// Who owns a file or directory, and who may do what with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
+    /// The owner's user id.
     pub uid: u32,
     /// With the bits that say what it is.
     pub mode: u32,
@@ -32,7 +33,9 @@ pub enum Role {
 /// The users that are believed: root, the process's own, and perhaps one that was named.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust {
+    /// The effective user id of this process.
     pub own: u32,
+    /// One more user id that is believed, if somebody named one.
     pub named: Option<u32>,
     /// The end of a hint: what to do if somebody else is right after all.
     pub remedy: &'static str,

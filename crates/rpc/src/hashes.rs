@@ -27,18 +27,22 @@ impl Hashes {
         Ok(())
     }
 
+    /// Number of hashes.
     pub fn len(&self) -> usize {
         self.packed.len() / self.hash_bytes()
     }
 
+    /// Whether there is no hash.
     pub fn is_empty(&self) -> bool {
         self.packed.is_empty()
     }
 
+    /// The hashes in the order in which they were pushed.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[u8]> + ExactSizeIterator {
         self.packed.chunks_exact(self.hash_bytes())
     }
 
+    /// The hash at `index`; `None` beyond the last.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.iter().nth(index)
     }
@@ -53,6 +57,7 @@ impl Hashes {
         self.packed.truncate(count * self.hash_bytes());
     }
 
+    /// The bytes of all hashes, one after another, as they stand in messages.
     pub fn into_packed(self) -> Vec<u8> {
         self.packed
     }

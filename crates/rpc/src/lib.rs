@@ -1,6 +1,7 @@
 //! The wire: generated messages, conversions to the core's types, the clients, and the constants that both sides
 //! share.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -36,6 +37,7 @@ pub const MAX_ATTACH_BYTES: usize = 64 << 10;
 /// Slots that a worker may suspect in one message: comparing one takes the daemon's deciding thread about 0.3 µs.
 pub const MAX_SUSPECTS: usize = 256;
 
-/// File names inside the daemon's socket directory.
+/// File name of the socket for gRPC, inside the daemon's socket directory.
 pub const RPC_SOCKET: &str = "forebay.sock";
+/// File name, in the same directory, of the socket on which workers attach to the pool.
 pub const ATTACH_SOCKET: &str = "attach.sock";

@@ -53,7 +53,9 @@ struct Cursor {
 
 /// States of keys, as they travel.
 pub const STATE_MISS: u8 = 0;
+/// Ready, and leased where the lookup wanted that.
 pub const STATE_READY: u8 = 1;
+/// Not ready, but soon: being verified or promoted. Ask again.
 pub const STATE_NOT_YET: u8 = 2;
 
 /// What is known about the keys of one group, in their order.
@@ -63,6 +65,7 @@ pub struct Answer {
     pub states: Vec<u8>,
     /// Of the ready ones.
     pub slots: Vec<u32>,
+    /// Of the slots, parallel to them.
     pub generations: Vec<u32>,
 }
 

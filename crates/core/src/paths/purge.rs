@@ -12,7 +12,9 @@ use crate::slots::{Block, State};
 /// What a purge took away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Purged {
+    /// Blocks in the index.
     pub blocks: u64,
+    /// Bytes of their slots.
     pub bytes: u64,
 }
 

@@ -13,8 +13,11 @@ use crate::slots::{Block, State, TOUCHED_TOGETHER};
 
 /// A slot found in the table of an earlier epoch.
 pub struct Recovered {
+    /// The slot.
     pub slot: SlotId,
+    /// Its generation in the table.
     pub generation: Generation,
+    /// Instances that may touch the slot, as in [`Instance::bit`].
     pub holders: u64,
     /// Key of a block that was ready; `None` for a slot that was being filled, or fenced.
     pub key: Option<(NamespaceIndex, u16, BlockHash)>,

@@ -7,18 +7,24 @@ use crate::key::{BlockId, BlockKey, ClassId, Generation, Instance, NamespaceId, 
 use crate::slots::{Block, Class, State};
 use crate::stats::Finder;
 
+/// The slots of one size, by what they are used for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassReport {
+    /// Size of each slot.
     pub slot_bytes: u64,
+    /// Slots of all extents of the class that do not drain.
     pub slots: u64,
     /// Slots in use: `ready + reserved + promoting + fenced`.
     pub used: u64,
+    /// Slots that hold a block, verified or not.
     pub ready: u64,
     /// Of the used ones, those under a lease, being verified, promoted, or written to a tier.
     pub pinned: u64,
+    /// Slots handed out for filling and not committed yet.
     pub reserved: u64,
     /// Being filled by a tier, or with a block that leaves another slot.
     pub promoting: u64,
+    /// Slots out of use until their holders are gone.
     pub fenced: u64,
 }
 
@@ -29,38 +35,49 @@ impl ClassReport {
     }
 }
 
+/// The blocks of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceReport {
+    /// Its id.
     pub id: NamespaceId,
     /// (group, bytes of a block, blocks).
     pub groups: Vec<(u16, u64, u64)>,
 }
 
+/// What cannot be had by eviction, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Held {
     /// Ready blocks under a lease, and blocks being verified, promoted, or written to a tier.
     pub pinned_bytes: u64,
+    /// Bytes of slots that were handed out for filling and are not committed yet.
     pub reserved_bytes: u64,
     /// Slots out of use until a holder of theirs is gone.
     pub fenced_bytes: u64,
+    /// Number of those slots.
     pub fenced_blocks: u64,
+    /// Leases that have not ended, of all instances.
     pub leases: u64,
-    /// Waiting requests for which engines sent hints, counted for each group, and the bytes that evictions pass over
-    /// for them.
+    /// Requests that engines said wait, each of their groups by itself.
     pub hinted_groups: u64,
+    /// Bytes of hinted blocks that evictions pass over, whether they are in the pool yet or not.
     pub protected_bytes: u64,
 }
 
 /// A block in the index that is to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadyBlock {
+    /// The block; pinned for an audit, not for the scrub.
     pub block: BlockId,
+    /// Where its bytes are.
     pub slot: SlotId,
+    /// The slot's generation; if it is another one after the reading, what was read counts for nothing.
     pub generation: Generation,
+    /// What the block is called on every tier.
     pub key: BlockKey,
 }
 
 impl Core {
+    /// All classes, in the order in which their sizes were first used.
     pub fn classes(&self) -> Vec<ClassReport> {
         let report = |(id, class): (ClassId, &Class)| {
             let tally = self.slots.tally(id);
@@ -83,10 +100,12 @@ impl Core {
         self.slots.fenced().filter(|block| self.slots[*block].namespace == namespace).count() as u64
     }
 
+    /// Leases of this instance that have not ended.
     pub fn lease_count(&self, instance: Instance) -> u64 {
         self.leases.count(instance)
     }
 
+    /// The namespaces that ids mean at present; of a purged one, the empty one that took its place.
     pub fn namespaces(&self) -> Vec<NamespaceReport> {
         let report = |namespace: &crate::cache::Namespace| {
             let bytes = |group| namespace.layout.group(group).map_or(0, |layout| layout.block_bytes());
@@ -96,6 +115,7 @@ impl Core {
         self.cache.names().current().map(report).collect()
     }
 
+    /// What cannot be evicted at this moment. Looks at each class once, at no block.
     pub fn held(&self) -> Held {
         Held {
             pinned_bytes: self.slots.pinned_bytes(),
@@ -108,10 +128,12 @@ impl Core {
         }
     }
 
+    /// Bytes of all units, populated or not.
     pub fn capacity_bytes(&self) -> u64 {
         self.slots.space().capacity_bytes()
     }
 
+    /// Bytes of the units that may be used.
     pub fn populated_bytes(&self) -> u64 {
         self.slots.space().populated_bytes()
     }

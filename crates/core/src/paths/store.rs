@@ -16,6 +16,7 @@ use crate::slots::{Block, State};
 /// What became of one committed slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommitOutcome {
+    /// The block is ready.
     Stored,
     /// The same block was there already; the slot is free again.
     Duplicate,

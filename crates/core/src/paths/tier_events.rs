@@ -61,6 +61,7 @@ impl Core {
         self.tiers.end_purge(namespace);
     }
 
+    /// Whether a purge of this namespace is under way on the tiers.
     pub fn is_purging_tiers(&self, namespace: NamespaceId) -> bool {
         self.tiers.is_purging(namespace)
     }
@@ -87,6 +88,7 @@ impl Core {
         self.block_group(block).map_or(0, |group| group.block_bytes())
     }
 
+    /// Tokens of the block that an effect names.
     pub fn block_tokens(&self, block: BlockId) -> u32 {
         self.block_group(block).map_or(0, |group| group.tokens_per_block)
     }
@@ -96,6 +98,7 @@ impl Core {
         self.tiers.location(self.tiers.key_of(key)).map(|(location, _)| location)
     }
 
+    /// Counts and present state of one tier.
     pub fn tier_report(&self, tier: TierId) -> TierReport {
         self.tiers.report(tier)
     }

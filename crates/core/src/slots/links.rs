@@ -10,7 +10,9 @@ use crate::key::BlockId;
 /// Link and memory of one block, for whichever policy its class has.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
+    /// The next block towards the head of its list, or [`BlockId::NONE`].
     pub prev: BlockId,
+    /// The next block towards the tail of its list, or [`BlockId::NONE`].
     pub next: BlockId,
     /// The core's clock at the last insert or touch; compares the age of blocks across classes.
     pub touched: u32,
@@ -39,6 +41,7 @@ impl Nodes {
         black_box(blocks.iter().fold(0, |sum, block| sum ^ self[*block].mark));
     }
 
+    /// Advances the clock; `block` was touched at that time.
     pub fn stamp(&mut self, block: BlockId) {
         self.clock = self.clock.wrapping_add(1);
         self.nodes[block.0].touched = self.clock;
@@ -49,6 +52,7 @@ impl Nodes {
         self.clock.wrapping_sub(self.nodes[block.0].touched)
     }
 
+    /// Bytes of all nodes.
     pub fn heap_bytes(&self) -> usize {
         self.nodes.heap_bytes()
     }
@@ -71,8 +75,11 @@ impl std::ops::IndexMut<BlockId> for Nodes {
 /// A doubly linked list through the nodes; head is the most recent.
 #[derive(Debug)]
 pub struct List {
+    /// The most recent block, or [`BlockId::NONE`].
     pub head: BlockId,
+    /// The block that was not used for longest, or [`BlockId::NONE`].
     pub tail: BlockId,
+    /// Blocks in the list.
     pub len: u32,
 }
 
@@ -83,6 +90,7 @@ impl Default for List {
 }
 
 impl List {
+    /// Puts `block`, which is in no list, at the head.
     pub fn push_head(&mut self, nodes: &mut Nodes, block: BlockId) {
         let head = self.head;
         nodes[block].prev = BlockId::NONE;
@@ -131,6 +139,7 @@ impl List {
         self.len += others.len;
     }
 
+    /// Takes `block`, which is in this list, out. Its own links are left as they were.
     pub fn unlink(&mut self, nodes: &mut Nodes, block: BlockId) {
         let Node { prev, next, .. } = nodes[block];
         match prev {

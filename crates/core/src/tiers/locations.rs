@@ -21,7 +21,9 @@ const FINGERPRINT_MASK: u64 = !((1 << TABLE_BITS) - 1);
 /// Where a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TierLocation {
+    /// The tier that has the block.
     pub tier: TierId,
+    /// Where, in the tier's own words.
     pub at: Location,
 }
 

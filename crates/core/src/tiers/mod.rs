@@ -43,12 +43,14 @@ pub const TRANSFERS: Instance = Instance::DAEMON;
 pub enum Admission {
     /// Blocks that were seen again: hit in the pool, or stored once more after their eviction.
     SecondSighting,
+    /// Every block that is committed.
     All,
 }
 
 /// What one tier may take of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// Which blocks are written to the tier.
     pub admission: Admission,
     /// Other hosts store and evict there too. So the tier is probed for each key, and its content is not kept here. The
     /// daemon's own threads copy the blocks, so no byte arrives after the process has ended.
@@ -57,8 +59,9 @@ pub struct Limits {
     pub load_blocks: usize,
     /// Blocks that wait to be written. They are not pinned: one that is evicted meanwhile was not worth it.
     pub queue_blocks: usize,
-    /// Blocks being written, and thousandths of the pool that they pin.
+    /// Blocks being written at a time.
     pub store_blocks: usize,
+    /// Thousandths of the pool that those may pin.
     pub store_permille: u32,
     /// Thousandths of the pool that late loads may keep out of use; over it the tier is closed.
     pub late_permille: u32,
@@ -84,43 +87,61 @@ impl Default for Limits {
 /// What is counted for one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
+    /// Loads that were started.
     pub promotions: u64,
     /// Of these, those started for requests that waited, before a lookup asked.
     pub prefetches: u64,
     /// Of those, blocks that a lookup asked for then, ready or on their way.
     pub prefetch_hits: u64,
+    /// Loads that ended with the block ready in the pool.
     pub promoted: u64,
+    /// Bytes of the slots of those.
     pub promoted_bytes: u64,
-    /// Loads that ended without the block, by cause: absent, corrupt, any other failure.
+    /// Loads that ended because the block was not there.
     pub absent: u64,
+    /// Loads that ended with bytes that are not what was stored.
     pub corrupt: u64,
+    /// Loads that ended without the block for any other reason.
     pub failed_loads: u64,
     /// Loads whose waiters were let go.
     pub late: u64,
+    /// Blocks that began to wait to be written.
     pub queued: u64,
+    /// Stores that ended with the block on the tier.
     pub stored: u64,
+    /// Bytes of the slots of those.
     pub stored_bytes: u64,
+    /// Stores that ended without the block on the tier.
     pub failed_stores: u64,
     /// Blocks that were not written since too many waited.
     pub dropped_full: u64,
     /// Blocks that left the pool before they were written.
     pub dropped_gone: u64,
+    /// Blocks that the tier said it has no more, evicted or removed.
     pub evicted: u64,
 }
 
 /// One tier, at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierReport {
+    /// Counts since the tier was opened.
     pub stats: TierStats,
+    /// Whether it is asked for blocks and given some: it is healthy, and its late loads do not hold too much of the
+    /// pool.
     pub is_open: bool,
     /// Blocks known to lie there; 0 if it is shared.
     pub blocks: u64,
+    /// Loads in flight, late ones included.
     pub loading_blocks: u64,
+    /// Bytes of the slots that they fill.
     pub loading_bytes: u64,
     /// Of these, those that nobody waits for any more.
     pub late_bytes: u64,
+    /// Blocks that wait to be written.
     pub waiting_blocks: u64,
+    /// Blocks being written, each of which is pinned.
     pub storing_blocks: u64,
+    /// Bytes of the slots of those.
     pub storing_bytes: u64,
 }
 

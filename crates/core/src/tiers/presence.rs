@@ -15,8 +15,11 @@ const MAX_KNOWN: usize = 1 << 17;
 /// A question to a shared tier; its answer goes to [`crate::Core::probe_done`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Probe {
+    /// The tier to ask.
     pub tier: TierId,
+    /// The block to ask for.
     pub key: BlockKey,
+    /// Bytes of the block, should it be loaded then.
     pub length_bytes: u64,
 }
 

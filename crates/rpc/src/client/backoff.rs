@@ -11,9 +11,12 @@ pub struct Backoff {
 }
 
 impl Backoff {
+    /// The first step, also after a reset.
     pub const FIRST: Duration = Duration::from_millis(50);
+    /// The longest step.
     pub const MAX: Duration = Duration::from_secs(2);
 
+    /// Begins with [`Backoff::FIRST`].
     pub fn new() -> Backoff {
         Backoff { next: Backoff::FIRST }
     }
@@ -25,6 +28,7 @@ impl Backoff {
         step / 2 + step.mul_f64(jitter() / 2.0)
     }
 
+    /// An attempt succeeded: the next pause is short again.
     pub fn reset(&mut self) {
         self.next = Backoff::FIRST;
     }

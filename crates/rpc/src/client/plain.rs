@@ -25,7 +25,9 @@ const OVERHEAD_BYTES: u64 = 4096;
 /// A group, and the bytes of one of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupBytes {
+    /// The group's index in the namespace; the caller's choice.
     pub group: u32,
+    /// Bytes of one block, no more than fit a message.
     pub bytes: u64,
 }
 

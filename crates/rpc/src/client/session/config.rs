@@ -11,7 +11,9 @@ use crate::proto;
 /// A session's configuration.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
+    /// The directory with the daemon's sockets.
     pub socket_directory: PathBuf,
+    /// The engine's name on this host, 1 to 64 bytes; two engines of a daemon have different ones.
     pub engine_id: String,
     /// One start of the engine; not all zero. Its workers attach with the same number.
     pub incarnation: [u8; 16],
@@ -45,6 +47,8 @@ impl SessionConfig {
 /// The namespace of all later stores and loads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Namespace {
+    /// What makes two caches interchangeable: model, weights, layout, tenant and others, by name.
     pub fields: BTreeMap<String, String>,
+    /// The block sizes of each KV cache group.
     pub groups: Vec<proto::Group>,
 }

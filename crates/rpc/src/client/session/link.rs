@@ -19,14 +19,17 @@ pub enum SessionState {
     Attaching,
     /// The namespace is missing or in progress.
     Naming,
+    /// Lookups are sent to the daemon, and the stock is filled.
     Ready,
     /// The daemon refused for good. The refused request is repeated from time to time, in case another daemon takes
     /// its place.
     Refused,
+    /// The engine closed the session, or its thread has ended. Final.
     Closed,
 }
 
 impl SessionState {
+    /// The name in small letters, for logs and the Python side.
     pub fn as_str(self) -> &'static str {
         match self {
             SessionState::Connecting => "connecting",

@@ -63,6 +63,7 @@ impl EngineSession {
         Ok(EngineSession { shared, lookups, ended: Mutex::new(ended) })
     }
 
+    /// How far the connection has got. No round trip.
     pub fn state(&self) -> SessionState {
         self.shared.holdings().link.state()
     }
@@ -138,6 +139,7 @@ impl EngineSession {
         self.shared.wake_deliver.notify_one();
     }
 
+    /// Counters since the start, and the present state. No round trip.
     pub fn stats(&self) -> Stats {
         self.shared.holdings().stats()
     }

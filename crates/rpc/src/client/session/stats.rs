@@ -3,14 +3,19 @@
 /// Counters since the start, and the present state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Lookups of the engine, answered or not.
     pub lookups: u64,
     /// Answered as misses because the daemon could not be asked.
     pub lookup_failures: u64,
     /// Answers that came after the deadline, or for a dropped ticket; their leases were returned.
     pub lookups_late: u64,
+    /// Committed blocks that became ready.
     pub stored: u64,
+    /// Committed blocks that the daemon had already.
     pub duplicate: u64,
+    /// Committed blocks whose predecessor the daemon does not have.
     pub orphan: u64,
+    /// Committed blocks of which a rank left no birth record.
     pub incomplete: u64,
     /// Committed blocks whose slot no longer belonged to this engine.
     pub lost: u64,
