@@ -35,7 +35,7 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting_and_loses_no_more_than_lines() {
     rustix::fs::mknodat(CWD, place.log(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let reader = File::options().read(true).custom_flags(nonblock).open(place.log()).unwrap();
-    let mut daemon = Daemon::start(&place, &[POOL, &["--log.level", "trace"]].concat());
+    let mut daemon = Daemon::spawn(&place, &[POOL, &["--log.level", "trace"]].concat()).listening(&place);
     // A pipe holds 64 KiB; each of these logs some of them.
     for start in 0..100 {
         let client = Client::open_start(&place, "a", start, 0);

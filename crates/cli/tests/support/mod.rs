@@ -75,12 +75,12 @@ impl Daemon {
 
     /// With this environment and nothing else in it.
     pub fn start_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)]) -> Daemon {
-        Daemon::spawn_in(place, arguments, environment, None).listening(place)
+        Daemon::spawn_in(place, arguments, environment, None).whole(place)
     }
 
     /// Of another user, which root can start alone.
     pub fn start_as(place: &Place, arguments: &[&str], uid: u32) -> Daemon {
-        Daemon::spawn_in(place, arguments, &[], Some(uid)).listening(place)
+        Daemon::spawn_in(place, arguments, &[], Some(uid)).whole(place)
     }
 
     pub fn start_with_umask(place: &Place, arguments: &[&str], mask: u32) -> Daemon {
@@ -88,19 +88,26 @@ impl Daemon {
         let binary = env!("CARGO_BIN_EXE_forebay");
         let mut command = Command::new("sh");
         command.env_clear().args(["-c", &format!("umask {mask:03o}; exec \"$0\" \"$@\""), binary]);
-        Daemon::spawn_by(command, place, arguments).listening(place)
+        Daemon::spawn_by(command, place, arguments).whole(place)
     }
 
-    /// It serves from the first unit of memory on, and evicts where all that is there is full. So tests begin when the
-    /// rest of the memory is there too.
-    fn listening(mut self, place: &Place) -> Daemon {
+    /// Waits until it answers.
+    pub fn listening(mut self, place: &Place) -> Daemon {
         let start = Instant::now();
-        let is_populated = |log: &str| log.contains("the pool is populated") || log.contains("cannot populate more");
-        while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() || !is_populated(&self.own_log()) {
-            assert!(self.is_running() && start.elapsed() < DEADLINE, "the daemon is not ready:\n{}", self.log());
+        while UnixStream::connect(place.sockets().join(RPC_SOCKET)).is_err() {
+            assert!(self.is_running() && start.elapsed() < DEADLINE, "the daemon does not listen:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
         self
+    }
+
+    /// Waits until it answers, and has all of its pool: it serves from the first unit of memory on, and evicts where all
+    /// that is there is full.
+    fn whole(self, place: &Place) -> Daemon {
+        let daemon = self.listening(place);
+        let ends = ["the pool is populated", "cannot populate more"];
+        wait_until("the pool is populated", || ends.iter().any(|end| daemon.own_log().contains(end)));
+        daemon
     }
 
     pub fn spawn(place: &Place, arguments: &[&str]) -> Daemon {
