@@ -54,8 +54,9 @@ fn a_log_that_cannot_be_written_ends_no_daemon() {
     let place = Place::new();
     // Each write to it fails as on a full disk.
     std::os::unix::fs::symlink("/dev/full", place.log()).expect("a log file");
-    let mut daemon = Daemon::start(&place, SMALL);
+    let mut daemon = Daemon::spawn(&place, SMALL).listening(&place);
     let (client, worker) = engine(&place, "a", BYTES);
+    wait_until("some of the pool is populated", || client.inspect().populated_bytes > 0);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     let slots = client.reserve(namespace, 1);
     worker.fill(&slots[0], 1);

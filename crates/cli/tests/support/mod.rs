@@ -196,7 +196,7 @@ impl Daemon {
         self.log_from(self.log_start)
     }
 
-    /// Whole lines alone.
+    /// The log must be a file that ends.
     fn log_from(&self, start: u64) -> String {
         let mut file = fs::File::open(&self.log).expect("the log is there");
         file.seek(SeekFrom::Start(start)).expect("a file");
