@@ -1,16 +1,19 @@
-//! How fast and how small the core is with blocks on a tier, and how long its longest event is.
+//! How fast and how small the core is with blocks on a tier, how long its longest event is, and what the rules around a
+//! tier cost.
 //!
 //! `cargo bench -p forebay-bench --bench tier_speed -- [Mi blocks on the tier, 1]`
 //!
 //! The pool is full and much smaller than the tier, so every promotion evicts: the worst case. Times are those of
 //! one run; what the machine did meanwhile is in them.
 
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
+use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::lookup::Answer;
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, TierId};
 use forebay_core::{BlockId, BlockKey, Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex};
 
@@ -20,6 +23,10 @@ const UNITS: u32 = 32;
 const PROMPT: u64 = 2048;
 /// Prompts that fill the pool; as many are brought up then, each of whose blocks evicts another.
 const FILL: u64 = UNITS as u64 * UNIT_BYTES / SLOT_BYTES / PROMPT;
+/// Operations that the driver submits at once, and that the tier has.
+const BATCH: usize = 64;
+const IN_FLIGHT: usize = 512;
+const TURNS: u64 = 100_000;
 const ENGINE: Instance = Instance(0);
 
 fn main() {
@@ -62,6 +69,7 @@ fn main() {
             at(1.0)
         );
     }
+    println!("rules around a tier: {:.0} ns an operation, {IN_FLIGHT} in flight", rules());
 }
 
 /// Brings one prompt up, a bounded number of blocks a lookup, then hits it.
@@ -120,6 +128,70 @@ fn wait(core: &mut Core, ns: NamespaceIndex, first: u64, times: &mut [(&str, Vec
         loads.into_iter().for_each(|(block, generation)| _ = core.promoted(block, generation, outcome));
     }
     core.withdraw_hint(ENGINE, id);
+}
+
+/// Nanoseconds that an operation takes between the driver and a tier that does nothing.
+fn rules() -> f64 {
+    let rules = Rules {
+        limits: decorate::Limits::default(),
+        attempts: Attempts::default(),
+        seed: 7,
+        deadline: Duration::from_secs(1),
+        has_breaker: true,
+    };
+    let mut tier = Stack::new(Echo::default(), rules);
+    let (mut ended, mut late) = (Vec::new(), Vec::new());
+    let start = Instant::now();
+    for turn in 0..TURNS {
+        tier.advance(Duration::from_micros(turn * 50));
+        tier.poll(&mut ended);
+        ended.clear();
+        tier.take_late(&mut late);
+        let batch: [Operation; BATCH] = std::array::from_fn(|at| {
+            let n = turn * BATCH as u64 + at as u64;
+            // Half of them have a deadline.
+            let kind = if n.is_multiple_of(2) { OpKind::Load { at: Location(0, 0) } } else { OpKind::Store };
+            Operation { id: OpId(n), kind, key: key(n), slot: None, length_bytes: SLOT_BYTES, checksum: 0 }
+        });
+        assert_eq!(tier.submit(&batch), BATCH);
+    }
+    assert!(late.is_empty(), "nothing takes a second");
+    start.elapsed().as_secs_f64() * 1e9 / (TURNS * BATCH as u64) as f64
+}
+
+/// Ends each operation after so many later ones.
+#[derive(Default)]
+struct Echo(VecDeque<Completion>);
+
+impl Tier for Echo {
+    fn name(&self) -> &'static str {
+        "echo"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn submit(&mut self, batch: &[Operation]) -> usize {
+        let outcome = Outcome::Loaded { length_bytes: SLOT_BYTES, checksum: 0 };
+        self.0.extend(batch.iter().map(|op| Completion { id: op.id, outcome }));
+        batch.len()
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        let over = self.0.len().saturating_sub(IN_FLIGHT - BATCH);
+        completions.extend(self.0.drain(..over));
+    }
+
+    fn cancel(&mut self, _id: OpId) {}
+
+    fn health(&self) -> Health {
+        Health::Healthy
+    }
+}
+
+impl Timed for Echo {
+    fn advance(&mut self, _now: Duration) {}
 }
 
 /// Microseconds of the whole lookup, and the states.

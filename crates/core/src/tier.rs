@@ -1,7 +1,7 @@
 //! The interface of a tier below the pool, as the core and the daemon use it.
 //!
 //! A tier is polled, never awaited, so that the simulator and the fault tests can implement one as easily as a disk. It
-//! does not retry, time out or count: decorators do. The conformance suite checks this contract: `submit` takes a
+//! does not retry, time out or count: `decorate` does. The conformance suite checks this contract: `submit` takes a
 //! prefix of the batch and returns its length; each accepted operation completes exactly once, in any order; the bytes
 //! of a load are not touched after its completion; `cancel` is advisory, and the completion still comes; if a load's
 //! bytes do not match their checksum, the load fails as corrupt.

@@ -1,4 +1,4 @@
-//! The core over a tier that fails by a seed, inside all its decorators, in a time of its own.
+//! The core over a tier that fails by a seed, with the rules around it, in a time of its own.
 //!
 //! An engine looks up prompts until nothing is "not yet", checks what it was given, stores what it missed, and
 //! releases. `FOREBAY_SEEDS=1000 cargo test -p forebay-core --release --test faults` tries more seeds; a failure names
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use common::{At, ENGINE, Rig, SMALL, layout};
-use forebay_core::decorate::{Breaker, Deadline, Faults, Rates, Stats, Timed};
+use forebay_core::decorate::{self, Attempts, Faults, Rates, Rules, Stack, Timed};
 use forebay_core::lookup::{STATE_NOT_YET, STATE_READY};
 use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Admission, Limits, TierId};
@@ -88,7 +88,7 @@ enum Under {
 struct World {
     rig: Rig,
     ns: NamespaceIndex,
-    tier: Stats<Breaker<Deadline<Faults<MemoryTier>>>>,
+    tier: Stack<Faults<MemoryTier>>,
     now: Duration,
     next: u64,
     pending: VecDeque<Operation>,
@@ -106,7 +106,10 @@ impl World {
         let failed = if seed % 4 == 3 { 700 } else { 60 };
         let rates = Rates { refused: 100, failed, corrupt: 30, absent: 30, delayed: 150 };
         let faults = Faults::new(MemoryTier::default(), seed, rates, TICK * 50);
-        let tier = Stats::new(Breaker::new(Deadline::new(faults, TICK * 20)));
+        // What fails is not tried again: the core sees each fault.
+        let attempts = Attempts { most: 1, ..Attempts::default() };
+        let limits = decorate::Limits::default();
+        let tier = Stack::new(faults, Rules { limits, attempts, seed, deadline: TICK * 20, has_breaker: true });
         let (pending, under_way) = (VecDeque::new(), HashMap::new());
         World { rig, ns, tier, now: TICK, next: 1, pending, under_way, state: seed | 1 }
     }
@@ -119,7 +122,7 @@ impl World {
     }
 
     fn slots(&mut self) -> &mut Slots {
-        &mut self.tier.inner_mut().inner_mut().inner_mut().inner_mut().slots
+        &mut self.tier.tier_mut().inner_mut().slots
     }
 
     /// Looks up, waits, checks, stores what was missed.
@@ -234,7 +237,7 @@ fn a_failing_tier_costs_misses_and_never_wrong_bytes_or_a_hang() {
         promoted += stats.promoted;
         failed += stats.absent + stats.corrupt + stats.failed_loads;
         late += stats.late;
-        opened += world.tier.inner().opened();
+        opened += world.tier.opened();
     }
     let counts = [promoted, failed, late, opened];
     assert!(counts.iter().all(|count| *count > seeds / 20), "promoted, failed, late, breaker opened: {counts:?}");

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
-use forebay_core::decorate::{Attempts, Deadline, Retry, Timed};
+use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
 use forebay_core::namespace::Descriptor;
 use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
@@ -38,10 +38,8 @@ pub struct StoreEngine {
     open: Mutex<Option<Open>>,
 }
 
-type Stack = Deadline<Retry<Box<dyn Timed + Send>>>;
-
 struct Open {
-    tier: Stack,
+    tier: Stack<Box<dyn Timed + Send>>,
     namespace: NamespaceId,
     staging: Region,
     slot_bytes: u64,
@@ -86,9 +84,16 @@ impl StoreEngine {
         let slot_bytes = block_bytes.next_multiple_of(PAGE_BYTES);
         let staging = staging(slot_bytes).map_err(Raised::from)?;
         let (tier, wake) = options::open(url, options, staging.clone())?;
-        let tier = Retry::new(tier, u64::from(std::process::id()), Attempts::default());
+        let rules = Rules {
+            limits: Limits::default(),
+            attempts: Attempts::default(),
+            seed: u64::from(std::process::id()),
+            deadline: convert::duration(deadline),
+            // Each caller is told what became of its own blocks.
+            has_breaker: false,
+        };
         let open = Open {
-            tier: Deadline::new(tier, convert::duration(deadline)),
+            tier: Stack::new(tier, rules),
             namespace,
             staging,
             slot_bytes,

@@ -1,46 +1,42 @@
 //! Opens when a tier fails again and again, and lets it try from time to time.
 //!
 //! closed → (failures in a row) → open → (pause) → half open → success: closed, failure: open for twice as long.
-//! While it is open nothing reaches the tier: what is submitted all the same is answered at once.
+//! While it is open nothing new reaches the tier: what is submitted all the same is answered without it.
 
 use std::time::Duration;
 
-use super::{Timed, pass_on};
 use crate::error::ErrorKind;
-use crate::tier::{Completion, Health, OpId, Operation, Outcome, Tier};
+use crate::tier::Outcome;
 
 /// So many failures in a row are no accident.
 const OPEN_AFTER: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(32);
 
-/// See the module's head. `T` is the tier with the wrappers inside this one.
-pub struct Breaker<T> {
-    inner: T,
-    now: Duration,
+/// See the module's head.
+pub struct Breaker {
+    may_open: bool,
     failures: u32,
     /// Until when it is open, and why.
     open: Option<(Duration, ErrorKind)>,
     pause: Duration,
     opened: u64,
-    refused: Vec<Completion>,
 }
 
-impl<T> Breaker<T> {
-    /// Closed, with no failure counted.
-    pub fn new(inner: T) -> Breaker<T> {
-        let (now, refused) = (Duration::ZERO, Vec::new());
-        Breaker { inner, now, failures: 0, open: None, pause: FIRST_PAUSE, opened: 0, refused }
+impl Breaker {
+    /// One that may not open never does.
+    pub fn new(may_open: bool) -> Breaker {
+        Breaker { may_open, failures: 0, open: None, pause: FIRST_PAUSE, opened: 0 }
     }
 
-    /// What it wraps.
-    pub fn inner(&self) -> &T {
-        &self.inner
+    /// Whether the tier is left alone.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
     }
 
-    /// What it wraps.
-    pub fn inner_mut(&mut self) -> &mut T {
-        &mut self.inner
+    /// What failed last before it opened.
+    pub fn why_open(&self) -> Option<ErrorKind> {
+        self.open.map(|(_, kind)| kind)
     }
 
     /// How often it has opened.
@@ -48,89 +44,59 @@ impl<T> Breaker<T> {
         self.opened
     }
 
-    fn failed(&mut self, kind: ErrorKind) {
-        self.failures += 1;
-        if self.failures >= OPEN_AFTER && self.open.is_none() {
-            self.open = Some((self.now + self.pause, kind));
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-            self.opened += 1;
-        }
-    }
-
-    fn heard(&mut self, outcome: Outcome, is_shared: bool) {
-        match outcome {
-            // A shared store that takes no more still gives what it has.
-            Outcome::Failed(ErrorKind::Full) if is_shared => {}
-            Outcome::Failed(kind) if kind.is_retryable() => self.failed(kind),
-            // What was asked for is bad, not the tier.
-            Outcome::Failed(_) => {}
-            _ => (self.failures, self.open, self.pause) = (0, None, FIRST_PAUSE),
-        }
-    }
-}
-
-impl<T: Timed> Tier for Breaker<T> {
-    pass_on!(name, capabilities, cancel);
-
-    fn submit(&mut self, batch: &[Operation]) -> usize {
-        if self.open.is_none() {
-            return self.inner.submit(batch);
-        }
-        let outcome = Outcome::Failed(ErrorKind::Unavailable);
-        self.refused.extend(batch.iter().map(|op| Completion { id: op.id, outcome }));
-        batch.len()
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        let from = completions.len();
-        self.inner.poll(completions);
-        let is_shared = self.inner.capabilities().is_shared;
-        completions[from..].iter().for_each(|completion| self.heard(completion.outcome, is_shared));
-        completions.append(&mut self.refused);
-    }
-
-    fn health(&self) -> Health {
-        match (self.open, self.inner.health()) {
-            (Some((_, kind)), _) => Health::Sick(kind),
-            (None, health) => health,
-        }
-    }
-}
-
-impl<T: Timed> Timed for Breaker<T> {
-    fn advance(&mut self, now: Duration) {
-        self.inner.advance(now);
-        self.now = now;
+    /// After its pause the tier may try, and one more failure is enough.
+    pub fn advance(&mut self, now: Duration) {
         if self.open.is_some_and(|(until, _)| until <= now) {
             self.open = None;
             self.failures = OPEN_AFTER - 1;
         }
     }
 
-    fn take_late(&mut self, late: &mut Vec<OpId>) {
-        let from = late.len();
-        self.inner.take_late(late);
-        late[from..].iter().for_each(|_| self.failed(ErrorKind::Timeout));
+    /// The tier ended an operation.
+    pub fn heard(&mut self, outcome: Outcome, is_shared: bool, now: Duration) {
+        match outcome {
+            // A shared store that takes no more still gives what it has.
+            Outcome::Failed(ErrorKind::Full) if is_shared => {}
+            Outcome::Failed(kind) if kind.is_retryable() => self.failed(kind, now),
+            // What was asked for is bad, not the tier.
+            Outcome::Failed(_) => {}
+            _ => (self.failures, self.open, self.pause) = (0, None, FIRST_PAUSE),
+        }
+    }
+
+    /// The tier failed, or was late.
+    pub fn failed(&mut self, kind: ErrorKind, now: Duration) {
+        self.failures = self.failures.saturating_add(1);
+        if self.may_open && self.failures >= OPEN_AFTER && self.open.is_none() {
+            self.open = Some((now + self.pause, kind));
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.opened += 1;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{LOAD, Told, done, op, polled};
+    use super::super::testing::{LOAD, Told, bare, done, op, polled};
+    use super::super::{Rules, Stack, Timed};
     use super::*;
-    use crate::tier::Capabilities;
+    use crate::tier::{Capabilities, Health, Tier};
 
     const IO: Outcome = Outcome::Failed(ErrorKind::Io);
 
-    fn end(tier: &mut Breaker<Told>, outcome: Outcome) {
+    fn breaker(told: Told) -> Stack<Told> {
+        Stack::new(told, Rules { has_breaker: true, ..bare() })
+    }
+
+    fn end(tier: &mut Stack<Told>, outcome: Outcome) {
         tier.submit(&[op(1, LOAD)]);
-        tier.inner.completions.push(done(1, outcome));
+        tier.tier_mut().completions.push(done(1, outcome));
         polled(tier);
     }
 
     #[test]
     fn it_opens_after_failures_in_a_row_and_a_success_between_them_prevents_that() {
-        let mut tier = Breaker::new(Told::default());
+        let mut tier = breaker(Told::default());
         for _ in 0..3 {
             (1..OPEN_AFTER).for_each(|_| end(&mut tier, IO));
             end(&mut tier, Outcome::Absent);
@@ -144,18 +110,18 @@ mod tests {
 
     #[test]
     fn while_it_is_open_all_is_answered_and_nothing_reaches_the_tier() {
-        let mut tier = Breaker::new(Told::default());
+        let mut tier = breaker(Told::default());
         (0..OPEN_AFTER).for_each(|_| end(&mut tier, IO));
-        let before = tier.inner.taken.len();
+        let before = tier.tier().taken.len();
         assert_eq!(tier.submit(&[op(7, LOAD), op(8, LOAD)]), 2);
         let unavailable = Outcome::Failed(ErrorKind::Unavailable);
         assert_eq!(polled(&mut tier), [done(7, unavailable), done(8, unavailable)]);
-        assert_eq!(tier.inner.taken.len(), before);
+        assert_eq!(tier.tier().taken.len(), before);
     }
 
     #[test]
     fn it_tries_again_after_a_pause_that_grows_until_the_tier_is_well() {
-        let mut tier = Breaker::new(Told::default());
+        let mut tier = breaker(Told::default());
         (0..OPEN_AFTER).for_each(|_| end(&mut tier, IO));
         let mut now = Duration::ZERO;
         for seconds in [1, 2, 4, 8, 16, 32, 32] {
@@ -177,7 +143,7 @@ mod tests {
     fn a_full_shared_store_is_still_read_from() {
         for is_shared in [false, true] {
             let capabilities = Capabilities { is_shared, ..Capabilities::default() };
-            let mut tier = Breaker::new(Told { capabilities, ..Told::default() });
+            let mut tier = breaker(Told { capabilities, ..Told::default() });
             (0..OPEN_AFTER).for_each(|_| end(&mut tier, Outcome::Failed(ErrorKind::Full)));
             assert_eq!(tier.health() == Health::Healthy, is_shared);
         }

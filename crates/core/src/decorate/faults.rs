@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Timed, pass_on};
+use super::Timed;
 use crate::error::ErrorKind;
-use crate::tier::{Completion, OpId, Operation, Outcome, Tier};
+use crate::tier::{Capabilities, Completion, Health, OpId, Operation, Outcome, Tier};
 
 /// How many of a thousand operations meet each fault.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
     /// Submissions that take nothing.
     pub refused: u32,
-    /// Operations that end as an I/O error.
+    /// Operations of any kind that end with an error of the medium.
     pub failed: u32,
     /// Loads that end as corrupt.
     pub corrupt: u32,
@@ -22,7 +22,7 @@ pub struct Rates {
     pub delayed: u32,
 }
 
-/// See the module's head. `T` is the tier with the wrappers inside this one.
+/// See the module's head.
 pub struct Faults<T> {
     inner: T,
     rates: Rates,
@@ -33,12 +33,12 @@ pub struct Faults<T> {
 }
 
 impl<T> Faults<T> {
-    /// Faults by `rates`; completions that are held back come `delay` later.
+    /// `delay` is for completions that are held back.
     pub fn new(inner: T, seed: u64, rates: Rates, delay: Duration) -> Faults<T> {
         Faults { inner, rates, delay, now: Duration::ZERO, state: seed, held: VecDeque::new() }
     }
 
-    /// What it wraps.
+    /// The tier itself.
     pub fn inner_mut(&mut self) -> &mut T {
         &mut self.inner
     }
@@ -65,7 +65,13 @@ impl<T> Faults<T> {
 }
 
 impl<T: Timed> Tier for Faults<T> {
-    pass_on!(name, capabilities, cancel, health);
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
         if self.meets(self.rates.refused) { 0 } else { self.inner.submit(batch) }
@@ -87,16 +93,20 @@ impl<T: Timed> Tier for Faults<T> {
             completions.push(completion);
         }
     }
+
+    fn cancel(&mut self, id: OpId) {
+        self.inner.cancel(id);
+    }
+
+    fn health(&self) -> Health {
+        self.inner.health()
+    }
 }
 
 impl<T: Timed> Timed for Faults<T> {
     fn advance(&mut self, now: Duration) {
         self.inner.advance(now);
         self.now = now;
-    }
-
-    fn take_late(&mut self, late: &mut Vec<OpId>) {
-        self.inner.take_late(late);
     }
 }
 

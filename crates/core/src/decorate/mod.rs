@@ -1,15 +1,14 @@
-//! What every tier needs and no tier does itself, as wrappers: deadlines, a circuit breaker, counts, retries, a
-//! throttle, faults.
+//! What every tier needs and no tier does itself: deadlines, a circuit breaker, counts, retries, a throttle.
 //!
-//! [`Stack`] wraps a tier as `Stats<Breaker<Deadline<Retry<Throttle<tier>>>>>`, each where what it sees is right: counts see
-//! what the driver sees; the breaker sees what is late, and one failure for all attempts at an operation; the deadline
-//! covers all attempts, and its cancelling ends them; the throttle holds up second attempts as well as first ones.
-//! Leave out what a tier does not need. Each wrapper keeps the contract of [`Tier`]: what it takes is completed exactly
-//! once, in its own words or the tier's; none completes a load while the tier may still write into its slot.
+//! [`Stack`] is a tier with the rules around it. It owns the table of the operations in flight and the order of the
+//! rules. Each rule is a file beside it and owns only its own state. A stack keeps the contract of [`Tier`]: each
+//! operation that it takes completes exactly once, with the tier's outcome or its own; no load completes while the tier
+//! may still write into its slot. [`Faults`] is a tier around a tier, for tests and the simulator.
 
 mod breaker;
 mod deadline;
 mod faults;
+mod in_flight;
 mod retry;
 mod stack;
 mod stats;
@@ -17,60 +16,25 @@ mod throttle;
 
 use std::time::Duration;
 
-use crate::tier::{OpId, Tier};
+use crate::tier::Tier;
 
-pub use breaker::Breaker;
-pub use deadline::Deadline;
 pub use faults::{Faults, Rates};
-pub use retry::{Attempts, Retry};
-pub use stack::Stack;
-pub use stats::{Counts, Stats};
-pub use throttle::{Limits, Throttle};
+pub use retry::Attempts;
+pub use stack::{Rules, Stack};
+pub use stats::Counts;
+pub use throttle::Limits;
 
-/// A tier that is told the time. `now` counts from any fixed moment and never goes back.
+/// A tier that is told the time.
 pub trait Timed: Tier {
-    /// It is `now`: deadlines, pauses and budgets go by this.
+    /// It is `now`, counted from any fixed moment; never earlier than before.
     fn advance(&mut self, now: Duration);
-
-    /// Appends loads that are late, each once; their completions still come.
-    fn take_late(&mut self, _late: &mut Vec<OpId>) {}
 }
 
 impl<T: Timed + ?Sized> Timed for Box<T> {
     fn advance(&mut self, now: Duration) {
         (**self).advance(now);
     }
-
-    fn take_late(&mut self, late: &mut Vec<OpId>) {
-        (**self).take_late(late);
-    }
 }
-
-/// The parts of [`Tier`] that a wrapper passes on.
-macro_rules! pass_on {
-    ($($method:ident),+) => { $( crate::decorate::pass_on!(@ $method); )+ };
-    (@ name) => {
-        fn name(&self) -> &'static str {
-            self.inner.name()
-        }
-    };
-    (@ capabilities) => {
-        fn capabilities(&self) -> crate::tier::Capabilities {
-            self.inner.capabilities()
-        }
-    };
-    (@ cancel) => {
-        fn cancel(&mut self, id: crate::tier::OpId) {
-            self.inner.cancel(id);
-        }
-    };
-    (@ health) => {
-        fn health(&self) -> crate::tier::Health {
-            self.inner.health()
-        }
-    };
-}
-use pass_on;
 
 #[cfg(test)]
 pub(crate) mod testing {
@@ -119,6 +83,16 @@ pub(crate) mod testing {
 
     impl Timed for Told {
         fn advance(&mut self, _now: Duration) {}
+    }
+
+    /// Rules that let everything through; a test adds the one it is about.
+    pub fn bare() -> Rules {
+        let (limits, attempts) = (Limits::default(), Attempts { most: 1, ..Attempts::default() });
+        Rules { limits, attempts, seed: 1, deadline: Duration::from_secs(3600), has_breaker: false }
+    }
+
+    pub fn stack(rules: Rules) -> Stack<Told> {
+        Stack::new(Told::default(), rules)
     }
 
     pub fn op(id: u64, kind: OpKind) -> Operation {

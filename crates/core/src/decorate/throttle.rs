@@ -4,31 +4,27 @@
 //! writing never holds up reading. A budget may be overdrawn by one operation, so that a block larger than it passes,
 //! and is full again after a second without use.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
-use super::{Timed, pass_on};
-use crate::tier::{Completion, OpId, OpKind, Operation, Tier};
+use crate::tier::{OpKind, Operation};
 
 /// None is without limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
-    /// Bytes of blocks read from the tier in a second.
+    /// For all loads together.
     pub load_bytes_per_second: Option<u64>,
-    /// Bytes of blocks written to the tier in a second.
+    /// For all stores together.
     pub store_bytes_per_second: Option<u64>,
     /// Operations of any kind that were taken and not completed.
     pub in_flight: Option<usize>,
 }
 
-/// See the module's head. `T` is the tier with the wrappers inside this one.
-pub struct Throttle<T> {
-    inner: T,
-    in_flight_limit: usize,
-    now: Duration,
+/// See the module's head.
+pub struct Throttle {
+    /// How many more operations the tier may have.
+    places: usize,
     loads: Budget,
     stores: Budget,
-    in_flight: HashSet<OpId>,
 }
 
 /// What may be moved now; below zero it is a debt. One second's worth at most.
@@ -50,6 +46,10 @@ impl Budget {
         self.left_bytes -= if self.bytes_per_second.is_some() { bytes as f64 } else { 0.0 };
     }
 
+    fn give_back(&mut self, bytes: u64) {
+        self.left_bytes += if self.bytes_per_second.is_some() { bytes as f64 } else { 0.0 };
+    }
+
     fn refill(&mut self, passed: Duration) {
         if let Some(rate) = self.bytes_per_second {
             self.left_bytes = (self.left_bytes + rate as f64 * passed.as_secs_f64()).min(rate as f64);
@@ -57,27 +57,42 @@ impl Budget {
     }
 }
 
-impl<T> Throttle<T> {
-    /// Both budgets start full: a second's worth each.
-    pub fn new(inner: T, limits: Limits) -> Throttle<T> {
+impl Throttle {
+    /// Full budgets, and nothing in flight.
+    pub fn new(limits: Limits) -> Throttle {
         Throttle {
-            inner,
-            in_flight_limit: limits.in_flight.unwrap_or(usize::MAX),
-            now: Duration::ZERO,
+            places: limits.in_flight.unwrap_or(usize::MAX),
             loads: Budget::new(limits.load_bytes_per_second),
             stores: Budget::new(limits.store_bytes_per_second),
-            in_flight: HashSet::new(),
         }
     }
 
-    /// What it wraps.
-    pub fn inner(&self) -> &T {
-        &self.inner
+    /// How many operations from the front of `batch` may go to the tier. They are charged.
+    pub fn admit(&mut self, batch: &[Operation]) -> usize {
+        let admitted = batch.iter().take(self.places).take_while(|op| self.charge(op)).count();
+        self.places -= admitted;
+        admitted
     }
 
-    /// What it wraps.
-    pub fn inner_mut(&mut self) -> &mut T {
-        &mut self.inner
+    /// The tier did not take these operations: the charge for them is given back.
+    pub fn give_back(&mut self, ops: &[Operation]) {
+        self.places += ops.len();
+        for op in ops {
+            if let Some(budget) = self.budget(op.kind) {
+                budget.give_back(op.length_bytes);
+            }
+        }
+    }
+
+    /// The tier ended an attempt.
+    pub fn ended(&mut self) {
+        self.places += 1;
+    }
+
+    /// So much time has passed.
+    pub fn refill(&mut self, passed: Duration) {
+        self.loads.refill(passed);
+        self.stores.refill(passed);
     }
 
     fn budget(&mut self, kind: OpKind) -> Option<&mut Budget> {
@@ -99,52 +114,18 @@ impl<T> Throttle<T> {
     }
 }
 
-impl<T: Timed> Tier for Throttle<T> {
-    pass_on!(name, capabilities, cancel, health);
-
-    fn submit(&mut self, batch: &[Operation]) -> usize {
-        let room = self.in_flight_limit - self.in_flight.len();
-        let allowed = batch.iter().take(room).take_while(|op| self.charge(op)).count();
-        let taken = if allowed > 0 { self.inner.submit(&batch[..allowed]) } else { 0 };
-        for op in &batch[taken..allowed] {
-            if let Some(budget) = self.budget(op.kind) {
-                budget.left_bytes += if budget.bytes_per_second.is_some() { op.length_bytes as f64 } else { 0.0 };
-            }
-        }
-        self.in_flight.extend(batch[..taken].iter().map(|op| op.id));
-        taken
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        let from = completions.len();
-        self.inner.poll(completions);
-        for completion in &completions[from..] {
-            self.in_flight.remove(&completion.id);
-        }
-    }
-}
-
-impl<T: Timed> Timed for Throttle<T> {
-    fn advance(&mut self, now: Duration) {
-        self.inner.advance(now);
-        let passed = now.saturating_sub(self.now);
-        self.loads.refill(passed);
-        self.stores.refill(passed);
-        self.now = now;
-    }
-
-    fn take_late(&mut self, late: &mut Vec<OpId>) {
-        self.inner.take_late(late);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{LOAD, Told, done, op, polled};
+    use super::super::testing::{LOAD, Told, bare, done, op, polled, stack};
+    use super::super::{Rules, Stack, Timed};
     use super::*;
-    use crate::tier::Outcome;
+    use crate::tier::{Outcome, Tier};
 
     const MS: Duration = Duration::from_millis(1);
+
+    fn throttle(limits: Limits) -> Stack<Told> {
+        stack(Rules { limits, ..bare() })
+    }
 
     fn ops(kind: OpKind, ids: std::ops::Range<u64>) -> Vec<Operation> {
         ids.map(|id| op(id, kind)).collect()
@@ -152,10 +133,10 @@ mod tests {
 
     #[test]
     fn so_many_are_in_flight_and_no_more() {
-        let mut tier = Throttle::new(Told::default(), Limits { in_flight: Some(3), ..Limits::default() });
+        let mut tier = throttle(Limits { in_flight: Some(3), ..Limits::default() });
         assert_eq!(tier.submit(&ops(OpKind::Exists, 0..5)), 3);
         assert_eq!(tier.submit(&ops(LOAD, 5..6)), 0);
-        tier.inner.completions = vec![done(0, Outcome::Absent), done(2, Outcome::Absent)];
+        tier.tier_mut().completions = vec![done(0, Outcome::Absent), done(2, Outcome::Absent)];
         polled(&mut tier);
         assert_eq!(tier.submit(&ops(LOAD, 5..9)), 2);
     }
@@ -164,7 +145,7 @@ mod tests {
     fn over_any_long_time_the_rate_is_kept_and_reached() {
         let rate = 40 * 4096;
         let limits = Limits { load_bytes_per_second: Some(rate), ..Limits::default() };
-        let mut tier = Throttle::new(Told::default(), limits);
+        let mut tier = throttle(limits);
         let mut taken = 0;
         for millis in 0..10_000 {
             tier.advance(millis * MS);
@@ -178,7 +159,7 @@ mod tests {
     #[test]
     fn stores_do_not_hold_up_loads_and_lookups_cost_no_bytes() {
         let limits = Limits { store_bytes_per_second: Some(4096), ..Limits::default() };
-        let mut tier = Throttle::new(Told::default(), limits);
+        let mut tier = throttle(limits);
         assert_eq!(tier.submit(&ops(OpKind::Store, 0..3)), 1);
         assert_eq!(tier.submit(&ops(LOAD, 10..400)), 390);
         assert_eq!(tier.submit(&ops(OpKind::Exists, 400..500)), 100);
@@ -191,7 +172,7 @@ mod tests {
     #[test]
     fn a_block_larger_than_a_seconds_worth_passes_and_is_paid_off() {
         let limits = Limits { load_bytes_per_second: Some(1000), ..Limits::default() };
-        let mut tier = Throttle::new(Told::default(), limits);
+        let mut tier = throttle(limits);
         assert_eq!(tier.submit(&ops(LOAD, 0..2)), 1);
         tier.advance(3000 * MS);
         assert_eq!(tier.submit(&ops(LOAD, 1..2)), 0, "4096 bytes less a burst of 1000 take 3.1 seconds");
@@ -201,12 +182,13 @@ mod tests {
 
     #[test]
     fn what_the_tier_does_not_take_costs_nothing() {
-        let limits = Limits { store_bytes_per_second: Some(3 * 4096), ..Limits::default() };
-        let mut tier = Throttle::new(Told { room: Some(0), ..Told::default() }, limits);
+        let limits = Limits { store_bytes_per_second: Some(3 * 4096), in_flight: Some(4), ..Limits::default() };
+        let mut tier = throttle(limits);
+        tier.tier_mut().room = Some(0);
         for _ in 0..10 {
             assert_eq!(tier.submit(&ops(OpKind::Store, 0..3)), 0);
         }
-        tier.inner.room = None;
+        tier.tier_mut().room = None;
         assert_eq!(tier.submit(&ops(OpKind::Store, 0..9)), 3);
     }
 }

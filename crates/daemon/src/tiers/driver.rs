@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use forebay_core::decorate::{Attempts, Limits, Stack, Timed};
+use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Probe, TierId};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
@@ -88,7 +88,8 @@ impl Driver {
         // A disk's errors do not pass; a connection's do.
         let attempts =
             if self.spec.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
-        self.tier = Some(Stack::new(tier, self.rates, seed, attempts, self.deadline));
+        let rules = Rules { limits: self.rates, attempts, seed, deadline: self.deadline, has_breaker: true };
+        self.tier = Some(Stack::new(tier, rules));
     }
 
     pub fn failed(&mut self, why: String) {
