@@ -2,7 +2,7 @@
 //!
 //! The text is a configuration file again, with the origins as comments.
 
-use forebay_daemon::config::{KEYS, Key, Loaded};
+use forebay_daemon::config::{Key, Loaded, keys};
 use serde_json::{Map, Value, json};
 
 use crate::arguments::Config;
@@ -13,10 +13,10 @@ pub fn run(arguments: &Config) -> Result<(), Failure> {
     let loaded = arguments.settings.load()?;
     if arguments.json {
         let entry = |key: &Key| {
-            let value = json!({"value": key.value(&loaded.config), "origin": loaded.origin(key).to_string()});
+            let value = json!({"value": loaded.config.value(key), "origin": loaded.origin(key).to_string()});
             (key.name.to_string(), value)
         };
-        print_json(&Value::Object(KEYS.iter().map(entry).collect::<Map<_, _>>()));
+        print_json(&Value::Object(keys().into_iter().map(entry).collect::<Map<_, _>>()));
     } else {
         print(&text(&loaded));
     }
@@ -24,10 +24,10 @@ pub fn run(arguments: &Config) -> Result<(), Failure> {
 }
 
 fn text(loaded: &Loaded) -> String {
-    let assignment = |key: &Key| match key.value(&loaded.config) {
+    let assignment = |key: &Key| match loaded.config.value(key) {
         Some(value) => format!("{} = {value}", key.name),
         None => format!("# {} is not set", key.name),
     };
-    let width = KEYS.iter().map(|key| assignment(key).len()).max().unwrap_or(0);
-    KEYS.iter().map(|key| format!("{:<width$}  # {}\n", assignment(key), loaded.origin(key))).collect()
+    let width = keys().into_iter().map(|key| assignment(key).len()).max().unwrap_or(0);
+    keys().into_iter().map(|key| format!("{:<width$}  # {}\n", assignment(key), loaded.origin(key))).collect()
 }

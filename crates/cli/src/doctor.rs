@@ -62,7 +62,7 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     let config = arguments.settings.load()?.config;
     let daemon = runtime()?.block_on(daemon::examine(&config.socket.directory));
     let mut checks = machine::checks(&config, daemon.holdings.as_ref());
-    checks.extend(tier::checks(&config.tier_ssd, daemon.tiers.as_deref()));
+    checks.extend(tier::checks(&config, daemon.tiers.as_deref()));
     checks.extend(daemon.checks);
     let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
     if arguments.json {

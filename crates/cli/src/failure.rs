@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use forebay_core::Error;
-use forebay_daemon::config::{KEYS, nearest};
+use forebay_daemon::config::{keys, nearest};
 
 pub enum Failure {
     /// The arguments or the configuration are wrong.
@@ -72,8 +72,8 @@ fn explain(error: &clap::Error) -> Error {
     };
     match (error.kind(), context(ContextKind::InvalidArg), context(ContextKind::InvalidSubcommand)) {
         (Wrong::UnknownArgument, Some(flag), _) => {
-            let key =
-                nearest(flag.trim_start_matches('-'), KEYS.iter().map(|key| key.name)).map(|key| format!("--{key}"));
+            let key = nearest(flag.trim_start_matches('-'), keys().into_iter().map(|key| key.name))
+                .map(|key| format!("--{key}"));
             suggest(Error::invalid(format!("unknown argument `{flag}`")), context(ContextKind::SuggestedArg).or(key))
         }
         (Wrong::InvalidSubcommand, _, Some(command)) => {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use forebay_daemon::config::{Config, KEYS, Key, Loaded, Sources, load};
+use forebay_daemon::config::{Config, Key, Loaded, Sources, keys, load};
 
 use crate::failure::Failure;
 
@@ -53,7 +53,7 @@ impl FromArgMatches for Settings {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.file = matches.get_one::<PathBuf>("config").cloned();
         let flag = |key: &Key| Some((key.name.to_string(), matches.get_one::<String>(key.name)?.clone()));
-        self.flags = KEYS.iter().filter_map(flag).collect();
+        self.flags = keys().into_iter().filter_map(flag).collect();
         Ok(())
     }
 }
@@ -65,7 +65,8 @@ impl Args for Settings {
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("TOML file with any of the keys below; FOREBAY_CONFIG can name it too");
-        KEYS.iter().map(flag).fold(command.arg(file), Command::arg)
+        let defaults = Config::default();
+        keys().into_iter().map(|key| flag(key, &defaults)).fold(command.arg(file), Command::arg)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -73,9 +74,9 @@ impl Args for Settings {
     }
 }
 
-fn flag(key: &'static Key) -> Arg {
+fn flag(key: &'static Key, defaults: &Config) -> Arg {
     let section = key.name.split('.').next().unwrap_or_default();
-    let default = key.value(&Config::default()).map_or("not set".to_string(), |value| value.to_string());
+    let default = defaults.value(key).map_or("not set".to_string(), |value| value.to_string());
     let default = key.default_text.map_or(default, |text| text.replace('`', ""));
     Arg::new(key.name)
         .long(key.name)

@@ -113,7 +113,7 @@ fn json_tells_the_same_as_the_text() {
     assert_eq!(json["pool.capacity_bytes"]["value"], "1GiB");
     assert_eq!(json["pool.capacity_bytes"]["origin"], "variable FOREBAY_POOL_CAPACITY_BYTES");
     assert_eq!(json["pool.unit_bytes"]["value"], serde_json::Value::Null);
-    assert_eq!(json.as_object().unwrap().len(), forebay_daemon::config::KEYS.len());
+    assert_eq!(json.as_object().unwrap().len(), forebay_daemon::config::keys().len());
 }
 
 #[test]

@@ -1,10 +1,12 @@
-//! The daemon's configuration: one struct, which is also the one table of keys.
+//! The daemon's configuration: sections, and keys in them.
 //!
-//! The `settings!` block below is the only place where a key is named. The struct, the flags, the `FOREBAY_*`
-//! variables, `forebay config` and docs/config.md all come from it. Whoever holds a `Config` from [`load`] may
-//! trust it: values were parsed and checked at the border.
+//! A `settings!` block is the only place where a key is named. This file has those of the daemon itself, the file of
+//! each tier has that tier's. The structs, the flags, the `FOREBAY_*` variables, `forebay config` and docs/config.md
+//! all come from them. Whoever holds a `Config` from [`load`] may trust it: values were parsed and checked at the
+//! border.
 
 mod check;
+mod demand;
 mod load;
 mod page;
 mod table;
@@ -13,18 +15,76 @@ mod value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use crate::tiers;
+
+pub use crate::tiers::spec::TierSpec;
+pub(crate) use demand::Demand;
 pub use forebay_core::tiers::Admission;
-pub use forebay_io::fs::Fsync;
 pub use forebay_io::pool::HugePages;
-pub use forebay_io::uring::EngineChoice;
 pub use load::{Loaded, Origin, Sources, load, nearest};
 pub use page::page;
-pub use table::Key;
-pub use value::{Bytes, HttpAddress, RedisMode, Secret, ServerUrl};
+pub use table::{Key, Section};
+pub(crate) use table::{only, settings};
+pub use value::{Bytes, HttpAddress, Secret, ServerUrl, Setting};
 
-table::settings! {
+/// See the module's head. `Config::default()` is what runs when nothing is set.
+#[derive(Debug)]
+pub struct Config {
+    pub socket: Socket,
+    pub pool: Pool,
+    /// Of all kinds, configured or not, the nearest first.
+    pub tiers: Vec<Box<dyn TierSpec>>,
+    pub http: Http,
+    pub limits: Limits,
+    pub alarm: Alarm,
+    pub log: Log,
+    pub drain: Drain,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        let (socket, pool, tiers) = (Socket::default(), Pool::default(), tiers::all());
+        let (http, limits, alarm) = (Http::default(), Limits::default(), Alarm::default());
+        Config { socket, pool, tiers, http, limits, alarm, log: Log::default(), drain: Drain::default() }
+    }
+}
+
+impl Config {
+    /// The tiers that are configured, the nearest first.
+    pub fn configured_tiers(&self) -> impl Iterator<Item = &dyn TierSpec> {
+        self.tiers.iter().map(|tier| &**tier).filter(|tier| tier.is_configured())
+    }
+
+    /// A value as it would stand in the file; none if it is not set.
+    pub fn value(&self, key: &Key) -> Option<toml::Value> {
+        self.sections().into_iter().find_map(|section| section.get(key))
+    }
+
+    /// False if the value does not fit.
+    fn set(&mut self, key: &Key, value: &toml::Value) -> bool {
+        let Config { socket, pool, tiers, http, limits, alarm, log, drain } = self;
+        let own: [&mut dyn Section; 7] = [socket, pool, http, limits, alarm, log, drain];
+        own.into_iter().any(|section| section.set(key, value)) || tiers.iter_mut().any(|tier| tier.set(key, value))
+    }
+
+    /// In the page's order.
+    fn sections(&self) -> Vec<&dyn Section> {
+        let Config { socket, pool, tiers, http, limits, alarm, log, drain } = self;
+        let mut sections: Vec<&dyn Section> = vec![socket, pool];
+        sections.extend(tiers.iter().map(|tier| &**tier as &dyn Section));
+        sections.extend([http as &dyn Section, limits, alarm, log, drain]);
+        sections
+    }
+}
+
+/// Every key, in the page's order.
+pub fn keys() -> Vec<&'static Key> {
+    Config::default().sections().into_iter().flat_map(Section::keys).collect()
+}
+
+settings! {
     /// Where clients find the daemon, and which users may connect.
-    socket: Socket {
+    "socket": Socket {
         /// Directory of the sockets `forebay.sock` and `attach.sock`. Share this directory, and nothing else, with the
         /// engines' containers.
         directory: PathBuf = default_socket_directory(),
@@ -35,7 +95,7 @@ table::settings! {
     }
 
     /// The host memory that holds the blocks.
-    pool: Pool {
+    "pool": Pool {
         /// Directory of the pool's files, on a file system in memory. The files outlive the daemon, so a restarted
         /// daemon finds its blocks again.
         directory: PathBuf = default_pool_directory(),
@@ -64,164 +124,8 @@ table::settings! {
         scrub_bytes_per_second: Bytes = Bytes(256 << 20);
     }
 
-    /// Files or block devices on this host that hold blocks for which the pool has no space. They outlive the daemon,
-    /// the pool and restarts of the host.
-    tier_ssd: TierSsd {
-        /// Files or block devices, one for each disk; an empty list switches the tier off. Blocks are spread over the
-        /// disks by key. A disk belongs to one daemon.
-        disks: Vec<PathBuf> = Vec::new();
-        /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
-        /// whole.
-        capacity_bytes: Option<Bytes> = None;
-        /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
-        /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
-        segment_bytes: Option<Bytes> = None;
-        /// I/O engine: `auto` takes `io_uring` where the kernel allows it, and `threads` elsewhere.
-        engine: EngineChoice = EngineChoice::Auto;
-        /// Which blocks are written to the disks: `second_sighting` writes those that were looked up again, or stored
-        /// again after the pool had evicted them; `all` writes every block. The default is `second_sighting`, because
-        /// most blocks are never looked up again, and writes wear a disk.
-        admission: Admission = Admission::SecondSighting;
-        /// Milliseconds that a request may wait for a block to be promoted before it is a miss. One second is far more
-        /// than a healthy disk takes, and less than the computation of a long prefix.
-        load_deadline_ms: u64 = 1000;
-        /// Limit on the bytes written to each disk per second. Not limited by default.
-        write_bytes_per_second: Option<Bytes> = None;
-        /// Limit on the bytes written to each disk per day, to spare its endurance. Not limited by default.
-        write_bytes_per_day: Option<Bytes> = None;
-    }
-
-    /// Directories, local or NFS, that several hosts share.
-    tier_fs: TierFs {
-        /// Shared directories, which must exist; an empty list switches the tier off. Each block is in one of them.
-        directories: Vec<PathBuf> = Vec::new();
-        /// Whether reads and writes bypass the page cache (direct I/O). Useful for mounts whose client would only cache
-        /// what the pool holds already.
-        io_direct: bool = false;
-        /// Threads for each directory, each with one operation at a time. Eight hide the latency of a remote mount.
-        streams: u32 = 8;
-        /// Bounce buffers for each directory, which also limit its transfers at a time. A mount that hangs keeps some
-        /// of them, and never a slot of the pool.
-        buffers: u32 = 16;
-        /// Milliseconds after which an operation fails. If the mount hangs, the operation's thread and buffer are
-        /// not free before the mount answers.
-        timeout_ms: u64 = 30_000;
-        /// Whether the blocks of each namespace are spread over 4,096 folders. Set when a directory is first used, and
-        /// the same for all hosts that use it.
-        shard_folders: bool = true;
-        /// What is flushed before a block counts as stored: `none`, the file's `data`, or `all`, which includes its
-        /// name. Without a flush, a crash of the host costs misses.
-        fsync: Fsync = Fsync::None;
-        /// Bytes of each directory, the same on all hosts. Not limited by default.
-        capacity_bytes: Option<Bytes> = None;
-        /// Seconds after which blocks are removed that were neither stored nor loaded meanwhile. Not limited by
-        /// default.
-        max_age_seconds: Option<u64> = None;
-        /// Whether the tier only reads and never stores. A mount that cannot be written is treated as read-only anyway.
-        read_only: bool = false;
-        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
-        /// is `all`, as for every shared store.
-        admission: Admission = Admission::All;
-        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
-        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
-        load_bytes_per_second: Option<Bytes> = None;
-        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
-        store_bytes_per_second: Option<Bytes> = None;
-        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
-        load_deadline_ms: u64 = 1000;
-    }
-
-    /// A Redis or Valkey that several hosts share: a block that one host has computed is found by the others.
-    tier_redis: TierRedis {
-        /// URLs of the server, of some nodes of a cluster, or of sentinels; an empty list switches the tier off. A URL
-        /// begins with `redis://`, `rediss://` (TLS) or `unix:///path`. `user:password@` may stand before the host, and
-        /// `/number` of a database after it.
-        urls: Vec<ServerUrl> = Vec::new();
-        /// How the servers named by `urls` belong together.
-        mode: RedisMode = RedisMode::Single;
-        /// Name of the master, as the sentinels know it.
-        sentinel_master: String = String::new();
-        /// User name for sentinels that have users; needs `sentinel_password`. The user and password in `urls` are for
-        /// the master alone.
-        sentinel_user: Option<String> = None;
-        /// Password for the sentinels. Not set by default, for sentinels without a password.
-        sentinel_password: Option<Secret> = None;
-        /// Whether connections to sentinels use TLS, with the same certificate files as their master. By default, the
-        /// scheme of `urls` decides for both.
-        sentinel_tls: Option<bool> = None;
-        /// Prefix of the names of all values, so that several fleets can use one server.
-        key_prefix: String = "forebay:".to_string();
-        /// Connections to each server for blocks; probes have one of their own. Use more on networks that one
-        /// connection does not fill.
-        connections: u32 = 4;
-        /// Threads over which these connections are spread. One thread moves 2 to 4 GB/s.
-        threads: u32 = 1;
-        /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds the best size for
-        /// a server. All hosts that share a store must use the same size.
-        value_bytes: Bytes = Bytes(1 << 20);
-        /// Seconds after which the server drops a block. Not set by default: the server then drops blocks when it runs
-        /// out of memory, if its `maxmemory-policy` lets it.
-        ttl_seconds: Option<u64> = None;
-        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
-        /// is `all`, because a block that each of many hosts needs once is worth sharing, and no host sees the lookups
-        /// of the others.
-        admission: Admission = Admission::All;
-        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
-        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
-        load_bytes_per_second: Option<Bytes> = None;
-        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
-        store_bytes_per_second: Option<Bytes> = None;
-        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
-        load_deadline_ms: u64 = 1000;
-        /// Milliseconds within which a new connection must be ready for use.
-        connect_timeout_ms: u64 = 1000;
-        /// Milliseconds that one operation may take; a connection on which one takes longer is replaced.
-        operation_timeout_ms: u64 = 5000;
-        /// File of the certificate authorities that may have signed the server's certificate, for `rediss://`. By
-        /// default, those that this machine trusts.
-        ca_file: Option<PathBuf> = None;
-        /// File of the client certificate, for servers that require one; needs `key_file`.
-        certificate_file: Option<PathBuf> = None;
-        /// File of the private key of `certificate_file`.
-        key_file: Option<PathBuf> = None;
-        /// Name in the server's certificate, if it differs from the host in the URL.
-        server_name: Option<String> = None;
-    }
-
-    /// A bucket of an S3-compatible store that several hosts share; in builds with the feature `object`. Credentials
-    /// come from the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, or the instance's role.
-    tier_object: TierObject {
-        /// Name of the bucket; empty switches the tier off.
-        bucket: String = String::new();
-        /// Prefix of the names of all objects.
-        prefix: String = "forebay".to_string();
-        /// Region of the bucket.
-        region: String = "us-east-1".to_string();
-        /// URL of a store other than Amazon's, such as `https://s3.internal`. Plain HTTP is used only if the URL begins
-        /// with `http://`.
-        endpoint: Option<String> = None;
-        /// Requests at a time, of which at most half are stores; each keeps a block in memory.
-        requests: u32 = 32;
-        /// Milliseconds after which an operation fails.
-        timeout_ms: u64 = 30_000;
-        /// Longer objects are uploaded in parts of this size, at least 5 MiB.
-        part_bytes: Bytes = Bytes(16 << 20);
-        /// Whether the tier only reads and never stores.
-        read_only: bool = false;
-        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
-        /// is `all`, as for every shared store.
-        admission: Admission = Admission::All;
-        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
-        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
-        load_bytes_per_second: Option<Bytes> = None;
-        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
-        store_bytes_per_second: Option<Bytes> = None;
-        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
-        load_deadline_ms: u64 = 2000;
-    }
-
     /// Metrics and health checks for people and supervisors, over plain HTTP.
-    http: Http {
+    "http": Http {
         /// Address of `/metrics`, `/livez` and `/readyz`, or `off`. Loopback by default, because the pages have no
         /// authentication.
         address: HttpAddress = HttpAddress::At(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9477));
@@ -231,7 +135,7 @@ table::settings! {
     }
 
     /// Limits on what clients can ask for. A call beyond a limit is refused, and the engine goes on without it.
-    limits: Limits {
+    "limits": Limits {
         /// Sessions at a time, 1 to 63. A slot's holders are one bit each in a word of 64, and one bit is the daemon's
         /// own.
         sessions: u32 = 63;
@@ -250,21 +154,21 @@ table::settings! {
     }
 
     /// Alarms that the daemon raises: blocks that are stored and never hit, and a hit rate that fell.
-    alarm: Alarm {
+    "alarm": Alarm {
         /// Seconds between two checks. The last three steps are compared with up to 285 steps before them: at five
         /// minutes, a quarter of an hour with the day before it.
         step_seconds: u64 = 300;
     }
 
     /// Logs on standard error, one line an event.
-    log: Log {
+    "log": Log {
         /// `error`, `warn`, `info`, `debug` or `trace`, or directives by module such as `warn,forebay_daemon=debug`. At
         /// `info`, a day of normal running fits on a screen; no level logs a line for each block.
         level: String = "info".to_string(), variable "FOREBAY_LOG";
     }
 
     /// Shutdown: the time between SIGTERM and the daemon's end.
-    drain: Drain {
+    "drain": Drain {
         /// Seconds that sessions have to finish what they hold before the daemon ends. Ten seconds stay well below the
         /// thirty that systemd and Kubernetes allow, and a shorter drain loses no committed block.
         deadline_seconds: u64 = 10;

@@ -16,7 +16,7 @@ use forebay_insight::curve::Rules;
 use forebay_io::pool::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
 use tokio::sync::mpsc;
 
-use crate::config::Config;
+use crate::config::{Admission, Config};
 use crate::insight::{History, Insight, Present, Watch};
 use crate::instances::{Identity, Instances, Member};
 use crate::metrics::{Histogram, Rpc};
@@ -117,7 +117,7 @@ impl State {
         // Keys are hashed anew with each start.
         let insight = Insight::start(boot_id, present(&config, &core, &pool));
         State {
-            tiers: Tiers::new(&config, &mut core),
+            tiers: Tiers::new(config.configured_tiers(), &mut core),
             config,
             core,
             table: Table::new(pool),
@@ -290,14 +290,19 @@ fn is_mapping(pool: &Pool, instance: Instance) -> bool {
 
 /// Of all disks, if their sizes are configured.
 fn disk_bytes(config: &Config) -> Option<u64> {
-    let all = config.tier_ssd.capacity_bytes?.0 * config.tier_ssd.disks.len() as u64;
-    (all > 0).then_some(all)
+    config.configured_tiers().find_map(|tier| tier.capacity_bytes())
+}
+
+/// Which blocks this host's own disks get, or would get.
+fn disk_admission(config: &Config) -> Admission {
+    let own = config.tiers.iter().find(|tier| !tier.capabilities().is_shared);
+    own.map_or(Admission::SecondSighting, |tier| tier.options().admission)
 }
 
 fn present(config: &Config, core: &Core, pool: &Pool) -> Present {
     Present {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
         disk_bytes: disk_bytes(config),
-        rules: Rules::of(core, config.tier_ssd.admission),
+        rules: Rules::of(core, disk_admission(config)),
     }
 }

@@ -1,19 +1,25 @@
-//! The tiers below the pool: what a running daemon says of them, else whether the disks can be had.
+//! The tiers below the pool: what a running daemon says of them, else what each says of its configuration.
 
-use std::path::Path;
-
-use forebay_daemon::config::TierSsd;
+use forebay_core::Result;
+use forebay_daemon::config::{Config, TierSpec};
 use forebay_rpc::proto::{StoreInfo, TierInfo};
 
 use super::Check;
-use crate::output::size;
 
 /// `running` is what the daemon says, if one runs. Nothing to say where no tier is configured.
-pub fn checks(config: &TierSsd, running: Option<&[TierInfo]>) -> Vec<Check> {
+pub fn checks(config: &Config, running: Option<&[TierInfo]>) -> Vec<Check> {
     match running {
         Some(tiers) => tiers.iter().map(served).collect(),
-        None => config.disks.iter().map(|disk| wanted(disk, config.capacity_bytes.map(|bytes| bytes.0))).collect(),
+        None => config.configured_tiers().flat_map(examined).collect(),
     }
+}
+
+fn examined(tier: &dyn TierSpec) -> Vec<Check> {
+    let check = |found: Result<String>| match found {
+        Ok(finding) => Check::ok(tier.name(), finding),
+        Err(error) => Check::failed(tier.name(), &error),
+    };
+    tier.examine().into_iter().map(check).collect()
 }
 
 fn served(tier: &TierInfo) -> Check {
@@ -58,39 +64,11 @@ fn said_of_store(store: &StoreInfo) -> String {
     format!("`{}`{colon}{}", store.name, store.trouble.escape_debug())
 }
 
-/// A disk that no daemon has opened yet.
-fn wanted(path: &Path, capacity_bytes: Option<u64>) -> Check {
-    let shown = path.display();
-    if path.exists() {
-        return Check::ok("ssd", format!("`{shown}` exists"));
-    }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Some(wanted_bytes) = capacity_bytes else {
-        return Check::fail(
-            "ssd",
-            format!("`{shown}` does not exist"),
-            "set `tier.ssd.capacity_bytes`, which a new file needs",
-        );
-    };
-    match rustix::fs::statvfs(parent) {
-        Err(error) => Check::fail("ssd", format!("cannot create `{shown}`: {error}"), "create its directory first"),
-        Ok(found) => {
-            let free_bytes = found.f_bavail * found.f_frsize;
-            let finding = format!("`{shown}` will be created with {} of {} free", size(wanted_bytes), size(free_bytes));
-            if free_bytes >= wanted_bytes {
-                Check::ok("ssd", finding)
-            } else {
-                Check::fail("ssd", finding, "lower `tier.ssd.capacity_bytes`, or free space")
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Verdict;
     use super::*;
-    use forebay_daemon::config::Bytes;
+    use forebay_daemon::config::{Sources, load};
     use forebay_rpc::proto::DiskInfo;
 
     fn tier(state: &str, is_direct: bool) -> TierInfo {
@@ -106,7 +84,6 @@ mod tests {
 
     #[test]
     fn a_running_tier_is_judged_by_its_state_and_says_which_engine_and_why() {
-        let config = TierSsd { disks: vec!["/mnt/ssd".into()], ..forebay_daemon::config::Config::default().tier_ssd };
         for (state, is_direct, verdict) in [
             ("serving", true, Verdict::Ok),
             ("serving", false, Verdict::Warn),
@@ -114,7 +91,7 @@ mod tests {
             ("sick", true, Verdict::Warn),
             ("failed", true, Verdict::Fail),
         ] {
-            let checks = checks(&config, Some(&[tier(state, is_direct)]));
+            let checks = checks(&Config::default(), Some(&[tier(state, is_direct)]));
             assert_eq!(checks.iter().map(|check| check.verdict).collect::<Vec<_>>(), [verdict], "{state}");
             if state == "serving" {
                 assert!(checks[0].finding.contains("threads: io_uring is not available"), "{:?}", checks[0]);
@@ -152,26 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn without_a_daemon_a_disk_is_there_or_can_be_made_or_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let there = directory.path().join("there");
-        std::fs::write(&there, "").unwrap();
-        for (path, capacity_bytes, verdict) in [
-            (there, None, Verdict::Ok),
-            (directory.path().join("new"), Some(4096), Verdict::Ok),
-            (directory.path().join("new"), None, Verdict::Fail),
-            (directory.path().join("new"), Some(1 << 60), Verdict::Fail),
-            (directory.path().join("no/such"), Some(4096), Verdict::Fail),
-        ] {
-            let capacity_bytes = capacity_bytes.map(Bytes);
-            let config = TierSsd {
-                disks: vec![path.clone()],
-                capacity_bytes,
-                ..forebay_daemon::config::Config::default().tier_ssd
-            };
-            let found: Vec<Verdict> = checks(&config, None).iter().map(|check| check.verdict).collect();
-            assert_eq!(found, [verdict], "{path:?}");
-        }
-        assert!(checks(&forebay_daemon::config::Config::default().tier_ssd, None).is_empty());
+    fn without_a_daemon_every_configured_tier_says_what_it_would_use() {
+        let flags = [
+            ("tier.ssd.disks", "/dev/null"),
+            ("tier.fs.directories", "/mnt/shared"),
+            ("tier.redis.urls", "redis://:secret@cache"),
+            ("tier.redis.mode", "sentinel"),
+        ];
+        let flags = flags.map(|(key, value)| (key.to_string(), value.to_string())).to_vec();
+        let config = load(&Sources { flags, ..Sources::default() }).unwrap().config;
+        let checks = checks(&config, None);
+        let found: Vec<(&str, Verdict)> = checks.iter().map(|check| (check.name.as_ref(), check.verdict)).collect();
+        assert_eq!(found, [("ssd", Verdict::Ok), ("fs", Verdict::Ok), ("redis", Verdict::Fail)]);
+        assert!(checks[1].finding.contains("`/mnt/shared`"), "{:?}", checks[1]);
+        assert!(checks[2].hint.as_ref().is_some_and(|hint| hint.contains("sentinel_master")), "{:?}", checks[2]);
+        assert!(super::checks(&Config::default(), None).is_empty());
     }
 }

@@ -11,7 +11,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use toml::{Table, Value};
 
 use super::check::first_unmet;
-use super::{Config, KEYS, Key};
+use super::{Config, Key, keys};
 
 /// The variable that names the file.
 const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
@@ -76,14 +76,14 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         }
     }
     for (name, text) in sources.variables.iter().filter(|(name, _)| is_ours(name)) {
-        let key = KEYS.iter().find(|key| key.variable() == *name).ok_or_else(|| unknown_variable(name))?;
+        let key = keys().into_iter().find(|key| key.variable() == *name).ok_or_else(|| unknown_variable(name))?;
         loaded.set_text(key, text, Origin::Variable(name.clone()))?;
     }
     for (name, text) in &sources.flags {
         let key = find(name).ok_or_else(|| unknown_key(name))?;
         loaded.set_text(key, text, Origin::Flag)?;
     }
-    match first_unmet(&loaded.config).and_then(|demand| Some((find(demand.key)?, demand.must))) {
+    match first_unmet(&loaded.config).and_then(|demand| Some((find(&demand.key)?, demand.must))) {
         Some((key, must)) => Err(loaded.cannot_be(key, must)),
         None => Ok(loaded),
     }
@@ -93,7 +93,7 @@ impl Loaded {
     /// In flags and variables a value is written as in the file, and text may go without its quotes.
     fn set_text(&mut self, key: &'static Key, text: &str, origin: Origin) -> Result<()> {
         let quoted = Value::String(text.to_string());
-        if (key.set)(&mut self.config, &quoted) {
+        if self.config.set(key, &quoted) {
             self.origins.insert(key.name, origin);
             return Ok(());
         }
@@ -102,7 +102,7 @@ impl Loaded {
     }
 
     fn set(&mut self, key: &'static Key, value: &Value, origin: Origin) -> Result<()> {
-        if !(key.set)(&mut self.config, value) {
+        if !self.config.set(key, value) {
             let shown = value.as_str().map_or_else(|| value.to_string(), str::to_string);
             return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
                 .with("from", origin)
@@ -113,7 +113,7 @@ impl Loaded {
     }
 
     fn cannot_be(&self, key: &Key, must: &str) -> Error {
-        let value = key.value(&self.config).map_or_else(String::new, |value| value.to_string());
+        let value = self.config.value(key).map_or_else(String::new, |value| value.to_string());
         Error::invalid(format!("`{}` cannot be `{}`", key.name, value.trim_matches('"')))
             .with("from", self.origin(key))
             .hint(format!("it must {must}"))
@@ -121,7 +121,7 @@ impl Loaded {
 }
 
 fn find(name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.name == name)
+    keys().into_iter().find(|key| key.name == name)
 }
 
 fn file(sources: &Sources) -> Option<PathBuf> {
@@ -170,14 +170,14 @@ fn is_ours(name: &str) -> bool {
 
 fn unknown_key(name: &str) -> Error {
     let error = Error::invalid(format!("unknown key `{name}`"));
-    match nearest(name, KEYS.iter().map(|key| key.name)) {
+    match nearest(name, keys().into_iter().map(|key| key.name)) {
         Some(near) => error.hint(format!("did you mean `{near}`?")),
         None => error.hint("`forebay config` lists all keys"),
     }
 }
 
 fn unknown_variable(name: &str) -> Error {
-    let known: Vec<String> = KEYS.iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
+    let known: Vec<String> = keys().into_iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
     let error = Error::invalid(format!("unknown variable `{name}`"));
     match nearest(name, known.iter().map(String::as_str)) {
         Some(near) => error.hint(format!("did you mean `{near}`?")),
@@ -240,6 +240,11 @@ mod tests {
         (error.to_string(), error.hint_text().expect("every refusal has a hint").to_string())
     }
 
+    fn values(loaded: Result<Loaded>) -> Vec<(&'static str, Option<Value>)> {
+        let config = loaded.unwrap().config;
+        keys().into_iter().map(|key| (key.name, config.value(key))).collect()
+    }
+
     fn origin(loaded: &Loaded, name: &str) -> Origin {
         loaded.origin(find(name).unwrap()).clone()
     }
@@ -275,12 +280,14 @@ mod tests {
             ("http.allow_remote", "true", "true"),
             ("log.level", "warn,forebay_daemon=debug", "\"warn,forebay_daemon=debug\""),
             ("drain.deadline_seconds", "0", "0"),
+            ("tier.fs.streams", "3", "3"),
+            ("tier.redis.urls", "redis://a", "\"redis://a\""),
         ] {
             let variable = find(name).unwrap().variable();
-            let from_file = with_file(&format!("{name} = {in_file}"), &[], &[]).unwrap().config;
-            assert_ne!(from_file, Config::default(), "{name} from the file changed nothing");
-            assert_eq!(with_file("", &[(&variable, text)], &[]).unwrap().config, from_file, "{name} from its variable");
-            assert_eq!(with_file("", &[], &[(name, text)]).unwrap().config, from_file, "{name} from its flag");
+            let from_file = values(with_file(&format!("{name} = {in_file}"), &[], &[]));
+            assert_ne!(from_file, values(load(&Sources::default())), "{name} from the file changed nothing");
+            assert_eq!(values(with_file("", &[(&variable, text)], &[])), from_file, "{name} from its variable");
+            assert_eq!(values(with_file("", &[], &[(name, text)])), from_file, "{name} from its flag");
         }
     }
 
@@ -302,7 +309,7 @@ mod tests {
     fn variables_of_others_are_left_alone() {
         let theirs = ["PATH", "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_SERVICE_HOST", "FOREBAY_PORT_9477_TCP_ADDR"];
         let variables: Vec<(&str, &str)> = theirs.iter().map(|name| (*name, "x")).collect();
-        assert_eq!(with_file("", &variables, &[]).unwrap().config, Config::default());
+        assert_eq!(values(with_file("", &variables, &[])), values(load(&Sources::default())));
     }
 
     #[test]
@@ -325,6 +332,10 @@ mod tests {
             ("limits.message_bytes", "17MiB"),
             ("limits.keys_per_lookup", "0"),
             ("log.level", "verbose"),
+            ("tier.ssd.write_bytes_per_day", "0"),
+            ("tier.fs.load_deadline_ms", "0"),
+            ("tier.redis.mode", "many"),
+            ("tier.redis.load_bytes_per_second", "0"),
             ("socket.directory", ""),
         ] {
             let (message, hint) = refusal("", &[], &[(name, value)]);
@@ -343,8 +354,8 @@ mod tests {
 
     #[test]
     fn nothing_is_suggested_for_a_word_from_elsewhere() {
-        assert_eq!(nearest("banana", KEYS.iter().map(|key| key.name)), None);
-        assert_eq!(nearest("", KEYS.iter().map(|key| key.name)), None);
+        assert_eq!(nearest("banana", keys().into_iter().map(|key| key.name)), None);
+        assert_eq!(nearest("", keys().into_iter().map(|key| key.name)), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! docs/config.md, written from the table of keys.
 
-use super::{Config, KEYS, Key, SECTIONS};
+use super::{Config, Key};
 
 const HEAD: &str = "\
 # Configuration
@@ -26,25 +26,22 @@ allow_uids = [1000]
 
 /// The whole page.
 pub fn page() -> String {
-    let mut page = HEAD.to_string();
-    for (section, about) in SECTIONS {
-        page += &format!("\n## {section}\n\n{}\n", paragraph(about));
-        let prefix = format!("{section}.");
-        for key in KEYS.iter().filter(|key| key.name.starts_with(&prefix)) {
-            page += &entry(key);
-        }
+    let (mut page, defaults) = (HEAD.to_string(), Config::default());
+    for section in defaults.sections() {
+        page += &format!("\n## {}\n\n{}\n", section.section(), paragraph(section.about()));
+        section.keys().iter().for_each(|key| page += &entry(key, &defaults));
     }
     page
 }
 
-fn entry(key: &Key) -> String {
+fn entry(key: &Key, defaults: &Config) -> String {
     let Key { name, kind, meaning, .. } = key;
-    let meaning = paragraph(meaning);
-    format!("\n### `{name}`\n\n{meaning}\n\n- {kind}\n- default: {}\n- variable: `{}`\n", default(key), key.variable())
+    let (meaning, default) = (paragraph(meaning), default(key, defaults));
+    format!("\n### `{name}`\n\n{meaning}\n\n- {kind}\n- default: {default}\n- variable: `{}`\n", key.variable())
 }
 
-fn default(key: &Key) -> String {
-    match (key.default_text, key.value(&Config::default())) {
+fn default(key: &Key, defaults: &Config) -> String {
+    match (key.default_text, defaults.value(key)) {
         (Some(text), _) => text.to_string(),
         (None, Some(value)) => format!("`{value}`"),
         (None, None) => "not set".to_string(),

@@ -1,6 +1,6 @@
-//! The macro that turns one block of settings into the struct, its defaults and the table of keys.
+//! The macro that turns a block of settings into a section: a struct, its defaults and its table of keys.
 
-use super::Config;
+use std::fmt::Debug;
 
 /// One key: what is known about it before anybody sets it.
 pub struct Key {
@@ -10,12 +10,9 @@ pub struct Key {
     pub meaning: &'static [&'static str],
     /// What a value looks like, for people.
     pub kind: &'static str,
-    pub(super) own_variable: Option<&'static str>,
+    pub(crate) own_variable: Option<&'static str>,
     /// The default in words (markdown), where it depends on the user.
     pub default_text: Option<&'static str>,
-    /// False if the value does not fit.
-    pub(super) set: fn(&mut Config, &toml::Value) -> bool,
-    pub(super) get: fn(&Config) -> Option<toml::Value>,
 }
 
 impl Key {
@@ -26,86 +23,93 @@ impl Key {
             None => format!("FOREBAY_{}", self.name.replace('.', "_").to_ascii_uppercase()),
         }
     }
-
-    /// The value in `config` as it would stand in the file; none if it is not set.
-    pub fn value(&self, config: &Config) -> Option<toml::Value> {
-        (self.get)(config)
-    }
 }
 
+/// A section, as [`settings!`] makes it.
+pub trait Section: Debug + Send {
+    /// As in the file, such as `pool` or `tier.ssd`.
+    fn section(&self) -> &'static str;
+
+    /// What it is about; one entry a line of text.
+    fn about(&self) -> &'static [&'static str];
+
+    fn keys(&self) -> &'static [Key];
+
+    /// False if the key is not of this section, or the value does not fit.
+    fn set(&mut self, key: &Key, value: &toml::Value) -> bool;
+
+    /// The value as it would stand in the file; none if the key is not of this section, or not set.
+    fn get(&self, key: &Key) -> Option<toml::Value>;
+}
+
+/// Makes a struct of each section. Its default is what runs when nothing is set.
 macro_rules! settings {
     ($(
         $(#[doc = $about:literal])+
-        $section:ident: $Section:ident {$(
+        $section:literal: $Section:ident {$(
             $(#[doc = $meaning:literal])+
             $key:ident: $Type:ty = $default:expr $(, shown $shown:literal)? $(, variable $variable:literal)?;
         )+}
-    )+) => {
-        /// See the module's head. `Config::default()` is what runs when nothing is set.
+    )+) => {$(
+        $(#[doc = $about])+
         #[derive(Clone, Debug, PartialEq)]
-        pub struct Config {$(
-            $(#[doc = $about])+
-            pub $section: $Section,
+        pub struct $Section {$(
+            $(#[doc = $meaning])+
+            pub $key: $Type,
         )+}
 
-        $(
-            $(#[doc = $about])+
-            #[derive(Clone, Debug, PartialEq)]
-            pub struct $Section {$(
-                $(#[doc = $meaning])+
-                pub $key: $Type,
-            )+}
-        )+
-
-        impl Default for Config {
-            fn default() -> Config {
-                Config { $( $section: $Section { $( $key: $default, )+ }, )+ }
+        impl Default for $Section {
+            fn default() -> $Section {
+                $Section { $( $key: $default, )+ }
             }
         }
 
-        /// The sections and what each is about, in the struct's order.
-        static SECTIONS: &[(&str, &[&str])] = &[$( (table::section!($section), &[$($about),+]), )+];
+        impl $crate::config::Section for $Section {
+            fn section(&self) -> &'static str {
+                $section
+            }
 
-        /// Every key, in the struct's order.
-        pub static KEYS: &[Key] = &[$($(
-            Key {
-                name: concat!(table::section!($section), ".", stringify!($key)),
-                meaning: &[$($meaning),+],
-                kind: <$Type as value::Setting>::KIND,
-                own_variable: table::only(&[$($variable)?]),
-                default_text: table::only(&[$($shown)?]),
-                set: |config, value| match value::Setting::read(value) {
-                    Some(value) => { config.$section.$key = value; true }
-                    None => false,
-                },
-                get: |config| value::Setting::show(&config.$section.$key),
-            },
-        )+)+];
-    };
-}
-pub(super) use settings;
+            fn about(&self) -> &'static [&'static str] {
+                &[$($about),+]
+            }
 
-/// A section as it stands in the file: that of a tier is a table in a table.
-macro_rules! section {
-    (tier_ssd) => {
-        "tier.ssd"
-    };
-    (tier_fs) => {
-        "tier.fs"
-    };
-    (tier_object) => {
-        "tier.object"
-    };
-    (tier_redis) => {
-        "tier.redis"
-    };
-    ($section:ident) => {
-        stringify!($section)
-    };
+            fn keys(&self) -> &'static [$crate::config::Key] {
+                static KEYS: &[$crate::config::Key] = &[$(
+                    $crate::config::Key {
+                        name: concat!($section, ".", stringify!($key)),
+                        meaning: &[$($meaning),+],
+                        kind: <$Type as $crate::config::Setting>::KIND,
+                        own_variable: $crate::config::only(&[$($variable)?]),
+                        default_text: $crate::config::only(&[$($shown)?]),
+                    },
+                )+];
+                KEYS
+            }
+
+            fn set(&mut self, key: &$crate::config::Key, value: &toml::Value) -> bool {
+                $(
+                    if key.name == concat!($section, ".", stringify!($key)) {
+                        let read = $crate::config::Setting::read(value);
+                        return read.map(|value| self.$key = value).is_some();
+                    }
+                )+
+                false
+            }
+
+            fn get(&self, key: &$crate::config::Key) -> Option<toml::Value> {
+                $(
+                    if key.name == concat!($section, ".", stringify!($key)) {
+                        return $crate::config::Setting::show(&self.$key);
+                    }
+                )+
+                None
+            }
+        }
+    )+};
 }
-pub(super) use section;
+pub(crate) use settings;
 
 /// The one entry of an optional part of the macro.
-pub(super) const fn only(part: &'static [&'static str]) -> Option<&'static str> {
+pub(crate) const fn only(part: &'static [&'static str]) -> Option<&'static str> {
     if part.is_empty() { None } else { Some(part[0]) }
 }

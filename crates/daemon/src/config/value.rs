@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use forebay_core::tiers::Admission;
-use forebay_io::fs::Fsync;
 use forebay_io::pool::HugePages;
-use forebay_io::uring::EngineChoice;
 use toml::Value;
 
 /// A type that can stand in the file. What `show` gives, `read` takes back.
@@ -95,58 +93,6 @@ impl Setting for Secret {
     }
 }
 
-impl Setting for RedisMode {
-    const KIND: &'static str = "`\"single\"`, `\"cluster\"` or `\"sentinel\"`";
-
-    fn read(value: &Value) -> Option<RedisMode> {
-        match value.as_str()? {
-            "single" => Some(RedisMode::Single),
-            "cluster" => Some(RedisMode::Cluster),
-            "sentinel" => Some(RedisMode::Sentinel),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> Option<Value> {
-        let text = match self {
-            RedisMode::Single => "single",
-            RedisMode::Cluster => "cluster",
-            RedisMode::Sentinel => "sentinel",
-        };
-        Some(Value::String(text.to_string()))
-    }
-}
-
-/// How the servers that are named belong together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RedisMode {
-    Single,
-    Cluster,
-    Sentinel,
-}
-
-impl Setting for Fsync {
-    const KIND: &'static str = "`\"none\"`, `\"data\"` or `\"all\"`";
-
-    fn read(value: &Value) -> Option<Fsync> {
-        match value.as_str()? {
-            "none" => Some(Fsync::None),
-            "data" => Some(Fsync::Data),
-            "all" => Some(Fsync::All),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> Option<Value> {
-        let text = match self {
-            Fsync::None => "none",
-            Fsync::Data => "data",
-            Fsync::All => "all",
-        };
-        Some(Value::String(text.to_string()))
-    }
-}
-
 impl Setting for HugePages {
     const KIND: &'static str = "`\"auto\"`, `\"off\"` or `\"require\"`";
 
@@ -164,28 +110,6 @@ impl Setting for HugePages {
             HugePages::Auto => "auto",
             HugePages::Off => "off",
             HugePages::Require => "require",
-        };
-        Some(Value::String(text.to_string()))
-    }
-}
-
-impl Setting for EngineChoice {
-    const KIND: &'static str = "`\"auto\"`, `\"uring\"` or `\"threads\"`";
-
-    fn read(value: &Value) -> Option<EngineChoice> {
-        match value.as_str()? {
-            "auto" => Some(EngineChoice::Auto),
-            "uring" => Some(EngineChoice::Uring),
-            "threads" => Some(EngineChoice::Threads),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> Option<Value> {
-        let text = match self {
-            EngineChoice::Auto => "auto",
-            EngineChoice::Uring => "uring",
-            EngineChoice::Threads => "threads",
         };
         Some(Value::String(text.to_string()))
     }

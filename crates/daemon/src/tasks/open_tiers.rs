@@ -15,7 +15,7 @@ use super::drive_tiers;
 use crate::config::Config;
 use crate::state::{Shared, State};
 use crate::tiers::spec::{Claimed, Driven, OpeningEvents, TierSpec};
-use crate::{tiers, vital};
+use crate::vital;
 
 /// How often a shared store that cannot be opened is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
@@ -28,7 +28,8 @@ pub type Openings = Vec<Opening>;
 /// One of them.
 pub struct Opening {
     tier: TierId,
-    spec: &'static TierSpec,
+    name: &'static str,
+    is_shared: bool,
     since: Instant,
     claimed: Box<dyn Claimed>,
 }
@@ -36,10 +37,11 @@ pub struct Opening {
 /// The configured tiers. An error says what the operator must change. A disk that fails by itself is an error too,
 /// because its absence would go unnoticed later.
 pub fn claim(config: &Config) -> Result<Openings> {
-    let claim = |(spec, number): (&'static TierSpec, u8)| {
-        Ok(Opening { tier: TierId(number), spec, since: Instant::now(), claimed: (spec.claim)(config)? })
+    let claim = |(spec, number): (&dyn TierSpec, u8)| {
+        let (name, is_shared) = (spec.name(), spec.capabilities().is_shared);
+        Ok(Opening { tier: TierId(number), name, is_shared, since: Instant::now(), claimed: spec.claim()? })
     };
-    tiers::configured(config).zip(0..).map(claim).collect()
+    config.configured_tiers().zip(0..).map(claim).collect()
 }
 
 impl Opening {
@@ -55,7 +57,7 @@ impl Opening {
                 let hint = error.hint_text().unwrap_or("check the tier, and restart the daemon").to_owned();
                 shared.event(|state| {
                     let driver = state.tiers.of(tier);
-                    tracing::error!(tier = driver.spec.name, %error, hint, "cannot open a tier; serving without it");
+                    tracing::error!(tier = driver.name, %error, hint, "cannot open a tier; serving without it");
                     driver.failed(error.to_string());
                 });
             }
@@ -68,7 +70,7 @@ impl Opening {
         let tier = self.open_tier(shared, &pool)?;
         let no_wake = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot wait for a tier").source(error);
         let wake = tier.wake_fd().try_clone_to_owned().map_err(no_wake)?;
-        let (name, can_store) = (tier.name(), tier.capabilities().can_store);
+        let (name, can_store) = (self.name, tier.capabilities().can_store);
         shared.event(|state| {
             if !can_store {
                 tracing::warn!(tier = name, "cannot write to the tier; it is used read-only");
@@ -91,9 +93,8 @@ impl Opening {
         let core = Reports { shared, tier: self.tier };
         loop {
             match self.claimed.open(pool, &core) {
-                Err(error) if self.spec.is_shared && error.kind() != ErrorKind::Invalid => {
-                    let (tier, hint) =
-                        (self.spec.name, error.hint_text().unwrap_or("check the shared store").to_owned());
+                Err(error) if self.is_shared && error.kind() != ErrorKind::Invalid => {
+                    let (tier, hint) = (self.name, error.hint_text().unwrap_or("check the shared store").to_owned());
                     shared.event(|state| {
                         let driver = state.tiers.of(self.tier);
                         if driver.failure.is_none() {

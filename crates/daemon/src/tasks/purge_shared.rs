@@ -86,7 +86,7 @@ impl Emptying {
                 Err(error) => (None, Err(error)),
             };
             let outcome = outcome.and_then(|()| self.stores_ended(tier));
-            let tier = self.shared.lock().tiers.of(tier).spec.name;
+            let tier = self.shared.lock().tiers.of(tier).name;
             let [blocks, values] = purging.map_or([0; 2], |purging| [purging.blocks(), purging.values()]);
             match &outcome {
                 Ok(()) => tracing::info!(tier, place, blocks, values, "purged a shared store"),

@@ -3,16 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
+use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::tiers::{Probe, TierId};
+use forebay_core::tiers::{Limits, Probe, TierId};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::pool::{Pool, Slice};
 
 use super::purge::Purges;
 use super::spec::{Driven, TierSpec};
 use super::waiting::Waiting;
-use crate::config::Config;
 use crate::table::Table;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
@@ -21,9 +20,11 @@ const SICK_AFTER: Duration = Duration::from_secs(1);
 /// A configured tier, from before it is open until the end.
 pub struct Driver {
     pub(super) id: TierId,
-    pub spec: &'static TierSpec,
+    pub name: &'static str,
+    /// Other hosts store and evict there too.
+    pub is_shared: bool,
     pub deadline: Duration,
-    rates: Limits,
+    rates: decorate::Limits,
     pub(super) tier: Option<Stack<Box<dyn Driven>>>,
     /// Why it will never be open, if so.
     pub failure: Option<String>,
@@ -57,11 +58,14 @@ pub enum Under {
 }
 
 impl Driver {
-    pub(super) fn new(id: TierId, spec: &'static TierSpec, config: &Config) -> Driver {
-        let options = (spec.options)(config);
+    /// Tells the core of the tier.
+    pub(super) fn new(spec: &dyn TierSpec, core: &mut Core) -> Driver {
+        let (options, is_shared) = (spec.options(), spec.capabilities().is_shared);
+        let limits = Limits { admission: options.admission, is_shared, ..Limits::default() };
         Driver {
-            id,
-            spec,
+            id: core.open_tier(limits),
+            name: spec.name(),
+            is_shared,
             deadline: options.load_deadline,
             rates: options.rates,
             tier: None,
@@ -86,8 +90,7 @@ impl Driver {
     pub fn attach(&mut self, tier: Box<dyn Driven>, seed: u64) {
         self.purges.find_all(&*tier);
         // A disk's errors do not pass; a connection's do.
-        let attempts =
-            if self.spec.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
+        let attempts = if self.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
         let rules = Rules { limits: self.rates, attempts, seed, deadline: self.deadline, has_breaker: true };
         self.tier = Some(Stack::new(tier, rules));
     }
@@ -203,7 +206,7 @@ impl Driver {
             return;
         }
         self.logged_healthy = Some(self.was_healthy);
-        let (tier, standing) = (self.spec.name, self.standing());
+        let (tier, standing) = (self.name, self.standing());
         match standing.told() {
             (_, why) if !self.was_healthy => {
                 tracing::warn!(tier, why, "the tier is sick; its blocks are misses until it recovers");
@@ -288,7 +291,7 @@ impl Driver {
                     self.purges.removed();
                 }
                 // A block that other hosts may have stored as well is left to a purge of the shared stores.
-                _ if self.spec.is_shared => self.purges.removed(),
+                _ if self.is_shared => self.purges.removed(),
                 _ => self.purges.put_back(key),
             },
         }

@@ -50,15 +50,15 @@ impl Tiers {
     }
 
     fn shared(&self) -> Vec<TierId> {
-        self.drivers.iter().filter(|driver| driver.spec.is_shared).map(|driver| driver.id).collect()
+        self.drivers.iter().filter(|driver| driver.is_shared).map(|driver| driver.id).collect()
     }
 
     pub fn is_storing(&self, namespaces: &BTreeSet<NamespaceId>) -> bool {
-        self.drivers.iter().any(|driver| driver.spec.is_shared && driver.is_storing(namespaces))
+        self.drivers.iter().any(|driver| driver.is_shared && driver.is_storing(namespaces))
     }
 
     pub fn places(&mut self) -> Vec<(TierId, Result<Vec<Place>>)> {
-        let shared = self.drivers.iter_mut().filter(|driver| driver.spec.is_shared);
+        let shared = self.drivers.iter_mut().filter(|driver| driver.is_shared);
         shared.map(|driver| (driver.id, driver.places())).collect()
     }
 

@@ -1,32 +1,89 @@
 //! Directories that hosts share: their entry among the tiers.
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::Result;
+use forebay_core::tier::Capabilities;
+use forebay_core::tiers::Admission;
 use forebay_io::StoreReport;
-use forebay_io::fs::{Fs, FsConfig};
+use forebay_io::fs::{Fs, FsConfig, Fsync};
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::uring::Region;
+use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
-use crate::config::{Config, TierFs};
+use crate::config::{Bytes, Setting, settings};
 
-pub const SPEC: TierSpec = TierSpec {
-    name: "fs",
-    is_shared: true,
-    is_configured: |config| !config.tier_fs.directories.is_empty(),
-    options: |Config { tier_fs: tier, .. }| {
-        Options::new(tier.admission, tier.load_deadline_ms, tier.load_bytes_per_second, tier.store_bytes_per_second)
-    },
-    claim: |config| {
-        let config = settings(&config.tier_fs);
+settings! {
+    /// Directories, local or NFS, that several hosts share.
+    "tier.fs": TierFs {
+        /// Shared directories, which must exist; an empty list switches the tier off. Each block is in one of them.
+        directories: Vec<PathBuf> = Vec::new();
+        /// Whether reads and writes bypass the page cache (direct I/O). Useful for mounts whose client would only cache
+        /// what the pool holds already.
+        io_direct: bool = false;
+        /// Threads for each directory, each with one operation at a time. Eight hide the latency of a remote mount.
+        streams: u32 = 8;
+        /// Bounce buffers for each directory, which also limit its transfers at a time. A mount that hangs keeps some
+        /// of them, and never a slot of the pool.
+        buffers: u32 = 16;
+        /// Milliseconds after which an operation fails. If the mount hangs, the operation's thread and buffer are
+        /// not free before the mount answers.
+        timeout_ms: u64 = 30_000;
+        /// Whether the blocks of each namespace are spread over 4,096 folders. Set when a directory is first used, and
+        /// the same for all hosts that use it.
+        shard_folders: bool = true;
+        /// What is flushed before a block counts as stored: `none`, the file's `data`, or `all`, which includes its
+        /// name. Without a flush, a crash of the host costs misses.
+        fsync: Fsync = Fsync::None;
+        /// Bytes of each directory, the same on all hosts. Not limited by default.
+        capacity_bytes: Option<Bytes> = None;
+        /// Seconds after which blocks are removed that were neither stored nor loaded meanwhile. Not limited by
+        /// default.
+        max_age_seconds: Option<u64> = None;
+        /// Whether the tier only reads and never stores. A mount that cannot be written is treated as read-only anyway.
+        read_only: bool = false;
+        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
+        /// is `all`, as for every shared store.
+        admission: Admission = Admission::All;
+        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
+        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
+        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
+        load_deadline_ms: u64 = 1000;
+    }
+}
+
+impl TierSpec for TierFs {
+    fn capabilities(&self) -> Capabilities {
+        Fs::CAPABILITIES
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.directories.is_empty()
+    }
+
+    fn options(&self) -> Options {
+        Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        let named = self.directories.iter().map(|directory| format!("`{}`", directory.display())).collect::<Vec<_>>();
+        vec![settings(self).check().map(|()| format!("configured with {}", named.join(", ")))]
+    }
+
+    fn claim(&self) -> Result<Box<dyn Claimed>> {
+        let config = settings(self);
         config.check()?;
         Ok(Box::new(config))
-    },
-};
+    }
+}
 
 impl Claimed for FsConfig {
     fn open(&mut self, pool: &Arc<Pool>, _core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
@@ -60,5 +117,27 @@ fn settings(config: &TierFs) -> FsConfig {
         max_age: config.max_age_seconds.map(Duration::from_secs),
         read_only: config.read_only,
         ..FsConfig::new(config.directories.clone())
+    }
+}
+
+impl Setting for Fsync {
+    const KIND: &'static str = "`\"none\"`, `\"data\"` or `\"all\"`";
+
+    fn read(value: &Value) -> Option<Fsync> {
+        match value.as_str()? {
+            "none" => Some(Fsync::None),
+            "data" => Some(Fsync::Data),
+            "all" => Some(Fsync::All),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            Fsync::None => "none",
+            Fsync::Data => "data",
+            Fsync::All => "all",
+        };
+        Some(Value::String(text.to_string()))
     }
 }

@@ -1,8 +1,9 @@
 //! The tiers below the pool, driven: what the core decides goes down as operations, what ends comes back as events.
 //!
-//! `spec` (the tiers there are, a file each) → `driver` (effects to operations, completions to events, one for each tier) → `purge`
-//! (own tiers), `empty_shared` (shared stores). Tasks open and drive them; nothing here knows the daemon's state. Nothing waits
-//! for a tier: until it is open, when it is sick, and when it is late, its blocks are misses.
+//! `ALL` (the kinds of tiers, a file each with its `spec`) → `driver` (effects to operations, completions to events, one
+//! for each tier) → `purge` (own tiers), `empty_shared` (shared stores). Tasks open and drive them; nothing here knows the
+//! daemon's state. Nothing waits for a tier: until it is open, when it is sick, and when it is late, its blocks are
+//! misses.
 //!
 //! Invariants: an operation is submitted after its slot is written down as held; each ends exactly once in the core;
 //! what waits here is bounded by what the core has under way.
@@ -24,7 +25,6 @@ use std::time::Duration;
 use forebay_core::tiers::{Probe, TierId};
 use forebay_core::{Core, NamespaceId};
 
-use crate::config::Config;
 use crate::table::Table;
 use driver::Driver;
 use spec::TierSpec;
@@ -33,11 +33,16 @@ pub use empty_shared::Busy;
 pub use report::{Report, Standing};
 
 /// All kinds of tiers, in the order in which they are asked: the nearest first.
-static ALL: [&TierSpec; 4] = [&ssd::SPEC, &fs::SPEC, &redis::SPEC, &object::SPEC];
+const ALL: &[fn() -> Box<dyn TierSpec>] = &[
+    || Box::new(ssd::TierSsd::default()),
+    || Box::new(fs::TierFs::default()),
+    || Box::new(redis::TierRedis::default()),
+    || Box::new(object::TierObject::default()),
+];
 
-/// Those that are configured, in this order.
-pub fn configured(config: &Config) -> impl Iterator<Item = &'static TierSpec> {
-    ALL.into_iter().filter(|spec| (spec.is_configured)(config))
+/// Each of them with its defaults, which switch it off.
+pub fn all() -> Vec<Box<dyn TierSpec>> {
+    ALL.iter().map(|new| new()).collect()
 }
 
 /// All configured tiers, the nearest first: a tier's place here is its number in the core.
@@ -54,9 +59,8 @@ pub struct Tiers {
 
 impl Tiers {
     /// Tells the core of the tiers that are configured; they are opened later.
-    pub fn new(config: &Config, core: &mut Core) -> Tiers {
-        let open = |spec: &'static TierSpec| Driver::new(core.open_tier(spec.limits(config)), spec, config);
-        let drivers: Vec<Driver> = configured(config).map(open).collect();
+    pub fn new<'a>(configured: impl Iterator<Item = &'a dyn TierSpec>, core: &mut Core) -> Tiers {
+        let drivers: Vec<Driver> = configured.map(|spec| Driver::new(spec, core)).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
         let (purging, emptying) = Default::default();
         Tiers { drivers, purging, emptying, busy: Vec::new(), probes: Vec::new() }
@@ -64,12 +68,12 @@ impl Tiers {
 
     /// Whether a tier's transfers can outlive a daemon that is killed; that tier says when they are over.
     pub fn has_own_disks(&self) -> bool {
-        self.drivers.iter().any(|driver| !driver.spec.is_shared)
+        self.drivers.iter().any(|driver| !driver.is_shared)
     }
 
     /// Kinds of the tiers that hosts share.
     pub fn shared_stores(&self) -> impl Iterator<Item = &'static str> {
-        self.drivers.iter().filter(|driver| driver.spec.is_shared).map(|driver| driver.spec.name)
+        self.drivers.iter().filter(|driver| driver.is_shared).map(|driver| driver.name)
     }
 
     /// How long a block may take to come up, from any of them.
@@ -98,7 +102,7 @@ impl Tiers {
     /// For `Effect::PurgeTiers`.
     pub fn purge(&mut self, namespace: NamespaceId) {
         self.purging.insert(namespace);
-        let own = self.drivers.iter_mut().filter(|driver| !driver.spec.is_shared);
+        let own = self.drivers.iter_mut().filter(|driver| !driver.is_shared);
         own.for_each(|driver| driver.purge(namespace));
     }
 
@@ -120,7 +124,7 @@ impl Tiers {
     /// Names of this host's own tiers that are not off one of these namespaces yet.
     pub fn purging(&self, namespaces: &[NamespaceId]) -> Vec<&'static str> {
         let is_purging = |driver: &&Driver| namespaces.iter().any(|namespace| driver.purges.is_purging(*namespace));
-        self.drivers.iter().filter(is_purging).map(|driver| driver.spec.name).collect()
+        self.drivers.iter().filter(is_purging).map(|driver| driver.name).collect()
     }
 
     /// A purge is over when every tier is done with it.

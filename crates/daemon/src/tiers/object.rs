@@ -1,27 +1,75 @@
 //! Buckets of object stores: their entry among the tiers. The tier itself is a feature of the build.
 
-use super::spec::{Options, TierSpec};
-use crate::config::Config;
+use forebay_core::Result;
+use forebay_core::tier::Capabilities;
+use forebay_core::tiers::Admission;
 
-pub const SPEC: TierSpec = TierSpec {
-    name: "object",
-    is_shared: true,
-    is_configured: |config| !config.tier_object.bucket.is_empty(),
-    options: |Config { tier_object: tier, .. }| {
-        Options::new(tier.admission, tier.load_deadline_ms, tier.load_bytes_per_second, tier.store_bytes_per_second)
-    },
-    #[cfg(feature = "object")]
-    claim: |config| {
-        let config = built::settings(&config.tier_object);
-        config.check()?;
-        Ok(Box::new(config))
-    },
-    #[cfg(not(feature = "object"))]
-    claim: |_| {
-        use forebay_core::{Error, ErrorKind};
-        Err(Error::new(ErrorKind::Unsupported, "this build has no object tier"))
-    },
-};
+use super::spec::{Claimed, Options, TierSpec};
+use crate::config::{Bytes, Demand, settings};
+
+settings! {
+    /// A bucket of an S3-compatible store that several hosts share; in builds with the feature `object`. Credentials
+    /// come from the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, or the instance's role.
+    "tier.object": TierObject {
+        /// Name of the bucket; empty switches the tier off.
+        bucket: String = String::new();
+        /// Prefix of the names of all objects.
+        prefix: String = "forebay".to_string();
+        /// Region of the bucket.
+        region: String = "us-east-1".to_string();
+        /// URL of a store other than Amazon's, such as `https://s3.internal`. Plain HTTP is used only if the URL begins
+        /// with `http://`.
+        endpoint: Option<String> = None;
+        /// Requests at a time, of which at most half are stores; each keeps a block in memory.
+        requests: u32 = 32;
+        /// Milliseconds after which an operation fails.
+        timeout_ms: u64 = 30_000;
+        /// Longer objects are uploaded in parts of this size, at least 5 MiB.
+        part_bytes: Bytes = Bytes(16 << 20);
+        /// Whether the tier only reads and never stores.
+        read_only: bool = false;
+        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
+        /// is `all`, as for every shared store.
+        admission: Admission = Admission::All;
+        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
+        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
+        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
+        load_deadline_ms: u64 = 2000;
+    }
+}
+
+impl TierSpec for TierObject {
+    fn capabilities(&self) -> Capabilities {
+        built::capabilities()
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.bucket.is_empty()
+    }
+
+    fn demands(&self) -> Vec<Demand> {
+        vec![Demand::new(
+            "tier.object.bucket",
+            self.bucket.is_empty() || cfg!(feature = "object"),
+            "be empty in this build: object stores need a build with `--features object`",
+        )]
+    }
+
+    fn options(&self) -> Options {
+        Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        vec![built::claim(self).map(|_| format!("configured with the bucket `{}`", self.bucket))]
+    }
+
+    fn claim(&self) -> Result<Box<dyn Claimed>> {
+        built::claim(self)
+    }
+}
 
 #[cfg(feature = "object")]
 mod built {
@@ -30,6 +78,7 @@ mod built {
     use std::time::Duration;
 
     use forebay_core::Result;
+    use forebay_core::tier::Capabilities;
     use forebay_io::StoreReport;
     use forebay_io::object::{Object, ObjectConfig};
     use forebay_io::pool::Pool;
@@ -37,7 +86,11 @@ mod built {
     use forebay_io::uring::Region;
 
     use super::super::spec::{Claimed, Driven, OpeningEvents};
-    use crate::config::TierObject;
+    use super::TierObject;
+
+    pub fn capabilities() -> Capabilities {
+        Object::CAPABILITIES
+    }
 
     impl Claimed for ObjectConfig {
         fn open(&mut self, pool: &Arc<Pool>, _core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
@@ -59,8 +112,8 @@ mod built {
         }
     }
 
-    pub fn settings(config: &TierObject) -> ObjectConfig {
-        ObjectConfig {
+    pub fn claim(config: &TierObject) -> Result<Box<dyn Claimed>> {
+        let config = ObjectConfig {
             prefix: config.prefix.clone(),
             region: config.region.clone(),
             endpoint: config.endpoint.clone(),
@@ -69,6 +122,26 @@ mod built {
             part_bytes: config.part_bytes.0,
             read_only: config.read_only,
             ..ObjectConfig::new(config.bucket.clone())
-        }
+        };
+        config.check()?;
+        Ok(Box::new(config))
+    }
+}
+
+/// A build without the tier refuses the name of a bucket, so nobody gets here.
+#[cfg(not(feature = "object"))]
+mod built {
+    use forebay_core::tier::Capabilities;
+    use forebay_core::{Error, ErrorKind, Result};
+
+    use super::super::spec::Claimed;
+    use super::TierObject;
+
+    pub fn capabilities() -> Capabilities {
+        Capabilities::default()
+    }
+
+    pub fn claim(_: &TierObject) -> Result<Box<dyn Claimed>> {
+        Err(Error::new(ErrorKind::Unsupported, "this build has no object tier"))
     }
 }

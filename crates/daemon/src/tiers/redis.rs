@@ -1,32 +1,114 @@
 //! Redis and Valkey: their entry among the tiers.
 
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::Result;
+use forebay_core::tier::Capabilities;
+use forebay_core::tiers::Admission;
 use forebay_io::StoreReport;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
 use forebay_io::uring::Region;
+use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
-use crate::config::{Config, RedisMode, TierRedis};
+use crate::config::{Bytes, Secret, ServerUrl, Setting, settings};
 
-pub const SPEC: TierSpec = TierSpec {
-    name: "redis",
-    is_shared: true,
-    is_configured: |config| !config.tier_redis.urls.is_empty(),
-    options: |Config { tier_redis: tier, .. }| {
-        Options::new(tier.admission, tier.load_deadline_ms, tier.load_bytes_per_second, tier.store_bytes_per_second)
-    },
-    claim: |config| {
-        let config = settings(&config.tier_redis);
+settings! {
+    /// A Redis or Valkey that several hosts share: a block that one host has computed is found by the others.
+    "tier.redis": TierRedis {
+        /// URLs of the server, of some nodes of a cluster, or of sentinels; an empty list switches the tier off. A URL
+        /// begins with `redis://`, `rediss://` (TLS) or `unix:///path`. `user:password@` may stand before the host, and
+        /// `/number` of a database after it.
+        urls: Vec<ServerUrl> = Vec::new();
+        /// How the servers named by `urls` belong together.
+        mode: RedisMode = RedisMode::Single;
+        /// Name of the master, as the sentinels know it.
+        sentinel_master: String = String::new();
+        /// User name for sentinels that have users; needs `sentinel_password`. The user and password in `urls` are for
+        /// the master alone.
+        sentinel_user: Option<String> = None;
+        /// Password for the sentinels. Not set by default, for sentinels without a password.
+        sentinel_password: Option<Secret> = None;
+        /// Whether connections to sentinels use TLS, with the same certificate files as their master. By default, the
+        /// scheme of `urls` decides for both.
+        sentinel_tls: Option<bool> = None;
+        /// Prefix of the names of all values, so that several fleets can use one server.
+        key_prefix: String = "forebay:".to_string();
+        /// Connections to each server for blocks; probes have one of their own. Use more on networks that one
+        /// connection does not fill.
+        connections: u32 = 4;
+        /// Threads over which these connections are spread. One thread moves 2 to 4 GB/s.
+        threads: u32 = 1;
+        /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds the best size for
+        /// a server. All hosts that share a store must use the same size.
+        value_bytes: Bytes = Bytes(1 << 20);
+        /// Seconds after which the server drops a block. Not set by default: the server then drops blocks when it runs
+        /// out of memory, if its `maxmemory-policy` lets it.
+        ttl_seconds: Option<u64> = None;
+        /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
+        /// is `all`, because a block that each of many hosts needs once is worth sharing, and no host sees the lookups
+        /// of the others.
+        admission: Admission = Admission::All;
+        /// Limit on the bytes loaded from the tier per second: this daemon's share of a store that others use as well.
+        /// Loads beyond it wait, and are misses after `load_deadline_ms`. Not limited by default.
+        load_bytes_per_second: Option<Bytes> = None;
+        /// Limit on the bytes written to the tier per second; writes beyond it wait. Not limited by default.
+        store_bytes_per_second: Option<Bytes> = None;
+        /// Milliseconds that a request may wait for a probe or a block before it is a miss.
+        load_deadline_ms: u64 = 1000;
+        /// Milliseconds within which a new connection must be ready for use.
+        connect_timeout_ms: u64 = 1000;
+        /// Milliseconds that one operation may take; a connection on which one takes longer is replaced.
+        operation_timeout_ms: u64 = 5000;
+        /// File of the certificate authorities that may have signed the server's certificate, for `rediss://`. By
+        /// default, those that this machine trusts.
+        ca_file: Option<PathBuf> = None;
+        /// File of the client certificate, for servers that require one; needs `key_file`.
+        certificate_file: Option<PathBuf> = None;
+        /// File of the private key of `certificate_file`.
+        key_file: Option<PathBuf> = None;
+        /// Name in the server's certificate, if it differs from the host in the URL.
+        server_name: Option<String> = None;
+    }
+}
+
+/// How the servers that are named belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RedisMode {
+    Single,
+    Cluster,
+    Sentinel,
+}
+
+impl TierSpec for TierRedis {
+    fn capabilities(&self) -> Capabilities {
+        Redis::CAPABILITIES
+    }
+
+    fn is_configured(&self) -> bool {
+        !self.urls.is_empty()
+    }
+
+    fn options(&self) -> Options {
+        Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        let named = self.urls.iter().map(|url| format!("`{url}`")).collect::<Vec<_>>();
+        vec![settings(self).check().map(|()| format!("configured with {}", named.join(", ")))]
+    }
+
+    fn claim(&self) -> Result<Box<dyn Claimed>> {
+        let config = settings(self);
         config.check()?;
         Ok(Box::new(config))
-    },
-};
+    }
+}
 
 impl Claimed for RedisConfig {
     fn open(&mut self, pool: &Arc<Pool>, _core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
@@ -75,5 +157,27 @@ fn settings(config: &TierRedis) -> RedisConfig {
         connect_timeout: Duration::from_millis(config.connect_timeout_ms),
         operation_timeout: Duration::from_millis(config.operation_timeout_ms),
         ..RedisConfig::new(config.urls.iter().map(|url| url.0.clone()).collect())
+    }
+}
+
+impl Setting for RedisMode {
+    const KIND: &'static str = "`\"single\"`, `\"cluster\"` or `\"sentinel\"`";
+
+    fn read(value: &Value) -> Option<RedisMode> {
+        match value.as_str()? {
+            "single" => Some(RedisMode::Single),
+            "cluster" => Some(RedisMode::Cluster),
+            "sentinel" => Some(RedisMode::Sentinel),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            RedisMode::Single => "single",
+            RedisMode::Cluster => "cluster",
+            RedisMode::Sentinel => "sentinel",
+        };
+        Some(Value::String(text.to_string()))
     }
 }

@@ -75,7 +75,7 @@ impl Driver {
     pub(super) fn report(&self, core: &Core) -> Report {
         let tier = self.tier.as_ref();
         Report {
-            name: self.spec.name,
+            name: self.name,
             standing: self.standing(),
             core: core.tier_report(self.id),
             counts: tier.iter().flat_map(|tier| tier.counts().map(|(kind, counts)| (kind, counts.clone()))).collect(),

@@ -1,37 +1,58 @@
-//! What the daemon has to know of a tier: one entry, from which opening, driving, reports and metrics follow.
+//! What the daemon has to know of a kind of tier: one [`TierSpec`], from which configuration, validation, opening,
+//! driving, reports, metrics and `forebay doctor` follow.
 //!
-//! A tier of another kind needs a folder in `forebay-io` (and its line in `lib.rs`), a file beside this one with its
-//! [`TierSpec`] (and its lines in `mod.rs`, one of them in `ALL`), and a section in `config.rs` with its arm in
-//! `config/table.rs` and its rules in `config/check.rs`.
+//! A tier of another kind needs a folder in `forebay-io`, a file beside this one with its section and its `TierSpec`,
+//! and its lines in `mod.rs`: `mod` and one in `ALL`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::decorate::{Limits as Rates, Timed};
-use forebay_core::tier::Location;
-use forebay_core::tiers::{Admission, Limits};
+use forebay_core::tier::{Capabilities, Location};
+use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::StoreReport;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::ssd::DiskReport;
 
-use crate::config::{Bytes, Config};
+use crate::config::{Bytes, Demand, Section};
 
-/// See the module's head.
-pub struct TierSpec {
-    /// As in metrics and in the configuration's section.
-    pub name: &'static str,
-    /// Other hosts store and evict there too.
-    pub is_shared: bool,
-    pub is_configured: fn(&Config) -> bool,
-    pub options: fn(&Config) -> Options,
+/// A kind of tier: its section of the configuration, and what follows from that.
+pub trait TierSpec: Section {
+    /// As in metrics and logs: the name of the section without `tier.`.
+    fn name(&self) -> &'static str {
+        let section = self.section();
+        section.strip_prefix("tier.").unwrap_or(section)
+    }
+
+    /// The most that a tier of this kind can do, as it is known before one is open.
+    fn capabilities(&self) -> Capabilities;
+
+    fn is_configured(&self) -> bool;
+
+    /// What the section's values must hold beyond their types, except those in [`Options`].
+    fn demands(&self) -> Vec<Demand> {
+        Vec::new()
+    }
+
+    fn options(&self) -> Options;
+
+    /// Of this host's own disks, if their sizes are configured.
+    fn capacity_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// What `forebay doctor` says of a configured tier that no daemon serves: a finding each, or what the operator has
+    /// to change. Changes nothing.
+    fn examine(&self) -> Vec<Result<String>>;
+
     /// Checks the configuration and takes what only one daemon may have. Errors with what the operator has to change.
-    pub claim: fn(&Config) -> Result<Box<dyn Claimed>>,
+    fn claim(&self) -> Result<Box<dyn Claimed>>;
 }
 
-/// What every tier has of the configuration.
+/// What every tier has of the configuration. Tiers name the keys of these alike.
 pub struct Options {
     pub admission: Admission,
     /// How long a request waits for a block of the tier.
@@ -53,13 +74,6 @@ pub trait OpeningEvents {
 
     /// The tier holds these blocks.
     fn found(&self, blocks: &[(BlockKey, Location)]);
-}
-
-impl TierSpec {
-    /// What the core may do with it.
-    pub fn limits(&self, config: &Config) -> Limits {
-        Limits { admission: (self.options)(config).admission, is_shared: self.is_shared, ..Limits::default() }
-    }
 }
 
 impl Options {

@@ -38,6 +38,10 @@ pub struct Fs {
 }
 
 impl Fs {
+    /// Less where directories are read-only, or nothing is flushed.
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: true };
+
     /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is the memory with the slots.
     /// An error names the directory and what to do.
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
@@ -123,7 +127,7 @@ impl Tier for Fs {
             can_store: can_write,
             can_remove: can_write,
             is_durable: self.fsync != Fsync::None,
-            is_shared: true,
+            ..Fs::CAPABILITIES
         }
     }
 

@@ -49,6 +49,10 @@ pub struct Object {
 }
 
 impl Object {
+    /// Less where the configuration says read-only.
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: true };
+
     /// Checks that the bucket exists; blocks for at most one timeout. `pool` is the memory with the slots.
     pub fn open(config: &ObjectConfig, pool: Region) -> Result<Object> {
         config.check()?;
@@ -192,7 +196,7 @@ impl Tier for Object {
 
     fn capabilities(&self) -> Capabilities {
         let can_write = !self.config.read_only;
-        Capabilities { can_store: can_write, can_remove: can_write, is_durable: true, is_shared: true }
+        Capabilities { can_store: can_write, can_remove: can_write, ..Object::CAPABILITIES }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {

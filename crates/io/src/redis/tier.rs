@@ -60,6 +60,11 @@ enum Class {
 }
 
 impl Redis {
+    /// Not durable: the server's operator decides whether values survive a restart, or are kept at all. No operation
+    /// hangs: bytes reach a slot only through our own calls, which end when the connection is closed.
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: true };
+
     /// Begins to connect, without waiting: a server that is absent now is found later. Errors are about the
     /// configuration alone, and say what to change. `pool` is the memory with the slots.
     pub fn open(config: &RedisConfig, pool: Region) -> Result<Redis> {
@@ -165,10 +170,8 @@ impl Tier for Redis {
         "redis"
     }
 
-    /// Not durable: the server's operator decides whether values survive a restart, or are kept at all. No operation
-    /// hangs: bytes reach a slot only through our own calls, which end when the connection is closed.
     fn capabilities(&self) -> Capabilities {
-        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: true }
+        Redis::CAPABILITIES
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {

@@ -79,6 +79,9 @@ pub struct Ssd {
 }
 
 impl Ssd {
+    pub const CAPABILITIES: Capabilities =
+        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false };
+
     /// Opens disks behind the caller's engines, for tests and simulations.
     pub fn on(media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
         let open = |medium| recover::open(medium, None, config, Mode::Serve);
@@ -174,7 +177,7 @@ impl Tier for Ssd {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false }
+        Ssd::CAPABILITIES
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
