@@ -11,6 +11,8 @@
 mod driver;
 mod empty_shared;
 mod fs;
+#[cfg(test)]
+mod memory;
 mod object;
 mod purge;
 mod redis;
@@ -38,6 +40,8 @@ const ALL: &[fn() -> Box<dyn TierSpec>] = &[
     || Box::new(fs::TierFs::default()),
     || Box::new(redis::TierRedis::default()),
     || Box::new(object::TierObject::default()),
+    #[cfg(test)]
+    || Box::new(memory::TierMemory::default()),
 ];
 
 /// Each of them with its defaults, which switch it off.
