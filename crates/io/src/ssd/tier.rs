@@ -79,6 +79,7 @@ pub struct Ssd {
 }
 
 impl Ssd {
+    /// A disk of this host alone: its operations may outlive the process, in the kernel.
     pub const CAPABILITIES: Capabilities =
         Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false };
 
