@@ -33,7 +33,7 @@ class Store:
     than `block_bytes`; the memory used is 64 times that. Operations that take longer than `deadline` seconds end as
     `timeout`.
 
-    Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (4 MiB),
+    Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (1 MiB),
     `ttl_seconds`, `ca_file`, `cluster` (False). Of a directory: `streams` (8), `buffers` (16), `io_direct`, `fsync`
     ("none", "data" or "all"), `capacity_bytes`, `shard_folders` (True), `read_only`.
 

@@ -32,6 +32,17 @@ def test_versions_of_vllm_are_those_of_the_one_file_that_names_them() -> None:
         assert number in allowed, f"{page} names vLLM {number}"
 
 
+def test_the_docstring_of_store_names_the_defaults_of_the_configuration() -> None:
+    page = (DOCS / "config.md").read_text()
+    defaults = dict(re.findall(r"### `tier\.(?:redis|fs)\.(\w+)`\n[^#]*- default: `(.*?)`", page, re.DOTALL))
+    source = (DOCS.parent / "python/forebay/store.py").read_text()
+    named = re.findall(r"`(\w+)` \(([\w:\" ]+?)\)", re.sub(r"\s+", " ", source))
+    same = {"True": "true", "1 MiB": '"1MiB"'}
+    compared = {name: same.get(value, value) for name, value in named if name in defaults}
+    assert compared.keys() >= {"connections", "threads", "key_prefix", "value_bytes", "streams", "buffers"}
+    assert compared == {name: defaults[name] for name in compared}
+
+
 def test_the_example_for_other_engines_runs(sockets: Path) -> None:
     [example] = re.findall(r"```python\n(.*?)```", (DOCS / "engines.md").read_text(), re.DOTALL)
     env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(sockets)}

@@ -46,7 +46,7 @@ settings! {
         threads: u32 = 1;
         /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds the best size for
         /// a server. All hosts that share a store must use the same size.
-        value_bytes: Bytes = Bytes(1 << 20);
+        value_bytes: Bytes = Bytes(forebay_io::redis::VALUE_BYTES);
         /// Seconds after which the server drops a block. Not set by default: the server then drops blocks when it runs
         /// out of memory, if its `maxmemory-policy` lets it.
         ttl_seconds: Option<u64> = None;

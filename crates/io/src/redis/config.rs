@@ -18,6 +18,10 @@ use super::address::{Address, Credentials, Url};
 /// The machine's trusted certificates, on Debian and on Red Hat.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
+/// Longer blocks are stored as several values, where nothing else is configured. Hosts with the same setting share
+/// blocks, so daemons and programs need the same default.
+pub const VALUE_BYTES: u64 = 1 << 20;
+
 /// How the configured servers belong together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -115,7 +119,7 @@ impl RedisConfig {
             queued_stores: 256,
             queued_finds: 8192,
             ttl_seconds: None,
-            value_bytes: 1 << 20,
+            value_bytes: VALUE_BYTES,
             key_prefix: "forebay:".to_string(),
             tls: TlsConfig::default(),
             connect_timeout: Duration::from_secs(1),

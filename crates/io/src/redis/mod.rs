@@ -29,6 +29,6 @@ mod topology;
 mod transport;
 
 pub use address::Credentials;
-pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig};
+pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig, VALUE_BYTES};
 pub use report::{Counters, RedisReport};
 pub use tier::Redis;
