@@ -19,11 +19,14 @@ pub enum Finder {
     Scrub,
     /// Somebody who asked for all blocks to be compared.
     Audit,
+    /// The daemon, when a tier had promoted the block in several slices, or refused to write it.
+    Tier,
 }
 
 impl Finder {
     /// All of them, in the order of `Stats::corrupt`.
-    pub const ALL: [Finder; 5] = [Finder::Restart, Finder::Load, Finder::Get, Finder::Scrub, Finder::Audit];
+    pub const ALL: [Finder; 6] =
+        [Finder::Restart, Finder::Load, Finder::Get, Finder::Scrub, Finder::Audit, Finder::Tier];
 
     /// As it stands in metrics.
     pub fn name(self) -> &'static str {
@@ -33,6 +36,7 @@ impl Finder {
             Finder::Get => "get",
             Finder::Scrub => "scrub",
             Finder::Audit => "audit",
+            Finder::Tier => "tier",
         }
     }
 }
@@ -53,8 +57,8 @@ pub struct Stats {
     pub misses: [u64; MissReason::ALL.len()],
     /// Slots given out for filling.
     pub reserved: u64,
-    /// Reservations that got fewer slots than they asked for, or none.
-    pub reserve_refused: u64,
+    /// Calls of `reserve` that gave fewer slots than they were asked for, or none.
+    pub short_reservations: u64,
     /// Blocks that were committed and became ready.
     pub stored: u64,
     /// Bytes of those.

@@ -120,7 +120,7 @@ fn what_is_read_is_not_held_and_a_find_that_comes_after_its_slot_changed_hands_i
     for block in gone {
         assert!(!rig.core.drop_corrupt(block.slot, block.generation, Finder::Scrub), "{block:?} is not there any more");
     }
-    assert_eq!((rig.core.resident_blocks(), rig.core.stats().corrupt), (resident, [0; 5]));
+    assert_eq!((rig.core.resident_blocks(), rig.core.stats().corrupt), (resident, [0; 6]));
     rig.audit();
 }
 
@@ -135,7 +135,7 @@ fn an_audit_beside_it_may_read_and_drop_the_same_block() {
     assert!(matches!(rig.effects()[..], [Effect::Fenced { .. }]), "the audit still reads it");
     rig.core.audited(audited[0].block, false);
     assert!(matches!(rig.effects()[..], [Effect::Freed { .. }]));
-    assert_eq!(rig.core.stats().corrupt, [0, 0, 0, 1, 0]);
+    assert_eq!(rig.core.stats().corrupt, [0, 0, 0, 1, 0, 0]);
     let again = rig.reserve(ns, 1)[0];
     rig.core.commit(ENGINE, ns, 0, hash(0), None, again, true);
     assert!(rig.is_resident(ns, 0));

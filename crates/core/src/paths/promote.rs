@@ -174,7 +174,7 @@ impl Core {
         self.cache.remember(&self.slots[block], Fate::Stored);
         // The tier's checksum is of the whole; each worker compares its slice.
         if self.slices(block).len() > 1 {
-            self.verify(block, Finder::Scrub);
+            self.verify(block, Finder::Tier);
         }
     }
 

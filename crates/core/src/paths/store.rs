@@ -57,7 +57,7 @@ impl Core {
             slots.push(self.grant(instance, class, holds_mapping));
             left -= 1;
         }
-        self.journal.stats_mut().reserve_refused += u64::from(is_short || left > 0);
+        self.journal.stats_mut().short_reservations += u64::from(is_short || left > 0);
     }
 
     /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.

@@ -62,7 +62,7 @@ impl Core {
                 self.tiers.stats_mut(tier).failed_stores += 1;
                 self.slots.remove_tier(block, tier.bit());
                 if outcome == Outcome::Failed(ErrorKind::Corrupt) && self.slots[block].state == State::Ready {
-                    self.verify(block, Finder::Scrub);
+                    self.verify(block, Finder::Tier);
                 }
                 true
             }

@@ -213,9 +213,9 @@ static METRICS: &[Metric] = &[
     // Stores.
     metric("forebay_reserved_slots_total", "Slots given to clients to fill.", Counter(|s| s.core.reserved)),
     metric(
-        "forebay_refused_slots_total",
-        "Reservations that got fewer slots than they asked for, or none.",
-        Counter(|s| s.core.reserve_refused),
+        "forebay_short_reservations_total",
+        "Requests for slots that got none, or fewer than they asked for; a request for more than 64 asks for 64.",
+        Counter(|s| s.core.short_reservations),
     ),
     metric(
         "forebay_stored_blocks_total",
@@ -257,7 +257,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks dropped because their checksum was wrong, by who found it: restart, load, get, scrub or audit.",
+        "Blocks dropped because their checksum was wrong, by who found it: restart, load, get, scrub, audit or tier.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     metric(
