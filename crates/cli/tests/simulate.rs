@@ -77,6 +77,22 @@ fn a_trace_that_was_cut_names_the_line_where_it_ends() {
 }
 
 #[test]
+fn default_is_the_first_policy_and_another_name_is_refused_with_all_of_them() {
+    let trace = cut("conv").to_string_lossy().into_owned();
+    let row = |policy: &str| {
+        let arguments = ["simulate", &trace, "--no-opt", "--capacity", "10%", "--json", "--policy", policy];
+        let row = command::run(&arguments).json()["rows"][0].clone();
+        (row["policy"].clone(), row["prefix_hits"].clone())
+    };
+    let [default, lru] = ["default", "lru"].map(row);
+    assert_eq!((&default, default.0.as_str()), (&row("lhd"), Some("lhd")));
+    assert_ne!(default.1, lru.1);
+    let refused = command::run(&["simulate", &trace, "--policy", "lfu"]);
+    refused.assert_refused(1, "unknown policy (policy=`lfu`)");
+    assert!(refused.err.contains("hint: give default, lhd, lru, twoq, arc, s3fifo, tinylfu or all"), "{}", refused.err);
+}
+
+#[test]
 fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
     let directory = tempfile::tempdir().expect("a directory");
     let plot = directory.path().join("plot.svg").to_string_lossy().into_owned();

@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 14] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -21,6 +21,7 @@ fn help_is_the_golden_one() {
         &["bench", "lookup"],
         &["bench", "ssd"],
         &["advise"],
+        &["simulate"],
         &["trace", "record"],
     ];
     let mut text = String::new();

@@ -12,7 +12,7 @@ use crate::journal::{Effect, Journal};
 use crate::key::{BlockId, Instance, NamespaceId, NamespaceIndex};
 use crate::layout::Layout;
 use crate::leases::Leases;
-use crate::policy::Make;
+use crate::policy::{Make, PolicyChoice};
 use crate::rebalance::Drains;
 use crate::scrub::Scrub;
 use crate::slots::{Slots, TOUCHED_TOGETHER};
@@ -51,7 +51,7 @@ impl Config {
             unit_bytes,
             units,
             seed: 0,
-            policy: crate::policy::ALL[0].1,
+            policy: PolicyChoice::Default.make(),
             // Half: the other half can always turn over, so waiting requests cannot freeze the cache.
             promise_permille: 500,
             // A quarter: stores are bursts of one step; more would evict what the next request hits.

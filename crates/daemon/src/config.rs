@@ -19,6 +19,7 @@ use crate::tiers;
 
 pub use crate::tiers::spec::TierSpec;
 pub(crate) use demand::Demand;
+pub use forebay_core::policy::PolicyChoice;
 pub use forebay_core::tiers::Admission;
 pub use forebay_io::pool::HugePages;
 pub use load::{Loaded, Origin, Sources, load, nearest};
@@ -113,6 +114,11 @@ settings! {
         /// Share of the capacity that leases may pin at once; beyond it, lookups return a shorter prefix. The default
         /// is one half, so that waiting requests cannot leave stores without space.
         promise_share: f64 = 0.5;
+        /// The policy that chooses which blocks are evicted: `default`, `lru` or `tinylfu`. `default` evicts those that
+        /// are expected to earn the fewest hits for the time that they stay, as learned from the traffic. `lru` evicts
+        /// those that were used longest ago. `tinylfu` evicts those that were looked up least often. A restart with
+        /// another policy keeps the blocks. docs/policy.md says when to choose which.
+        policy: PolicyChoice = PolicyChoice::Default;
         /// Whether workers compare each block that they load with its checksum, in the same pass, and `Get` compares
         /// what it copies. If false, a bit that flips in the pool's memory is served until the block is verified in
         /// another way.

@@ -80,6 +80,8 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
     }
     let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
     core.seed = random::number();
+    core.policy = config.pool.policy.make();
+    let policy = (core.policy)().name();
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
     core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
@@ -94,6 +96,7 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
     tracing::info!(
         capacity_bytes = geometry.data_bytes(),
         unit_bytes = geometry.unit_bytes,
+        policy,
         ms = start.elapsed().as_millis() as u64,
         "opened the pool"
     );

@@ -23,46 +23,46 @@ use crate::trace::{Trace, merge};
 /// What a simulation is asked for.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Arguments {
-    /// Traces: Mooncake, Qwen-Bailian or recorded JSONL, plain or zstd
+    /// Traces to replay: Mooncake, Qwen-Bailian or recorded JSONL, plain or compressed by zstd
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Policies: lhd, lru, twoq, arc, s3fifo, tinylfu, or all
-    #[arg(long, value_delimiter = ',', default_value = "lhd,lru")]
+    /// Policies to compare: default (which is lhd), lru, twoq, arc, s3fifo, tinylfu, or all
+    #[arg(long, value_delimiter = ',', default_value = "default,lru")]
     pub policy: Vec<String>,
-    /// Capacities: `5%` of the different blocks, `64GiB`, `1000000tokens`, `5000blocks`
+    /// Capacities of the pool: `5%` of the different blocks, `64GiB`, `1000000tokens`, `5000blocks`
     #[arg(long, value_delimiter = ',', default_value = "0.5%,1%,2%,5%,10%,20%")]
     pub capacity: Vec<Capacity>,
-    /// Capacities of an SSD under the pool, written like those of the pool; each is tried with each of these
+    /// Capacities of an SSD below the pool, in the same units; each pool is tried with each SSD
     #[arg(long, value_delimiter = ',')]
     pub ssd: Vec<Capacity>,
-    /// Which blocks go to the SSD: those asked for again, or all
+    /// Which blocks are written to the SSD: those that were looked up again, or all
     #[arg(long, value_enum, default_value = "second_sighting")]
     pub ssd_admission: SsdAdmission,
-    /// All traces at once in one cache, each a tenant with namespaces of its own
+    /// Replay all traces into one cache; each trace is a tenant with its own namespaces
     #[arg(long)]
     pub together: bool,
-    /// Requests that wait behind the one served, told to the cache ahead of time
+    /// Requests that wait in the queue; the cache gets queue hints for them
     #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
     pub lookahead: usize,
-    /// Share of one-time requests to strew in, which share a real one's system prompt
+    /// Share of one-time requests to mix in; each begins with the system prompt of a real request
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub one_time: f64,
-    /// Bytes of a block, where the trace does not say: for all traces, or one value for each
+    /// Bytes of a block, if the trace does not name them: one value for all traces, or one for each
     #[arg(long, value_name = "BYTES", value_delimiter = ',')]
     pub block_bytes: Vec<u64>,
-    /// Tokens of a block, where the trace does not say
+    /// Tokens of a block, if the trace does not name them
     #[arg(long, value_name = "TOKENS")]
     pub block_tokens: Option<u32>,
-    /// The trace's ids name a block alone, not with all before it
+    /// The ids in the trace name a block alone, not the whole prefix up to it
     #[arg(long)]
     pub chain: bool,
-    /// Renames all blocks and reseeds all hashes
+    /// Number that is mixed into the names of all blocks and into all hashes
     #[arg(long, default_value_t = 0)]
     pub salt: u64,
-    /// Leave out the exact optimum, which costs more than a replay
+    /// Leave out the exact optimum, which takes longer than a replay
     #[arg(long)]
     pub no_opt: bool,
-    /// Blocks stored at once [default: 16, fewer in caches below 256 blocks]
+    /// Blocks that are stored at once [default: 16, or fewer if the cache holds fewer than 256 blocks]
     #[arg(long, value_name = "COUNT")]
     pub store_batch: Option<usize>,
     /// Write a plot of hit rate against capacity to this SVG file
@@ -184,7 +184,7 @@ fn read_trace(arguments: &Arguments, at: usize) -> Result<Trace> {
         [same] => Some(same),
         ref each if each.len() == arguments.traces.len() => Some(each[at]),
         ref each => {
-            return Err(Error::invalid("block bytes are told once, or for each trace")
+            return Err(Error::invalid("`--block-bytes` has neither one value nor one for each trace")
                 .with("values", each.len())
                 .with("traces", arguments.traces.len()));
         }
@@ -308,10 +308,9 @@ fn policies(names: &[String]) -> Result<Vec<(&'static str, Make)>> {
         return Ok(policy::ALL.to_vec());
     }
     let find = |name: &String| {
-        let found = policy::ALL.iter().find(|(known, _)| known == name).copied();
         let known = policy::ALL.map(|(name, _)| name).join(", ");
-        found.ok_or_else(|| {
-            Error::invalid("there is no such policy").with("policy", name).hint(format!("one of {known}"))
+        policy::find(name).ok_or_else(|| {
+            Error::invalid("unknown policy").with("policy", name).hint(format!("give default, {known} or all"))
         })
     };
     names.iter().map(find).collect()

@@ -1,8 +1,8 @@
-//! Which block goes when room is needed: one trait, one file a policy.
+//! Which block is evicted when a slot is needed: one trait, and one file for each policy.
 //!
-//! A policy sees block ids, never keys or bytes of memory; its entries are the intrusive nodes of the slots, so that a
-//! resident block costs no allocation. Each size class has a policy of its own. A request's blocks are touched
-//! last-to-first, hence a parent is always more recent than its children and plain recency is leaf-first.
+//! A policy sees block ids, never keys or bytes of memory. Its entries are the intrusive nodes of the slots, so a
+//! resident block costs no allocation. Each size class has a policy of its own. A request's blocks are touched from the
+//! last to the first. So a parent is always more recent than its children, and plain recency is leaf-first.
 
 pub mod ghosts;
 pub mod hit_density;
@@ -15,67 +15,66 @@ pub mod tinylfu;
 
 use crate::key::{BlockId, Fingerprint};
 pub use crate::slots::{List, Node, Nodes};
-pub use named::{ALL, Make, by_name};
+pub use named::{ALL, Make, PolicyChoice, by_name};
 
 /// What a policy asks about a block it would like to evict.
 pub trait Residents {
-    /// True while somebody may touch its slot: it must stay.
+    /// Whether somebody may touch the block's slot; then the block must stay.
     fn is_held(&self, block: BlockId) -> bool;
-    /// True while a waiting request expects it: it had better stay.
+    /// Whether a waiting request will look the block up; then other blocks go first.
     fn is_protected(&self, block: BlockId) -> bool;
-    /// Whether a wanted block goes if nothing else is found.
+    /// Whether a protected block goes if no other is found.
     fn may_take_protected(&self) -> bool;
-    /// For ghosts, which remember keys after their blocks are gone.
+    /// The block's key, for ghosts: they remember keys after their blocks are gone.
     fn fingerprint(&self, block: BlockId) -> Fingerprint;
 }
 
-/// Entries that one `evict` may pass over because somebody holds or wants them; bounds the time of an eviction.
+/// Entries that one `evict` may pass over because they are held or protected. It bounds the time of an eviction.
 pub const MAX_SCAN: usize = 64;
 
-/// See the module's head. No call looks at more than [`MAX_SCAN`] entries.
+/// The order in which the blocks of one size class are evicted. No call looks at more than [`MAX_SCAN`] entries.
 pub trait Policy: Send {
-    /// The name under which [`ALL`] or a report lists the policy.
+    /// The policy's own name, as [`by_name`] takes it.
     fn name(&self) -> &'static str;
 
-    /// `block` became resident. `parent` is the block before it in its prompt, resident in the same class: a
-    /// child goes right behind its parent, so that a prompt stored piece by piece ends up leaf-first too.
+    /// `block` became resident. `parent` is the block before it in its prompt, if that is resident in the same class. A
+    /// child goes right behind its parent, so a prompt that is stored piece by piece is evicted leaf-first too.
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>);
 
-    /// As `insert`, of a block that a waiting request expects.
+    /// As `insert`, for a block that a waiting request will look up.
     fn insert_wanted(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         self.insert(nodes, block, key, parent);
     }
 
-    /// A block of this key came and was not admitted, since its parent is not resident.
+    /// A block of this key was committed and not admitted, because its parent is not resident.
     fn refuse(&mut self, _nodes: &mut Nodes, _key: Fingerprint) {}
 
-    /// `block` was asked for and found.
+    /// A lookup found `block`.
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
 
-    /// `block`, inserted before anybody asked for it, is asked for now, and touched soon.
+    /// `block` was inserted before anybody looked it up. It is looked up now, and touched soon.
     fn begin_use(&mut self, _nodes: &mut Nodes, _block: BlockId) {}
 
-    /// `block` is in use or will be soon: no sign of its worth, but not to be evicted next.
+    /// `block` is in use or will be soon. That says nothing about its hit density, but it must not be evicted next.
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId);
 
     /// `block` left without being evicted.
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId);
 
-    /// Takes the next victim out, or none if all candidates looked at are held, or wanted and to be spared.
+    /// Takes the next victim out. None if all candidates that it looked at must stay.
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
 
-    /// Whether a tier below is given the blocks that were asked for again, and not the others.
+    /// Whether a lower tier gets the blocks that are looked up again, and not the others.
     fn back(&mut self, _is_backed: bool) {}
 
-    /// The block that `evict` would look at first.
+    /// The block that `evict` looks at first.
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
 
-    /// The block used longest ago, as far as the policy knows: how long it keeps what is of no use, which compares
-    /// classes whatever else their policies go by.
+    /// The block that was used longest ago, as far as the policy knows. Its age says how long a class keeps useless
+    /// blocks, so classes can be compared whatever their policies are.
     fn oldest(&self, nodes: &Nodes) -> Option<BlockId>;
 
-    /// `insert` or `evict` is about to be called for blocks of these keys, if the guess is right: a chance to
-    /// start loads from memory, so that they overlap.
+    /// `insert` or `evict` is probably called next for blocks of these keys. Loads from memory that start here overlap.
     fn touch_lines(&self, _keys: &[Fingerprint]) {}
 
     /// Bytes on the heap that remember keys without blocks.

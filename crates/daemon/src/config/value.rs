@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use forebay_core::policy::PolicyChoice;
 use forebay_core::tiers::Admission;
 use forebay_io::pool::HugePages;
 use toml::Value;
@@ -110,6 +111,28 @@ impl Setting for HugePages {
             HugePages::Auto => "auto",
             HugePages::Off => "off",
             HugePages::Require => "require",
+        };
+        Some(Value::String(text.to_string()))
+    }
+}
+
+impl Setting for PolicyChoice {
+    const KIND: &'static str = "`\"default\"`, `\"lru\"` or `\"tinylfu\"`";
+
+    fn read(value: &Value) -> Option<PolicyChoice> {
+        match value.as_str()? {
+            "default" => Some(PolicyChoice::Default),
+            "lru" => Some(PolicyChoice::Lru),
+            "tinylfu" => Some(PolicyChoice::TinyLfu),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            PolicyChoice::Default => "default",
+            PolicyChoice::Lru => "lru",
+            PolicyChoice::TinyLfu => "tinylfu",
         };
         Some(Value::String(text.to_string()))
     }

@@ -18,7 +18,13 @@ pub const ALL: [(&str, Make); 6] = [
     OF_CORE[2],
 ];
 
-/// The policy of this name.
+/// The policy of this name, with its own name; `default` stands for the first.
+pub fn find(name: &str) -> Option<(&'static str, Make)> {
+    let name = if name == "default" { ALL[0].0 } else { name };
+    ALL.into_iter().find(|(known, _)| *known == name)
+}
+
+/// As [`find`], without the name.
 pub fn by_name(name: &str) -> Option<Make> {
-    ALL.iter().find(|(known, _)| *known == name).map(|(_, make)| *make)
+    find(name).map(|(_, make)| make)
 }
