@@ -1,9 +1,9 @@
-//! Keys remembered after their blocks are gone, 5 bytes each.
+//! Keys that are remembered after their blocks are gone, 5 bytes each.
 //!
-//! Invariants: a fixed number of places, in buckets of 12 that fill one cache line; a key has one place at most; a
-//! full bucket forgets the key used longest ago, and tells. So the whole forgets about in order of age, without
-//! links. Times are kept in ticks of about a 256th of the residents, which wrap after 4,096 times as many steps
-//! of the clock as there are residents. A key is taken for another one once in 40,000 lookups.
+//! Invariants: there is a fixed number of places, in buckets of 12 that fill one cache line. A key has one place at
+//! most. A full bucket forgets the key that was used longest ago, and returns it. So keys are forgotten about in order
+//! of age, without links. Times are kept in ticks of about a 256th of the residents. They wrap after 4,096 times as
+//! many steps of the clock as there are residents. A key is mistaken for another one once in 40,000 lookups.
 
 use crate::key::Fingerprint;
 use std::hint::black_box;
@@ -41,7 +41,7 @@ pub struct Ghosts {
 }
 
 impl Ghosts {
-    /// The pages are not touched before they are used.
+    /// Places for `count` keys, of a class with so many residents. Pages are not touched before they are used.
     pub fn new(count: usize, residents: usize) -> Ghosts {
         let buckets = count.div_ceil(BUCKET);
         let bytes = vec![0; (buckets + 1) * LINE_BYTES].into_boxed_slice();
@@ -51,8 +51,8 @@ impl Ghosts {
         Ghosts { bytes, first, buckets, used: 0, tick_shift, tick_mask, cursor: 0 }
     }
 
-    /// Makes room for `each` keys for each of `residents`, give or take. If that is much more than there is (the
-    /// first eviction, or the class was given extents since), the little that was remembered is given up.
+    /// Makes room for about `each` keys for each of `residents`. If there are less than half as many places (at the
+    /// first eviction, or after the class has grown), a new table replaces the old one, and the old keys are forgotten.
     pub fn fit(&mut self, residents: usize, each: usize) {
         let count = residents * each;
         if self.buckets * BUCKET < count / 2 + 1 {
@@ -70,7 +70,7 @@ impl Ghosts {
         self.used == 0
     }
 
-    /// Remembers `key`, which is not remembered yet. Returns what had to be forgotten for it.
+    /// Remembers `key`, which is not remembered yet. Returns the ghost that was forgotten for it.
     pub fn insert(&mut self, key: Fingerprint, ghost: Ghost, clock: u32) -> Option<Ghost> {
         let now = self.tick(clock);
         let line = self.line(key)?;
@@ -83,7 +83,7 @@ impl Ghosts {
         (lost != 0).then(|| self.unpack(lost, clock))
     }
 
-    /// Takes `key` out, if it is remembered.
+    /// Forgets `key`. Returns what was remembered of it.
     pub fn take(&mut self, key: Fingerprint, clock: u32) -> Option<Ghost> {
         let line = self.line(key)?;
         let at = (0..BUCKET).find(|at| read(&self.bytes, line, *at) >> (TICK_BITS + 1) == tag(key))?;
@@ -93,7 +93,8 @@ impl Ghosts {
         Some(ghost)
     }
 
-    /// Some `count` of those remembered, others each time: keys are spread evenly, so each bucket is as good.
+    /// Shows about `count` of the ghosts to `see`, others each time. Keys are spread evenly over the buckets, so any
+    /// bucket is a fair sample.
     pub fn sample(&mut self, count: usize, clock: u32, mut see: impl FnMut(Ghost)) {
         for _ in 0..count.div_ceil(BUCKET).min(self.buckets) {
             self.cursor = (self.cursor + 1) % self.buckets;

@@ -1,16 +1,18 @@
-//! How much a block is worth keeping, learned from what became of earlier ones.
+//! The hits that a block is expected to earn for the time that it stays, as learned from earlier blocks.
 //!
-//! For each age (inserts and touches since a block was last used, in logarithmic buckets) it counts how many
-//! blocks were asked for again and how many aged_out, that is, were forgotten without it. From the survival curve
-//! these make, the worth at an age is the best rate of hits per time in the cache that keeping the block from
-//! now until some later age can earn (the Gittins index; "hit density" in LHD, Beckmann et al., NSDI 2018).
-//! Invariant: worth is the first slope of the least concave majorant of the curve, hence found in one pass.
+//! An age is the number of inserts and touches since a block was last used, in logarithmic buckets. For each age two
+//! counts are kept: of the blocks that were looked up again at that age, and of those that aged out, which means that
+//! they were forgotten without another lookup. Both together give a survival curve. The hit density at an age is the
+//! best rate of hits per time that keeping the block from this age to a later one can earn (the Gittins index; "hit
+//! density" in LHD, Beckmann et al., NSDI 2018).
+//!
+//! Invariant: the hit density is the first slope of the least concave majorant of the curve, so one pass finds it.
 
 /// Four to the octave: ages of one bucket differ by less than a fifth.
 const STEPS_PER_OCTAVE: u32 = 4;
 const BUCKETS: usize = (32 * STEPS_PER_OCTAVE) as usize;
-/// What old evidence keeps at each `learn`, see [`HitDensity::UPDATES_PER_TURNOVER`]: half of it after 8.6 turnovers
-/// of the cache. Measured flat between 0.98 and 1 on three traces.
+/// The share of old evidence that each `learn` keeps, see [`HitDensity::UPDATES_PER_TURNOVER`]: half of it after 8.6
+/// turnovers of the cache. Measured flat between 0.98 and 1 on three traces.
 const KEEP: f64 = 0.99;
 
 /// See the module's head. It knows nothing before the first [`HitDensity::learn`].
@@ -18,7 +20,7 @@ pub struct HitDensity {
     hits: [f64; BUCKETS],
     aged_out: [f64; BUCKETS],
     hit_density: [f64; BUCKETS],
-    /// Those of which neither is known yet, at the last update.
+    /// Blocks of which neither is known yet, at the last update.
     alive: [f64; BUCKETS],
 }
 
@@ -34,10 +36,10 @@ impl Default for HitDensity {
 }
 
 impl HitDensity {
-    /// How often `learn` is to be called while as many blocks are evicted as the cache holds.
+    /// Calls of `learn` while as many blocks are evicted as the cache holds.
     pub const UPDATES_PER_TURNOVER: u32 = 8;
 
-    /// Of a block last used `age` ago. Unknown ages are worth nothing.
+    /// The hit density of a block that was last used `age` ago. It is 0 at ages that are not known.
     pub fn at(&self, age: u32) -> f64 {
         self.hit_density[bucket(age)]
     }
@@ -52,13 +54,13 @@ impl HitDensity {
         self.aged_out[bucket(age)] += 1.0;
     }
 
-    /// `count` blocks of this age may still be asked for. Told anew before each update: without them it would know
-    /// those that came back soon, and of the others only what was forgotten meanwhile.
+    /// `count` blocks of this age may still be looked up. They are counted anew before each update. Without them, the
+    /// blocks that come back late would be missing from the curve until they are forgotten.
     pub fn wait(&mut self, age: u32, count: f64) {
         self.alive[bucket(age)] += count;
     }
 
-    /// Takes what was counted since the last call into account, and lets old evidence fade.
+    /// Makes the hit densities anew from all counts, and lets old evidence fade.
     pub fn learn(&mut self) {
         self.hit_density = first_slopes(&self.curve());
         self.alive.fill(0.0);

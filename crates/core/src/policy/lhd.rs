@@ -1,15 +1,18 @@
-//! The default: keeps what earns most hits for the time it stays, as learned from the traffic itself.
+//! The default: keeps the blocks that earn the most hits for the time that they stay, as learned from the traffic.
 //!
-//! Two lists in order of last use: `fresh` blocks, seen once, and `reused` ones, asked for again while resident
-//! or later, as long as a ghost remembers. The victim is one of the two tails: the reused one only if it is older and
-//! its hit density is no higher than the fresh one's (see `hit_density`). A new block with a lower hit density than the
-//! victim bypasses the cache: it goes next, so that traffic too much for the pool does not push out what was about to be
-//! asked for. No share is set: under scans fresh blocks go first, in agent traffic the rule comes down to plain
-//! recency. Above a tier that is given the blocks that return, one of these is worth only what it costs to load it
-//! again, and what was seen once stays longer: else the pool would keep copies of what the tier has.
+//! There are two lists in order of last use. `fresh` has the blocks that were seen once. `reused` has those that were
+//! looked up again, while resident or while a ghost remembered them. The victim is one of the two tails. It is the
+//! reused tail only if that is older and its hit density is no higher than that of the fresh tail (see `hit_density`).
 //!
-//! Invariant: prompts stay closed. In one list a child is colder than its parent (see `lists`); a fresh child of
-//! the reused tail is as old as it or older, and an older fresh tail always goes first, as does one that bypasses.
+//! A new block whose hit density is lower than the victim's bypasses the cache: it is evicted next. So more traffic
+//! than the pool can hold does not push out blocks that are about to be looked up. No share is set: under scans fresh
+//! blocks go first, and in agent traffic the rule amounts to plain recency.
+//!
+//! Above a tier that gets the blocks that return, losing such a block costs only its load. It counts less there, so
+//! blocks that were seen once stay longer. Otherwise the pool would keep copies of what the tier has.
+//!
+//! Invariant: prompts stay closed. In one list a child is colder than its parent (see `lists`). A fresh child of the
+//! reused tail is as old as that tail or older, and an older fresh tail goes first. So does one that bypasses.
 
 use super::ghosts::{Ghost, Ghosts};
 use super::hit_density::HitDensity;
@@ -17,22 +20,22 @@ use super::lists::{Lists, REUSED};
 use super::{Nodes, Policy, Residents};
 use crate::key::{BlockId, Fingerprint};
 
-/// Ghosts for each resident block, 5.3 bytes each. With fewer it cannot learn how late blocks come back; many more
-/// remember what is of no use (bench/reports/2026-11-22-policy.md).
+/// Ghosts for each resident block, 5.3 bytes each. With fewer, the policy cannot learn how late blocks come back. Many
+/// more remember useless keys (bench/reports/2026-11-22-policy.md).
 const GHOSTS_PER_BLOCK: usize = 12;
-/// Fewest evictions between two lessons: a update costs as much as about 20 evictions.
+/// Fewest evictions between two updates. An update costs as much as about 20 evictions.
 const LEAST_BETWEEN_UPDATES: u32 = 64;
-/// Ghosts looked at in a update: enough that a quarter of an octave in age holds tens of them.
+/// Ghosts that an update looks at: enough that a quarter of an octave in age holds tens of them.
 const SAMPLE: usize = 1536;
 
-/// What a hit is worth that the tier below would have served, if what no tier serves is worth 1: a disk loads a block
-/// about ten times as fast as an engine computes it. Every value from 0.03 to 0.25 serves its purpose on three traces,
-/// no cell of pool and disk below 0.96 of leaf-first LRU (bench/reports/2026-11-22-policy.md).
+/// The value of a hit that the lower tier would have served, if a hit that no tier serves counts 1. A disk loads a
+/// block about ten times as fast as an engine computes it. With every value from 0.03 to 0.25, no cell of pool and disk
+/// is below 0.96 of leaf-first LRU on three traces (bench/reports/2026-11-22-policy.md).
 const LOADED: f64 = 0.1;
 
-/// The lowest mark bit is the list's. In `fresh`: goes next.
+/// The lowest mark bit is the list's. This bit is set in `fresh` only: the block is evicted next.
 const BYPASSED: u32 = 2;
-/// Set if the block was seen before it was last stored, or asked for since: which worth it has.
+/// Set if the block was seen before it was last stored, or was looked up since. It says which hit densities apply.
 const KNOWN: u32 = 4;
 const FLAGS: u32 = 7;
 
@@ -49,7 +52,7 @@ pub struct Lhd {
 struct HitDensities {
     /// By whether the block is known.
     kinds: [HitDensity; 2],
-    /// Known blocks lie below, too.
+    /// A lower tier has the known blocks too.
     is_backed: bool,
 }
 
@@ -69,7 +72,7 @@ impl Policy for Lhd {
         self.enter(nodes, block, ghost, parent, true);
     }
 
-    /// Seen and gone: remembered like one that was evicted at once, so that its return is known.
+    /// The key is remembered as if its block had been evicted at once, so its return is recognised.
     fn refuse(&mut self, nodes: &mut Nodes, key: Fingerprint) {
         nodes.clock = nodes.clock.wrapping_add(1);
         let known = self.ghosts.take(key, nodes.clock);
@@ -84,7 +87,7 @@ impl Policy for Lhd {
         set_used(nodes, block, nodes.clock);
     }
 
-    /// How long it waited for that says how long the engine's queue is, and nothing of the block.
+    /// The time from the insert to the first lookup says how long the engine's queue is, and nothing about the block.
     fn begin_use(&mut self, nodes: &mut Nodes, block: BlockId) {
         set_used(nodes, block, nodes.clock);
     }
@@ -129,7 +132,7 @@ impl Policy for Lhd {
 }
 
 impl Lhd {
-    /// A child of a block that bypasses does so, too.
+    /// A child of a block that bypasses the cache bypasses it too.
     fn enter(
         &mut self,
         nodes: &mut Nodes,
@@ -150,7 +153,7 @@ impl Lhd {
         self.count_return(nodes, ghost);
     }
 
-    /// Whether a block that is used now will earn no less than what would go for it.
+    /// Whether a block that is used now has at least the hit density of the block that would be evicted for it.
     fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
         if !self.has_evidence() {
             return true;
@@ -185,7 +188,7 @@ impl Lhd {
         self.hit_density.kinds.iter_mut().for_each(HitDensity::learn);
     }
 
-    /// Ghosts that may still come back, by a sample.
+    /// Counts the ghosts that may still come back, by a sample.
     fn count_waiting(&mut self, nodes: &Nodes) {
         let Lhd { hit_density, ghosts, .. } = self;
         let scale = (ghosts.len() as f64 / SAMPLE as f64).max(1.0);
@@ -217,17 +220,17 @@ fn choose(nodes: &Nodes, hit_density: &HitDensities, [fresh, reused]: [BlockId; 
     usize::from(is_colder && hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh))
 }
 
-/// Which worth a block has.
+/// The number of the hit densities that apply to a block.
 fn kind(nodes: &Nodes, block: BlockId) -> usize {
     usize::from(nodes[block].mark & KNOWN != 0)
 }
 
-/// Since the last use proper: a refresh is none, or what is learned would be the queue's length.
+/// The age since the last real use. A refresh is none; otherwise the policy would learn the length of the queue.
 fn age(nodes: &Nodes, block: BlockId) -> u32 {
     nodes.clock.wrapping_sub(used(nodes, block))
 }
 
-/// In the mark, above the flags, whose place it leaves out.
+/// The clock at the last use. The mark holds it without its lowest bits, where the flags are.
 fn used(nodes: &Nodes, block: BlockId) -> u32 {
     nodes[block].mark & !FLAGS
 }

@@ -1,8 +1,8 @@
-//! Two lists of blocks, `fresh` and `reused`, that keep prompts closed: what most policies here are made of.
+//! Two lists of blocks, `fresh` and `reused`, that keep prompts closed. Most policies are made of them.
 //!
-//! Invariants: a block's lowest mark bit says which list it is in; both lists are in order of last use; a block
-//! enters `reused` only if its parent is there, and goes right behind its parent where both are in one list.
-//! With touches last-to-first, every block of a list is thus more recent than its children in it.
+//! Invariants: the lowest bit of a block's mark says in which list it is. Both lists are in order of last use. A block
+//! enters `reused` only if its parent is there. It goes right behind its parent if both are in one list. Touches go
+//! from the last block to the first, so every block of a list is more recent than its children in that list.
 
 use super::{List, MAX_SCAN, Node, Nodes, Residents};
 use crate::key::BlockId;
@@ -24,7 +24,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// Which list a block of this node is in, or was in when it was evicted.
+    /// The list in which a block of this node is, or was when it was evicted.
     pub fn of(node: &Node) -> usize {
         (node.mark & 1) as usize
     }
@@ -45,7 +45,7 @@ impl Lists {
         (tail != BlockId::NONE).then_some(tail)
     }
 
-    /// A new block; `is_known` if its key was seen before. Sets the mark to the list's number.
+    /// Takes a new block in; `is_known` says whether its key was seen before. Sets the mark to the list's number.
     pub fn insert(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>, is_known: bool) {
         nodes.stamp(block);
         let list = match parent {
@@ -62,8 +62,8 @@ impl Lists {
         }
     }
 
-    /// A new block that is to go first, or right behind `parent`, which goes first, too. It is `fresh`; the mark is
-    /// set to that.
+    /// Takes a new block in that is to be evicted first, or right behind `parent`, which is to be evicted first too. It
+    /// goes to `fresh`, and its mark says so.
     pub fn insert_coldest(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>) {
         nodes.stamp(block);
         nodes[block].mark = FRESH as u32;
@@ -73,7 +73,7 @@ impl Lists {
         }
     }
 
-    /// To the head of `list`, as most recent of all.
+    /// Moves `block` to the head of `list`, as the most recent of all.
     pub fn lift(&mut self, nodes: &mut Nodes, block: BlockId, list: usize) {
         self.remove(nodes, block);
         nodes[block].mark = nodes[block].mark & !1 | list as u32;
@@ -81,7 +81,7 @@ impl Lists {
         nodes.stamp(block);
     }
 
-    /// To the head of the list it is in.
+    /// Moves `block` to the head of the list in which it is.
     pub fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
         let list = Lists::of(&nodes[block]);
         self.lift(nodes, block, list);
@@ -92,10 +92,10 @@ impl Lists {
         self.lists[Lists::of(&nodes[block])].unlink(nodes, block);
     }
 
-    /// Takes the coldest block out that is neither held nor wanted, as `choose` compares the two lists. If all
-    /// that were looked at are wanted, the coldest of those, a leaf, unless they are to be spared. Held blocks go
-    /// to the head: they are in use, and every later eviction would meet them again. Wanted ones keep their place,
-    /// or a child could become more recent than its parent.
+    /// Takes out the coldest block that is neither held nor protected, as `choose` compares the two lists. If all
+    /// blocks that it looks at are protected, it takes the coldest of them, a leaf, if `residents` allows that. Held
+    /// blocks move to the head: they are in use, and every later eviction would meet them again. Protected ones keep
+    /// their place, or a child could become more recent than its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
         let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         let mut wanted = None;
@@ -117,13 +117,13 @@ impl Lists {
         Some(wanted)
     }
 
-    /// What `evict` looks at first.
+    /// The block that `evict` looks at first.
     pub fn coldest(&self, nodes: &Nodes, choose: impl Choose) -> Option<BlockId> {
         let tails = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         self.pick(nodes, tails, &choose).map(|list| tails[list])
     }
 
-    /// The block used longest ago.
+    /// The block that was used longest ago.
     pub fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
         [FRESH, REUSED].into_iter().filter_map(|list| self.tail(list)).max_by_key(|tail| nodes.age(*tail))
     }

@@ -1,10 +1,10 @@
-//! Least recently used; leaf-first, because requests are touched last-to-first.
+//! Least recently used. It is leaf-first, because a request's blocks are touched from the last to the first.
 
 use super::lists::{FRESH, Lists};
 use super::{Nodes, Policy, Residents};
 use crate::key::{BlockId, Fingerprint};
 
-/// One list: that of the fresh.
+/// All blocks are in the list of fresh ones.
 #[derive(Default)]
 pub struct Lru {
     lists: Lists,

@@ -1,9 +1,9 @@
-//! How often keys were asked for, roughly and in fixed memory: a count-min sketch whose counts fade.
+//! How often keys were looked up, roughly and in fixed memory: a count-min sketch whose counts fade.
 
 use crate::key::Fingerprint;
 
 const ROWS: usize = 4;
-/// Counts stop here, so that what was popular once can be overtaken after a few halvings.
+/// The largest count. Keys that were popular once can be overtaken after a few halvings.
 pub const MOST: u8 = 15;
 
 /// See the module's head. The default is empty: it counts nothing and estimates 0.
@@ -29,7 +29,7 @@ impl Sketch {
         self.places(key).map(|place| self.counts[place]).min().unwrap_or(0)
     }
 
-    /// `key` was counted up to `count` elsewhere.
+    /// `key` was counted up to `count` elsewhere; its estimate is at least that from now on.
     pub fn raise(&mut self, key: Fingerprint, count: u8) {
         for place in self.places(key) {
             self.counts[place] = self.counts[place].max(count.min(MOST));

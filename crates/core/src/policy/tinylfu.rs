@@ -1,10 +1,10 @@
 //! W-TinyLFU (Einziger et al., 2017) with prefix-closed admission.
 //!
-//! New blocks live in a window. Admission to the main part is decided when a block is asked for in the window:
-//! it must be at least as popular as main's next victim. Children are touched before their parents and are
-//! asked for no more often, so what is admitted has its parents admitted with it: the filter, asked block by
-//! block on arrival as published, tears holes in prefixes instead. Popularity is counted in the node while a
-//! block is resident and in a sketch while it is not.
+//! New blocks enter a window. When a block in the window is looked up, it is admitted to the main part if it is at
+//! least as popular as main's next victim. Children are touched before their parents, and are looked up no more often.
+//! So the parents of an admitted block are admitted with it. The published filter judges each block when it arrives,
+//! which tears holes into prefixes. A block's popularity is counted in its node while it is resident, and in a sketch
+//! while it is not.
 
 use super::lists::{FRESH, Lists, REUSED};
 use super::sketch::{MOST, Sketch};
@@ -13,7 +13,7 @@ use crate::key::{BlockId, Fingerprint};
 
 /// One in so many blocks is in the window.
 const WINDOW: u32 = 5;
-/// Counts are halved each time so many blocks for each resident one were asked for.
+/// Counts are halved each time that so many blocks for each resident one were counted.
 const FADE: u32 = 10;
 
 /// See the module's head.

@@ -54,7 +54,7 @@ fn is_whole(pool: &Pool, audited: &ReadyBlock, entry: Option<Entry>, reply: &mut
     let Some(entry) = entry.filter(|entry| entry.key == audited.key) else {
         reply.misnamed += 1;
         let (slot, found_by) = (audited.slot.0, Finder::Audit.name());
-        tracing::warn!(slot, found_by, "a block is not the one that its record names; it is dropped");
+        tracing::warn!(slot, found_by, "dropped a misnamed block: its entry in the table does not name it");
         return false;
     };
     reply.bytes += entry.length;
@@ -62,7 +62,7 @@ fn is_whole(pool: &Pool, audited: &ReadyBlock, entry: Option<Entry>, reply: &mut
     reply.corrupt += u64::from(!is_whole);
     if !is_whole {
         let (slot, found_by) = (audited.slot.0, Finder::Audit.name());
-        tracing::warn!(slot, found_by, "a block is not what was stored; it is dropped");
+        tracing::warn!(slot, found_by, "dropped a corrupt block: its bytes do not match its checksum");
     }
     is_whole
 }

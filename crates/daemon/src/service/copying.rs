@@ -153,7 +153,8 @@ fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
             return Some(data);
         }
     }
-    tracing::warn!(slot = found.at.0.0, found_by = Finder::Get.name(), "a block is not what was stored; it is dropped");
+    let (slot, found_by) = (found.at.0.0, Finder::Get.name());
+    tracing::warn!(slot, found_by, "dropped a corrupt block: its bytes do not match its checksum");
     None
 }
 

@@ -15,10 +15,10 @@ use crate::vital;
 
 /// The shortest rest, and the rest after a step that found nothing to read: at most 100 wake-ups per second.
 const REST: Duration = Duration::from_millis(10);
-/// One warning in this time at most tells of what was found.
+/// The shortest time between two warnings.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Starts the thread, unless it is switched off.
+/// Starts the thread, unless the scrub is switched off.
 pub fn start(shared: &Shared) {
     let (pool, rate) = {
         let state = shared.lock();
@@ -58,16 +58,16 @@ fn is_whole(pool: &Pool, block: &ReadyBlock, entry: &Option<Entry>) -> bool {
     entry.as_ref().is_some_and(|entry| entry.key == block.key && is_same(entry))
 }
 
-/// Spreads what is read over time. What was missed is not made up for.
+/// Spreads the reading over time. Time without reading is not made up for.
 struct Pace {
     /// Bytes a second, at least 1.
     rate: u64,
-    /// When what was read so far may have been read.
+    /// When the budget for the bytes read so far is used up.
     due: Instant,
 }
 
 impl Pace {
-    /// How long to rest after a piece that was `began` and is read `now`.
+    /// How long to rest after a piece whose reading began at `began` and ended at `now`.
     fn rest(&mut self, bytes: u64, began: Instant, now: Instant) -> Duration {
         let cost = if bytes == 0 { REST } else { Duration::from_secs_f64(bytes as f64 / self.rate as f64) };
         self.due = self.due.max(began) + cost;
@@ -76,7 +76,7 @@ impl Pace {
     }
 }
 
-/// What was found and not told yet.
+/// Corrupt blocks that were found and are not in the log yet.
 #[derive(Default)]
 struct Finds {
     untold: u64,
@@ -91,7 +91,7 @@ impl Finds {
     fn tell(&mut self, now: Instant) {
         if self.untold > 0 && self.told.is_none_or(|told| now - told >= QUIET) {
             let (blocks, found_by) = (self.untold, Finder::Scrub.name());
-            tracing::warn!(blocks, found_by, "blocks are not what was stored; they are dropped");
+            tracing::warn!(blocks, found_by, "dropped corrupt blocks: their bytes do not match their checksums");
             *self = Finds { untold: 0, told: Some(now) };
         }
     }

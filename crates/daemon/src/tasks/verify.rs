@@ -1,9 +1,8 @@
-//! Compares blocks with their checksums, on a thread of its own: recovered blocks at their first lookup, blocks that a
-//! worker suspects, and blocks of several slices that a tier promoted.
+//! Compares blocks with their checksums, on a thread of its own: recovered blocks when they are first looked up, blocks
+//! that a worker suspects, blocks with several slices that a tier promoted, and blocks that a tier refused to write.
 //!
-//! Invariants: a block that passes is published under its generation and has the birth records of all its slices, so
-//! that workers can compare what they load. A block is dropped only for what this thread reads, never for a report
-//! alone.
+//! Invariants: a block that is whole is published under its generation and has the birth records of all its slices, so
+//! workers can compare what they load. Only what this thread reads drops a block. What others report does not.
 
 use forebay_core::stats::Finder;
 use forebay_io::pool::{Pool, Slice};
@@ -28,10 +27,10 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
         match (verdict, finder) {
             (Verdict::Rotten, _) if is_dropped => {
                 let found_by = finder.name();
-                tracing::warn!(slot = slot.0, found_by, "a block is not what was stored; it is dropped");
+                tracing::warn!(slot = slot.0, found_by, "dropped a corrupt block: its bytes do not match its checksum");
             }
             (Verdict::Whole, Finder::Load) => {
-                tracing::warn!(slot = slot.0, "a worker could not load a block that is whole; it stays");
+                tracing::warn!(slot = slot.0, "kept a block that a worker suspected: its bytes match its checksum");
             }
             _ => {}
         }

@@ -82,7 +82,7 @@ impl Guard {
         let is_whole = self.mapping.birth(SlotId(held.slot), rank) == Some(record);
         // A slot that changed hands meanwhile was read too late; its content is not suspect.
         if !is_whole && self.is_still(held) {
-            tracing::warn!(slot = held.slot, "a block in the pool is not what was stored; its load has failed");
+            tracing::warn!(slot = held.slot, "a load failed: the block in the pool does not match its checksum");
             self.suspects.count.fetch_add(1, Relaxed);
             self.suspects.tell(held);
         }
