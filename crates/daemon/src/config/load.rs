@@ -193,7 +193,9 @@ pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
         .map(|candidate| {
             let whole = distance(word, candidate);
             let part = distance(&last_part(word), &last_part(candidate));
-            (whole.min(part + 1), candidate)
+            // A name without its unit.
+            let is_cut_short = candidate.strip_prefix(word).is_some_and(|rest| rest.starts_with('_'));
+            (if is_cut_short { 1 } else { whole.min(part + 1) }, candidate)
         })
         .filter(|(distance, candidate)| distance * 3 <= candidate.len().min(word.len()))
         .min_by_key(|(distance, _)| *distance)
