@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 
-from forebay.vllm import canonical, compat, judged
+from forebay.vllm import canonical, compat, elsewhere, judged
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, model_files, model_files_of_safetensors
 from forebay.vllm.guard import logger
 from forebay.vllm.loaded import Changed, Loaded
@@ -275,14 +275,21 @@ def _parallel(config: OffloadingConfig) -> str:
 
 def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], str | None]) -> str | Future[str]:
     """A digest of all files of weights, else the revision where a hub names one, else what lies in the workers."""
+    if (why := elsewhere.why_elsewhere(model)) is not None:
+        raise IdentityError(
+            f"what model `{model.model}` computes cannot be told by the files beside its configuration: {why}; hint: run "
+            "this model without forebay"
+        )
     load_format = compat.load_format(vllm_config, model)
     if load_format == "dummy":
         return f"dummy:seed={model.seed}"
-    if not compat.loads_from_directory(load_format, model):
+    is_own = elsewhere.is_own(module := elsewhere.module_of(model))
+    if not is_own or not compat.loads_from_directory(load_format, model):
         if (weight := weigh()) is None:
+            what = f"`--load-format {load_format}`" if is_own else f"the model's class in `{module}`, which is not vLLM's,"
             raise IdentityError(
-                f"what `--load-format {load_format}` loads can neither be told by files nor read in the workers; hint: load "
-                "the model from its directory"
+                f"what {what} loads can neither be told by files nor read in the workers; hint: load the model from its "
+                "directory, by a class of vLLM's"
             )
         return f"workers:{load_format}:{weight}"
     if envs.VLLM_USE_MODELSCOPE and not os.path.exists(model.model):
