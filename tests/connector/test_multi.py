@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import harness
 import pytest
 from fake import FakeDaemon
 from harness import Engine, Shape, prompt
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -130,6 +132,36 @@ def test_below_a_policy_that_fails_requests_forebay_says_so_and_serves_nothing(
     (error,) = errors
     assert "`MultiConnector` has `kv_load_failure_policy` `fail`" in error
     assert 'hint: write `"kv_load_failure_policy":"recompute"` beside `"kv_connector":"MultiConnector"`' in error
+
+
+@pytest.mark.parametrize("options", [{"tenant": "a"}, {"our_tenant": "a"}, {"forebay": {"tenant": "a"}}])
+def test_a_tenant_of_multi_connector_itself_switches_forebay_off(
+    options: dict[str, Any], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, errors: list[str]
+) -> None:
+    """It would not reach Forebay, which would share with engines of other tenants."""
+    made = harness.vllm_config
+
+    def config(shape: Shape, rank: int = 0) -> VllmConfig:
+        config = made(shape, rank)
+        assert config.kv_transfer_config is not None
+        config.kv_transfer_config.kv_connector_extra_config |= options
+        return config
+
+    monkeypatch.setattr(harness, "vllm_config", config)
+    engine = Engine(daemon, monkeypatch, Shape(before=(SIBLING,), top=RECOMPUTE))
+    engine.generate("first", prompt(1, 100))
+    assert daemon.lookups == daemon.ready() == 0
+    (error,) = errors
+    assert "may be meant as `tenant`" in error and "hint" in error
+
+
+def test_a_tenant_of_forebay_or_of_a_sibling_below_multi_connector_does_not(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, errors: list[str]
+) -> None:
+    sibling = SIBLING | {"kv_connector_extra_config": {"tenant_of_theirs": "a"}}
+    engine = Engine(daemon, monkeypatch, Shape(extra={"tenant": "a"}, before=(sibling,), top=RECOMPUTE))
+    engine.generate("first", prompt(1, 100))
+    assert daemon.ready() == 6 and not errors
 
 
 @pytest.mark.parametrize("siblings", [(), (SIBLING,)])

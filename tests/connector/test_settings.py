@@ -63,7 +63,21 @@ def test_a_value_that_does_not_fit_is_replaced_by_the_default(key: str, value: A
 
 
 @pytest.mark.parametrize(
-    "options", [{"tenant": 42}, {"tenant": None}, {"Tenant": "a"}, {"TENANT": ""}, {"tennant": "a"}]
+    "options",
+    [
+        {"tenant": 42},
+        {"tenant": None},
+        {"Tenant": "a"},
+        {"TENANT": ""},
+        {"tennant": "a"},
+        {"kv_cache_tenant": "a"},
+        {"customer_tenant": "a"},
+        {"--multi-tenant-id": "a"},
+        {"tenant": "a", "tenantId": "b"},
+        {"forebay": {"tenant": "a"}},
+        {"kv_connector_extra_config": {"Tennant": "a"}},
+        {"options": [{"deep": {"our_tenant": "a"}}]},
+    ],
 )
 def test_a_tenant_that_cannot_be_used_switches_forebay_off(
     options: dict[str, Any], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +89,7 @@ def test_a_tenant_that_cannot_be_used_switches_forebay_off(
     assert daemon.lookups == 0 and daemon.ready() == 0 and not daemon.sessions
 
 
-@pytest.mark.parametrize("options", [{}, {"tenant": ""}, {"tenant": "a"}, {"unknown": 1, "threads": 2}])
+@pytest.mark.parametrize("options", [{}, {"tenant": ""}, {"tenant": "a"}, {"x": {"content": 1}, "threads": 2}])
 def test_a_tenant_that_can_be_used_does_not(options: dict[str, Any]) -> None:
     assert refusal(options) is None
 

@@ -88,18 +88,16 @@ def _callers() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def engine_transfer(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> KVTransferConfig:
-    """The transfer configuration that vLLM's scheduler goes by: ours, or that of the connector which makes ours.
+def transfers(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> list[KVTransferConfig]:
+    """Our transfer configuration, and those of the connectors that make ours; vLLM's scheduler goes by the last.
 
     `MultiConnector` gives each child a configuration of its own, and nothing in that leads back to the engine's. So the
-    outermost connector is looked for among the callers; each holds its configuration before it makes others.
+    connectors are looked for among the callers; each holds its configuration before it makes others.
     """
-    transfer = vllm_config.kv_transfer_config
-    for caller in _callers():
-        if isinstance(caller, KVConnectorBase_V1) and caller is not connector:
-            transfer = caller._kv_transfer_config
-    assert transfer is not None
-    return transfer
+    own = vllm_config.kv_transfer_config
+    assert own is not None
+    makers = [caller for caller in _callers() if isinstance(caller, KVConnectorBase_V1) and caller is not connector]
+    return [own, *(maker._kv_transfer_config for maker in makers if maker._kv_transfer_config is not own)]
 
 
 def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | None:
@@ -462,7 +460,6 @@ __all__ = [
     "completed_jobs",
     "device",
     "engine_core",
-    "engine_transfer",
     "group_shapes",
     "hash_root",
     "hear_of_adapters",
@@ -481,6 +478,7 @@ __all__ = [
     "prefers_safetensors",
     "release",
     "stock_blocks",
+    "transfers",
     "unsupported",
     "weights_are_asleep",
     "write_kv",

@@ -59,12 +59,11 @@ class ForebayConnector(OffloadingConnector):
         try:
             completed, warnings = compat.complete(vllm_config, kv_cache_config)
             super().__init__(completed, role, kv_cache_config)
-            transfer = compat.engine_transfer(self, vllm_config)
-            if transfer is vllm_config.kv_transfer_config:
-                transfer.kv_load_failure_policy = "recompute"  # vLLM reads it later
-            assert vllm_config.kv_transfer_config is not None
-            written = vllm_config.kv_transfer_config.kv_connector_extra_config
-            if reason := refusal(written) or compat.unsupported(vllm_config, transfer):
+            own, *outer = compat.transfers(self, vllm_config)
+            if not outer:
+                own.kv_load_failure_policy = "recompute"  # vLLM reads it later
+            options = [transfer.kv_connector_extra_config for transfer in (own, *outer)]
+            if reason := refusal(options[0], options[1:]) or compat.unsupported(vllm_config, [own, *outer][-1]):
                 # All processes of the engine decide the same: people read the scheduler's log.
                 self.breaker.switch_off(reason, logging.ERROR if role is compat.SCHEDULER else logging.DEBUG)
             elif role is compat.SCHEDULER:

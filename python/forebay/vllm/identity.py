@@ -286,7 +286,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     is_own = elsewhere.is_own(module := elsewhere.module_of(model))
     if not is_own or not compat.loads_from_directory(load_format, model):
         if (weight := weigh()) is None:
-            what = f"`--load-format {load_format}`" if is_own else f"the model's class in `{module}`, which is not vLLM's,"
+            what = f"`--load-format {load_format}`" if is_own else f"the class in `{module}`, which is not vLLM's,"
             raise IdentityError(
                 f"what {what} loads can neither be told by files nor read in the workers; hint: load the model from its "
                 "directory, by a class of vLLM's"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -97,15 +97,19 @@ class Settings:
         return cls(**values), warnings
 
 
-def refusal(extra: Mapping[str, Any]) -> str | None:
-    """Why an engine with these options may share nothing: it was meant to have a tenant, and nobody can tell which."""
-    hint = 'hint: write `"tenant": "NAME"`, or leave it out'
+def refusal(extra: Mapping[str, Any], around: Iterable[Mapping[str, Any]] = ()) -> str | None:
+    """Why an engine with these options may share nothing: it was meant to have a tenant, and nobody can tell which.
+
+    `around`: the options of the connectors that hold this one, which would not reach it.
+    """
+    hint = 'hint: write `"tenant": "NAME"` into the `kv_connector_extra_config` of Forebay itself, or leave it out'
     if not isinstance(tenant := extra.get("tenant", ""), str):
         return f"`tenant` cannot be {tenant!r}: it is a text; {hint}"
-    known = {*_own(), *VLLM_OPTIONS}
-    meant = (key for key in extra if key not in known and _closest(key.lower()) == "tenant")
-    if (key := next(meant, None)) is not None:
-        return f"unknown option `{key}`, which may be meant as `tenant`; {hint}"
+    near = [(key,) for key in extra if key not in {*_own(), *VLLM_OPTIONS} and _closest(key.lower()) == "tenant"]
+    inner = [key for key in _keys(extra) if key != ("tenant",)]
+    outer = [key for options in around for key in _keys(options) if key[0] != "connectors"]
+    if (key := next(iter((*near, *filter(_means_tenant, inner + outer))), None)) is not None:
+        return f"option `{'.'.join(key)}` may be meant as `tenant`, and has no effect there; {hint}"
     return None
 
 
@@ -156,6 +160,23 @@ def _directory(path: str) -> str:
 
 def _own() -> dict[str, Any]:
     return {field.name: field.default for field in fields(Settings)}
+
+
+def _keys(options: Any) -> Iterator[tuple[str, ...]]:
+    """Each key, behind those on the way to it."""
+    if isinstance(options, Mapping):
+        for key, value in options.items():
+            yield (str(key),)
+            yield from ((str(key), *inner) for inner in _keys(value))
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _keys(value)
+
+
+def _means_tenant(key: Sequence[str]) -> bool:
+    """More narrowly than among the names of our own options: other keys may be anything."""
+    name = key[-1].casefold()
+    return "tenant" in name or bool(difflib.get_close_matches(name, ["tenant"], cutoff=0.8))
 
 
 def _nearest(key: str) -> str:
