@@ -342,8 +342,84 @@ def test_an_adapter_of_which_no_byte_changed_keeps_its_name(
     assert file.stat().st_ctime_ns != seen.st_ctime_ns
     one = known.asked_for(sql)
     assert one is not None
-    until(lambda: one.signature is not None and file.stat().st_ctime_ns in {at[-1] for at in one.signature.files})
+    until(lambda: one.signature is not None and file.stat().st_ctime_ns == one.signature.places[file].changed_ns)
     assert mask is not None and found(known, sql) == mask
+
+
+def roll_out_file(place: Path) -> None:
+    (place / "sql" / "adapter_model.safetensors").rename(place / "kept")
+    (place / "other" / "adapter_model.safetensors").rename(place / "sql" / "adapter_model.safetensors")
+
+
+def roll_back_file(place: Path) -> None:
+    (place / "sql" / "adapter_model.safetensors").rename(place / "other" / "adapter_model.safetensors")
+    (place / "kept").rename(place / "sql" / "adapter_model.safetensors")
+
+
+def roll_out_directory(place: Path) -> None:
+    (place / "sql").rename(place / "kept")
+    (place / "other").rename(place / "sql")
+
+
+def roll_back_directory(place: Path) -> None:
+    (place / "sql").rename(place / "other")
+    (place / "kept").rename(place / "sql")
+    (place / "sql" / ".ready").touch()
+
+
+@pytest.mark.parametrize(
+    ("out", "back"),
+    [
+        (roll_out_file, roll_back_file),
+        (roll_out_directory, roll_back_directory),
+        (lambda place: roll_out_directory(place.parent), lambda place: roll_back_directory(place.parent)),
+    ],
+    ids=["file", "directory", "parent"],
+)
+def test_an_adapter_that_was_rolled_out_and_back_is_lost(
+    out: Callable[[Path], None], back: Callable[[Path], None], make: Callable[[str], Engine], tmp_path: Path
+) -> None:
+    """The workers may have read the others in between, and have them for as long as they have room."""
+    for place, content in (("sql/sql", b"first"), ("sql/other", b"other"), ("other/sql", b"other")):
+        write(tmp_path / place, content)
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path / "sql" / "sql"))
+    tell(engine, sql)
+    time.sleep(2 * TICK_NS / 1e9)
+    out(tmp_path / "sql")
+    back(tmp_path / "sql")
+    engine.generate("computed", prompt(1, 100), lora_request=sql)
+    until(lambda: adapter(engine, sql).is_lost)
+    engine.assert_nothing_is_held()
+
+
+def test_entries_beside_an_adapter_and_above_it_change_nothing(known: Adapters, tmp_path: Path) -> None:
+    write(tmp_path / "all" / "sql", b"weights")
+    sql = LoRARequest("sql", 1, str(tmp_path / "all" / "sql"))
+    mask = found(known, sql)
+    one = known.asked_for(sql)
+    assert one is not None
+    for entry in ("all/sql/README.md", "all/another", "another"):
+        time.sleep(2 * TICK_NS / 1e9)
+        (tmp_path / entry).touch()
+        number = known.look_again(one)
+        until(lambda number=number: one.answered >= number)  # type: ignore[misc]
+    assert mask is not None and one.mask == mask
+
+
+def test_what_was_computed_while_times_of_change_moved_is_not_stored(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights may have been written in place, and written back with their old times."""
+    monkeypatch.setattr(adapters, "LOOK_AGAIN_SECONDS", 1e9)
+    write(tmp_path / "sql", b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path / "sql"))
+    tell(engine, sql)
+    stored = daemon.ready()
+    (tmp_path / "sql" / "adapter_model.safetensors").chmod(0o640)
+    engine.generate("meanwhile", prompt(1, 100), lora_request=sql)
+    assert daemon.ready() == stored and not adapter(engine, sql).is_lost
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
+    engine.assert_nothing_is_held()
 
 
 def test_weights_that_are_written_with_their_times_set_back_lose_their_name(known: Adapters, tmp_path: Path) -> None:

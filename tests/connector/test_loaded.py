@@ -60,11 +60,17 @@ def rename_parent(one: Path, other: Path) -> None:
     rename_directory(one.parent, other.parent)
 
 
+def rename_parent_and_make_an_entry(one: Path, other: Path) -> None:
+    """Whose time is then that of the last entry."""
+    rename_parent(one, other)
+    (one.parent / ".ready").touch()
+
+
 def vanish(one: Path, other: Path) -> None:
     (one / "model.safetensors").unlink()
 
 
-CHANGES = [overwrite, rename_over, copy_anew, rename_directory, rename_parent, vanish]
+CHANGES = [overwrite, rename_over, copy_anew, rename_directory, rename_parent, rename_parent_and_make_an_entry, vanish]
 Change = Callable[[Path, Path], None]
 
 
@@ -120,7 +126,7 @@ def test_files_that_cannot_be_read_for_a_while_are_named_once_they_can(
     assert before.digest() == fingerprint(one)
 
 
-@pytest.mark.parametrize("change", [overwrite, rename_over, copy_anew, rename_directory, rename_parent])
+@pytest.mark.parametrize("change", CHANGES[:-1])
 def test_files_that_change_between_the_start_and_the_end_of_loading_name_nobody(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +138,92 @@ def test_files_that_change_between_the_start_and_the_end_of_loading_name_nobody(
     change(one, other)
     with pytest.raises(Changed, match="changed after this engine began.*hint: restart"):
         of(one)
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def begin() -> None:
+        time.sleep(0.05)  # the clock of files must have gone on since, and must go on
+        began_ns = time.time_ns()
+        monkeypatch.setattr(loaded, "began_ns", lambda: began_ns)
+        time.sleep(0.05)
+
+    return begin
+
+
+def test_the_parent_of_a_link_that_was_exchanged_names_nobody(began: Callable[[], None], tmp_path: Path) -> None:
+    for name in ("current", "next"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m").symlink_to(model(tmp_path / "store" / name, name.encode()))
+    began()
+    of(tmp_path / "current" / "m")
+    rename_directory(tmp_path / "current", tmp_path / "next")
+    with pytest.raises(Changed, match="changed after this engine began"):
+        of(tmp_path / "current" / "m")
+
+
+def test_the_directory_behind_linked_files_that_was_exchanged_names_nobody(
+    began: Callable[[], None], tmp_path: Path
+) -> None:
+    """As in a snapshot of the hub, whose files are links into a store."""
+    files = [model(tmp_path / name, name.encode()) for name in ("blobs", "others")]
+    (tmp_path / "m").mkdir()
+    for file in files[0].iterdir():
+        (tmp_path / "m" / file.name).symlink_to(file)
+    began()
+    before = of(tmp_path / "m")
+    rename_directory(*files)
+    with pytest.raises(Changed, match="changed after this engine began"):
+        of(tmp_path / "m")
+    with pytest.raises(Changed, match="changed after they were loaded"):
+        before.digest()
+
+
+def test_what_happens_beside_a_model_and_above_it_does_not_count(began: Callable[[], None], tmp_path: Path) -> None:
+    one = model(tmp_path / "all" / "m", b"one")
+    began()
+    model(tmp_path / "all" / "another", b"two")
+    for entry in ("all/m/README.md", "all/third"):
+        before = of(one)
+        (tmp_path / entry).touch()
+        assert before.digest() == fingerprint(one)
+        began()
+
+
+def test_files_that_were_exchanged_and_put_back_name_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may have been read in between."""
+    one, other = model(tmp_path / "a", b"one"), model(tmp_path / "b", b"two")
+    before = of(one)
+
+    def meanwhile(*paths: Path, **how: object) -> str:
+        time.sleep(0.05)
+        rename_directory(one, other)
+        digest = fingerprint(*paths)
+        one.rename(other)
+        one.with_name("gone").rename(one)
+        return digest
+
+    monkeypatch.setattr(loaded, "fingerprint", meanwhile)
+    with pytest.raises(Changed):
+        before.digest()
+
+
+def test_a_file_that_is_there_for_a_while_is_not_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = model(tmp_path / "a", b"one")
+    before = of(one)
+
+    def meanwhile(*paths: Path, **how: object) -> str:
+        time.sleep(0.05)
+        (one / "more.safetensors").touch()
+        digest = fingerprint(*paths)
+        (one / "more.safetensors").unlink()
+        return digest
+
+    with monkeypatch.context() as busy:
+        busy.setattr(loaded, "fingerprint", meanwhile)
+        with pytest.raises(Unreadable, match="come and go"):
+            before.digest()
+    assert before.digest() == fingerprint(one)
 
 
 def test_files_of_a_clock_ahead_are_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

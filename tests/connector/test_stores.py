@@ -139,7 +139,7 @@ class Looked:
     """An adapter at which one look was asked for."""
 
     mask: bytes | None = b"o" * 32
-    asked, answered, is_lost = 1, 0, False
+    asked, answered, doubted, is_lost = 1, 0, 0, False
 
 
 @pytest.mark.parametrize(("mask", "call"), [(b"m" * 32, "commit"), (None, "abort")])

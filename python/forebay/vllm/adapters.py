@@ -58,6 +58,9 @@ class Adapter:
         self.is_queued = False
         self.asked = 0  # looks that were asked for; only the answer to the last one counts
         self.answered = 0  # the last of them that began before a look which is over
+        self.doubted = (
+            0  # the last of them before a look found times of change moved, which may hide a change and its undoing
+        )
         self.asked_at = 0.0
         self.digest: str | None = None
         self.signature: Signature | None = None  # of the files that the digest tells; before, of those that are loaded
@@ -127,9 +130,7 @@ class Adapters:
         """On the calling thread, which is about to wait until the workers have read the same files."""
         with contextlib.suppress(Unreadable, OSError):
             signature, changed_ns = _signature(adapter.path, _directory(adapter.path))
-            # In the second that a file system counts it may change again and look the same.
-            is_in_seconds = any(seen[-1] % SECOND_NS == 0 for seen in signature.files)
-            if not is_in_seconds or changed_ns < adapter.heard_ns:
+            if not signature.is_in_seconds() or changed_ns < adapter.heard_ns:
                 adapter.signature = signature
 
     def _look(self, adapter: Adapter, *, is_reload: bool) -> None:
@@ -190,7 +191,7 @@ class Adapters:
             if adapter.signature is None:  # there was no look before the workers', and only the times can tell
                 is_changed = changed_ns >= adapter.heard_ns
             else:
-                is_changed = adapter.signature != signature
+                is_changed = not adapter.signature.is_same(signature)
             if is_changed and adapter.signature is None and changed_ns > time.time_ns() + SECOND_NS:
                 why = "its files changed in the future of this host's clock, so nobody can tell when they were loaded"
                 self._lose(adapter, why, "bring the clocks of this host and of the file server into step, and restart")
@@ -201,9 +202,12 @@ class Adapters:
             adapter.digest, adapter.signature = fingerprint(directory, choose=adapter_files), signature
             signature, _ = _signature(adapter.path, directory)
         before = adapter.signature
-        if before is None or before != signature and not self._is_still(adapter, before, signature):
+        is_known = before is not None and (before.is_same(signature) or self._is_still(adapter, before, signature))
+        if not is_known:
             self._lose(adapter, "its files changed while it was in use")
             return None
+        if adapter.signature is before:
+            adapter.signature = signature  # what happens beside it would add up over the days
         telling = (b"forebay-adapter-1", adapter.digest, adapter.is_3d, self._config)
         return hashlib.sha256(repr(telling).encode()).digest()
 
@@ -213,9 +217,9 @@ class Adapters:
         Raises `Unreadable` where the times go on moving.
         """
         with self._lock:
-            adapter.mask = None
+            adapter.mask, adapter.doubted = None, adapter.asked
         for _ in range(READINGS):
-            if signature.but_changed() != before.but_changed():
+            if not before.is_same_but_changed(signature):
                 return False
             if fingerprint(before.directory, choose=adapter_files) != adapter.digest:
                 return False

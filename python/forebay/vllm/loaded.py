@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
-from forebay.vllm.signature import SECOND_NS, Signature, look
+from forebay.vllm.signature import SECOND_NS, Seen, Signature, look
 
 _HINT = "hint: restart the engine once its files stay as they are"
 
@@ -44,16 +44,18 @@ class Loaded:
 
     def digest(self) -> str:
         """Reads what no earlier call has read. Raises `Unreadable`, after which another try may do, or `Changed`."""
-        self._compare()
+        before = self._compare()
         try:
             digest = fingerprint(*self._directories, choose=self._choose)
         except Unreadable:
             self._compare()
             raise
-        self._compare()
+        if before != self._compare():
+            raise Unreadable(f"entries of `{self._directories[0]}` come and go while its files are read")
         return digest
 
-    def _compare(self) -> None:
+    def _compare(self) -> list[Seen]:
+        """The directories with the files, if those are what was loaded."""
         try:
             signatures, _ = self._look()
         except (FileNotFoundError, NotADirectoryError, Unreadable) as error:
@@ -62,8 +64,9 @@ class Loaded:
             ) from error
         except OSError as error:
             raise Unreadable(str(error)) from error
-        if signatures != self._signatures:
+        if not all(one.is_same(other) for one, other in zip(self._signatures, signatures, strict=True)):
             raise Changed(f"the files of model `{self._model}` changed after they were loaded; {_HINT}")
+        return [one.places[one.home] for one in signatures]
 
     def _look(self) -> tuple[list[Signature], int]:
         files = chosen(self._directories, self._choose)

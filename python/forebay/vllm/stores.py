@@ -3,7 +3,8 @@
 Invariants: stores are committed in the order of their creation, so that no block is named before its predecessor,
 whatever order the workers finish in. A slot is returned only after every worker reported, or if no worker ever
 received it. Stores that a reset made stale are returned and never named. A store of an adapter is named only after a look
-at the adapter's files that began later: workers that had dropped the adapter have read its files again by then.
+at the adapter's files that began later: workers that had dropped the adapter have read its files again by then. It is
+returned if a look since its creation found times of change moved.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Store:
     keys: list[Key]
     runs: list[Run]
     adapter: Adapter | None = None
+    looked: int = 0  # the last look at the adapter's files before
     is_done: bool = False  # by all workers
     look: int = 0  # at the adapter's files, which began after that
     is_stale: bool = False  # its content must not be named any more
@@ -90,6 +92,7 @@ class Stores:
 
     def add(self, store: Store) -> None:
         self._queue[store.serial] = store
+        store.looked = store.adapter.answered if store.adapter else 0
         if len(self._known) > KNOWN_KEYS:
             self._known.clear()
         self._known.update(dict.fromkeys(store.keys, math.inf))
@@ -125,7 +128,7 @@ class Stores:
             del self._queue[store.serial]
             mask = store.adapter.mask if store.adapter else None
             # An adapter may have lost its mask meanwhile, and with it the names of its blocks.
-            if store.is_stale or store.adapter and mask is None:
+            if store.is_stale or store.adapter and (mask is None or store.adapter.doubted > store.looked):
                 self._give_back(store)
             else:
                 self._commit(store, mask)
