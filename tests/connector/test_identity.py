@@ -168,8 +168,28 @@ def test_a_model_of_the_hub_is_told_as_the_same_files_elsewhere(usual: dict[str,
 def test_a_branch_that_moved_while_the_engine_started_does_not_name_it(usual: dict[str, str], hub: Path) -> None:
     (hub / "refs" / "main").write_text(COMMITS[1])
     assert fields(change=of_hub(COMMITS[0], COMMITS[0])) == usual
-    with pytest.raises(IdentityError, match=f"moved from {COMMITS[0]} to {COMMITS[1]}.*hint"):
+    with pytest.raises(IdentityError, match=f"{COMMITS[0]} in the configuration and {COMMITS[1]}.*moved.*hint"):
         fields(change=of_hub(COMMITS[0]))
+
+
+def test_a_branch_that_moved_to_a_snapshot_without_configuration_does_not_name_the_engine(hub: Path) -> None:
+    """vLLM's workers fetch the weights alone, and have them of the new commit."""
+    (hub / "refs" / "main").write_text(COMMITS[1])
+    (hub / "snapshots" / COMMITS[1] / "config.json").unlink()
+    with pytest.raises(IdentityError, match="moved"):
+        fields(change=of_hub(COMMITS[0]))
+
+
+def test_a_branch_that_is_elsewhere_in_the_cache_of_the_weights_does_not_name_the_engine(
+    hub: Path, tmp_path: Path, usual: dict[str, str]
+) -> None:
+    weights = tmp_path / "elsewhere" / hub.name
+    shutil.copytree(hub, weights)
+    assert fields(change=of_hub(COMMITS[0], cache=tmp_path / "elsewhere")) == usual
+    (weights / "refs" / "main").write_text(COMMITS[1])
+    with pytest.raises(IdentityError, match="moved"):
+        fields(change=of_hub(COMMITS[0], cache=tmp_path / "elsewhere"))
+    assert fields(change=of_hub(COMMITS[0], COMMITS[0], cache=tmp_path / "elsewhere")) == usual
 
 
 def test_a_download_directory_does_not_change_the_name(usual: dict[str, str], hub: Path, tmp_path: Path) -> None:

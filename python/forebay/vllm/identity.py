@@ -297,8 +297,9 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
             f"vLLM takes model `{model.model}` from ModelScope, where forebay cannot see which files it reads; hint: give "
             "the path of its directory as the model"
         )
-    commit = _commit(model)
-    directories = _directories(model.model, commit, vllm_config.load_config.download_dir)
+    cache = vllm_config.load_config.download_dir
+    commit = _commit(model, cache)
+    directories = _directories(model.model, commit, cache)
     choose = model_files_of_safetensors if compat.prefers_safetensors(load_format) else model_files
     if not os.path.exists(model.model) and not _hold_weights(directories, choose):
         # A revision says the same as the files, but it is the one of the configuration.
@@ -342,8 +343,8 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     return digest
 
 
-def _commit(model: ModelConfig) -> str | None:
-    """The commit of a hub's model that was loaded, where it is known.
+def _commit(model: ModelConfig, cache: str | None = None) -> str | None:
+    """The commit of a hub's model that was loaded, where it is known; the weights may be in a cache of their own.
 
     Raises `IdentityError` where the branch moved after the configuration was read, and vLLM did not keep to its commit.
     """
@@ -354,13 +355,25 @@ def _commit(model: ModelConfig) -> str | None:
     commit = getattr(model.hf_config, "_commit_hash", None)
     if not commit or model.hf_config_path not in (None, model.model):
         return None
-    file = _cached(model.model, "config.json", model.revision)
-    if file is not None and file.parent.name != commit:
+    # The branch, and not a file of its snapshot: some files of that may not be there.
+    branch = model.revision or "main"
+    refs = [place / "refs" / branch for place in _repositories(model.model, cache)]
+    if (moved := next((ref for ref in map(_text, refs) if ref not in (None, commit)), None)) is not None:
         raise IdentityError(
-            f"revision `{model.revision or 'main'}` of model `{model.model}` moved from {commit} to {file.parent.name} while "
-            "the engine started; hint: restart it, or pin a commit with `--revision`"
+            f"revision `{branch}` of model `{model.model}` is {commit} in the configuration and {moved} in a cache of the "
+            "hub, since it moved while the engine started or that cache is older; hint: restart it, or pin a commit with "
+            "`--revision`"
         )
     return str(commit)
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise IdentityError(f"cannot read which commit a branch is at: {error}") from error
 
 
 def _resolved(revision: str | None) -> str | None:
@@ -374,13 +387,19 @@ def _directories(model: str, commit: str | None, cache: str | None) -> list[Path
         return [Path(model)]
     if commit is None:
         return []
+    snapshots = [place / "snapshots" / commit for place in _repositories(model, cache)]
+    return [snapshot for snapshot in snapshots if snapshot.is_dir()]
+
+
+def _repositories(model: str, cache: str | None) -> list[Path]:
+    """Where the caches of the hub have this model, that of the weights first."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = repo_folder_name(repo_id=model, repo_type="model")
-    caches = dict.fromkeys(Path(place) for place in (cache, constants.HF_HUB_CACHE) if place)
-    snapshots = [place / folder / "snapshots" / commit for place in caches]
-    return [snapshot for snapshot in snapshots if snapshot.is_dir()]
+    return [
+        place / folder for place in dict.fromkeys(Path(place) for place in (cache, constants.HF_HUB_CACHE) if place)
+    ]
 
 
 def _hold_weights(directories: list[Path], choose: Choice) -> bool:
