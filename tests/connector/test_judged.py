@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import fractions
@@ -10,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,6 +256,29 @@ def test_code_that_comes_with_the_model_counts_where_it_is_run(tmp_path: Path) -
     assert coded("a", "x = 1", trusted=True) == coded("b", "x = 1", trusted=True)
     assert coded("c", "x = 1", trusted=True) != coded("d", "x = 2", trusted=True)
     assert coded("e", "x = 1", trusted=False) == coded("f", "x = 2", trusted=False) == "none"
+
+
+@pytest.mark.parametrize("name", ["modeling__py", "preprocessor_config__json"])
+@pytest.mark.parametrize("is_early", [True, False])
+def test_code_and_configuration_that_change_while_the_engine_starts_name_nobody(
+    name: str, is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have run the old ones."""
+    copy = model_copy(tmp_path, **{name: "1"})
+    began_ns = (copy / name.replace("__", ".")).stat().st_ctime_ns + 60_000_000
+    while time.time_ns() < began_ns + 60_000_000:
+        time.sleep(0.01)
+
+    def change(config: VllmConfig) -> None:
+        with_model(copy, trust_remote_code=True)(config)
+        config.model_config.multimodal_config = MultiModalConfig()
+        monkeypatch.setattr("forebay.vllm.loaded.began_ns", lambda: began_ns)
+
+    if not is_early:
+        with open(copy / name.replace("__", "."), "r+") as file:  # no new entry in the directory
+            file.write("2")
+    with contextlib.nullcontext() if is_early else pytest.raises(IdentityError, match="after this engine began.*hint"):
+        fields(change=change)
 
 
 def test_the_layers_pages_count_in_all_that_describes_them(usual: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ from vllm import envs
 from forebay.vllm import canonical, compat, elsewhere, judged
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, model_files, model_files_of_safetensors
 from forebay.vllm.guard import logger
-from forebay.vllm.loaded import Changed, Loaded
+from forebay.vllm.loaded import Changed, Loaded, Part
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -428,15 +428,15 @@ def _code(model: ModelConfig) -> str:
     """Digest of the code that comes with the model and is run; code of a hub as it lies in its cache."""
     if not model.trust_remote_code:
         return "none"
-    folders = {Path(model.model)} if os.path.isdir(model.model) else set()
+    folders = {Path(model.model): False} if os.path.isdir(model.model) else {}
     references = json.dumps(getattr(model.hf_config, "auto_map", None) or {}, default=str)
     for reference in re.findall(r'"((?:[^"]*--)?[\w.]+)\.\w+"', references):
         repository, _, module = reference.rpartition("--")
         revision = model.code_revision or (None if repository else _commit(model) or model.revision)
         if (file := _file(repository or model.model, f"{module}.py", revision)) is not None:
-            folders.add(file.parent)
-    files = sorted((file for folder in folders for file in folder.glob("*.py")), key=lambda file: file.name)
-    return _digest_of(files)
+            folders[file.parent] = not os.path.exists(repository or model.model)
+    parts = [Part(file, folder, is_commit) for folder, is_commit in folders.items() for file in folder.glob("*.py")]
+    return _digest_of(sorted(parts, key=lambda part: part.file.name))
 
 
 def _processor(model: ModelConfig) -> str:
@@ -447,9 +447,14 @@ def _processor(model: ModelConfig) -> str:
     places = [(model.model, _commit(model) or model.revision)]
     is_apart = (model.tokenizer or model.model, model.tokenizer_revision) != (model.model, model.revision)
     places += [(model.tokenizer or model.model, _resolved(model.tokenizer_revision)) if is_apart else places[0]]
-    found = [_file(place, name, revision) for place, revision in places for name in _PROCESSOR_FILES]
+    found = [
+        Part(file, file.parent, not os.path.exists(place))
+        for place, revision in places
+        for name in _PROCESSOR_FILES
+        if (file := _file(place, name, revision)) is not None
+    ]
     scales = media.mm_encoder_fp8_scale_path
-    return _digest_of([file for file in found if file is not None] + ([Path(scales)] if scales else []))
+    return _digest_of(found + ([Part(Path(scales), Path(scales), is_commit=False)] if scales else []))
 
 
 def _file(model: str, name: str, revision: str | None) -> Path | None:
@@ -470,13 +475,18 @@ def _cached(model: str, name: str, revision: str | None) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _digest_of(files: list[Path]) -> str:
+def _digest_of(parts: list[Part]) -> str:
     try:
-        return canonical.digest(
-            "\n".join(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
+        before = [part.look() for part in parts]
+        digest = canonical.digest(
+            "\n".join(f"{part.file.name} {hashlib.sha256(part.file.read_bytes()).hexdigest()}" for part in parts)
         )
-    except OSError as error:
+        after = [part.look() for part in parts]
+    except (OSError, Changed) as error:
         raise IdentityError(f"cannot read what the model is configured by: {error}") from error
+    if not all(one.is_same(other) for one, other in zip(before, after, strict=True)):
+        raise IdentityError("what the model is configured by changes while it is read; hint: restart the engine")
+    return digest
 
 
 def _ropes(model: ModelConfig) -> str:

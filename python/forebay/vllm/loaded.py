@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
 from forebay.vllm.signature import SECOND_NS, Seen, Signature, look
@@ -32,15 +33,8 @@ class Loaded:
             raise Changed(
                 f"the files of model `{model}` cannot be seen once they are loaded: {error}; {_HINT}"
             ) from error
-        if is_commit or changed_ns < began_ns():
-            return
-        if changed_ns > time.time_ns() + SECOND_NS:
-            raise Changed(
-                f"the files of model `{model}` changed in the future of this host's clock, so nobody can tell whether that "
-                "was before they were loaded; hint: bring the clocks of this host and of the file server into step, and "
-                "restart the engine"
-            )
-        raise Changed(f"the files of model `{model}` changed after this engine began to start; {_HINT}")
+        if not is_commit:
+            _refuse_late(f"the files of model `{model}`", changed_ns)
 
     def digest(self) -> str:
         """Reads what no earlier call has read. Raises `Unreadable`, after which another try may do, or `Changed`."""
@@ -72,6 +66,32 @@ class Loaded:
         files = chosen(self._directories, self._choose)
         looks = [look(str(one), one, [f for f in files if one in (f, f.parent)]) for one in self._directories]
         return [signature for signature, _ in looks], max(changed_ns for _, changed_ns in looks)
+
+
+class Part(NamedTuple):
+    """A small file that the engine has read, of a model's code or configuration."""
+
+    file: Path
+    home: Path  # the directory whose other entries count too, or the file itself
+    is_commit: bool  # whether a commit of the hub says what is in it
+
+    def look(self) -> Signature:
+        """Raises `Changed` and `OSError`."""
+        signature, changed_ns = look(str(self.file), self.home, [self.file])
+        if not self.is_commit:
+            _refuse_late(f"`{self.file}`, which the engine reads at its start, or the directory with it", changed_ns)
+        return signature
+
+
+def _refuse_late(what: str, changed_ns: int) -> None:
+    if changed_ns < began_ns():
+        return
+    if changed_ns > time.time_ns() + SECOND_NS:
+        raise Changed(
+            f"{what} changed in the future of this host's clock, so nobody can tell whether that was before they were "
+            "loaded; hint: bring the clocks of this host and of the file server into step, and restart the engine"
+        )
+    raise Changed(f"{what} changed after this engine began to start; {_HINT}")
 
 
 def began_ns() -> int:
