@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm import adapters, fingerprint
+from forebay.vllm import adapters, fingerprint, stores
 from forebay.vllm.adapters import Adapter, Adapters
 from forebay.vllm.signature import TICK_NS
 from harness import Engine, Shape, prompt
@@ -242,6 +242,48 @@ def test_blocks_without_an_adapter_do_not_wait_for_a_look_at_one(
     engine.run()
     assert daemon.ready() == 12
     engine.assert_nothing_is_held()
+
+
+def test_a_slow_digest_of_another_adapter_holds_no_stores(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sql", "big"):
+        write(tmp_path / name, name.encode())
+    sql, big = (LoRARequest(name, at, str(tmp_path / name)) for at, name in enumerate(("sql", "big"), start=1))
+    engine = make("engine")
+    tell(engine, sql)
+    gate, original = threading.Event(), adapters.fingerprint
+
+    def slow(path: Path, **how: Any) -> str:
+        assert path != tmp_path / "big" or gate.wait(DEADLINE)
+        return original(path, **how)
+
+    monkeypatch.setattr(adapters, "fingerprint", slow)
+    stored = daemon.ready()
+    engine.generate("big", prompt(98, 40), lora_request=big)
+    engine.generate("sql", prompt(1, 100), lora_request=sql)
+    assert daemon.ready() == stored + 6 and not engine.connector.has_pending_push_work()
+    gate.set()
+    assert looked_at(engine, big)
+
+
+def test_a_look_that_hangs_holds_slots_for_a_while_only(
+    make: Callable[[str], Engine], daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file server that is away."""
+    monkeypatch.setattr(stores, "LOOK_SECONDS", 0.2)
+    write(tmp_path / "sql", b"first")
+    engine, sql = make("engine"), LoRARequest("sql", 1, str(tmp_path / "sql"))
+    tell(engine, sql)
+    gate, original, ready = threading.Event(), adapters._signature, daemon.ready()
+    monkeypatch.setattr(adapters, "_signature", lambda *way: gate.wait(DEADLINE) and original(*way))
+    engine.generate("hangs", prompt(1, 100), lora_request=sql)
+    until(lambda: engine.step() is None and not engine.connector.has_pending_push_work())
+    assert daemon.ready() == ready
+    engine.assert_nothing_is_held()
+    gate.set()
+    assert looked_at(engine, sql)
+    assert [hits(engine, name, sql) for name in "ab"] == [0, 96]
 
 
 def test_what_a_trainer_leaves_beside_an_adapter_does_not_count(tmp_path: Path) -> None:

@@ -65,10 +65,14 @@ class Adapter:
         self.digest: str | None = None
         self.signature: Signature | None = None  # of the files that the digest tells; before, of those that are loaded
         self.trouble: str | None = None  # what was said of it last
+        self.turn = threading.Lock()  # of the thread that looks at its files
+
+
+Queue = queue.SimpleQueue[Adapter | None]
 
 
 class Adapters:
-    """All adapters of one engine. Its thread starts with the first one.
+    """All adapters of one engine. Its threads start with the first one: one digests, and one looks at what it knows.
 
     `can_hear`: whether `loading` is called for each adapter that is loaded without a request; if not, none is told.
     """
@@ -78,8 +82,9 @@ class Adapters:
         self._can_hear = can_hear
         self._known: dict[tuple[str, str], Adapter] = {}
         self._loaded: dict[int, Adapter] = {}  # by vLLM's id: what the workers have under it
-        self._queue: queue.SimpleQueue[Adapter | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._known_ones: Queue = queue.SimpleQueue()
+        self._new_ones: Queue = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_full = False
 
@@ -97,8 +102,9 @@ class Adapters:
         return adapter.asked
 
     def close(self) -> None:
-        """Ends the thread, without waiting for it."""
-        self._queue.put(None)
+        """Ends the threads, without waiting for them."""
+        self._known_ones.put(None)
+        self._new_ones.put(None)
 
     def _hear(self, request: LoRARequest, *, is_load: bool) -> Adapter | None:
         name, number = (request.lora_name, request.lora_path), request.lora_int_id
@@ -146,10 +152,14 @@ class Adapters:
                 adapter.mask = None
             if not adapter.is_queued:
                 adapter.is_queued = True
-                self._queue.put(adapter)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="forebay-adapters", daemon=True)
-            self._thread.start()
+                (self._new_ones if adapter.digest is None else self._known_ones).put(adapter)
+        if not self._threads:
+            queues = self._known_ones, self._new_ones
+            self._threads = [
+                threading.Thread(target=self._run, args=(one,), name="forebay-adapters", daemon=True) for one in queues
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def _lose(
         self, adapter: Adapter, why: str, hint: str = "load changed weights under a path and an id of their own"
@@ -165,24 +175,28 @@ class Adapters:
             self._is_full = True
             logger.warning("forebay leaves out the requests of further adapters: it knows %d", MAX_ADAPTERS)
 
-    # ---- on the thread ---------------------------------------------------------------------------------------------
+    # ---- on the threads --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (adapter := self._queue.get()) is not None:
-            with self._lock:
-                adapter.is_queued, asked = False, adapter.asked
-            try:
-                mask = self._told(adapter)
-            except (Unreadable, OSError) as error:
-                mask = None
-                _say(adapter, str(error))
-            except Exception:  # noqa: BLE001 - the thread goes on with the next adapter
-                mask = None
-                logger.exception("forebay cannot tell the weights of adapter `%s`", adapter.name)
-            with self._lock:
-                if mask is None or (adapter.asked == asked and not adapter.is_lost):
-                    adapter.mask = mask
-                adapter.answered = asked  # after the mask, which another thread reads behind it
+    def _run(self, adapters: Queue) -> None:
+        while (adapter := adapters.get()) is not None:
+            with adapter.turn:
+                self._answer(adapter)
+
+    def _answer(self, adapter: Adapter) -> None:
+        with self._lock:
+            adapter.is_queued, asked = False, adapter.asked
+        try:
+            mask = self._told(adapter)
+        except (Unreadable, OSError) as error:
+            mask = None
+            _say(adapter, str(error))
+        except Exception:  # noqa: BLE001 - the thread goes on with the next adapter
+            mask = None
+            logger.exception("forebay cannot tell the weights of adapter `%s`", adapter.name)
+        with self._lock:
+            if mask is None or (adapter.asked == asked and not adapter.is_lost):
+                adapter.mask = mask
+            adapter.answered = asked  # after the mask, which another thread reads behind it
 
     def _told(self, adapter: Adapter) -> bytes | None:
         directory = _directory(adapter.path)

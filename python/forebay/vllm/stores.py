@@ -4,12 +4,13 @@ Invariants: stores are committed in the order of their creation, so that no bloc
 whatever order the workers finish in. A slot is returned only after every worker reported, or if no worker ever
 received it. Stores that a reset made stale are returned and never named. A store of an adapter is named only after a look
 at the adapter's files that began later: workers that had dropped the adapter have read its files again by then. It is
-returned if a look since its creation found times of change moved.
+returned if a look since its creation found times of change moved, or if the look takes too long.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -19,6 +20,8 @@ from vllm.v1.kv_offload.base import OffloadKey
 from forebay.vllm.adapters import Adapter
 from forebay.vllm.session import Session
 
+# A look at an adapter's files takes a millisecond. Behind a file server that hangs it would hold slots, and keep vLLM at work.
+LOOK_SECONDS = 10.0
 # Number of stored keys that are remembered, about 15 MB; beyond it all are dropped, which costs a few duplicate
 # copies.
 KNOWN_KEYS = 100_000
@@ -62,6 +65,7 @@ class Store:
     looked: int = 0  # the last look at the adapter's files before
     is_done: bool = False  # by all workers
     look: int = 0  # at the adapter's files, which began after that
+    look_until: float = 0.0
     is_stale: bool = False  # its content must not be named any more
 
 
@@ -102,7 +106,7 @@ class Stores:
         store = self._queue[serial]
         store.is_done = True
         if store.adapter is not None and not store.is_stale:
-            store.look = self._look_again(store.adapter)
+            store.look, store.look_until = self._look_again(store.adapter), time.monotonic() + LOOK_SECONDS
         self.settle()
 
     def drop(self, serial: int) -> None:
@@ -122,13 +126,15 @@ class Stores:
         for store in list(self._queue.values()):
             if not store.is_done:
                 break
-            if store.adapter is not None and (store.adapter in awaited or _is_awaited(store, store.adapter)):
+            is_awaited = store.adapter in awaited or store.adapter is not None and _is_awaited(store, store.adapter)
+            is_late = is_awaited and time.monotonic() >= store.look_until
+            if store.adapter is not None and is_awaited and not is_late:
                 awaited.add(store.adapter)
                 continue
             del self._queue[store.serial]
             mask = store.adapter.mask if store.adapter else None
             # An adapter may have lost its mask meanwhile, and with it the names of its blocks.
-            if store.is_stale or store.adapter and (mask is None or store.adapter.doubted > store.looked):
+            if store.is_stale or is_late or store.adapter and (mask is None or store.adapter.doubted > store.looked):
                 self._give_back(store)
             else:
                 self._commit(store, mask)
