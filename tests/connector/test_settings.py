@@ -62,6 +62,15 @@ def test_a_value_that_does_not_fit_is_replaced_by_the_default(key: str, value: A
     assert f"`{key}` cannot be {value!r}" in warning
 
 
+@pytest.mark.parametrize(("key", "largest"), [("threads", 1024), ("stock_blocks", 65536)])
+def test_a_number_out_of_range_is_refused_with_the_range(key: str, largest: int) -> None:
+    assert getattr(Settings.parse({"socket": "/run/x", key: largest})[0], key) == largest
+    for value in (largest + 1, 1e9, -1):
+        settings, (warning,) = Settings.parse({"socket": "/run/x", key: value})
+        assert settings == Settings(socket="/run/x")
+        assert warning == f"`{key}` cannot be {value!r}: it is from 0 to {largest}; 0 is used"
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -21,8 +21,9 @@ HOST_DIRECTORY = Path("/run/forebay")
 # The second is the daemon's own name for it: whoever sets it for `forebay serve` means the engines too.
 SOCKET_VARIABLES = ("FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY")
 
-# No option means anything beyond it.
+# No option means anything beyond it; of two, each costs memory or a thread.
 MAX_NUMBER = 1e9
+MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536}
 
 # What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part of
 # the connector, all else is why it is not.
@@ -89,8 +90,10 @@ class Settings:
         for name, default in _own().items():
             if name not in extra:
                 continue
-            if (fitting := _fit(extra[name], default)) is None:
-                warnings.append(f"`{name}` cannot be {extra[name]!r}; {default!r} is used")
+            largest = MAX_NUMBERS.get(name, MAX_NUMBER)
+            if (fitting := _fit(extra[name], default, largest)) is None:
+                span = f": it is from 0 to {largest}" if name in MAX_NUMBERS else ""
+                warnings.append(f"`{name}` cannot be {extra[name]!r}{span}; {default!r} is used")
             else:
                 values[name] = fitting
         values["socket"] = _directory(values.get("socket") or default_socket())
@@ -189,13 +192,13 @@ def _closest(key: str) -> str | None:
     return next(iter(difflib.get_close_matches(key, [*_own(), *passed], n=1)), None)
 
 
-def _fit(value: Any, default: Any) -> Any:
+def _fit(value: Any, default: Any, largest: float) -> Any:
     """The value in the type of the default, None if it does not fit."""
     if isinstance(default, bool) or isinstance(value, bool):
         return value if type(value) is type(default) else None
     if isinstance(default, str):
         return value if isinstance(value, str) else None
-    if not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+    if not isinstance(value, int | float) or not 0 <= value <= largest:
         return None
     if isinstance(default, int) and value != int(value):
         return None
