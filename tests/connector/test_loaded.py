@@ -262,3 +262,11 @@ def test_an_engine_began_when_its_process_did() -> None:
     told = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
     assert before - 50_000_000 <= told <= time.time_ns()
     assert BEGAN_NS() < before
+
+
+def test_a_clock_that_was_stepped_ahead_hides_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, real = model(tmp_path / "a", b"one"), time.time_ns
+    monkeypatch.setattr(loaded, "began_ns", BEGAN_NS)
+    monkeypatch.setattr(loaded.time, "time_ns", lambda: real() + 3600 * 10**9)
+    with pytest.raises(Changed, match="changed after this engine began"):
+        of(one)

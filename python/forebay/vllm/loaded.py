@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from forebay.vllm import IMPORTED_NS
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
 from forebay.vllm.signature import SECOND_NS, Seen, Signature, look
 
@@ -95,7 +96,10 @@ def _refuse_late(what: str, changed_ns: int) -> None:
 
 
 def began_ns() -> int:
-    """When this process began, which was before it had a model loaded; by the clock of this host."""
+    """When this process began, or soon after, which was before it had a model loaded; by the clock of this host.
+
+    The clock may have been stepped ahead since then: what it said when vLLM loaded its plugins is the latest.
+    """
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - age_ns
+    return min(time.time_ns() - age_ns, IMPORTED_NS)
