@@ -2,7 +2,7 @@
 //!
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
 //! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
-//! another user could have made.
+//! another user could have made, and no disk is used in a directory that another user could change.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
@@ -20,7 +20,10 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::config::DiskConfig;
-use super::layout::{FIRST_SEGMENT_AT, PAGE, PAGE_BYTES, VERSION, not_ours, superblock_version};
+use super::layout::{
+    FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, not_ours,
+};
+use super::staging::HEADS;
 use crate::trust;
 use crate::uring::{Memory, Region, Span, try_lock};
 
@@ -28,6 +31,10 @@ use crate::uring::{Memory, Region, Span, try_lock};
 pub const DAEMON_BYTE: u64 = i64::MAX as u64 - 2;
 /// The byte that is locked on the description that moves bytes.
 pub const TRANSFERS_BYTE: u64 = i64::MAX as u64 - 1;
+
+/// Bytes of one reading that looks for data on a disk that seems empty, and how many such readings: 256 MiB in all.
+const SAMPLE_BYTES: usize = 64 << 10;
+const SAMPLES: u64 = 4096;
 
 /// A disk that no other daemon uses.
 pub(super) struct Device {
@@ -43,15 +50,15 @@ impl Device {
     /// Claims the disk, and makes or lengthens the file where that is needed. Takes as long as `fallocate` does.
     pub fn claim(config: &DiskConfig) -> Result<Device> {
         let path = config.path.clone();
-        let links = followed_links(&path)?;
-        let daemon_lock = open(&path, links).map_err(|error| cannot("open", &path, error))?;
+        let (real, links) = trusted_path(&path)?;
+        let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(Error::new(ErrorKind::Unavailable, "another daemon uses this disk")
                 .with("path", path.display())
-                .hint("stop it, or name another file in `tier.ssd.disks`"));
+                .hint("stop it, or name another file in `tier.ssd.disks`; each may stand there once"));
         }
         let bytes = sized(&daemon_lock, config)?;
-        let (file, is_direct) = open_for_transfers(&path, links, &daemon_lock)?;
+        let (file, is_direct) = open_for_transfers(&real, links, &daemon_lock)?;
         Ok(Device {
             path,
             file: Arc::new(file),
@@ -85,6 +92,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
                 .with("path", path.display())
                 .with("sector_bytes", sector_bytes));
         }
+        check_content(file, bytes).map_err(|error| error.with("path", path.display()))?;
         return match config.capacity_bytes {
             Some(wanted) if wanted > bytes => Err(Error::invalid("a device is smaller than its configured capacity")
                 .with("path", path.display())
@@ -94,7 +102,9 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
         };
     }
     if !metadata.is_file() {
-        return Err(Error::invalid("a disk is a file or a block device").with("path", path.display()));
+        return Err(Error::invalid("a disk is a file or a block device")
+            .with("path", path.display())
+            .hint("name one in `tier.ssd.disks`; a file that is not there is made"));
     }
     trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
     let Some(wanted) = config.capacity_bytes else {
@@ -102,21 +112,72 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             .with("path", path.display())
             .hint("set `capacity_bytes` beside its path"));
     };
+    check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
     if metadata.len() < wanted || metadata.len() == 0 {
-        check_head(file, &metadata).map_err(|error| error.with("path", path.display()))?;
         lengthen(file, &metadata, wanted).map_err(|error| no_room(path, wanted, error))?;
     }
     Ok(wanted.max(metadata.len()))
 }
 
-/// Errors where the file holds something, and no disk of ours: with that to lose, its length is not changed.
-fn check_head(file: &File, metadata: &Metadata) -> Result<()> {
-    let mut head = vec![0; metadata.len().min(FIRST_SEGMENT_AT) as usize];
+/// Errors where the file or device holds something, and no disk of ours: with that to lose, it is not changed.
+fn check_content(file: &File, bytes: u64) -> Result<()> {
     let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").source(error);
+    let mut head = vec![0; bytes.min(FIRST_SEGMENT_AT) as usize];
     file.read_exact_at(&mut head, 0).map_err(cannot)?;
     let first = head.first_chunk::<PAGE_BYTES>();
-    let is_ours = first.and_then(superblock_version) == Some(VERSION);
-    if is_ours || head.iter().all(|byte| *byte == 0) { Ok(()) } else { Err(not_ours(first)) }
+    // A damaged superblock is made again from the segments, and one that was never written leaves segments too.
+    if first.and_then(Geometry::decode_superblock).is_some() || has_segment(file, bytes).map_err(cannot)? {
+        return Ok(());
+    }
+    let is_empty = is_zero(&head) && is_empty_behind(file, bytes).map_err(cannot)?;
+    if is_empty { Ok(()) } else { Err(not_ours(first)) }
+}
+
+/// Whether the header of one of the first segments is there, for any segment size.
+fn has_segment(file: &File, bytes: u64) -> io::Result<bool> {
+    let mut page = [0; PAGE_BYTES];
+    let mut segment_bytes = MIN_SEGMENT_BYTES;
+    while segment_bytes <= MAX_SEGMENT_BYTES {
+        let starts = (0..u64::from(HEADS)).map(|index| FIRST_SEGMENT_AT + index * segment_bytes);
+        for at in starts.take_while(|at| at + PAGE <= bytes) {
+            file.read_exact_at(&mut page, at)?;
+            if SegmentHeader::decode(&page).is_some() {
+                return Ok(true);
+            }
+        }
+        segment_bytes *= 2;
+    }
+    Ok(false)
+}
+
+/// Whether a file has only holes and zeros behind the superblock's part. Of a device, and of long zeros, it reads samples.
+fn is_empty_behind(file: &File, bytes: u64) -> io::Result<bool> {
+    let mut sample = [0; SAMPLE_BYTES];
+    let mut is_zero_at = |at: u64| -> io::Result<bool> {
+        let sample = &mut sample[..SAMPLE_BYTES.min((bytes - at) as usize)];
+        file.read_exact_at(sample, at)?;
+        Ok(is_zero(sample))
+    };
+    let step = (bytes / SAMPLES).next_multiple_of(PAGE).max(SAMPLE_BYTES as u64);
+    let mut at = FIRST_SEGMENT_AT;
+    while at < bytes {
+        at = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data_at) => data_at,
+            Err(Errno::NXIO) => return Ok(true),
+            // A device knows no holes.
+            Err(_) => at,
+        };
+        if !is_zero_at(at)? {
+            return Ok(false);
+        }
+        at += step;
+    }
+    // Partition tables have a copy at the end.
+    is_zero_at(bytes.saturating_sub(SAMPLE_BYTES as u64))
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
@@ -167,19 +228,31 @@ fn takes_pages(file: &File) -> io::Result<bool> {
     }
 }
 
-/// A symbolic link is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
-fn followed_links(path: &Path) -> Result<OFlags> {
-    if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()) {
-        return Ok(OFlags::NOFOLLOW);
-    }
+/// The path without links above its last part, where nobody else can change it, and whether its last part may be a link:
+/// one is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
+fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
     let absolute = std::path::absolute(path).map_err(|error| cannot("look at", path, error))?;
-    let checked = trust::checked(Role::Directory, absolute.parent().unwrap_or(&absolute));
-    checked.map(|_| OFlags::empty()).map_err(|error| {
-        Error::invalid("a disk's path is a symbolic link that others may change")
+    let parent = absolute.parent().unwrap_or(&absolute);
+    parent.symlink_metadata().map_err(|error| cannot("open", path, error))?;
+    let is_link = path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
+    // Others may add names beside a file, whose owner is checked, but none beside a link.
+    let (role, links) = if is_link { (Role::Directory, OFlags::empty()) } else { (Role::Above, OFlags::NOFOLLOW) };
+    let target = if is_link { path.canonicalize().ok() } else { None };
+    let checked = trust::checked(role, parent).and_then(|parent| {
+        target
+            .as_deref()
+            .and_then(Path::parent)
+            .map_or(Ok(()), |above| trust::checked(Role::Above, above).map(drop))?;
+        Ok(parent)
+    });
+    match checked {
+        Ok(parent) => Ok((absolute.file_name().map_or(parent.clone(), |name| parent.join(name)), links)),
+        Err(error) if is_link => Err(Error::invalid("a disk's path is a symbolic link that others may change")
             .with("path", path.display())
             .source(error)
-            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))
-    })
+            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))),
+        Err(error) => Err(error.with("disk", path.display())),
+    }
 }
 
 fn is_same(one: &File, other: &File) -> io::Result<bool> {
@@ -196,11 +269,15 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 
 fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
     let kind = if error == Errno::NOSPC { ErrorKind::Full } else { ErrorKind::Unsupported };
+    let hint = match error {
+        Errno::FBIG => "raise the limit on the size of files (`ulimit -f unlimited`; `LimitFSIZE=` of a service)",
+        _ => "free space, lower `capacity_bytes`, or use a filesystem that has `fallocate`",
+    };
     Error::new(kind, "cannot preallocate a disk's file")
         .with("path", path.display())
         .with("bytes", wanted)
         .source(io::Error::from(error))
-        .hint("free space, lower `capacity_bytes`, or use a filesystem that has `fallocate`")
+        .hint(hint)
 }
 
 fn cannot(what: &str, path: &Path, error: io::Error) -> Error {

@@ -121,8 +121,9 @@ pub(super) fn not_ours(page: Option<&Page>) -> Error {
                 .with("readable", VERSION)
                 .hint("use that version, or delete the file to start empty")
         }
-        _ => Error::invalid("this disk holds other data")
-            .hint("name another file, or zero its first MiB if nobody needs the data"),
+        _ => Error::invalid("this disk holds other data").hint(
+            "name another file, or delete this one (zero a device with `blkdiscard -z`) if nobody needs the data",
+        ),
     }
 }
 

@@ -66,11 +66,22 @@ fn two_daemons_on_one_file_are_refused() {
 fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
     let home = home();
     let path = home.path().join("notes");
-    // The last is as long as the disk is to be.
-    for content in [b"x".to_vec(), vec![b'x'; 3 << 20], [&[0; 5000][..], b"x"].concat(), vec![b'x'; 32 << 20]] {
+    let torn = [&b"FOREBAYS\x01\0\0\0"[..], &[7; 8000]].concat();
+    let behind = |bytes: usize| [vec![0; bytes], b"x".to_vec()].concat();
+    // Some are as long as the disk is to be, or longer.
+    for content in [
+        b"x".to_vec(),
+        vec![b'x'; 3 << 20],
+        behind(5000),
+        behind(1 << 20),
+        behind(5 << 20),
+        behind(40 << 20),
+        torn,
+        vec![b'x'; 32 << 20],
+        vec![b'x'; 40 << 20],
+    ] {
         std::fs::write(&path, &content).unwrap();
-        let opened = Claim::new(&file_config(&path, 32 * MIB)).and_then(|claim| claim.open(pool()));
-        let error = opened.err().expect("it is refused");
+        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused before the daemon serves");
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("holds other data"), "{error}");
         assert!(error.hint_text().unwrap().contains("another file"), "{error}");
@@ -97,6 +108,25 @@ fn a_symbolic_link_that_others_could_have_made_is_not_followed() {
     std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o700)).unwrap();
     drop(open_when_free(&file_config(&link, 32 * MIB), &pool()));
     assert!(target.exists(), "our own link is followed");
+}
+
+#[test]
+fn a_disk_in_a_directory_that_others_may_change_is_refused_whatever_link_leads_there() {
+    let home = home();
+    let [above, inside, link, end] = ["above", "above/inside", "link", "end"].map(|name| home.path().join(name));
+    std::fs::create_dir_all(&inside).unwrap();
+    std::os::unix::fs::symlink(&inside, &link).unwrap();
+    std::os::unix::fs::symlink(inside.join("disk"), &end).unwrap();
+    File::create(inside.join("disk")).unwrap();
+    std::fs::set_permissions(inside.join("disk"), PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::set_permissions(&above, PermissionsExt::from_mode(0o777)).unwrap();
+    for path in [inside.join("disk"), inside.join("new"), link.join("disk"), end] {
+        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused");
+        assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
+    }
+    assert!(!inside.join("new").exists() && std::fs::metadata(inside.join("disk")).unwrap().len() == 0);
+    std::fs::set_permissions(&above, PermissionsExt::from_mode(0o755)).unwrap();
+    drop(open_when_free(&file_config(&inside.join("disk"), 32 * MIB), &pool()));
 }
 
 /// A killed daemon's transfers hold the description they were started on. Here another description plays it.
