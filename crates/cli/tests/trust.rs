@@ -238,6 +238,11 @@ fn a_user_who_is_not_allowed_is_told_how_to_be() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("id (65534) to the daemon's `socket.allow_uids`"), "{said}");
     assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
+    mode(&place.sockets(), 0o700);
+    let kept_out = inspect(&place.sockets(), &[], Some(NOBODY));
+    let said = String::from_utf8_lossy(&kept_out.stderr);
+    let hint = format!("hint: run `chmod o+x {}`", place.sockets().display());
+    assert!(!kept_out.status.success() && said.contains(&hint), "{said}");
 }
 
 #[test]

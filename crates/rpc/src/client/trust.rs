@@ -37,11 +37,18 @@ pub fn peer(uid: u32) -> Result<()> {
 pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     let why = why.into();
     let is_denied = why.downcast_ref::<io::Error>().is_some_and(|why| why.kind() == io::ErrorKind::PermissionDenied);
-    let hint = match is_denied {
-        true => allow_user(),
-        false => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
+    let hint = match (is_denied, closed_directory(path)) {
+        (true, Some(closed)) => format!("run `chmod o+x {}`: this user may not look in there", closed.display()),
+        (true, None) => allow_user(),
+        (false, _) => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
     };
     Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
+}
+
+/// The directory on the way to `path` that this user may not look in, if there is one.
+fn closed_directory(path: &Path) -> Option<&Path> {
+    let is_denied = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    path.ancestors().filter(|path| path.symlink_metadata().is_err_and(is_denied)).last()?.parent()
 }
 
 /// The daemon at `path` accepted the connection and closed it without a word, as it does with users that it does not
