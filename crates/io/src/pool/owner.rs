@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
 use forebay_core::{Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
@@ -50,6 +51,7 @@ pub struct Pool {
     counted: Mutex<Counted>,
     /// Data files of pools that this one replaced and that workers still map.
     replaced: Mutex<Vec<(PathBuf, File)>>,
+    birthless: Birthless,
     _directory: Directory,
 }
 
@@ -59,6 +61,23 @@ struct Counted {
     at_units: Option<u64>,
     mapped_bytes: u64,
     huge_bytes: u64,
+}
+
+/// The shortest time between two warnings of blocks without births: each try to keep one fails while memory is full.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Blocks that could not be kept for lack of births: how many were not told, and when the last were.
+#[derive(Default)]
+struct Birthless(Mutex<(u64, Option<Instant>)>);
+
+impl Birthless {
+    /// How many are to be told now, if it is time.
+    fn add(&self, now: Instant) -> Option<u64> {
+        let mut this = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        this.0 += 1;
+        let is_time = this.1.is_none_or(|told| now - told >= QUIET);
+        is_time.then(|| std::mem::replace(&mut *this, (0, Some(now))).0)
+    }
 }
 
 impl Pool {
@@ -99,6 +118,7 @@ impl Pool {
             populated_units: AtomicU64::new(0),
             counted: Mutex::default(),
             replaced,
+            birthless: Birthless::default(),
             _directory: directory,
         })
     }
@@ -259,8 +279,10 @@ impl Pool {
     #[must_use]
     pub fn set_births(&self, slot: SlotId, generation: Generation, slices: &[Slice]) -> bool {
         let no_birth = |error: &Error| {
-            let hint = "free memory where `pool.directory` lies";
-            tracing::warn!(slot = slot.0, %error, hint, "a block has no room for its checksums, so it is not kept");
+            if let Some(blocks) = self.birthless.add(Instant::now()) {
+                let hint = "free memory where `pool.directory` lies";
+                tracing::warn!(blocks, %error, hint, "blocks have no room for their checksums, so they are not kept");
+            }
         };
         let set = |(rank, slice): (usize, &Slice)| {
             let record = BirthRecord { generation, length: slice.length, checksum: slice.checksum };
@@ -501,4 +523,16 @@ fn cannot_populate(unit: u32, error: io::Error) -> Error {
             .hint("free memory, or lower `pool.capacity_bytes`"),
     };
     failed.with("unit", unit).source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_without_births_are_told_of_every_ten_seconds_at_most() {
+        let (birthless, start) = (Birthless::default(), Instant::now());
+        let told = [0, 1, 9, 10, 11, 21].map(|second| birthless.add(start + Duration::from_secs(second)));
+        assert_eq!(told, [Some(1), None, None, Some(3), None, Some(2)]);
+    }
 }
