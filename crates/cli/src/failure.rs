@@ -1,10 +1,19 @@
 //! How a command can fail, and what the user sees of it: `error:` with what is wrong, `hint:` with what to do.
 
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{io, thread};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use forebay_core::Error;
 use forebay_daemon::config::{keys, nearest};
+
+use crate::log::write_whole;
+use crate::output;
+
+/// How long the end waits for the reader of standard error.
+pub const LAST_WORDS: Duration = Duration::from_secs(2);
 
 pub enum Failure {
     /// The arguments or the configuration are wrong.
@@ -48,18 +57,29 @@ impl Failure {
             }
             Failure::Judged => ExitCode::FAILURE,
             Failure::Help(help) => {
-                // Nobody is left to tell if the terminal is gone.
-                let _ = help.print();
+                match help.use_stderr() {
+                    // Nobody is left to tell if the terminal is gone.
+                    true => drop(help.print()),
+                    false => output::print_help(&help),
+                }
                 ExitCode::from(help.exit_code() as u8)
             }
         }
     }
 }
 
+/// Written by a thread, because nobody may read standard error while its pipe is full.
 fn print(error: &Error) {
-    eprintln!("error: {error}");
-    if let Some(hint) = error.hint_text() {
-        eprintln!("hint: {hint}");
+    let hint = error.hint_text().map_or(String::new(), |hint| format!("hint: {hint}\n"));
+    let text = format!("error: {error}\n{hint}");
+    let (done, written) = mpsc::channel();
+    let write = move || {
+        // Nobody is left to tell if standard error is gone.
+        let _ = write_whole(&mut io::stderr(), text.as_bytes());
+        let _ = done.send(());
+    };
+    if thread::Builder::new().name("words".into()).spawn(write).is_ok() {
+        let _ = written.recv_timeout(LAST_WORDS);
     }
 }
 

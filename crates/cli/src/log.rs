@@ -6,9 +6,12 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -35,12 +38,14 @@ struct Queue {
     bytes: usize,
     /// Lost since the last line that found room.
     lost: u64,
+    /// Lost because they could not be written, since the last line that came.
+    unwritten: u64,
     is_writing: bool,
 }
 
 impl Log {
     /// Starts the thread, which ends with the process.
-    pub fn start(to: impl Write + Send + 'static) -> Log {
+    pub fn start(to: impl Write + AsFd + Send + 'static) -> Log {
         let log = Log(Arc::default());
         let shared = log.0.clone();
         let run = move || shared.write_all(to);
@@ -60,16 +65,17 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write_all(&self, mut to: impl Write) {
+    fn write_all(&self, mut to: impl Write + AsFd) {
         let mut queue = self.lock();
         loop {
             match queue.take() {
                 Some(line) => {
                     drop(queue);
-                    // A line that cannot be written is lost: a full disk behind the log, or a reader that is gone, ends
-                    // no daemon.
-                    let _ = to.write_all(&line);
+                    let written = write_whole(&mut to, &line);
                     queue = self.lock();
+                    // A full disk behind the log, or a reader that is gone, ends no daemon. The loss is said when there
+                    // is something else to say: this loop does not spin on it.
+                    queue.unwritten += u64::from(written.is_err());
                 }
                 None => {
                     queue.is_writing = false;
@@ -81,12 +87,34 @@ impl Shared {
     }
 }
 
+/// Waits where the log is a pipe that does not block: whoever made it so may share it with other processes.
+pub fn write_whole(to: &mut (impl Write + AsFd), mut line: &[u8]) -> io::Result<()> {
+    while !line.is_empty() {
+        match to.write(line) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => line = &line[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_room(to)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
+    match rustix::event::poll(&mut [PollFd::new(to, PollFlags::OUT)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Queue {
     fn put(&mut self, line: &[u8]) {
         if self.bytes + line.len() > WAITING_BYTES {
             self.lost += 1;
             return;
         }
+        self.lost += std::mem::take(&mut self.unwritten);
         let told = self.told();
         self.bytes += line.len() + told.as_ref().map_or(0, Vec::len);
         self.lines.extend(told);
@@ -168,6 +196,33 @@ mod tests {
         assert_eq!(kept + lost, lines as usize, "{told}");
         assert!(lost > 0 && text.lines().take(kept).zip(0..).all(|(kept, number)| kept == line(number).trim_end()));
         assert_eq!(text.lines().skip(kept + 1).collect::<Vec<_>>(), ["the end"]);
+    }
+
+    #[test]
+    fn a_pipe_that_does_not_block_loses_no_line() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut log = Log::start(writer);
+        // More than the pipe holds, less than the queue.
+        let lines: Vec<String> = (0..2000).map(|number| format!("{number} {}\n", "x".repeat(100))).collect();
+        lines.iter().for_each(|line| log.write_all(line.as_bytes()).unwrap());
+        Log::flush(&log, Duration::from_millis(100));
+        let mut text = vec![0; lines.iter().map(String::len).sum()];
+        reader.read_exact(&mut text).unwrap();
+        assert!(text == lines.concat().as_bytes());
+    }
+
+    #[test]
+    fn lines_that_could_not_be_written_are_counted() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut log = Log::start(writer);
+        for line in ["one\n", "two\n"] {
+            log.write_all(line.as_bytes()).unwrap();
+            Log::flush(&log, Duration::from_secs(20));
+        }
+        // The second, and the line that told of the first.
+        assert_eq!(log.0.lock().unwritten, 2);
     }
 
     #[test]

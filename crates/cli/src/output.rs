@@ -1,6 +1,6 @@
 //! What commands print: tables of fixed width, sizes people can read, and JSON with the same facts.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 
 use serde_json::Value;
 
@@ -8,7 +8,16 @@ use serde_json::Value;
 /// that is not there for another reason ends the command.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    end_unless(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+}
+
+/// As [`print`], in the terminal's colours.
+pub fn print_help(help: &clap::Error) {
+    end_unless(help.print().and_then(|()| std::io::stdout().flush()));
+}
+
+fn end_unless(written: io::Result<()>) {
+    match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             let _ = writeln!(std::io::stderr(), "error: cannot write the answer: {error}");
             std::process::exit(1)

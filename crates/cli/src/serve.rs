@@ -1,17 +1,13 @@
 //! `forebay serve`: configuration, log, and then the daemon on this thread.
 
 use std::io;
-use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind};
 use tracing_subscriber::EnvFilter;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, LAST_WORDS};
 use crate::log::Log;
 use crate::settings::Settings;
-
-/// How long the end waits for the log's reader.
-const LAST_LINES: Duration = Duration::from_secs(2);
 
 pub fn run(settings: &Settings) -> Result<(), Failure> {
     let config = settings.load()?.config;
@@ -19,7 +15,7 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     abort_on_panic(&log);
     let runtime = runtime()?;
     let outcome = runtime.block_on(forebay_daemon::serve(config));
-    log.flush(LAST_LINES);
+    log.flush(LAST_WORDS);
     Ok(outcome?)
 }
 
@@ -28,7 +24,7 @@ fn abort_on_panic(log: &Log) {
     forebay_daemon::abort_on_panic();
     let (log, abort) = (log.clone(), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {
-        log.flush(LAST_LINES);
+        log.flush(LAST_WORDS);
         abort(panic);
     }));
 }

@@ -42,14 +42,37 @@ fn the_version_names_the_protocol() {
 
 #[test]
 fn an_answer_that_cannot_be_written_is_a_failure_and_one_that_nobody_reads_is_none() {
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let ended = forebay(&["config"]).stdout(full).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.contains("error: cannot write the answer"), "{said}");
+    for arguments in [&["config"][..], &["--help"], &["--version"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ended = forebay(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("error: cannot write the answer"), "{arguments:?}: {said}");
+    }
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert!(forebay(&["config"]).stdout(writer).status().unwrap().success());
+}
+
+#[test]
+fn a_failure_ends_though_nobody_reads_standard_error() {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while std::io::Write::write(&mut writer, &[b'x'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    let mut failing = forebay(&["serve", "--config", "/nonexistent.toml"]).stderr(writer).spawn().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let status = loop {
+        if let Some(status) = failing.try_wait().unwrap() {
+            break status;
+        }
+        if std::time::Instant::now() > deadline {
+            failing.kill().unwrap();
+            panic!("it waits for a reader");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    assert_eq!(status.code(), Some(2));
 }
 
 #[test]
