@@ -75,7 +75,11 @@ impl Region {
     /// Allocates and maps every page of `range`, keeping the file's content. If the filesystem is full, a plain touch
     /// would kill the process (`SIGBUS`); this returns an error.
     pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
-        self.advise(range, Advice::LinuxPopulateWrite)
+        self.advise(range, Advice::LinuxPopulateWrite).map_err(|error| match error.raw_os_error() {
+            // "Bad address": the touch that was spared.
+            Some(libc::EFAULT) => Errno::NOSPC.into(),
+            _ => error,
+        })
     }
 
     /// Replaces the small pages of `range` by huge ones; at least one page of each 2 MiB must exist.
