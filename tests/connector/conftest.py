@@ -18,6 +18,8 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+from collections.abc import Iterator
+
 import pytest
 from fake import FakeDaemon
 
@@ -40,7 +42,12 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.vllm.health.WATCH_SECONDS", 3600.0)
 
 
-@pytest.fixture(autouse=True)
-def loaded_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of these tests may be made by the process that loads them; `test_loaded.py` is about those that change then."""
-    monkeypatch.setattr("forebay.vllm.loaded.began_ns", lambda: 1 << 62)
+@pytest.fixture(autouse=True, scope="session")
+def loaded_now() -> Iterator[None]:
+    """Models of these tests may be made by the process that loads them; `test_loaded.py` is about those that change then.
+
+    For the session, since fixtures of whole modules make models too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.vllm.loaded.began_ns", lambda: 1 << 62)
+        yield
