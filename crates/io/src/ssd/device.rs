@@ -122,32 +122,40 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
 /// Errors where the file or device holds something, and no disk of ours: with that to lose, it is not changed.
 fn check_content(file: &File, bytes: u64) -> Result<()> {
     let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").source(error);
+    let mut first = [0; PAGE_BYTES];
+    let has_first = bytes >= PAGE;
+    if has_first {
+        file.read_exact_at(&mut first, 0).map_err(cannot)?;
+        if Geometry::decode_superblock(&first).is_some() {
+            return Ok(());
+        }
+    }
     let mut head = vec![0; bytes.min(FIRST_SEGMENT_AT) as usize];
     file.read_exact_at(&mut head, 0).map_err(cannot)?;
-    let first = head.first_chunk::<PAGE_BYTES>();
-    // A damaged superblock is made again from the segments, and one that was never written leaves segments too.
-    if first.and_then(Geometry::decode_superblock).is_some() || has_segment(file, bytes).map_err(cannot)? {
+    // A damaged superblock is made again from the segments, and one that was never written leaves segments too. Behind
+    // it there are zeros up to the first segment: anything else is of others, who have taken the disk since.
+    let is_blank = is_zero(&head[head.len().min(PAGE_BYTES)..]);
+    if is_blank && has_segment(file, bytes) {
         return Ok(());
     }
     let is_empty = is_zero(&head) && is_empty_behind(file, bytes).map_err(cannot)?;
-    if is_empty { Ok(()) } else { Err(not_ours(first)) }
+    if is_empty { Ok(()) } else { Err(not_ours(has_first.then_some(&first))) }
 }
 
-/// Whether the header of one of the first segments is there, for any segment size.
-fn has_segment(file: &File, bytes: u64) -> io::Result<bool> {
+/// Whether the header of one of the first segments is there, for any segment size. One that cannot be read is not.
+fn has_segment(file: &File, bytes: u64) -> bool {
     let mut page = [0; PAGE_BYTES];
     let mut segment_bytes = MIN_SEGMENT_BYTES;
     while segment_bytes <= MAX_SEGMENT_BYTES {
         let starts = (0..u64::from(HEADS)).map(|index| FIRST_SEGMENT_AT + index * segment_bytes);
         for at in starts.take_while(|at| at + PAGE <= bytes) {
-            file.read_exact_at(&mut page, at)?;
-            if SegmentHeader::decode(&page).is_some() {
-                return Ok(true);
+            if file.read_exact_at(&mut page, at).is_ok() && SegmentHeader::decode(&page).is_some() {
+                return true;
             }
         }
         segment_bytes *= 2;
     }
-    Ok(false)
+    false
 }
 
 /// Whether a file has only holes and zeros behind the superblock's part. Of a device, and of long zeros, it reads samples.
@@ -232,27 +240,38 @@ fn takes_pages(file: &File) -> io::Result<bool> {
 /// one is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
 fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
     let absolute = std::path::absolute(path).map_err(|error| cannot("look at", path, error))?;
-    let parent = absolute.parent().unwrap_or(&absolute);
-    parent.symlink_metadata().map_err(|error| cannot("open", path, error))?;
-    let is_link = path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
-    // Others may add names beside a file, whose owner is checked, but none beside a link.
-    let (role, links) = if is_link { (Role::Directory, OFlags::empty()) } else { (Role::Above, OFlags::NOFOLLOW) };
-    let target = if is_link { path.canonicalize().ok() } else { None };
-    let checked = trust::checked(role, parent).and_then(|parent| {
-        target
-            .as_deref()
-            .and_then(Path::parent)
-            .map_or(Ok(()), |above| trust::checked(Role::Above, above).map(drop))?;
-        Ok(parent)
-    });
-    match checked {
-        Ok(parent) => Ok((absolute.file_name().map_or(parent.clone(), |name| parent.join(name)), links)),
-        Err(error) if is_link => Err(Error::invalid("a disk's path is a symbolic link that others may change")
+    let real = |directory: &Path| directory.canonicalize().map_err(|error| cannot("open", path, error));
+    let parent = real(absolute.parent().unwrap_or(&absolute))?;
+    check_links(&absolute).map_err(|error| {
+        Error::invalid("a disk's path is a symbolic link that others may change")
             .with("path", path.display())
             .source(error)
-            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))),
-        Err(error) => Err(error.with("disk", path.display())),
+            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))
+    })?;
+    // Others may add names beside a file, whose owner is checked.
+    let check =
+        |directory: &Path| trust::checked(Role::Above, directory).map_err(|error| error.with("disk", path.display()));
+    let parent = check(&parent)?;
+    let target = std::fs::read_link(&absolute).ok().map(|target| parent.join(target));
+    if let Some(above) = target.as_deref().and_then(Path::parent) {
+        check(&real(above)?)?;
     }
+    let links = if target.is_some() { OFlags::empty() } else { OFlags::NOFOLLOW };
+    Ok((absolute.file_name().map_or(parent.clone(), |name| parent.join(name)), links))
+}
+
+/// Checks the directory of each link on the way: others must not add names beside a link. There is no loop of links above
+/// the last part.
+fn check_links(path: &Path) -> Result<()> {
+    for part in path.ancestors() {
+        let (Ok(target), Some(above)) = (std::fs::read_link(part), part.parent()) else { continue };
+        let above = above.canonicalize().map_err(|error| cannot("look at", part, error))?;
+        trust::checked(Role::Directory, &above)?;
+        if above.join(&target).exists() {
+            check_links(&above.join(target))?;
+        }
+    }
+    Ok(())
 }
 
 fn is_same(one: &File, other: &File) -> io::Result<bool> {

@@ -1,7 +1,7 @@
 //! Real files: who may use one, and what may happen to it.
 
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -126,7 +126,39 @@ fn a_disk_in_a_directory_that_others_may_change_is_refused_whatever_link_leads_t
     }
     assert!(!inside.join("new").exists() && std::fs::metadata(inside.join("disk")).unwrap().len() == 0);
     std::fs::set_permissions(&above, PermissionsExt::from_mode(0o755)).unwrap();
-    drop(open_when_free(&file_config(&inside.join("disk"), 32 * MIB), &pool()));
+    for path in [inside.join("disk"), link.join("disk"), home.path().join("end")] {
+        drop(open_when_free(&file_config(&path, 32 * MIB), &pool()));
+    }
+}
+
+#[test]
+fn a_link_above_a_disk_that_others_could_have_made_is_not_followed() {
+    let home = home();
+    let [theirs, ours] = ["theirs", "ours"].map(|name| home.path().join(name));
+    std::fs::create_dir_all(ours.join("inside")).unwrap();
+    std::fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::symlink(&ours, theirs.join("way")).unwrap();
+    std::os::unix::fs::symlink(theirs.join("way"), home.path().join("link")).unwrap();
+    std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o1777)).unwrap();
+    for path in [theirs.join("way/disk"), theirs.join("way/inside/disk"), home.path().join("link/inside/disk")] {
+        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused");
+        assert!(error.to_string().contains("symbolic link") && error.hint_text().is_some(), "{error}");
+    }
+    assert!(!ours.join("disk").exists() && !ours.join("inside/disk").exists());
+}
+
+#[test]
+fn a_disk_that_others_took_over_is_refused_and_a_damaged_first_page_is_made_again() {
+    let home = home();
+    let config = file_config(&home.path().join("disk"), 32 * MIB);
+    drop(open_when_free(&config, &pool()));
+    let file = File::options().read(true).write(true).open(&config.disks[0].path).unwrap();
+    file.write_all_at(b"a filesystem of others", 0).unwrap();
+    file.write_all_at(b"its second page", 4096).unwrap();
+    let error = Claim::new(&config).err().expect("it is refused");
+    assert!(error.to_string().contains("other data"), "{error}");
+    file.write_all_at(&[0; 15], 4096).unwrap();
+    drop(open_when_free(&config, &pool()));
 }
 
 /// A killed daemon's transfers hold the description they were started on. Here another description plays it.
