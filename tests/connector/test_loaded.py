@@ -256,15 +256,34 @@ def test_files_that_are_gone_when_loading_is_over_name_nobody(tmp_path: Path) ->
         of(tmp_path / "gone")
 
 
-def test_an_engine_began_when_its_process_did() -> None:
+BEGAN = "from forebay.vllm.loaded import began_ns; print(began_ns())"
+PAUSE_AND_LOAD_PLUGINS = "import time; time.sleep(0.2); from forebay import vllm; vllm.register(); "
+IN_A_CHILD = "import multiprocessing.process; multiprocessing.process._parent_process = object(); "
+
+
+@pytest.mark.parametrize(
+    ("code", "earliest_s", "latest_s"),
+    [
+        (BEGAN, -0.05, 0.1),
+        (PAUSE_AND_LOAD_PLUGINS + BEGAN, 0.2, 60),
+        (PAUSE_AND_LOAD_PLUGINS + IN_A_CHILD + BEGAN, -0.05, 0.1),
+    ],
+    ids=["without-plugins", "first-process", "child"],
+)
+def test_an_engine_begins_before_it_reads_anything(code: str, earliest_s: float, latest_s: float) -> None:
+    """Files that are written right before the first process is started are those that the engine reads."""
     before = time.time_ns()
-    code = "from forebay.vllm.loaded import began_ns; print(began_ns())"
     told = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
-    assert before - 50_000_000 <= told <= time.time_ns()
-    assert BEGAN_NS() < before
+    assert before + earliest_s * 1e9 <= told <= min(before + latest_s * 1e9, time.time_ns())
 
 
-def test_a_clock_that_was_stepped_ahead_hides_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loads_plugins", [False, True])
+def test_a_clock_that_was_stepped_ahead_hides_no_change(
+    loads_plugins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loads_plugins:
+        now = (time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        monkeypatch.setattr("forebay.vllm.registered_ns", now)
     one, real = model(tmp_path / "a", b"one"), time.time_ns
     monkeypatch.setattr(loaded, "began_ns", BEGAN_NS)
     monkeypatch.setattr(loaded.time, "time_ns", lambda: real() + 3600 * 10**9)

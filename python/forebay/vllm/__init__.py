@@ -14,8 +14,10 @@ import time
 
 from forebay.vllm.names import CONNECTOR, CONNECTOR_MODULE, SPEC, SPEC_MODULE
 
-# When vLLM loaded its plugins, before it had a model loaded.
 IMPORTED_NS = time.time_ns()
+# When vLLM first loaded its plugins in this process, before it read anything of a model: by the clock of this host, and by one
+# that nobody can step. `None` where vLLM was told to load no plugins.
+registered_ns: tuple[int, int] | None = None
 
 __all__ = ["CONNECTOR", "CONNECTOR_MODULE", "SPEC", "SPEC_MODULE", "register"]
 
@@ -26,6 +28,8 @@ def register() -> None:
     vLLM calls it in the front end, the engine core and every worker, perhaps more than once. Never raises: an engine that
     does not use Forebay must start even where it cannot work.
     """
+    global registered_ns
+    registered_ns = registered_ns or (time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.v1.kv_offload.factory import OffloadingSpecFactory

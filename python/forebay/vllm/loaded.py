@@ -1,18 +1,19 @@
 """The files of a model that the workers have loaded, and their digest.
 
 Holds true: a digest is that of the files which were loaded. They are looked at when loading is over, must not have changed
-since this engine's process began, and must look the same before and after they are read. What the hub's cache keeps under
+since this engine began to start, and must look the same before and after they are read. What the hub's cache keeps under
 the name of a commit is what that commit says, so it may have come while the engine loaded it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from forebay.vllm import IMPORTED_NS
+from forebay import vllm
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
 from forebay.vllm.signature import SECOND_NS, Seen, Signature, look
 
@@ -96,10 +97,16 @@ def _refuse_late(what: str, changed_ns: int) -> None:
 
 
 def began_ns() -> int:
-    """When this process began, or soon after, which was before it had a model loaded; by the clock of this host.
+    """When this engine began to start, at the latest; by the clock of this host, however that was stepped since.
 
-    The clock may have been stepped ahead since then: what it said when vLLM loaded its plugins is the latest.
+    A process that vLLM started has what its parent read, so it began with the process. The first process of an engine reads
+    nothing of a model before it loads vLLM's plugins: so files may be written right before the engine is started.
     """
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return min(time.time_ns() - age_ns, IMPORTED_NS)
+    since = vllm.registered_ns
+    if since is None or multiprocessing.parent_process() is not None:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        began_ns = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    else:
+        began_ns = since[1]
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_ns
+    return min(time.time_ns() - age_ns, vllm.IMPORTED_NS if since is None else since[0])
