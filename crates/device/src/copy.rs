@@ -5,8 +5,8 @@
 //! thread and process that then learns of it: streaming stores are weakly ordered, so both end with a store fence.
 //!
 //! Stores stream past the cache wherever the machine can. A KV block is much larger than what is worth caching, and
-//! its reader is another core or a device. Streaming saves the read-for-ownership of the destination. With AVX-512
-//! the checksum is folded in the registers that carry the bytes. Elsewhere each piece goes through a buffer in the
+//! its reader is another core or a device. Streaming saves the read-for-ownership of the destination. With AVX the
+//! checksum is folded in the registers that carry the bytes. Elsewhere each piece goes through a buffer in the
 //! first-level cache, where it is summed up. Stores are always summed, loads if their job asks for it.
 
 use std::fmt;
@@ -28,6 +28,9 @@ pub struct Level(Kind);
 enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2 with carry-less multiplications of whole registers.
+    #[cfg(target_arch = "x86_64")]
+    Vpclmul,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
@@ -41,11 +44,15 @@ impl Level {
 
     /// All levels of this machine, fastest first; the last one is the portable one.
     pub fn available() -> Vec<Level> {
+        #[cfg(target_arch = "x86_64")]
+        let (has_avx2, has_vpclmul) = (is_x86_feature_detected!("avx2"), is_x86_feature_detected!("vpclmulqdq"));
         let kinds = [
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx512, is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")),
+            (Kind::Avx512, is_x86_feature_detected!("avx512f") && has_vpclmul),
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx2, is_x86_feature_detected!("avx2")),
+            (Kind::Vpclmul, has_avx2 && has_vpclmul),
+            #[cfg(target_arch = "x86_64")]
+            (Kind::Avx2, has_avx2 && is_x86_feature_detected!("pclmulqdq")),
             (Kind::Portable, true),
         ];
         kinds.into_iter().filter_map(|(kind, is_here)| is_here.then_some(Level(kind))).collect()
@@ -57,6 +64,8 @@ impl fmt::Display for Level {
         f.write_str(match self.0 {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Vpclmul => "vpclmul",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             Kind::Portable => "portable",
@@ -97,13 +106,9 @@ pub(crate) fn scatter_summed<'a>(level: Level, sum: &mut Checksum, to: impl Iter
 pub(crate) fn sum_up(level: Level, sum: &mut Checksum, span: Span<'_>) {
     let mut rest = span;
     #[cfg(target_arch = "x86_64")]
-    if level.0 == Kind::Avx512 {
+    if level.0 != Kind::Portable {
         let body = rest.take(rest.len() / x86::STRIDE_BYTES * x86::STRIDE_BYTES);
-        if !body.is_empty() {
-            // SAFETY: the level guarantees that the machine has the instructions; the span lies in its memory, and
-            // was cut to whole strides.
-            unsafe { x86::fold(body.as_ptr(), body.len(), sum.lanes()) };
-        }
+        sum_body(level, sum, body);
     }
     if !rest.is_empty() {
         let mut buffer = [0; BOUNCE_BYTES];
@@ -117,20 +122,39 @@ pub(crate) fn sum_up(level: Level, sum: &mut Checksum, span: Span<'_>) {
 /// Copies each pair's second span to its first, and adds the bytes to `sum` in their order.
 fn copy_summed<'a>(level: Level, sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
     match level.0 {
+        Kind::Portable => copy_in_pieces(level, sum, pairs),
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx512 => copy_folding(sum, pairs),
-        _ => copy_in_pieces(level, sum, pairs),
+        _ => copy_folding(level, sum, pairs),
+    }
+}
+
+/// Adds whole strides to `sum`.
+#[cfg(target_arch = "x86_64")]
+fn sum_body(level: Level, sum: &mut Checksum, body: Span<'_>) {
+    if body.is_empty() {
+        return;
+    }
+    let (from, len, lanes) = (body.as_ptr(), body.len(), sum.lanes());
+    // SAFETY: the level guarantees that the machine has the instructions; the span lies in its memory, and the caller
+    // cut it to whole strides.
+    unsafe {
+        match level.0 {
+            Kind::Avx512 => x86::sum_512(from, len, lanes),
+            Kind::Vpclmul => x86::sum_256(from, len, lanes),
+            Kind::Avx2 => x86::sum_2_by_128(from, len, lanes),
+            Kind::Portable => unreachable!("it has no strides"),
+        }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn copy_folding<'a>(sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
+fn copy_folding<'a>(level: Level, sum: &mut Checksum, pairs: impl Iterator<Item = (Span<'a>, Span<'a>)>) {
     let mut pairs = pairs.peekable();
     while let Some((mut to, mut from)) = pairs.next() {
         let next = pairs.peek().map_or(from.end(), |(_, from)| *from);
         let (head, body) = stream_parts(to);
         copy_edge(sum, to.take(head), from.take(head));
-        copy_body(sum, to.take(body), from.take(body), next);
+        copy_body(level, sum, to.take(body), from.take(body), next);
         copy_edge(sum, to, from);
     }
 }
@@ -148,14 +172,22 @@ fn copy_edge(sum: &mut Checksum, to: Span<'_>, from: Span<'_>) {
 
 /// Copies and sums whole strides to whole cache lines; `next` is the likely source of the next copy.
 #[cfg(target_arch = "x86_64")]
-fn copy_body(sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
+fn copy_body(level: Level, sum: &mut Checksum, to: Span<'_>, from: Span<'_>, next: Span<'_>) {
     assert_eq!(to.len(), from.len(), "both spans of a copy are of one length");
     if from.is_empty() {
         return;
     }
-    // SAFETY: only `Level`'s AVX-512 leads here; both spans lie in their memory and are equally long; the caller cut
-    // them to whole strides with `to` on a cache line.
-    unsafe { x86::fold_and_stream(to.as_mut_ptr(), from.as_ptr(), from.len(), next.as_ptr(), sum.lanes()) }
+    let (to, from, len, next, lanes) = (to.as_mut_ptr(), from.as_ptr(), from.len(), next.as_ptr(), sum.lanes());
+    // SAFETY: the level guarantees that the machine has the instructions; both spans lie in their memory and are
+    // equally long; the caller cut them to whole strides with `to` on a cache line.
+    unsafe {
+        match level.0 {
+            Kind::Avx512 => x86::copy_512(to, from, len, next, lanes),
+            Kind::Vpclmul => x86::copy_256(to, from, len, next, lanes),
+            Kind::Avx2 => x86::copy_2_by_128(to, from, len, next, lanes),
+            Kind::Portable => unreachable!("it has no strides"),
+        }
+    }
 }
 
 /// A third of the first-level cache, so that a piece is still there when it is summed and copied.

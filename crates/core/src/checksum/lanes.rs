@@ -1,4 +1,4 @@
-//! CRC-64/NVME folded in AVX-512 registers, for callers that already have the bytes in registers.
+//! CRC-64/NVME folded in AVX registers, for callers that already have the bytes in registers.
 //!
 //! Invariant: the lanes are a 256-byte message with the same CRC remainder as all bytes of the checksum so far. Folding
 //! replaces that message, M, by 256 bytes congruent to M·x^2048 and adds the next 256 bytes: two carry-less
@@ -21,10 +21,13 @@ use super::POLYNOMIAL;
 /// What is folded at once.
 pub const STRIDE_BYTES: usize = 256;
 const STRIDE_BITS: u64 = STRIDE_BYTES as u64 * 8;
-/// Of a register.
+/// Of an AVX-512 register.
 const WORDS: usize = 8;
 /// Of a stride. Each hides another's latency.
 const REGISTERS: usize = 4;
+/// The same of AVX.
+const WORDS_256: usize = 4;
+const REGISTERS_256: usize = 8;
 
 /// Factors that carry the first and the second 8 bytes of a 16-byte lane across one stride. Multiplying two
 /// bit-reversed numbers yields the product times x, hence one power less than the distance.
@@ -39,6 +42,36 @@ const fn power_of_x(n: u64) -> u64 {
         i += 1;
     }
     power
+}
+
+/// The folding of 32 bytes at a time.
+macro_rules! fold_256 {
+    ($(#[$about:meta])* $name:ident, $carry:ident, $features:literal) => {
+        $(#[$about])*
+        ///
+        /// # Safety
+        /// For callers without these instructions of their own: the machine has them.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub fn $name(&mut self, strides: usize, mut load: impl FnMut(usize) -> __m256i) {
+            if strides == 0 {
+                return;
+            }
+            let words = self.words.as_flattened();
+            let mut lane: [__m256i; REGISTERS_256] = std::array::from_fn(|i| register_256(&words[i * WORDS_256..]));
+            let mut carried = if self.is_start { lane } else { lane.map(|lane| $carry(lane)) };
+            for number in 0..strides {
+                for i in 0..REGISTERS_256 {
+                    let bytes = load(number * STRIDE_BYTES + i * WORDS_256 * 8);
+                    lane[i] = _mm256_xor_si256(carried[i], bytes);
+                    carried[i] = $carry(lane[i]);
+                }
+            }
+            let words = self.words.as_flattened_mut().chunks_exact_mut(WORDS_256);
+            words.zip(lane).for_each(|(words, lane)| words.copy_from_slice(&words_of_256(lane)));
+            self.is_start = false;
+        }
+    };
 }
 
 /// See the module's head.
@@ -94,6 +127,15 @@ impl Lanes {
         self.words = [words_of(a), words_of(b), words_of(c), words_of(d)];
         self.is_start = false;
     }
+
+    fold_256!(
+        /// As [`Lanes::fold`] with 32 bytes at a time, for machines with AVX2 and VPCLMULQDQ.
+        fold_256, carry_256, "avx2,vpclmulqdq"
+    );
+    fold_256!(
+        /// As [`Lanes::fold_256`], for machines without VPCLMULQDQ, which have PCLMULQDQ.
+        fold_2_by_128, carry_2_by_128, "avx2,pclmulqdq"
+    );
 }
 
 /// Carries four 16-byte lanes across one stride.
@@ -126,6 +168,47 @@ fn words_of(register: __m512i) -> [u64; WORDS] {
         _mm256_extract_epi64::<1>(high),
         _mm256_extract_epi64::<2>(high),
         _mm256_extract_epi64::<3>(high),
+    ]
+    .map(i64::cast_unsigned)
+}
+
+/// Carries two 16-byte lanes across one stride.
+#[inline]
+#[target_feature(enable = "avx2,vpclmulqdq")]
+fn carry_256(lane: __m256i) -> __m256i {
+    let factors = _mm256_set_epi64x(FACTORS[1] as i64, FACTORS[0] as i64, FACTORS[1] as i64, FACTORS[0] as i64);
+    let first = _mm256_clmulepi64_epi128::<0x00>(lane, factors);
+    let second = _mm256_clmulepi64_epi128::<0x11>(lane, factors);
+    _mm256_xor_si256(first, second)
+}
+
+/// As [`carry_256`], one lane after the other.
+#[inline]
+#[target_feature(enable = "avx2,pclmulqdq")]
+fn carry_2_by_128(lane: __m256i) -> __m256i {
+    let factors = _mm_set_epi64x(FACTORS[1] as i64, FACTORS[0] as i64);
+    let (low, high) = (_mm256_castsi256_si128(lane), _mm256_extracti128_si256::<1>(lane));
+    let firsts = [_mm_clmulepi64_si128::<0x00>(low, factors), _mm_clmulepi64_si128::<0x00>(high, factors)];
+    let seconds = [_mm_clmulepi64_si128::<0x11>(low, factors), _mm_clmulepi64_si128::<0x11>(high, factors)];
+    _mm256_set_m128i(_mm_xor_si128(firsts[1], seconds[1]), _mm_xor_si128(firsts[0], seconds[0]))
+}
+
+/// The first four of `words`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn register_256(words: &[u64]) -> __m256i {
+    let word = |at: usize| words[at].cast_signed();
+    _mm256_set_epi64x(word(3), word(2), word(1), word(0))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn words_of_256(register: __m256i) -> [u64; WORDS_256] {
+    [
+        _mm256_extract_epi64::<0>(register),
+        _mm256_extract_epi64::<1>(register),
+        _mm256_extract_epi64::<2>(register),
+        _mm256_extract_epi64::<3>(register),
     ]
     .map(i64::cast_unsigned)
 }

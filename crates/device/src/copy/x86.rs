@@ -25,42 +25,56 @@ pub(super) fn store_fence() {
     unsafe { _mm_sfence() }
 }
 
-/// Copies `len` bytes and folds them into `lanes`; `next` is the source of the next copy.
-///
-/// # Safety
-/// The machine has AVX-512F and VPCLMULQDQ; both ranges are valid and disjoint; `len` is a multiple of `STRIDE_BYTES`
-/// and `to` of `LINE_BYTES`. `next` may be any address.
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(super) unsafe fn fold_and_stream(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
-    let prefetch_from = match next {
+/// The two kernels of a width: one copies and folds, one folds.
+macro_rules! kernels {
+    ($copy:ident, $sum:ident, $fold:ident, $load:ident, $stream:ident, $features:literal) => {
+        /// Copies `len` bytes and folds them into `lanes`; `next` is the source of the next copy.
+        ///
+        /// # Safety
+        /// The machine has the instructions; both ranges are valid and disjoint; `len` is a multiple of `STRIDE_BYTES`
+        /// and `to` of `LINE_BYTES`. `next` may be any address.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $copy(to: *mut u8, from: *const u8, len: usize, next: *const u8, lanes: &mut Lanes) {
+            let prefetch_from = prefetch_from(from, len, next);
+            lanes.$fold(len / STRIDE_BYTES, |at| {
+                if at.is_multiple_of(STRIDE_BYTES) && at >= prefetch_from {
+                    prefetch_stride(match (at + AHEAD_BYTES).checked_sub(len) {
+                        None => from.wrapping_add(at + AHEAD_BYTES),
+                        Some(past) => next.wrapping_add(past),
+                    });
+                }
+                // SAFETY: `at` and a register lie within `len`, which the caller guarantees.
+                let bytes = unsafe { $load(from.add(at).cast()) };
+                // SAFETY: as above, and `to` is on a cache line.
+                unsafe { $stream(to.add(at).cast(), bytes) };
+                bytes
+            });
+        }
+
+        /// Folds `len` bytes into `lanes`.
+        ///
+        /// # Safety
+        /// The machine has the instructions; the range is valid; `len` is a multiple of `STRIDE_BYTES`.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $sum(from: *const u8, len: usize, lanes: &mut Lanes) {
+            // SAFETY: `at` and a register lie within `len`, which the caller guarantees.
+            lanes.$fold(len / STRIDE_BYTES, |at| unsafe { $load(from.add(at).cast()) });
+        }
+    };
+}
+
+kernels!(copy_512, sum_512, fold, _mm512_loadu_si512, _mm512_stream_si512, "avx512f,vpclmulqdq");
+kernels!(copy_256, sum_256, fold_256, _mm256_loadu_si256, _mm256_stream_si256, "avx2,vpclmulqdq");
+kernels!(copy_2_by_128, sum_2_by_128, fold_2_by_128, _mm256_loadu_si256, _mm256_stream_si256, "avx2,pclmulqdq");
+
+/// Where in a fragment of `len` bytes the prefetch begins; `next` is the source of the next copy.
+fn prefetch_from(from: *const u8, len: usize, next: *const u8) -> usize {
+    match next {
         // The hardware prefetchers continue by themselves.
         _ if next == from.wrapping_add(len) => len,
         _ if len <= SHORT_BYTES => 0,
         _ => len - AHEAD_BYTES,
-    };
-    lanes.fold(len / STRIDE_BYTES, |at| {
-        if at.is_multiple_of(STRIDE_BYTES) && at >= prefetch_from {
-            prefetch_stride(match (at + AHEAD_BYTES).checked_sub(len) {
-                None => from.wrapping_add(at + AHEAD_BYTES),
-                Some(past) => next.wrapping_add(past),
-            });
-        }
-        // SAFETY: `at + 64 <= len`, which the caller guarantees.
-        let bytes = unsafe { _mm512_loadu_si512(from.add(at).cast()) };
-        // SAFETY: as above, and `to` is on a cache line.
-        unsafe { _mm512_stream_si512(to.add(at).cast(), bytes) };
-        bytes
-    });
-}
-
-/// Folds `len` bytes into `lanes`.
-///
-/// # Safety
-/// The machine has AVX-512F and VPCLMULQDQ; the range is valid; `len` is a multiple of `STRIDE_BYTES`.
-#[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(super) unsafe fn fold(from: *const u8, len: usize, lanes: &mut Lanes) {
-    // SAFETY: `at + 64 <= len`, which the caller guarantees.
-    lanes.fold(len / STRIDE_BYTES, |at| unsafe { _mm512_loadu_si512(from.add(at).cast()) });
+    }
 }
 
 fn prefetch_stride(start: *const u8) {
@@ -71,7 +85,7 @@ fn prefetch_stride(start: *const u8) {
 }
 
 /// # Safety
-/// As for [`fold_and_stream`], but VPCLMULQDQ is not needed.
+/// As for [`copy_512`], but VPCLMULQDQ is not needed.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn stream_avx512(to: *mut u8, from: *const u8, len: usize) {
     for at in (0..len).step_by(LINE_BYTES) {
@@ -81,7 +95,7 @@ pub(super) unsafe fn stream_avx512(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// # Safety
-/// As for [`fold_and_stream`], on a machine with AVX2.
+/// As for [`copy_512`], on a machine with AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn stream_avx2(to: *mut u8, from: *const u8, len: usize) {
     for at in (0..len).step_by(LINE_BYTES / 2) {
