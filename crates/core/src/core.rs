@@ -96,6 +96,13 @@ impl Core {
         }
     }
 
+    /// Before each new extent, `has_room` is asked whether there is memory for what the driver keeps of its slots, given
+    /// the first unit, the number of units and the bytes of a slot. Where there is none, the class has no more slots than
+    /// before. Without this call every extent has room.
+    pub fn ask_before_growing(&mut self, has_room: impl FnMut(u32, u32, u64) -> bool + Send + 'static) {
+        self.slots.ask_before_growing(Box::new(has_room));
+    }
+
     /// Memory of this unit may be used from now on.
     pub fn populate(&mut self, unit: u32) {
         self.slots.populate(unit);

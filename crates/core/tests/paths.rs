@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
 use common::{At, ENGINE, LARGE, Rig, SMALL, UNIT_BYTES, group, hash, layout};
 use forebay_core::layout::{Attention, Layout};
 use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
@@ -335,6 +339,28 @@ fn an_extent_of_a_size_that_no_namespace_has_is_restored_and_given_up_again() {
         assert_eq!(rig.store(ns, None, &[key]), 1, "key {key}");
     }
     assert_eq!(rig.core.stats().evicted, 0, "both units serve the only size in use");
+    rig.audit();
+}
+
+#[test]
+fn an_extent_is_made_when_there_is_room_for_it() {
+    let mut rig = Rig::new(4);
+    let (first, second) = (rig.open(1, &layout(SMALL)), rig.open(2, &layout(2 * SMALL)));
+    let (has_room, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
+    let (answer, count) = (Arc::clone(&has_room), Arc::clone(&asked));
+    rig.core.ask_before_growing(move |first_unit, units, slot_bytes| {
+        assert!(first_unit + units <= 4 && slot_bytes % SMALL == 0);
+        count.fetch_add(1, Relaxed);
+        answer.load(Relaxed)
+    });
+    assert_eq!(rig.store(first, None, &[1]), 1);
+    has_room.store(false, Relaxed);
+    assert_eq!(rig.store(second, None, &[2]), 0, "the size has no slot yet");
+    assert_eq!(rig.store(first, None, &[3]), 1, "there are slots of this size");
+    rig.audit();
+    has_room.store(true, Relaxed);
+    assert_eq!(rig.store(second, None, &[2]), 1);
+    assert!(asked.load(Relaxed) >= 3);
     rig.audit();
 }
 

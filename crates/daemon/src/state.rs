@@ -114,6 +114,10 @@ impl State {
         (to_verify, to_move): (mpsc::UnboundedSender<ToVerify>, mpsc::UnboundedSender<ToMove>),
     ) -> State {
         let history_step = Duration::from_secs(config.alarm.step_seconds);
+        let table = Arc::clone(&pool);
+        core.ask_before_growing(move |first_unit, units, slot_bytes| {
+            table.has_room(&Extent { first_unit, units, slot_bytes })
+        });
         // Keys are hashed anew with each start.
         let insight = Insight::start(boot_id, present(&config, &core, &pool));
         State {
@@ -164,7 +168,7 @@ impl State {
                 Effect::Fenced { slot } => pool.fence(slot),
                 Effect::ExtentMade { first_unit, units, slot_bytes } => {
                     let made = pool.set_extent(&Extent { first_unit, units, slot_bytes });
-                    made.expect("the table's pages were checked for when the pool was opened");
+                    made.expect("the core asked for the table's pages before it made the extent");
                 }
                 Effect::ExtentCleared { first_unit, .. } => {
                     // Left in the table it costs a restart these blocks, no more.

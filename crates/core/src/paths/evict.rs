@@ -19,9 +19,12 @@ impl Core {
     }
 
     /// Frees up to `want` slots of `class`. False if all blocks that were examined are held, or if it would take more
-    /// than `budget` evictions.
+    /// than `budget` evictions. Follows `has_free_slot`: a class whose extents are refused takes no units of others.
     pub(crate) fn free_slots(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
-        self.rebalance(class);
+        let needs_units = !self.slots.space().is_refused();
+        if needs_units {
+            self.rebalance(class);
+        }
         let mut is_stuck = false;
         while *budget > 0 && !self.slots.space().has_free(class) {
             // The victims may be in a draining extent, whose slots are not taken again.
@@ -29,7 +32,7 @@ impl Core {
             is_stuck |= evicted == 0;
             *budget = budget.saturating_sub(if evicted > 0 { evicted } else { MAX_SCAN });
         }
-        if is_stuck {
+        if is_stuck && needs_units {
             self.begin_drain(class, None);
         }
         self.has_free_slot(class)

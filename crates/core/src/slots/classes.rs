@@ -62,12 +62,17 @@ enum Unit {
     },
 }
 
+/// Given the first unit, the number of units and the bytes of a slot: whether an extent may be made there.
+pub(crate) type HasRoom = Box<dyn FnMut(u32, u32, u64) -> bool + Send>;
+
 pub(crate) struct Space {
     unit_bytes: u64,
     units: Vec<Unit>,
     free_units: u32,
     extents: Vec<Option<Extent>>,
     classes: Vec<Class>,
+    has_room: HasRoom,
+    is_refused: bool,
 }
 
 impl Space {
@@ -77,7 +82,21 @@ impl Space {
         let pages = u64::from(units) * (unit_bytes / PAGE_BYTES);
         assert!(pages <= u64::from(u32::MAX), "slots are named by 32-bit page numbers, {pages} pages are too many");
         let units = vec![Unit::Absent; units as usize];
-        Space { unit_bytes, units, free_units: 0, extents: Vec::new(), classes: Vec::new() }
+        let has_room = Box::new(|_, _, _| true);
+        Space {
+            unit_bytes,
+            units,
+            free_units: 0,
+            extents: Vec::new(),
+            classes: Vec::new(),
+            has_room,
+            is_refused: false,
+        }
+    }
+
+    /// `has_room` is asked before each new extent.
+    pub fn ask_before_growing(&mut self, has_room: HasRoom) {
+        self.has_room = has_room;
     }
 
     /// `unit`'s memory is populated, and may be used. A second call, or a call for a unit in use, changes nothing.
@@ -252,16 +271,26 @@ impl Space {
         self.free_units >= self.smallest_run(class)
     }
 
-    /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits.
+    /// Whether the last [`Space::grow`] found units and no room: more units would not help.
+    pub fn is_refused(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits, or no
+    /// memory for what is kept of its slots.
     pub fn grow(&mut self, class: ClassId, clock: u32) -> Option<ExtentId> {
+        self.is_refused = false;
         if self.free_units == 0 {
             return None;
         }
-        let smallest = self.smallest_run(class);
-        let mut units = self.best_run(self.classes[class.0 as usize].slot_bytes).max(smallest);
+        let (smallest, slot_bytes) = (self.smallest_run(class), self.classes[class.0 as usize].slot_bytes);
+        let mut units = self.best_run(slot_bytes).max(smallest);
         while units >= smallest {
             if let Some(first) = self.find_run(units) {
-                return Some(self.place_extent(class, first, units, clock));
+                self.is_refused = !(self.has_room)(first, units, slot_bytes);
+                if !self.is_refused {
+                    return Some(self.place_extent(class, first, units, clock));
+                }
             }
             // A shorter run wastes more, but more than nothing is there to gain.
             units /= 2;

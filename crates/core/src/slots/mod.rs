@@ -20,7 +20,7 @@ use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceInd
 
 use record::Records;
 
-pub(crate) use classes::{Class, Extent, ExtentId, Run, Space};
+pub(crate) use classes::{Class, Extent, ExtentId, HasRoom, Run, Space};
 pub use links::{List, Node, Nodes};
 pub(crate) use record::{Block, PREFETCH, State};
 
@@ -207,6 +207,11 @@ impl Slots {
     /// `unit`'s memory is there.
     pub fn populate(&mut self, unit: u32) {
         self.space.populate(unit);
+    }
+
+    /// See [`Space::ask_before_growing`].
+    pub fn ask_before_growing(&mut self, has_room: HasRoom) {
+        self.space.ask_before_growing(has_room);
     }
 
     /// The class of this slot size, made if new; see [`Space::class`].

@@ -51,7 +51,11 @@ pub struct Pool {
     counted: Mutex<Counted>,
     /// Data files of pools that this one replaced and that workers still map.
     replaced: Mutex<Vec<(PathBuf, File)>>,
-    birthless: Birthless,
+    birthless: Seldom,
+    /// Extents that were refused, and when the last was.
+    refused: Seldom,
+    /// The last that was refused: when, and its units.
+    last_refused: Mutex<Option<(Instant, u32)>>,
     _directory: Directory,
 }
 
@@ -63,14 +67,16 @@ struct Counted {
     huge_bytes: u64,
 }
 
-/// The shortest time between two warnings of blocks without births: each try to keep one fails while memory is full.
+/// The shortest time between two warnings of one kind: while memory is full, each try fails.
 const QUIET: Duration = Duration::from_secs(10);
+/// As long after a refusal no memory is taken for an extent of as many units: a try may go over thousands of pages.
+const PAUSE: Duration = Duration::from_secs(1);
 
-/// Blocks that could not be kept for lack of births: how many were not told, and when the last were.
+/// What happens again and again: how often it was not told, and when it was last.
 #[derive(Default)]
-struct Birthless(Mutex<(u64, Option<Instant>)>);
+struct Seldom(Mutex<(u64, Option<Instant>)>);
 
-impl Birthless {
+impl Seldom {
     /// How many are to be told now, if it is time.
     fn add(&self, now: Instant) -> Option<u64> {
         let mut this = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,7 +124,9 @@ impl Pool {
             populated_units: AtomicU64::new(0),
             counted: Mutex::default(),
             replaced,
-            birthless: Birthless::default(),
+            birthless: Seldom::default(),
+            refused: Seldom::default(),
+            last_refused: Mutex::default(),
             _directory: directory,
         })
     }
@@ -214,6 +222,25 @@ impl Pool {
 
 /// Slots: one thread decides about each.
 impl Pool {
+    /// Whether the table has memory for the slots of `extent`; takes it. What is not shorter than an extent that was just
+    /// refused is refused without another look.
+    pub fn has_room(&self, extent: &Extent) -> bool {
+        let mut last = self.last_refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if last.is_some_and(|(at, units)| now - at < PAUSE && units <= extent.units) {
+            return false;
+        }
+        let room = self.table.make_room(extent);
+        *last = room.is_err().then_some((now, extent.units));
+        if let Err(error) = &room
+            && let Some(times) = self.refused.add(now)
+        {
+            let (slot_bytes, hint) = (extent.slot_bytes, "free memory where `pool.directory` lies");
+            tracing::warn!(slot_bytes, times, %error, hint, "the pool gives no more slots of this size");
+        }
+        room.is_ok()
+    }
+
     /// Puts slots of one size into units that were populated. Errors with `Full` where the table finds no memory.
     pub fn set_extent(&self, extent: &Extent) -> Result<()> {
         self.table.set_extent(extent)
@@ -531,7 +558,7 @@ mod tests {
 
     #[test]
     fn blocks_without_births_are_told_of_every_ten_seconds_at_most() {
-        let (birthless, start) = (Birthless::default(), Instant::now());
+        let (birthless, start) = (Seldom::default(), Instant::now());
         let told = [0, 1, 9, 10, 11, 21].map(|second| birthless.add(start + Duration::from_secs(second)));
         assert_eq!(told, [Some(1), None, None, Some(3), None, Some(2)]);
     }

@@ -95,15 +95,23 @@ impl Table {
         &self.file
     }
 
-    /// Gives the units' slots an entry each. Errors with `Full` where the filesystem has no room for them.
-    pub fn set_extent(&self, extent: &Extent) -> Result<()> {
+    /// Takes memory for an entry for each of the extent's slots, whatever stands there. Errors with `Full` where the
+    /// filesystem has none.
+    pub fn make_room(&self, extent: &Extent) -> Result<()> {
         assert!(self.geometry.admits(extent), "{extent:?} does not fit {:?}", self.geometry);
-        let units = extent.first_unit..extent.first_unit + extent.units;
-        assert!(units.clone().all(|unit| self.extent_at(unit).is_none()), "{extent:?} overlaps another");
         let start = self.first_entry(extent) * ENTRY_BYTES as usize;
         let end = start + self.geometry.slots(extent) as usize * ENTRY_BYTES as usize;
-        let no_room = |error| Error::new(ErrorKind::Full, "cannot take memory for the pool's table").source(error);
-        self.entries.populate(start..end).map_err(no_room)?;
+        let populated = self.entries.populate(start..end);
+        // Written again, the word of the unit has its page too.
+        let written = populated.and_then(|()| self.write_unit(extent.first_unit, self.read_unit(extent.first_unit)?));
+        written.map_err(no_room)
+    }
+
+    /// Gives the units' slots an entry each. Errors with `Full` where the filesystem has no room for them.
+    pub fn set_extent(&self, extent: &Extent) -> Result<()> {
+        let units = extent.first_unit..extent.first_unit + extent.units;
+        assert!(units.clone().all(|unit| self.extent_at(unit).is_none()), "{extent:?} overlaps another");
+        self.make_room(extent)?;
         for word in self.entries_of(extent).flat_map(|entry| &entry[..SEALED_AT]) {
             // Left from an extent whose record was damaged; everywhere else they are zero already.
             if word.load(Relaxed) != 0 {
@@ -283,9 +291,19 @@ impl Table {
         Ok(sort_units(&self.geometry, &words))
     }
 
+    fn read_unit(&self, unit: u32) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, UNITS_AT + u64::from(unit) * 8)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
     fn write_unit(&self, unit: u32, word: u64) -> io::Result<()> {
         self.file.write_all_at(&word.to_le_bytes(), UNITS_AT + u64::from(unit) * 8)
     }
+}
+
+fn no_room(error: io::Error) -> Error {
+    Error::new(ErrorKind::Full, "cannot take memory for the pool's table").source(error)
 }
 
 /// Tells extents from damaged records. Of two extents that overlap neither is believed. How long an extent was whose

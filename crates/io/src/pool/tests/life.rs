@@ -313,3 +313,23 @@ pub fn play_unprivileged(socket: &UnixStream, directory: &Path) {
     };
     send_fds(socket, text.as_bytes(), &[], soon()).unwrap();
 }
+
+#[test]
+fn an_extent_for_whose_slots_the_table_has_no_memory_is_refused_until_it_has() {
+    let home = Home::new();
+    let pool = home.pool(8 * MIB);
+    (0..4).for_each(|unit| pool.populate_unit(unit).unwrap());
+    let table = home.file("table");
+    let length = table.metadata().unwrap().len();
+    let extent = |units| Extent { first_unit: 0, units, slot_bytes: 4096 };
+    table.set_len(format::ENTRIES_AT).unwrap(); // Memory behind a file's end cannot be had, like that of a full filesystem.
+    assert!(!pool.has_room(&extent(2)));
+    table.set_len(length).unwrap();
+    assert!(!pool.has_room(&extent(2)), "no second look so soon");
+    assert!(pool.has_room(&extent(1)), "a shorter one needs less");
+    assert!(pool.has_room(&extent(2)));
+    pool.set_extent(&extent(2)).unwrap();
+    store(&pool, SlotId(600), 5, 1);
+    assert!(pool.has_room(&extent(2)), "what has room, has it still");
+    assert_eq!(pool.entry(SlotId(600), Generation(5)), Some(block(1).0));
+}
