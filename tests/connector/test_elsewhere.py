@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import vllm
 from forebay.vllm.elsewhere import ELSEWHERE, listed
-from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.identity import Identity
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
 from test_identity import fields, with_drafter

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from forebay.vllm import loaded
-from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.identity import Identity
 from harness import Shape, kv_cache_config, vllm_config
 from rig import models
 from vllm.config import LoadConfig, ModelConfig, SpeculativeConfig, VllmConfig

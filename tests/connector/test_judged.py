@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import torch
 from forebay.vllm import canonical, compat, judged
-from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.identity import Identity
 from harness import Engine, Shape, kv_cache_config, vllm_config
 from rig import models
 from test_identity import fields, with_model
@@ -234,6 +235,89 @@ def test_the_configuration_of_the_processor_of_images_moves_the_namespace(tmp_pa
     assert processed("d", media, generation_config__json="{}", chat_template__json="{}") == processed("e", media)
     # A model without images has no such processor, whatever lies beside it.
     assert processed("f", None, preprocessor_config__json='{"size": 224}') == fields()
+
+
+def _processed(copy: Path, *, trusted: bool = False) -> dict[str, str]:
+    def change(config: VllmConfig) -> None:
+        with_model(copy, trust_remote_code=trusted)(config)
+        config.model_config.multimodal_config = MultiModalConfig()
+
+    return fields(change=change)
+
+
+def _differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def test_a_processor_that_the_tokenizers_file_chooses_moves_the_namespace(tmp_path: Path) -> None:
+    def chosen(place: str, **keys: Any) -> dict[str, str]:
+        copy = model_copy(tmp_path / place)
+        tokenizer = copy / "tokenizer_config.json"
+        content = json.dumps(json.loads(tokenizer.read_text()) | keys)
+        tokenizer.unlink()
+        tokenizer.write_text(content)
+        return _processed(copy)
+
+    plain = chosen("a")
+    assert chosen("b", chat_template="{{ messages }}") == plain
+    assert _differing(plain, chosen("c", processor_class="LlavaProcessor")) == {"processor"}
+    assert _differing(plain, chosen("d", auto_map={"AutoProcessor": "processing_x.X"})) == {"processor"}
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_code_of_a_processor_in_another_directory_counts_where_it_is_run(is_part: bool, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    code = tmp_path / "other" / "processing_x.py"
+    reference: dict[str, Any] = {"auto_map": {"AutoProcessor": f"{tmp_path}/other--processing_x.X"}}
+    content = json.dumps({"image_processor": reference} if is_part else reference)
+    copy = model_copy(tmp_path / "model", preprocessor_config__json=content)
+    told = {}
+    for size in (224, 336):
+        code.write_text(f"SIZE = {size}")
+        told[size] = [_processed(copy, trusted=trusted) for trusted in (True, False)]
+    assert _differing(told[224][0], told[336][0]) == {"code"}
+    assert told[224][1] == told[336][1]
+
+
+def test_code_of_a_processor_on_the_hub_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commits that differ in a file which the processor's configuration alone names."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    content = json.dumps({"auto_map": {"AutoProcessor": "processing_x.X"}})
+    named = []
+    for commit in ("a" * 40, "b" * 40):
+        snapshot = tmp_path / "models--org--m" / "snapshots" / commit
+        model_copy(snapshot, preprocessor_config__json=content, processing_x__py=f"COMMIT = '{commit}'")
+        inner = snapshot / models.directory(models.LLAMA).name
+        for file in list(inner.iterdir()):
+            file.rename(snapshot / file.name)
+        inner.rmdir()
+
+        def change(config: VllmConfig, commit: str = commit) -> None:
+            model = ModelConfig("org/m", revision=commit, dtype="float32", max_model_len=2048, trust_remote_code=True)
+            config.model_config = model
+            config.model_config.multimodal_config = MultiModalConfig()
+
+        named.append(fields(change=change))
+    assert _differing(*named) == {"code"}
+
+
+def test_another_transformers_moves_the_names_of_what_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(release: str) -> list[dict[str, str]]:
+        monkeypatch.setattr("transformers.__version__", release)
+        backend = with_model(models.directory(models.LLAMA), model_impl="transformers")
+        return [fields(), fields(change=_with_media()), fields(change=backend)]
+
+    first, second = named("5.17.0"), named("5.18.0")
+    assert named("5.17.1") == first
+    assert [_differing(*pair) for pair in zip(first, second, strict=True)] == [
+        set(),
+        {"transformers"},
+        {"transformers"},
+    ]
 
 
 def test_scales_of_the_encoder_count_by_what_is_in_the_file_and_not_by_its_place(tmp_path: Path) -> None:

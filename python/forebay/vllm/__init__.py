@@ -4,7 +4,8 @@ Users write `--kv-transfer-config '{"kv_connector":"ForebayConnector","kv_role":
 
 Read in the order of a request: `connector` (vLLM's hooks), `manager` (the scheduler's side) with `lookup`, `patience` and
 `stores`, `slots` (what travels to the workers), `worker` (the copies). Around them: `identity` (who may share with whom) with
-`loaded`, `fingerprint` and `signature` (weights on disk), `elsewhere` (models that read more), `probe` (pages and weights in
+`loaded`, `fingerprint` and `signature` (weights on disk), `hub` (where a model's files are), `processor` (its code, and its
+processor of images), `elsewhere` (models that read more), `probe` (pages and weights in
 the workers) and `watch` (weights that change), `adapters` (the same for requests of LoRA adapters), `settings` (what users
 set), `session` (the way to the daemon), `guard` (no exception reaches the engine), `health` and `timing` (how it does and what
 it costs), `compat` (all that depends on vLLM's version).

@@ -270,9 +270,17 @@ def hash_root(vllm_config: VllmConfig) -> HashRoot | None:
 
 def release() -> str:
     """vLLM's minor release, within which it is taken to compute the same; of a build between releases all there is."""
+    return _minor(str(importlib.import_module("vllm.version").__version__))
+
+
+def transformers_release() -> str:
+    """As `release`, of the library that makes the input of images, and runs models of which vLLM has no class."""
+    return _minor(str(importlib.import_module("transformers").__version__))
+
+
+def _minor(name: str) -> str:
     from packaging.version import InvalidVersion, Version
 
-    name = str(importlib.import_module("vllm.version").__version__)
     try:
         version = Version(name)
     except InvalidVersion:

@@ -17,7 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from forebay.vllm import compat
 from forebay.vllm.adapters import Adapters
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
-from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.identity import Identity
 from forebay.vllm.manager import ForebayManager
 from forebay.vllm.probe import pages_of, weight_of
 from forebay.vllm.session import open_session

@@ -36,6 +36,11 @@ def module_of(model: ModelConfig) -> str:
     return str(getattr(registered, "module_name", None) or getattr(registered, "model_cls", object).__module__)
 
 
+def is_of_transformers(model: ModelConfig) -> bool:
+    """Whether vLLM runs the model's class of Transformers and has none of its own."""
+    return module_of(model).startswith("vllm.model_executor.models.transformers")
+
+
 def is_own(module: str) -> bool:
     """Whether a class of this module is vLLM's: one of a plugin may read anything."""
     return module.startswith(tuple(f"{package}." for package in _PACKAGES))

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
@@ -23,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 
-from forebay.vllm import canonical, compat, elsewhere, judged
+from forebay.vllm import canonical, compat, elsewhere, hub, judged, processor
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, model_files, model_files_of_safetensors
 from forebay.vllm.guard import logger
-from forebay.vllm.loaded import Changed, Loaded, Part
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.loaded import Changed, Loaded
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -39,33 +38,17 @@ FORMAT = "1"
 
 # Say nothing about the computation, and differ between equal models.
 _IDLE_CONFIG_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "architectures_source"})
-# What a model's processor of images, sound and video reads beside the model's own configuration.
-_PROCESSOR_FILES = (
-    "image_processor_config.json",
-    "params.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tekken.json",
-    "video_preprocessor_config.json",
-)
 # They draft by what stands in the text, and have no layers whose KV would lie in the blocks.
 _DRAFTS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 # Rotary embeddings whose frequencies depend on the longest allowed prompt.
 _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
 
-# The full name of a commit.
-_COMMIT = re.compile("[0-9a-f]{40}")
-
 # Digests that an earlier start has kept are there by then: such an engine has its name with its first request.
 START_SECONDS = 1.0
 # Weights that cannot be read are read again, since a server of files may be away for a while: after the first pause, which
 # doubles up to the last.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 300.0
-
-
-class IdentityError(Exception):
-    """Blocks of this engine cannot be named so that others may trust the names."""
 
 
 class Identity:
@@ -175,6 +158,8 @@ def _fixed_fields(
     """All fields but the hash root's, each with what it guards against. A future is of what takes time to find out."""
     model = vllm_config.model_config
     yield "engine", f"vllm {compat.release()}"
+    if model.multimodal_config is not None or elsewhere.is_of_transformers(model):
+        yield "transformers", compat.transformers_release()
     yield "format", FORMAT
     # For people. No model's name or path, which may be another on each host: what tells models apart follows.
     yield "model", _architecture(model)
@@ -195,8 +180,8 @@ def _fixed_fields(
     for group in config.groups:
         yield f"group.{group.group_id}", _group(kv_cache_config, group.group_id, group.tokens_per_block)
     yield "parallel", _parallel(config)
-    yield "code", _code(model)
-    yield "processor", _processor(model)
+    yield "code", processor.code(model)
+    yield "processor", processor.processor(model)
     for name, values in sections.items():
         yield name, canonical.digest(_joined(values))
 
@@ -298,8 +283,8 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
             "the path of its directory as the model"
         )
     cache = vllm_config.load_config.download_dir
-    commit = _commit(model, cache)
-    directories = _directories(model.model, commit, cache)
+    commit = hub.commit(model, cache)
+    directories = hub.directories(model.model, commit, cache)
     choose = model_files_of_safetensors if compat.prefers_safetensors(load_format) else model_files
     if not os.path.exists(model.model) and not _hold_weights(directories, choose):
         # A revision says the same as the files, but it is the one of the configuration.
@@ -343,65 +328,6 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     return digest
 
 
-def _commit(model: ModelConfig, cache: str | None = None) -> str | None:
-    """The commit of a hub's model that was loaded, where it is known; the weights may be in a cache of their own.
-
-    Raises `IdentityError` where the branch moved after the configuration was read, and vLLM did not keep to its commit.
-    """
-    if os.path.exists(model.model):
-        return None
-    if _COMMIT.fullmatch(revision := _resolved(model.revision) or ""):
-        return revision
-    commit = getattr(model.hf_config, "_commit_hash", None)
-    if not commit or model.hf_config_path not in (None, model.model):
-        return None
-    # The branch, and not a file of its snapshot: some files of that may not be there.
-    branch = model.revision or "main"
-    refs = [place / "refs" / branch for place in _repositories(model.model, cache)]
-    if (moved := next((ref for ref in map(_text, refs) if ref not in (None, commit)), None)) is not None:
-        raise IdentityError(
-            f"revision `{branch}` of model `{model.model}` is {commit} in the configuration and {moved} in a cache of the "
-            "hub, since it moved while the engine started or that cache is older; hint: restart it, or pin a commit with "
-            "`--revision`"
-        )
-    return str(commit)
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise IdentityError(f"cannot read which commit a branch is at: {error}") from error
-
-
-def _resolved(revision: str | None) -> str | None:
-    """The commit that vLLM made of a branch at its start, in releases that do so."""
-    return getattr(revision, "resolved", None) or revision
-
-
-def _directories(model: str, commit: str | None, cache: str | None) -> list[Path]:
-    """Where the files are: the path itself, or the snapshots in the caches of the hub, that of the weights first."""
-    if os.path.exists(model):
-        return [Path(model)]
-    if commit is None:
-        return []
-    snapshots = [place / "snapshots" / commit for place in _repositories(model, cache)]
-    return [snapshot for snapshot in snapshots if snapshot.is_dir()]
-
-
-def _repositories(model: str, cache: str | None) -> list[Path]:
-    """Where the caches of the hub have this model, that of the weights first."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = repo_folder_name(repo_id=model, repo_type="model")
-    return [
-        place / folder for place in dict.fromkeys(Path(place) for place in (cache, constants.HF_HUB_CACHE) if place)
-    ]
-
-
 def _hold_weights(directories: list[Path], choose: Choice) -> bool:
     try:
         return bool(directories) and bool(chosen(directories, choose))
@@ -422,71 +348,6 @@ def _telling(config: Any) -> Any:
     if isinstance(config, Mapping):
         return {key: _telling(value) for key, value in config.items() if key not in _IDLE_CONFIG_KEYS}
     return config
-
-
-def _code(model: ModelConfig) -> str:
-    """Digest of the code that comes with the model and is run; code of a hub as it lies in its cache."""
-    if not model.trust_remote_code:
-        return "none"
-    folders = {Path(model.model): False} if os.path.isdir(model.model) else {}
-    references = json.dumps(getattr(model.hf_config, "auto_map", None) or {}, default=str)
-    for reference in re.findall(r'"((?:[^"]*--)?[\w.]+)\.\w+"', references):
-        repository, _, module = reference.rpartition("--")
-        revision = model.code_revision or (None if repository else _commit(model) or model.revision)
-        if (file := _file(repository or model.model, f"{module}.py", revision)) is not None:
-            folders[file.parent] = not os.path.exists(repository or model.model)
-    parts = [Part(file, folder, is_commit) for folder, is_commit in folders.items() for file in folder.glob("*.py")]
-    return _digest_of(sorted(parts, key=lambda part: part.file.name))
-
-
-def _processor(model: ModelConfig) -> str:
-    """Digest of the files that configure the processor of images, sound and video."""
-    media = model.multimodal_config
-    if media is None:
-        return "none"
-    places = [(model.model, _commit(model) or model.revision)]
-    is_apart = (model.tokenizer or model.model, model.tokenizer_revision) != (model.model, model.revision)
-    places += [(model.tokenizer or model.model, _resolved(model.tokenizer_revision)) if is_apart else places[0]]
-    found = [
-        Part(file, file.parent, not os.path.exists(place))
-        for place, revision in places
-        for name in _PROCESSOR_FILES
-        if (file := _file(place, name, revision)) is not None
-    ]
-    scales = media.mm_encoder_fp8_scale_path
-    return _digest_of(found + ([Part(Path(scales), Path(scales), is_commit=False)] if scales else []))
-
-
-def _file(model: str, name: str, revision: str | None) -> Path | None:
-    """A file of a model, where it is there: in the model's directory, or in the hub's cache."""
-    if os.path.exists(model):
-        return path if (path := Path(model) / name).is_file() else None
-    return _cached(model, name, revision)
-
-
-def _cached(model: str, name: str, revision: str | None) -> Path | None:
-    """A file in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(model, name, revision=revision)
-    except ValueError:  # not even a name on the hub
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
-def _digest_of(parts: list[Part]) -> str:
-    try:
-        before = [part.look() for part in parts]
-        digest = canonical.digest(
-            "\n".join(f"{part.file.name} {hashlib.sha256(part.file.read_bytes()).hexdigest()}" for part in parts)
-        )
-        after = [part.look() for part in parts]
-    except (OSError, Changed) as error:
-        raise IdentityError(f"cannot read what the model is configured by: {error}") from error
-    if not all(one.is_same(other) for one, other in zip(before, after, strict=True)):
-        raise IdentityError("what the model is configured by changes while it is read; hint: restart the engine")
-    return digest
 
 
 def _ropes(model: ModelConfig) -> str:

@@ -29,7 +29,8 @@ from forebay.vllm import compat, metrics
 from forebay.vllm.adapters import Adapter, Adapters
 from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
-from forebay.vllm.identity import Identity, IdentityError
+from forebay.vllm.hub import IdentityError
+from forebay.vllm.identity import Identity
 from forebay.vllm.lookup import Lookup, group_of
 from forebay.vllm.patience import Patience
 from forebay.vllm.session import AbsentSession, Session
