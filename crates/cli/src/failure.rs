@@ -1,15 +1,16 @@
 //! How a command can fail, and what the user sees of it: `error:` with what is wrong, `hint:` with what to do.
 
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
-use std::{io, thread};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use forebay_core::Error;
 use forebay_daemon::config::{keys, nearest};
+use forebay_daemon::write_whole;
 
-use crate::log::write_whole;
 use crate::output;
 
 /// How long the end waits for the reader of standard error.
@@ -58,8 +59,8 @@ impl Failure {
             Failure::Judged => ExitCode::FAILURE,
             Failure::Help(help) => {
                 match help.use_stderr() {
-                    // Nobody is left to tell if the terminal is gone.
-                    true => drop(help.print()),
+                    true if io::stderr().is_terminal() => say(help.render().ansi().to_string()),
+                    true => say(help.render().to_string()),
                     false => output::print_help(&help),
                 }
                 ExitCode::from(help.exit_code() as u8)
@@ -68,10 +69,13 @@ impl Failure {
     }
 }
 
-/// Written by a thread, because nobody may read standard error while its pipe is full.
 fn print(error: &Error) {
     let hint = error.hint_text().map_or(String::new(), |hint| format!("hint: {hint}\n"));
-    let text = format!("error: {error}\n{hint}");
+    say(format!("error: {error}\n{hint}"));
+}
+
+/// Written by a thread, because nobody may read standard error while its pipe is full.
+fn say(text: String) {
     let (done, written) = mpsc::channel();
     let write = move || {
         // Nobody is left to tell if standard error is gone.

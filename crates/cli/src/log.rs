@@ -10,8 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
+use forebay_daemon::write_whole;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -84,27 +83,6 @@ impl Shared {
                 }
             }
         }
-    }
-}
-
-/// Waits where the log is a pipe that does not block: whoever made it so may share it with other processes.
-pub fn write_whole(to: &mut (impl Write + AsFd), mut line: &[u8]) -> io::Result<()> {
-    while !line.is_empty() {
-        match to.write(line) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => line = &line[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_room(to)?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
-    match rustix::event::poll(&mut [PollFd::new(to, PollFlags::OUT)], None) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }
 

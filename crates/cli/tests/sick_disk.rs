@@ -177,6 +177,23 @@ fn a_disk_that_hangs_stops_nobody_and_serves_when_it_comes_back() {
 }
 
 #[test]
+fn a_daemon_whose_disk_hangs_at_its_start_says_so_and_ends_by_a_signal() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Ok(mut mount) = Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}")) else {
+        return;
+    };
+    File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
+    mount.harm("read", "hang");
+    let (place, path) = (Place::new(), mount.path().join("disk"));
+    let disk = ["--tier.ssd.disks", path.to_str().expect("UTF-8"), "--tier.ssd.capacity_bytes", DISK.0];
+    let mut daemon = Daemon::spawn(&place, &disk);
+    wait_until("the daemon says what it waits for", || daemon.log().contains("the disks have not answered yet"));
+    daemon.terminate();
+    wait_until("the daemon ends", || !daemon.is_running());
+    mount.calm();
+}
+
+#[test]
 fn a_disk_whose_host_goes_down_takes_nobody_along() {
     let Some(mut rig) = Rig::start("auto") else { return };
     rig.mount.end();

@@ -28,4 +28,4 @@ mod tiers;
 mod vital;
 
 pub use serve::serve;
-pub use vital::abort_on_panic;
+pub use vital::{abort_on_panic, write_whole};

@@ -1,5 +1,6 @@
 //! The daemon from its start to its end.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -35,7 +36,15 @@ pub async fn serve(config: Config) -> Result<()> {
     let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
     // A disk that is misnamed or in use stops the start before the pool is touched.
-    let openings = open_tiers::claim(&config)?;
+    let claimed = tokio::select! {
+        _ = signals.0.recv() => None,
+        _ = signals.1.recv() => None,
+        claimed = open_tiers::claim(config) => Some(claimed?),
+    };
+    let Some((config, openings)) = claimed else {
+        remove_sockets(&directory);
+        return Ok(());
+    };
     let (shared, to_verify, to_move) = open(config)?;
     verify::start(&shared, to_verify);
     relocate::start(&shared, to_move);
@@ -61,11 +70,15 @@ pub async fn serve(config: Config) -> Result<()> {
         ended = server => return ended.expect("the server does not panic"),
     }
     drain(&shared).await;
+    remove_sockets(&directory);
+    Ok(())
+}
+
+fn remove_sockets(directory: &Path) {
     for name in [RPC_SOCKET, ATTACH_SOCKET] {
         // A successor replaces a leftover all the same.
         let _ = std::fs::remove_file(directory.join(name));
     }
-    Ok(())
 }
 
 /// The pool and the core that knows it.

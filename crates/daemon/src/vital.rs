@@ -8,9 +8,13 @@
 use std::backtrace::Backtrace;
 use std::convert::Infallible;
 use std::future::Future;
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 
 /// How long the last words may take: standard error may be a pipe that nobody reads.
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -31,12 +35,34 @@ pub fn abort_on_panic() {
 }
 
 /// The message first: finding the names for a backtrace takes a while.
-fn tell(panic: &PanicHookInfo<'_>) -> std::io::Result<()> {
-    let thread = std::thread::current();
-    let mut stderr = std::io::stderr().lock();
-    writeln!(stderr, "the daemon stops: thread `{}` {panic}", thread.name().unwrap_or("without a name"))?;
-    writeln!(stderr, "hint: start the daemon again, which keeps its pool; report this with the lines below")?;
-    writeln!(stderr, "{}", Backtrace::force_capture())
+fn tell(panic: &PanicHookInfo<'_>) -> io::Result<()> {
+    let (thread, mut stderr) = (std::thread::current(), io::stderr().lock());
+    let name = thread.name().unwrap_or("without a name");
+    let hint = "start the daemon again, which keeps its pool; report this with the lines below";
+    write_whole(&mut stderr, format!("the daemon stops: thread `{name}` {panic}\nhint: {hint}\n").as_bytes())?;
+    write_whole(&mut stderr, format!("{}\n", Backtrace::force_capture()).as_bytes())
+}
+
+/// Writes all of `text`. Waits where `to` is a pipe that does not block: whoever made it so may share it with other
+/// processes.
+pub fn write_whole(to: &mut (impl Write + AsFd), mut text: &[u8]) -> io::Result<()> {
+    while !text.is_empty() {
+        match to.write(text) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => text = &text[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_room(to)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
+    match rustix::event::poll(&mut [PollFd::new(to, PollFlags::OUT)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Starts a thread that runs as long as the daemon.

@@ -10,6 +10,7 @@ use forebay_core::tier::Location;
 use forebay_core::tiers::TierId;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::pool::Pool;
+use tokio::sync::oneshot;
 
 use super::drive_tiers;
 use crate::config::Config;
@@ -17,6 +18,8 @@ use crate::state::{Shared, State};
 use crate::tiers::spec::{Claimed, Driven, OpeningEvents, TierSpec};
 use crate::vital;
 
+/// How often the log says that the disks have not answered yet.
+const SLOW_CLAIM: Duration = Duration::from_secs(5);
 /// How often a shared store that cannot be opened is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 /// Blocks that the core is told of in one event: a table insert each.
@@ -35,8 +38,27 @@ pub struct Opening {
 }
 
 /// The configured tiers. An error says what the operator must change. A disk that fails by itself is an error too,
-/// because its absence would go unnoticed later.
-pub fn claim(config: &Config) -> Result<Openings> {
+/// because its absence would go unnoticed later. A thread of its own looks at the disks, one of which may hang for ever.
+pub async fn claim(config: Config) -> Result<(Config, Openings)> {
+    let (done, mut claimed) = oneshot::channel();
+    let run = move || {
+        let openings = claim_all(&config);
+        // Nobody waits any more after a signal.
+        let _ = done.send(openings.map(|openings| (config, openings)));
+    };
+    std::thread::Builder::new().name("claim".into()).spawn(run).expect("the system starts a thread");
+    loop {
+        match tokio::time::timeout(SLOW_CLAIM, &mut claimed).await {
+            Ok(claimed) => return claimed.expect("the thread sends, or ends the process"),
+            Err(_) => tracing::warn!(
+                hint = "look for errors of the disks in the kernel's log; `tier.ssd.disks` names them",
+                "the disks have not answered yet, and the daemon waits for them"
+            ),
+        }
+    }
+}
+
+fn claim_all(config: &Config) -> Result<Openings> {
     let claim = |(spec, number): (&dyn TierSpec, u8)| {
         let (name, is_shared) = (spec.name(), spec.capabilities().is_shared);
         Ok(Opening { tier: TierId(number), name, is_shared, since: Instant::now(), claimed: spec.claim()? })

@@ -13,6 +13,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_core::trust::Role;
 use forebay_core::{Error, ErrorKind, Result};
@@ -31,6 +32,10 @@ use crate::uring::{Memory, Region, Span, try_lock};
 pub const DAEMON_BYTE: u64 = i64::MAX as u64 - 2;
 /// The byte that is locked on the description that moves bytes.
 pub const TRANSFERS_BYTE: u64 = i64::MAX as u64 - 1;
+
+/// How long a device may be busy: the kernel lets it go when an earlier daemon's last transfer is over.
+const BUSY: Duration = Duration::from_secs(5);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Bytes of one reading that looks for data on a disk that seems empty, and how many such readings: 256 MiB in all.
 const SAMPLE_BYTES: usize = 64 << 10;
@@ -112,22 +117,38 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             .with("path", path.display())
             .hint("set `capacity_bytes` beside its path"));
     };
-    check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
-    if metadata.len() < wanted || metadata.len() == 0 {
-        lengthen(file, &metadata, wanted).map_err(|error| no_room(path, wanted, error))?;
+    let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
+    // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
+    let is_whole = content == Content::Ours && metadata.len() >= wanted;
+    if !is_whole {
+        match preallocate(file, &metadata, wanted) {
+            // Written whole by others, for all that can be done here.
+            Err(Errno::OPNOTSUPP) if metadata.len() >= wanted => {}
+            preallocated => preallocated.map_err(|error| no_room(path, wanted, error))?,
+        }
     }
-    Ok(wanted.max(metadata.len()))
+    Ok(if is_whole { metadata.len() } else { wanted })
+}
+
+/// What is on a disk that may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Blank,
+    Ours,
 }
 
 /// Errors where the file or device holds something, and no disk of ours: with that to lose, it is not changed.
-fn check_content(file: &File, bytes: u64) -> Result<()> {
-    let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").source(error);
+fn check_content(file: &File, bytes: u64) -> Result<Content> {
+    let cannot = |error| {
+        let hint = "look for errors of this disk in the kernel's log; replace it, or take it out of `tier.ssd.disks`";
+        Error::new(ErrorKind::Io, "cannot read a disk").source(error).hint(hint)
+    };
     let mut first = [0; PAGE_BYTES];
     let has_first = bytes >= PAGE;
     if has_first {
         file.read_exact_at(&mut first, 0).map_err(cannot)?;
         if Geometry::decode_superblock(&first).is_some() {
-            return Ok(());
+            return Ok(Content::Ours);
         }
     }
     let mut head = vec![0; bytes.min(FIRST_SEGMENT_AT) as usize];
@@ -136,10 +157,10 @@ fn check_content(file: &File, bytes: u64) -> Result<()> {
     // it there are zeros up to the first segment: anything else is of others, who have taken the disk since.
     let is_blank = is_zero(&head[head.len().min(PAGE_BYTES)..]);
     if is_blank && has_segment(file, bytes) {
-        return Ok(());
+        return Ok(Content::Ours);
     }
     let is_empty = is_zero(&head) && is_empty_behind(file, bytes).map_err(cannot)?;
-    if is_empty { Ok(()) } else { Err(not_ours(has_first.then_some(&first))) }
+    if is_empty { Ok(Content::Blank) } else { Err(not_ours(has_first.then_some(&first))) }
 }
 
 /// Whether the header of one of the first segments is there, for any segment size. One that cannot be read is not.
@@ -189,7 +210,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
-fn lengthen(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
+fn preallocate(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
     let filesystem = rustix::fs::fstatvfs(file)?;
     let available_bytes = filesystem.f_bavail * filesystem.f_frsize + metadata.blocks() * 512;
     if available_bytes < wanted {
@@ -211,9 +232,16 @@ fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(Fi
         let is_it = is_same(&file, measured)?;
         is_it.then_some(file).ok_or_else(|| io::Error::other("the file was replaced by another"))
     };
-    match open(path, exclusive | OFlags::DIRECT) {
+    let start = Instant::now();
+    let mut opened = open(path, exclusive | OFlags::DIRECT);
+    while is_busy(&opened) && start.elapsed() < BUSY {
+        std::thread::sleep(BUSY_PAUSE);
+        opened = open(path, exclusive | OFlags::DIRECT);
+    }
+    let is_busy = is_busy(&opened);
+    match opened {
         Ok(file) if takes_pages(&file).map_err(|error| cannot("read", path, error))? => return Ok((file, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+        Err(_) if is_busy => {
             return Err(Error::new(ErrorKind::Unavailable, "this device is in use")
                 .with("path", path.display())
                 .hint("unmount it; after a crash, an earlier daemon's i/o may need a moment to end"));
@@ -224,6 +252,10 @@ fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(Fi
     let file = open(path, exclusive).map_err(|error| cannot("open", path, error))?;
     tracing::warn!(path = %path.display(), "no direct i/o here: bytes are copied through the page cache");
     Ok((file, false))
+}
+
+fn is_busy(opened: &io::Result<File>) -> bool {
+    opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
 /// Whether direct I/O in whole pages works: some filesystems want more, some say no only now.

@@ -1,7 +1,7 @@
 //! Real files: who may use one, and what may happen to it.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -191,6 +191,21 @@ fn a_file_that_does_not_fit_is_an_error_with_a_hint_and_stays_as_it_is() {
     assert_eq!(error.kind(), ErrorKind::Full);
     assert!(error.hint_text().unwrap().contains("capacity_bytes"), "{error}");
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
+}
+
+#[test]
+fn a_blank_file_gets_its_capacity_and_no_more() {
+    let home = home();
+    for length in [0, 32 * MIB, 1 << 30] {
+        let path = home.path().join(format!("disk-{length}"));
+        File::create(&path).unwrap().set_len(length).unwrap();
+        let config = file_config(&path, 32 * MIB);
+        let ssd = Claim::new(&config).unwrap().open(pool()).unwrap();
+        let is_there = std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!((32 * MIB..40 * MIB).contains(&is_there), "{is_there} of a file of {length}");
+        drop(ssd);
+        open_when_free(&config, &pool());
+    }
 }
 
 #[test]
