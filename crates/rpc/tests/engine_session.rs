@@ -511,6 +511,8 @@ fn a_draining_daemon_is_asked_for_nothing_new_but_told_the_rest() {
     assert_eq!(session.reserve(0, 1), []);
     session.commit(0, &keys(1), b"", &slots).unwrap();
     eventually("the commit is delivered", || session.stats().stored == 1);
+    eventually("the stock is given back", || !fake.memory().aborted.is_empty());
+    assert!(fake.memory().aborted.iter().all(|slot| !slots.contains(slot)), "what was committed is not aborted");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn apply(shared: &Shared, event: Option<Event>) {
     match event {
         Some(Event::Attached(_)) => holdings.link.attached(),
         Some(Event::Detached(_)) => holdings.link.detached(),
-        Some(Event::Draining(_)) => holdings.link.draining(),
+        Some(Event::Draining(_)) => holdings.draining(),
         // A second welcome has no meaning, and this version ignores events of a newer daemon.
         Some(Event::Welcome(_)) | None => return,
     }

@@ -222,6 +222,13 @@ impl Holdings {
         self.hints.disconnected();
     }
 
+    /// The daemon is about to end: it waits for transfers, which the stock is not for.
+    pub fn draining(&mut self) {
+        self.link.draining();
+        let stock = self.reservations.drain();
+        self.outbox.abort(stock);
+    }
+
     /// The next batch to deliver, with the daemon's name of the namespace.
     pub fn next_batch(&mut self) -> Option<(Batch, u32)> {
         let handle = self.link.handle(self.link.epoch());
@@ -286,7 +293,9 @@ impl Holdings {
     /// deliver.
     pub fn stocked(&mut self, epoch: u64, group: u32, asked: usize, slots: Option<Vec<Held>>, now: Instant) -> bool {
         let unusable = match slots {
-            Some(slots) if epoch == self.link.epoch() => self.reservations.stocked(group, slots, asked, now),
+            Some(slots) if epoch == self.link.epoch() && !self.link.is_draining() => {
+                self.reservations.stocked(group, slots, asked, now)
+            }
             Some(slots) => slots,
             None => {
                 self.reservations.not_stocked(group, now);

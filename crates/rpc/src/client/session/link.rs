@@ -167,6 +167,10 @@ impl Link {
         self.is_draining = true;
     }
 
+    pub fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
     pub fn named(&mut self, epoch: u64, handle: u32) {
         self.named = Some((epoch, handle));
         self.trouble = None;

@@ -100,6 +100,11 @@ impl Reservations {
         old.into_values().flat_map(|stock| stock.free).collect()
     }
 
+    /// Takes the slots in stock, which must be aborted.
+    pub fn drain(&mut self) -> Vec<Held> {
+        self.stocks.values_mut().flat_map(|stock| stock.free.drain(..)).collect()
+    }
+
     /// Hands out up to `count` slots of `group`; `queued` are already being returned.
     pub fn take(&mut self, group: u32, count: usize, queued: usize, epoch: u64) -> Vec<Held> {
         let room = RESERVED_BLOCKS.saturating_sub(self.taken.len() + self.void.len() + queued);
