@@ -1,4 +1,6 @@
-//! `forebay simulate`: the simulator's table, or the same rows as JSON. Progress goes to standard error.
+//! `forebay simulate`: the simulator's table, or the same rows as JSON. Progress goes to standard error, if a person reads it.
+
+use std::io::{self, IsTerminal, Write};
 
 use crate::arguments::Simulate;
 use crate::bench::print_report;
@@ -6,7 +8,11 @@ use crate::failure::Failure;
 use crate::output::print;
 
 pub fn run(arguments: &Simulate) -> Result<(), Failure> {
-    let rows = forebay_sim::simulate(&arguments.simulation, &mut std::io::stderr())?;
+    let mut progress: Box<dyn Write> = match io::stderr().is_terminal() {
+        true => Box::new(io::stderr()),
+        false => Box::new(io::sink()),
+    };
+    let rows = forebay_sim::simulate(&arguments.simulation, &mut progress)?;
     if arguments.json {
         print_report("simulate", &rows);
     } else {

@@ -121,3 +121,20 @@ fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
         assert!(number(row, "hit_bytes") <= number(row, "opt_hit_bytes"), "{row}");
     }
 }
+
+#[test]
+fn a_capacity_in_bytes_needs_the_size_of_a_block() {
+    let run = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["simulate", "--no-opt", "--policy", "lru"]).arg(cut("conv")).args(more);
+        command.output().expect("it ran")
+    };
+    let refused = run(&["--capacity", "64GiB"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("hint: give `--block-bytes`"), "{}", text(&refused.stderr));
+    for args in [&["--capacity", "64MiB", "--block-bytes", "65536"][..], &["--capacity", "50000tokens"]] {
+        let output = run(args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stderr), "", "progress is for terminals");
+    }
+}

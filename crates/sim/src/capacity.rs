@@ -19,6 +19,19 @@ pub enum Capacity {
 /// Fewer blocks than this do not make a cache.
 const LEAST_BLOCKS: u64 = 4;
 impl Capacity {
+    /// Errors where the blocks of the trace have no size in the unit of the capacity.
+    pub fn check(self, trace: &Trace) -> Result<()> {
+        match self {
+            Capacity::Bytes(_) if !trace.has_bytes() => {
+                Err(Error::invalid("a capacity in bytes needs the size of a block, which the trace does not name")
+                    .with("capacity", self)
+                    .with("trace", &trace.name)
+                    .hint("give `--block-bytes`, or the capacity as `5%`, `1000000tokens` or `5000blocks`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// In whole blocks of the mean size.
     pub fn blocks(self, trace: &Trace) -> u64 {
         let different = trace.unique() as f64;

@@ -208,6 +208,7 @@ fn simulate_trace(
     progress: &mut dyn Write,
     rows: &mut Vec<Row>,
 ) -> Result<()> {
+    arguments.capacity.iter().chain(&arguments.ssd).try_for_each(|capacity| capacity.check(base))?;
     let next_uses = (!arguments.no_opt).then(|| NextUses::of(trace));
     for (capacity_bytes, ssd) in capacities(arguments, base) {
         let all_bytes = capacity_bytes + ssd.map_or(0, |ssd| ssd.capacity_bytes);

@@ -102,7 +102,12 @@ impl Trace {
         self.owners[block as usize]
     }
 
-    /// Bytes of each block of a namespace.
+    /// Whether the size of every block is known.
+    pub fn has_bytes(&self) -> bool {
+        self.shapes.iter().all(|shape| shape.block_bytes.is_some())
+    }
+
+    /// Bytes of each block of a namespace, which are assumed where they are not known.
     pub fn bytes_in(&self, namespace: u16) -> u64 {
         self.shapes[usize::from(namespace)].block_bytes.unwrap_or(ASSUMED_BLOCK_BYTES)
     }
