@@ -8,7 +8,7 @@ use crate::settings::{Daemon, Settings};
 
 /// Keeps the KV cache of LLM engines in host memory, across restarts
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version = crate::machine::version(), disable_help_subcommand = true)]
+#[command(name = "forebay", version = crate::machine::version())]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -38,6 +38,8 @@ pub enum Command {
     /// Record lookups for `simulate`
     #[command(subcommand)]
     Trace(Trace),
+    /// Print the version, the protocol and the formats
+    Version,
 }
 
 #[derive(Args, Debug)]

@@ -75,7 +75,7 @@ fn print(error: &Error) {
 }
 
 /// Written by a thread, because nobody may read standard error while its pipe is full.
-fn say(text: String) {
+pub fn say(text: String) {
     let (done, written) = mpsc::channel();
     let write = move || {
         // Nobody is left to tell if standard error is gone.

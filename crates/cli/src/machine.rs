@@ -17,6 +17,18 @@ pub fn version() -> &'static str {
     &VERSION
 }
 
+/// What `forebay version` prints.
+pub fn about() -> String {
+    let object = if cfg!(feature = "object") { "object" } else { "none" };
+    format!(
+        "forebay {}\nformats: pool {}, disk {}, store {}\noptional features: {object}\n",
+        version(),
+        forebay_io::pool::FORMAT_VERSION,
+        forebay_io::ssd::FORMAT_VERSION,
+        forebay_io::header::VERSION,
+    )
+}
+
 /// The `machine` of a bench report.
 #[derive(Debug, Serialize)]
 pub struct Machine {

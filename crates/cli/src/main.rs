@@ -52,5 +52,9 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Advise(arguments) => advise::run(&arguments),
         Command::Trace(command) => trace::run(&command),
+        Command::Version => {
+            output::print(&machine::about());
+            Ok(())
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use forebay_daemon::config::{Config, Key, Loaded, Sources, keys, load};
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 
 /// `--config` and one flag for each key, named as in the file.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,10 @@ impl Settings {
     pub fn load(&self) -> Result<Loaded, Failure> {
         let text = |text: OsString| text.to_string_lossy().into_owned();
         let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
-        load(&Sources { file: self.file.clone(), variables, flags: self.flags.clone() }).map_err(Failure::Usage)
+        let sources = Sources { file: self.file.clone(), variables, flags: self.flags.clone() };
+        let loaded = load(&sources).map_err(Failure::Usage)?;
+        loaded.warnings.iter().for_each(|warning| failure::say(format!("warning: {warning}\n")));
+        Ok(loaded)
     }
 }
 

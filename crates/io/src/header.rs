@@ -11,7 +11,8 @@ use forebay_core::{BlockHash, BlockKey, NamespaceId};
 pub const HEADER_BYTES: usize = 96;
 
 const MAGIC: &[u8; 8] = b"FOREBAYB";
-const VERSION: u32 = 1;
+/// Of the header before each block of a shared store.
+pub const VERSION: u32 = 1;
 const SEAL_AT: usize = HEADER_BYTES - 8;
 
 /// See the module documentation.

@@ -1,7 +1,8 @@
 //! From file, environment and flags to a checked [`Config`] that knows where each value came from.
 //!
 //! A flag beats a variable, a variable beats the file, the file beats the default. Nothing is passed over in
-//! silence: a name that is no key is an error which offers the nearest one.
+//! silence: a name that is no key is an error which offers the nearest one. A variable that resembles no key may be
+//! somebody else's: it is a warning.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,6 +58,8 @@ impl fmt::Display for Origin {
 #[derive(Debug)]
 pub struct Loaded {
     pub config: Config,
+    /// Each a sentence.
+    pub warnings: Vec<String>,
     origins: BTreeMap<&'static str, Origin>,
 }
 
@@ -68,7 +71,7 @@ impl Loaded {
 
 /// Reads all sources and checks the result. Errors are `Invalid`, or `Io` if the file cannot be read.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let mut loaded = Loaded { config: Config::default(), origins: BTreeMap::new() };
+    let mut loaded = Loaded { config: Config::default(), warnings: Vec::new(), origins: BTreeMap::new() };
     if let Some(path) = file(sources) {
         for (name, value) in read_file(&path)? {
             let key = find(&name).ok_or_else(|| unknown_key(&name).with("file", path.display()))?;
@@ -76,8 +79,11 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         }
     }
     for (name, text) in sources.variables.iter().filter(|(name, _)| is_ours(name)) {
-        let key = keys().into_iter().find(|key| key.variable() == *name).ok_or_else(|| unknown_variable(name))?;
-        loaded.set_text(key, text, Origin::Variable(name.clone()))?;
+        match keys().into_iter().find(|key| key.variable() == *name) {
+            Some(key) => loaded.set_text(key, text, Origin::Variable(name.clone()))?,
+            None if is_kubernetes(name, text) => {}
+            None => loaded.warnings.push(unknown_variable(name)?),
+        }
     }
     for (name, text) in &sources.flags {
         let key = find(name).ok_or_else(|| unknown_key(name))?;
@@ -158,14 +164,21 @@ fn flatten(prefix: &str, table: Table, keys: &mut Vec<(String, Value)>) {
     }
 }
 
-/// Kubernetes gives every pod beside a Service named `forebay` variables with these names; they are not meant
-/// for us, and no key of ours will ever begin like them.
-fn is_kubernetes(name: &str) -> bool {
-    name == "FOREBAY_PORT" || name.starts_with("FOREBAY_PORT_") || name.starts_with("FOREBAY_SERVICE_")
+/// Whether Kubernetes has set this variable, for a Service whose name is `forebay` or begins like that. It sets
+/// `…_SERVICE_HOST`, `…_SERVICE_PORT`, `…_PORT` with an address, and `…_PORT_9477_TCP` with more behind it.
+fn is_kubernetes(name: &str, value: &str) -> bool {
+    let words: Vec<&str> = name.split('_').collect();
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    words.windows(2).any(|pair| match pair {
+        ["SERVICE", "HOST" | "PORT"] => true,
+        ["PORT", number] => is_number(number),
+        [_, last] => *last == "PORT" && value.contains("://"),
+        _ => false,
+    })
 }
 
 fn is_ours(name: &str) -> bool {
-    name.starts_with(PREFIX) && !RESERVED.contains(&name) && !is_kubernetes(name)
+    name.starts_with(PREFIX) && !RESERVED.contains(&name)
 }
 
 fn unknown_key(name: &str) -> Error {
@@ -176,12 +189,14 @@ fn unknown_key(name: &str) -> Error {
     }
 }
 
-fn unknown_variable(name: &str) -> Error {
+/// The warning about a variable that no key resembles. Errors for the others, with the nearest.
+fn unknown_variable(name: &str) -> Result<String> {
     let known: Vec<String> = keys().into_iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
-    let error = Error::invalid(format!("unknown variable `{name}`"));
     match nearest(name, known.iter().map(String::as_str)) {
-        Some(near) => error.hint(format!("did you mean `{near}`?")),
-        None => error.hint("a variable that begins with `FOREBAY_` must name a key; `forebay config` lists all keys"),
+        Some(near) => Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{near}`?"))),
+        None => {
+            Ok(format!("the variable `{name}` names no key, so nothing comes of it; `forebay config` lists all keys"))
+        }
     }
 }
 
@@ -311,9 +326,21 @@ mod tests {
 
     #[test]
     fn variables_of_others_are_left_alone() {
-        let theirs = ["PATH", "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_SERVICE_HOST", "FOREBAY_PORT_9477_TCP_ADDR"];
-        let variables: Vec<(&str, &str)> = theirs.iter().map(|name| (*name, "x")).collect();
-        assert_eq!(values(with_file("", &variables, &[])), values(load(&Sources::default())));
+        let names = ["PATH", "FOREBAY_BIN", "FOREBAY_SOCKET", "FOREBAY_SERVICE_HOST", "FOREBAY_PORT_9477_TCP_ADDR"];
+        let services = ["FOREBAY_X_SERVICE_HOST", "FOREBAY_X_SERVICE_PORT_HTTP", "FOREBAY_X_Y_PORT_9477_TCP"];
+        let addresses = [("FOREBAY_PORT", "tcp://10.0.0.1:80"), ("FOREBAY_X_PORT", "tcp://10.0.0.1:80")];
+        let variables = names.into_iter().chain(services).map(|name| (name, "x")).chain(addresses).collect::<Vec<_>>();
+        let loaded = with_file("", &variables, &[]);
+        assert_eq!(loaded.as_ref().unwrap().warnings, [""; 0]);
+        assert_eq!(values(loaded), values(load(&Sources::default())));
+    }
+
+    #[test]
+    fn a_variable_that_resembles_no_key_is_a_warning() {
+        let loaded = with_file("", &[("FOREBAY_DEPLOYMENT_COLOUR", "blue")], &[]);
+        let [warning] = &loaded.as_ref().unwrap().warnings[..] else { panic!("one warning") };
+        assert!(warning.contains("`FOREBAY_DEPLOYMENT_COLOUR` names no key"), "{warning}");
+        assert_eq!(values(loaded), values(load(&Sources::default())));
     }
 
     #[test]

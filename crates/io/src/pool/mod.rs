@@ -49,6 +49,7 @@ mod tests;
 
 pub use config::{HugePages, PoolConfig};
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
+pub use format::VERSION as FORMAT_VERSION;
 pub use format::{
     Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord, Slice,
 };

@@ -8,7 +8,8 @@ use forebay_core::checksum::{Checksum, checksum};
 use forebay_core::tier::Location;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 
-pub(super) const VERSION: u32 = 1;
+/// Of what is written on a disk.
+pub const VERSION: u32 = 1;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGE_BYTES: usize = PAGE as usize;
 /// The superblock's page and space for later versions.

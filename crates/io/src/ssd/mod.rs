@@ -34,6 +34,7 @@ pub use config::{DiskConfig, SsdConfig};
 pub use device::{DAEMON_BYTE, TRANSFERS_BYTE};
 pub use inspect::{Audit, Inspection};
 pub use layout::Geometry;
+pub use layout::VERSION as FORMAT_VERSION;
 pub use recover::Medium;
 pub use report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
 pub use space::SegmentState;
