@@ -337,9 +337,9 @@ mod tests {
 
     #[test]
     fn a_variable_that_resembles_no_key_is_a_warning() {
-        let loaded = with_file("", &[("FOREBAY_DEPLOYMENT_COLOUR", "blue")], &[]);
+        let loaded = with_file("", &[("FOREBAY_COLOUR", "blue")], &[]);
         let [warning] = &loaded.as_ref().unwrap().warnings[..] else { panic!("one warning") };
-        assert!(warning.contains("`FOREBAY_DEPLOYMENT_COLOUR` names no key"), "{warning}");
+        assert!(warning.contains("`FOREBAY_COLOUR` names no key"), "{warning}");
         assert_eq!(values(loaded), values(load(&Sources::default())));
     }
 
