@@ -114,6 +114,41 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     assert!(other.log().contains("cannot write to the tier; it is used read-only"), "{}", other.log());
 }
 
+/// The daemon may be of root, and the directory of a group.
+#[test]
+fn links_that_others_put_into_a_shared_directory_lead_the_daemon_nowhere() {
+    for link in [".forebay/usage", ".forebay", "a namespace"] {
+        let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+        let path = home.path().join("shared");
+        std::fs::create_dir(&path).expect("a directory");
+        // A grant is for ten blocks.
+        let arguments = ["--tier.fs.directories", path.to_str().expect("a path"), "--tier.fs.capacity_bytes", "64MiB"];
+        let (daemon, client, worker) = serving(&place, &[&arguments[..], &["--http.address", "127.0.0.1:0"]].concat());
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        store(&client, &worker, namespace, 0..50);
+        let is_namespace = |name: &String| name.len() == 32;
+        let names = std::fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        let own = names.map(|name| name.to_string_lossy().into_owned()).find(is_namespace).expect("a namespace");
+        let (name, theirs) = (path.join(if link == "a namespace" { &own } else { link }), home.path().join("theirs"));
+        std::fs::rename(&name, &theirs).expect("it is moved");
+        std::os::unix::fs::symlink(&theirs, &name).expect("a link");
+        let bytes = || match theirs.is_dir() {
+            true => files(&theirs, 0).into_iter().map(|(_, name)| name.into_bytes()).collect(),
+            false => vec![std::fs::read(&theirs).expect("a file")],
+        };
+        let before = bytes();
+        store(&client, &worker, namespace, 100..150);
+        assert_eq!(bytes(), before, "{link}");
+        let failed = "event=\"failed_stores\"} ";
+        let stores = daemon
+            .page("/metrics")
+            .lines()
+            .filter_map(|line| line.split(failed).nth(1)?.parse::<u64>().ok())
+            .sum::<u64>();
+        assert!(stores > 0, "{link}");
+    }
+}
+
 /// Names of files below a folder, with their depth.
 fn files(folder: &Path, depth: usize) -> Vec<(usize, String)> {
     let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));

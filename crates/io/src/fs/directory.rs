@@ -2,12 +2,11 @@
 //!
 //! Invariants: nothing is written into a directory that holds foreign content. A name is given only to a whole file,
 //! and to one file only. Folders and files get the permissions of the directory itself, whatever this process's umask
-//! is, so `chmod` on the directory alone decides who may use it.
+//! is, so `chmod` on the directory alone decides who may use it. But all users may never write to them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
@@ -19,6 +18,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{FsConfig, Fsync};
+use super::folder::Folder;
 use super::grants::Grants;
 use super::layout::{self, MARKER, OWN_FOLDER, USAGE};
 
@@ -26,6 +26,8 @@ const TITLE: &str = "forebay directory 1";
 /// Entries that filesystems keep in an otherwise empty directory.
 const NOT_CONTENT: [&str; 3] = ["lost+found", ".snapshot", OWN_FOLDER];
 const NFS_MAGIC: i128 = 0x6969;
+/// Longer than any control file.
+const MAX_CONTROL_BYTES: u64 = 4096;
 
 /// See the module documentation.
 pub(super) struct Directory {
@@ -41,8 +43,8 @@ pub(super) struct Directory {
     /// This host and process.
     pub writer: String,
     is_direct: bool,
-    folder_mode: u32,
-    file_mode: u32,
+    folder_mode: Mode,
+    file_mode: Mode,
 }
 
 impl Directory {
@@ -58,13 +60,13 @@ impl Directory {
             id: 0,
             is_sharded: config.is_sharded,
             read_only: config.read_only.then(|| "by configuration".to_owned()),
-            grants: Grants::new(path.join(USAGE), config.capacity_bytes, config.grant_age),
+            grants: Grants::new(path.to_owned(), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
             misreads: AtomicU64::new(0),
             writer: layout::writer(),
             is_direct: config.io_direct,
-            folder_mode: about.mode() & 0o2777,
-            file_mode: about.mode() & 0o666,
+            folder_mode: Mode::from_raw_mode(about.mode() & 0o2775),
+            file_mode: Mode::from_raw_mode(about.mode() & 0o664),
         };
         if directory.fsync == Fsync::None && directory.is_nfs() {
             directory.fsync = Fsync::Data;
@@ -81,56 +83,61 @@ impl Directory {
                 .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)));
         }
         directory.try_out()?;
+        if about.mode() & 0o2 != 0 {
+            tracing::warn!(path = %path.display(), hint = "let a group share it: `chgrp GROUP`, `chmod 2770`",
+                "all users may write to the shared directory");
+        }
         Ok(directory)
     }
 
-    /// Opens an object for reading.
+    /// The directory as it is now.
+    pub fn enter(&self) -> Result<Folder, Errno> {
+        Folder::enter(&self.path)
+    }
+
+    /// The folder of the control files.
+    pub fn own_folder(&self) -> Result<Folder, Errno> {
+        self.enter()?.folder(OWN_FOLDER)
+    }
+
+    /// Opens the object at `path`, relative to this directory, for reading.
     pub fn open_object(&self, path: &Path) -> Result<File, Errno> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | self.direct();
-        Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+        self.enter()?.open(path, OFlags::RDONLY | self.direct())
     }
 
     /// A new file in `folder` under a unique name, with its final permissions.
-    pub fn create(&self, folder: &Path) -> Result<(PathBuf, File), Errno> {
-        let path = layout::temporary(folder, &self.writer);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | self.direct();
-        let file: File = rustix::fs::open(&path, flags, Mode::from_raw_mode(self.file_mode))?.into();
-        let about = rustix::fs::fstat(&file)?;
-        if about.st_mode & 0o666 != self.file_mode {
-            rustix::fs::fchmod(&file, Mode::from_raw_mode(self.file_mode))?;
-        }
-        Ok((path, file))
+    pub fn create(&self, folder: &Folder) -> Result<(String, File), Errno> {
+        let name = layout::temporary(&self.writer);
+        let file = folder.create(&name, self.direct(), self.file_mode)?;
+        Ok((name, file))
     }
 
-    /// Creates the folders between the directory and `folder`.
-    pub fn make_folders(&self, folder: &Path) -> Result<(), Errno> {
+    /// Creates the folders between the directory and the one at `below`.
+    pub fn make_folders(&self, root: &Folder, below: &Path) -> Result<(), Errno> {
         // If the mount is gone, its mount point has no marker and must not be filled instead.
-        rustix::fs::stat(self.path.join(MARKER))?;
-        let below = folder.strip_prefix(&self.path).map_err(|_| Errno::INVAL)?;
-        let mut path = self.path.clone();
-        for name in below {
-            path.push(name);
-            self.make_folder(&path)?;
-        }
-        Ok(())
+        root.folder(OWN_FOLDER)?.about(MARKER)?;
+        let mut names = below.iter();
+        let Some(first) = names.next() else { return Ok(()) };
+        let made = root.make(first, self.folder_mode)?;
+        names.try_fold(made, |folder, name| folder.make(name, self.folder_mode)).map(drop)
     }
 
-    /// Writes `bytes` to a file that gets the name `path`; false if that name already exists.
-    pub fn publish(&self, path: &Path, bytes: &[u8]) -> Result<bool, Errno> {
-        let folder = self.path.join(OWN_FOLDER);
-        let temporary = layout::temporary(&folder, &self.writer);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&temporary, flags, Mode::from_raw_mode(self.file_mode))?;
-        let written = rustix::fs::fchmod(&file, Mode::from_raw_mode(self.file_mode))
-            .and_then(|()| File::from(file).write_all(bytes).map_err(errno));
-        let linked = written.and_then(|()| link(&temporary, path));
-        let _ = rustix::fs::unlink(&temporary);
+    /// Writes `bytes` to a control file that gets that name; false if the name already exists.
+    pub fn publish(&self, name: &str, bytes: &[u8]) -> Result<bool, Errno> {
+        let folder = self.own_folder()?;
+        let temporary = layout::temporary(&self.writer);
+        let mut file = folder.create(&temporary, OFlags::empty(), self.file_mode)?;
+        let linked = file.write_all(bytes).map_err(errno).and_then(|()| folder.link(&temporary, name));
+        let _ = folder.remove(&temporary);
         linked
     }
 
-    /// The path relative to this directory.
-    pub fn below<'a>(&self, path: &'a Path) -> Option<&'a Path> {
-        path.strip_prefix(&self.path).ok()
+    /// Reads a control file, and leaves it open.
+    pub fn read(&self, name: &str) -> Result<(String, File), Errno> {
+        let file = self.own_folder()?.open(name, OFlags::RDONLY)?;
+        let mut text = String::new();
+        (&file).take(MAX_CONTROL_BYTES).read_to_string(&mut text).map_err(errno)?;
+        Ok((text, file))
     }
 
     fn direct(&self) -> OFlags {
@@ -141,24 +148,15 @@ impl Directory {
         rustix::fs::statfs(&self.path).is_ok_and(|about| i128::from(about.f_type) == NFS_MAGIC)
     }
 
-    fn make_folder(&self, path: &Path) -> Result<(), Errno> {
-        match rustix::fs::mkdir(path, Mode::from_raw_mode(self.folder_mode)) {
-            Ok(()) => rustix::fs::chmod(path, Mode::from_raw_mode(self.folder_mode)),
-            Err(Errno::EXIST) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
     fn marker(&self) -> Result<Option<Marker>> {
-        let path = self.path.join(MARKER);
-        match fs::read_to_string(&path) {
-            Ok(text) => Marker::parse(&text).map(Some).ok_or_else(|| {
+        match self.read(MARKER) {
+            Ok((text, _)) => Marker::parse(&text).map(Some).ok_or_else(|| {
                 Error::new(ErrorKind::Corrupt, "this build cannot read the directory's marker file")
-                    .with("path", path.display())
+                    .with("path", self.path.join(OWN_FOLDER).join(MARKER).display())
                     .hint("use a later version of forebay, or another directory")
             }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.failed("cannot read the directory's marker file", error)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(self.failed("cannot read the directory's marker file", error.into())),
         }
     }
 
@@ -181,9 +179,9 @@ impl Directory {
         }
         let id = u128::from(layout::random()) << 64 | u128::from(layout::random());
         let marker = Marker { id, is_sharded: config.is_sharded };
-        let made = self.make_folder(&self.path.join(OWN_FOLDER)).and_then(|()| {
-            self.publish(&self.path.join(USAGE), &Grants::empty())?;
-            self.publish(&self.path.join(MARKER), marker.text().as_bytes())
+        let made = self.enter().and_then(|root| root.make(OWN_FOLDER, self.folder_mode)).and_then(|_| {
+            self.publish(USAGE, &Grants::empty())?;
+            self.publish(MARKER, marker.text().as_bytes())
         });
         made.map_err(|error| {
             self.failed("cannot initialise the shared directory", error.into())
@@ -194,11 +192,10 @@ impl Directory {
 
     /// Tests whether the directory can be written and has links, and direct I/O if that is wanted.
     fn try_out(&mut self) -> Result<()> {
-        let folder = self.path.join(OWN_FOLDER);
-        let probe = folder.join(format!("{}-probe", layout::temporary(Path::new(""), &self.writer).display()));
+        let probe = format!("{}-probe", layout::temporary(&self.writer));
         if self.read_only.is_none() {
             match self.publish(&probe, b"probe") {
-                Ok(_) => drop(rustix::fs::unlink(&probe)),
+                Ok(_) => drop(self.own_folder().and_then(|folder| folder.remove(&probe))),
                 Err(error @ (Errno::ROFS | Errno::ACCESS | Errno::PERM)) => {
                     let why = io::Error::from(error).to_string();
                     tracing::warn!(path = %self.path.display(), %why, "cannot write to the shared directory; it is used read-only");
@@ -209,7 +206,7 @@ impl Directory {
                 Err(error) => return Err(self.failed("cannot write to the directory", error.into())),
             }
         }
-        match self.open_object(&self.path.join(MARKER)) {
+        match self.open_object(&Path::new(OWN_FOLDER).join(MARKER)) {
             Err(Errno::INVAL) if self.is_direct => {
                 Err(Error::new(ErrorKind::Unsupported, "this filesystem has no direct I/O")
                     .with("path", self.path.display())
@@ -222,15 +219,6 @@ impl Directory {
 
     fn failed(&self, what: &str, error: io::Error) -> Error {
         Error::new(ErrorKind::Io, what).with("path", self.path.display()).source(error)
-    }
-}
-
-/// Gives `file` the further name `path`; false if that name exists.
-pub(super) fn link(file: &Path, path: &Path) -> Result<bool, Errno> {
-    match rustix::fs::link(file, path) {
-        Ok(()) => Ok(true),
-        Err(Errno::EXIST) => Ok(false),
-        Err(error) => Err(error),
     }
 }
 

@@ -16,7 +16,6 @@
 //! The remaining error is a store that hangs between its grant and its name for longer than a grant lives: bytes in
 //! flight. An unreadable figure grants nothing until the directory was counted again.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,11 +23,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_core::checksum::checksum;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::directory::errno;
-use super::layout;
+use super::folder::Folder;
+use super::layout::{self, OWN_FOLDER, USAGE};
 
 const MAGIC: &[u8; 8] = b"FBUSAGE2";
 const FILE_BYTES: usize = 56;
@@ -90,7 +90,7 @@ struct Own {
 
 /// See the module documentation. Times are those of one clock that continues while a host sleeps.
 pub(super) struct Grants {
-    path: PathBuf,
+    directory: PathBuf,
     capacity_bytes: Option<u64>,
     grant_age: Duration,
     own: Mutex<Own>,
@@ -100,9 +100,9 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    pub fn new(path: PathBuf, capacity_bytes: Option<u64>, grant_age: Duration) -> Grants {
+    pub fn new(directory: PathBuf, capacity_bytes: Option<u64>, grant_age: Duration) -> Grants {
         let (own, changing, last_used_bytes) = Default::default();
-        Grants { path, capacity_bytes, grant_age, own, changing, last_used_bytes }
+        Grants { directory, capacity_bytes, grant_age, own, changing, last_used_bytes }
     }
 
     /// The file of a directory that holds nothing.
@@ -229,7 +229,7 @@ impl Grants {
         _turn: &MutexGuard<'_, ()>,
         change: impl FnOnce(&mut Option<Figures>) -> T,
     ) -> Result<T, Errno> {
-        let file = File::options().read(true).write(true).open(&self.path).map_err(errno)?;
+        let file = Folder::enter(&self.directory)?.folder(OWN_FOLDER)?.open(USAGE, OFlags::RDWR)?;
         // The lock ends with the file, at the end of this function or of this process. Over NFS it is a lock of the
         // server, and taking it refreshes the client's copy of the file.
         flock(&file, FlockOperation::LockExclusive)?;
@@ -327,9 +327,10 @@ mod tests {
 
     fn hosts<const N: usize>() -> (tempfile::TempDir, [Grants; N]) {
         let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("usage");
-        std::fs::write(&path, Grants::empty()).unwrap();
-        (home, std::array::from_fn(|_| Grants::new(path.clone(), Some(CAPACITY), AGE)))
+        std::fs::create_dir(home.path().join(OWN_FOLDER)).unwrap();
+        std::fs::write(home.path().join(OWN_FOLDER).join(USAGE), Grants::empty()).unwrap();
+        let grants = std::array::from_fn(|_| Grants::new(home.path().to_owned(), Some(CAPACITY), AGE));
+        (home, grants)
     }
 
     fn spends(grants: &Grants, bytes: u64, now: Duration) -> bool {
@@ -378,7 +379,7 @@ mod tests {
     fn a_damaged_figure_grants_nothing_until_it_was_counted() {
         let (home, [a, b]) = hosts();
         for damage in [&b""[..], b"FBUSAGE1", &[0xff; FILE_BYTES]] {
-            std::fs::write(home.path().join("usage"), damage).unwrap();
+            std::fs::write(home.path().join(OWN_FOLDER).join(USAGE), damage).unwrap();
             a.settle(NOW, true).unwrap();
             assert!(!spends(&a, 1, NOW));
             assert_eq!(a.figures().unwrap(), None);

@@ -14,11 +14,11 @@ use crate::header::HEADER_BYTES;
 pub(super) const HEAD_BYTES: u64 = 4096;
 const _: () = assert!(HEADER_BYTES as u64 <= HEAD_BYTES);
 
-/// The folder for everything that is not a block.
+/// The folder for everything that is not a block, and the files in it.
 pub(super) const OWN_FOLDER: &str = ".forebay";
-pub(super) const MARKER: &str = ".forebay/directory";
-pub(super) const LEASE: &str = ".forebay/sweeper";
-pub(super) const USAGE: &str = ".forebay/usage";
+pub(super) const MARKER: &str = "directory";
+pub(super) const LEASE: &str = "sweeper";
+pub(super) const USAGE: &str = "usage";
 
 const TEMPORARY: &str = ".tmp-";
 
@@ -54,8 +54,8 @@ pub(super) fn key_of(path: &Path, is_sharded: bool) -> Option<BlockKey> {
 }
 
 /// A unique name for a file that is not whole yet.
-pub(super) fn temporary(folder: &Path, writer: &str) -> PathBuf {
-    folder.join(format!("{TEMPORARY}{writer}-{:016x}", random()))
+pub(super) fn temporary(writer: &str) -> String {
+    format!("{TEMPORARY}{writer}-{:016x}", random())
 }
 
 pub(super) fn is_temporary(name: &str) -> bool {

@@ -4,26 +4,18 @@
 //! takes it. A host that took away a fresh lease, because it looked too early, puts it back. For that moment there
 //! may be two sweepers: they do no harm, they only do work twice. Ages are measured by the filesystem's own clock.
 
-use std::fs;
-use std::io::Read;
-use std::path::PathBuf;
+use std::fs::{self, File};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
-use super::directory::{Directory, errno, link};
-use super::layout::{self, LEASE, OWN_FOLDER};
-
-/// Longer than any lease file.
-const MAX_BYTES: u64 = 4096;
+use super::directory::Directory;
+use super::layout::{self, LEASE};
 
 /// See the module documentation.
 pub(super) struct Lease {
-    path: PathBuf,
-    folder: PathBuf,
     text: String,
-    writer: String,
     duration: Duration,
     is_held: bool,
 }
@@ -38,8 +30,7 @@ impl Lease {
             layout::random(),
             duration.as_millis()
         );
-        let (path, folder) = (directory.path.join(LEASE), directory.path.join(OWN_FOLDER));
-        Lease { path, folder, text, writer: directory.writer.clone(), duration, is_held: false }
+        Lease { text, duration, is_held: false }
     }
 
     pub fn is_held(&self) -> bool {
@@ -49,11 +40,12 @@ impl Lease {
     /// Takes or renews the lease; none if another live host holds it. Returns the filesystem's time if the lease is
     /// held.
     pub fn hold(&mut self, directory: &Directory) -> Result<Option<Duration>, Errno> {
-        let now = match self.renew()? {
-            None if directory.publish(&self.path, self.text.as_bytes())? => self.renew()?,
+        let now = match self.renew(directory)? {
+            None if directory.publish(LEASE, self.text.as_bytes())? => self.renew(directory)?,
             None => {
                 let is_free = self.take_away_old(directory)?;
-                if is_free && directory.publish(&self.path, self.text.as_bytes())? { self.renew()? } else { None }
+                let is_ours = is_free && directory.publish(LEASE, self.text.as_bytes())?;
+                if is_ours { self.renew(directory)? } else { None }
             }
             now => now,
         };
@@ -62,31 +54,24 @@ impl Lease {
     }
 
     /// Lets the next host take the lease at once.
-    pub fn give_back(&mut self) {
-        if self.is_held && self.read().is_ok_and(|(text, _)| text == self.text) {
-            let _ = rustix::fs::unlink(&self.path);
+    pub fn give_back(&mut self, directory: &Directory) {
+        if self.is_held && directory.read(LEASE).is_ok_and(|(text, _)| text == self.text) {
+            let _ = directory.own_folder().and_then(|folder| folder.remove(LEASE));
         }
         self.is_held = false;
     }
 
-    fn renew(&self) -> Result<Option<Duration>, Errno> {
-        match self.read() {
+    fn renew(&self, directory: &Directory) -> Result<Option<Duration>, Errno> {
+        match directory.read(LEASE) {
             Ok((text, file)) if text == self.text => touch(&file).map(Some),
             Ok(_) | Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn read(&self) -> Result<(String, fs::File), Errno> {
-        let file: fs::File = rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into();
-        let mut text = String::new();
-        (&file).take(MAX_BYTES).read_to_string(&mut text).map_err(errno)?;
-        Ok((text, file))
-    }
-
     /// Whether there is no lease any more because its holder showed no sign of life.
     fn take_away_old(&self, directory: &Directory) -> Result<bool, Errno> {
-        let (text, file) = match self.read() {
+        let (text, file) = match directory.read(LEASE) {
             Ok(found) => found,
             Err(Errno::NOENT) => return Ok(true),
             Err(error) => return Err(error),
@@ -97,30 +82,31 @@ impl Lease {
         if now(directory)?.saturating_sub(touched) <= duration {
             return Ok(false);
         }
-        let away = layout::temporary(&self.folder, &self.writer);
-        match rustix::fs::rename(&self.path, &away) {
+        let (folder, away) = (directory.own_folder()?, layout::temporary(&directory.writer));
+        match folder.rename(LEASE, &away) {
             Err(Errno::NOENT) => return Ok(true),
             renamed => renamed?,
         }
-        let is_same = fs::read_to_string(&away).is_ok_and(|taken| taken == text);
+        let is_same = directory.read(&away).is_ok_and(|(taken, _)| taken == text);
         if !is_same {
-            link(&away, &self.path)?;
+            folder.link(&away, LEASE)?;
         }
-        rustix::fs::unlink(&away)?;
+        folder.remove(&away)?;
         Ok(is_same)
     }
 }
 
 /// The time of the filesystem's clock, which is the server's clock if there is a server.
 pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
-    let (path, file) = directory.create(&directory.path.join(OWN_FOLDER))?;
+    let folder = directory.own_folder()?;
+    let (name, file) = directory.create(&folder)?;
     let now = touch(&file);
-    rustix::fs::unlink(&path)?;
+    folder.remove(&name)?;
     now
 }
 
 /// Sets a file's time to now and returns it.
-pub(super) fn touch(file: &fs::File) -> Result<Duration, Errno> {
+pub(super) fn touch(file: &File) -> Result<Duration, Errno> {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     rustix::fs::futimens(file, &Timestamps { last_access: now, last_modification: now })?;
     Ok(touched_at(&rustix::fs::fstat(file)?))

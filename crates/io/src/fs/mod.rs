@@ -7,6 +7,7 @@
 //! Invariants, each with tests:
 //! - A name leads to a whole object or to none, whichever process is killed at whatever moment.
 //! - A loaded block has the requested key and the bytes that were stored.
+//! - Nothing outside the directory is read or changed, whatever links others put into it (`folder`).
 //! - A mount that hangs costs its own threads and bounce buffers, never a slot of the pool, and never blocks the
 //!   caller.
 //! - A directory holds no more than its capacity plus what is in flight.
@@ -16,6 +17,7 @@
 mod buffer;
 mod config;
 mod directory;
+mod folder;
 mod grants;
 mod io_threads;
 mod layout;

@@ -6,7 +6,6 @@
 //! for a while. Younger ones belong to a running store of this host or another: they get their name or are left to
 //! the sweeper too.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,10 +14,11 @@ use std::time::{Duration, Instant};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
-use super::directory::{Directory, clock, errno};
+use super::directory::{Directory, clock};
+use super::folder::Folder;
 use super::layout::{self, is_folder, is_temporary};
 use super::lease::now;
-use super::walk::is_older;
+use super::walk::{is_a_folder, is_older};
 use super::writer::kind_of;
 use crate::purge::{Place, Purging};
 
@@ -53,15 +53,16 @@ fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
     let now = now(directory).map_err(failed)?;
     purging.rest(begun)?;
     let mut sweep = Sweep { directory, purging, now, begun: Instant::now(), left: 0, why: None };
-    let swept = purging.namespaces().try_for_each(|id| sweep.folder(&directory.path.join(id.to_string())));
+    let swept = purging.namespaces().try_for_each(|id| sweep.folder(Path::new(&id.to_string())));
     sweep.settle();
     swept.and_then(|()| sweep.end())
 }
 
 /// A folder, or the first of its files to be removed.
 struct Listed {
-    /// How many blocks each file is: 1, or 0 if unfinished.
-    files: Vec<(PathBuf, u64)>,
+    /// Names, and how many blocks each file is: 1, or 0 if unfinished.
+    files: Vec<(String, u64)>,
+    /// Relative to the directory.
     folders: Vec<PathBuf>,
     is_whole: bool,
 }
@@ -80,15 +81,22 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    fn folder(&mut self, folder: &Path) -> Result<()> {
+    fn folder(&mut self, path: &Path) -> Result<()> {
+        let folder = match self.directory.enter().and_then(|root| root.folder(path)) {
+            Ok(folder) => folder,
+            // Nothing was stored there, or the sweeper removed the empty folder.
+            Err(Errno::NOENT) => return self.step(),
+            Err(error) => return self.stays(path, error),
+        };
         loop {
             let before = self.purging.values();
-            let Listed { files, folders, is_whole } = match self.list(folder) {
+            let Listed { files, folders, is_whole } = match self.list(&folder, path) {
                 Ok(listed) => listed,
-                Err(error) => return self.stays(folder, errno(error)),
+                Err(Errno::NOENT) => return self.step(),
+                Err(error) => return self.stays(path, error),
             };
             for some in files.chunks(FILES_AT_ONCE) {
-                some.iter().try_for_each(|(path, blocks)| self.remove(path, *blocks))?;
+                some.iter().try_for_each(|(name, blocks)| self.remove(&folder, path, name, *blocks))?;
                 self.step()?;
             }
             self.step()?;
@@ -104,27 +112,19 @@ impl Sweep<'_> {
 
     /// Lists files to remove. They are removed after the folder was closed: not every filesystem continues a listing
     /// correctly while the folder changes.
-    fn list(&mut self, folder: &Path) -> io::Result<Listed> {
+    fn list(&mut self, folder: &Folder, path: &Path) -> Result<Listed, Errno> {
         let mut listed = Listed { files: Vec::new(), folders: Vec::new(), is_whole: false };
-        let entries = match fs::read_dir(folder) {
-            // Nothing was stored there, or the sweeper removed the empty folder.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Listed { is_whole: true, ..listed }),
-            entries => entries?,
-        };
-        for entry in entries {
+        for entry in folder.list()? {
             let entry = entry?;
-            let (name, path) = (entry.file_name(), entry.path());
-            let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { continue };
-            if kind.is_dir() {
-                listed.folders.extend(is_folder(name).then_some(path));
-                continue;
-            }
-            let below = self.directory.below(&path);
-            let key = below.and_then(|path| layout::key_of(path, self.directory.is_sharded));
-            if key.is_some_and(|key| self.purging.is_of(key.namespace)) {
-                listed.files.push((path, 1));
-            } else if is_temporary(name) && is_older(&path, self.now, UNFINISHED_AGE) {
-                listed.files.push((path, 0));
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let below = path.join(name);
+            let key = layout::key_of(&below, self.directory.is_sharded);
+            if is_a_folder(folder, name, entry.file_type()) {
+                listed.folders.extend(is_folder(name).then_some(below));
+            } else if key.is_some_and(|key| self.purging.is_of(key.namespace)) {
+                listed.files.push((name.to_owned(), 1));
+            } else if is_temporary(name) && is_older(folder, name, self.now, UNFINISHED_AGE) {
+                listed.files.push((name.to_owned(), 0));
             }
             if listed.files.len() == MOST_LISTED {
                 return Ok(listed);
@@ -133,9 +133,9 @@ impl Sweep<'_> {
         Ok(Listed { is_whole: true, ..listed })
     }
 
-    fn remove(&mut self, path: &Path, blocks: u64) -> Result<()> {
+    fn remove(&mut self, folder: &Folder, path: &Path, name: &str, blocks: u64) -> Result<()> {
         let count = self.directory.grants.count();
-        let removed = rustix::fs::lstat(path).and_then(|about| rustix::fs::unlink(path).map(|()| about.st_size as u64));
+        let removed = folder.about(name).and_then(|about| folder.remove(name).map(|()| about.st_size as u64));
         match removed {
             Ok(bytes) => {
                 self.purging.removed(blocks, 1);
@@ -144,7 +144,7 @@ impl Sweep<'_> {
             }
             // Somebody else has removed the file.
             Err(Errno::NOENT | Errno::STALE) => {}
-            Err(error) => self.stays(path, error)?,
+            Err(error) => self.stays(&path.join(name), error)?,
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Sweep<'_> {
     /// A file that cannot be removed does not stop the others, unless nothing can be removed.
     fn stays(&mut self, path: &Path, error: Errno) -> Result<()> {
         self.left += 1;
-        self.why.get_or_insert_with(|| (path.to_owned(), error));
+        self.why.get_or_insert_with(|| (self.directory.path.join(path), error));
         if error == Errno::ROFS { self.end() } else { Ok(()) }
     }
 

@@ -19,7 +19,7 @@ use super::buffer::Buffer;
 use super::directory::Directory;
 use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
-use super::writer::kind_of;
+use super::writer::{kind_of, resolve};
 use crate::cancel::SlotGuard;
 use crate::header::Header;
 
@@ -29,8 +29,8 @@ const NOTE_USE_EVERY: Duration = Duration::from_secs(3600);
 
 /// Whether the object exists. Checks its length, not its content.
 pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
-    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
-    match rustix::fs::stat(&path) {
+    let path = layout::object(&op.key, directory.is_sharded);
+    match directory.enter().and_then(|root| root.about(&path)) {
         Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found(Location::default()),
         Ok(_) => Outcome::Absent,
         Err(error) => not_read(error),
@@ -43,7 +43,7 @@ const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 /// See the module documentation.
 pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, guard: &SlotGuard) -> Outcome {
     let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
-    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let path = layout::object(&op.key, directory.is_sharded);
     let file = match directory.open_object(&path) {
         Ok(file) => file,
         Err(error) => return not_read(error),
@@ -53,9 +53,9 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, g
         read => read,
     };
     match read {
-        Ok(header) => {
+        Ok((header, about)) => {
             let copied = guard.use_slot(|| buffer.hand_out(slot, op.length_bytes));
-            note_use(directory, &file);
+            note_use(directory, &file, &about);
             match copied {
                 Some(()) => Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum },
                 None => Outcome::Failed(ErrorKind::Timeout),
@@ -69,15 +69,22 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, g
     }
 }
 
-/// Reads the block into the buffer and returns its header.
-fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
+/// Reads the block into the buffer and returns its header, and what is known of its file.
+fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(Header, Stat), Outcome> {
     let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
-    judge(buffer, op, read_bytes, file).map_err(Outcome::Failed)
+    let about = fstat(file).map_err(|error| Outcome::Failed(kind_of(error)))?;
+    let header = judge(buffer, op, read_bytes, about.st_size as u64).map_err(Outcome::Failed)?;
+    Ok((header, about))
 }
 
 /// Reads a damaged object again, from the disk or the server instead of a local cache. If the damage differs from the
 /// first read, the fault lies between the object and this host, not in the object.
-fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<Header, Outcome> {
+fn read_again(
+    directory: &Directory,
+    buffer: &mut Buffer,
+    op: &Operation,
+    file: &File,
+) -> Result<(Header, Stat), Outcome> {
     let first_sum = buffer.file_checksum(op.length_bytes);
     // Where the advice is ignored, the second read proves no more than the first.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
@@ -92,9 +99,8 @@ fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: 
 }
 
 /// Whether the bytes that were read are the requested block.
-fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Result<Header, ErrorKind> {
+fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, size_bytes: u64) -> Result<Header, ErrorKind> {
     // A read that ended before the end of the file says nothing about the file; other hosts may read it correctly.
-    let size_bytes = fstat(file).map_err(kind_of)?.st_size as u64;
     if read_bytes < size_bytes.min(file_bytes(op.length_bytes)) {
         return Err(ErrorKind::Io);
     }
@@ -109,12 +115,9 @@ fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, file: &File) -> Resul
     if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
 }
 
-fn note_use(directory: &Directory, file: &File) {
-    let is_due = |about: Stat| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        now.saturating_sub(touched_at(&about)) > NOTE_USE_EVERY
-    };
-    if directory.read_only.is_none() && fstat(file).is_ok_and(is_due) {
+fn note_use(directory: &Directory, file: &File, about: &Stat) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    if directory.read_only.is_none() && now.saturating_sub(touched_at(about)) > NOTE_USE_EVERY {
         // Another user's object may not allow this: it then counts as last used when it was stored.
         let _ = touch(file);
     }
@@ -122,12 +125,13 @@ fn note_use(directory: &Directory, file: &File) {
 
 /// Removes a damaged object, unless it was replaced meanwhile, so that the block can be stored again.
 fn discard(directory: &Directory, path: &Path, file: &File, op: &Operation) {
-    tracing::warn!(path = %path.display(), group = op.key.group, "a shared object is damaged");
+    tracing::warn!(path = %directory.path.join(path).display(), group = op.key.group, "a shared object is damaged");
     let is_same = |seen: &Stat, now: &Stat| (seen.st_dev, seen.st_ino) == (now.st_dev, now.st_ino);
-    let (Ok(seen), Ok(now)) = (fstat(file), rustix::fs::stat(path)) else { return };
+    let Ok((folder, name)) = directory.enter().and_then(|root| resolve(&root, path)) else { return };
+    let (Ok(seen), Ok(now)) = (fstat(file), folder.about(name)) else { return };
     let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
     let count = directory.grants.count();
-    if directory.read_only.is_none() && is_file && is_same(&seen, &now) && rustix::fs::unlink(path).is_ok() {
+    if directory.read_only.is_none() && is_file && is_same(&seen, &now) && folder.remove(name).is_ok() {
         directory.grants.removed(seen.st_size as u64, count);
     }
 }

@@ -14,7 +14,7 @@ use std::{io, mem};
 use rustix::io::Errno;
 
 use super::config::FsConfig;
-use super::directory::{Directory, clock, errno};
+use super::directory::{Directory, clock};
 use super::grants::Figures;
 use super::lease::Lease;
 use super::samples::Samples;
@@ -187,7 +187,7 @@ impl Sweeper {
         // Without a basis a walk can find files to remove, but its count would not be valid.
         let is_due = self.last_walk.is_none_or(|last| last.elapsed() >= self.interval) || figures.is_none();
         if self.walk.is_none() && (is_due && self.samples.basis().is_some() || excess_bytes > 0) {
-            self.walk = Some(Walk::new(&self.directory, self.samples.basis(), figures));
+            self.walk = Some(Walk::new(self.samples.basis(), figures));
         }
         let is_hurried = excess_bytes > 0 || figures.is_none();
         match self.walk.is_some() {
@@ -198,13 +198,13 @@ impl Sweeper {
 
     fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
         let count = self.directory.grants.count();
-        let (mut freed_bytes, mut evicted) = (0, 0);
+        let (root, mut freed_bytes, mut evicted) = (self.directory.enter()?, 0, 0);
         for _ in 0..EVICTIONS_AT_ONCE {
             if freed_bytes >= excess_bytes {
                 break;
             }
             let Some(candidate) = self.candidates.pop() else { break };
-            if evict(&self.directory, &candidate) {
+            if evict(&root, &candidate, self.directory.is_sharded) {
                 freed_bytes += candidate.bytes;
                 evicted += 1;
             }
@@ -219,7 +219,7 @@ impl Sweeper {
         let Some(walk) = &mut self.walk else { return Ok(Duration::ZERO) };
         let ages = Ages { now, max_age: self.max_age, orphan_age: self.orphan_age };
         let (begun, count) = (Instant::now(), self.directory.grants.count());
-        while let Some(swept) = walk.step(&self.directory, ages).map_err(errno)? {
+        while let Some(swept) = walk.step(&self.directory, ages)? {
             self.sweeps.expired_blocks.fetch_add(swept.expired_blocks, Relaxed);
             self.sweeps.orphans.fetch_add(swept.orphans, Relaxed);
             self.directory.grants.removed(swept.expired_bytes, count);
@@ -247,7 +247,7 @@ impl Sweeper {
     }
 
     fn end(&mut self) {
-        self.lease.give_back();
+        self.lease.give_back(&self.directory);
         self.sweeps.is_sweeper.store(false, Relaxed);
         // If this fails, the next walk still counts correctly.
         let _ = self.directory.grants.settle(clock(), true);

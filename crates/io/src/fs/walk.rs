@@ -5,16 +5,19 @@
 //! number of objects.
 
 use std::collections::BinaryHeap;
-use std::fs::{self, DirEntry, Metadata};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_core::BlockKey;
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
 
 use super::directory::Directory;
+use super::folder::Folder;
 use super::grants::Figures;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
+use super::lease::touched_at;
+use super::writer::resolve;
 
 /// At most this many of the least recently used objects are kept for removal. They take 12 MiB at most, and at 1 MiB
 /// per block they free 128 GiB before the next walk.
@@ -47,6 +50,7 @@ pub(super) struct Swept {
 
 /// See the module documentation.
 pub(super) struct Walk {
+    /// Relative to the directory. The directory itself has an empty path.
     pending: Vec<PathBuf>,
     /// Bytes granted long enough before the walk began; none if its count is not valid.
     pub basis: Option<Option<u64>>,
@@ -58,31 +62,21 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    pub fn new(directory: &Directory, basis: Option<Option<u64>>, begun: Option<Figures>) -> Walk {
-        let pending = vec![directory.path.join(OWN_FOLDER), directory.path.clone()];
+    pub fn new(basis: Option<Option<u64>>, begun: Option<Figures>) -> Walk {
+        let pending = vec![PathBuf::from(OWN_FOLDER), PathBuf::new()];
         Walk { pending, basis, begun, found_bytes: 0, found_blocks: 0, least_recent: BinaryHeap::new() }
     }
 
     /// Processes the next folder; none when all were seen.
-    pub fn step(&mut self, directory: &Directory, ages: Ages) -> io::Result<Option<Swept>> {
-        let Some(folder) = self.pending.pop() else { return Ok(None) };
+    pub fn step(&mut self, directory: &Directory, ages: Ages) -> Result<Option<Swept>, Errno> {
+        let Some(path) = self.pending.pop() else { return Ok(None) };
+        let root = directory.enter()?;
         let mut swept = Swept::default();
-        let entries = match fs::read_dir(&folder) {
-            Ok(entries) => entries,
+        match self.folder(directory, ages, &root, &path, &mut swept) {
             // Another sweeper removed the empty folder.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(swept)),
-            Err(error) => return Err(error),
-        };
-        let mut is_empty = true;
-        for entry in entries {
-            is_empty = false;
-            self.look(directory, ages, &entry?, &mut swept);
+            Ok(()) | Err(Errno::NOENT) => Ok(Some(swept)),
+            Err(error) => Err(error),
         }
-        if is_empty && folder != directory.path && is_older(&folder, ages.now, ages.orphan_age) {
-            // This fails if a file was just created in it.
-            let _ = fs::remove_dir(&folder);
-        }
-        Ok(Some(swept))
     }
 
     /// The least recently used objects, the oldest last.
@@ -92,38 +86,74 @@ impl Walk {
         candidates
     }
 
-    fn look(&mut self, directory: &Directory, ages: Ages, entry: &DirEntry, swept: &mut Swept) {
-        let (name, path) = (entry.file_name(), entry.path());
-        let (Some(name), Ok(kind)) = (name.to_str(), entry.file_type()) else { return };
-        if kind.is_dir() {
+    fn folder(
+        &mut self,
+        directory: &Directory,
+        ages: Ages,
+        root: &Folder,
+        path: &Path,
+        swept: &mut Swept,
+    ) -> Result<(), Errno> {
+        let opened = if path.as_os_str().is_empty() { None } else { Some(root.folder(path)?) };
+        let folder = opened.as_ref().unwrap_or(root);
+        let mut is_empty = true;
+        for entry in folder.list()? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if name != "." && name != ".." {
+                is_empty = false;
+                self.look(directory, ages, folder, &path.join(name), entry.file_type(), swept);
+            }
+        }
+        let is_old = |about: Stat| ages.now.saturating_sub(touched_at(&about)) > ages.orphan_age;
+        if is_empty && opened.is_some() && folder.about_it().is_ok_and(is_old) {
+            let (parent, name) = resolve(root, path)?;
+            // This fails if a file was just created in it.
+            let _ = parent.remove_folder(name);
+        }
+        Ok(())
+    }
+
+    /// Looks at what `path` leads to, which is in `folder`.
+    fn look(
+        &mut self,
+        directory: &Directory,
+        ages: Ages,
+        folder: &Folder,
+        path: &Path,
+        kind: FileType,
+        swept: &mut Swept,
+    ) {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
+        if is_a_folder(folder, name, kind) {
             if is_folder(name) {
-                self.pending.push(path);
+                self.pending.push(path.to_owned());
             }
         } else if is_temporary(name) {
-            if is_older(&path, ages.now, ages.orphan_age) && fs::remove_file(&path).is_ok() {
+            if is_older(folder, name, ages.now, ages.orphan_age) && folder.remove(name).is_ok() {
                 swept.orphans += 1;
             }
-        } else if let Some(key) = directory.below(&path).and_then(|path| layout::key_of(path, directory.is_sharded))
-            && let Ok(about) = entry.metadata()
-            && about.is_file()
+        } else if let Some(key) = layout::key_of(path, directory.is_sharded)
+            && let Ok(about) = folder.about(name)
+            && FileType::from_raw_mode(about.st_mode) == FileType::RegularFile
         {
-            self.object(ages, key, &path, &about, swept);
+            self.object(ages, key, folder, name, &about, swept);
         }
     }
 
-    fn object(&mut self, ages: Ages, key: BlockKey, path: &Path, about: &Metadata, swept: &mut Swept) {
-        let touched = touched_at(about);
+    fn object(&mut self, ages: Ages, key: BlockKey, folder: &Folder, name: &str, about: &Stat, swept: &mut Swept) {
+        let (touched, bytes) = (touched_at(about), about.st_size as u64);
         let is_expired = ages.max_age.is_some_and(|age| ages.now.saturating_sub(touched) > age);
         // Only whole files get a name. This one lost a part later, and every load of it is a miss.
-        let is_broken = !is_object_length(about.len());
-        if (is_expired || is_broken) && fs::remove_file(path).is_ok() {
+        let is_broken = !is_object_length(bytes);
+        if (is_expired || is_broken) && folder.remove(name).is_ok() {
             swept.expired_blocks += 1;
-            swept.expired_bytes += about.len();
+            swept.expired_bytes += bytes;
             return;
         }
-        self.found_bytes += about.len();
+        self.found_bytes += bytes;
         self.found_blocks += 1;
-        self.least_recent.push(Candidate { touched, key, bytes: about.len() });
+        self.least_recent.push(Candidate { touched, key, bytes });
         if self.least_recent.len() > MAX_CANDIDATES {
             self.least_recent.pop();
         }
@@ -131,17 +161,23 @@ impl Walk {
 }
 
 /// Removes the object if it was not used since it became a candidate. Returns whether this call removed it.
-pub(super) fn evict(directory: &Directory, candidate: &Candidate) -> bool {
-    let path = directory.path.join(layout::object(&candidate.key, directory.is_sharded));
-    let is_unused = fs::symlink_metadata(&path).is_ok_and(|about| touched_at(&about) == candidate.touched);
-    is_unused && fs::remove_file(&path).is_ok()
+pub(super) fn evict(root: &Folder, candidate: &Candidate, is_sharded: bool) -> bool {
+    let path = layout::object(&candidate.key, is_sharded);
+    let Ok((folder, name)) = resolve(root, &path) else { return false };
+    let is_unused = folder.about(name).is_ok_and(|about| touched_at(&about) == candidate.touched);
+    is_unused && folder.remove(name).is_ok()
 }
 
-pub(super) fn is_older(path: &Path, now: Duration, age: Duration) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|about| now.saturating_sub(touched_at(&about)) > age)
+/// Whether the file of that name was written last longer ago than `age`.
+pub(super) fn is_older(folder: &Folder, name: &str, now: Duration, age: Duration) -> bool {
+    folder.about(name).is_ok_and(|about| now.saturating_sub(touched_at(&about)) > age)
 }
 
-fn touched_at(about: &Metadata) -> Duration {
-    let touched = about.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-    touched.unwrap_or_default()
+/// Whether the entry is a folder. Not every filesystem lists the kinds of its entries.
+pub(super) fn is_a_folder(folder: &Folder, name: &str, listed: FileType) -> bool {
+    let kind = match listed {
+        FileType::Unknown => folder.about(name).map_or(listed, |about| FileType::from_raw_mode(about.st_mode)),
+        listed => listed,
+    };
+    kind == FileType::Directory
 }

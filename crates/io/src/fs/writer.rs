@@ -3,17 +3,20 @@
 //! Invariants: a key's name leads to a file that was written to its end. A whole object is never replaced. A kill at
 //! any moment leaves the object, or an unfinished file that the sweeper removes.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::Path;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Operation, Outcome};
-use rustix::fs::{Mode, OFlags, fdatasync, fstat, fsync};
+use rustix::fs::{OFlags, fdatasync, fstat, fsync};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::buffer::Buffer;
 use super::config::Fsync;
-use super::directory::{Directory, clock, link};
+use super::directory::{Directory, clock};
+use super::folder::Folder;
 use super::layout::{self, file_bytes};
 use crate::cancel::SlotGuard;
 use crate::header::Header;
@@ -36,9 +39,13 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
     let (Some((slot, _)), None) = (op.slot, &directory.read_only) else {
         return (Outcome::Failed(ErrorKind::Unsupported), false);
     };
-    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let path = layout::object(&op.key, directory.is_sharded);
+    let root = match directory.enter() {
+        Ok(root) => root,
+        Err(error) => return (Outcome::Failed(kind_of(error)), false),
+    };
     let stored = Outcome::Stored(Location::default());
-    if is_whole(&path, op.length_bytes) {
+    if is_whole(&root, &path, op.length_bytes) {
         return (stored, true);
     }
     let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
@@ -52,7 +59,7 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
         Ok(None) => return (Outcome::Failed(ErrorKind::Full), false),
         Err(error) => return (Outcome::Failed(kind_of(error)), false),
     };
-    let written = write(directory, buffer, op.length_bytes, &path);
+    let written = write(directory, &root, buffer, op.length_bytes, &path);
     if matches!(written, Ok(Written::WasThere) | Err(_)) {
         directory.grants.refund(spent);
     }
@@ -68,9 +75,13 @@ pub(super) fn remove(directory: &Directory, op: &Operation) -> Outcome {
     if directory.read_only.is_some() {
         return Outcome::Failed(ErrorKind::Unsupported);
     }
-    let path = directory.path.join(layout::object(&op.key, directory.is_sharded));
+    let path = layout::object(&op.key, directory.is_sharded);
     let count = directory.grants.count();
-    let removed = rustix::fs::stat(&path).and_then(|about| rustix::fs::unlink(&path).map(|()| about.st_size as u64));
+    let removed = directory.enter().and_then(|root| {
+        let (folder, name) = resolve(&root, &path)?;
+        let about = folder.about(name)?;
+        folder.remove(name).map(|()| about.st_size as u64)
+    });
     match removed {
         Ok(bytes) => {
             directory.grants.removed(bytes, count);
@@ -92,33 +103,57 @@ pub(super) fn kind_of(error: Errno) -> ErrorKind {
     }
 }
 
-fn is_whole(path: &Path, length_bytes: u64) -> bool {
-    rustix::fs::stat(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
+/// The folder of an object, and the object's name in it.
+pub(super) fn resolve<'a>(root: &Folder, path: &'a Path) -> Result<(Folder, &'a OsStr), Errno> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::INVAL) };
+    Ok((root.folder(folder)?, name))
+}
+
+fn is_whole(folder: &Folder, path: impl Arg, length_bytes: u64) -> bool {
+    folder.about(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
 }
 
 /// An error means that nothing was left behind.
-fn write(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, path: &Path) -> Result<Written, Errno> {
-    let folder = path.parent().ok_or(Errno::INVAL)?;
-    let (temporary, file) = create(directory, folder)?;
+fn write(
+    directory: &Directory,
+    root: &Folder,
+    buffer: &mut Buffer,
+    length_bytes: u64,
+    path: &Path,
+) -> Result<Written, Errno> {
+    let New { folder, name, temporary, file } = create(directory, root, path)?;
     let published = write_whole(directory, buffer, length_bytes, &file)
-        .map(|()| publish(&temporary, path, length_bytes))
-        .map(|written| match flush_name(directory, folder) {
+        .map(|()| publish(&folder, &temporary, name, length_bytes))
+        .map(|written| match flush_name(directory, &folder) {
             Err(error) if written == Written::New => Written::Unsure(error),
             _ => written,
         });
     // The file may have moved. The sweeper removes it if it cannot be removed now.
-    let _ = rustix::fs::unlink(&temporary);
+    let _ = folder.remove(&temporary);
     published
 }
 
-fn create(directory: &Directory, folder: &Path) -> Result<(std::path::PathBuf, File), Errno> {
+/// An unfinished file, and where it belongs.
+struct New<'a> {
+    folder: Folder,
+    name: &'a OsStr,
+    temporary: String,
+    file: File,
+}
+
+fn create<'a>(directory: &Directory, root: &Folder, path: &'a Path) -> Result<New<'a>, Errno> {
+    let created = || {
+        let (folder, name) = resolve(root, path)?;
+        let (temporary, file) = directory.create(&folder)?;
+        Ok(New { folder, name, temporary, file })
+    };
     for _ in 1..TRIES {
-        match directory.create(folder) {
-            Err(Errno::NOENT) => directory.make_folders(folder)?,
+        match created() {
+            Err(Errno::NOENT) => directory.make_folders(root, path.parent().ok_or(Errno::INVAL)?)?,
             created => return created,
         }
     }
-    directory.create(folder)
+    created()
 }
 
 fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, file: &File) -> Result<(), Errno> {
@@ -134,25 +169,25 @@ fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, fi
 
 /// Gives the file its key's name, unless a whole object has that name. A broken object, which only another program or
 /// a damaged filesystem can have left, is replaced.
-fn publish(temporary: &Path, path: &Path, length_bytes: u64) -> Written {
-    match link(temporary, path) {
+fn publish(folder: &Folder, temporary: &str, name: &OsStr, length_bytes: u64) -> Written {
+    match folder.link(temporary, name) {
         Ok(true) => Written::New,
         // An earlier link succeeded but its answer was lost.
-        Ok(false) if is_same(temporary, path) => Written::New,
-        Ok(false) if is_whole(path, length_bytes) => Written::WasThere,
-        Ok(false) => rustix::fs::rename(temporary, path).map_or_else(Written::Unsure, |()| Written::New),
+        Ok(false) if is_same(folder, temporary, name) => Written::New,
+        Ok(false) if is_whole(folder, name, length_bytes) => Written::WasThere,
+        Ok(false) => folder.rename(temporary, name).map_or_else(Written::Unsure, |()| Written::New),
         Err(error) => Written::Unsure(error),
     }
 }
 
-fn is_same(a: &Path, b: &Path) -> bool {
-    let seen = [a, b].map(|path| rustix::fs::stat(path).ok().map(|about| (about.st_dev, about.st_ino)));
+fn is_same(folder: &Folder, a: impl Arg, b: impl Arg) -> bool {
+    let seen = [folder.about(a), folder.about(b)].map(|about| about.ok().map(|about| (about.st_dev, about.st_ino)));
     seen[0].is_some() && seen[0] == seen[1]
 }
 
-fn flush_name(directory: &Directory, folder: &Path) -> Result<(), Errno> {
+fn flush_name(directory: &Directory, folder: &Folder) -> Result<(), Errno> {
     if directory.fsync != Fsync::All {
         return Ok(());
     }
-    fsync(rustix::fs::open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    fsync(folder.open(c".", OFlags::RDONLY | OFlags::DIRECTORY)?)
 }

@@ -121,8 +121,8 @@ fn reads_only(host: &mut Host, home: &Path) {
 
 /// The umask is that of the process, which other tests share: what is tested is that it plays no part.
 #[test]
-fn folders_and_files_have_the_permissions_of_the_directory() {
-    for (mode, folders, files_have) in [(0o700, 0o700, 0o600), (0o2770, 0o2770, 0o660), (0o1777, 0o777, 0o666)] {
+fn folders_and_files_have_the_permissions_of_the_directory_and_all_users_may_write_to_none() {
+    for (mode, folders, files_have) in [(0o700, 0o700, 0o600), (0o2770, 0o2770, 0o660), (0o1777, 0o775, 0o664)] {
         let home = home();
         chmod(home.path(), mode);
         let mut host = Host::open(&config(home.path()));
@@ -143,10 +143,10 @@ fn folders_and_files_have_the_permissions_of_the_directory() {
 #[test]
 fn another_user_finds_loads_stores_removes_and_sweeps_where_the_directory_lets_it() {
     let home = home();
-    chmod(home.path(), 0o777);
+    chmod(home.path(), 0o2770);
     let mut host = Host::open(&config(home.path()));
     (1..5).for_each(|number| host.is_stored(number, LENGTH));
-    // Who is not root has no other user to become, and then stands for one that shares by group or by all.
+    // Who is not root has no other user to become, and then stands for one that shares by group.
     if rustix::process::geteuid().is_root() {
         rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
     }
@@ -158,6 +158,21 @@ fn another_user_finds_loads_stores_removes_and_sweeps_where_the_directory_lets_i
     assert_eq!(other.run(&[remove]), [Outcome::Removed]);
     assert_eq!(host.find(2), Outcome::Absent);
     (3..9).for_each(|number| host.verify(number, LENGTH));
+}
+
+#[test]
+fn a_user_of_no_group_only_reads_where_all_may_write() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not shown: only root becomes another user");
+    }
+    let home = home();
+    chmod(home.path(), 0o777);
+    let mut host = Host::open(&config(home.path()));
+    host.is_stored(1, LENGTH);
+    rustix::thread::set_thread_groups(&[]).unwrap();
+    rustix::thread::set_thread_gid(rustix::process::Gid::from_raw(65_534)).unwrap();
+    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
+    reads_only(&mut Host::open(&config(home.path())), home.path());
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod damage;
 mod fuse;
 mod hang;
 mod limits;
+mod links;
 mod mounts;
 mod purge;
 mod share;

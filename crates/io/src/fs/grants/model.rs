@@ -43,14 +43,15 @@ struct Model {
 impl Model {
     fn new(seed: u64) -> Model {
         let home = tempfile::tempdir().unwrap();
-        std::fs::write(home.path().join("usage"), Grants::empty()).unwrap();
+        std::fs::create_dir(home.path().join(OWN_FOLDER)).unwrap();
+        std::fs::write(home.path().join(OWN_FOLDER).join(USAGE), Grants::empty()).unwrap();
         let mut model = Model { home, hosts: Vec::new(), files: HashMap::new(), now: AGE, awake: 4, seed };
         model.hosts = (0..4).map(|_| model.host()).collect();
         model
     }
 
     fn host(&self) -> Host {
-        let grants = Grants::new(self.home.path().join("usage"), Some(CAPACITY), AGE);
+        let grants = Grants::new(self.home.path().to_owned(), Some(CAPACITY), AGE);
         let (storing, removed) = (Vec::new(), Vec::new());
         Host { grants, samples: Samples::new(AGE), walking: None, storing, removed }
     }
@@ -147,7 +148,7 @@ fn whatever_hosts_do_the_capacity_is_not_exceeded_and_room_comes_back() {
             model.publish_old();
             if step % 4001 == 4000 {
                 // The figures are lost.
-                std::fs::write(model.home.path().join("usage"), "no figure").unwrap();
+                std::fs::write(model.home.path().join(OWN_FOLDER).join(USAGE), "no figure").unwrap();
             }
             let published_bytes: u64 = model.files.values().sum();
             assert!(published_bytes <= CAPACITY, "seed {seed}, step {step}: {published_bytes} of {CAPACITY}");
