@@ -3,6 +3,8 @@
 #[path = "../../io/tests/fs/fuse/mod.rs"]
 mod fuse;
 mod support;
+#[path = "../../io/tests/fs/volume.rs"]
+mod volume;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -147,6 +149,34 @@ fn links_that_others_put_into_a_shared_directory_lead_the_daemon_nowhere() {
             .sum::<u64>();
         assert!(stores > 0, "{link}");
     }
+}
+
+/// By default the directory has no capacity, so that the volume is the only limit.
+#[test]
+fn blocks_are_stored_again_after_the_volume_of_a_shared_directory_was_full() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Some(volume) = volume::Volume::of_bytes(home, 4 << 20) else { return };
+    let (place, path) = (Place::new(), volume.path().to_str().expect("a path in UTF-8"));
+    let arguments = ["--tier.fs.directories", path, "--http.address", "127.0.0.1:0"];
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..200);
+    let events = |name: &str| {
+        let (page, name) = (daemon.page("/metrics"), format!("event=\"{name}\"}} "));
+        page.lines().filter_map(|line| line.split(&name).nth(1)?.parse::<u64>().ok()).sum::<u64>()
+    };
+    assert!(events("full_stores") > 0, "the volume is full");
+    let mut next = 1000;
+    wait_until("room is made", || {
+        store(&client, &worker, namespace, next..next + 1);
+        next += 1;
+        events("evicted_blocks") > 0
+    });
+    store(&client, &worker, namespace, next..next + 5);
+    lose_pool(&place, daemon, (client, worker));
+    let (_daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    is_served(&client, &worker, namespace, next..next + 5);
 }
 
 /// Names of files below a folder, with their depth.

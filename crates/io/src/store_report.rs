@@ -95,6 +95,7 @@ impl StoreReport {
             evicted_blocks,
             expired_blocks,
             removed_orphans,
+            skipped_folders,
         );
         let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
         let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.read_only };

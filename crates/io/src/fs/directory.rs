@@ -100,6 +100,13 @@ impl Directory {
         self.enter()?.folder(OWN_FOLDER)
     }
 
+    /// Bytes that the volume has left for this user.
+    pub fn free_bytes(&self) -> Result<u64, Errno> {
+        let about = rustix::fs::statvfs(&self.path)?;
+        // Some filesystems do not know.
+        Ok(if about.f_blocks == 0 { u64::MAX } else { about.f_bavail.saturating_mul(about.f_frsize) })
+    }
+
     /// Opens the object at `path`, relative to this directory, for reading.
     pub fn open_object(&self, path: &Path) -> Result<File, Errno> {
         self.enter()?.open(path, OFlags::RDONLY | self.direct())

@@ -46,7 +46,7 @@ pub(super) struct Figures {
     pub granted_bytes: u64,
     /// Total of removed files; wraps.
     pub removed_bytes: u64,
-    /// The largest refused grant, less the bytes that were returned or removed since.
+    /// The largest refused grant or store, less the bytes that were returned or removed since.
     pub wanted_bytes: u64,
     /// A random number, drawn again by each count that lowers the bound.
     pub count: Count,
@@ -86,6 +86,8 @@ struct Own {
     returns: Returns,
     /// The value read from the file last.
     count: Count,
+    /// Whether the volume had no room for granted bytes since that was last asked.
+    is_refused: bool,
 }
 
 /// See the module documentation. Times are those of one clock that continues while a host sleeps.
@@ -150,6 +152,26 @@ impl Grants {
     /// Gives back bytes that were spent but not published.
     pub fn refund(&self, spent: Spent) {
         lock(&self.own).give_back(spent.bytes, 0, spent.count);
+    }
+
+    /// Records that the volume had no room for granted bytes, so that the sweeper makes room, whichever host's it is.
+    pub fn refused(&self, bytes: u64) -> Result<(), Errno> {
+        let turn = lock(&self.changing);
+        let mut own = lock(&self.own);
+        own.is_refused = true;
+        // What is returned later would look like room.
+        own.give_back_grant();
+        drop(own);
+        self.locked(&turn, |figures| {
+            if let Some(figures) = figures {
+                figures.wanted_bytes = figures.wanted_bytes.max(bytes);
+            }
+        })
+    }
+
+    /// Whether the volume had no room for a store of this host since this was last asked.
+    pub fn take_refusal(&self) -> bool {
+        std::mem::take(&mut lock(&self.own).is_refused)
     }
 
     /// Records that a file was removed; `count` was read before the removal.

@@ -7,11 +7,11 @@
 use std::fs::{self, File};
 use std::time::Duration;
 
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
+use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
 use super::directory::Directory;
-use super::layout::{self, LEASE};
+use super::layout::{self, LEASE, USAGE};
 
 /// See the module documentation.
 pub(super) struct Lease {
@@ -96,13 +96,10 @@ impl Lease {
     }
 }
 
-/// The time of the filesystem's clock, which is the server's clock if there is a server.
+/// The time of the filesystem's clock, which is the server's clock if there is a server. A file that is there already
+/// shows it: a full volume may have no room for another.
 pub(super) fn now(directory: &Directory) -> Result<Duration, Errno> {
-    let folder = directory.own_folder()?;
-    let (name, file) = directory.create(&folder)?;
-    let now = touch(&file);
-    folder.remove(&name)?;
-    now
+    touch(&directory.own_folder()?.open(USAGE, OFlags::RDONLY)?)
 }
 
 /// Sets a file's time to now and returns it.

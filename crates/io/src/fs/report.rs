@@ -44,6 +44,8 @@ pub struct Counters {
     pub expired_blocks: u64,
     /// Unfinished files that this host's sweeper removed.
     pub removed_orphans: u64,
+    /// Folders that this host's sweeper could not read, in each walk.
+    pub skipped_folders: u64,
     /// Walks through the directory that this host's sweeper finished.
     pub sweeps: u64,
 }

@@ -187,6 +187,7 @@ impl Root {
             evicted_bytes: sweeps.evicted_bytes.load(Relaxed),
             expired_blocks: sweeps.expired_blocks.load(Relaxed),
             removed_orphans: sweeps.orphans.load(Relaxed),
+            skipped_folders: sweeps.skipped_folders.load(Relaxed),
             sweeps: sweeps.walks.load(Relaxed),
             misread_blocks: self.directory.misreads.load(Relaxed),
             ..self.counters

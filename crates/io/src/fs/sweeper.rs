@@ -1,7 +1,8 @@
 //! The thread that keeps a shared directory within its limits, if this host holds the lease.
 //!
 //! Every host has a sweeper; the one with the lease sweeps. It walks, counts, and removes blocks that are too old,
-//! unfinished files that nobody finishes, and the least recently used blocks when the directory is nearly full.
+//! unfinished files that nobody finishes, and the least recently used blocks when the directory is nearly full, or when
+//! stores found no room on its volume.
 //! Invariants: a killed sweeper leaves nothing to repair. Two sweepers at a time remove what one would have removed,
 //! or a little more.
 
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use super::config::FsConfig;
 use super::directory::{Directory, clock};
 use super::grants::Figures;
-use super::lease::Lease;
+use super::lease::{Lease, now};
 use super::samples::Samples;
 use super::walk::{Ages, Candidate, Walk, evict};
 
@@ -26,6 +27,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const STEP_PAUSE: Duration = Duration::from_millis(5);
 /// Files removed before the figures are corrected and the lease is renewed.
 const EVICTIONS_AT_ONCE: usize = 256;
+/// Blocks are evicted for a volume that is full for this long: another program's temporary file costs none.
+const FULL_FOR: Duration = Duration::from_secs(5);
 
 /// Counts of this host's sweeping.
 #[derive(Default)]
@@ -37,6 +40,7 @@ pub(super) struct Sweeps {
     pub expired_blocks: AtomicU64,
     pub orphans: AtomicU64,
     pub blocks: AtomicU64,
+    pub skipped_folders: AtomicU64,
 }
 
 /// See the module documentation.
@@ -128,7 +132,15 @@ struct Sweeper {
     last_walk: Option<Instant>,
     /// Sorted, the oldest last.
     candidates: Vec<Candidate>,
+    /// Since when the volume has been full, and when that was seen last.
+    full: Option<(Instant, Instant)>,
+    /// Bytes still to be removed for that reason, and when that was decided.
+    owed_bytes: u64,
+    last_round: Option<Instant>,
+    /// By the last walk.
+    found_bytes: u64,
     has_failed: bool,
+    has_skipped: bool,
 }
 
 impl Sweeper {
@@ -145,7 +157,12 @@ impl Sweeper {
             walk: None,
             last_walk: None,
             candidates: Vec::new(),
+            full: None,
+            owed_bytes: 0,
+            last_round: None,
+            found_bytes: 0,
             has_failed: false,
+            has_skipped: false,
         }
     }
 
@@ -170,13 +187,19 @@ impl Sweeper {
 
     fn work(&mut self) -> Result<Duration, Errno> {
         self.directory.grants.settle(clock(), false)?;
-        let Some(now) = self.lease.hold(&self.directory)? else {
+        let held = match self.lease.hold(&self.directory) {
+            // A full volume has no room for a lease. Until it has, several hosts may make room.
+            Err(Errno::NOSPC | Errno::DQUOT) => now(&self.directory).map(Some),
+            held => held,
+        };
+        let Some(now) = held? else {
             self.walk = None;
+            self.directory.grants.take_refusal();
             return Ok((self.lease_duration / 4).min(LOOK_EVERY));
         };
         let figures = self.directory.grants.figures()?;
         self.samples.saw(figures.as_ref(), clock());
-        let excess_bytes = figures.map_or(0, |figures| excess(&figures, self.directory.grants.capacity_bytes()));
+        let excess_bytes = figures.map_or(Ok(0), |figures| self.excess(&figures))?;
         if excess_bytes > 0 && !self.candidates.is_empty() {
             // After this the walk's count so far would be wrong.
             self.walk = None;
@@ -196,6 +219,35 @@ impl Sweeper {
         }
     }
 
+    /// Bytes to remove: for the capacity, or because the volume is full before the directory is.
+    fn excess(&mut self, figures: &Figures) -> Result<u64, Errno> {
+        // If removing frees nothing, because of snapshots or another user's quota, that must not soon cost all blocks.
+        let is_due = self.last_round.is_none_or(|last| last.elapsed() >= self.lease_duration);
+        if self.stays_full(figures)? && is_due {
+            self.last_round = Some(Instant::now());
+            // The bound counts grants too, and may exceed a small volume. Before the first walk this only begins one.
+            self.owed_bytes = figures.wanted_bytes.max(self.found_bytes / 10).max(1);
+        }
+        Ok(excess(figures, self.directory.grants.capacity_bytes()).max(self.owed_bytes))
+    }
+
+    fn stays_full(&mut self, figures: &Figures) -> Result<bool, Errno> {
+        if !self.is_volume_full(figures)? {
+            return Ok(false);
+        }
+        let now = Instant::now();
+        let last_time = self.full.filter(|(_, seen)| now - *seen < self.lease_duration);
+        let since = last_time.map_or(now, |(since, _)| since);
+        self.full = Some((since, now));
+        Ok(now - since >= FULL_FOR)
+    }
+
+    /// Whether a store found no room on the volume: one of this host, or one of another host that said so.
+    fn is_volume_full(&self, figures: &Figures) -> Result<bool, Errno> {
+        let is_refused = self.directory.grants.take_refusal();
+        Ok(is_refused || figures.wanted_bytes > 0 && self.directory.free_bytes()? < figures.wanted_bytes)
+    }
+
     fn make_room(&mut self, excess_bytes: u64) -> Result<(), Errno> {
         let count = self.directory.grants.count();
         let (root, mut freed_bytes, mut evicted) = (self.directory.enter()?, 0, 0);
@@ -209,6 +261,7 @@ impl Sweeper {
                 evicted += 1;
             }
         }
+        self.owed_bytes = self.owed_bytes.saturating_sub(freed_bytes);
         self.sweeps.evicted_blocks.fetch_add(evicted, Relaxed);
         self.sweeps.evicted_bytes.fetch_add(freed_bytes, Relaxed);
         self.directory.grants.removed(freed_bytes, count);
@@ -233,17 +286,39 @@ impl Sweeper {
 
     fn walked(&mut self) -> Result<Duration, Errno> {
         let Some(walk) = self.walk.take() else { return Ok(Duration::ZERO) };
+        self.tell_skipped(&walk);
         if let Some(granted_bytes) = walk.basis {
-            self.directory.grants.counted(walk.found_bytes, granted_bytes, walk.begun)?;
+            // The bound stays right without the bytes of folders that cannot be read; a sum without them would not be. But
+            // nothing is granted before there is a bound.
+            if walk.skipped.is_none() || walk.begun.is_none() {
+                self.directory.grants.counted(walk.found_bytes, granted_bytes, walk.begun)?;
+            }
             self.last_walk = Some(Instant::now());
         }
         tracing::debug!(path = %self.directory.path.display(), blocks = walk.found_blocks, bytes = walk.found_bytes,
             "swept the shared directory");
         self.sweeps.walks.fetch_add(1, Relaxed);
         self.sweeps.blocks.store(walk.found_blocks, Relaxed);
+        let had_found_bytes = mem::replace(&mut self.found_bytes, walk.found_bytes);
+        if self.owed_bytes > 0 && had_found_bytes == 0 {
+            self.owed_bytes = self.owed_bytes.max(self.found_bytes / 10);
+        }
         self.candidates = walk.into_candidates();
+        if self.candidates.is_empty() {
+            self.owed_bytes = 0;
+        }
         // If nothing in a full directory may be removed, walking without a pause would not help.
         Ok(if self.candidates.is_empty() { LOOK_EVERY.min(self.interval) } else { Duration::ZERO })
+    }
+
+    /// Counts folders that cannot be read, and warns of the first one since all could be read.
+    fn tell_skipped(&mut self, walk: &Walk) {
+        self.sweeps.skipped_folders.fetch_add(walk.skipped_folders, Relaxed);
+        let had_skipped = mem::replace(&mut self.has_skipped, walk.skipped.is_some());
+        if let Some((folder, error)) = walk.skipped.as_ref().filter(|_| !had_skipped) {
+            let (path, folders) = (self.directory.path.join(folder), walk.skipped_folders);
+            tracing::warn!(path = %path.display(), %error, folders, "the sweeper cannot read a folder, and passes over it");
+        }
     }
 
     fn end(&mut self) {

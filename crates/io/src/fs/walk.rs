@@ -1,7 +1,7 @@
 //! One walk through a shared directory, folder by folder: it finds what is there, what is too old, and what was used
 //! least recently.
 //!
-//! Invariants: it enters, counts and removes only folders and files with names of ours. Its memory is bounded for any
+//! Invariants: a folder that cannot be read is passed over and does not end the walk. The walk enters, counts and removes only folders and files with names of ours. Its memory is bounded for any
 //! number of objects.
 
 use std::collections::BinaryHeap;
@@ -58,13 +58,17 @@ pub(super) struct Walk {
     pub begun: Option<Figures>,
     pub found_bytes: u64,
     pub found_blocks: u64,
+    pub skipped_folders: u64,
+    /// The first folder that could not be read, relative to the directory.
+    pub skipped: Option<(PathBuf, Errno)>,
     least_recent: BinaryHeap<Candidate>,
 }
 
 impl Walk {
     pub fn new(basis: Option<Option<u64>>, begun: Option<Figures>) -> Walk {
         let pending = vec![PathBuf::from(OWN_FOLDER), PathBuf::new()];
-        Walk { pending, basis, begun, found_bytes: 0, found_blocks: 0, least_recent: BinaryHeap::new() }
+        let (found_bytes, found_blocks, skipped_folders, skipped, least_recent) = Default::default();
+        Walk { pending, basis, begun, found_bytes, found_blocks, skipped_folders, skipped, least_recent }
     }
 
     /// Processes the next folder; none when all were seen.
@@ -74,9 +78,15 @@ impl Walk {
         let mut swept = Swept::default();
         match self.folder(directory, ages, &root, &path, &mut swept) {
             // Another sweeper removed the empty folder.
-            Ok(()) | Err(Errno::NOENT) => Ok(Some(swept)),
-            Err(error) => Err(error),
+            Ok(()) | Err(Errno::NOENT) => {}
+            // Without the directory's own list there is nothing to walk through.
+            Err(error) if path.as_os_str().is_empty() => return Err(error),
+            Err(error) => {
+                self.skipped_folders += 1;
+                self.skipped.get_or_insert((path, error));
+            }
         }
+        Ok(Some(swept))
     }
 
     /// The least recently used objects, the oldest last.

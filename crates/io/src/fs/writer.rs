@@ -63,6 +63,10 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
     if matches!(written, Ok(Written::WasThere) | Err(_)) {
         directory.grants.refund(spent);
     }
+    if let Err(Errno::NOSPC | Errno::DQUOT) | Ok(Written::Unsure(Errno::NOSPC | Errno::DQUOT)) = written {
+        // If the count cannot be written either, this host's own sweeper still knows.
+        let _ = directory.grants.refused(file_bytes(op.length_bytes));
+    }
     match written {
         Ok(Written::New) => (stored, false),
         Ok(Written::WasThere) => (stored, true),

@@ -61,7 +61,7 @@ fn options_that_cannot_be_meant_are_refused() {
 }
 
 /// Without the right to override permissions, as every user but one is.
-fn give_up_privileges() {
+pub fn give_up_privileges() {
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),

@@ -4,6 +4,7 @@
 mod bed;
 mod conform;
 mod damage;
+mod full;
 mod fuse;
 mod hang;
 mod limits;
@@ -12,3 +13,4 @@ mod mounts;
 mod purge;
 mod share;
 mod sweep;
+mod volume;

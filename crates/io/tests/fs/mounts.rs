@@ -147,6 +147,10 @@ fn stores_that_hang_leave_lookups_and_loads_a_way_and_are_kept_when_the_mount_an
     let Some(mut mount) = mount() else { return };
     let mut host = Host::open(&quick(mount.path()));
     host.is_stored(1, LENGTH);
+    // Their folders are there: the kernel lets a lookup wait while a folder is made beside it.
+    (10..30).for_each(|number| host.is_stored(number, LENGTH));
+    let removes: Vec<_> = (10..30).map(|number| host.op(REMOVE, number, 0)).collect();
+    assert_eq!(host.run(&removes), [Outcome::Removed; 20]);
     mount.harm("make,write", "hang");
     let stores: Vec<_> = (10..30).map(|number| host.store_op(number, LENGTH)).collect();
     let outcomes = host.run(&stores);
