@@ -179,6 +179,42 @@ fn blocks_are_stored_again_after_the_volume_of_a_shared_directory_was_full() {
     is_served(&client, &worker, namespace, next..next + 5);
 }
 
+/// In the middle of a rolling upgrade.
+#[test]
+fn blocks_that_a_later_version_wrote_are_misses_and_stay_for_it() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+    let arguments = ["--tier.fs.directories", home.path().to_str().expect("a path in UTF-8")];
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..10);
+    lose_pool(&place, daemon, (client, worker));
+    let blocks = || paths(home.path()).into_iter().filter(|path| !path.starts_with(home.path().join(".forebay")));
+    for path in blocks() {
+        let mut bytes = std::fs::read(&path).expect("a block");
+        bytes[8..12].copy_from_slice(&2u32.to_le_bytes());
+        let seal = forebay_core::checksum::checksum(&bytes[..88]);
+        bytes[88..96].copy_from_slice(&seal.to_le_bytes());
+        std::fs::write(&path, bytes).expect("it is written");
+    }
+    let contents = || blocks().map(|path| std::fs::read(path).expect("a block")).collect::<Vec<_>>();
+    let before = contents();
+    assert_eq!(before.len(), 10);
+    let (_daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    is_missed(&client, namespace, 0..10);
+    store(&client, &worker, namespace, 0..10);
+    is_served(&client, &worker, namespace, 0..10);
+    assert!(contents() == before, "the files are as they were");
+}
+
+/// Files below a folder, in an order that stays.
+fn paths(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let mut found: Vec<_> = entries.flat_map(|path| if path.is_dir() { paths(&path) } else { vec![path] }).collect();
+    found.sort();
+    found
+}
+
 /// Names of files below a folder, with their depth.
 fn files(folder: &Path, depth: usize) -> Vec<(usize, String)> {
     let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry"));

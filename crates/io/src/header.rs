@@ -1,8 +1,9 @@
 //! The header before a block's bytes in every shared store: key, length and checksum. Other programs may write there
 //! too. `docs/formats/block.md` gives the header byte by byte.
 //!
-//! Invariant: a header that [`Header::read`] returns was written whole, in a known version. The caller checks with
-//! [`Header::is_of`] whether it is the requested block's.
+//! Invariants: a header that [`Header::read`] returns was written whole, in a known version. The caller checks with
+//! [`Header::is_of`] whether it is the requested block's. A block of a later version is a miss and stays: hosts that
+//! were upgraded already read it.
 
 use forebay_core::checksum::checksum;
 use forebay_core::{BlockHash, BlockKey, NamespaceId};
@@ -44,11 +45,9 @@ impl Header {
         bytes
     }
 
-    /// `None` if the bytes are not a header: foreign, torn or damaged bytes, or a future version.
+    /// `None` if the bytes are not a header: foreign, torn or damaged bytes, or a later version.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
-        let is_whole = checksum(&bytes[..SEAL_AT]) == u64::from_le_bytes(field(bytes, SEAL_AT));
-        let version = u32::from_le_bytes(field(bytes, 8));
-        if &bytes[..8] != MAGIC || !is_whole || version != VERSION {
+        if version(bytes) != Some(VERSION) {
             return None;
         }
         let hash = bytes[32..64].get(..bytes[14] as usize).and_then(|hash| BlockHash::new(hash).ok())?;
@@ -61,10 +60,21 @@ impl Header {
         })
     }
 
+    /// Whether the bytes are a whole header of a later version.
+    pub fn is_later(bytes: &[u8; HEADER_BYTES]) -> bool {
+        version(bytes).is_some_and(|version| version > VERSION)
+    }
+
     /// Whether this is the header of the block with that key and length.
     pub fn is_of(&self, key: &BlockKey, length_bytes: u64) -> bool {
         self.key == *key && self.length_bytes == length_bytes
     }
+}
+
+/// Of a whole header; every version has magic, version and seal in the same places.
+fn version(bytes: &[u8; HEADER_BYTES]) -> Option<u32> {
+    let is_whole = checksum(&bytes[..SEAL_AT]) == u64::from_le_bytes(field(bytes, SEAL_AT));
+    (&bytes[..8] == MAGIC && is_whole).then(|| u32::from_le_bytes(field(bytes, 8)))
 }
 
 fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
@@ -94,6 +104,19 @@ mod tests {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Header::read(&bad), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_whole_header_of_another_version_is_known_as_later_or_as_none() {
+        for (version, is_later) in [(0u32, false), (VERSION, false), (VERSION + 1, true), (u32::MAX, true)] {
+            let mut bytes = header(&[5; 32]).write();
+            bytes[8..12].copy_from_slice(&version.to_le_bytes());
+            assert!(version == VERSION || !Header::is_later(&bytes), "its seal is not right");
+            let seal = checksum(&bytes[..SEAL_AT]);
+            bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+            assert_eq!(Header::is_later(&bytes), is_later, "{version}");
+            assert_eq!(Header::read(&bytes).is_some(), version == VERSION, "{version}");
         }
     }
 

@@ -56,7 +56,12 @@ impl Buffer {
 
     /// The header of the file that was read.
     pub fn header(&self) -> Option<Header> {
-        Header::read(self.memory[..HEADER_BYTES].try_into().expect("as long as a header"))
+        Header::read(self.head())
+    }
+
+    /// Whether the file that was read holds a block in a later format.
+    pub fn is_later(&self) -> bool {
+        Header::is_later(self.head())
     }
 
     /// The checksum of the block that was read.
@@ -108,6 +113,10 @@ impl Buffer {
 
     fn file_mut(&mut self, length_bytes: u64) -> &mut [u8] {
         &mut self.memory[..file_bytes(length_bytes) as usize]
+    }
+
+    fn head(&self) -> &[u8; HEADER_BYTES] {
+        self.memory[..HEADER_BYTES].try_into().expect("as long as a header")
     }
 
     fn block(&self, length_bytes: u64) -> &[u8] {

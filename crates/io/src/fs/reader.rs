@@ -3,7 +3,7 @@
 //! Invariants: a slot is written only with bytes that have the requested key and length and the checksum of their
 //! header, and only while somebody still waits for them. An object is removed only after two reads that found the
 //! same damage, the second one past the page cache: if bits flip on the way to this host, other hosts may still read
-//! the object correctly.
+//! the object correctly. An object in a later format is a miss, and is not removed.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
 use super::writer::{kind_of, resolve};
 use crate::cancel::SlotGuard;
-use crate::header::Header;
+use crate::header::{HEADER_BYTES, Header};
 
 /// The time of last use is recorded at most this often: one more request to a server for many loads. Mounts rarely
 /// keep access times, and never exactly.
@@ -72,6 +72,9 @@ pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, g
 /// Reads the block into the buffer and returns its header, and what is known of its file.
 fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(Header, Stat), Outcome> {
     let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
+    if read_bytes >= HEADER_BYTES as u64 && buffer.is_later() {
+        return Err(Outcome::Absent);
+    }
     let about = fstat(file).map_err(|error| Outcome::Failed(kind_of(error)))?;
     let header = judge(buffer, op, read_bytes, about.st_size as u64).map_err(Outcome::Failed)?;
     Ok((header, about))

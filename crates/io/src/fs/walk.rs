@@ -17,7 +17,7 @@ use super::folder::Folder;
 use super::grants::Figures;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
 use super::lease::touched_at;
-use super::writer::resolve;
+use super::writer::{is_later, resolve};
 
 /// At most this many of the least recently used objects are kept for removal. They take 12 MiB at most, and at 1 MiB
 /// per block they free 128 GiB before the next walk.
@@ -155,7 +155,7 @@ impl Walk {
         let (touched, bytes) = (touched_at(about), about.st_size as u64);
         let is_expired = ages.max_age.is_some_and(|age| ages.now.saturating_sub(touched) > age);
         // Only whole files get a name. This one lost a part later, and every load of it is a miss.
-        let is_broken = !is_object_length(bytes);
+        let is_broken = !is_object_length(bytes) && !is_later(folder, name);
         if (is_expired || is_broken) && folder.remove(name).is_ok() {
             swept.expired_blocks += 1;
             swept.expired_bytes += bytes;

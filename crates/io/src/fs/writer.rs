@@ -1,10 +1,12 @@
 //! From a slot to an object: a bounce buffer, a file under a unique name, flushed, then linked to its key.
 //!
-//! Invariants: a key's name leads to a file that was written to its end. A whole object is never replaced. A kill at
+//! Invariants: a key's name leads to a file that was written to its end. A whole object, also one in a later format, is
+//! never replaced. A kill at
 //! any moment leaves the object, or an unfinished file that the sweeper removes.
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use forebay_core::ErrorKind;
@@ -19,7 +21,7 @@ use super::directory::{Directory, clock};
 use super::folder::Folder;
 use super::layout::{self, file_bytes};
 use crate::cancel::SlotGuard;
-use crate::header::Header;
+use crate::header::{HEADER_BYTES, Header};
 
 /// How often an object's folder is created again if the sweeper removes it as empty at that moment.
 const TRIES: u32 = 4;
@@ -178,10 +180,18 @@ fn publish(folder: &Folder, temporary: &str, name: &OsStr, length_bytes: u64) ->
         Ok(true) => Written::New,
         // An earlier link succeeded but its answer was lost.
         Ok(false) if is_same(folder, temporary, name) => Written::New,
-        Ok(false) if is_whole(folder, name, length_bytes) => Written::WasThere,
+        Ok(false) if is_whole(folder, name, length_bytes) || is_later(folder, name) => Written::WasThere,
         Ok(false) => folder.rename(temporary, name).map_or_else(Written::Unsure, |()| Written::New),
         Err(error) => Written::Unsure(error),
     }
+}
+
+/// Whether the file holds a block in a later format. It may have another length there.
+pub(super) fn is_later(folder: &Folder, name: impl Arg) -> bool {
+    // Without a wait, if it is a FIFO.
+    let Ok(file) = folder.open(name, OFlags::RDONLY | OFlags::NONBLOCK) else { return false };
+    let mut head = [0; HEADER_BYTES];
+    file.read_exact_at(&mut head, 0).is_ok() && Header::is_later(&head)
 }
 
 fn is_same(folder: &Folder, a: impl Arg, b: impl Arg) -> bool {

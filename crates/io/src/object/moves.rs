@@ -1,8 +1,8 @@
 //! One block between a slot and an object: the header, then the payload.
 //!
 //! Invariants: a slot is read and written by plain copies without a wait in the middle, and written only with
-//! verified bytes. An object is removed only after two requests that found it damaged, since a bit may flip in
-//! transit.
+//! verified bytes. An object is removed only after two requests that found the same damage, since bits may flip in
+//! transit. An object in a later format is a miss, and is not removed or replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -33,7 +33,9 @@ pub(super) struct Place {
     pub prefix: String,
     pub part_bytes: u64,
     pub pool: Region,
-    /// Loads whose first answer was damaged and whose second one was not.
+    /// Whether objects are not removed, however damaged.
+    pub is_read_only: bool,
+    /// Loads whose first answer was damaged and whose second one was not, or was damaged in another way.
     pub misreads: Arc<AtomicU64>,
 }
 
@@ -74,16 +76,20 @@ impl Place {
     async fn load(&self, op: &Operation, guard: &SlotGuard) -> Outcome {
         let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
         let path = self.path(op);
-        let mut read = self.read(op, &path).await;
+        let (mut read, mut pieces) = self.read(op, &path).await;
         if matches!(read, Err(DAMAGED)) {
-            read = self.read(op, &path).await;
-            if read.is_ok() {
+            let first_sum = sum_of(&pieces);
+            (read, pieces) = self.read(op, &path).await;
+            if matches!(read, Err(DAMAGED)) && sum_of(&pieces) != first_sum {
+                read = Err(Outcome::Failed(ErrorKind::Io));
+            }
+            if !matches!(read, Err(DAMAGED)) {
                 self.misreads.fetch_add(1, Relaxed);
-                tracing::warn!(%path, "an object was damaged in the first read and whole in the second");
+                tracing::warn!(%path, "two reads of an object returned different bytes");
             }
         }
         match read {
-            Ok((header, pieces)) => {
+            Ok(header) => {
                 let copied = guard.use_slot(|| {
                     let mut at = slot.offset();
                     payload(&pieces, |bytes| {
@@ -97,6 +103,8 @@ impl Place {
             Err(outcome) => {
                 if outcome == DAMAGED {
                     tracing::warn!(%path, "an object is damaged");
+                }
+                if outcome == DAMAGED && !self.is_read_only {
                     // So that the block can be stored again. A failure shows at the next store.
                     let _ = self.store.delete(&path).await;
                 }
@@ -107,14 +115,18 @@ impl Place {
 
     /// One request returns header and payload, which are compared with each other. No bytes beyond the block's length
     /// are requested.
-    async fn read(&self, op: &Operation, path: &Path) -> Result<(Header, Vec<impl AsRef<[u8]>>), Outcome> {
+    async fn read(&self, op: &Operation, path: &Path) -> (Result<Header, Outcome>, Vec<impl AsRef<[u8]> + use<>>) {
+        match self.fetch(op, path).await {
+            Ok((object_bytes, pieces)) => (judge(op, object_bytes, &pieces), pieces),
+            Err(error) => (Err(not_done(&error)), Vec::new()),
+        }
+    }
+
+    async fn fetch(&self, op: &Operation, path: &Path) -> Result<(u64, Vec<impl AsRef<[u8]> + use<>>), Error> {
         let range = GetRange::Bounded(0..HEADER_BYTES as u64 + op.length_bytes);
         let got = object_store::ObjectStore::get_opts(&self.store, path, GetOptions::new().with_range(Some(range)));
-        let got = got.await.map_err(|error| not_done(&error))?;
-        let object_bytes = got.meta.size;
-        let pieces = got.into_stream().try_collect::<Vec<_>>().await.map_err(|error| not_done(&error))?;
-        let header = judge(op, object_bytes, &pieces).map_err(Outcome::Failed)?;
-        Ok((header, pieces))
+        let got = got.await?;
+        Ok((got.meta.size, got.into_stream().try_collect::<Vec<_>>().await?))
     }
 
     async fn store(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
@@ -123,6 +135,7 @@ impl Place {
         let stored = Outcome::Stored(Location::default());
         match self.store.head(&path).await {
             Ok(about) if about.size == bytes => return (stored, true),
+            Ok(_) if self.is_later(&path).await => return (stored, true),
             Ok(_) | Err(Error::NotFound { .. }) => {}
             Err(error) => return (not_done(&error), false),
         }
@@ -136,6 +149,12 @@ impl Place {
             false => self.store.put(&path, object.into()).await.map(drop),
         };
         (sent.map_or_else(|error| not_done(&error), |()| stored), false)
+    }
+
+    /// Whether the object is a block in a later format. It may have another length there.
+    async fn is_later(&self, path: &Path) -> bool {
+        let head = self.store.get_range(path, 0..HEADER_BYTES as u64).await;
+        head.is_ok_and(|head| head[..].try_into().is_ok_and(Header::is_later))
     }
 
     /// The object of the block in the operation's slot.
@@ -184,18 +203,21 @@ pub(super) fn path_of(key: &BlockKey, prefix: &str) -> Path {
 }
 
 /// Whether the bytes are the requested block.
-fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<Header, ErrorKind> {
+fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<Header, Outcome> {
     let mut head = Vec::with_capacity(HEADER_BYTES);
     for piece in pieces.iter().map(AsRef::as_ref) {
         head.extend_from_slice(&piece[..piece.len().min(HEADER_BYTES - head.len())]);
     }
-    let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| ErrorKind::Corrupt)?;
-    let header = Header::read(head).filter(|header| header.key == op.key).ok_or(ErrorKind::Corrupt)?;
+    let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| DAMAGED)?;
+    if Header::is_later(head) {
+        return Err(Outcome::Absent);
+    }
+    let header = Header::read(head).filter(|header| header.key == op.key).ok_or(DAMAGED)?;
     if object_bytes != HEADER_BYTES as u64 + header.length_bytes {
-        return Err(ErrorKind::Corrupt);
+        return Err(DAMAGED);
     }
     if header.length_bytes != op.length_bytes {
-        return Err(ErrorKind::Invalid);
+        return Err(Outcome::Failed(ErrorKind::Invalid));
     }
     let (mut sum, mut bytes) = (Checksum::new(), 0);
     payload(pieces, |piece| {
@@ -203,7 +225,14 @@ fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Resu
         bytes += piece.len() as u64;
     });
     let is_whole = bytes == op.length_bytes && sum.finish() == header.checksum;
-    if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
+    if is_whole { Ok(header) } else { Err(DAMAGED) }
+}
+
+/// The checksum of all bytes that a request returned.
+fn sum_of(pieces: &[impl AsRef<[u8]>]) -> u64 {
+    let mut sum = Checksum::new();
+    pieces.iter().for_each(|piece| sum.update(piece.as_ref()));
+    sum.finish()
 }
 
 /// The bytes after the header, piece by piece.

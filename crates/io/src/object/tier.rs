@@ -65,7 +65,8 @@ impl Object {
         let waker = Arc::new(Waker::new().map_err(no_machine)?);
         let misreads = Arc::<AtomicU64>::default();
         let (prefix, part_bytes) = (config.prefix.clone(), config.part_bytes);
-        let place = Place { store, prefix, part_bytes, pool, misreads: misreads.clone() };
+        let is_read_only = config.read_only;
+        let place = Place { store, prefix, part_bytes, pool, is_read_only, misreads: misreads.clone() };
         let client =
             Client::start(runtime, place, config.requests, config.timeout, waker.clone()).map_err(no_machine)?;
         Ok(Object {

@@ -3,9 +3,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
+use forebay_io::fs::FsConfig;
 
 use crate::bed::*;
 
@@ -111,4 +113,39 @@ fn a_folder_or_a_loop_in_place_of_an_object_fails_that_block_alone() {
     std::os::unix::fs::symlink(&path, &path).unwrap();
     assert!(matches!(host.load(1, LENGTH), Outcome::Failed(_)));
     host.verify(2, LENGTH);
+}
+
+/// As a host that was upgraded already may have written it: the header says another version, and is whole.
+fn make_later(path: &std::path::Path, length: u64) -> Vec<u8> {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[8..12].copy_from_slice(&2u32.to_le_bytes());
+    let seal = forebay_core::checksum::checksum(&bytes[..88]);
+    bytes[88..96].copy_from_slice(&seal.to_le_bytes());
+    bytes.resize(length as usize, 7);
+    fs::write(path, &bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_block_in_a_later_format_is_a_miss_and_stays_whatever_its_length() {
+    for length in [4096 + 12_288, 4096 + 4096, 4096 + 16_384, 5000, 100] {
+        let home = home();
+        let brisk = FsConfig {
+            sweep_interval: Duration::from_millis(10),
+            grant_age: Duration::from_millis(100),
+            ..config(home.path())
+        };
+        let mut host = Host::open(&brisk);
+        (1..3).for_each(|number| host.is_stored(number, LENGTH));
+        let path = object_of(home.path(), 1);
+        let bytes = make_later(&path, length);
+        assert_eq!(host.load(1, LENGTH), Outcome::Absent, "{length}");
+        host.is_stored(1, LENGTH);
+        let before = host.fs.report().roots[0].counters.sweeps;
+        host.until("two more walks", |host| host.fs.report().roots[0].counters.sweeps >= before + 2);
+        assert!(fs::read(&path).unwrap() == bytes, "{length}");
+        let counters = host.fs.report().roots[0].counters;
+        assert_eq!((counters.repeated_stores, counters.corrupt_blocks, counters.expired_blocks), (1, 0, 0), "{length}");
+        host.verify(2, LENGTH);
+    }
 }

@@ -83,6 +83,41 @@ fn a_bit_that_flips_in_one_answer_costs_neither_the_object_nor_the_hit() {
 }
 
 #[test]
+fn bits_that_flip_in_other_places_each_time_cost_no_object() {
+    let (server, mut host) = served();
+    host.is_stored(1, LENGTH);
+    server.alter(|bytes| bytes[5000] ^= 1);
+    server.fail("GET", Fault::Flip, 1);
+    assert_eq!(host.one(LOAD, 1, LENGTH), IO);
+    assert_eq!(server.count(), 1);
+    assert_eq!(host.tier.report().counters.misread_blocks, 1);
+}
+
+/// Its header, resealed as a later version's.
+fn make_later(object: &mut [u8]) {
+    object[8..12].copy_from_slice(&2u32.to_le_bytes());
+    let seal = forebay_core::checksum::checksum(&object[..88]);
+    object[88..96].copy_from_slice(&seal.to_le_bytes());
+}
+
+#[test]
+fn a_block_in_a_later_format_is_a_miss_and_stays() {
+    let (server, mut host) = served();
+    for grown in [0, 1000] {
+        host.is_stored(1, LENGTH);
+        server.alter(|bytes| {
+            make_later(bytes);
+            bytes.resize(bytes.len() + grown, 7);
+        });
+        let before = server.state.objects.lock().unwrap().clone();
+        assert_eq!(host.one(LOAD, 1, LENGTH), Outcome::Absent, "{grown}");
+        host.is_stored(1, LENGTH);
+        assert_eq!(*server.state.objects.lock().unwrap(), before, "{grown}");
+        assert_eq!(host.one(REMOVE, 1, 0), Outcome::Removed);
+    }
+}
+
+#[test]
 fn a_store_of_what_is_there_sends_nothing_and_of_what_is_cut_replaces_it() {
     let (server, mut host) = served();
     host.is_stored(1, LENGTH);
@@ -199,5 +234,7 @@ fn a_reader_stores_and_removes_nothing() {
     let refused = Outcome::Failed(ErrorKind::Unsupported);
     assert_eq!((reader.store(2, LENGTH), reader.one(REMOVE, 1, 0)), (refused, refused));
     reader.verify(1, LENGTH);
+    server.alter(|bytes| bytes[5000] ^= 1);
+    assert_eq!(reader.one(LOAD, 1, LENGTH), CORRUPT);
     assert_eq!(server.count(), 1);
 }
