@@ -202,6 +202,9 @@ fn blocks_that_a_later_version_wrote_are_misses_and_stay_for_it() {
     let (_daemon, client, worker) = serving(&place, &arguments);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     is_missed(&client, namespace, 0..10);
+    // The lookup is answered with its first miss.
+    wait_until("no load is under way", || tier(&client, "fs").loading_blocks == 0);
+    assert!(contents() == before, "no load removed a file");
     store(&client, &worker, namespace, 0..10);
     is_served(&client, &worker, namespace, 0..10);
     assert!(contents() == before, "the files are as they were");
@@ -213,6 +216,44 @@ fn paths(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found: Vec<_> = entries.flat_map(|path| if path.is_dir() { paths(&path) } else { vec![path] }).collect();
     found.sort();
     found
+}
+
+#[test]
+fn one_missing_directory_of_two_is_done_without_and_taken_up_when_it_comes() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+    let [there, missing] = ["there", "missing"].map(|name| home.path().join(name));
+    std::fs::create_dir(&there).expect("a directory");
+    let named = format!("{:?}", [&there, &missing]);
+    let arguments = ["--tier.fs.directories", &named, "--http.address", "127.0.0.1:0"];
+    let (daemon, client, worker) = serving(&place, &arguments);
+    let healthy = |path: &Path| {
+        let (page, store) = (daemon.page("/metrics"), format!("store=\"{}\"}} ", path.display()));
+        let line = page.lines().find(|line| line.starts_with("forebay_shared_store_healthy") && line.contains(&store));
+        line.expect("each directory is named").ends_with(" 1")
+    };
+    assert!(healthy(&there) && !healthy(&missing));
+    let ready = daemon.page("/readyz");
+    assert!(ready.starts_with("HTTP/1.1 200 OK"), "{ready}");
+    assert!(
+        ready.contains(&format!("fs: serving: without `{}`: cannot use the directory", missing.display())),
+        "{ready}"
+    );
+    let told = tier(&client, "fs").stores.into_iter().find(|store| !store.is_healthy).expect("it is told");
+    assert_eq!(Path::new(&told.name), missing);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..50);
+    assert_eq!(files(&there, 0).iter().filter(|(depth, name)| *depth > 1 && name.contains('-')).count(), 50);
+
+    std::fs::create_dir(&missing).expect("a directory");
+    wait_until("it is taken up", || healthy(&missing));
+    let ready = daemon.page("/readyz");
+    assert!(ready.contains("fs: serving\n"), "{ready}");
+    store(&client, &worker, namespace, 100..150);
+    assert!(paths(&missing).len() > 10, "it has its share");
+    lose_pool(&place, daemon, (client, worker));
+    let (_daemon, client, worker) = serving(&place, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    is_served(&client, &worker, namespace, 100..150);
 }
 
 /// Names of files below a folder, with their depth.

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use forebay_core::tier::Health as TierHealth;
 use forebay_core::{Core, Error, ErrorKind, Result};
+use forebay_io::StoreReport;
 use forebay_io::pool::{Outcome, Pool, PoolConfig};
 use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
@@ -22,7 +24,7 @@ use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
-use crate::tiers::Report;
+use crate::tiers::{Report, Standing};
 use crate::{listen, random, recover, vital};
 
 /// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
@@ -231,9 +233,16 @@ impl http::Source for Pages {
     }
 }
 
+/// A tier that serves says which of its shared stores it does without.
 fn told(tier: &Report) -> (&'static str, &'static str, String) {
     let (state, why) = tier.standing.told();
-    (tier.name, state, why.to_owned())
+    let is_sick = |store: &&StoreReport| tier.standing == Standing::Serving && store.health != TierHealth::Healthy;
+    let without = tier.stores.iter().filter(is_sick).map(|store| {
+        let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
+        format!("without `{}`{why}", store.name)
+    });
+    let without = without.collect::<Vec<_>>().join("; ");
+    (tier.name, state, if without.is_empty() { why.to_owned() } else { without })
 }
 
 fn pool_config(config: &Config) -> PoolConfig {

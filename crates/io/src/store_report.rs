@@ -98,12 +98,13 @@ impl StoreReport {
             skipped_folders,
         );
         let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
-        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.read_only };
+        let is_open = root.missing.is_none();
+        let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or(root.read_only) };
         StoreReport {
-            used_bytes: Some(root.used_bytes),
+            used_bytes: is_open.then_some(root.used_bytes),
             capacity_bytes: root.capacity_bytes,
-            hanging_threads: Some(root.hanging_threads as u64),
-            is_sweeper: Some(root.is_sweeper),
+            hanging_threads: is_open.then_some(root.hanging_threads as u64),
+            is_sweeper: is_open.then_some(root.is_sweeper),
             ..StoreReport::new(root.path.display().to_string(), root.health, trouble, events)
         }
     }

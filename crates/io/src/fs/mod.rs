@@ -12,6 +12,8 @@
 //!   caller.
 //! - A directory holds no more than its capacity plus what is in flight.
 //!
+//! - A directory that is missing at the start costs its own blocks, and is taken up when it comes (`missing`).
+//!
 //! `docs/formats/directory.md` draws the directory. `docs/tiers/fs.md` says what the tier promises and how it fails.
 
 mod buffer;
@@ -22,6 +24,7 @@ mod grants;
 mod io_threads;
 mod layout;
 mod lease;
+mod missing;
 mod purge;
 mod reader;
 mod report;

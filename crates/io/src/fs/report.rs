@@ -59,6 +59,8 @@ pub struct RootReport {
     pub id: u128,
     /// Sick while so many threads hang that none is left for transfers.
     pub health: Health,
+    /// Why the directory is not open; none if it is.
+    pub missing: Option<String>,
     /// Why nothing is written; none if the directory is writable.
     pub read_only: Option<String>,
     /// An upper bound, as this host last saw it.
@@ -85,6 +87,30 @@ pub struct RootReport {
     pub in_flight: usize,
     /// Counts since the tier was opened.
     pub counters: Counters,
+}
+
+impl RootReport {
+    pub(super) fn of_missing(path: PathBuf, health: Health, why: String) -> RootReport {
+        RootReport {
+            path,
+            id: 0,
+            health,
+            missing: Some(why),
+            read_only: None,
+            used_bytes: 0,
+            capacity_bytes: None,
+            counted_blocks: 0,
+            is_sweeper: false,
+            threads: 0,
+            hanging_threads: 0,
+            buffers: 0,
+            waiting_loads: 0,
+            waiting_finds: 0,
+            waiting_stores: 0,
+            in_flight: 0,
+            counters: Counters::default(),
+        }
+    }
 }
 
 /// The whole tier.

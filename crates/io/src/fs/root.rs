@@ -196,6 +196,7 @@ impl Root {
             path: self.directory.path.clone(),
             id: self.directory.id,
             health: self.health(),
+            missing: None,
             read_only: self.directory.read_only.clone(),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),

@@ -1,10 +1,11 @@
 //! The filesystem tier: blocks distributed over directories by their keys.
 //!
 //! Invariants: a key lives in one directory, chosen by the key and the directories' own ids, so every host finds it,
-//! whatever the names and the configured order of its mounts are. A directory that hangs affects its own blocks only.
+//! whatever the names and the configured order of its mounts are. A directory that hangs or is missing affects its own
+//! blocks only. While it is missing, new ones of them go to the others.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -18,6 +19,7 @@ use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use super::config::{FsConfig, Fsync};
 use super::directory::Directory;
 use super::io_threads::IoThreads;
+use super::missing::Missing;
 use super::purge;
 use super::report::FsReport;
 use super::root::Root;
@@ -32,6 +34,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// See the module documentation.
 pub struct Fs {
     roots: Vec<Root>,
+    missing: Vec<Missing>,
+    /// As they are configured.
+    paths: Vec<PathBuf>,
+    is_read_only: bool,
     waker: Arc<Waker>,
     transfers: Transfers,
     fsync: Fsync,
@@ -43,27 +49,73 @@ impl Fs {
         Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: true };
 
     /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is the memory with the slots.
-    /// An error names the directory and what to do.
+    /// Directories that cannot be used yet are waited for beside serving, if there is another. An error names the
+    /// directory and what to do.
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
         config.check()?;
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let directories = open_all(config)?;
+        let mut opened = open_all(config)?;
+        let is_wrong =
+            |opened: &Result<Directory>| opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid);
+        if let Some(at) = opened.iter().position(is_wrong).or(opened.iter().all(Result::is_err).then_some(0)) {
+            return Err(opened.swap_remove(at).err().expect("it is an error"));
+        }
         // On an error the drop of this value closes it.
-        let mut fs = Fs { roots: Vec::new(), waker, transfers: Transfers::default(), fsync: config.fsync };
-        for directory in directories {
-            let directory = Arc::new(directory);
-            if let Some(twin) = fs.roots.iter().find(|root| root.directory.id == directory.id) {
-                return Err(Error::invalid("two paths lead to the same directory")
-                    .with("path", directory.path.display())
-                    .with("also", twin.directory.path.display())
-                    .hint("name each directory once"));
+        let mut fs = Fs {
+            roots: Vec::new(),
+            missing: Vec::new(),
+            paths: config.directories.clone(),
+            is_read_only: config.read_only,
+            waker,
+            transfers: Transfers::default(),
+            fsync: config.fsync,
+        };
+        for (path, opened) in config.directories.iter().zip(opened) {
+            let (config, pool, waker) = (config.clone(), pool.clone(), fs.waker.clone());
+            match opened {
+                Ok(directory) => {
+                    if let Some(error) = fs.twin_of(&directory) {
+                        return Err(error);
+                    }
+                    fs.roots.push(start(directory, &config, &pool, &waker)?);
+                }
+                Err(error) => {
+                    let named = path.clone();
+                    let open = move || start(Directory::open(&named, &config)?, &config, &pool, &waker);
+                    fs.missing.push(Missing::start(path.clone(), error, open).map_err(no_memory)?);
+                }
             }
-            let io_threads =
-                IoThreads::start(directory.clone(), pool.clone(), fs.waker.clone(), config.streams, config.buffers);
-            let sweeper = SweeperHandle::start(directory.clone(), config).map_err(no_memory)?;
-            fs.roots.push(Root::new(directory, io_threads.map_err(no_memory)?, sweeper, config));
         }
         Ok(fs)
+    }
+
+    fn twin_of(&self, directory: &Directory) -> Option<Error> {
+        let twin = self.roots.iter().find(|root| root.directory.id == directory.id)?;
+        Some(
+            Error::invalid("two paths lead to the same directory")
+                .with("path", directory.path.display())
+                .with("also", twin.directory.path.display())
+                .hint("name each directory once"),
+        )
+    }
+
+    /// Uses directories that were missing and came.
+    fn take_up(&mut self) {
+        for missing in std::mem::take(&mut self.missing) {
+            let Some(mut root) = missing.opened() else {
+                self.missing.push(missing);
+                continue;
+            };
+            if let Some(error) = self.twin_of(&root.directory) {
+                tracing::error!(%error, "a shared directory is not used");
+                root.close();
+                missing.refuse(error);
+                self.missing.push(missing);
+                continue;
+            }
+            tracing::info!(path = %missing.path.display(), "a shared directory came, and is used");
+            self.roots.push(root);
+        }
     }
 
     /// Readable when [`Tier::poll`] has work to do.
@@ -73,12 +125,16 @@ impl Fs {
 
     /// Does no I/O.
     pub fn report(&self) -> FsReport {
-        FsReport { roots: self.roots.iter().map(Root::report).collect() }
+        let roots = self.roots.iter().map(Root::report);
+        let mut roots: Vec<_> = roots.chain(self.missing.iter().map(Missing::report)).collect();
+        roots.sort_by_key(|root| self.paths.iter().position(|path| *path == root.path));
+        FsReport { roots }
     }
 
     /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<Place> {
-        self.roots.iter().map(|root| purge::place(&root.directory, root.timeout())).collect()
+        let open = self.roots.iter().map(|root| purge::place(&root.directory, root.timeout()));
+        open.chain(self.missing.iter().map(Missing::place)).collect()
     }
 
     /// Whether nothing waits and nothing is in flight.
@@ -122,7 +178,8 @@ impl Tier for Fs {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let can_write = self.roots.iter().any(|root| root.directory.read_only.is_none());
+        let may_write = !self.missing.is_empty() && !self.is_read_only;
+        let can_write = may_write || self.roots.iter().any(|root| root.directory.read_only.is_none());
         Capabilities {
             can_store: can_write,
             can_remove: can_write,
@@ -175,6 +232,7 @@ impl Tier for Fs {
 impl Drop for Fs {
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
+        self.take_up();
         self.roots.iter_mut().for_each(Root::close);
         self.roots.iter().for_each(|root| root.wait_for_end(deadline));
     }
@@ -183,6 +241,9 @@ impl Drop for Fs {
 /// Time is real time, because mounts take it; call about every 10 ms.
 impl Timed for Fs {
     fn advance(&mut self, _now: Duration) {
+        if !self.missing.is_empty() {
+            self.take_up();
+        }
         self.roots.iter_mut().for_each(Root::advance);
         if self.roots.iter().any(|root| !root.completions.is_empty()) {
             self.waker.wake();
@@ -190,8 +251,17 @@ impl Timed for Fs {
     }
 }
 
-/// In separate threads, since a mount may never answer.
-fn open_all(config: &FsConfig) -> Result<Vec<Directory>> {
+/// Starts what serves an open directory.
+fn start(directory: Directory, config: &FsConfig, pool: &Region, waker: &Arc<Waker>) -> Result<Root> {
+    let directory = Arc::new(directory);
+    let sweeper = SweeperHandle::start(directory.clone(), config).map_err(no_memory)?;
+    let (streams, buffers) = (config.streams, config.buffers);
+    let io_threads = IoThreads::start(directory.clone(), pool.clone(), waker.clone(), streams, buffers);
+    Ok(Root::new(directory, io_threads.map_err(no_memory)?, sweeper, config))
+}
+
+/// In separate threads, since a mount may never answer. In the order of the configuration.
+fn open_all(config: &FsConfig) -> Result<Vec<Result<Directory>>> {
     let deadline = Instant::now() + config.timeout;
     let mut opening = Vec::new();
     for path in &config.directories {
@@ -206,7 +276,7 @@ fn open_all(config: &FsConfig) -> Result<Vec<Directory>> {
     let mut opened = Vec::new();
     for (path, receiver) in opening {
         let left = deadline.saturating_duration_since(Instant::now());
-        opened.push(receiver.recv_timeout(left).map_err(|error| no_answer(&path, error))??);
+        opened.push(receiver.recv_timeout(left).unwrap_or_else(|error| Err(no_answer(&path, error))));
     }
     Ok(opened)
 }

@@ -9,6 +9,7 @@ mod fuse;
 mod hang;
 mod limits;
 mod links;
+mod missing;
 mod mounts;
 mod purge;
 mod share;

@@ -1,0 +1,84 @@
+//! A directory that is configured and cannot be used: it is tried again until it comes, beside serving without it.
+//!
+//! Invariants: one thread for each such directory, which ends with the directory's arrival, or at the next try after
+//! the tier was closed. Nobody waits for that thread, since a mount may never answer.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use forebay_core::tier::Health;
+use forebay_core::{Error, ErrorKind, Result};
+
+use super::report::RootReport;
+use super::root::Root;
+use crate::purge::Place;
+
+/// Between two tries.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// See the module documentation.
+pub(super) struct Missing {
+    pub path: PathBuf,
+    why: Arc<Mutex<Error>>,
+    opened: Receiver<Root>,
+    /// Its drop ends the thread.
+    _close: Sender<Infallible>,
+}
+
+impl Missing {
+    /// `open` blocks as long as the mount does.
+    pub fn start(path: PathBuf, why: Error, open: impl Fn() -> Result<Root> + Send + 'static) -> io::Result<Missing> {
+        tracing::warn!(path = %path.display(), error = %why, hint = why.hint_text(),
+            "cannot open a shared directory yet; serving without it");
+        let (sender, opened) = sync_channel(1);
+        let (close, closed) = channel();
+        let why = Arc::new(Mutex::new(why));
+        let told = why.clone();
+        let run = move || {
+            while closed.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                match open() {
+                    Ok(root) => {
+                        if let Err(SendError(mut root)) = sender.send(root) {
+                            root.close();
+                        }
+                        return;
+                    }
+                    Err(error) => *told.lock().unwrap_or_else(PoisonError::into_inner) = error,
+                }
+            }
+        };
+        thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(run)?;
+        Ok(Missing { path, why, opened, _close: close })
+    }
+
+    /// The directory, once it is open.
+    pub fn opened(&self) -> Option<Root> {
+        self.opened.try_recv().ok()
+    }
+
+    /// The directory stays missing for this reason.
+    pub fn refuse(&self, why: Error) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    pub fn report(&self) -> RootReport {
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        RootReport::of_missing(self.path.clone(), Health::Sick(why.kind()), why.to_string())
+    }
+
+    /// Its blocks cannot be purged.
+    pub fn place(&self) -> Place {
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner).to_string();
+        let refuse = move || {
+            let error = Error::new(ErrorKind::Unavailable, "the directory is not open").source(why);
+            error.hint("check the mount, and purge again when `forebay inspect` shows the directory as healthy")
+        };
+        let name = self.path.display().to_string();
+        Place { name, patience: PAUSE, empty: Box::new(move |_| Err(refuse())) }
+    }
+}
