@@ -107,9 +107,9 @@ impl Directory {
         Ok(if about.f_blocks == 0 { u64::MAX } else { about.f_bavail.saturating_mul(about.f_frsize) })
     }
 
-    /// Opens the object at `path`, relative to this directory, for reading.
-    pub fn open_object(&self, path: &Path) -> Result<File, Errno> {
-        self.enter()?.open(path, OFlags::RDONLY | self.direct())
+    /// Opens the object at `path` below the directory for reading.
+    pub fn open_object(&self, root: &Folder, path: &Path) -> Result<File, Errno> {
+        root.open(path, OFlags::RDONLY | self.direct())
     }
 
     /// A new file in `folder` under a unique name, with its final permissions.
@@ -213,7 +213,7 @@ impl Directory {
                 Err(error) => return Err(self.failed("cannot write to the directory", error.into())),
             }
         }
-        match self.open_object(&Path::new(OWN_FOLDER).join(MARKER)) {
+        match self.own_folder().and_then(|folder| self.open_object(&folder, Path::new(MARKER))) {
             Err(Errno::INVAL) if self.is_direct => {
                 Err(Error::new(ErrorKind::Unsupported, "this filesystem has no direct I/O")
                     .with("path", self.path.display())
@@ -226,6 +226,48 @@ impl Directory {
 
     fn failed(&self, what: &str, error: io::Error) -> Error {
         Error::new(ErrorKind::Io, what).with("path", self.path.display()).source(error)
+    }
+}
+
+/// The directory as a busy thread has it open for reading: entering it costs as much as opening a file.
+///
+/// The thread leaves before it waits for work, after an error other than a miss, and after [`MOST_READS`]: it keeps no filesystem from
+/// being unmounted, and soon sees what the path leads to. Whatever is changed is changed in a directory just entered.
+#[derive(Default)]
+pub(super) struct Visit {
+    root: Option<Folder>,
+    reads: u32,
+}
+
+/// Some milliseconds of work.
+const MOST_READS: u32 = 64;
+
+impl Visit {
+    pub fn is_open(&self) -> bool {
+        self.root.is_some()
+    }
+
+    pub fn leave(&mut self) {
+        *self = Visit::default();
+    }
+
+    pub fn read<T>(
+        &mut self,
+        directory: &Directory,
+        read: impl FnOnce(&Folder) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let root = match self.root.take().filter(|_| self.reads < MOST_READS) {
+            Some(root) => root,
+            None => {
+                self.reads = 0;
+                directory.enter()?
+            }
+        };
+        let outcome = read(&root);
+        if matches!(outcome, Ok(_) | Err(Errno::NOENT)) {
+            (self.root, self.reads) = (Some(root), self.reads + 1);
+        }
+        outcome
     }
 }
 

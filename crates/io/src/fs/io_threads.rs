@@ -14,7 +14,7 @@ use forebay_core::ErrorKind;
 use forebay_core::tier::{OpId, OpKind, Operation, Outcome};
 
 use super::buffer::Buffer;
-use super::directory::Directory;
+use super::directory::{Directory, Visit};
 use super::{reader, writer};
 use crate::cancel::SlotGuard;
 use crate::uring::{Region, Waker};
@@ -181,20 +181,21 @@ impl IoThreads {
     }
 
     fn serve(&self, number: usize) {
-        while let Some(work) = self.next(number) {
+        let mut visit = Visit::default();
+        while let Some(work) = self.next(number, &mut visit) {
             match work {
                 Work::Finds(jobs) => jobs.into_iter().for_each(|job| {
                     self.begin(number, &job);
                     let outcome = match job.op.kind {
                         _ if job.guard.is_given_up() => Outcome::Failed(ErrorKind::Timeout),
-                        OpKind::Exists => reader::find(&self.directory, &job.op),
+                        OpKind::Exists => reader::find(&self.directory, &mut visit, &job.op),
                         _ => writer::remove(&self.directory, &job.op),
                     };
                     self.finish(Done { id: job.op.id, outcome, was_there: false });
                 }),
                 Work::Transfer(job, buffer) => {
                     self.begin(number, &job);
-                    self.transfer(&job, buffer);
+                    self.transfer(&job, &mut visit, buffer);
                 }
             }
             *lock(&self.busy_since[number]) = None;
@@ -211,7 +212,7 @@ impl IoThreads {
 
     /// Moves one block. The buffer is freed before the completion is reported, so that a job that waits for a buffer
     /// can continue.
-    fn transfer(&self, job: &Job, buffer: Option<Buffer>) {
+    fn transfer(&self, job: &Job, visit: &mut Visit, buffer: Option<Buffer>) {
         let length_bytes = job.op.length_bytes;
         let buffer = buffer.filter(|buffer| buffer.fits(length_bytes));
         let mut buffer = buffer.or_else(|| Buffer::new(&self.pool, length_bytes).ok());
@@ -219,7 +220,7 @@ impl IoThreads {
             Some(_) if job.guard.is_given_up() => (Outcome::Failed(ErrorKind::Timeout), false),
             None => (Outcome::Failed(ErrorKind::Unavailable), false),
             Some(buffer) if job.op.kind == OpKind::Store => writer::store(&self.directory, buffer, &job.op, &job.guard),
-            Some(buffer) => (reader::load(&self.directory, buffer, &job.op, &job.guard), false),
+            Some(buffer) => (reader::load(&self.directory, visit, buffer, &job.op, &job.guard), false),
         };
         let mut state = lock(&self.state);
         match buffer {
@@ -243,7 +244,7 @@ impl IoThreads {
     }
 
     /// The next job for a thread, as soon as there is one; none after `close` once all jobs are done.
-    fn next(&self, number: usize) -> Option<Work> {
+    fn next(&self, number: usize, visit: &mut Visit) -> Option<Work> {
         let does_stores = number >= self.first_writer();
         let mut state = lock(&self.state);
         loop {
@@ -252,6 +253,13 @@ impl IoThreads {
             }
             if state.is_closed {
                 return None;
+            }
+            if visit.is_open() {
+                // Leaving may take as long as a mount does: others go on meanwhile.
+                drop(state);
+                visit.leave();
+                state = lock(&self.state);
+                continue;
             }
             state = self.has_jobs.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

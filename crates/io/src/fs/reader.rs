@@ -16,7 +16,7 @@ use rustix::fs::{Advice, FileType, Stat, fadvise, fstat};
 use rustix::io::Errno;
 
 use super::buffer::Buffer;
-use super::directory::Directory;
+use super::directory::{Directory, Visit};
 use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
 use super::writer::{kind_of, resolve};
@@ -28,9 +28,9 @@ use crate::header::{HEADER_BYTES, Header};
 const NOTE_USE_EVERY: Duration = Duration::from_secs(3600);
 
 /// Whether the object exists. Checks its length, not its content.
-pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
+pub(super) fn find(directory: &Directory, visit: &mut Visit, op: &Operation) -> Outcome {
     let path = layout::object(&op.key, directory.is_sharded);
-    match directory.enter().and_then(|root| root.about(&path)) {
+    match visit.read(directory, |root| root.about(&path)) {
         Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found(Location::default()),
         Ok(_) => Outcome::Absent,
         Err(error) => not_read(error),
@@ -41,10 +41,16 @@ pub(super) fn find(directory: &Directory, op: &Operation) -> Outcome {
 const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 
 /// See the module documentation.
-pub(super) fn load(directory: &Directory, buffer: &mut Buffer, op: &Operation, guard: &SlotGuard) -> Outcome {
+pub(super) fn load(
+    directory: &Directory,
+    visit: &mut Visit,
+    buffer: &mut Buffer,
+    op: &Operation,
+    guard: &SlotGuard,
+) -> Outcome {
     let Some((slot, _)) = op.slot else { return Outcome::Failed(ErrorKind::Invalid) };
     let path = layout::object(&op.key, directory.is_sharded);
-    let file = match directory.open_object(&path) {
+    let file = match visit.read(directory, |root| directory.open_object(root, &path)) {
         Ok(file) => file,
         Err(error) => return not_read(error),
     };
@@ -181,7 +187,10 @@ mod tests {
         let load_op = Operation { kind: OpKind::Load { at: Location::default() }, ..store };
         let guard = SlotGuard::default();
         assert!(guard.give_up() && !guard.give_up());
-        assert_eq!(load(&directory, &mut buffer, &load_op, &guard), Outcome::Failed(ErrorKind::Timeout));
+        assert_eq!(
+            load(&directory, &mut Visit::default(), &mut buffer, &load_op, &guard),
+            Outcome::Failed(ErrorKind::Timeout)
+        );
         assert_eq!(buffer.checksum(LENGTH), sum, "they came");
         let mut bytes = [0; 8192];
         pool.read(0, &mut bytes);
@@ -189,7 +198,7 @@ mod tests {
 
         let waiting = SlotGuard::default();
         let loaded = Outcome::Loaded { length_bytes: LENGTH, checksum: sum };
-        assert_eq!(load(&directory, &mut buffer, &load_op, &waiting), loaded);
+        assert_eq!(load(&directory, &mut Visit::default(), &mut buffer, &load_op, &waiting), loaded);
         assert_eq!(waiting.use_slot(|| waiting.give_up()), Some(false), "a copy that runs is not given up");
     }
 }
