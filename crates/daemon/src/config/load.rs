@@ -192,8 +192,11 @@ fn unknown_key(name: &str) -> Error {
 /// The warning about a variable that no key resembles. Errors for the others, with the nearest.
 fn unknown_variable(name: &str) -> Result<String> {
     let known: Vec<String> = keys().into_iter().map(Key::variable).chain(RESERVED.map(str::to_string)).collect();
-    match nearest(name, known.iter().map(String::as_str)) {
-        Some(near) => Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{near}`?"))),
+    // The prefix makes no name nearer.
+    match nearest(&name[PREFIX.len()..], known.iter().map(|known| &known[PREFIX.len()..])) {
+        Some(near) => {
+            Err(Error::invalid(format!("unknown variable `{name}`")).hint(format!("did you mean `{PREFIX}{near}`?")))
+        }
         None => {
             Ok(format!("the variable `{name}` names no key, so nothing comes of it; `forebay config` lists all keys"))
         }
