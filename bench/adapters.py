@@ -36,8 +36,7 @@ QUEUE = 64
 
 def new_manager(session: EngineSession) -> ForebayManager:
     settings, _ = Settings.parse({})
-    spec: Any = SimpleNamespace(settings=settings, config=SimpleNamespace(parallel=SimpleNamespace(world_size=1)))
-    manager = ForebayManager(spec)
+    manager = ForebayManager(settings, workers=1)
     adapters = Adapters(LoRAConfig(), can_hear=True)
     no_identity: Any = None
     manager.open(session, [Shape(0, True, BLOCK_TOKENS, 1, False)], no_identity, adapters, 64, Breaker())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 for _name in [name for name in os.environ if name.startswith(("VLLM_", "FOREBAY_")) or name == "PYTHONHASHSEED"]:
-    del os.environ[_name]
+    if _name != "FOREBAY_BIN":
+        del os.environ[_name]
 os.environ |= {
     "CUDA_VISIBLE_DEVICES": "",
     "DO_NOT_TRACK": "1",

@@ -90,8 +90,8 @@ def complete(original: Any = compat.complete) -> Any:
 def script(spec: Any) -> None:
     """Our manager behind the mock that the test scripts: it hears all, and answers what vLLM's interface does not have."""
     (spec.settings, spec.warnings), spec.incarnation = Settings.parse({}), bytes(16)
-    ours, mock = ForebayManager(spec), spec.manager
-    spec.forebay = ours
+    ours, mock = ForebayManager(spec.settings, spec.config.parallel.world_size), spec.manager
+    spec.forebay, ours.spec = ours, spec
     for name in dir(ForebayManager):
         if name.startswith("_") or hasattr(OffloadingManager, name):
             continue

@@ -7,13 +7,21 @@ Read in the order of a request: `connector` (vLLM's hooks), `manager` (the sched
 `loaded`, `fingerprint` and `signature` (weights on disk), `hub` (where a model's files are), `processor` (its code, and its
 processor of images), `elsewhere` (models that read more), `probe` (pages and weights in
 the workers) and `watch` (weights that change), `adapters` (the same for requests of LoRA adapters), `settings` (what users
-set), `session` (the way to the daemon), `guard` (no exception reaches the engine), `health` and `timing` (how it does and what
+set), `session` (the way to the daemon), `tier` (the same pool below
+vLLM's own host tier) with `tiering` (its connector), `guard` (no exception reaches the engine), `health` and `timing` (how it does and what
 it costs), `compat` (all that depends on vLLM's version).
 """
 
 import time
 
-from forebay.vllm.names import CONNECTOR, CONNECTOR_MODULE, SPEC, SPEC_MODULE
+from forebay.vllm.names import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    SPEC,
+    SPEC_MODULE,
+    TIERING_CONNECTOR,
+    TIERING_CONNECTOR_MODULE,
+)
 
 IMPORTED_NS = time.time_ns()
 # When vLLM first loaded its plugins in this process, before it read anything of a model: by the clock of this host, and by one
@@ -37,6 +45,7 @@ def register() -> None:
 
         for add, name, module in (
             (KVConnectorFactory.register_connector, CONNECTOR, CONNECTOR_MODULE),
+            (KVConnectorFactory.register_connector, TIERING_CONNECTOR, TIERING_CONNECTOR_MODULE),
             (OffloadingSpecFactory.register_spec, SPEC, SPEC_MODULE),
         ):
             try:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -27,8 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from forebay.vllm.names import SPEC, SPEC_MODULE
-from forebay.vllm.settings import passed_on
+from forebay.vllm.names import SPEC, SPEC_MODULE, TIER, TIER_MODULE
+from forebay.vllm.settings import TIERING_OPTIONS, VLLM_OPTIONS, own, passed_on
 from forebay.vllm.stores import Shape
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.base import OffloadingManager, ReqContext
     from vllm.v1.outputs import KVConnectorOutput
 
 SCHEDULER = KVConnectorRole.SCHEDULER
@@ -62,22 +62,48 @@ def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> 
     vLLM reads the spec's name in the front end, the scheduler and the workers. The engine's own configuration stays as it
     was written: all that run in one process share it, and each must find and warn of the same.
     """
-    assert vllm_config.kv_transfer_config is not None
-    extra, warnings = passed_on(vllm_config.kv_transfer_config.kv_connector_extra_config)
-    if kv_cache_config is not None and len(kv_cache_config.kv_cache_groups) > 1:
-        for key in ("blocks_per_chunk", "block_size"):
-            if extra.pop(key, None) is not None:
-                warnings.append(f"`{key}` is ignored: it needs a model with one kv cache group")
-    completed = copy.copy(vllm_config)
-    completed.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
-    completed.kv_transfer_config.kv_connector_extra_config = extra | {
+    extra, warnings = _passed_on(vllm_config, kv_cache_config, VLLM_OPTIONS)
+    filled = {
         "spec_name": SPEC,
         "spec_module_path": SPEC_MODULE,
         # Drawn once for each start of an engine, before its processes are: all of them have the same, whatever
         # executor starts them and whoever chose the engine's id.
         "incarnation": vllm_config.instance_id,
     }
-    return completed, warnings
+    return _with_extra(vllm_config, extra | filled), warnings
+
+
+def complete_tiering(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[VllmConfig, list[str]]:
+    """The same for vLLM's own host tier with Forebay's pool as the first tier below it."""
+    assert vllm_config.kv_transfer_config is not None
+    extra, warnings = _passed_on(vllm_config, kv_cache_config, TIERING_OPTIONS)
+    settings = own(extra)
+    theirs = {key: value for key, value in extra.items() if key not in settings}
+    tier = settings | {"type": TIER, "module_path": TIER_MODULE}
+    tiers = [tier, *theirs.get("secondary_tiers", ())]
+    return _with_extra(
+        vllm_config, {"spec_name": "TieringOffloadingSpec"} | theirs | {"secondary_tiers": tiers}
+    ), warnings
+
+
+def _passed_on(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None, options: Mapping[str, str | None]
+) -> tuple[dict[str, Any], list[str]]:
+    assert vllm_config.kv_transfer_config is not None
+    extra, warnings = passed_on(vllm_config.kv_transfer_config.kv_connector_extra_config, options)
+    if kv_cache_config is not None and len(kv_cache_config.kv_cache_groups) > 1:
+        for key in ("blocks_per_chunk", "block_size"):
+            if extra.pop(key, None) is not None:
+                warnings.append(f"`{key}` is ignored: it needs a model with one kv cache group")
+    return extra, warnings
+
+
+def _with_extra(vllm_config: VllmConfig, extra: dict[str, Any]) -> VllmConfig:
+    completed = copy.copy(vllm_config)
+    completed.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
+    assert completed.kv_transfer_config is not None
+    completed.kv_transfer_config.kv_connector_extra_config = extra
+    return completed
 
 
 def _callers() -> Iterator[Any]:
@@ -104,17 +130,10 @@ def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | No
     """Why Forebay cannot serve this engine, None if it can. `transfer` is what vLLM's scheduler goes by."""
     if absent := missing():
         return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
-    parallel = vllm_config.parallel_config
-    hosts = getattr(parallel, "nnodes_within_dp", 1)
-    if hosts > 1:
-        return f"it spans {hosts} hosts, and each host's pool holds the slices of its own ranks alone"
-    if str(parallel.distributed_executor_backend).lower() == "ray" and parallel.world_size > _local_devices():
-        return "it has more ranks than this host has devices, so it spans hosts"
-    if not transfer.is_kv_consumer:
-        return (
-            f"with `kv_role` `{transfer.kv_role}` vLLM may hand a block to a load while a step still writes it\n"
-            'hint: write `"kv_role":"kv_both"` into --kv-transfer-config'
-        )
+    if (spans := _spans_hosts(vllm_config)) is not None:
+        return spans
+    if (role := _unsafe_role(transfer)) is not None:
+        return role
     if transfer.kv_load_failure_policy != "recompute":
         return (
             f"`{transfer.kv_connector}` has `kv_load_failure_policy` `{transfer.kv_load_failure_policy}`, with which a load "
@@ -122,6 +141,39 @@ def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | No
             f'hint: write `"kv_load_failure_policy":"recompute"` beside `"kv_connector":"{transfer.kv_connector}"`'
         )
     return None
+
+
+def unsupported_tiering(
+    vllm_config: VllmConfig, transfer: KVTransferConfig, shapes: Sequence[Shape], chunk: int
+) -> str | None:
+    """Why Forebay cannot be a tier of this engine. What fails between pool and host tier never reaches a request."""
+    if absent := missing():
+        return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
+    if chunk > 1 and not all(shape.is_full for shape in shapes):
+        return (
+            "vLLM stores chunks of a sliding window with some of their blocks missing\n"
+            "hint: leave out `blocks_per_chunk` and `block_size`"
+        )
+    return _spans_hosts(vllm_config) or _unsafe_role(transfer)
+
+
+def _spans_hosts(vllm_config: VllmConfig) -> str | None:
+    parallel = vllm_config.parallel_config
+    hosts = getattr(parallel, "nnodes_within_dp", 1)
+    if hosts > 1:
+        return f"it spans {hosts} hosts, and each host's pool holds the slices of its own ranks alone"
+    if str(parallel.distributed_executor_backend).lower() == "ray" and parallel.world_size > _local_devices():
+        return "it has more ranks than this host has devices, so it spans hosts"
+    return None
+
+
+def _unsafe_role(transfer: KVTransferConfig) -> str | None:
+    if transfer.is_kv_consumer:
+        return None
+    return (
+        f"with `kv_role` `{transfer.kv_role}` vLLM may hand a block to a load while a step still writes it\n"
+        'hint: write `"kv_role":"kv_both"` into --kv-transfer-config'
+    )
 
 
 def _local_devices() -> int:
@@ -182,6 +234,22 @@ def may_load_from_host(context: ReqContext) -> bool:
     from vllm.v1.kv_offload.base import Locality, Medium
 
     return context.load_tier_filter.allows(Medium.CPU, Locality.LOCAL)
+
+
+Tier = TypeVar("Tier")
+
+
+def tier_of(manager: OffloadingManager, kind: type[Tier]) -> Tier:
+    """The tier of this kind below vLLM's host tier. Raises where the spec that was asked for makes none."""
+    found = [tier for tier in getattr(manager, "secondary_tiers", ()) if isinstance(tier, kind)]
+    if not found:
+        raise ValueError("`spec_name` must be `TieringOffloadingSpec`, or a class that derives from it")
+    return found[0]
+
+
+def key_positions(context: ReqContext) -> Mapping[bytes, int]:
+    """The keys of a request that vLLM has named so far, each with the number of tokens up to its end."""
+    return cast("Mapping[bytes, int]", context._offload_key_positions)
 
 
 def new_stats() -> OffloadingConnectorStats:
@@ -266,6 +334,14 @@ def hash_root(vllm_config: VllmConfig) -> HashRoot | None:
     seed = os.environ.get("PYTHONHASHSEED") or getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
     is_random = seed is None or bytes(hash_function(seed)) != kv_cache_utils.NONE_HASH
     return HashRoot(algorithm, second.hex(), is_random)
+
+
+def bare_hash_root() -> bytes | None:
+    """Where the chains of block hashes of this process begin; None if the engine core has not set it yet."""
+    from vllm.v1.core import kv_cache_utils
+
+    root = getattr(kv_cache_utils, "NONE_HASH", None)
+    return None if root is None else bytes(root)
 
 
 def release() -> str:
@@ -464,7 +540,9 @@ __all__ = [
     "HashRoot",
     "KVConnectorTransferResults",
     "are_weights_here",
+    "bare_hash_root",
     "complete",
+    "complete_tiering",
     "completed_jobs",
     "device",
     "engine_core",
@@ -473,6 +551,7 @@ __all__ = [
     "hear_of_adapters",
     "holds_kv",
     "jobs_with_slots",
+    "key_positions",
     "layers_with_cache",
     "load_format",
     "loads_from_directory",
@@ -486,8 +565,10 @@ __all__ = [
     "prefers_safetensors",
     "release",
     "stock_blocks",
+    "tier_of",
     "transfers",
     "unsupported",
+    "unsupported_tiering",
     "weights_are_asleep",
     "write_kv",
 ]

@@ -8,7 +8,7 @@ trusted: Forebay is switched off, and loads that no worker has received are repo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,11 +18,11 @@ from forebay.vllm import compat
 from forebay.vllm.adapters import Adapters
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
 from forebay.vllm.hub import IdentityError
-from forebay.vllm.identity import Identity
+from forebay.vllm.identity import FORMAT, Identity
 from forebay.vllm.manager import ForebayManager
 from forebay.vllm.probe import pages_of, weight_of
-from forebay.vllm.session import open_session
-from forebay.vllm.settings import bounded_engine_id, refusal
+from forebay.vllm.session import Session, open_session
+from forebay.vllm.settings import Settings, bounded_engine_id, refusal
 from forebay.vllm.timing import Timings, timed
 from forebay.vllm.watch import WeightsWatch
 
@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from forebay.vllm.stores import Shape
     from forebay.vllm.worker import ForebayWorker
 
 # One lookup for the whole prompt, one for partial tails.
@@ -76,28 +78,23 @@ class ForebayConnector(OffloadingConnector):
             self.breaker.switch_off(f"{type(error).__name__}: {error}")
 
     def _open(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, warnings: list[str]) -> None:
-        """Scheduler side: connects in the background, and determines which engines may share with this one."""
         spec = self.manager.spec
         for warning in warnings + spec.warnings:
             logger.warning("forebay: %s", warning)
         shapes = compat.group_shapes(self.scheduler, is_replicated=spec.replicated_layout)
-        core = compat.engine_core()
-        pages = pages_of(core)
-        weigh = partial(weight_of, core)
-        identity = Identity(vllm_config, kv_cache_config, spec.config, spec.settings.tenant, pages, weigh)
-        name = vllm_config.model_config.model
-        logger.info("forebay shares blocks of `%s` by\n  %s", name, "\n  ".join(identity.values()))
-        fills = compat.stock_blocks(vllm_config, shapes, is_prompt_only=spec.offload_prompt_only)
-        stock = spec.settings.stock_blocks or fills
         engine_id = bounded_engine_id(spec.config.engine_id)
         ranks = spec.config.parallel.world_size
-        session = open_session(spec.settings, engine_id, spec.incarnation, ranks, stock)
         self.timings = self.manager.health.timings
-        can_hear = vllm_config.lora_config is not None and compat.hear_of_adapters(self.manager)
-        adapters = Adapters(vllm_config.lora_config, can_hear=can_hear)
-        self.manager.open(session, shapes, identity, adapters, stock, self.breaker)
-        if core is not None:
-            WeightsWatch(core, self.manager.weights_moved)
+        open_manager(
+            self.manager,
+            self.breaker,
+            (vllm_config, kv_cache_config),
+            spec,
+            spec.settings,
+            shapes,
+            lambda stock: open_session(spec.settings, engine_id, spec.incarnation, ranks, stock),
+            self.manager.weights_moved,
+        )
 
     @guarded(nothing)
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
@@ -280,3 +277,34 @@ class ForebayConnector(OffloadingConnector):
         """Runs in the front end, where no connector exists that could have set the spec's name."""
         completed, _ = compat.complete(vllm_config, None)
         return super().build_prom_metrics(completed, *args, **kwargs)
+
+
+def open_manager(
+    manager: ForebayManager,
+    breaker: Breaker,
+    configs: tuple[VllmConfig, KVCacheConfig],
+    spec: OffloadingSpec,
+    settings: Settings,
+    shapes: Sequence[Shape],
+    connect: Callable[[int], Session],
+    weights_moved: Callable[[bool], None],
+    form: str = FORMAT,
+) -> None:
+    """Scheduler side: connects in the background, and determines which engines may share with this one.
+
+    `connect` opens a session with a stock of so many slots of each group.
+    """
+    vllm_config, kv_cache_config = configs
+    core = compat.engine_core()
+    pages = pages_of(core)
+    weigh = partial(weight_of, core)
+    identity = Identity(vllm_config, kv_cache_config, spec.config, settings.tenant, pages, weigh, form)
+    name = vllm_config.model_config.model
+    logger.info("forebay shares blocks of `%s` by\n  %s", name, "\n  ".join(identity.values()))
+    fills = compat.stock_blocks(vllm_config, shapes, is_prompt_only=spec.offload_prompt_only)
+    stock = settings.stock_blocks or fills
+    can_hear = vllm_config.lora_config is not None and compat.hear_of_adapters(manager)
+    adapters = Adapters(vllm_config.lora_config, can_hear=can_hear)
+    manager.open(connect(stock), shapes, identity, adapters, stock, breaker)
+    if core is not None:
+        WeightsWatch(core, weights_moved)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm import envs
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # How a rank's slice of a block is put together: the pages of the group's layers, unpadded, in layer order.
 FORMAT = "1"
+# The same below vLLM's own host tier: a row of that, with what its other groups left there, and the padding.
+HOST_FORMAT = "vllm-host-1"
 
 # Say nothing about the computation, and differ between equal models.
 _IDLE_CONFIG_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version", "architectures_source"})
@@ -51,11 +53,19 @@ START_SECONDS = 1.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 300.0
 
 
+class Name(Protocol):
+    """What blocks are found by, besides their hashes."""
+
+    def fields(self) -> dict[str, str] | None: ...
+    def tells_apart(self, request: Request) -> bool: ...
+    def close(self) -> None: ...
+
+
 class Identity:
     """One engine's identity. Made once; waits at most `START_SECONDS` for the weights, which a thread reads.
 
     `probe` says how this engine's attention backend writes a page, and `weigh` what the weights in its workers come to,
-    which is asked where no file tells them; see `probe.py`.
+    which is asked where no file tells them; see `probe.py`. `form` is how the bytes of a block are put together.
     """
 
     def __init__(
@@ -66,12 +76,13 @@ class Identity:
         tenant: str,
         probe: str = "",
         weigh: Callable[[], str | None] = lambda: None,
+        form: str = FORMAT,
     ):
         self._vllm_config = vllm_config
         _refuse_what_hashes_do_not_tell(vllm_config, kv_cache_config)
         self._sections = _sections(vllm_config)
         fixed = _fixed_fields(vllm_config, kv_cache_config, config, self._sections, weigh)
-        fields = dict(fixed) | {"tenant": tenant, "probe": probe}
+        fields = dict(fixed) | {"format": form, "tenant": tenant, "probe": probe}
         self._fields = {name: value for name, value in fields.items() if isinstance(value, str)}
         self._late = {name: value for name, value in fields.items() if isinstance(value, Future)}
         wait(self._late.values(), START_SECONDS)
@@ -131,6 +142,52 @@ class Identity:
             del self._late[name]
 
 
+class GivenName:
+    """Of a host tier that is told nothing of the model: whoever gives the name says with it what the blocks are made by.
+
+    What can be told without the model's configuration counts as well: how vLLM lays out the rows, and its hash root.
+    """
+
+    def __init__(self, name: str, config: OffloadingConfig, row_bytes: int, tenant: str):
+        self._fields = {
+            "engine": f"vllm {compat.release()}",
+            "format": f"{HOST_FORMAT}:{row_bytes}",
+            "given": name,
+            "kv_dtype": config.model.dtype,
+            "layout": f"{config.kv_cache_layout}:chunk={config.cache.blocks_per_chunk}:canonical={config.canonical_layout}",
+            "parallel": _parallel(config),
+            "tenant": tenant,
+        }
+        for group in config.groups:
+            layers = canonical.digest("\0".join(group.layer_names))
+            self._fields[f"group.{group.group_id}"] = f"tokens={group.tokens_per_block}:{layers}"
+
+    def fields(self) -> dict[str, str] | None:
+        """None until the engine core has set its hash root."""
+        root = compat.bare_hash_root()
+        return None if root is None else self._fields | {"hash": root.hex()}
+
+    def tells_apart(self, request: Request) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def host_form(kv_cache_config: KVCacheConfig, row_bytes: int) -> str:
+    """`form` of the rows of vLLM's host tier: how long they are, and where the layers' pages lie in the memory they come from.
+
+    Layers that share their bytes share a page of the row, and pages that are packed stay so; how many blocks there are does
+    not count.
+    """
+    places = []
+    for tensor in kv_cache_config.kv_cache_tensors:
+        for at, layer in enumerate(tensor.layers):
+            page, rest = divmod(tensor.offset + at * tensor.layer_stride, tensor.block_stride)
+            places.append(f"{layer}:{page / kv_cache_config.num_blocks}:{rest}:{tensor.block_stride}")
+    return f"{HOST_FORMAT}:{row_bytes}:{canonical.digest(','.join(places))}"
+
+
 def _refuse_what_hashes_do_not_tell(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     """Raises for engines whose blocks are more than what the tokens before them make of them.
 
@@ -160,7 +217,6 @@ def _fixed_fields(
     yield "engine", f"vllm {compat.release()}"
     if model.multimodal_config is not None or elsewhere.is_of_transformers(model):
         yield "transformers", compat.transformers_release()
-    yield "format", FORMAT
     # For people. No model's name or path, which may be another on each host: what tells models apart follows.
     yield "model", _architecture(model)
     yield "weights", _weights(vllm_config, model, weigh)

@@ -38,7 +38,7 @@ class Lookup:
         self._unasked: dict[int, list[Hash]] = {}
         self.is_closed = False
         self.is_late = False
-        self.is_loading = False  # its leases are in use
+        self.loads = 0  # that use its leases
 
     def poll(self, timeout: float, now: float) -> bool:
         """Whether the answers may be used now. Waits at most `timeout` seconds."""

@@ -30,7 +30,7 @@ from forebay.vllm.adapters import Adapter, Adapters
 from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
 from forebay.vllm.hub import IdentityError
-from forebay.vllm.identity import Identity
+from forebay.vllm.identity import Name
 from forebay.vllm.lookup import Lookup, group_of
 from forebay.vllm.patience import Patience
 from forebay.vllm.session import AbsentSession, Session
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
+    from forebay.vllm.settings import Settings
     from forebay.vllm.spec import ForebaySpec
 
 # Lookups in progress at once; the session's own limit is far higher.
@@ -61,16 +62,17 @@ KEYS_TOLD_IN_A_STEP = 2048
 
 
 class ForebayManager(OffloadingManager):
-    """vLLM's offloading scheduler calls the overridden methods, `ForebayConnector` the others."""
+    """vLLM's offloading scheduler calls the overridden methods, `ForebayConnector` the others; `ForebayTier` calls both."""
 
-    def __init__(self, spec: ForebaySpec):
-        self.spec = spec
+    spec: ForebaySpec  # that made it, where one did
+
+    def __init__(self, settings: Settings, workers: int):
         self.breaker = Breaker()
         self.health = Health()
-        self._settings = spec.settings
-        self._workers = spec.config.parallel.world_size
+        self._settings = settings
+        self._workers = workers
         self._session: Session = AbsentSession("the connector did not open it")
-        self._identity: Identity | None = None
+        self._identity: Name | None = None
         self._adapters: Adapters | None = None
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
@@ -83,14 +85,14 @@ class ForebayManager(OffloadingManager):
         self._is_idle = False  # the last step had nothing to run
         self._look_for_unasked_at = 0.0
         self._stock_blocks = 0
-        self._budget = spec.settings.step_budget_ms / 1e3
+        self._budget = settings.step_budget_ms / 1e3
         self._requests: dict[str, _Asked] = {}
         self._waiting: dict[str, _Asked] = {}  # not looked up yet, in their order
         self._numbers = itertools.count(1)
         self._leased: dict[Lookup, _Asked] = {}
         self._unanswered: set[Lookup] = set()
         self._promoting: set[Lookup] = set()
-        self._patience = Patience(spec.settings.promotion_lag)
+        self._patience = Patience(settings.promotion_lag)
         self._stores = Stores(self._session, lambda adapter: adapter.asked)
         self._loads: dict[int, Lookup] = {}  # by serial
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
@@ -101,7 +103,7 @@ class ForebayManager(OffloadingManager):
         self,
         session: Session,
         shapes: Sequence[Shape],
-        identity: Identity,
+        identity: Name,
         adapters: Adapters,
         stock_blocks: int,
         breaker: Breaker,
@@ -145,7 +147,7 @@ class ForebayManager(OffloadingManager):
         asked = self._requests.get(request.request_id)
         self.get_ready()
         self._look_for_stale_kv()
-        self._is_met(request.request_id)
+        self.met(request.request_id)
         if asked is None or asked.is_barred or request.skip_reading_prefix_cache:
             return True
         if asked.is_left_out():
@@ -180,6 +182,7 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def placed(self, request: Request) -> None:
         """The request has its blocks, and a load began if one was needed: any other lease is useless."""
+        self.met(request.request_id)
         if asked := self._requests.get(request.request_id):
             asked.is_placed = True
             self._release(asked)
@@ -204,7 +207,7 @@ class ForebayManager(OffloadingManager):
         lookup = self._requests[req_context.req_id].lookup
         if lookup is None or lookup.is_closed:
             return PoolSlots(serial, req_context.req_id, b"", ())
-        lookup.is_loading = True
+        lookup.loads += 1
         self._loads[serial] = lookup
         return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, list(keys)))
 
@@ -260,9 +263,13 @@ class ForebayManager(OffloadingManager):
     def submitted(self, metadata: KVConnectorMetadata) -> None:
         """Records that this step's jobs were sent to the workers. Slots of stores that are in no job are returned."""
         for job_id, slots, is_load in compat.jobs_with_slots(metadata, PoolSlots):
-            self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None)
-            self._fresh.discard(slots.serial)
+            self.sent(job_id, slots, is_load=is_load)
         self.drop_unsubmitted()
+
+    def sent(self, job_id: int, slots: PoolSlots, *, is_load: bool) -> None:
+        """These slots are in the hands of the workers from now on, until all of them have reported the job."""
+        self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None)
+        self._fresh.discard(slots.serial)
 
     @caught(nothing)
     def drop_unsubmitted(self) -> None:
@@ -299,7 +306,7 @@ class ForebayManager(OffloadingManager):
         for serial in self._loads.keys() - sent:
             self._finish(serial)
         for asked in self._requests.values():
-            self._is_met(asked.request.request_id)
+            self.met(asked.request.request_id)
             self._release(asked)
         self._requests.clear()
 
@@ -314,7 +321,7 @@ class ForebayManager(OffloadingManager):
     @guarded(nothing)
     def ended(self, request_id: str) -> None:
         """The request has ended: a lease that no load uses is returned. Its last blocks may still be stored."""
-        self._is_met(request_id)
+        self.met(request_id)
         if asked := self._requests.get(request_id):
             self._release(asked)
 
@@ -468,7 +475,8 @@ class ForebayManager(OffloadingManager):
             if told >= KEYS_TOLD_IN_A_STEP:
                 break
 
-    def _is_met(self, request_id: str) -> None:
+    def met(self, request_id: str) -> None:
+        """The request is not looked up for the first time any more: the daemon need not be told that it waits."""
         asked = self._waiting.pop(request_id, None)
         if asked is not None and asked.number:
             self._session.withdraw_hint(asked.number)
@@ -531,17 +539,23 @@ class ForebayManager(OffloadingManager):
         self.health.timings.waited(int(waited * 1e9))
 
     def _release(self, asked: _Asked) -> None:
-        if asked.lookup is not None and not asked.lookup.is_loading:
+        if asked.lookup is not None and not asked.lookup.loads:
             asked.lookup.release()
             self._forget(asked.lookup)
 
     def _finish(self, serial: int) -> None:
         if lookup := self._loads.pop(serial, None):
-            lookup.is_loading = False
-            lookup.release()
-            self._forget(lookup)
+            lookup.loads -= 1
+            if not lookup.loads and not self._has_more_to_load(lookup):
+                lookup.release()
+                self._forget(lookup)
         elif serial >= 0:
             self._stores.finish(serial)
+
+    def _has_more_to_load(self, lookup: Lookup) -> bool:
+        """Whether blocks that the request still waits for may be loaded under this lease as well."""
+        asked = self._leased.get(lookup)
+        return asked is not None and asked.lookup is lookup and not asked.is_placed and lookup.is_promoting
 
     def _forget(self, lookup: Lookup) -> None:
         self._leased.pop(lookup, None)
@@ -551,7 +565,7 @@ class ForebayManager(OffloadingManager):
     def _give_unasked_back(self, now: float) -> None:
         """Returns the leases of requests that vLLM has not asked about for long: they are in its queue again."""
         for lookup, asked in list(self._leased.items()):
-            if not lookup.is_loading and now - asked.polled_at >= UNASKED_SECONDS:
+            if not lookup.loads and now - asked.polled_at >= UNASKED_SECONDS:
                 self._release(asked)
                 asked.lookup, asked.number = None, 0
                 self._waiting[asked.request.request_id] = asked

@@ -2,5 +2,9 @@
 
 CONNECTOR = "ForebayConnector"
 CONNECTOR_MODULE = "forebay.vllm.connector"
+TIERING_CONNECTOR = "ForebayTieringConnector"
+TIERING_CONNECTOR_MODULE = "forebay.vllm.tiering"
+TIER = "ForebayTier"
+TIER_MODULE = "forebay.vllm.tier"
 SPEC = "ForebaySpec"
 SPEC_MODULE = "forebay.vllm.spec"

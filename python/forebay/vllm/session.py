@@ -7,7 +7,7 @@ every copy, so that a load becomes a computation and a store leaves no record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from forebay.vllm.guard import logger
@@ -17,6 +17,8 @@ Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
 
 # After this long without an answer a call counts as failed; a request with a shorter wait has its own deadline.
 CALL_SECONDS = 1.0
+# A copy takes milliseconds; one that takes longer than this deserves a line in the log.
+FLUSH_LOG_SECONDS = 10.0
 
 
 class Ticket(Protocol):
@@ -118,6 +120,12 @@ def open_engine(
     except Exception:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot copy in this worker")
         return AbsentEngine()
+
+
+def flush(engine: CopyEngine, jobs: Collection[int]) -> None:
+    """Returns when these copies have ended. An earlier return would let a copy touch what is used otherwise next."""
+    while not engine.wait(sorted(jobs), FLUSH_LOG_SECONDS):
+        logger.error("forebay has waited %g s and more for copies that vLLM must flush", FLUSH_LOG_SECONDS)
 
 
 class AbsentTicket:

@@ -48,6 +48,11 @@ VLLM_OPTIONS: Mapping[str, str | None] = {
     "backpressure": _FOREIGN,
     "tier_poll_interval_s": _FOREIGN,
 }
+# And below vLLM's own host tier, which is that offloading.
+TIERING_OPTIONS: Mapping[str, str | None] = {**VLLM_OPTIONS} | dict.fromkeys(
+    ("cpu_bytes_to_use", "eviction_policy", "cache_policy_module_path", "secondary_tiers", "backpressure")
+    + ("tier_poll_interval_s", "sync_load_budget_bytes", "self_describing_kv_events", "spec_name", "spec_module_path")
+)
 
 
 @dataclass(frozen=True)
@@ -116,12 +121,14 @@ def refusal(extra: Mapping[str, Any], around: Iterable[Mapping[str, Any]] = ()) 
     return None
 
 
-def passed_on(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What vLLM's part of the connector may see, and what is to be warned of.
+def passed_on(
+    extra: Mapping[str, Any], options: Mapping[str, str | None] = VLLM_OPTIONS
+) -> tuple[dict[str, Any], list[str]]:
+    """What vLLM's part of the connector may see, and what is to be warned of. `options` are vLLM's.
 
     An option that nobody here knows is left out as well: a newer vLLM may act on it in ways that Forebay cannot serve.
     """
-    known: dict[str, str | None] = {**dict.fromkeys(_own()), **VLLM_OPTIONS}
+    known: dict[str, str | None] = {**dict.fromkeys(_own()), **options}
     passed = {key: value for key, value in extra.items() if known.get(key, "") is None}
     warnings = [
         f"`{key}` is ignored: {known[key]}" if key in known else f"unknown option `{key}` is ignored{_nearest(key)}"
@@ -129,6 +136,11 @@ def passed_on(extra: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if key not in passed
     ]
     return passed, warnings
+
+
+def own(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Forebay's options among these."""
+    return {key: value for key, value in extra.items() if key in _own()}
 
 
 def default_socket() -> str:

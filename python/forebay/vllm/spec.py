@@ -39,7 +39,8 @@ class ForebaySpec(OffloadingSpec):
 
     def get_manager(self) -> ForebayManager:
         if self._manager is None:
-            self._manager = ForebayManager(self)
+            self._manager = ForebayManager(self.settings, self.config.parallel.world_size)
+            self._manager.spec = self
         return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> ForebayWorker:

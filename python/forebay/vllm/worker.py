@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from forebay.vllm.guard import Breaker, guarded, logger, nothing
-from forebay.vllm.session import AbsentEngine, CopyEngine, open_engine
+from forebay.vllm.session import AbsentEngine, CopyEngine, flush, open_engine
 from forebay.vllm.settings import bounded_engine_id
 from forebay.vllm.slots import PoolSlots
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from forebay.vllm.spec import ForebaySpec
-
-# A copy takes milliseconds; one that takes longer than this deserves a line in the log.
-FLUSH_LOG_SECONDS = 10.0
 
 
 class ForebayWorker(OffloadingWorker):
@@ -119,10 +116,7 @@ class ForebayWorker(OffloadingWorker):
 
     @guarded(nothing)
     def wait(self, job_ids: set[int]) -> None:
-        """Returns when these copies have ended. An earlier return would let a copy read what the next step writes."""
-        jobs = sorted(job_ids)
-        while not self._engine.wait(jobs, FLUSH_LOG_SECONDS):
-            logger.error("forebay has waited %g s and more for copies that vLLM must flush", FLUSH_LOG_SECONDS)
+        flush(self._engine, job_ids)
 
     @guarded(nothing)
     def shutdown(self) -> None:

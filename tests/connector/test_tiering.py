@@ -1,0 +1,416 @@
+"""Forebay's pool below vLLM's own host tier: vLLM's scheduler and tiering, and every block a request relies on is checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import harness
+import pytest
+from fake import FakeDaemon
+from harness import Shape, prompt
+from rig.daemon import Daemon
+from tiered import Engine
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+Start = Callable[..., Engine]
+# What one step may cost while nobody answers: the budget is 2 ms, and the machine may be busy.
+STALL_SECONDS = 0.2
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts engines that are stopped when the test ends."""
+    started: list[Engine] = []
+
+    def begin(daemon: FakeDaemon | Daemon, **shape: Any) -> Engine:
+        if isinstance(daemon, Daemon):
+            # Steps take no time here, so a stock would not fill up between them.
+            extra = {"socket": str(daemon.socket), "stock_blocks": 64} | shape.pop("extra", {})
+            engine = Engine(monkeypatch, extra=extra, **shape)
+        else:
+            engine = Engine(monkeypatch, daemon, **shape)
+        started.append(engine)
+        return engine
+
+    yield begin
+    for engine in started:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Daemon]:
+    """The shipped daemon. Its tests have prompts of their own."""
+    with Daemon(capacity_bytes=64 << 20) as daemon:
+        yield daemon.start()
+
+
+def stored(engine: Engine, *prompts: list[int]) -> None:
+    for at, tokens in enumerate(prompts):
+        engine.generate(f"cold-{at}-{tokens[0]}", tokens)
+    engine.settle()
+
+
+def slowest(engine: Engine, name: str, tokens: list[int]) -> float:
+    """Runs a request; the seconds of its longest step."""
+    request, longest = engine.add(name, tokens), 0.0
+    while not request.is_finished():
+        begun = time.monotonic()
+        engine.step()
+        longest = max(longest, time.monotonic() - begun)
+    return longest
+
+
+# ---- against the shipped daemon ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_comes_back_after_the_engine_was_started_anew(pool: Daemon, start: Start) -> None:
+    first = start(pool)
+    answer = first.generate("cold", prompt(1, 100))
+    assert first.hits["cold"] == 0
+    first.settle()
+    first.assert_nothing_is_held()
+    first.stop()
+    second = start(pool)
+    assert second.generate("warm", prompt(1, 100)) == answer
+    assert second.hits["warm"] == 96
+    second.settle()
+    for engine in (first, second):
+        engine.assert_no_faults()
+        engine.assert_nothing_is_held()
+
+
+def test_two_engines_share_while_both_run(pool: Daemon, start: Start) -> None:
+    left, right = start(pool), start(pool)
+    stored(left, prompt(2, 100))
+    right.generate("right", prompt(2, 100))
+    assert right.hits["right"] == 96
+    stored(right, prompt(3, 200))
+    left.generate("left", prompt(3, 200))
+    assert left.hits["left"] == 192
+
+
+@pytest.mark.parametrize(
+    "shape", [{"groups": "hybrid"}, {"groups": "mixed"}, {"ranks": 2}, {"extra": {"blocks_per_chunk": 2}}]
+)
+def test_every_layout_comes_back(pool: Daemon, start: Start, shape: dict[str, Any]) -> None:
+    engine = start(pool, **shape)
+    stored(engine, prompt(4, 200))
+    engine.forget_rows()
+    engine.generate("warm", prompt(4, 200))
+    assert engine.hits["warm"] == 192
+    engine.assert_no_faults()
+
+
+def test_requests_come_back_through_preemptions(pool: Daemon, start: Start) -> None:
+    engine = start(pool, blocks=24, prefix_caching=False, max_tokens_per_step=64)
+    prompts = [prompt(10 + at, 90) for at in range(4)]
+    stored(engine, *prompts)
+    engine.forget_rows()
+    engine.run(*(engine.add(f"warm-{at}", tokens, 60) for at, tokens in enumerate(prompts)))
+    assert engine.preemptions and sum(engine.hits[f"warm-{at}"] for at in range(4)) >= 80
+    engine.settle()
+    engine.assert_no_faults()
+    engine.assert_nothing_is_held()
+
+
+def test_a_host_tier_too_small_for_a_prompt_ends_in_an_answer(pool: Daemon, start: Start) -> None:
+    engine = start(pool, rows=4)
+    writer = start(pool)
+    stored(writer, prompt(15, 200))
+    engine.generate("warm", prompt(15, 200))
+    engine.settle()
+    engine.assert_no_faults()
+    engine.assert_nothing_is_held()
+
+
+def test_a_killed_and_a_frozen_daemon_are_misses_and_never_stalls(start: Start) -> None:
+    with Daemon(capacity_bytes=64 << 20) as daemon:
+        engine = start(daemon, extra={"lookup_deadline_ms": 100.0, "socket": str(daemon.socket)})
+        slowest(engine, "absent", prompt(20, 100))
+        daemon.start()
+        deadline = time.monotonic() + 20
+        while engine.session.state() != "ready":
+            assert time.monotonic() < deadline, engine.session.reason()
+            engine.generate(f"wake-{time.monotonic()}", prompt(21, 20))
+        stored(engine, prompt(22, 100))
+        engine.forget_rows()
+        daemon.freeze()
+        assert slowest(engine, "frozen", prompt(22, 100)) < STALL_SECONDS
+        assert engine.hits["frozen"] == 0
+        daemon.thaw()
+        daemon.kill()
+        engine.forget_rows()
+        assert slowest(engine, "killed", prompt(22, 100)) < STALL_SECONDS
+        assert engine.hits["killed"] == 0
+        daemon.start()
+        deadline = time.monotonic() + 20
+        for turn in range(1000):
+            assert time.monotonic() < deadline, engine.session.reason()
+            engine.forget_rows()
+            engine.generate(f"again-{turn}", prompt(22, 100))
+            if engine.hits[f"again-{turn}"]:
+                break
+            time.sleep(0.01)
+        assert daemon.audit()
+        engine.assert_no_faults()
+
+
+# ---- against a daemon that checks what it is asked -------------------------------------------------------------------------
+
+
+def test_hits_name_the_host_memory_they_come_from(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    sources: list[dict[CacheHitSource, int]] = []
+    told = engine.connector.get_external_cache_hit_sources
+    engine.connector.get_external_cache_hit_sources = lambda *args: sources.append(told(*args)) or sources[-1]  # type: ignore
+    engine.generate("warm", prompt(1, 100))
+    assert sources == [{CacheHitSource.HOST: 96}]
+    assert engine.stats["forebay:is_ready"] == 1
+    assert engine.stats["vllm:kv_offload_tiering_read_bytes"] > 0
+    engine.assert_nothing_is_held()
+
+
+def test_the_tier_and_the_connector_never_find_each_others_blocks(
+    daemon: FakeDaemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiered = start(daemon)
+    connector = harness.Engine(daemon, monkeypatch, Shape())
+    stored(tiered, prompt(1, 100))
+    connector.generate("cold", prompt(1, 100))
+    assert connector.hits["cold"] == 0
+    connector.generate("other", prompt(2, 100))
+    tiered.generate("other", prompt(2, 100))
+    assert tiered.hits["other"] == 0
+    ours, theirs = tiered.session.fields, connector.session.fields
+    assert {name for name in ours if ours[name] != theirs[name]} == {"format"}
+
+
+def test_rows_of_another_shape_have_another_name(daemon: FakeDaemon, start: Start) -> None:
+    shapes: list[dict[str, Any]] = [
+        {},
+        {"blocks": 32},
+        {"groups": "hybrid"},
+        {"ranks": 2},
+        {"extra": {"blocks_per_chunk": 2}},
+    ]
+    names = []
+    for shape in shapes:
+        engine = start(daemon, **shape)
+        engine.generate("a", prompt(1, 20))
+        names.append(engine.session.namespace)
+    assert names[0] == names[1], "how much memory there is does not count"
+    assert len(set(names)) == len(shapes) - 1
+
+
+def test_blocks_that_are_promoted_first_are_waited_for(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 200))
+    engine.forget_rows()
+    daemon.promotions = 3
+    daemon.promoted = {key[2] for key in list(daemon.index)[5:]}
+    engine.generate("warm", prompt(1, 200))
+    assert engine.hits["warm"] == 192
+    engine.settle()
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+def test_a_failed_load_is_computed_and_not_tried_again(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    engine.copies.fail_loads = 1
+    engine.generate("failed", prompt(1, 100))
+    assert engine.hits["failed"] == 0
+    assert engine.stats["forebay:failed_loads"] == 1
+    engine.forget_rows()
+    engine.generate("warm", prompt(1, 100))
+    assert engine.hits["warm"] == 96
+    engine.assert_nothing_is_held()
+
+
+def test_a_failed_store_is_never_named(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.copies.fail_stores = 1
+    stored(engine, prompt(1, 100))
+    assert daemon.ready() == 0
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+def test_another_pool_in_the_middle_of_a_load_is_a_miss(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    engine.copies.is_holding = True
+    request = engine.add("lost", prompt(1, 100))
+    while not engine.tier._loads:
+        engine.step()
+    daemon.replace_pool()
+    engine.copies.is_holding = False
+    engine.run(request)
+    assert engine.hits["lost"] == 0
+    engine.settle()
+    engine.assert_nothing_is_held()
+
+
+def test_an_aborted_request_gives_its_lease_back_when_its_load_has_ended(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    engine.copies.is_holding = True
+    request = engine.add("aborted", prompt(1, 100))
+    while not engine.tier._loads:
+        engine.step()
+    engine.abort(request)
+    engine.step()
+    assert daemon.leased
+    engine.copies.is_holding = False
+    engine.settle()
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+def test_a_reset_waits_for_copies_and_moves_this_engine_alone(daemon: FakeDaemon, start: Start) -> None:
+    left, right = start(daemon), start(daemon)
+    stored(left, prompt(1, 100))
+    left.copies.is_holding = True
+    left.add("under way", prompt(2, 100))
+    while not left.tier._copying or left.scheduler.has_unfinished_requests():
+        left.step()
+    assert left.scheduler.reset_prefix_cache(reset_connector=True)
+    assert not left.tier._copying and left.copies.flushed
+    left.copies.is_holding = False
+    left.generate("after", prompt(1, 100))
+    assert left.hits["after"] == 0 and "salt" in left.session.fields
+    right.generate("right", prompt(1, 100))
+    assert right.hits["right"] == 96
+    right.generate("never named", prompt(2, 100))
+    assert right.hits["never named"] == 0
+    left.settle()
+    left.forget_rows()
+    left.generate("own", prompt(1, 100))
+    assert left.hits["own"] == 96
+    for engine in (left, right):
+        engine.settle()
+        engine.assert_nothing_is_held()
+        engine.assert_no_faults()
+
+
+def test_a_reset_for_sleep_alone_may_keep_the_namespace(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon, extra={"reset_moves_namespace": False})
+    stored(engine, prompt(1, 100))
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.generate("awake", prompt(1, 100))
+    assert engine.hits["awake"] == 96
+
+
+def test_after_other_weights_nothing_is_stored_until_the_host_tier_is_reset(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    before = daemon.ready()
+    engine.tier.weights_moved(False)
+    engine.forget()
+    stored(engine, prompt(2, 100))
+    assert daemon.ready() == before
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    stored(engine, prompt(3, 100))
+    assert daemon.ready() > before
+
+
+def test_a_request_may_forbid_host_memory(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    engine.generate("disks", prompt(1, 100), kv_transfer_params={"kv_load_tiers": [{"medium": "STORAGE"}]})
+    assert engine.hits["disks"] == 0
+    engine.assert_nothing_is_held()
+
+
+def test_a_full_pool_stores_nothing_and_says_so(start: Start) -> None:
+    engine = start(FakeDaemon(slots=0))
+    stored(engine, prompt(1, 100))
+    assert engine.stats["forebay:refused_blocks"] == 6
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+CALLS = ["state", "set_namespace", "lookup", "hint", "reserve", "commit", "abort"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("call", CALLS)
+def test_no_exception_reaches_vllm(daemon: FakeDaemon, start: Start, call: str) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.session.faults[call] = RuntimeError("broken")
+    for turn in range(12):  # beyond the breaker's limit
+        engine.forget_rows()
+        engine.generate(f"turn-{turn}", prompt(1 + turn % 2, 100))
+    engine.session.faults.clear()
+    engine.step()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("call", ["submit_load", "submit_store", "finished"])
+def test_no_exception_of_a_copy_reaches_vllm(
+    daemon: FakeDaemon, start: Start, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    healthy, left = getattr(engine.copies, call), [3]
+
+    def broken(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("broken")
+        return healthy(*args)
+
+    monkeypatch.setattr(engine.copies, call, broken)
+    for turn in range(6):
+        engine.forget_rows()
+        engine.generate(f"known-{turn}", prompt(1, 100))
+        engine.generate(f"new-{turn}", prompt(2 + turn, 100))
+    assert engine.tier.breaker.faults == 3 and left == [0]
+    engine.settle()
+    engine.assert_nothing_is_held()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ({"top": {"kv_role": "kv_producer"}}, "kv_both"),
+        ({"extra": {"tennant": "a"}}, "may be meant as `tenant`"),
+    ],
+)
+def test_what_cannot_be_served_is_vllms_host_tier_alone(
+    daemon: FakeDaemon, start: Start, shape: dict[str, Any], reason: str
+) -> None:
+    engine = start(daemon, **shape)
+    engine.generate("cold", prompt(1, 100))
+    engine.forget()
+    engine.generate("warm", prompt(1, 100))
+    assert reason in str(engine.tier.breaker.reason)
+    assert daemon.ready() == 0 and not daemon.sessions
+
+
+def test_chunks_of_a_window_are_refused() -> None:
+    from forebay.vllm import compat
+    from forebay.vllm.stores import Shape as Group
+
+    config = harness.vllm_config(Shape())
+    assert config.kv_transfer_config is not None
+    windowed = [Group(0, False, 32, 2, False)]
+    reason = compat.unsupported_tiering(config, config.kv_transfer_config, windowed, 2)
+    assert reason is not None and "blocks_per_chunk" in reason
+    assert compat.unsupported_tiering(config, config.kv_transfer_config, windowed, 1) is None
+    assert (
+        compat.unsupported_tiering(config, config.kv_transfer_config, [windowed[0]._replace(is_full=True)], 2) is None
+    )

@@ -1,0 +1,104 @@
+"""The harness's engine on vLLM's own tiering, with Forebay's pool below it; `rig.host_tier` stands for the GPU."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import harness
+import numpy as np
+from fake import FakeDaemon, FakeEngine, FakeSession
+from forebay.vllm.tier import ForebayTier
+from forebay.vllm.tiering import ForebayTieringConnector
+from harness import Shape
+from rig.host_tier import NAMED
+
+
+class RowEngine(FakeEngine):
+    """Rows of the host tier begin at 0, which is no null block there."""
+
+    def _address(self, tensor: int, block: int) -> int:
+        address, rows, stride, _ = self._tensors[tensor]
+        assert 0 <= block < rows
+        return address + block * stride
+
+
+def use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
+    from forebay.vllm import tier
+
+    def open_session(settings: Any, engine_id: str, incarnation: bytes, ranks: int, stock: int) -> FakeSession:
+        return FakeSession(daemon, engine_id, ranks, stock)
+
+    def open_engine(
+        settings: Any, engine_id: str, incarnation: bytes, rank: int, ranks: int, tensors: Any, groups: Any, chunk: int
+    ) -> RowEngine:
+        return RowEngine(daemon, engine_id, rank, tensors, groups, chunk)
+
+    monkeypatch.setattr(tier, "open_session", open_session)
+    monkeypatch.setattr(tier, "open_engine", open_engine)
+
+
+class Engine(harness.Engine):
+    """The harness's engine on vLLM's tiering. `rows` are chunks of the host tier."""
+
+    started = 0
+
+    def __init__(self, monkeypatch: Any, daemon: FakeDaemon | None = None, rows: int = 64, **shape: Any):
+        if daemon is not None:
+            use_fakes(daemon, monkeypatch)
+        Engine.started += 1
+        engine_id = f"tier-{os.getpid()}-{Engine.started}"
+        top = {"kv_connector": "ForebayTieringConnector"} | shape.pop("top", {})
+        chunk = shape.get("extra", {}).get("blocks_per_chunk", 1)
+        cpu_bytes = {"cpu_bytes_to_use": rows * chunk * 8192}
+        extra = cpu_bytes | NAMED | shape.pop("extra", {})
+        super().__init__(daemon or FakeDaemon(), monkeypatch, Shape(engine_id=engine_id, top=top, extra=extra, **shape))
+
+    @property
+    def connector(self) -> ForebayTieringConnector:  # type: ignore[override]
+        connector = self.scheduler.connector
+        assert isinstance(connector, ForebayTieringConnector)
+        return connector
+
+    @property
+    def tier(self) -> ForebayTier:
+        return self.connector.tier
+
+    @property
+    def session(self) -> Any:
+        return self.tier.manager._session
+
+    @property
+    def copies(self) -> Any:
+        return self.tier._engine
+
+    def settle(self, seconds: float = 20.0) -> None:
+        """Steps until the pool has all that it will get."""
+        deadline = time.monotonic() + seconds
+        manager = self.connector.scheduler.manager
+        while manager.has_pending_work() or self.session.stats().get("queued", 0):  # type: ignore[union-attr]
+            assert time.monotonic() < deadline, self.session.stats()
+            self.step()
+
+    def forget_rows(self) -> None:
+        """Empties vLLM's host tier and the engine's own cache: only the pool can hit now."""
+        self.forget()
+        primary = self.connector.scheduler.manager.primary_tier  # type: ignore[attr-defined]
+        primary.reset_cache()
+        np.asarray(self.tier._primary_kv_view).fill(0x33)
+
+    def stop(self) -> None:
+        self.scheduler.connector.shutdown()  # type: ignore[union-attr]
+        for worker in self.workers:
+            worker.connector.shutdown()
+
+    def assert_nothing_is_held(self) -> None:
+        manager = self.tier.manager
+        assert not (manager._requests or manager._leased or manager._promoting or manager._loads or manager._jobs)
+        assert len(manager._stores) == 0 and not manager._waiting
+        assert not (self.tier._requests or self.tier._copying or self.tier._loads)
+        assert self.daemon.leased == 0 and self.daemon.reserved == 0
+
+    def assert_no_faults(self) -> None:
+        assert self.tier.breaker.faults == 0 and not self.tier.breaker.is_off
