@@ -275,6 +275,18 @@ def test_an_aborted_request_gives_its_lease_back_when_its_load_has_ended(daemon:
     engine.assert_no_faults()
 
 
+def test_a_request_that_runs_holds_no_lease_that_it_has_no_use_for(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    request = engine.add("longer", [*prompt(1, 100), *prompt(2, 40)], max_tokens=40)
+    while not request.output_token_ids:
+        engine.step()
+    assert len(engine.session.tickets) > 1, "what the engine itself lacks was looked up"
+    assert daemon.leased == 0
+    engine.run(request)
+    engine.assert_nothing_is_held()
+
+
 def test_a_reset_waits_for_copies_and_moves_this_engine_alone(daemon: FakeDaemon, start: Start) -> None:
     left, right = start(daemon), start(daemon)
     stored(left, prompt(1, 100))
@@ -318,6 +330,7 @@ def test_after_other_weights_nothing_is_stored_until_the_host_tier_is_reset(daem
     stored(engine, prompt(2, 100))
     assert daemon.ready() == before
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.tier.weights_moved(False)  # where nobody can tell, each reset counts as a change
     stored(engine, prompt(3, 100))
     assert daemon.ready() > before
 

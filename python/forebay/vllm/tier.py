@@ -89,6 +89,7 @@ class ForebayTier(SecondaryTierManager):
         self._engine: CopyEngine = AbsentEngine()
         self._is_given = bool(namespace)
         self._is_open = False
+        self._has_rows = False  # as long as no step has run since vLLM's host tier was empty
         self._has_stale_rows = False
         self._requests: dict[str, Request] = {}
         self._asking = ""  # the request that vLLM asks about at the moment
@@ -210,7 +211,7 @@ class ForebayTier(SecondaryTierManager):
     def drain_jobs(self) -> None:
         """vLLM resets its host tier, which a tier hears of in no other way: the namespace moves, as for the connector."""
         flush(self._engine, self._copying)
-        self._has_stale_rows = False
+        self._has_rows = self._has_stale_rows = False
         self.manager.reset_cache()
 
     # ---- a step, and the engine's life -----------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class ForebayTier(SecondaryTierManager):
     @guarded(nothing)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The loads of this step are submitted: the leases of requests that have their blocks are of no other use."""
-        self._asking = ""
+        self._asking, self._has_rows = "", True
         for request_id in (*context.new_req_ids, *context.preempted_req_ids):
             if request := self._requests.get(request_id):
                 self.manager.placed(request)
@@ -233,14 +234,13 @@ class ForebayTier(SecondaryTierManager):
         self.manager.on_schedule_end(context)
         self.manager.step_ended(self.tokens)
 
-    @guarded(nothing)
+    @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:
         """vLLM's host tier keeps what other weights have filled until it is reset, and new KV may build on it."""
-        self._has_stale_rows = True
+        self._has_stale_rows = self._has_rows
         self.manager.weights_moved(is_first)
-        logger.info(
-            "forebay: nothing is stored before vLLM's host tier is reset (`reset_connector`), which holds old KV"
-        )
+        if self._has_stale_rows:
+            logger.info("forebay: nothing is stored before vLLM's host tier, which holds old KV, is reset")
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
