@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from fake import FakeDaemon
 from forebay.vllm import metrics, settings
-from forebay.vllm.settings import VLLM_OPTIONS, Settings, bounded_engine_id, default_socket, passed_on, refusal
+from forebay.vllm.settings import (
+    TIERING_OPTIONS,
+    VLLM_OPTIONS,
+    Settings,
+    bounded_engine_id,
+    default_socket,
+    passed_on,
+    refusal,
+)
 from harness import Engine, Shape, prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 from vllm.v1.kv_offload import base
@@ -193,3 +201,13 @@ def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> Non
     assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == served
     fates = dict(re.findall(r"^\| `([a-z_]+)` \| (as in vLLM|ignored)[^|]* \|$", PAGE, re.MULTILINE))
     assert fates == {key: "as in vLLM" if why is None else "ignored" for key, why in VLLM_OPTIONS.items()}
+
+
+def test_the_page_on_tiering_names_every_option_of_vllm() -> None:
+    page = (Path(__file__).parents[2] / "docs/engines/vllm-tiering.md").read_text()
+    assert [name for name in TIERING_OPTIONS if f"`{name}`" not in page] == []
+    assert {name for name, why in TIERING_OPTIONS.items() if why is not None} == {
+        "canonical_layout",
+        "store_threshold",
+        "max_tracker_size",
+    }
