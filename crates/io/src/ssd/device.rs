@@ -213,7 +213,8 @@ fn is_zero(bytes: &[u8]) -> bool {
 fn preallocate(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
     let filesystem = rustix::fs::fstatvfs(file)?;
     let available_bytes = filesystem.f_bavail * filesystem.f_frsize + metadata.blocks() * 512;
-    if available_bytes < wanted {
+    // Some filesystems do not know.
+    if filesystem.f_blocks > 0 && available_bytes < wanted {
         return Err(Errno::NOSPC);
     }
     rustix::fs::fallocate(file, FallocateFlags::empty(), 0, wanted).inspect_err(|_| {
