@@ -230,7 +230,8 @@ def test_blocks_without_an_adapter_do_not_wait_for_a_look_at_one(
     gate, known = threading.Event(), engine.connector.manager._adapters
     assert known is not None
     told = known._told
-    monkeypatch.setattr(known, "_told", lambda one: gate.wait(DEADLINE) and told(one))
+    # Longer than any stall of the machine: a gate that opens by itself lets a look through.
+    monkeypatch.setattr(known, "_told", lambda one: gate.wait(20 * DEADLINE) and told(one))
     running = engine.add("adapted", prompt(1, 100), lora_request=sql)
     while not running.is_finished():
         engine.step()
@@ -534,7 +535,8 @@ def not_told_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> bool:
     gate, told = threading.Event(), known._told
-    monkeypatch.setattr(known, "_told", lambda one: gate.wait(DEADLINE) and told(one))
+    # Longer than any stall of the machine: a gate that opens by itself lets a look through.
+    monkeypatch.setattr(known, "_told", lambda one: gate.wait(20 * DEADLINE) and told(one))
     for name in ("sql", "other"):
         write(tmp_path / name, name.encode())
     (tmp_path / "sql" / "adapter_model.bin").write_bytes(b"what no worker reads beside the others")
