@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -275,6 +276,23 @@ def test_an_aborted_request_gives_its_lease_back_when_its_load_has_ended(daemon:
     engine.assert_no_faults()
 
 
+def test_an_aborted_request_gives_its_lease_back_while_more_of_it_comes_up(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 200))
+    engine.forget_rows()
+    daemon.promotions = 1_000_000
+    daemon.promoted = {key[2] for key in list(daemon.index)[5:]}
+    engine.copies.is_holding = True
+    request = engine.add("aborted", prompt(1, 200))
+    while not engine.tier._loads:
+        engine.step()
+    engine.abort(request)
+    engine.step()
+    engine.copies.is_holding = False
+    engine.settle()
+    engine.assert_nothing_is_held()
+
+
 def test_a_request_that_runs_holds_no_lease_that_it_has_no_use_for(daemon: FakeDaemon, start: Start) -> None:
     engine = start(daemon)
     stored(engine, prompt(1, 100))
@@ -333,6 +351,15 @@ def test_after_other_weights_nothing_is_stored_until_the_host_tier_is_reset(daem
     engine.tier.weights_moved(False)  # where nobody can tell, each reset counts as a change
     stored(engine, prompt(3, 100))
     assert daemon.ready() > before
+
+
+def test_other_tiers_that_may_hold_kv_of_other_weights_are_refused(
+    daemon: FakeDaemon, start: Start, tmp_path: Path
+) -> None:
+    engine = start(daemon, extra={"secondary_tiers": [{"type": "fs", "root_dir": str(tmp_path)}]})
+    assert engine.tier.breaker.is_off
+    engine.generate("a", prompt(1, 100))
+    assert daemon.ready() == 0
 
 
 def test_a_request_may_forbid_host_memory(daemon: FakeDaemon, start: Start) -> None:

@@ -247,6 +247,11 @@ def tier_of(manager: OffloadingManager, kind: type[Tier]) -> Tier:
     return found[0]
 
 
+def tier_count(manager: OffloadingManager) -> int:
+    """How many tiers are below vLLM's host tier."""
+    return len(getattr(manager, "secondary_tiers", ()))
+
+
 def key_positions(context: ReqContext) -> Mapping[bytes, int]:
     """The keys of a request that vLLM has named so far, each with the number of tokens up to its end."""
     return cast("Mapping[bytes, int]", context._offload_key_positions)
@@ -565,6 +570,7 @@ __all__ = [
     "prefers_safetensors",
     "release",
     "stock_blocks",
+    "tier_count",
     "tier_of",
     "transfers",
     "unsupported",

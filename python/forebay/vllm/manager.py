@@ -341,7 +341,7 @@ class ForebayManager(OffloadingManager):
         if self._settings.reset_moves_namespace:
             logger.info("forebay: reset; this engine now has a namespace of its own and shares with no other")
             self._salt = uuid.uuid4().hex
-            self._has_stale_kv = self._engine_holds_kv()
+            self._has_stale_kv = self.engine_holds_kv()
             if self._is_named:
                 self._name()
 
@@ -355,7 +355,7 @@ class ForebayManager(OffloadingManager):
         logger.info("forebay: the weights changed, and the namespace with them")
         self._forget_all()
         self._epoch = "" if is_first else uuid.uuid4().hex
-        self._has_stale_kv = self._engine_holds_kv()
+        self._has_stale_kv = self.engine_holds_kv()
         self._is_named = False  # until the next question: an update comes in many pieces
 
     def bind(self, kv_cache_manager: KVCacheManager) -> None:
@@ -410,12 +410,13 @@ class ForebayManager(OffloadingManager):
             asked.lookup, asked.is_placed, asked.has_gap = None, False, False
         self._stores.reset()
 
-    def _engine_holds_kv(self) -> bool:
+    def engine_holds_kv(self) -> bool:
+        """Whether blocks of the engine's own hold KV; False where nobody lets the manager look."""
         return self._kv_cache_manager is not None and compat.holds_kv(self._kv_cache_manager)
 
     def _look_for_stale_kv(self) -> None:
         """Called at a time when the engine may have dropped all KV: before a request gets its first block."""
-        self._has_stale_kv = self._has_stale_kv and self._engine_holds_kv()
+        self._has_stale_kv = self._has_stale_kv and self.engine_holds_kv()
 
     def _name(self) -> None:
         assert self._identity is not None
@@ -555,7 +556,13 @@ class ForebayManager(OffloadingManager):
     def _has_more_to_load(self, lookup: Lookup) -> bool:
         """Whether blocks that the request still waits for may be loaded under this lease as well."""
         asked = self._leased.get(lookup)
-        return asked is not None and asked.lookup is lookup and not asked.is_placed and lookup.is_promoting
+        if asked is None or not self._is_alive(asked):
+            return False
+        return asked.lookup is lookup and not asked.is_placed and lookup.is_promoting
+
+    def _is_alive(self, asked: _Asked) -> bool:
+        """Whether the request has not ended: nobody asks for it any more then."""
+        return self._requests.get(asked.request.request_id) is asked
 
     def _forget(self, lookup: Lookup) -> None:
         self._leased.pop(lookup, None)
@@ -568,7 +575,8 @@ class ForebayManager(OffloadingManager):
             if not lookup.loads and now - asked.polled_at >= UNASKED_SECONDS:
                 self._release(asked)
                 asked.lookup, asked.number = None, 0
-                self._waiting[asked.request.request_id] = asked
+                if self._is_alive(asked):
+                    self._waiting[asked.request.request_id] = asked
 
     def _wanted(self, asked: _Asked, keys: Collection[OffloadKey]) -> list[tuple[Shape, list[OffloadKey]]]:
         """By group, full attention first: keys that, as far as this engine knows, the daemon does not have."""

@@ -211,8 +211,10 @@ class ForebayTier(SecondaryTierManager):
     def drain_jobs(self) -> None:
         """vLLM resets its host tier, which a tier hears of in no other way: the namespace moves, as for the connector."""
         flush(self._engine, self._copying)
-        self._has_rows = self._has_stale_rows = False
+        self._has_rows = False
         self.manager.reset_cache()
+        # What running requests have computed comes to the host tier once more, whatever weights it is of.
+        self._has_stale_rows = self.manager.engine_holds_kv()
 
     # ---- a step, and the engine's life -----------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class ForebayTier(SecondaryTierManager):
     @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:
         """vLLM's host tier keeps what other weights have filled until it is reset, and new KV may build on it."""
-        self._has_stale_rows = self._has_rows
+        self._has_stale_rows = self._has_rows or self.manager.engine_holds_kv()
         self.manager.weights_moved(is_first)
         if self._has_stale_rows:
             logger.info("forebay: nothing is stored before vLLM's host tier, which holds old KV, is reset")

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_OTHER_TIERS = (
+    "another tier below vLLM's host tier may hold KV of other weights under the same name, and new KV would build on it\n"
+    "hint: leave out `secondary_tiers`; Forebay has tiers of its own below the pool"
+)
+
+
 class ForebayTieringConnector(OffloadingConnector):
     """One in the scheduler's process, one in each worker, where it is vLLM's alone."""
 
@@ -59,6 +65,8 @@ class ForebayTieringConnector(OffloadingConnector):
             reason = refusal(options[0], options[1:]) or compat.unsupported_tiering(
                 vllm_config, [own, *outer][-1], shapes, tier.spec.blocks_per_chunk
             )
+            if compat.tier_count(self.scheduler.manager) > 1:
+                reason = _OTHER_TIERS
             if reason:
                 tier.breaker.switch_off(reason, logging.ERROR)
                 return
