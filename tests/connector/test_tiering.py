@@ -53,6 +53,15 @@ def stored(engine: Engine, *prompts: list[int]) -> None:
     engine.settle()
 
 
+def held_in_a_load(engine: Engine, name: str, tokens: list[int]) -> Any:
+    """The request whose load has begun, and does not end before `is_holding` of the copies is taken back."""
+    engine.copies.is_holding = True
+    request = engine.add(name, tokens)
+    while not engine.tier._loads:
+        engine.step()
+    return request
+
+
 def slowest(engine: Engine, name: str, tokens: list[int]) -> float:
     """Runs a request; the seconds of its longest step."""
     request, longest = engine.add(name, tokens), 0.0
@@ -247,10 +256,7 @@ def test_another_pool_in_the_middle_of_a_load_is_a_miss(daemon: FakeDaemon, star
     engine = start(daemon)
     stored(engine, prompt(1, 100))
     engine.forget_rows()
-    engine.copies.is_holding = True
-    request = engine.add("lost", prompt(1, 100))
-    while not engine.tier._loads:
-        engine.step()
+    request = held_in_a_load(engine, "lost", prompt(1, 100))
     daemon.replace_pool()
     engine.copies.is_holding = False
     engine.run(request)
@@ -263,10 +269,7 @@ def test_an_aborted_request_gives_its_lease_back_when_its_load_has_ended(daemon:
     engine = start(daemon)
     stored(engine, prompt(1, 100))
     engine.forget_rows()
-    engine.copies.is_holding = True
-    request = engine.add("aborted", prompt(1, 100))
-    while not engine.tier._loads:
-        engine.step()
+    request = held_in_a_load(engine, "aborted", prompt(1, 100))
     engine.abort(request)
     engine.step()
     assert daemon.leased
@@ -282,10 +285,7 @@ def test_an_aborted_request_gives_its_lease_back_while_more_of_it_comes_up(daemo
     engine.forget_rows()
     daemon.promotions = 1_000_000
     daemon.promoted = {key[2] for key in list(daemon.index)[5:]}
-    engine.copies.is_holding = True
-    request = engine.add("aborted", prompt(1, 200))
-    while not engine.tier._loads:
-        engine.step()
+    request = held_in_a_load(engine, "aborted", prompt(1, 200))
     engine.abort(request)
     engine.step()
     engine.copies.is_holding = False
