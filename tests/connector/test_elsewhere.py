@@ -12,6 +12,7 @@ from forebay.vllm.elsewhere import ELSEWHERE, listed
 from forebay.vllm.hub import IdentityError
 from forebay.vllm.identity import Identity
 from harness import Shape, kv_cache_config, vllm_config
+from packaging.version import Version
 from rig import models
 from test_identity import fields, with_drafter
 from vllm.config import VllmConfig
@@ -24,22 +25,46 @@ from vllm.v1.core.kv_cache_utils import init_none_hash
 ROOT = Path(vllm.__file__).parent
 # By these a model of vLLM reads files beside what the loader gives it, or tells the loader to read others.
 READS = frozenset(
-    ("Source", "allow_patterns_overrides", "secondary_weights", "subfolder", "from_pretrained", "cached_file")
-    + ("get_hf_file_bytes", "get_hf_file_to_dict", "hf_hub_download", "snapshot_download", "load_file", "safe_open")
+    (
+        "Source",
+        "allow_patterns_overrides",
+        "secondary_weights",
+        "subfolder",
+        "from_pretrained",
+        "cached_file",
+        "read_bytes",
+    )
+    + (
+        "get_hf_file_bytes",
+        "get_hf_file_to_dict",
+        "hf_hub_download",
+        "snapshot_download",
+        "load_file",
+        "safe_open",
+        "read_text",
+    )
 )
 READ_MODULES = frozenset({"torch.load", "np.load", "numpy.load", "np.fromfile", "torch.from_file"})
 # What they read is digested, or is behind the last layer with KV.
 BESIDE = {
     "vllm.model_executor.models.adapters": "the layers behind a pooling model",
+    "vllm.model_executor.models.clef_flash": "`joint_head.safetensors` beside the weights",
     "vllm.model_executor.models.clef_omni": "`joint_head.safetensors` beside the weights",
     "vllm.model_executor.models.colmodernvbert": "the image processor's configuration",
+    "vllm.model_executor.models.d3": "`readout.safetensors` and `decision_config.json` beside the weights",
     "vllm.model_executor.models.llava_onevision2": "the image processor's configuration",
     "vllm.model_executor.models.moss_audio": "the processor's configuration",
     "vllm.model_executor.models.nemotron_vl": "the processor's configuration",
     "vllm.model_executor.models.qwen3_dflash": "`mask_embedding.pt` beside the weights",
     "vllm.model_executor.models.roberta": "`sparse_linear.pt` and `colbert_linear.pt` beside the weights",
+    "vllm.models.deepseek_v4.amd.mono": "the source of its kernels, which is of vLLM's release",
     "vllm.models.dots3_note": "the processor's configuration, and which token stands for an image",
+    "vllm.models.kimi_k3.amd.specialized_decode": "the source of its kernels, which is of vLLM's release",
+    "vllm.models.minimax_m3.amd.specialized_decode": "kernels of DeepSeek V4.1 and their source, which are of vLLM's release",
 }
+# The first minor release of vLLM with a module that the oldest one supported has not.
+SINCE = {"vllm.models.flint": (0, 33)}
+INSTALLED = Version(vllm.__version__).release[:2]
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -85,9 +110,10 @@ def test_each_model_that_builds_on_one_that_reads_elsewhere_was_judged() -> None
     assert not [module for module in building if not judged(module)]
 
 
-def test_the_list_names_modules_of_the_installed_vllm() -> None:
+def test_the_list_names_modules_of_the_installed_vllm_and_of_newer_ones() -> None:
     modules = {module for module, _ in sources()}
-    assert not [name for name in ELSEWHERE if not modules & {name, f"{name}.__init__"}]
+    missing = {name for name in ELSEWHERE if not modules & {name, f"{name}.__init__"}}
+    assert missing == {name for name, first in SINCE.items() if first > INSTALLED}
 
 
 def of_class(architecture: str, **configured: str) -> Callable[[VllmConfig], None]:
@@ -106,6 +132,7 @@ def of_class(architecture: str, **configured: str) -> Callable[[VllmConfig], Non
         of_class("Cosmos3ForConditionalGeneration"),
         of_class("UltravoxModel", text_model_id="org/text"),
         of_class("UltravoxModel", audio_model_id="org/audio"),
+        *([of_class("FlintForCausalLM")] if INSTALLED >= SINCE["vllm.models.flint"] else []),
     ],
 )
 def test_a_model_with_weights_elsewhere_has_no_name(change: Callable[[VllmConfig], None]) -> None:

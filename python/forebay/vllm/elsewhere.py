@@ -25,6 +25,7 @@ ELSEWHERE: Mapping[str, str] = {
     "vllm.model_executor.models.mimo_v2_omni": "its audio tokenizer is in a folder of its directory",
     "vllm.model_executor.models.ultravox": "`audio_model_id` or `text_model_id` of its configuration names another model",
     "vllm.models.deepseek_v41": "it computes from what its tokenizer's files say",
+    "vllm.models.flint": "it takes weights of GGUF where there are safetensors too",
 }
 # Some checkpoints hold all weights, and these keys of their configuration are empty.
 _KEYS: Mapping[str, tuple[str, ...]] = {"vllm.model_executor.models.ultravox": ("audio_model_id", "text_model_id")}
