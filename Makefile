@@ -9,7 +9,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
 .PHONY: demo test test-rust test-python e2e long newest vllm-own-tests lint types licences deny check fast golden wheel \
-	dist bench build tools servers clean
+	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -91,6 +91,10 @@ wheel:
 
 dist:
 	@tools/dist.sh $(VENV)
+
+# Instructions of the core's hot loops beside those on record; needs valgrind.
+instructions:
+	@$(or $(PYTHON),python3) tools/instructions.py
 
 bench: build
 	$(FOREBAY_BIN) bench copy

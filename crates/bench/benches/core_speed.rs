@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use forebay_bench::blocks::{hash, layout, scramble};
 use forebay_core::key::BlockHash;
-use forebay_core::layout::{Attention, GroupLayout, Layout};
 use forebay_core::lookup::{Answer, LeaseId};
 use forebay_core::policy::{self, Make};
 use forebay_core::{BlockId, Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
@@ -349,35 +349,6 @@ fn print(blocks: usize, policy: &str, sizes: &[(&str, f64)], times: &Times) {
     let command = "cargo run --release -p forebay-core --example core_speed";
     println!(r#"{{"bench":"core","version":"{version}","command":"{command}","machine":"{}","rows":["#, machine());
     println!("{}\n]}}", rows.join(",\n"));
-}
-
-fn layout(block_bytes: u64) -> Layout {
-    let group = GroupLayout {
-        attention: Attention::Full,
-        tokens_per_block: 16,
-        rank_bytes: vec![block_bytes],
-        is_replicated: false,
-    };
-    Layout::new(vec![(0, group)]).expect("the layout is right")
-}
-
-/// 32 bytes, as of SHA-256.
-fn hash(prompt: usize, position: usize) -> [u8; 32] {
-    let mut bytes = [0; 32];
-    let mut word = scramble(prompt as u64) ^ position as u64;
-    for part in bytes.chunks_exact_mut(8) {
-        word = scramble(word);
-        part.copy_from_slice(&word.to_le_bytes());
-    }
-    bytes
-}
-
-/// SplitMix64.
-fn scramble(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 fn machine() -> String {

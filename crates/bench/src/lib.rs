@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 pub mod lookup;
 mod private;
 
