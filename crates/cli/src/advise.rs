@@ -10,6 +10,9 @@ use crate::failure::Failure;
 use crate::output::{Table, print, print_json, size};
 use crate::serve::runtime;
 
+/// The estimates are of a sample of the keys; fewer keys than these give curves that mean nothing.
+const LEAST_KEYS: u64 = 10_000;
+
 pub fn run(arguments: &Advise) -> Result<(), Failure> {
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
     let reply = runtime()?.block_on(client.advise())?;
@@ -33,17 +36,30 @@ fn to_text(reply: &AdviseReply) -> String {
         );
     }
     text += &format!("\nmisses\n{}", misses(reply));
-    let below = if reply.disk_bytes > 0 { ", with the present disk" } else { "" };
-    text += &format!("\nmemory{below}\n{}", memory(reply));
-    text += &format!("\ndisk, with the present memory; hits of both\n{}", disk(reply));
-    if reply.namespaces.len() > 1 {
-        text += &format!("\nnamespaces, which share memory and disk\n{}", namespaces(reply));
+    if reply.keys < LEAST_KEYS {
+        let keys = reply.keys;
+        text += &format!(
+            "\nmemory and disk: too little traffic yet to estimate other sizes ({keys} keys of {LEAST_KEYS})\n"
+        );
+    } else {
+        text += &sizes(reply);
     }
     if reply.left_out > 0 {
         text += &format!("\n{} groups of lookups came too fast and were left out\n", reply.left_out);
     }
     for AlarmInfo { name, cause, hint } in &reply.alarms {
         text += &format!("\nalarm: {name}\n  cause: {cause}\n  hint: {hint}\n");
+    }
+    text
+}
+
+/// What other sizes of memory and disk would hit.
+fn sizes(reply: &AdviseReply) -> String {
+    let below = if reply.disk_bytes > 0 { ", with the present disk" } else { "" };
+    let mut text = format!("\nmemory{below}\n{}", memory(reply));
+    text += &format!("\ndisk, with the present memory; hits of both\n{}", disk(reply));
+    if reply.namespaces.len() > 1 {
+        text += &format!("\nnamespaces, which share memory and disk\n{}", namespaces(reply));
     }
     text
 }
@@ -79,7 +95,7 @@ fn misses(reply: &AdviseReply) -> String {
 }
 
 fn memory(reply: &AdviseReply) -> String {
-    changes(reply.curve.iter(), reply.capacity_bytes, now(reply))
+    changes(reply.curve.iter(), reply.capacity_bytes)
 }
 
 /// None, every second of the other capacities told, and the present one.
@@ -87,10 +103,11 @@ fn disk(reply: &AdviseReply) -> String {
     let curve = reply.all.as_ref().map_or(&[][..], |all| &all.disk_curve);
     let is_shown = |at: usize, point: &CurvePoint| at.is_multiple_of(2) || point.capacity_bytes == reply.disk_bytes;
     let shown = curve.iter().enumerate().filter(|(at, point)| is_shown(*at, point)).map(|(_, point)| point);
-    changes(shown, reply.disk_bytes, now(reply))
+    changes(shown, reply.disk_bytes)
 }
 
-fn changes<'a>(points: impl Iterator<Item = &'a CurvePoint>, present_bytes: u64, present: f64) -> String {
+fn changes<'a>(points: impl Iterator<Item = &'a CurvePoint> + Clone, present_bytes: u64) -> String {
+    let present = nearest(points.clone(), present_bytes).unwrap_or_default();
     let mut table = Table::new(&["change", ">capacity", ">hit", ">points"]);
     for CurvePoint { capacity_bytes, hit_ratio } in points {
         let change = match (*capacity_bytes).cmp(&present_bytes) {
@@ -117,8 +134,7 @@ fn namespaces(reply: &AdviseReply) -> String {
         let SampledInfo { keys, hits, optimum_hits, .. } = share.sampled.unwrap_or_default();
         let at =
             |curve: &[CurvePoint], bytes: u64| curve.iter().find(|p| p.capacity_bytes == bytes).map(|p| p.hit_ratio);
-        let present = at(&share.curve, reply.capacity_bytes);
-        let gain = |more: Option<f64>| match more.zip(present) {
+        let gain = |more: Option<f64>, present: Option<f64>| match more.zip(present) {
             Some((more, present)) => format!("{:+.1}", 100.0 * (more - present)),
             None => "-".to_string(),
         };
@@ -128,17 +144,16 @@ fn namespaces(reply: &AdviseReply) -> String {
             percent(ratio(keys, all)),
             percent(ratio(hits, keys)),
             percent(ratio(optimum_hits, keys)),
-            gain(at(&share.curve, 2 * reply.capacity_bytes)),
-            gain(largest),
+            gain(at(&share.curve, 2 * reply.capacity_bytes), at(&share.curve, reply.capacity_bytes)),
+            gain(largest, nearest(&share.disk_curve, reply.disk_bytes)),
         ]);
     }
     table.render("  ")
 }
 
-/// What the curve says about what there is.
-fn now(reply: &AdviseReply) -> f64 {
-    let distance = |point: &&CurvePoint| point.capacity_bytes.abs_diff(reply.capacity_bytes);
-    reply.curve.iter().min_by_key(distance).map_or(0.0, |point| point.hit_ratio)
+/// What a curve says of the capacity nearest to this one.
+fn nearest<'a>(curve: impl IntoIterator<Item = &'a CurvePoint>, bytes: u64) -> Option<f64> {
+    curve.into_iter().min_by_key(|point| point.capacity_bytes.abs_diff(bytes)).map(|point| point.hit_ratio)
 }
 
 fn to_json(reply: &AdviseReply) -> Value {
@@ -265,7 +280,7 @@ mod tests {
             name: name.to_string(),
             sampled,
             curve: vec![point(100, 0.3), point(200, 0.3 + gain)],
-            disk_curve: vec![point(1600, 0.3 + 2.0 * gain)],
+            disk_curve: vec![point(400, 0.3), point(1600, 0.3 + 2.0 * gain)],
             ..ShareInfo::default()
         }
     }
@@ -278,6 +293,13 @@ mod tests {
         assert!(text.contains("+1.2 TiB") && text.contains("with the present disk") && text.contains("others"));
         assert!(text.lines().count() <= 48, "more than one screen");
         assert_eq!(to_text(&AdviseReply::default()), "no lookups yet\n");
+    }
+
+    #[test]
+    fn no_sizes_are_compared_on_too_little_traffic() {
+        let text = to_text(&AdviseReply { keys: 2, hits: 1, ..reply() });
+        assert!(text.contains("too little traffic yet to estimate other sizes (2 keys of 10000)"), "{text}");
+        assert!(!text.contains("points") && !text.contains("memory x 2"), "{text}");
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Analysis {
         let Present { pool_bytes, disk_bytes, .. } = self.present;
         let points = |is_told: &dyn Fn(&Capacities) -> bool, bytes: fn(&Capacities) -> u64| {
             let told = self.capacities.iter().enumerate().filter(|(_, capacities)| is_told(capacities));
-            told.map(|(at, capacities)| (bytes(capacities), ratio(at))).collect()
+            never_falling(told.map(|(at, capacities)| (bytes(capacities), ratio(at))))
         };
         let curve = points(&|it| it.disk_bytes == disk_bytes.unwrap_or(0), |it| it.pool_bytes);
         let disk_curve = points(&|it| it.pool_bytes == pool_bytes, |it| it.disk_bytes);
@@ -136,6 +136,16 @@ impl Analysis {
             self.curve.fade(0.5);
         }
     }
+}
+
+/// More capacity never hits less, since it need not be used: where a point of the curve is below the one before it, the
+/// sample of that capacity was smaller or the traffic of its time was another.
+fn never_falling(points: impl Iterator<Item = (u64, f64)>) -> Vec<(u64, f64)> {
+    let rising = points.scan(0.0_f64, |best, (bytes, ratio)| {
+        *best = best.max(ratio);
+        Some((bytes, *best))
+    });
+    rising.collect()
 }
 
 /// Adds what the optimums of the pool, and of pool and disk, say by owner.
@@ -237,5 +247,11 @@ mod tests {
         assert_eq!((others.asked, others.again), (20 * 25, 0));
         assert_eq!(namespaces.iter().map(|share| share.sampled).sum::<Sampled>(), all.sampled);
         assert!(namespaces[0].curve[1].1 > 0.45 && namespaces[1].curve[1].1 == 0.0);
+    }
+
+    #[test]
+    fn more_capacity_is_never_told_to_hit_less() {
+        let estimated = [(1, 0.2), (2, 0.8), (3, 0.09), (4, 0.81)];
+        assert_eq!(never_falling(estimated.into_iter()), [(1, 0.2), (2, 0.8), (3, 0.8), (4, 0.81)]);
     }
 }
