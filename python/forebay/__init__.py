@@ -6,7 +6,7 @@ command `forebay serve`. A `Store` accesses Redis, Valkey or a shared directory 
 as daemons.
 """
 
-from forebay._native import Client, EngineSession, ForebayError, Ticket, WorkerEngine, __version__
+from forebay._native import Client, EngineSession, ForebayError, Ticket, WorkerEngine, __version__, find_sockets
 from forebay.store import Store
 
-__all__ = ["Client", "EngineSession", "ForebayError", "Store", "Ticket", "WorkerEngine", "__version__"]
+__all__ = ["Client", "EngineSession", "ForebayError", "Store", "Ticket", "WorkerEngine", "__version__", "find_sockets"]

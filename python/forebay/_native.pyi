@@ -7,13 +7,36 @@ unlocked. Make them in the process that uses them, and do not use those of a par
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Protocol, Self, final, type_check_only
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-__all__ = ["Client", "EngineSession", "ForebayError", "StoreEngine", "Ticket", "WorkerEngine", "__version__"]
+__all__ = [
+    "Client",
+    "EngineSession",
+    "ForebayError",
+    "StoreEngine",
+    "Ticket",
+    "WorkerEngine",
+    "__version__",
+    "find_sockets",
+]
 
 __version__: str
+
+def find_sockets(named: str | None = None) -> str:
+    """The directory of the daemon's sockets, by the rule that commands, programs and engines share.
+
+    `named` (the directory, or the path of `forebay.sock` in it), else `FOREBAY_SOCKET`, else
+    `FOREBAY_SOCKET_DIRECTORY`, else the first of `/run/forebay` and `$XDG_RUNTIME_DIR/forebay` that is there.
+    """
+
+@type_check_only
+class HostTensor(Protocol):
+    """A contiguous torch tensor in host memory, which has no buffer protocol of its own."""
+
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
 
 class ForebayError(Exception):
     """An error with a kind, facts and often a hint. `str()` is one line and ends with the hint."""
@@ -58,7 +81,7 @@ class EngineSession:
 
     def __new__(
         cls,
-        socket_directory: str,
+        socket_directory: str | None,
         engine_id: str,
         ranks: int,
         *,
@@ -153,6 +176,10 @@ class EngineSession:
     def close(self) -> None:
         """Delivers queued messages and ends the session, in at most `deadline` seconds. Idempotent."""
 
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None:
+        """As `close`."""
+
 @final
 class StoreEngine:
     """The native part of `forebay.Store`; use that class.
@@ -164,10 +191,10 @@ class StoreEngine:
     def __new__(
         cls, url: str, fields: Mapping[str, str], block_bytes: int, deadline: float, options: dict[str, Any]
     ) -> Self: ...
-    def begin_dump(self, group: int, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer]) -> int:
+    def begin_dump(self, group: int, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer | HostTensor]) -> int:
         """Stores one buffer per hash. Never waits."""
 
-    def begin_load(self, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer]) -> int:
+    def begin_load(self, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer | HostTensor]) -> int:
         """Fills one writable buffer per hash. Never waits."""
 
     def begin_lookup(self, group: int, hashes: Sequence[bytes]) -> int:
@@ -176,6 +203,9 @@ class StoreEngine:
     def turn(self, timeout: float) -> list[tuple[int, list[str]]]:
         """Batches that have ended, with an outcome per block: stored, loaded, found, absent, or an error's kind.
         Waits at most `timeout` seconds for an event."""
+
+    def refusal(self, outcome: str) -> ForebayError:
+        """What to raise where a block ended with this outcome, with the store's name and its present trouble."""
 
     def fileno(self) -> int:
         """Readable when `turn` has something to do."""
@@ -194,7 +224,7 @@ class WorkerEngine:
 
     def __new__(
         cls,
-        socket_directory: str,
+        socket_directory: str | None,
         engine_id: str,
         rank: int,
         ranks: int,
@@ -248,6 +278,10 @@ class WorkerEngine:
     def shutdown(self) -> None:
         """Ends the copies that have begun, abandons the others and unmaps the pool. Idempotent."""
 
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None:
+        """As `shutdown`."""
+
 @final
 class Client:
     """A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
@@ -256,18 +290,31 @@ class Client:
     at a time: threads wait for each other.
     """
 
-    def __new__(cls, socket_directory: str, *, deadline: float = 5.0) -> Self: ...
+    def __new__(cls, socket_directory: str | None = None, *, deadline: float = 5.0) -> Self:
+        """`socket_directory`: found by `find_sockets` if None. `deadline`: limit of each call."""
+
     def open_namespace(self, fields: Mapping[str, str], block_bytes: Mapping[int, int]) -> int:
         """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip."""
 
     def put(
-        self, namespace: int, group: int, blocks: Sequence[tuple[bytes, bytes]], predecessor: bytes | None = None
+        self,
+        namespace: int,
+        group: int,
+        blocks: Sequence[tuple[bytes, ReadableBuffer | HostTensor]],
+        predecessor: bytes | None = None,
     ) -> list[Literal["stored", "duplicate", "orphan", "full"]]:
-        """Stores (hash, bytes) in prefix order; `predecessor` is the hash before the first. One round trip per 8
-        MiB. A block whose predecessor in the group is absent is an orphan and not stored."""
+        """Stores (hash, buffer) in prefix order; `predecessor` is the hash before the first. One round trip per 8
+        MiB. A buffer is anything with the buffer protocol, or a torch tensor in host memory. A block whose
+        predecessor in the group is absent is an orphan and not stored."""
 
     def get(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bytes | None]:
         """The blocks' bytes, None where not found. One round trip per 8 MiB."""
+
+    def get_into(
+        self, namespace: int, group: int, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer | HostTensor]
+    ) -> list[bool]:
+        """Fills one buffer or tensor per hash, each as long as a block of the group, and says which were found; the
+        others are unchanged. One round trip per 8 MiB."""
 
     def lookup(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bool]:
         """Which blocks are ready; no lease remains afterwards. One round trip."""
@@ -284,3 +331,7 @@ class Client:
 
     def close(self) -> None:
         """Ends the connection. Idempotent."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None:
+        """As `close`."""

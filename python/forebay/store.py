@@ -16,6 +16,8 @@ from forebay._native import ForebayError, StoreEngine
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+    from forebay._native import HostTensor
+
 # Deadlines are checked this often while an operation is in progress.
 TICK_SECONDS = 0.05
 IDLE_SECONDS = 3600.0
@@ -29,8 +31,8 @@ class Store:
 
     `url` is `redis://[user:password@]host[:port][/db]`, `rediss://...` for TLS, `unix:///path`, several of these
     with commas between them for a cluster, or `file:///directory`. A server need not be reachable: its operations
-    then end as `unavailable`. `fields` name the namespace, as for `Client.open_namespace`. No buffer may be longer
-    than `block_bytes`; the memory used is 64 times that. Operations that take longer than `deadline` seconds end as
+    then end as `unavailable`. `fields` name the namespace, as for `Client.open_namespace`. Each block has
+    `block_bytes`; the memory used is 64 times that. Operations that take longer than `deadline` seconds end as
     `timeout`.
 
     Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (1 MiB),
@@ -51,15 +53,20 @@ class Store:
         self._thread = threading.Thread(target=self._run, name="forebay-store", daemon=True)
         self._thread.start()
 
-    def dump(self, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer], *, group: int = 0) -> Future[list[str]]:
-        """Stores one buffer per hash. The future has an outcome for each: `stored`, or the error's kind.
+    def dump(
+        self, hashes: Sequence[bytes], buffers: Sequence[ReadableBuffer | HostTensor], *, group: int = 0
+    ) -> Future[list[str]]:
+        """Stores one buffer per hash: anything with the buffer protocol, or a torch tensor in host memory, of exactly
+        `block_bytes`. The future has an outcome for each: `stored`, or the error's kind.
 
         The buffers must not change before the future is done. One round trip for all of them.
         """
         return self._begin(lambda: self._engine.begin_dump(group, hashes, buffers), list)
 
-    def load(self, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer], *, group: int = 0) -> Future[list[str]]:
-        """Fills one buffer per hash, each as long as the stored block. The future has an outcome for each:
+    def load(
+        self, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer | HostTensor], *, group: int = 0
+    ) -> Future[list[str]]:
+        """Fills one buffer or tensor per hash, each of `block_bytes`. The future has an outcome for each:
         `loaded`, `absent`, or the error's kind; a buffer that is not `loaded` is unchanged.
 
         The buffers must not be used before the future is done. One round trip for all of them.
@@ -68,7 +75,7 @@ class Store:
 
     def lookup(self, hashes: Sequence[bytes], *, group: int = 0) -> Future[list[bool]]:
         """Which blocks exist. The future raises `ForebayError` if the store could not be asked. One round trip."""
-        return self._begin(lambda: self._engine.begin_lookup(group, hashes), _found)
+        return self._begin(lambda: self._engine.begin_lookup(group, hashes), self._found)
 
     @staticmethod
     def wait(futures: Iterable[Future[Any]], timeout: float | None = None) -> bool:
@@ -115,6 +122,12 @@ class Store:
         for batch in self._batches.values():
             batch.future.set_exception(ForebayError("the store was closed"))
 
+    def _found(self, outcomes: list[str]) -> list[bool]:
+        for outcome in outcomes:
+            if outcome not in ("found", "absent"):
+                raise self._engine.refusal(outcome)
+        return [outcome == "found" for outcome in outcomes]
+
 
 class _Batch:
     """A future, and the function that makes its result."""
@@ -130,10 +143,3 @@ class _Batch:
             self.future.set_result(self._judge(outcomes))
         except ForebayError as error:
             self.future.set_exception(error)
-
-
-def _found(outcomes: list[str]) -> list[bool]:
-    for outcome in outcomes:
-        if outcome not in ("found", "absent"):
-            raise ForebayError(f"the store could not be asked: {outcome}")
-    return [outcome == "found" for outcome in outcomes]

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm import metrics, settings
+from forebay.vllm import metrics
 from forebay.vllm.settings import (
     TIERING_OPTIONS,
     VLLM_OPTIONS,
     Settings,
     bounded_engine_id,
-    default_socket,
     passed_on,
     refusal,
 )
@@ -174,15 +173,6 @@ def test_the_variable_names_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_SOCKET", "/run/ours/forebay.sock")
     assert Settings.parse({})[0].socket == "/run/ours"
     assert Settings.parse({"socket": "/run/written"})[0].socket == "/run/written"
-
-
-def test_the_usual_directory_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(settings, "HOST_DIRECTORY", tmp_path / "host")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "forebay").mkdir()
-    assert default_socket() == str(tmp_path / "forebay")
-    (tmp_path / "host").mkdir()
-    assert default_socket() == str(tmp_path / "host")
 
 
 def test_a_long_engine_id_is_bounded_and_stays_distinct() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import forebay
+import numpy as np
 import pytest
+import torch
 from forebay import Client, ForebayError
 from harness import hashes
 from rig.daemon import Daemon
@@ -27,7 +29,16 @@ def client(sockets: Path) -> Client:
 
 def test_the_package_needs_nothing_but_itself() -> None:
     assert forebay.__version__.count(".") == 2
-    public = {"Client", "EngineSession", "ForebayError", "Store", "Ticket", "WorkerEngine", "__version__"}
+    public = {
+        "Client",
+        "EngineSession",
+        "ForebayError",
+        "Store",
+        "Ticket",
+        "WorkerEngine",
+        "__version__",
+        "find_sockets",
+    }
     assert set(forebay.__all__) == public
 
 
@@ -40,6 +51,31 @@ def test_blocks_come_back_as_they_were_put(client: Client) -> None:
     assert client.get(namespace, 0, [keys[3], *unknown, keys[0]]) == [stored[3][1], None, stored[0][1]]
     assert client.lookup(namespace, 0, [*keys, *unknown]) == [True] * 5 + [False]
     assert client.lookup(namespace, 0, tuple(keys)) == [True] * 5
+
+
+def test_blocks_may_be_arrays_tensors_and_views(client: Client) -> None:
+    namespace = client.open_namespace({"model": "arrays"}, {0: 64})
+    keys = hashes("arrays", 4)
+    array, tensor = np.arange(16, dtype=np.float32).reshape(4, 4), torch.randn(4, 8).bfloat16()
+    values = [array, tensor, memoryview(bytes(range(64))), bytearray(b"x" * 64)]
+    assert client.put(namespace, 0, list(zip(keys, values, strict=True))) == ["stored"] * 4
+    assert client.get(namespace, 0, keys[:1]) == [array.tobytes()]
+    into = [np.zeros((4, 4), dtype=np.float32), torch.zeros(4, 8, dtype=torch.bfloat16), bytearray(64), bytearray(64)]
+    unknown = hashes("nobody", 1)
+    assert client.get_into(namespace, 0, [*keys[:3], *unknown], into) == [True, True, True, False]
+    assert np.array_equal(into[0], array) and torch.equal(into[1], tensor) and into[2:] == [bytes(range(64)), bytes(64)]
+    for buffers in ([bytearray(63)], [bytearray(64)] * 2):
+        with pytest.raises(ForebayError, match="buffer"):
+            client.get_into(namespace, 0, keys[:1], buffers)
+
+
+def test_a_client_finds_its_daemon_and_ends_with_its_block(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_SOCKET", str(sockets / "forebay.sock"))
+    assert Path(forebay.find_sockets()) == sockets
+    with Client() as client:
+        assert client.inspect()["capacity_bytes"]
+    with pytest.raises(ForebayError, match="closed"):
+        client.inspect()
 
 
 def test_outcomes_tell_what_became_of_each_block(client: Client) -> None:

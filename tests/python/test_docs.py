@@ -45,7 +45,7 @@ def test_the_docstring_of_store_names_the_defaults_of_the_configuration() -> Non
 
 def test_the_example_for_other_engines_runs(sockets: Path) -> None:
     [example] = re.findall(r"```python\n(.*?)```", (DOCS / "engines.md").read_text(), re.DOTALL)
-    env = clean_env() | {"FOREBAY_SOCKET_DIRECTORY": str(sockets)}
+    env = clean_env() | {"FOREBAY_SOCKET": str(sockets)}
     done = subprocess.run(
         [sys.executable, "-c", example], env=env, capture_output=True, text=True, timeout=60, check=False
     )

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from forebay import ForebayError, Store
 from rig.stores import Valkey
 
@@ -33,7 +35,7 @@ def hashes(test: str, count: int) -> list[bytes]:
 
 def test_what_one_store_dumps_another_loads(url: str) -> None:
     keys = hashes("one another", 200)
-    blocks = [os.urandom(BLOCK_BYTES - at) for at in range(200)]
+    blocks = [os.urandom(BLOCK_BYTES) for _ in range(200)]
     with Store(url, FIELDS, BLOCK_BYTES) as store:
         assert store.dump(keys, blocks).result(SECONDS) == ["stored"] * 200
     with Store(url, FIELDS, BLOCK_BYTES) as store:
@@ -46,7 +48,7 @@ def test_what_one_store_dumps_another_loads(url: str) -> None:
 def test_a_missing_key_costs_its_own_block_and_no_other(url: str) -> None:
     keys = hashes("missing", 9)
     blocks = [bytes([at]) * 1000 for at in range(9)]
-    with Store(url, FIELDS, BLOCK_BYTES) as store:
+    with Store(url, FIELDS, 1000) as store:
         store.dump(keys[:4] + keys[5:], blocks[:4] + blocks[5:]).result(SECONDS)
         assert store.lookup(keys).result(SECONDS) == [True] * 4 + [False] + [True] * 4
         buffers = [bytearray(b"\xee" * 1000) for _ in keys]
@@ -57,7 +59,7 @@ def test_a_missing_key_costs_its_own_block_and_no_other(url: str) -> None:
 
 def test_other_fields_and_groups_are_other_blocks(url: str) -> None:
     keys = hashes("fields", 2)
-    with Store(url, FIELDS, BLOCK_BYTES) as store, Store(url, FIELDS | {"tenant": "t"}, BLOCK_BYTES) as other:
+    with Store(url, FIELDS, 100) as store, Store(url, FIELDS | {"tenant": "t"}, 100) as other:
         store.dump(keys, [b"a" * 100, b"b" * 100]).result(SECONDS)
         assert other.lookup(keys).result(SECONDS) == [False, False]
         assert store.lookup(keys, group=1).result(SECONDS) == [False, False]
@@ -65,20 +67,20 @@ def test_other_fields_and_groups_are_other_blocks(url: str) -> None:
 
 def test_a_buffer_of_another_length_is_not_filled(url: str) -> None:
     (key,) = hashes("length", 1)
-    with Store(url, FIELDS, BLOCK_BYTES) as store:
+    with Store(url, FIELDS, 5000) as store, Store(url, FIELDS, 4999) as other:
         store.dump([key], [b"x" * 5000]).result(SECONDS)
         short = bytearray(4999)
-        assert store.load([key], [short]).result(SECONDS) != ["loaded"]
+        assert other.load([key], [short]).result(SECONDS) != ["loaded"]
     assert short == bytes(4999)
 
 
 def test_coroutines_wait_for_many_batches_at_once(url: str) -> None:
     async def main(store: Store) -> list[list[str]]:
         batches = [hashes(f"batch {at}", 20) for at in range(10)]
-        dumps = [store.dump(keys, [key * 100 for key in keys]) for keys in batches]
+        dumps = [store.dump(keys, [(key * 100)[:800] for key in keys]) for keys in batches]
         return await asyncio.gather(*map(asyncio.wrap_future, dumps))
 
-    with Store(url, FIELDS, BLOCK_BYTES) as store:
+    with Store(url, FIELDS, 800) as store:
         assert asyncio.run(main(store)) == [["stored"] * 20] * 10
 
 
@@ -91,19 +93,21 @@ def test_wait_says_whether_all_are_done(url: str) -> None:
 
 def test_a_frozen_server_costs_the_deadline_and_no_more() -> None:
     keys = hashes("frozen", 3)
-    with Valkey().start() as server, Store(f"unix://{server.socket}", FIELDS, BLOCK_BYTES, deadline=0.5) as store:
+    with Valkey().start() as server, Store(f"unix://{server.socket}", FIELDS, 1000, deadline=0.5) as store:
         store.dump(keys, [b"x" * 1000] * 3).result(SECONDS)
         server.freeze()
         buffers = [bytearray(1000) for _ in keys]
         assert "loaded" not in store.load(keys, buffers).result(SECONDS)
-        with pytest.raises(ForebayError, match="could not be asked"):
+        with pytest.raises(ForebayError, match="did not answer") as raised:
             store.lookup(keys).result(SECONDS)
+        assert raised.value.kind in ("timeout", "unavailable") and str(server.socket) in str(raised.value)
+        assert raised.value.hint and raised.value.hint in str(raised.value)
         server.thaw()
         assert buffers == [bytes(1000)] * 3
 
 
 def test_an_absent_server_is_unavailable_and_found_when_it_comes() -> None:
-    with Valkey() as server, Store(f"unix://{server.socket}", FIELDS, BLOCK_BYTES, deadline=2) as store:
+    with Valkey() as server, Store(f"unix://{server.socket}", FIELDS, 100, deadline=2) as store:
         outcome = store.dump([b"k"], [b"v" * 100]).result(SECONDS)
         assert outcome[0] in ("unavailable", "timeout")
         server.start()
@@ -128,10 +132,11 @@ def test_what_cannot_be_right_is_said_at_once(url: str, options: dict[str, int],
 
 def test_buffers_that_do_not_fit_are_refused(url: str) -> None:
     with Store(url, FIELDS, BLOCK_BYTES) as store:
-        with pytest.raises(ForebayError, match="longer than a block"):
-            store.dump([b"k"], [bytes(BLOCK_BYTES + 1)])
+        for size in (0, BLOCK_BYTES - 1, BLOCK_BYTES + 1):
+            with pytest.raises(ForebayError, match="not as long as a block"):
+                store.dump([b"k"], [bytes(size)])
         with pytest.raises(BufferError):
-            store.load([b"k"], [bytes(100)])
+            store.load([b"k"], [bytes(BLOCK_BYTES)])
         with pytest.raises(ForebayError, match="one buffer for each"):
             store.dump([b"k"], [])
         assert store.dump([], []).result(SECONDS) == []
@@ -148,3 +153,26 @@ def test_a_closed_store_ends_its_futures() -> None:
             future.result(SECONDS)
         with pytest.raises(ForebayError, match="closed"):
             store.lookup([b"k"])
+
+
+def test_the_error_of_an_absent_server_names_the_server_and_the_cause() -> None:
+    with Valkey() as server, Store(f"unix://{server.socket}", FIELDS, 100, deadline=1) as store:
+        future = store.lookup([b"k"])
+        with pytest.raises(ForebayError, match="did not answer") as raised:
+            future.result(SECONDS)
+    text = str(raised.value)
+    assert str(server.socket) in text and "o such file" in text and "hint: check that the store runs" in text
+
+
+def test_tensors_and_arrays_are_dumped_and_loaded_as_their_bytes(url: str) -> None:
+    keys = hashes("tensors", 2)
+    blocks = [torch.randn(4, 8).bfloat16(), torch.arange(32, dtype=torch.int16).reshape(8, 4)]
+    with Store(url, FIELDS, 64) as store:
+        assert store.dump(keys, blocks).result(SECONDS) == ["stored"] * 2
+        tensor, array = torch.zeros(4, 8, dtype=torch.bfloat16), np.zeros((8, 4), dtype=np.int16)
+        assert store.load(keys, [tensor, array]).result(SECONDS) == ["loaded"] * 2
+        assert torch.equal(tensor, blocks[0]) and np.array_equal(array, blocks[1].numpy())
+        with pytest.raises(BufferError, match="one after another"):
+            store.dump(keys[:1], [torch.zeros(8, 8, dtype=torch.int16)[:, :4]])
+        with pytest.raises(ForebayError, match="not in host memory"):
+            store.dump(keys[:1], [torch.zeros(16, device="meta")])

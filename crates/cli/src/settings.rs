@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use forebay_daemon::config::{Config, Key, Loaded, Sources, keys, load};
+use forebay_daemon::config::{Config, Key, Loaded, Origin, Sources, keys, load};
+use forebay_rpc::client::find_sockets;
 
 use crate::failure::{self, Failure};
 
@@ -40,9 +41,13 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn socket_directory(&self) -> Result<PathBuf, Failure> {
-        let flags = self.socket_directory.iter().map(|path| ("socket.directory".to_string(), path.clone())).collect();
-        let loaded = Settings { file: self.config.clone(), flags }.load()?;
-        Ok(loaded.config.socket.directory)
+        if let Some(named) = &self.socket_directory {
+            return Ok(find_sockets(Some(named)));
+        }
+        let loaded = Settings { file: self.config.clone(), flags: Vec::new() }.load()?;
+        let is_in_a_file = |key: &&Key| matches!(loaded.origin(key), Origin::File(_));
+        let named = keys().into_iter().filter(|key| key.name == "socket.directory").find(is_in_a_file);
+        Ok(named.map_or_else(|| find_sockets(None), |_| loaded.config.socket.directory.clone()))
     }
 }
 

@@ -5,11 +5,15 @@
 
 use std::sync::Arc;
 
+use forebay_core::Error;
 use forebay_device::Memory;
 use forebay_io::pool::Mapping;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Raised;
 
 /// The `bytes` bytes at `address`. Python guarantees that they are a tensor's.
 pub fn tensor(address: usize, bytes: usize) -> forebay_core::Result<Memory> {
@@ -32,13 +36,19 @@ pub fn pool(mapping: Arc<Mapping>) -> forebay_core::Result<Memory> {
 pub struct Pinned(PyBuffer<u8>);
 
 impl Pinned {
-    /// Errors if the object has no contiguous bytes.
+    /// Of anything with the buffer protocol, whatever its elements are, and of torch's tensors in host memory. Errors
+    /// if the object has no contiguous bytes.
     pub fn to_read(object: &Bound<'_, PyAny>) -> PyResult<Pinned> {
-        let buffer = PyBuffer::get(object)?;
-        if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("a block's bytes lie one after another"));
+        let py = object.py();
+        let elements = match torch(py)? {
+            Some(torch) if object.is_instance(&torch.getattr("Tensor")?)? => bytes_of_tensor(&torch, object)?,
+            _ => object.clone(),
+        };
+        let view = py.import("builtins")?.getattr("memoryview")?.call1((elements,))?;
+        if !view.getattr("c_contiguous")?.extract::<bool>()? {
+            return Err(scattered());
         }
-        Ok(Pinned(buffer))
+        Ok(Pinned(PyBuffer::get(&view.call_method1("cast", ("B",))?)?))
     }
 
     /// Also errors if its bytes cannot be changed.
@@ -61,8 +71,31 @@ impl Pinned {
         read(unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.len()) })
     }
 
-    pub fn write(&self, write: impl FnOnce(&mut [u8])) {
+    pub fn write<T>(&self, write: impl FnOnce(&mut [u8]) -> T) -> T {
         // SAFETY: as above, for `Store.load`; the export is writable.
         write(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.len()) })
     }
+}
+
+fn scattered() -> PyErr {
+    PyBufferError::new_err("a block's bytes lie one after another")
+}
+
+/// Torch, if the program has imported it: without it there are no tensors.
+fn torch(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    py.import("sys")?.getattr("modules")?.cast::<PyDict>()?.get_item("torch")
+}
+
+/// The bytes of a tensor as an array: torch has no buffer protocol, and arrays have no bfloat16.
+fn bytes_of_tensor<'py>(torch: &Bound<'py, PyAny>, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
+    if device != "cpu" {
+        let error = Error::invalid("a tensor is not in host memory").with("device", device);
+        return Err(Raised::from(error.hint("copy it: `tensor.cpu()`")).into());
+    }
+    if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
+        return Err(scattered());
+    }
+    let flat = tensor.call_method0("detach")?.call_method1("reshape", (-1,))?;
+    flat.call_method1("view", (torch.getattr("uint8")?,))?.call_method0("numpy")
 }

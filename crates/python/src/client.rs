@@ -7,9 +7,10 @@ use forebay_core::{Error, ErrorKind};
 use forebay_rpc::client::{self, GroupBytes};
 use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tokio::runtime::Runtime;
 
+use crate::buffers::Pinned;
 use crate::convert::{self, from_hex, hex};
 use crate::error::Raised;
 
@@ -28,15 +29,16 @@ struct Open {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (socket_directory, *, deadline = 5.0))]
-    fn new(socket_directory: String, deadline: f64) -> Result<Client, Raised> {
+    #[pyo3(signature = (socket_directory = None, *, deadline = 5.0))]
+    fn new(socket_directory: Option<&str>, deadline: f64) -> Result<Client, Raised> {
         static CLIENTS: AtomicU32 = AtomicU32::new(0);
         let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot start a client").source(error);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
         // Processes in containers may have the same number; the random part distinguishes them.
         let (process, number) = (std::process::id(), CLIENTS.fetch_add(1, Ordering::Relaxed));
         let engine_id = format!("client-{process}-{number}-{:016x}", random());
-        let client = client::Client::new(socket_directory, engine_id, convert::duration(deadline));
+        let directory = client::find_sockets(socket_directory);
+        let client = client::Client::new(directory, engine_id, convert::duration(deadline));
         Ok(Client { open: Mutex::new(Some(Open { runtime, client })) })
     }
 
@@ -60,14 +62,15 @@ impl Client {
         py: Python<'_>,
         namespace: u32,
         group: u32,
-        blocks: Vec<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
+        blocks: Vec<(Bound<'_, PyBytes>, Bound<'_, PyAny>)>,
         predecessor: Option<&[u8]>,
     ) -> PyResult<Vec<&'static str>> {
-        let copy = |(hash, data): (Bound<'_, PyBytes>, Bound<'_, PyBytes>)| Block {
-            hash: hash.as_bytes().to_vec(),
-            data: data.as_bytes().to_vec(),
+        let pin = |(hash, data): (Bound<'_, PyBytes>, Bound<'_, PyAny>)| {
+            Ok((hash.as_bytes().to_vec(), Pinned::to_read(&data)?))
         };
-        let blocks = blocks.into_iter().map(copy).collect();
+        let pinned = blocks.into_iter().map(pin).collect::<PyResult<Vec<_>>>()?;
+        let copy = |(hash, data): (Vec<u8>, Pinned)| Block { hash, data: data.read(<[u8]>::to_vec) };
+        let blocks = py.detach(|| pinned.into_iter().map(copy).collect());
         let predecessor = predecessor.unwrap_or_default();
         let outcomes = self.call(py, async |client| client.put(namespace, group, predecessor, blocks).await)?;
         Ok(outcomes.into_iter().map(outcome_name).collect())
@@ -84,6 +87,25 @@ impl Client {
         let hashes = convert::hashes(hashes)?;
         let blocks = self.call(py, async |client| client.get(namespace, group, &hashes).await)?;
         Ok(blocks.into_iter().map(|block| block.map(|bytes| PyBytes::new(py, &bytes))).collect())
+    }
+
+    /// Fills one buffer per hash, each as long as the block; whether it was found. One round trip per 8 MiB.
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        namespace: u32,
+        group: u32,
+        hashes: &Bound<'_, PyAny>,
+        buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<bool>> {
+        let hashes = convert::hashes(hashes)?;
+        let pinned = buffers.iter().map(Pinned::to_write).collect::<PyResult<Vec<_>>>()?;
+        let lengths = || pinned.iter().map(|buffer| buffer.len() as u64);
+        let found = self.call(py, async |client| client.get_of_lengths(namespace, group, &hashes, lengths()).await)?;
+        let copy = |(block, buffer): (&Option<Vec<u8>>, &Pinned)| {
+            block.as_ref().map(|block| buffer.write(|bytes| bytes.copy_from_slice(block))).is_some()
+        };
+        Ok(py.detach(|| found.iter().zip(&pinned).map(copy).collect()))
     }
 
     /// Which blocks are ready. No lease remains afterwards. One round trip.
@@ -124,6 +146,15 @@ impl Client {
     /// Ends the connection. Idempotent.
     fn close(&self, py: Python<'_>) {
         py.detach(|| drop(self.lock().take()));
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 }
 

@@ -32,6 +32,13 @@ impl From<Raised> for PyErr {
     }
 }
 
+/// The kind with this name.
+pub fn kind_named(name: &str) -> Option<ErrorKind> {
+    use ErrorKind::{Corrupt, Full, Invalid, Io, NotFound, Timeout, Unavailable, Unsupported};
+    let all = [Invalid, NotFound, Full, Io, Corrupt, Timeout, Unavailable, Unsupported];
+    all.into_iter().find(|kind| kind_name(*kind) == name)
+}
+
 pub fn kind_name(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Invalid => "invalid",

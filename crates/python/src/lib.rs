@@ -37,8 +37,19 @@ mod _native {
     #[pymodule_export]
     use super::worker::WorkerEngine;
 
+    /// The directory of the daemon's sockets, by the one rule for all clients. Looks at the file system.
+    #[pyfunction]
+    #[pyo3(signature = (named = None))]
+    fn find_sockets(named: Option<&str>) -> String {
+        forebay_rpc::client::find_sockets(named).to_string_lossy().into_owned()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Python's own code raises it too.
+        let error = module.getattr("ForebayError")?;
+        error.setattr("kind", "invalid")?;
+        error.setattr("hint", module.py().None())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -6,7 +6,7 @@ use forebay_rpc::client::session::Namespace;
 use forebay_rpc::client::{self, SessionConfig};
 use forebay_rpc::proto::{Attention, Group};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::convert;
 use crate::error::Raised;
@@ -67,7 +67,7 @@ impl EngineSession {
     #[new]
     #[pyo3(signature = (socket_directory, engine_id, ranks, *, incarnation, stock_blocks = 64, deadline = 1.0, breaker_failures = 3))]
     fn new(
-        socket_directory: String,
+        socket_directory: Option<&str>,
         engine_id: String,
         ranks: u32,
         incarnation: &[u8],
@@ -75,7 +75,7 @@ impl EngineSession {
         deadline: f64,
         breaker_failures: u32,
     ) -> Result<EngineSession, Raised> {
-        let socket_directory = socket_directory.into();
+        let socket_directory = client::find_sockets(socket_directory);
         let deadline = convert::duration(deadline);
         let incarnation = convert::incarnation(incarnation)?;
         let config =
@@ -171,6 +171,15 @@ impl EngineSession {
     /// Ends the session and joins the thread, at most `deadline` seconds.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.0.close());
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 }
 

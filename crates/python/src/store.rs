@@ -16,14 +16,16 @@ use forebay_core::decorate::{Attempts, Limits, Rules, Stack, Timed};
 use forebay_core::namespace::Descriptor;
 use forebay_core::tier::{Completion, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
+use forebay_io::StoreReport;
 use forebay_io::uring::Region;
+use options::Shared;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::buffers::Pinned;
 use crate::convert;
-use crate::error::Raised;
+use crate::error::{Raised, kind_name, kind_named};
 
 mod options;
 
@@ -39,10 +41,10 @@ pub struct StoreEngine {
 }
 
 struct Open {
-    tier: Stack<Box<dyn Timed + Send>>,
+    tier: Stack<Box<dyn Shared>>,
     namespace: NamespaceId,
     staging: Region,
-    slot_bytes: u64,
+    block_bytes: u64,
     free: Vec<SlotId>,
     start: Instant,
     next_id: u64,
@@ -96,7 +98,7 @@ impl StoreEngine {
             tier: Stack::new(tier, rules),
             namespace,
             staging,
-            slot_bytes,
+            block_bytes,
             free: (0..SLOTS).map(|slot| SlotId((slot * slot_bytes / PAGE_BYTES) as u32)).collect(),
             start: Instant::now(),
             next_id: 1,
@@ -147,6 +149,12 @@ impl StoreEngine {
         })
     }
 
+    /// What to raise where a block ended with this outcome: the store's name and present trouble are in it.
+    fn refusal(&self, py: Python<'_>, outcome: &str) -> PyErr {
+        let stores = py.detach(|| self.with(|open| open.tier.tier().stores())).unwrap_or_default();
+        Raised::from(refusal(outcome, &stores)).into()
+    }
+
     /// Readable when `turn` has something to do.
     fn fileno(&self) -> i32 {
         self.wake.as_raw_fd()
@@ -189,12 +197,11 @@ impl StoreEngine {
 
 impl Open {
     fn begin(&mut self, kind: OpKind, group: u16, hashes: &[BlockHash], buffers: Vec<Option<Pinned>>) -> Result<u64> {
-        let longest = buffers.iter().flatten().map(Pinned::len).max().unwrap_or(0);
-        if longest as u64 > self.slot_bytes || buffers.iter().flatten().any(|buffer| buffer.len() == 0) {
-            return Err(Error::invalid("a buffer is empty, or longer than a block")
-                .with("bytes", longest)
-                .with("block_bytes", self.slot_bytes)
-                .hint("make the store with a larger `block_bytes`"));
+        if let Some(buffer) = buffers.iter().flatten().find(|buffer| buffer.len() as u64 != self.block_bytes) {
+            return Err(Error::invalid("a buffer is not as long as a block")
+                .with("bytes", buffer.len())
+                .with("block_bytes", self.block_bytes)
+                .hint("the store was made with this `block_bytes`; use another store for blocks of another size"));
         }
         let batch = self.next_id();
         self.batches.insert(batch, Batch { left: hashes.len(), outcomes: vec![""; hashes.len()] });
@@ -301,6 +308,17 @@ fn wait(fd: BorrowedFd<'_>, timeout: Duration) {
     let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
 }
 
+fn refusal(outcome: &str, stores: &[StoreReport]) -> Error {
+    let names: Vec<&str> = stores.iter().map(|store| store.name.as_str()).collect();
+    let kind = kind_named(outcome).unwrap_or(ErrorKind::Invalid);
+    let error = Error::new(kind, "the store did not answer").with("outcome", outcome).with("store", names.join(", "));
+    let error = error.hint("check that the store runs, and that this host reaches it");
+    match stores.iter().find_map(|store| store.trouble.clone()) {
+        Some(trouble) => error.source(trouble),
+        None => error,
+    }
+}
+
 fn name(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Stored(_) => "stored",
@@ -308,6 +326,6 @@ fn name(outcome: Outcome) -> &'static str {
         Outcome::Found(_) => "found",
         Outcome::Absent => "absent",
         Outcome::Removed => "removed",
-        Outcome::Failed(kind) => crate::error::kind_name(kind),
+        Outcome::Failed(kind) => kind_name(kind),
     }
 }

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-SOCKET_FILE = "forebay.sock"
-# Where a daemon that root started has its sockets.
-HOST_DIRECTORY = Path("/run/forebay")
-# The second is the daemon's own name for it: whoever sets it for `forebay serve` means the engines too.
-SOCKET_VARIABLES = ("FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY")
+from forebay._native import find_sockets
 
 # No option means anything beyond it; of two, each costs memory or a thread.
 MAX_NUMBER = 1e9
@@ -60,7 +54,7 @@ class Settings:
     """Forebay's own options; each default is the value that suits a serving host."""
 
     socket: str = ""
-    """Directory of the daemon's sockets, or the path of its `forebay.sock`. Found by `default_socket` if empty."""
+    """Directory of the daemon's sockets, or the path of its `forebay.sock`. Found by `find_sockets` if empty."""
     tenant: str = ""
     """Engines of different tenants share nothing."""
     step_budget_ms: float = 2.0
@@ -101,7 +95,7 @@ class Settings:
                 warnings.append(f"`{name}` cannot be {extra[name]!r}{span}; {default!r} is used")
             else:
                 values[name] = fitting
-        values["socket"] = _directory(values.get("socket") or default_socket())
+        values["socket"] = find_sockets(values.get("socket") or None)
         return cls(**values), warnings
 
 
@@ -143,19 +137,6 @@ def own(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in extra.items() if key in _own()}
 
 
-def default_socket() -> str:
-    """`FOREBAY_SOCKET`, else the first of the daemon's usual directories that is there, else the most usual one."""
-    for variable in SOCKET_VARIABLES:
-        if named := os.environ.get(variable):
-            return named
-    user = os.getuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{user}"
-    # None lies where others could make it; whose it is, is checked before anything is said to a socket in it.
-    usual = [HOST_DIRECTORY, Path(runtime) / "forebay"]
-    there = sorted((path for path in usual if path.is_dir()), key=lambda path: path.stat().st_uid not in (0, user))
-    return str(next(iter(there), usual[0] if user == 0 else usual[1]))
-
-
 def bounded_engine_id(engine_id: str) -> str:
     """The engine's name for the daemon, which takes 1 to 64 bytes."""
     if 0 < len(engine_id.encode()) <= 64:
@@ -166,11 +147,6 @@ def bounded_engine_id(engine_id: str) -> str:
 def incarnation(extra: Mapping[str, Any]) -> bytes:
     """Which start of the engine this is, for the daemon: 16 bytes, the same in the scheduler and in every worker."""
     return hashlib.sha256(str(extra["incarnation"]).encode()).digest()[:16]
-
-
-def _directory(path: str) -> str:
-    path = os.path.expanduser(path)
-    return os.path.dirname(path) if path.endswith(f"/{SOCKET_FILE}") else path
 
 
 def _own() -> dict[str, Any]:

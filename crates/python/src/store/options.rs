@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use forebay_core::decorate::Timed;
 use forebay_core::{Error, ErrorKind};
+use forebay_io::StoreReport;
 use forebay_io::fs::{Fs, FsConfig, Fsync};
 use forebay_io::redis::{Mode, Redis, RedisConfig};
 use forebay_io::uring::Region;
@@ -13,7 +14,24 @@ use pyo3::types::PyDict;
 
 use crate::error::Raised;
 
-type Opened = (Box<dyn Timed + Send>, OwnedFd);
+type Opened = (Box<dyn Shared>, OwnedFd);
+
+/// A tier that says how its stores are.
+pub trait Shared: Timed + Send {
+    fn stores(&self) -> Vec<StoreReport>;
+}
+
+impl Shared for Redis {
+    fn stores(&self) -> Vec<StoreReport> {
+        vec![StoreReport::of_redis(self.report())]
+    }
+}
+
+impl Shared for Fs {
+    fn stores(&self) -> Vec<StoreReport> {
+        StoreReport::of_fs(self.report())
+    }
+}
 
 /// `file:///directory`, or a Redis URL. Contacts no server; a directory is examined.
 pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult<Opened> {

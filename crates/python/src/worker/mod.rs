@@ -18,6 +18,7 @@ use std::time::Instant;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_device::{Direction, PageRef, Tensor, Tensors};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::buffers;
 use crate::convert;
@@ -46,7 +47,7 @@ impl WorkerEngine {
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
-        socket_directory: String,
+        socket_directory: Option<&str>,
         engine_id: String,
         rank: u32,
         ranks: u32,
@@ -69,7 +70,7 @@ impl WorkerEngine {
         let copies = Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads, verify, wake)?;
         let copies = Arc::new(copies);
         let incarnation = convert::incarnation(incarnation)?;
-        let directory = socket_directory.into();
+        let directory = forebay_rpc::client::find_sockets(socket_directory);
         let worker = attach::Worker { directory, engine_id, incarnation, rank, ranks, groups: shapes };
         let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?));
         Ok(WorkerEngine { copies, attaching })
@@ -117,6 +118,15 @@ impl WorkerEngine {
     /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent.
     fn shutdown(&self, py: Python<'_>) {
         py.detach(|| self.end());
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
+        self.shutdown(py);
     }
 }
 

@@ -7,10 +7,12 @@ mod backoff;
 mod connect;
 mod plain;
 pub mod session;
+mod sockets;
 mod trust;
 
 pub use backoff::Backoff;
 pub use connect::{Rpc, connect};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
+pub use sockets::find_sockets;
 pub use trust::{peer, socket, unreachable};

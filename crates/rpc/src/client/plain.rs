@@ -149,6 +149,27 @@ impl Client {
         Ok(all.into_iter().map(|hash| found.get(hash).cloned()).collect())
     }
 
+    /// As [`get`](Self::get). Errors with `Invalid`, before anything is asked, unless there is a length for each hash and
+    /// all are the group's.
+    pub async fn get_of_lengths(
+        &mut self,
+        namespace: u32,
+        group: u32,
+        hashes: &Hashes,
+        mut lengths: impl ExactSizeIterator<Item = u64>,
+    ) -> Result<Vec<Option<Vec<u8>>>> {
+        let block_bytes = self.block_bytes(namespace, group)?;
+        if lengths.len() != hashes.len() {
+            return Err(Error::invalid("there is one buffer for each hash"));
+        }
+        if let Some(bytes) = lengths.find(|bytes| *bytes != block_bytes) {
+            return Err(Error::invalid("a buffer is as long as a block of its group")
+                .with("bytes", bytes)
+                .with("block_bytes", block_bytes));
+        }
+        self.get(namespace, group, hashes).await
+    }
+
     /// Which blocks are ready now. No lease remains: a second round trip returns it.
     pub async fn lookup(&mut self, namespace: u32, group: u32, hashes: &Hashes) -> Result<Vec<bool>> {
         let ask = async |mut to: Target| {
