@@ -355,7 +355,9 @@ def test_an_endpoint_is_not_its_own_baseline(capsys: pytest.CaptureFixture[str])
     assert "both endpoints are the same" in refused(capsys, "http://h:80", "--baseline", "http://h/v1")
 
 
-@pytest.mark.parametrize("option", [["--turns", "0"], ["--deadline", "inf"], ["--deadline", "-1"], ["--turn", "3"]])
+@pytest.mark.parametrize(
+    "option", [["--turns", "0"], ["--deadline", "inf"], ["--deadline", "-1"], ["--turn", "3"], ["--plot", "a.png"]]
+)
 def test_a_wrong_option_ends_with_status_2(option: Sequence[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["http://localhost:1", *option])

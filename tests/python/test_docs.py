@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+from fake_openai import Fake
+from forebay.compare import cli
 from rig.engine import clean_env
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,6 +45,37 @@ def test_the_docstring_of_store_names_the_defaults_of_the_configuration() -> Non
     compared = {name: same.get(value, value) for name, value in named if name in defaults}
     assert compared.keys() >= {"connections", "threads", "key_prefix", "value_bytes", "streams", "buffers"}
     assert compared == {name: defaults[name] for name in compared}
+
+
+def test_the_commands_about_comparing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "compare.md").read_text()
+    commands = re.findall(r"^ *(forebay-compare http.*)$", page + cli.EXAMPLES, re.MULTILINE)
+    assert len(commands) >= 8
+    monkeypatch.chdir(tmp_path)
+    with Fake() as fake, Fake(has_forebay=False) as baseline:
+        # The fake takes 8,192 tokens; a capacity as large as the page's takes minutes.
+        here = {"http://localhost:8000": fake.url, "http://localhost:8001": baseline.url, "200000": "8000"}
+        for command in commands:
+            _, *argv = (here.get(word, word) for word in shlex.split(command))
+            assert cli.main(argv) == 0, command
+    named = set(re.findall(r"--(?:plot|json) (\S+)", "\n".join(commands)))
+    assert {path.name for path in tmp_path.iterdir()} == named
+
+
+def test_what_the_page_about_comparing_shows_is_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Fake() as fake, Fake(has_forebay=False) as baseline:
+        assert cli.main([fake.url, "--baseline", baseline.url, "--demo"]) == 0
+    shown = re.findall(r"```\n(endpoint: .*?)```", (DOCS / "compare.md").read_text(), re.DOTALL)
+    assert [shape(text) for text in shown] == [shape(capsys.readouterr().out)]
+
+
+def shape(text: str) -> list[str]:
+    """The lines without addresses, names, numbers, notes and verdicts, which depend on the endpoints."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("note: ")]
+    same = [re.sub(r"http\S+|`\w+`|(about|[\d.]+x) .* baseline", "#", line) for line in lines]
+    return [re.sub(r"\s+", " ", re.sub(r"[\d.,]+%?", "#", line)) for line in same]
 
 
 def test_the_example_for_other_engines_runs(sockets: Path) -> None:

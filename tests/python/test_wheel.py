@@ -40,6 +40,7 @@ def test_the_wheel_brings_the_command_and_the_package(empty_venv: Path) -> None:
     with Daemon(capacity_bytes=64 << 20, binary=binaries / "forebay") as daemon:
         env = {"PATH": f"{binaries}:/usr/bin:/bin", "FOREBAY_SOCKET_DIRECTORY": str(daemon.socket.parent)}
         assert run("forebay", "--version", env=env).startswith("forebay ")
+        assert run("forebay-compare", "--help", env=env).startswith("usage: forebay-compare ")
         assert "torch" not in run("pip", "list", env=env)
         daemon.start()
         run("python", "-c", ROUND, daemon.socket.parent, env=env)

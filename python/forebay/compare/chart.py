@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 # The colours of Okabe and Ito, which colour-blind people can tell apart.
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
-DASHES = ("", "6 3", "2 2", "8 2 2 2")
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00")
+DASHES = ("", "6 3", "2 2", "8 2 2 2", "4 1")
 
 FONT = 11
 # More than the mean width of a character of a bold sans-serif font.

@@ -1,6 +1,6 @@
 """The command: options, progress, files, exit status.
 
-Exit status: 0 when the comparison was made, 1 with a reason when it was not, 2 for wrong options.
+Exit status: 0 when the comparison was made, 1 with a reason when it was not, 2 for wrong options, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare(options: argparse.Namespace, progress: _Progress) -> Report:
     """Looks at everything that can be wrong before the first request is sent."""
     workload = _workload(options)
-    for path in (options.json, options.plot):
-        _check_folder(path)
+    _check_files(options.json, options.plot)
     phases = workload.phases()
     found = [(endpoint, endpoint.find_model(wanted)) for endpoint, wanted in _endpoints(options)]
     needed = longest(phases).tokens + workload.max_tokens
@@ -110,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--baseline-model", metavar="NAME", help="the baseline's name for it, where that is another")
     add("--api-key-file", type=Path, metavar="FILE", help="the key for both endpoints; by default `OPENAI_API_KEY`")
     add("--json", type=Path, metavar="FILE", help="writes all figures and each request's")
-    add("--plot", type=Path, metavar="FILE.svg", help="draws the curves, or how times are spread")
+    add("--plot", type=_svg, metavar="FILE.svg", help="draws the curves, or how times are spread")
     return parser
 
 
@@ -188,10 +187,11 @@ def _check_length(endpoint: Endpoint, model: Model, needed: int) -> None:
         )
 
 
-def _check_folder(path: Path | None) -> None:
+def _check_files(*paths: Path | None) -> None:
     """A comparison takes minutes; whether its files can be written is known before."""
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise CompareError(f"cannot write `{path}`: no folder `{path.parent}` that this user can write to")
+    for path in paths:
+        if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            raise CompareError(f"cannot write `{path}`: no folder `{path.parent}` that this user can write to")
 
 
 def _write(path: Path | None, text: Callable[[], str]) -> None:
@@ -234,6 +234,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= MAX_SECONDS:
         raise argparse.ArgumentTypeError(f"`{text}` is not a time in seconds of at most {MAX_SECONDS:,}")
     return seconds
+
+
+def _svg(text: str) -> Path:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"`{text}` does not end in `.svg`, and the plot is SVG")
+    return Path(text)
 
 
 class _Progress:

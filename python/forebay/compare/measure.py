@@ -97,8 +97,9 @@ def warm_up(endpoint: Endpoint, model: Model, phases: Sequence[Phase], concurren
     count = max(WARM_UPS, concurrency)
     requests = [Request(f"warm-up {n}", (Part(f"warm-up {n}", tokens),), max_tokens=4) for n in range(count)]
     say(f"warming up {endpoint.name}")
+    seed = time.time_ns()  # another one each time, so that they are computed
     for wave in _waves(requests, concurrency):
-        _send(endpoint, model, wave, seed=0)
+        _send(endpoint, model, wave, seed)
     page = _wait_for_forebay(endpoint, model, say)
     has_forebay = IS_READY in page if page else None
     return Side(endpoint, model, has_forebay, page.get(IS_READY, 0.0) > 0, _cache_tokens(page))

@@ -20,10 +20,10 @@ def plot(report: Report) -> str:
 
 def _curves(curve: Sequence[Place]) -> list[list[Panel]]:
     """A column for each order: time to first token above, hit rate below."""
-    slowest = max(place.ttft_median_ms for place in curve)
+    slowest = max(place.ttft_mean_ms for place in curve)
     widest = max(place.working_set for place in curve)
     x = Axis("working set, multiple of the capacity", widest)
-    times = Axis("median TTFT, ms", slowest)
+    times = Axis("mean TTFT, ms", slowest)
     hits = Axis("hit rate of later rounds", 1.0, is_share=True)
     columns = [[place for place in curve if place.order == order] for order in ORDERS]
     above = [Panel(order, x, times, _times(column), CAPACITY) for order, column in zip(ORDERS, columns, strict=True)]
@@ -40,7 +40,7 @@ def _times(places: Sequence[Place]) -> tuple[Line, ...]:
         Line(
             f"{side}, {rounds}",
             _style(side, rounds),
-            tuple((place.working_set, place.ttft_median_ms) for place in _of(places, side, rounds)),
+            tuple((place.working_set, place.ttft_mean_ms) for place in _of(places, side, rounds)),
         )
         for side, rounds in dict.fromkeys((place.side, place.rounds) for place in places)
     )

@@ -26,6 +26,7 @@ class Row:
     group: str
     side: str
     requests: int
+    ttft_mean_ms: float
     ttft_median_ms: float
     ttft_p90_ms: float
     ttft_p99_ms: float
@@ -45,7 +46,8 @@ class Saving:
 
     group: str
     than: str
-    times_sooner: float  # ratio of the medians
+    # Ratio of the means: where half of the requests are hits, a median says all or nothing.
+    times_sooner: float
     pairs: int  # requests that both rows have
     sooner: int  # of the pairs
     same_text: int  # of the pairs
@@ -62,7 +64,7 @@ class Place:
     working_set: float
     side: str
     rounds: str  # FIRST or LATER
-    ttft_median_ms: float
+    ttft_mean_ms: float
     hit_ratio: float | None
 
 
@@ -91,7 +93,7 @@ class Report:
                 run.phase.point.working_set,
                 run.side,
                 FIRST if run.phase.group == FIRST else LATER,
-                row.ttft_median_ms,
+                row.ttft_mean_ms,
                 row.hit_ratio,
             )
             for run in self.runs
@@ -105,7 +107,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """What the figures do not say by themselves."""
-        return [note for side in self.sides for note in self._notes(side)] + self._general_notes()
+        return [*(note for side in self.sides for note in self._notes(side)), *self._general_notes()]
 
     def _notes(self, side: Side) -> Iterator[str]:
         runs = [run for run in self.runs if run.side == side.name]
@@ -122,24 +124,18 @@ class Report:
         if side.name == BASELINE and side.has_forebay:
             yield "the baseline runs Forebay too"
 
-    def _general_notes(self) -> list[str]:
-        notes = []
-        if len(self.sides) == 1:
-            notes.append(
-                "one endpoint: the second sight came later, so a change of the machine's speed is in the saving"
+    def _general_notes(self) -> Iterator[str]:
+        roots = [f"`{side.model.root}`" for side in self.sides]
+        if len(roots) == 1:
+            yield "one endpoint: the second sight came later, so a change of the machine's speed is in the saving"
+        elif roots[0] != roots[1]:
+            yield f"the endpoints serve different models: {roots[0]} and {roots[1]}"
+        last, tokens = self.sides[-1], self.workload.distinct_tokens
+        if last.cache_tokens is not None and tokens <= last.cache_tokens:
+            yield (
+                f"all {tokens:,} different tokens fit into the {last.name}'s own cache of {last.cache_tokens:,}: "
+                "until it restarts, it has them without Forebay too"
             )
-        elif self.sides[0].model.root != self.sides[1].model.root:
-            notes.append(
-                f"the endpoints serve different models: {' and '.join(f'`{s.model.root}`' for s in self.sides)}"
-            )
-        last = self.sides[-1]
-        cache_tokens = last.cache_tokens
-        if cache_tokens is not None and self.workload.distinct_tokens <= cache_tokens:
-            notes.append(
-                f"all {self.workload.distinct_tokens:,} different tokens fit into the {last.name}'s own cache of "
-                f"{cache_tokens:,}: until it restarts, it has them without Forebay too"
-            )
-        return notes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -175,7 +171,7 @@ class Report:
         return Saving(
             group=row.group,
             than="with the baseline" if other[1] == BASELINE else "at first sight",
-            times_sooner=without.ttft_median_ms / row.ttft_median_ms,
+            times_sooner=without.ttft_mean_ms / row.ttft_mean_ms,
             pairs=len(pairs),
             sooner=sum(our.ttft_ms < their.ttft_ms for our, their in pairs),
             same_text=sum(our.text == their.text for our, their in pairs),
@@ -200,6 +196,7 @@ def summarize(group: str, side: str, runs: Sequence[Run]) -> Row:
         group=group,
         side=side,
         requests=len(samples),
+        ttft_mean_ms=statistics.fmean(times),
         ttft_median_ms=statistics.median(times),
         ttft_p90_ms=percentile(times, 0.90),
         ttft_p99_ms=percentile(times, 0.99),

@@ -11,7 +11,8 @@ from forebay.compare.workload import ORDERS
 COLUMNS = (
     ("", "", 14),
     ("", "requests", 9),
-    ("TTFT, ms", "median", 10),
+    ("TTFT, ms", "mean", 10),
+    ("", "median", 10),
     ("", "p90", 10),
     ("", "p99", 10),
     ("prompt", "tokens/s", 12),
@@ -46,7 +47,7 @@ def _rows(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(row: Row) -> str:
-    times = [f"{ms:,.1f}" for ms in (row.ttft_median_ms, row.ttft_p90_ms, row.ttft_p99_ms)]
+    times = [f"{ms:,.1f}" for ms in (row.ttft_mean_ms, row.ttft_median_ms, row.ttft_p90_ms, row.ttft_p99_ms)]
     tokens = [f"{row.prompt_tokens_per_second:,.0f}", f"{row.prompt_tokens:,}", _count(row.hit_tokens)]
     cells = [f"{row.requests:,}", *times, *tokens, _share(row.hit_ratio), _count(row.loaded_tokens)]
     widths = [width for _, _, width in COLUMNS[1:]]
@@ -57,7 +58,7 @@ def _curve(order: str, places: Sequence[Place]) -> list[str]:
     """One line for each working set: TTFT, then hit rates, of each endpoint's first and later rounds."""
     columns = list(dict.fromkeys((place.side, place.rounds) for place in places))
     later = [column for column in columns if column[1] == LATER]
-    heads = ["TTFT, ms", *[""] * (len(columns) - 1), "hit rate", *[""] * (len(later) - 1)]
+    heads = ["TTFT, mean", *[""] * (len(columns) - 1), "hit rate", *[""] * (len(later) - 1)]
     sides, rounds = zip(*columns, *later, strict=True)
     lines = [
         f"{first:<11}{second:>10}" + "".join(f"{cell:>14}" for cell in cells)
@@ -65,14 +66,14 @@ def _curve(order: str, places: Sequence[Place]) -> list[str]:
     ]
     for documents in dict.fromkeys(place.documents for place in places):
         at = {(place.side, place.rounds): place for place in places if place.documents == documents}
-        times = "".join(f"{at[column].ttft_median_ms:>14,.1f}" for column in columns)
+        times = "".join(f"{at[column].ttft_mean_ms:>14,.1f}" for column in columns)
         rates = "".join(f"{_share(at[column].hit_ratio):>14}" for column in later)
         lines.append(f"{f'x {at[columns[0]].working_set:.2f}':<11}{documents:>10,}{times}{rates}")
     return lines
 
 
 def _savings(savings: Sequence[Saving]) -> list[str]:
-    lines = [f"{'saved':<16}{'first token, median':<40}{'sooner in':<14}{'prompt tokens':<32}{'same text'}"]
+    lines = [f"{'saved':<16}{'first token, mean':<40}{'sooner in':<14}{'prompt tokens':<32}{'same text'}"]
     for saving in savings:
         sooner, same = (
             f"{count:,} of {saving.pairs:,}" if saving.pairs else "" for count in (saving.sooner, saving.same_text)

@@ -163,7 +163,7 @@ ORDERS = (IN_ORDER, SHUFFLED, RANDOM)
 Workload = Conversations | Documents
 
 # For a small model on a CPU: a minute or two for both endpoints.
-DEMO_CONVERSATIONS = Conversations(conversations=4, turns=3, system_tokens=1024, turn_tokens=256)
+DEMO_CONVERSATIONS = Conversations(conversations=8, turns=3, system_tokens=1024, turn_tokens=256)
 DEMO_DOCUMENTS = Documents(
     capacity_tokens=4096, document_tokens=1024, question_tokens=32, working_sets=(0.5, 1.0, 1.5, 2.0, 3.0)
 )
