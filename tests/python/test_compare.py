@@ -194,10 +194,20 @@ def test_the_plot_is_drawn_inside_its_frame_and_no_text_lies_on_another(
     with Fake() as fake, Fake() as other:
         baseline = ["--baseline", other.url] if sides == 2 else []
         assert cli.main([fake.url, *baseline, *workload, "--plot", str(path)]) == 0
-    figure = ElementTree.parse(path).getroot()
+    check_figure(path.read_text(), 2 * sides)
+
+
+def test_ticks_of_long_times_and_prompts_are_not_cut_off() -> None:
+    line = chart.Line("a", 0, ((0.0, 0.0), (1_048_576.0, 99_000.0)))
+    panel = chart.Panel("long", chart.Axis("tokens", 1_048_576), chart.Axis("ms", 99_000), (line,))
+    check_figure(chart.draw("long", [[panel, panel]]), 2)
+
+
+def check_figure(text: str, least_lines: int) -> None:
+    figure = ElementTree.fromstring(text)
     width, height = (float(figure.attrib[name]) for name in ("width", "height"))
     lines = figure.findall(f"{SVG}polyline")
-    assert len(lines) >= 2 * sides
+    assert len(lines) >= least_lines
     for x, y in (map(float, place.split(",")) for line in lines for place in line.attrib["points"].split()):
         assert 0 <= x <= width and 0 <= y <= height
     boxes = [box(text) for text in figure.findall(f"{SVG}text") if "rotate" not in text.attrib.get("transform", "")]

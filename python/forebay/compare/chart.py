@@ -19,7 +19,8 @@ FONT = 11
 # More than the mean width of a character of a bold sans-serif font.
 CHARACTER = 6.6
 PLOT_WIDTH, PLOT_HEIGHT = 260.0, 170.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 18.0, 26.0, 44.0
+# Beside the plot there is room for a tick of seven characters, and below its end for half of one of nine.
+LEFT, RIGHT, TOP, BOTTOM = 74.0, 30.0, 26.0, 44.0
 HEAD = 30.0
 LEGEND_LINE = 18.0
 TICKS = 5
@@ -102,8 +103,8 @@ def _panel(panel: Panel, left: float, top: float) -> Iterator[str]:
     yield f'<path d="M{left:.1f} {top:.1f}V{bottom:.1f}h{PLOT_WIDTH:.1f}" fill="none" stroke="#888888"/>'
     yield _text(left + PLOT_WIDTH / 2, bottom + 33, panel.x.label, anchor="middle")
     middle = top + PLOT_HEIGHT / 2
-    turned = f' transform="rotate(-90 {left - 48:.1f} {middle:.1f})"'
-    yield _text(left - 48, middle, panel.y.label, anchor="middle", more=turned)
+    turned = f' transform="rotate(-90 {left - 60:.1f} {middle:.1f})"'
+    yield _text(left - 60, middle, panel.y.label, anchor="middle", more=turned)
     if panel.marker is not None:
         yield from _marker(frame, panel.marker)
     for line in panel.lines:
