@@ -203,6 +203,12 @@ def test_ticks_of_long_times_and_prompts_are_not_cut_off() -> None:
     check_figure(chart.draw("long", [[panel, panel]]), 2)
 
 
+def test_a_legend_that_is_wider_than_the_figure_goes_on_in_a_new_line() -> None:
+    lines = tuple(chart.Line(f"the line with number {number}", number, ((0.0, 1.0), (1.0, 1.0))) for number in range(5))
+    panel = chart.Panel("many", chart.Axis("x", 1), chart.Axis("y", 1), lines)
+    check_figure(chart.draw("many", [[panel]]), 5)
+
+
 def check_figure(text: str, least_lines: int) -> None:
     figure = ElementTree.fromstring(text)
     width, height = (float(figure.attrib[name]) for name in ("width", "height"))
