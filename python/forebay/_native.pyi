@@ -52,7 +52,10 @@ class Ticket:
         """True once there is an answer; a failure is an answer of misses. Waits at most `timeout` seconds."""
 
     def states(self, position: int) -> bytes:
-        """One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting."""
+        """One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting.
+
+        A key that is promoting becomes one of the others in a later call, without another lookup. Nothing else changes.
+        """
 
     def slots(self, position: int) -> bytes:
         """Little-endian u32 slots, one per key of the group: 0xFFFFFFFF where the key is not ready."""
@@ -66,6 +69,9 @@ class Ticket:
     @property
     def pool(self) -> bytes:
         """Id of the pool with the slots, 16 bytes; empty if the lookup failed."""
+
+    def stop_waiting(self) -> None:
+        """Keys that are promoting become misses soon; what is ready stays leased. Never waits. Idempotent."""
 
     def release(self) -> None:
         """Returns the lease. Queued, never waits. Idempotent."""

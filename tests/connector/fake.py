@@ -38,7 +38,7 @@ class FakeDaemon:
     def __init__(self, slots: int = 256):
         self.is_up = True
         self.is_frozen = False  # lookups are not answered
-        self.promotions = 0  # so many answers say "promoting" where they would say "ready"
+        self.promotions = 0  # so many looks find "promoting" what is ready
         self.promoted: set[bytes] | None = None  # of these hashes alone
         self.outcomes: list[str] = []  # of commits
         self.lookups = 0
@@ -134,7 +134,7 @@ class FakeDaemon:
 
 
 class FakeTicket:
-    """Answered when polled, unless the daemon is frozen."""
+    """Answered when polled, unless the daemon is frozen; then each poll is a look of the daemon at what is promoting."""
 
     def __init__(self, session: FakeSession, groups: Sequence[tuple[int, Sequence[bytes]]]):
         self._session = session
@@ -147,10 +147,15 @@ class FakeTicket:
         session.daemon.lookups += 1
 
     def poll(self, timeout: float) -> bool:
-        if self._answers is not None:
-            return True
         daemon = self._session.daemon
-        if not daemon.is_up or self._session.state() != "ready":
+        is_lost = not daemon.is_up or self._session.state() != "ready"
+        if self._answers is not None:
+            if is_lost:
+                self.stop_waiting()
+            elif not daemon.is_frozen and any(PROMOTING in states for states, *_ in self._answers):
+                self._answer(daemon)
+            return True
+        if is_lost:
             self._failed, self._answers = (
                 True,
                 [(b"\0" * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups],
@@ -175,6 +180,10 @@ class FakeTicket:
     def has_failed(self) -> bool:
         return self._failed
 
+    def stop_waiting(self) -> None:
+        if self._answers is not None:
+            self._answers = [(a.replace(b"\2", b"\0"), b, c) for a, b, c in self._answers]
+
     def release(self) -> None:
         if self._is_released:
             return
@@ -194,25 +203,26 @@ class FakeTicket:
         return self._answers[position]
 
     def _answer(self, daemon: FakeDaemon) -> None:
+        """Of all keys at first, then of those that are promoting."""
         is_promoting = daemon.promotions > 0
         daemon.promotions -= is_promoting
         self.pool = daemon.pool
+        before = self._answers or [(bytes([PROMOTING]) * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups]
         self._answers = []
-        for group, hashes in self._groups:
-            states, slots, generations = bytearray(), b"", b""
-            for hash_ in hashes:
-                number = daemon.index.get((self._session.namespace, group, hash_))
-                if number is None or (is_promoting and (daemon.promoted is None or hash_ in daemon.promoted)):
-                    states.append(MISS if number is None else PROMOTING)
-                    slots, generations = slots + NONE, generations + NONE
+        for (group, hashes), (states, slots, generations) in zip(self._groups, before, strict=True):
+            new = bytearray(states), bytearray(slots), bytearray(generations)
+            for at in (at for at, state in enumerate(states) if state == PROMOTING):
+                number = daemon.index.get((self._session.namespace, group, hashes[at]))
+                if number is None or (is_promoting and (daemon.promoted is None or hashes[at] in daemon.promoted)):
+                    new[0][at] = MISS if number is None else PROMOTING
                     continue
-                states.append(READY)
+                new[0][at] = READY
                 daemon.slots[number].leases += 0 if self._is_released else 1
                 daemon.slots[number].used_at = next(daemon._clock)
                 self._leased.append(number)
-                slots += number.to_bytes(4, "little")
-                generations += daemon.slots[number].generation.to_bytes(4, "little")
-            self._answers.append((bytes(states), slots, generations))
+                new[1][4 * at : 4 * at + 4] = number.to_bytes(4, "little")
+                new[2][4 * at : 4 * at + 4] = daemon.slots[number].generation.to_bytes(4, "little")
+            self._answers.append((bytes(new[0]), bytes(new[1]), bytes(new[2])))
 
 
 class FakeSession:

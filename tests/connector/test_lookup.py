@@ -1,10 +1,10 @@
-"""Questions and answers of one request, without vLLM's scheduler: partial tails, late answers, leases over re-asking."""
+"""Questions and answers of one request, without vLLM's scheduler: partial tails, late answers, what comes up later."""
 
 from __future__ import annotations
 
 import pytest
-from fake import FakeDaemon, FakeEngine, FakeSession, masked
-from forebay.vllm.lookup import ASK_AGAIN_SECONDS, Lookup
+from fake import NONE, FakeDaemon, FakeEngine, FakeSession, masked
+from forebay.vllm.lookup import Lookup
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, make_offload_key
 
 HASHES = [bytes([at]) * 32 for at in range(1, 9)]
@@ -79,38 +79,54 @@ def test_keys_that_were_not_asked_for_are_asked_in_one_second_batch(session: Fak
     assert session.daemon.leased == 0
 
 
-def test_the_lease_spans_asking_again(session: FakeSession) -> None:
-    store(session, 0, HASHES[:3])
-    session.daemon.promotions = 1
-    session.daemon.promoted = {HASHES[2]}
-    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
-    assert lookup.poll(0, now=0)
-    assert [lookup.result(key(0, at)).name for at in range(3)] == ["HIT", "HIT", "HIT_PENDING"]
-    assert session.daemon.leased == 2
-    assert lookup.poll(0, now=ASK_AGAIN_SECONDS / 2)
-    assert session.daemon.lookups == 1
+def test_what_comes_up_is_told_without_another_question_and_is_leased_with_the_rest(session: FakeSession) -> None:
+    store(session, 0, HASHES[:4])
+    session.daemon.promotions = 2
+    session.daemon.promoted = {HASHES[2], HASHES[3]}
+    lookup = Lookup(session, [(0, HASHES[:4])], None, deadline=1)
+    assert lookup.poll(0, now=0.1)
+    assert [lookup.result(key(0, at)).name for at in range(4)] == ["HIT", "HIT", "HIT_PENDING", "HIT_PENDING"]
+    assert session.daemon.leased == 2 and lookup.places([key(0, 1), key(0, 2)]) is None
+    session.daemon.promoted = {HASHES[3]}
     session.daemon.is_frozen = True
-    assert lookup.poll(0, now=ASK_AGAIN_SECONDS)  # the old answer holds until there is a new one
-    assert session.daemon.leased == 2
+    assert lookup.poll(0, now=0.2)  # the old answer holds until more is known
+    assert lookup.progress() == (0.1, 0.5, 0.0)
     session.daemon.is_frozen = False
-    assert lookup.poll(0, now=ASK_AGAIN_SECONDS)
-    assert lookup.result(key(0, 2)) is LookupResult.HIT
-    assert session.daemon.leased == 3
+    assert lookup.poll(0, now=0.3)
+    assert [lookup.result(key(0, at)).name for at in (2, 3)] == ["HIT", "HIT_PENDING"]
+    assert lookup.progress() == (0.1, 0.5, 0.25)
+    assert lookup.poll(0, now=0.4)
+    assert not lookup.is_promoting and lookup.result(key(0, 3)) is LookupResult.HIT
+    places = lookup.places([key(0, at) for at in range(4)])
+    assert places is not None and NONE not in places[0]
+    assert session.daemon.leased == 4
+    assert session.daemon.lookups == 1
     lookup.release()
     assert session.daemon.leased == 0
 
 
-def test_a_daemon_lost_while_asking_again_takes_no_lease_along(session: FakeSession) -> None:
+def test_what_vanishes_while_it_comes_up_is_a_miss(session: FakeSession) -> None:
     store(session, 0, HASHES[:3])
     session.daemon.promotions = 1
+    lookup = Lookup(session, [(0, HASHES[:3])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    session.daemon.evict_all()
+    assert lookup.poll(0, now=0.1)
+    assert lookup.result(key(0, 0)) is LookupResult.MISS and not lookup.is_promoting
+
+
+def test_a_daemon_that_is_lost_while_keys_come_up_leaves_misses_and_no_lease(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    session.daemon.promotions = 1
+    session.daemon.promoted = {HASHES[2]}
     lookup = Lookup(session, [(0, HASHES[:3]), (3, HASHES[:1])], None, deadline=1)
     assert lookup.poll(0, now=0)
     session.daemon.is_up = False
     assert lookup.poll(0, now=0.5)
-    assert lookup.result(key(0, 0)) is LookupResult.HIT_PENDING
-    assert lookup.poll(0, now=1)
-    assert lookup.is_late
-    assert lookup.result(key(0, 0)) is LookupResult.MISS
+    assert [lookup.result(key(0, at)).name for at in range(3)] == ["HIT", "HIT", "MISS"]
+    assert not lookup.is_promoting and not lookup.is_late
+    lookup.release()
+    assert session.daemon.leased == 0
 
 
 def test_what_is_ready_at_the_deadline_counts(session: FakeSession) -> None:
@@ -151,6 +167,7 @@ def test_time_in_which_nobody_asked_is_no_waiting(session: FakeSession) -> None:
     assert lookup.is_promoting and lookup.progress() == (60.5, 1.0, 0.0)
     assert lookup.poll(0, now=61)
     assert lookup.is_late
+    assert session.tickets[-1].states(0) == bytes(3)  # the daemon promotes nothing more for it
     lookup.release()
 
 

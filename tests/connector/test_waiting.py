@@ -110,7 +110,7 @@ def test_a_promotion_is_waited_for(daemon: FakeDaemon, monkeypatch: pytest.Monke
     before = daemon.lookups
     assert engine.generate("warm", prompt(1, 100)) == cold
     assert engine.hits["warm"] == 96
-    assert daemon.lookups == before + 4
+    assert daemon.lookups == before + 1  # the daemon goes on by itself
     engine.assert_nothing_is_held()
 
 
@@ -123,7 +123,7 @@ def test_a_promotion_that_never_ends_is_a_miss_at_the_deadline(
     daemon.promotions = 10**9
     assert engine.generate("warm", prompt(1, 100)) == cold
     assert engine.hits["warm"] == 0
-    assert daemon.lookups < 20  # asked again every 10 ms, not in every step
+    assert daemon.lookups == 2  # the cold one and this one, which is not asked again
     engine.assert_nothing_is_held()
 
 

@@ -174,8 +174,9 @@ impl Engine {
         let keys = GroupKeys { group: 0, hash_bytes: HASH_BYTES as u32, hashes };
         let request = LookupRequest { session: self.session, namespace: self.namespace, groups: vec![keys] };
         let start = Instant::now();
-        let reply = self.rpc.lookup(request).await.map_err(from_status)?;
-        Ok((start.elapsed(), reply.into_inner()))
+        let mut replies = self.rpc.lookup(request).await.map_err(from_status)?.into_inner();
+        let reply = replies.message().await.map_err(from_status)?.unwrap_or_default();
+        Ok((start.elapsed(), reply))
     }
 
     async fn purge(&mut self) -> Result<()> {

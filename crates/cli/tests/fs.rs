@@ -102,6 +102,58 @@ fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
     });
 }
 
+/// The mount answers nothing in this test, so what ends these lookups is not the tier.
+#[test]
+fn lookups_that_wait_for_a_mount_hold_nobody_up_and_end_with_their_lease_their_session_and_the_daemon() {
+    each_kind(|mount| {
+        if !mount.hangs_whole() {
+            return;
+        }
+        let place = Place::new();
+        let directory = mount.path().to_str().expect("a path in UTF-8").to_owned();
+        let mut arguments = vec!["--tier.fs.directories", &directory, "--tier.fs.timeout_ms", "60000"];
+        arguments.extend(["--tier.fs.load_deadline_ms", "60000"]);
+        let (daemon, client, worker) = serving(&place, &arguments);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        store(&client, &worker, namespace, 0..100);
+        lose_pool(&place, daemon, (client, worker));
+        let (daemon, client, worker) = serving(&place, &arguments);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let hung = Hung::new(mount);
+        let waiting = |client: &Client, namespace: u32| {
+            let mut replies = client.replies(namespace, &hashes(0..10));
+            let first = client.next(&mut replies, DEADLINE).expect("a reply in time").expect("a first one");
+            assert_eq!(first.groups[0].states, [2; 10]);
+            (replies, first.lease)
+        };
+
+        let thousand: Vec<_> = (0..1000).map(|_| waiting(&client, namespace)).collect();
+        let begun = Instant::now();
+        for _ in 0..100 {
+            drop(waiting(&client, namespace));
+        }
+        assert!(begun.elapsed() < Duration::from_secs(2), "100 lookups took {:?}", begun.elapsed());
+        for (mut replies, lease) in thousand {
+            client.release(lease);
+            assert!(client.next(&mut replies, DEADLINE).expect("a release ends it").is_none());
+        }
+
+        let (mut replies, _) = waiting(&client, namespace);
+        let next = Client::open(&place, "a", 1);
+        assert!(client.next(&mut replies, DEADLINE).expect("the session was replaced").is_none());
+
+        let namespace = next.namespace("t", vec![group()]).expect("a namespace");
+        let (mut replies, lease) = waiting(&next, namespace);
+        daemon.terminate();
+        assert!(next.next(&mut replies, DEADLINE).expect("a daemon that drains stops waiting").is_none());
+        next.release(lease);
+        drop((client, next, worker));
+        wait_until("the daemon has drained", || daemon.log().contains("drained"));
+        drop(hung);
+        assert!(daemon.finish().0);
+    });
+}
+
 #[test]
 fn another_host_hits_what_one_has_stored_in_a_directory() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");

@@ -7,12 +7,12 @@ mod support;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::tiers::Admission;
 use forebay_rpc::client::{Client, GroupBytes};
 use forebay_rpc::pack;
-use forebay_rpc::proto::{AdviseReply, Block, GroupKeys, LookupRequest, PutRequest};
+use forebay_rpc::proto::{AdviseReply, Block, PutRequest};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{HASH_BYTES, Setup, Ssd, keys, replay};
 use forebay_sim::{Outcome, Trace};
@@ -114,23 +114,18 @@ impl Patient {
 
     /// Prefix hits, once nothing more comes up.
     fn look(&self, keys: &[[u8; HASH_BYTES]]) -> usize {
-        let (mut lease, mut hits) = (0, 0);
+        let mut replies = self.client.replies(self.namespace, keys);
+        let mut all = self.client.next(&mut replies, DEADLINE).expect("a reply in time").expect("a first one");
         loop {
-            let keys = GroupKeys { group: 0, hash_bytes: HASH_BYTES as u32, hashes: keys.concat() };
-            let request =
-                LookupRequest { session: self.client.welcome.session, namespace: self.namespace, groups: vec![keys] };
-            let reply = call!(self.client, lookup, request).expect("a lookup");
-            self.client.release(std::mem::replace(&mut lease, reply.lease));
-            let states = &reply.groups[0].states;
-            let ready = states.iter().take_while(|state| **state == 1).count();
             self.wait();
-            // The simulator's patience is longer, and not needed here.
-            if !states.contains(&2) || lease != 0 && ready == hits {
-                self.client.release(lease);
-                return ready;
+            // Two looks of the daemon, and more, at a disk that has nothing to do.
+            match self.client.next(&mut replies, Duration::from_millis(100)) {
+                Ok(Some(news)) => support::add(&mut all, news),
+                Ok(None) | Err(_) => break,
             }
-            hits = ready;
         }
+        self.client.release(all.lease);
+        all.groups[0].states.iter().take_while(|state| **state == 1).count()
     }
 
     fn store(&self, before: Option<&[u8; HASH_BYTES]>, key: &[u8; HASH_BYTES]) {

@@ -66,6 +66,48 @@ fn what_the_pool_has_no_room_for_comes_back_from_disk_byte_for_byte() {
 }
 
 #[test]
+fn one_question_is_answered_until_all_has_come_up_and_counts_once() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..2000);
+    let counts = || {
+        let advice = call!(client, advise, AdviseRequest {}).unwrap();
+        let misses: u64 = advice.misses.iter().map(|miss| miss.count).sum();
+        (advice.keys, advice.hits, misses)
+    };
+    assert_eq!(counts(), (0, 0, 0));
+    // A disk has the first hundred, nobody the others. More promotions than one look may start.
+    let asked = [hashes(0..100), hashes(5000..5010)].concat();
+    let mut replies = client.replies(namespace, &asked);
+    let mut all = client.next(&mut replies, DEADLINE).unwrap().unwrap();
+    assert_eq!(all.groups[0].states, [2; 100], "not yet");
+    let lease = all.lease;
+    while let Some(news) = client.next(&mut replies, DEADLINE).expect("a reply in time") {
+        add(&mut all, news);
+    }
+    assert_eq!((all.groups[0].states.clone(), all.lease), (vec![1; 100], lease));
+    (0..100).zip(&all.groups[0].slots).for_each(|(seed, slot)| assert!(worker.read(*slot) == pattern(seed, BYTES)));
+    assert_eq!(counts(), (110, 100, 10));
+    assert_ne!(client.inspect().pinned_bytes, 0);
+    client.release(lease);
+    assert_eq!(client.inspect().pinned_bytes, 0);
+
+    // One that nobody waits for counts as it stands, and one whose lease is released ends.
+    let mut replies = client.replies(namespace, &hashes(200..250));
+    assert_eq!(client.next(&mut replies, DEADLINE).unwrap().unwrap().groups[0].states, [2; 50]);
+    drop(replies);
+    wait_until("it is counted", || counts().0 == 160);
+    let mut replies = client.replies(namespace, &hashes(300..350));
+    let lease = client.next(&mut replies, DEADLINE).unwrap().unwrap().lease;
+    client.release(lease);
+    while client.next(&mut replies, DEADLINE).expect("the stream ends").is_some() {}
+    assert_eq!(counts().0, 210);
+    let sessions = client.inspect().sessions;
+    assert_eq!(sessions.iter().map(|session| session.leased_blocks).sum::<u64>(), 0);
+}
+
+#[test]
 fn blocks_outlive_a_killed_daemon_and_the_loss_of_the_pool() {
     let (place, disk) = (Place::new(), DiskFile::new());
     let (daemon, client, worker) = serving(&place, &disk.path, &[]);

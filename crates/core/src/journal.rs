@@ -1,10 +1,9 @@
 //! The core's output: effects, which the daemon carries out, and counts.
 //!
-//! Invariants: effects are taken in the order in which they were decided, each once; a lookup that is repeated while
-//! blocks are promoted counts once, with its last answer.
+//! Invariant: effects are taken in the order in which they were decided, each once.
 
-use crate::key::{BlockId, Fingerprint, Generation, Instance, NamespaceIndex, SlotId};
-use crate::stats::{Counts, Finder, Stats, Unfinished};
+use crate::key::{BlockId, Generation, NamespaceIndex, SlotId};
+use crate::stats::{Finder, Stats};
 use crate::tiers::TierId;
 
 /// What the outside has to do, in this order.
@@ -119,7 +118,6 @@ const _: () = assert!(size_of::<Effect>() <= 24, "effects are written on the fas
 pub(crate) struct Journal {
     effects: Vec<Effect>,
     stats: Stats,
-    unfinished: Unfinished,
 }
 
 impl Journal {
@@ -145,23 +143,5 @@ impl Journal {
     #[inline]
     pub fn stats_mut(&mut self) -> &mut Stats {
         &mut self.stats
-    }
-
-    /// Counts a lookup by `instance`, if it has one, for keys up to `last`, or keeps its counts until the lookup is
-    /// repeated.
-    pub fn count_lookup(&mut self, instance: Option<Instance>, last: Fingerprint, counts: Counts) {
-        let mut done = Some(counts);
-        if let Some(instance) = instance {
-            self.unfinished.forget(instance, last);
-            if let Some(counts) = done.take_if(|counts| counts.is_unfinished()) {
-                done = self.unfinished.keep(instance, last, counts);
-            }
-        }
-        done.iter().for_each(|counts| self.stats.count(counts));
-    }
-
-    /// Counts what this instance was told to ask again, and will not.
-    pub fn count_unfinished(&mut self, instance: Instance) {
-        self.unfinished.take(instance).iter().for_each(|counts| self.stats.count(counts));
     }
 }

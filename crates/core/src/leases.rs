@@ -33,16 +33,30 @@ impl Leases {
         Leases { all: BTreeMap::new(), next, counts: [0; Instance::MAX], ended: Vec::new() }
     }
 
-    /// A lease on `blocks`, which are pinned. None is needed on no blocks.
+    /// A lease on `blocks`, which are pinned.
     pub fn add(&mut self, instance: Instance, blocks: Vec<BlockId>) -> LeaseId {
-        if blocks.is_empty() {
-            return LeaseId(0);
-        }
         let id = self.next;
         self.next += 1;
         self.counts[instance.0 as usize] += 1;
         self.all.insert(id, Lease { instance, blocks });
         LeaseId(id)
+    }
+
+    /// The lease covers these pinned blocks too. False if it has ended: then they are left to be unpinned.
+    pub fn extend(&mut self, lease: LeaseId, blocks: Vec<BlockId>) -> bool {
+        match self.all.get_mut(&lease.0) {
+            Some(lease) => lease.blocks.extend(blocks),
+            None => {
+                self.ended.extend(blocks);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the lease has not ended.
+    pub fn is_held(&self, lease: LeaseId) -> bool {
+        self.all.contains_key(&lease.0)
     }
 
     /// The lease ends, if it is one of this instance's. False if it is not.

@@ -1,8 +1,5 @@
 //! The core's counters. Plain numbers; the daemon turns them into metrics.
 
-use std::collections::VecDeque;
-
-use crate::key::{Fingerprint, Instance};
 use crate::miss::MissReason;
 
 /// Who found that a block is not what was stored. The order is that of `Stats::corrupt`.
@@ -44,8 +41,8 @@ impl Finder {
 /// Counts since the core was made. Bytes are those of whole slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that were looked up, each with all its groups. A lookup that is repeated while blocks are promoted
-    /// counts once, with its last answer.
+    /// Requests that were looked up, each with all its groups. A lookup counts once, with its last answer for
+    /// each key.
     pub lookups: u64,
     /// Keys asked about; `hits + misses.sum()` equals it.
     pub keys: u64,
@@ -122,60 +119,10 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Whether who asked was told to ask again.
-    pub fn is_unfinished(&self) -> bool {
-        MissReason::ALL.iter().any(|reason| reason.is_passing() && self.misses[*reason as usize] > 0)
-    }
-}
-
-/// Lookups that were answered "not yet", oldest first, by instance and last key: the hash of a block stands for all
-/// blocks before it, so another request with the same last key asks for the same blocks.
-#[derive(Default)]
-pub(crate) struct Unfinished(VecDeque<(Instance, Fingerprint, Counts)>);
-
-impl Unfinished {
-    /// As many as an engine has under way. A lookup that is never repeated is counted when so many others have come.
-    const MOST: usize = 64;
-
-    /// The lookup is asked again.
-    pub fn forget(&mut self, instance: Instance, last: Fingerprint) {
-        self.0.retain(|(by, key, _)| (*by, *key) != (instance, last));
-    }
-
-    /// Keeps a lookup; what falls out is not expected any more.
-    pub fn keep(&mut self, instance: Instance, last: Fingerprint, counts: Counts) -> Option<Counts> {
-        self.0.push_back((instance, last, counts));
-        let oldest = if self.0.len() > Unfinished::MOST { self.0.pop_front() } else { None };
-        oldest.map(|(_, _, counts)| counts)
-    }
-
-    /// Nobody of this instance asks again.
-    pub fn take(&mut self, instance: Instance) -> Vec<Counts> {
-        let (its, others): (Vec<_>, _) =
-            std::mem::take(&mut self.0).into_iter().partition(|(by, _, _)| *by == instance);
-        self.0 = others.into();
-        its.into_iter().map(|(_, _, counts)| counts).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_never_asked_again_is_counted_when_so_many_others_came() {
-        let mut unfinished = Unfinished::default();
-        let lookup = |keys| Counts { keys, ..Counts::default() };
-        let at_once = Unfinished::MOST as u64;
-        for key in 0..at_once {
-            assert!(unfinished.keep(Instance(1), Fingerprint(key), lookup(key)).is_none());
+    /// Takes out the keys that are asked again, because they were "not yet".
+    pub fn forget_passing(&mut self) {
+        for reason in MissReason::ALL.into_iter().filter(|reason| reason.is_passing()) {
+            self.keys -= std::mem::take(&mut self.misses[reason as usize]);
         }
-        unfinished.forget(Instance(2), Fingerprint(0));
-        unfinished.forget(Instance(1), Fingerprint(1));
-        assert!(unfinished.keep(Instance(2), Fingerprint(1), lookup(at_once)).is_none());
-        let oldest = unfinished.keep(Instance(1), Fingerprint(1), lookup(1)).expect("the limit is reached");
-        assert_eq!(oldest.keys, 0);
-        assert_eq!(unfinished.take(Instance(2)).len(), 1);
-        assert_eq!(unfinished.take(Instance(1)).len() as u64, at_once - 1);
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
-use forebay_core::lookup::{STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{LeaseId, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::tier::{Location, Outcome};
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
@@ -72,38 +72,105 @@ fn states(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn a_lookup_that_is_asked_again_while_blocks_come_up_counts_once() {
+fn a_lookup_that_pauses_while_blocks_come_up_counts_once_and_asks_for_no_key_twice() {
     let (mut rig, ns) = rig(2, all());
     lie_on_tier(&mut rig, 0..3);
-    for _ in 0..5 {
-        assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_NOT_YET; 3]);
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert_eq!(rig.look_on(&mut lookup, 0, 0, &[0, 1, 2, 3]).states, [STATE_NOT_YET; 3]);
+    let lease = rig.core.pause_lookup(&mut lookup);
+    assert_ne!(lease, LeaseId(0), "its release ends the lookup");
+    let loads = loads(&mut rig);
+    assert!(rig.core.promoted(loads[0].0, loads[0].2, whole()));
+    assert!(rig.core.look_again(&mut lookup, ns));
+    let answer = rig.look_on(&mut lookup, 0, 0, &[0, 1, 2]);
+    assert_eq!((answer.states, answer.slots.len()), (vec![STATE_READY, STATE_NOT_YET, STATE_NOT_YET], 1));
+    assert_eq!(rig.core.pause_lookup(&mut lookup), lease, "it grows");
+    for (block, _, generation) in &loads[1..] {
+        assert!(rig.core.promoted(*block, *generation, whole()));
     }
-    for (block, _, generation) in loads(&mut rig) {
-        assert!(rig.core.promoted(block, generation, whole()));
-    }
-    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
+    assert!(rig.core.look_again(&mut lookup, ns));
+    assert_eq!(rig.look_on(&mut lookup, 0, 1, &[1, 2]).states, [STATE_READY; 2]);
+    assert_eq!(rig.core.stats().lookups, 0, "it counts when it ends");
+    assert_eq!(rig.core.finish_lookup(lookup), lease);
     let stats = rig.core.stats();
     assert_eq!((stats.lookups, stats.keys, stats.hits, stats.miss_count()), (1, 4, 3, 1), "the last answer counts");
-    assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
-    assert_eq!(rig.core.stats().lookups, 2, "another request for the same");
+    assert_eq!(rig.core.held().pinned_bytes, 3 * SMALL);
+    rig.core.release(ENGINE, lease);
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
 }
 
 #[test]
 fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
     let (mut rig, ns) = rig(2, all());
     lie_on_tier(&mut rig, 0..3);
-    for instance in [ENGINE, Instance(5)] {
-        for _ in 0..2 {
-            let (answer, _) = rig.look(Some(instance), ns, 0, &[0, 1, 2]);
-            assert_eq!(answer.states, [STATE_NOT_YET; 3]);
-        }
-    }
-    assert_eq!(rig.core.stats().lookups, 0);
-    rig.core.instance_gone(Instance(5));
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    assert_eq!(rig.look_on(&mut lookup, 0, 0, &[0, 1, 2]).states, [STATE_NOT_YET; 3]);
+    let lease = rig.core.pause_lookup(&mut lookup);
+    let mut unanswered = rig.core.begin_lookup(Some(ENGINE), ns);
+    rig.look_on(&mut unanswered, 0, 0, &[0, 1, 2]);
+    rig.core.cancel_lookup(unanswered);
+    assert_eq!(rig.core.stats().lookups, 0, "who got no answer is not counted");
+    rig.core.cancel_lookup(lookup);
     let stats = rig.core.stats();
     assert_eq!((stats.lookups, stats.misses[MissReason::PromotionUnfinished as usize]), (1, 3));
-    rig.core.instance_gone(ENGINE);
-    assert_eq!(rig.core.stats().lookups, 2);
+    rig.core.release(ENGINE, lease);
+    for (block, _, generation) in loads(&mut rig) {
+        assert!(rig.core.promoted(block, generation, whole()));
+    }
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn what_comes_up_after_its_lease_was_released_is_promised_to_nobody() {
+    for ends in [false, true] {
+        let (mut rig, ns) = rig(2, all());
+        lie_on_tier(&mut rig, 0..1);
+        let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+        rig.look_on(&mut lookup, 0, 0, &[0]);
+        let lease = rig.core.pause_lookup(&mut lookup);
+        let loads = loads(&mut rig);
+        assert!(rig.core.promoted(loads[0].0, loads[0].2, whole()));
+        assert!(rig.core.look_again(&mut lookup, ns));
+        rig.core.release(ENGINE, lease);
+        assert!(!rig.core.look_again(&mut lookup, ns), "nobody waits any more");
+        assert_eq!(rig.look_on(&mut lookup, 0, 0, &[0]).states, [STATE_READY]);
+        if ends {
+            assert_eq!(rig.core.finish_lookup(lookup), LeaseId(0));
+        } else {
+            assert_eq!(rig.core.pause_lookup(&mut lookup), LeaseId(0));
+            rig.core.cancel_lookup(lookup);
+        }
+        assert_eq!(rig.core.held(), Default::default());
+        rig.audit();
+    }
+}
+
+#[test]
+fn a_purge_ends_what_a_paused_lookup_waits_for_and_its_lease_stays() {
+    let (mut rig, ns) = rig(2, all());
+    lie_on_tier(&mut rig, 0..2);
+    let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+    rig.look_on(&mut lookup, 0, 0, &[0, 1]);
+    let lease = rig.core.pause_lookup(&mut lookup);
+    let loads = loads(&mut rig);
+    assert!(rig.core.promoted(loads[0].0, loads[0].2, whole()));
+    assert!(rig.core.look_again(&mut lookup, ns));
+    assert_eq!(rig.look_on(&mut lookup, 0, 0, &[0, 1]).states, [STATE_READY, STATE_NOT_YET]);
+    assert_eq!(rig.core.pause_lookup(&mut lookup), lease);
+    let (_, _, new) = rig.core.purge(NamespaceId(1)).unwrap();
+    rig.step_to_the_end();
+    assert!(rig.core.look_again(&mut lookup, new));
+    assert_eq!(rig.look_on(&mut lookup, 0, 1, &[1]).states, []);
+    assert_eq!(rig.core.finish_lookup(lookup), lease);
+    assert_eq!(rig.core.stats().keys, 2);
+    assert_ne!(rig.core.held().pinned_bytes, 0, "the engine may load what it was promised");
+    rig.core.release(ENGINE, lease);
+    assert!(!rig.core.promoted(loads[1].0, loads[1].2, whole()));
+    rig.step_to_the_end();
+    assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
 }
 
 #[test]

@@ -26,7 +26,8 @@ impl Ticket {
         self.0.poll(std::time::Duration::ZERO) || !timeout.is_zero() && py.detach(|| self.0.poll(timeout))
     }
 
-    /// One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting.
+    /// One byte per key of the position-th requested group: 0 miss, 1 ready and leased, 2 promoting. A key that is
+    /// promoting becomes one of the others in a later call.
     fn states<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
         Ok(PyBytes::new(py, &self.0.states(position)?))
     }
@@ -50,6 +51,11 @@ impl Ticket {
     #[getter]
     fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.pool())
+    }
+
+    /// Keys that are promoting become misses soon; what is ready stays leased. Never waits. Idempotent.
+    fn stop_waiting(&self) {
+        self.0.stop_waiting();
     }
 
     /// Returns the lease. Queued, never waits. Idempotent.

@@ -104,6 +104,84 @@ fn a_lookup_brings_states_slots_and_the_pool() {
     assert_eq!((groups, memory.lookups[0].namespace), (vec![0, 5, 7], 1));
 }
 
+/// A lookup of three keys, of which the last two are promoting.
+fn promoting(fake: &Fake, session: &EngineSession) -> Ticket {
+    fake.memory().promoting = 2;
+    let ticket = hit(session, 3);
+    assert_eq!(ticket.states(0).unwrap(), [1, 2, 2]);
+    ticket
+}
+
+#[test]
+fn keys_that_are_promoting_become_ready_without_another_question() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    let ticket = promoting(&fake, &session);
+    fake.reply(&[1, 2], &[7]);
+    eventually("the second key is ready", || ticket.states(0).unwrap() == [1, 1, 2]);
+    let slots = |numbers: [u32; 3]| numbers.map(u32::to_le_bytes).concat();
+    assert_eq!(ticket.slots(0).unwrap(), slots([1000, 7, u32::MAX]));
+    fake.reply(&[0], &[]);
+    eventually("the third key is a miss", || ticket.states(0).unwrap() == [1, 1, 0]);
+    assert_eq!(ticket.slots(0).unwrap(), slots([1000, 7, u32::MAX]));
+    let memory = fake.memory();
+    assert_eq!((memory.lookups.len(), session.stats().lookups, session.stats().leases_held), (1, 1, 1));
+    drop(memory);
+    ticket.release();
+    eventually("the lease is released once", || fake.memory().released == [101]);
+}
+
+#[test]
+fn what_is_ready_later_is_declared_after_a_reconnect_and_what_still_promoted_is_a_miss() {
+    let mut fake = Fake::started();
+    let session = ready(&fake);
+    let ticket = promoting(&fake, &session);
+    fake.reply(&[1, 2], &[7]);
+    eventually("the second key is ready", || ticket.states(0).unwrap() == [1, 1, 2]);
+    fake.kill();
+    eventually("nothing is promoting", || ticket.states(0).unwrap() == [1, 1, 0]);
+    fake.start();
+    eventually("the session is ready", || fake.memory().opened.len() == 2 && is_ready(&session));
+    let mut declared: Vec<u32> = fake.memory().opened[1].leases.iter().map(|held| held.slot).collect();
+    declared.sort_unstable();
+    assert_eq!(declared, [7, 1000]);
+}
+
+#[test]
+fn what_comes_up_for_another_namespace_or_does_not_fit_is_a_miss() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    let ticket = promoting(&fake, &session);
+    fake.reply(&[1, 1, 1], &[7, 8, 9]);
+    eventually("a reply that answers other keys is of no use", || ticket.states(0).unwrap() == [1, 0, 0]);
+    let ticket = promoting(&fake, &session);
+    session.set_namespace(namespace("b"));
+    fake.reply(&[1, 1], &[7, 8]);
+    eventually("the namespace is another", || ticket.states(0).unwrap() == [1, 0, 0]);
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_a_miss_and_the_rest_stays_leased() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    let ticket = promoting(&fake, &session);
+    ticket.stop_waiting();
+    eventually("nothing is promoting", || ticket.states(0).unwrap() == [1, 0, 0]);
+    eventually("the daemon knows", || fake.memory().replies.as_ref().unwrap().is_closed());
+    assert_eq!((session.stats().leases_held, fake.memory().released.len()), (1, 0));
+}
+
+#[test]
+fn a_released_ticket_takes_nothing_that_comes_up_later() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    let ticket = promoting(&fake, &session);
+    ticket.release();
+    eventually("the lease is released", || fake.memory().released == [101]);
+    eventually("the lookup has ended", || ticket.states(0).unwrap() == [1, 0, 0]);
+    assert_eq!(session.stats().leases_held, 0);
+}
+
 #[test]
 fn without_a_daemon_everything_misses_at_once_and_one_that_comes_later_is_found() {
     let mut fake = Fake::new();

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from forebay.vllm.session import Session, Ticket
+from forebay.vllm.session import Session
 
 MISS, READY, PROMOTING = 0, 1, 2
-# While blocks are promoted, their request's lookup is repeated this often: a round trip costs much less than a
-# promotion.
-ASK_AGAIN_SECONDS = 0.01
 
 Hash = bytes
 Key = bytes  # an offload key: block hash and group
@@ -59,7 +56,10 @@ class Lookup:
 
     def stop_waiting(self) -> None:
         """Ready blocks are used; all others are misses for good."""
-        self.is_late |= not self._is_settled()
+        if not self._is_settled():
+            self.is_late = True
+            for question in self._questions:
+                question.stop_waiting()
 
     def progress(self) -> tuple[float, float, float]:
         """Start of the wait for promotions; the shares of the keys that were promoting then, and that became ready
@@ -137,29 +137,24 @@ def group_of(key: Key) -> int:
 
 
 class _Question:
-    """One batch of keys, looked up again while some of them are being promoted."""
+    """One batch of keys, looked up once. Keys that are promoting change their state in the ticket."""
 
     def __init__(self, session: Session, groups: Groups, mask: bytes | None):
-        self._session = session
         self._groups = groups
-        self._mask = mask
         self._next = 0  # the index of the next key in prefix order, which vLLM probably asks for next
         # The answer, group after group.
         self._states = bytes(sum(len(hashes) for _, hashes in groups))
         self._slots = self._generations = b""
-        self._ask_again_at = 0.0
-        # Time of the first answer that was not final.
+        self._is_answered = False
+        # Time of the first answer, if that was not final.
         self.promoting_since = 0.0
         self._first_states = b""
-        self._held: Ticket | None = None
-        self._pending: Ticket | None = session.lookup(groups, mask)
+        self._ticket = session.lookup(groups, mask)
 
     def poll(self, timeout: float, now: float) -> bool:
-        if self._pending is None and now >= self._ask_again_at and PROMOTING in self._states:
-            self._pending = self._session.lookup(self._groups, self._mask)
-        if self._pending is not None and self._pending.poll(0.0 if self._held else timeout):
-            self._take(self._pending, now)
-        return self._held is not None
+        if not self.is_settled() and self._ticket.poll(timeout):
+            self._read(now)
+        return self._is_answered
 
     @functools.cached_property
     def _keys(self) -> list[Key]:
@@ -172,7 +167,7 @@ class _Question:
         return {key: at for at, key in enumerate(self._keys)}
 
     def is_settled(self) -> bool:
-        return self._held is not None and PROMOTING not in self._states
+        return self._is_answered and PROMOTING not in self._states
 
     def state(self, key: Key) -> int | None:
         """None if the key was not looked up."""
@@ -206,7 +201,7 @@ class _Question:
 
     @property
     def awaited(self) -> int:
-        """Keys that were promoting in the first answer that was not final."""
+        """Keys that were promoting in the first answer."""
         return self._first_states.count(PROMOTING)
 
     @property
@@ -216,27 +211,23 @@ class _Question:
 
     @property
     def pool(self) -> bytes:
-        return self._held.pool if self._held else b""
+        return self._ticket.pool if self._is_answered else b""
+
+    def stop_waiting(self) -> None:
+        self._ticket.stop_waiting()
 
     def release(self) -> None:
-        for ticket in (self._held, self._pending):
-            if ticket is not None:
-                ticket.release()
-        self._pending = None
+        self._ticket.release()
 
-    def _take(self, ticket: Ticket, now: float) -> None:
-        """Takes the new lease before the old one is returned, so that blocks in both stay leased."""
-        self._pending = None
-        self._ask_again_at = now + ASK_AGAIN_SECONDS
-        if ticket.has_failed():
-            self._held = self._held or ticket
-            return
-        old, self._held = self._held, ticket
+    def _read(self, now: float) -> None:
+        is_first, self._is_answered = not self._is_answered, True
         positions = range(len(self._groups))
-        self._states = b"".join(map(ticket.states, positions))
-        self._slots = b"".join(map(ticket.slots, positions))
-        self._generations = b"".join(map(ticket.generations, positions))
-        if not self._first_states and PROMOTING in self._states:
-            self.promoting_since, self._first_states = now, self._states
-        if old is not None:
-            old.release()
+        # First the states: a key that is ready in them has its slot.
+        states = b"".join(map(self._ticket.states, positions))
+        if states == self._states or self._ticket.has_failed():
+            return
+        self._states = states
+        self._slots = b"".join(map(self._ticket.slots, positions))
+        self._generations = b"".join(map(self._ticket.generations, positions))
+        if is_first and PROMOTING in states:
+            self.promoting_since, self._first_states = now, states

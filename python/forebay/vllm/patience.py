@@ -18,7 +18,7 @@ from collections import deque
 WINDOW_STEPS = 5
 # The maximum covers this many windows and is dropped after as many more: prompts and load change.
 GENERATION = 1024
-# Two checks of the answer: a tier that delivers everything in this time is never given up.
+# Two looks of the daemon, 10 ms apart: a tier that delivers everything in this time is never given up.
 LEAST_SECONDS = 0.02
 
 

@@ -31,6 +31,7 @@ class Ticket(Protocol):
     def has_failed(self) -> bool: ...
     @property
     def pool(self) -> bytes: ...
+    def stop_waiting(self) -> None: ...
     def release(self) -> None: ...
 
 
@@ -143,6 +144,9 @@ class AbsentTicket:
 
     def has_failed(self) -> bool:
         return True
+
+    def stop_waiting(self) -> None:
+        pass
 
     def release(self) -> None:
         pass

@@ -23,6 +23,7 @@ use forebay_rpc::proto::*;
 use forebay_rpc::{ATTACH_SOCKET, PROTOCOL_VERSION, RPC_SOCKET};
 use hyper_util::rt::TokioIo;
 use prost::Message;
+use tokio::time::error::Elapsed;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
@@ -219,6 +220,17 @@ pub struct Client {
     pub welcome: Welcome,
 }
 
+/// Later replies answer what was "not yet", which under full attention is a prefix's end.
+pub fn add(all: &mut LookupReply, news: LookupReply) {
+    assert_eq!(all.lease, news.lease, "there is one lease");
+    for (all, news) in all.groups.iter_mut().zip(news.groups) {
+        let first = all.states.iter().position(|state| *state == 2).expect("nothing else is answered again");
+        all.states.splice(first.., news.states);
+        all.slots.extend(news.slots);
+        all.generations.extend(news.generations);
+    }
+}
+
 /// Makes `client.call(...)` of a method one line.
 #[macro_export]
 macro_rules! call {
@@ -297,10 +309,21 @@ impl Client {
         call!(self, open_namespace, request).map(|reply| reply.namespace)
     }
 
+    /// The first reply: what is "not yet" is not waited for.
     pub fn lookup(&self, namespace: u32, hashes: &[[u8; 32]]) -> LookupReply {
-        let keys = GroupKeys { group: 0, hash_bytes: 32, hashes: hashes.concat() };
+        self.next(&mut self.replies(namespace, hashes), DEADLINE).expect("a reply in time").expect("a first one")
+    }
+
+    pub fn replies<const N: usize>(&self, namespace: u32, hashes: &[[u8; N]]) -> Streaming<LookupReply> {
+        let keys = GroupKeys { group: 0, hash_bytes: N as u32, hashes: hashes.concat() };
         let request = LookupRequest { session: self.welcome.session, namespace, groups: vec![keys] };
         call!(self, lookup, request).expect("a lookup")
+    }
+
+    /// `None` at the end; an error if none comes in this time.
+    pub fn next<T>(&self, replies: &mut Streaming<T>, within: Duration) -> Result<Option<T>, Elapsed> {
+        let next = self.runtime.block_on(async { tokio::time::timeout(within, replies.message()).await });
+        next.map(|reply| reply.expect("a stream"))
     }
 
     /// This request waits for these blocks.
@@ -311,17 +334,17 @@ impl Client {
         call!(self, hint, request).expect("it is told");
     }
 
-    /// Looks up until nothing is "not yet".
+    /// Waits until nothing is "not yet".
     pub fn lookup_settled(&self, namespace: u32, hashes: &[[u8; 32]]) -> LookupReply {
-        let start = Instant::now();
-        loop {
-            let reply = self.lookup(namespace, hashes);
-            if !reply.groups[0].states.contains(&2) {
-                return reply;
+        let mut replies = self.replies(namespace, hashes);
+        let mut all: Option<LookupReply> = None;
+        while let Some(news) = self.next(&mut replies, DEADLINE).expect("blocks are verified in time") {
+            match &mut all {
+                Some(all) => add(all, news),
+                None => all = Some(news),
             }
-            self.release(reply.lease);
-            assert!(start.elapsed() < DEADLINE, "blocks are never verified");
         }
+        all.expect("a first reply")
     }
 
     pub fn release(&self, lease: u64) {

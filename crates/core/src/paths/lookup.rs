@@ -1,7 +1,7 @@
 //! Lookup, lease, release.
 //!
 //! A lookup comes in pieces (`begin`, `look` for each group, again for long prompts, `finish`), so that no event is
-//! long.
+//! long. One that found keys "not yet" can pause and look at those keys again, and at no others.
 //!
 //! Invariant: what a lookup reports as ready to somebody who wants a lease is pinned at once, and stays so until the
 //! lease is released or its instance is gone. What was promised as a hit is there when the engine comes for it.
@@ -18,7 +18,8 @@ use crate::slots::{Block, PREFETCH, State, TOUCHED_TOGETHER};
 use crate::stats::Counts;
 use crate::stats::Finder;
 
-/// A lookup under way. It pins what it found: it ends by `finish_lookup` or `cancel_lookup`.
+/// A lookup under way. It pins what it found: it ends by `finish_lookup` or `cancel_lookup`. It counts once, with its
+/// last answer for each key.
 #[must_use]
 pub struct Lookup {
     /// Who gets the lease; `None` only asks.
@@ -27,13 +28,17 @@ pub struct Lookup {
     /// Found ready, and the token position each ends at.
     found: Vec<BlockId>,
     ends: Vec<u64>,
+    /// What it was promised so far: none before the first pause.
+    lease: Option<LeaseId>,
+    /// How many of `found` the lease covers.
+    leased: usize,
+    /// Keys of the group before those that are looked at now.
+    before: u64,
     /// The group being looked at.
     cursor: Option<Cursor>,
     /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
     is_writing: bool,
     counts: Counts,
-    /// The last key that was asked for.
-    last: Fingerprint,
 }
 
 /// Where a lookup is in the keys of a group.
@@ -79,8 +84,9 @@ impl Core {
 
     /// `instance` gets the lease; `None` only asks.
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
-        let (found, ends, counts, last) = (Vec::new(), Vec::new(), Counts::default(), Fingerprint(0));
-        Lookup { instance, namespace, found, ends, cursor: None, is_writing: true, counts, last }
+        let (found, ends, counts) = (Vec::new(), Vec::new(), Counts::default());
+        let (lease, leased, before) = (None, 0, 0);
+        Lookup { instance, namespace, found, ends, lease, leased, before, cursor: None, is_writing: true, counts }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
@@ -89,9 +95,6 @@ impl Core {
         let count = (hashes.len() / hash_bytes) as u64;
         debug_assert!(count <= Core::MAX_KEYS_PER_EVENT as u64);
         lookup.counts.keys += count;
-        if let Some(last) = hashes.chunks_exact(hash_bytes).next_back() {
-            lookup.last = self.cache.fingerprint(lookup.namespace, group, last);
-        }
         let Some(layout) = self.cache.namespace(lookup.namespace).layout.group(group) else {
             lookup.counts.misses[MissReason::NeverSeen as usize] += count;
             lookup.cursor = None;
@@ -132,31 +135,49 @@ impl Core {
         lookup.counts.hit_bytes += hits * cursor.slot_bytes;
     }
 
-    /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready or nobody wants one.
-    pub fn finish_lookup(&mut self, lookup: Lookup) -> LeaseId {
-        let Lookup { instance, found, ends, counts, last, .. } = lookup;
-        self.journal.count_lookup(instance, last, counts);
-        // Last token position first, across groups: recency becomes leaf-first.
-        if ends.is_sorted() {
-            self.cache.add_touches(found.iter().rev().copied());
-        } else {
-            let mut order: Vec<usize> = (0..found.len()).collect();
-            order.sort_by_key(|at| Reverse(ends[*at]));
-            self.cache.add_touches(order.into_iter().map(|at| found[at]));
-        }
-        if self.cache.waiting_touches() > Core::MAX_TOUCHES {
-            self.settle(found.len());
-        }
-        match instance {
-            Some(instance) => self.leases.add(instance, found),
-            None => LeaseId(0),
+    /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready, nobody wants one, or it was released in a pause.
+    pub fn finish_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
+        self.touch_found(&lookup);
+        self.journal.stats_mut().count(&lookup.counts);
+        match (lookup.instance, lookup.lease) {
+            (Some(_), Some(lease)) => self.extend(lease, lookup.found.split_off(lookup.leased)),
+            (Some(instance), None) if !lookup.found.is_empty() => self.leases.add(instance, lookup.found),
+            _ => LeaseId(0),
         }
     }
 
-    /// Gives a lookup's pins back without an answer; it is not counted.
-    pub fn cancel_lookup(&mut self, lookup: Lookup) {
+    /// Hands out what was found so far, under a lease that grows when the lookup goes on with [`Core::look_again`].
+    /// There is a lease even if nothing is ready yet: its release ends the lookup. `LeaseId(0)` if that has happened,
+    /// or nobody wants a lease.
+    pub fn pause_lookup(&mut self, lookup: &mut Lookup) -> LeaseId {
+        self.touch_found(lookup);
+        let Some(instance) = lookup.instance else { return LeaseId(0) };
+        let found = lookup.found[lookup.leased..].to_vec();
+        lookup.leased = lookup.found.len();
+        match lookup.lease {
+            Some(lease) => self.extend(lease, found),
+            None => *lookup.lease.insert(self.leases.add(instance, found)),
+        }
+    }
+
+    /// After a pause: what was "not yet" is looked at again, and counts with its next answer. `namespace` is what the
+    /// asker's name of it means now. False, without any change, if the lease was released: nobody waits any more.
+    pub fn look_again(&self, lookup: &mut Lookup, namespace: NamespaceIndex) -> bool {
+        let is_awaited = lookup.lease.is_none_or(|lease| self.leases.is_held(lease));
+        if is_awaited {
+            lookup.namespace = namespace;
+            lookup.counts.forget_passing();
+        }
+        is_awaited
+    }
+
+    /// Gives a lookup's pins back, but for those that its lease covers. One that was never answered is not counted.
+    pub fn cancel_lookup(&mut self, mut lookup: Lookup) {
+        if lookup.lease.is_some() {
+            self.journal.stats_mut().count(&lookup.counts);
+        }
         if lookup.instance.is_some() {
-            self.leases.give_up(lookup.found);
+            self.leases.give_up(lookup.found.split_off(lookup.leased));
             self.unpin_ended();
         }
     }
@@ -168,17 +189,36 @@ impl Core {
         }
     }
 
-    /// Counts what this instance was told to ask again, and will not.
-    pub fn count_unfinished(&mut self, instance: Instance) {
-        self.journal.count_unfinished(instance);
-    }
-
     /// Unpins what was leased, as much as one event may; `step` goes on.
     pub(crate) fn unpin_ended(&mut self) {
         for _ in 0..Core::UNPINS_PER_EVENT {
             let Some(block) = self.leases.take_ended() else { return };
             self.unpin(block);
         }
+    }
+
+    /// Last token position first, across groups: recency becomes leaf-first.
+    fn touch_found(&mut self, lookup: &Lookup) {
+        let Lookup { found, ends, .. } = lookup;
+        if ends.is_sorted() {
+            self.cache.add_touches(found.iter().rev().copied());
+        } else {
+            let mut order: Vec<usize> = (0..found.len()).collect();
+            order.sort_by_key(|at| Reverse(ends[*at]));
+            self.cache.add_touches(order.into_iter().map(|at| found[at]));
+        }
+        if self.cache.waiting_touches() > Core::MAX_TOUCHES {
+            self.settle(found.len());
+        }
+    }
+
+    /// The lease covers these pinned blocks too, unless it has ended.
+    fn extend(&mut self, lease: LeaseId, found: Vec<BlockId>) -> LeaseId {
+        if self.leases.extend(lease, found) {
+            return lease;
+        }
+        self.unpin_ended();
+        LeaseId(0)
     }
 
     /// First starts all loads from memory that the batch needs, so that they overlap, then looks.
@@ -241,7 +281,7 @@ impl Core {
             }
         }
         lookup.found.push(block);
-        lookup.ends.push(cursor.position * cursor.tokens);
+        lookup.ends.push((lookup.before + cursor.position) * cursor.tokens);
         answer.push_ready(cursor.position, &self.slots[block]);
         None
     }
@@ -281,6 +321,11 @@ impl Core {
 }
 
 impl Lookup {
+    /// The next piece begins a group, behind its first `before` keys.
+    pub fn begin_group(&mut self, before: u64) {
+        (self.cursor, self.before) = (None, before);
+    }
+
     /// Who is told the offsets, and so may touch the slots when the daemon is no more.
     fn mapper(&self) -> Option<Instance> {
         self.instance.filter(|instance| *instance != Instance::DAEMON)

@@ -154,7 +154,8 @@ impl Core {
         self.drop_leases(instance);
         self.drop_reservations(others);
         self.resolve(instance);
-        (self.leases.add(instance, held), lost)
+        let lease = if held.is_empty() { LeaseId(0) } else { self.leases.add(instance, held) };
+        (lease, lost)
     }
 
     /// It went away before it had said all.
@@ -167,7 +168,6 @@ impl Core {
     pub fn instance_gone(&mut self, instance: Instance) {
         assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_leases(instance);
-        self.count_unfinished(instance);
         self.drop_hints(instance);
         let reserved = self.slots.reservations(instance);
         self.drop_reservations(reserved);

@@ -4,7 +4,7 @@
 
 use forebay_core::key::BlockHash;
 use forebay_core::layout::{Attention, GroupLayout, Layout};
-use forebay_core::lookup::{Answer, LeaseId, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::store::CommitOutcome;
 use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
@@ -91,13 +91,20 @@ impl Rig {
         group: u16,
         keys: &[u64],
     ) -> (Answer, LeaseId) {
-        let mut answer = Answer::default();
         let mut lookup = self.core.begin_lookup(instance, ns);
-        let packed: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
-        for piece in packed.chunks(8 * Core::MAX_KEYS_PER_EVENT) {
-            self.core.look(&mut lookup, group, piece, 8, &mut answer);
-        }
+        let answer = self.look_on(&mut lookup, group, 0, keys);
         (answer, self.core.finish_lookup(lookup))
+    }
+
+    /// The answer for keys of a group, behind its first `before`.
+    pub fn look_on(&mut self, lookup: &mut Lookup, group: u16, before: u64, keys: &[u64]) -> Answer {
+        let mut answer = Answer::default();
+        let packed: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+        lookup.begin_group(before);
+        for piece in packed.chunks(8 * Core::MAX_KEYS_PER_EVENT) {
+            self.core.look(lookup, group, piece, 8, &mut answer);
+        }
+        answer
     }
 
     /// Asks for one key without leaving a trace in recency or statistics of leases.
@@ -114,7 +121,6 @@ impl Rig {
         let before = self.core.stats().misses;
         let (_, lease) = self.look(Some(ENGINE), ns, group, &[key]);
         self.core.release(ENGINE, lease);
-        self.core.count_unfinished(ENGINE);
         let now = self.core.stats().misses;
         MissReason::ALL.into_iter().find(|reason| now[*reason as usize] > before[*reason as usize])
     }

@@ -123,7 +123,7 @@ static METRICS: &[Metric] = &[
     // Lookups.
     metric(
         "forebay_lookups_total",
-        "Lookups. One repeated while its blocks are promoted or verified counts once, with its last reply.",
+        "Lookups. One whose blocks are promoted or verified meanwhile counts once, with its last answer.",
         Counter(|s| s.core.lookups),
     ),
     metric("forebay_lookup_keys_total", "Keys looked up: the sum of hits and misses.", Counter(|s| s.core.keys)),

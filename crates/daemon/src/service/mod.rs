@@ -84,7 +84,9 @@ impl Forebay for Service {
         self.answer("open_namespace", session::open_namespace(&self.shared, request.into_inner()))
     }
 
-    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<LookupReply>, Status> {
+    type LookupStream = lookup::Replies;
+
+    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Self::LookupStream>, Status> {
         self.answer("lookup", lookup::lookup(&self.shared, &self.lookups, request.into_inner()).await)
     }
 

@@ -14,7 +14,7 @@ mod disk;
 mod pool;
 
 use forebay_core::layout::Attention;
-use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::store::CommitOutcome;
@@ -107,7 +107,8 @@ pub struct Rehearsal {
     disk: Option<(TierId, Disk)>,
     store_batch: usize,
     // Scratch, to allocate once.
-    answer: Answer,
+    /// Of the keys of the request.
+    states: Vec<u8>,
     missing: Vec<usize>,
     slots: Vec<(SlotId, Generation)>,
     effects: Vec<Effect>,
@@ -127,7 +128,7 @@ impl Rehearsal {
             namespaces,
             disk,
             store_batch: setup.store_batch,
-            answer: Answer::default(),
+            states: Vec::new(),
             missing: Vec::new(),
             slots: Vec::new(),
             effects: Vec::new(),
@@ -172,38 +173,43 @@ impl Rehearsal {
     /// Blocks that were in the pool, and all that are there once nothing more comes up.
     fn fetch(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) -> Served {
         let before = self.core.stats().misses;
-        let (mut lease, pool_hits) = self.lookup(namespace, hashes);
+        let index = self.namespaces[namespace];
+        let mut lookup = self.core.begin_lookup(Some(ENGINE), index);
+        self.states.clear();
+        self.states.resize(hashes.len(), STATE_NOT_YET);
+        let pool_hits = self.look(&mut lookup, hashes);
         let (mut hits, mut idle) = (pool_hits, 0);
-        while self.answer.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
+        while self.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
+            self.core.pause_lookup(&mut lookup);
             self.follow_effects(watch);
-            let (next, found) = self.lookup(namespace, hashes);
-            self.core.release(ENGINE, lease);
-            lease = next;
-            idle = if found > hits { 0 } else { idle + 1 };
-            hits = found;
+            assert!(self.core.look_again(&mut lookup, index), "the lease is held");
+            let found = self.look(&mut lookup, hashes);
+            idle = if found > 0 { 0 } else { idle + 1 };
+            hits += found;
         }
+        let lease = self.core.finish_lookup(lookup);
         self.core.release(ENGINE, lease);
-        // A request that gave up counts with its last answer.
-        self.core.count_unfinished(ENGINE);
         let misses = self.core.stats().misses;
         Served { pool_hits, hits, misses: std::array::from_fn(|reason| misses[reason] - before[reason]) }
     }
 
-    fn lookup(&mut self, namespace: usize, hashes: &[Hash]) -> (LeaseId, usize) {
-        self.answer.states.clear();
-        self.answer.slots.clear();
-        self.answer.generations.clear();
-        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespaces[namespace]);
-        for piece in hashes.chunks(Core::MAX_KEYS_PER_EVENT) {
-            self.core.look(&mut lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut self.answer);
+    /// Looks at what is "not yet", and says how much of it was found.
+    fn look(&mut self, lookup: &mut Lookup, hashes: &[Hash]) -> usize {
+        let waiting: Vec<usize> = (0..hashes.len()).filter(|at| self.states[*at] == STATE_NOT_YET).collect();
+        let wanted: Vec<Hash> = waiting.iter().map(|at| hashes[*at]).collect();
+        let mut answer = Answer::default();
+        lookup.begin_group(waiting.first().map_or(0, |first| *first as u64));
+        for piece in wanted.chunks(Core::MAX_KEYS_PER_EVENT) {
+            self.core.look(lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut answer);
         }
-        let lease = self.core.finish_lookup(lookup);
-        (lease, self.answer.states.iter().filter(|state| **state == STATE_READY).count())
+        answer.states.resize(waiting.len(), STATE_MISS);
+        waiting.iter().zip(&answer.states).for_each(|(at, state)| self.states[*at] = *state);
+        answer.slots.len()
     }
 
     /// Stores what the last lookup did not find.
     fn store(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) {
-        let is_missing = |at: &usize| self.answer.states.get(*at) != Some(&STATE_READY);
+        let is_missing = |at: &usize| self.states[*at] != STATE_READY;
         self.missing.clear();
         self.missing.extend((0..hashes.len()).filter(is_missing));
         let missing = std::mem::take(&mut self.missing);

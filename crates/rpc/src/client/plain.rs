@@ -179,12 +179,13 @@ impl Client {
                 hashes: hashes.clone().into_packed(),
             };
             let request = proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
-            let reply = to.rpc.lookup(request).await?;
-            if reply.get_ref().lease != 0 {
-                let leases = vec![reply.get_ref().lease];
+            let mut replies = to.rpc.lookup(request).await?.into_inner();
+            let reply = replies.message().await?.unwrap_or_default();
+            if reply.lease != 0 {
+                let leases = vec![reply.lease];
                 to.rpc.release(proto::ReleaseRequest { session: to.session, leases }).await?;
             }
-            Ok(reply)
+            Ok(Response::new(reply))
         };
         let reply: proto::LookupReply = self.ask(namespace, ask).await?;
         let states = reply.groups.into_iter().next().map(|answer| answer.states).unwrap_or_default();

@@ -80,6 +80,10 @@ pub struct Memory {
     pub next_slot: u32,
     pub next_lease: u64,
     pub outcome: CommitOutcome,
+    /// So many keys of a lookup, the last ones, are promoting.
+    pub promoting: usize,
+    /// Of the last lookup; dropped, they end its stream.
+    pub replies: Option<mpsc::UnboundedSender<Result<LookupReply, Status>>>,
     pub refuse_session: Option<ErrorKind>,
     pub refuse_namespace: Option<ErrorKind>,
     pub refuse_commits: Option<ErrorKind>,
@@ -122,12 +126,21 @@ impl Fake {
         self.process = Some(Process { stop, thread });
     }
 
+    /// Says more of the last lookup: the states of the keys that were promoting, and the slots of those that are ready.
+    pub fn reply(&self, states: &[u8], slots: &[u32]) {
+        let memory = self.memory();
+        let group = GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations: vec![1; slots.len()] };
+        let reply = LookupReply { lease: memory.next_lease, groups: vec![group] };
+        memory.replies.as_ref().expect("keys are promoting").send(Ok(reply)).expect("the lookup goes on");
+    }
+
     /// Ends it at once, with all its connections.
     pub fn kill(&mut self) {
         let process = self.process.take().expect("it runs");
         drop(process.stop);
         process.thread.join().expect("the fake does not panic");
         self.memory().events.clear();
+        self.memory().replies = None;
     }
 
     /// Calls of these names are taken but not answered until `resume`.
@@ -238,7 +251,9 @@ impl Forebay for Service {
         Ok(Response::new(OpenNamespaceReply { namespace, namespace_id: vec![0; 16] }))
     }
 
-    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<LookupReply>, Status> {
+    type LookupStream = UnboundedReceiverStream<Result<LookupReply, Status>>;
+
+    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Self::LookupStream>, Status> {
         let request = request.into_inner();
         lock(&self.0).lookups.push(request.clone());
         let mut memory = self.answer("lookup").await;
@@ -247,14 +262,19 @@ impl Forebay for Service {
         }
         memory.next_lease += 1;
         let groups = request.groups.iter().map(|group| {
-            let keys = group.hashes.len() as u32 / group.hash_bytes;
+            let keys = group.hashes.len() / group.hash_bytes as usize;
+            let ready = keys - memory.promoting.min(keys);
             GroupAnswer {
-                states: vec![1; keys as usize],
-                slots: (0..keys).map(|key| 1000 + key).collect(),
-                generations: vec![1; keys as usize],
+                states: (0..keys).map(|key| if key < ready { 1 } else { 2 }).collect(),
+                slots: (0..ready as u32).map(|key| 1000 + key).collect(),
+                generations: vec![1; ready],
             }
         });
-        Ok(Response::new(LookupReply { lease: memory.next_lease, groups: groups.collect() }))
+        let reply = LookupReply { lease: memory.next_lease, groups: groups.collect() };
+        let (sender, replies) = mpsc::unbounded_channel();
+        sender.send(Ok(reply)).expect("the receiver is here");
+        memory.replies = Some(sender).filter(|_| memory.promoting > 0);
+        Ok(Response::new(UnboundedReceiverStream::new(replies)))
     }
 
     async fn hint(&self, request: Request<HintRequest>) -> Result<Response<Done>, Status> {

@@ -1,15 +1,20 @@
 //! The answer of a lookup, and the cell in which it waits for the engine.
 //!
-//! Invariant: a cell is answered once; later answers are ignored.
+//! Invariant: a cell is answered once; later answers are ignored. Afterwards only keys that are promoting change: they
+//! become ready or a miss, at the latest when the lookup ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
+
 use crate::proto::{GroupAnswer, Held, LookupReply};
 
-/// The byte of a ready key in `Group::states`.
+/// Values of a key's byte in `Group::states`.
+const MISS: u8 = 0;
 const READY: u8 = 1;
+const PROMOTING: u8 = 2;
 
 /// Slot and generation of a key that is not ready.
 const NO_SLOT: u32 = u32::MAX;
@@ -21,6 +26,8 @@ pub(super) struct Cell {
     pub keys: Vec<usize>,
     state: Mutex<State>,
     answered: Condvar,
+    /// Nobody waits for what is promoting.
+    stopped: Notify,
 }
 
 #[derive(Default)]
@@ -33,7 +40,7 @@ impl Cell {
     pub fn new(keys: Vec<usize>) -> Cell {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Cell { id, keys, state: Mutex::default(), answered: Condvar::new() }
+        Cell { id, keys, state: Mutex::default(), answered: Condvar::new(), stopped: Notify::new() }
     }
 
     /// Number of keys of all groups.
@@ -51,6 +58,38 @@ impl Cell {
     pub fn settle(&self, answer: Answer) {
         self.state().answer.get_or_insert(answer);
         self.answered.notify_all();
+    }
+
+    /// The keys that were promoting have these states now, in their order.
+    pub fn update(&self, news: &Answer) {
+        let mut state = self.state();
+        let groups = state.answer.iter_mut().flat_map(|answer| &mut answer.groups);
+        groups.zip(&news.groups).for_each(|(group, news)| group.update(news));
+    }
+
+    /// Nothing comes any more: keys that are promoting are misses.
+    pub fn end(&self) {
+        let mut state = self.state();
+        let groups = state.answer.iter_mut().flat_map(|answer| &mut answer.groups);
+        let promoting = groups.flat_map(|group| &mut group.states).filter(|state| **state == PROMOTING);
+        promoting.for_each(|state| *state = MISS);
+    }
+
+    /// Numbers of the keys that are promoting, by group.
+    pub fn promoting(&self) -> Vec<usize> {
+        let state = self.state();
+        let groups = state.answer.iter().flat_map(|answer| &answer.groups);
+        groups.map(|group| group.states.iter().filter(|state| **state == PROMOTING).count()).collect()
+    }
+
+    /// Nobody waits any more for what is promoting.
+    pub fn stop(&self) {
+        self.stopped.notify_one();
+    }
+
+    /// Completes after `stop`.
+    pub async fn stopped(&self) {
+        self.stopped.notified().await;
     }
 
     /// Whether there is an answer; waits for one at most `timeout`.
@@ -106,7 +145,7 @@ impl Answer {
         Answer { has_failed: true, ..Answer::default() }
     }
 
-    /// Assigns the reply to the requested keys, and lists the leased slots; `None` if the reply does not match them.
+    /// Assigns the reply to the keys that it answers, and lists the leased slots; `None` if the reply does not match them.
     pub fn from_reply(reply: LookupReply, keys: &[usize]) -> Option<(Answer, Vec<Held>)> {
         if reply.groups.len() != keys.len() {
             return None;
@@ -131,7 +170,7 @@ impl Group {
         if states.len() > keys || group.slots.len() != ready || group.generations.len() != ready {
             return None;
         }
-        states.resize(keys, 0);
+        states.resize(keys, MISS);
         let mut slots = Vec::with_capacity(keys * 4);
         let mut generations = Vec::with_capacity(keys * 4);
         let mut leased = group.slots.into_iter().zip(group.generations);
@@ -146,6 +185,18 @@ impl Group {
         }
         Some(Group { states, slots, generations })
     }
+
+    /// `news` has as many keys as are promoting here.
+    fn update(&mut self, news: &Group) {
+        let promoting: Vec<usize> = (0..self.states.len()).filter(|at| self.states[*at] == PROMOTING).collect();
+        for (from, to) in promoting.into_iter().enumerate() {
+            self.states[to] = news.states[from];
+            if self.states[to] == READY {
+                self.slots[4 * to..][..4].copy_from_slice(&news.slots[4 * from..][..4]);
+                self.generations[4 * to..][..4].copy_from_slice(&news.generations[4 * from..][..4]);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -157,6 +208,11 @@ mod tests {
         GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations }
     }
 
+    fn answer(states: &[u8], slots: &[u32], keys: usize) -> Answer {
+        let reply = LookupReply { lease: 1, groups: vec![group(states, slots)] };
+        Answer::from_reply(reply, &[keys]).unwrap().0
+    }
+
     #[test]
     fn ready_keys_get_their_slots_and_cut_off_keys_are_misses() {
         let mut held = Vec::new();
@@ -165,6 +221,24 @@ mod tests {
         let slots: Vec<_> = answer.slots.chunks(4).map(|slot| u32::from_le_bytes(slot.try_into().unwrap())).collect();
         assert_eq!(slots, [7, NO_SLOT, NO_SLOT, 9, NO_SLOT]);
         assert_eq!(held, [Held { slot: 7, generation: 107 }, Held { slot: 9, generation: 109 }]);
+    }
+
+    #[test]
+    fn later_replies_answer_the_keys_that_were_promoting_and_no_others() {
+        let cell = Cell::new(vec![5]);
+        cell.settle(answer(&[1, 2, 0, 2, 2], &[7], 5));
+        assert_eq!(cell.promoting(), [3]);
+        cell.update(&answer(&[1, 2], &[9], 3));
+        assert_eq!(cell.state().answer.as_ref().unwrap().groups[0].states, [1, 1, 0, 2, 0]);
+        cell.update(&answer(&[1], &[8], 1));
+        let state = cell.state();
+        let group = &state.answer.as_ref().unwrap().groups[0];
+        let slots = |bytes: &[u8]| -> Vec<u32> {
+            bytes.chunks(4).map(|slot| u32::from_le_bytes(slot.try_into().unwrap())).collect()
+        };
+        assert_eq!(group.states, [1, 1, 0, 1, 0]);
+        assert_eq!(slots(&group.slots), [7, 9, NO_SLOT, 8, NO_SLOT]);
+        assert_eq!(slots(&group.generations), [107, 109, NO_SLOT, 108, NO_SLOT]);
     }
 
     #[test]

@@ -223,8 +223,22 @@ async fn look_up(
 
 async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup) {
     let Some(request) = lookup.request(session) else { return };
-    if let Ok(reply) = watched(&shared, rpc.lookup(request), Some(&lookup)).await {
-        lookup.answer(reply);
+    let first = async {
+        let mut replies = rpc.lookup(request).await?.into_inner();
+        let reply = replies.message().await?;
+        Ok(Response::new((reply.unwrap_or_default(), replies)))
+    };
+    let Ok((reply, mut replies)) = watched(&shared, first, Some(&lookup)).await else { return };
+    lookup.answer(reply);
+    // The daemon reports on what is promoting without another question. It stops when the stream is dropped.
+    let updates = async {
+        while let Ok(Some(reply)) = replies.message().await
+            && lookup.update(reply)
+        {}
+    };
+    tokio::select! {
+        () = updates => {}
+        () = lookup.stopped() => {}
     }
 }
 

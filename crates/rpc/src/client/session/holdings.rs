@@ -113,9 +113,17 @@ impl Holdings {
         lease != 0
     }
 
+    /// Applies what the daemon says of keys that were promoting, with the slots that their lease covers now. False if
+    /// that is of no use: then nothing later is.
+    pub fn update_lookup(&mut self, cell: &Cell, epoch: u64, answer: Option<(Answer, Vec<Held>)>) -> bool {
+        let news = answer.filter(|(_, slots)| epoch == self.link.epoch() && self.leases.extend(cell.id, slots));
+        news.inspect(|(answer, _)| cell.update(answer)).is_some()
+    }
+
     /// The lookup is no longer in flight.
     pub fn end_lookup(&mut self, cell: &Cell) {
         self.fail_lookup(cell);
+        cell.end();
         self.lookups_in_flight -= 1;
         self.keys_in_flight -= cell.key_count();
     }

@@ -44,6 +44,18 @@ impl Leases {
         true
     }
 
+    /// Records that the lease of `ticket` covers these too; false, without a record, if that would exceed the limit or
+    /// the ticket holds none any more.
+    pub fn extend(&mut self, ticket: u64, slots: &[Held]) -> bool {
+        let Some(leased) = self.tickets.get_mut(&ticket) else { return false };
+        if self.blocks + slots.len() > LEASED_BLOCKS {
+            return false;
+        }
+        self.blocks += slots.len();
+        leased.slots.extend_from_slice(slots);
+        true
+    }
+
     /// Removes a ticket; returns the lease to release, if this was its last ticket.
     pub fn release(&mut self, ticket: u64) -> Option<u64> {
         let Leased { lease, slots } = self.tickets.remove(&ticket)?;
@@ -121,7 +133,8 @@ mod tests {
         let mut leases = Leases::default();
         assert!(leases.hold(1, 10, vec![held(1); LEASED_BLOCKS - 1]));
         assert!(!leases.hold(2, 11, vec![held(1); 2]));
-        assert!(leases.hold(3, 12, vec![held(1)]) && leases.is_full());
+        assert!(!leases.extend(1, &[held(2); 2]) && !leases.extend(2, &[held(2)]));
+        assert!(leases.hold(3, 12, Vec::new()) && leases.extend(3, &[held(1)]) && leases.is_full());
         leases.release(1);
         assert!(!leases.is_full());
     }

@@ -1,7 +1,8 @@
 //! Both ends of a lookup: the engine holds the ticket, the background thread the lookup in flight.
 //!
-//! Invariants: a ticket is answered exactly once; if its lookup is dropped, with a failure. The lease of an answer is
-//! released when the ticket is dropped, or at once if that happened before.
+//! Invariants: a ticket is answered exactly once; if its lookup is dropped, with a failure. Afterwards only keys that are
+//! promoting change: they become ready or a miss, at the latest when the lookup ends. The lease of an answer is released
+//! when the ticket is dropped, or at once if that happened before.
 //!
 //! Locks are taken in the order holdings, cell.
 
@@ -31,8 +32,8 @@ impl Ticket {
         self.cell.wait(timeout)
     }
 
-    /// One byte per key of the `position`-th group: 0 miss, 1 ready and leased, 2 promoting. Errors with `Invalid` if
-    /// there is no such group.
+    /// One byte per key of the `position`-th group: 0 miss, 1 ready and leased, 2 promoting, which becomes one of the
+    /// others. Errors with `Invalid` if there is no such group.
     pub fn states(&self, position: usize) -> Result<Vec<u8>> {
         self.read(position, |group| &group.states, 0, 1)
     }
@@ -57,8 +58,14 @@ impl Ticket {
         self.cell.read(|answer| answer.pool.clone()).unwrap_or_default()
     }
 
+    /// Keys that are still promoting become misses soon. What is ready stays leased.
+    pub fn stop_waiting(&self) {
+        self.cell.stop();
+    }
+
     /// Returns the lease. Idempotent.
     pub fn release(&self) {
+        self.stop_waiting();
         let mut holdings = self.shared.holdings();
         if self.cell.release() {
             holdings.release(self.cell.id);
@@ -123,12 +130,23 @@ impl Lookup {
     }
 
     /// Takes the daemon's answer, and returns the lease at once if nobody needs it any more.
-    pub fn answer(self, reply: proto::LookupReply) {
+    pub fn answer(&self, reply: proto::LookupReply) {
         let lease = reply.lease;
         let answer = Answer::from_reply(reply, &self.cell.keys);
         if self.shared.holdings().answer_lookup(&self.cell, self.epoch, lease, answer) {
             self.shared.wake_deliver.notify_one();
         }
+    }
+
+    /// Completes when nobody waits any more for what is promoting.
+    pub async fn stopped(&self) {
+        self.cell.stopped().await;
+    }
+
+    /// Takes what the daemon says of the keys that were promoting. False if that is of no use, and so is what follows.
+    pub fn update(&self, reply: proto::LookupReply) -> bool {
+        let news = Answer::from_reply(reply, &self.cell.promoting());
+        self.shared.holdings().update_lookup(&self.cell, self.epoch, news)
     }
 }
 
