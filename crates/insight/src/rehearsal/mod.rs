@@ -14,7 +14,7 @@ mod disk;
 mod pool;
 
 use forebay_core::layout::Attention;
-use forebay_core::lookup::{Answer, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::store::CommitOutcome;
@@ -107,8 +107,7 @@ pub struct Rehearsal {
     disk: Option<(TierId, Disk)>,
     store_batch: usize,
     // Scratch, to allocate once.
-    /// Of the keys of the request.
-    states: Vec<u8>,
+    answer: Answer,
     missing: Vec<usize>,
     slots: Vec<(SlotId, Generation)>,
     effects: Vec<Effect>,
@@ -128,7 +127,7 @@ impl Rehearsal {
             namespaces,
             disk,
             store_batch: setup.store_batch,
-            states: Vec::new(),
+            answer: Answer::default(),
             missing: Vec::new(),
             slots: Vec::new(),
             effects: Vec::new(),
@@ -171,45 +170,40 @@ impl Rehearsal {
     }
 
     /// Blocks that were in the pool, and all that are there once nothing more comes up.
+    ///
+    /// The daemon looks again only at what is "not yet". Here all keys are asked for again, which offers the hits to
+    /// the disk again: a hit that the disk gave up meanwhile is written anew.
     fn fetch(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) -> Served {
-        let before = self.core.stats().misses;
-        let index = self.namespaces[namespace];
-        let mut lookup = self.core.begin_lookup(Some(ENGINE), index);
-        self.states.clear();
-        self.states.resize(hashes.len(), STATE_NOT_YET);
-        let pool_hits = self.look(&mut lookup, hashes);
-        let (mut hits, mut idle) = (pool_hits, 0);
-        while self.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
-            self.core.pause_lookup(&mut lookup);
+        let (mut lease, mut served) = self.lookup(namespace, hashes);
+        let (pool_hits, mut idle) = (served.hits, 0);
+        while self.answer.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
             self.follow_effects(watch);
-            assert!(self.core.look_again(&mut lookup, index), "the lease is held");
-            let found = self.look(&mut lookup, hashes);
-            idle = if found > 0 { 0 } else { idle + 1 };
-            hits += found;
+            let (next, found) = self.lookup(namespace, hashes);
+            self.core.release(ENGINE, lease);
+            idle = if found.hits > served.hits { 0 } else { idle + 1 };
+            (lease, served) = (next, found);
         }
-        let lease = self.core.finish_lookup(lookup);
         self.core.release(ENGINE, lease);
-        let misses = self.core.stats().misses;
-        Served { pool_hits, hits, misses: std::array::from_fn(|reason| misses[reason] - before[reason]) }
+        Served { pool_hits, ..served }
     }
 
-    /// Looks at what is "not yet", and says how much of it was found.
-    fn look(&mut self, lookup: &mut Lookup, hashes: &[Hash]) -> usize {
-        let waiting: Vec<usize> = (0..hashes.len()).filter(|at| self.states[*at] == STATE_NOT_YET).collect();
-        let wanted: Vec<Hash> = waiting.iter().map(|at| hashes[*at]).collect();
-        let mut answer = Answer::default();
-        lookup.begin_group(waiting.first().map_or(0, |first| *first as u64));
-        for piece in wanted.chunks(Core::MAX_KEYS_PER_EVENT) {
-            self.core.look(lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut answer);
+    /// The lease, and what was there.
+    fn lookup(&mut self, namespace: usize, hashes: &[Hash]) -> (LeaseId, Served) {
+        self.answer.states.clear();
+        self.answer.slots.clear();
+        self.answer.generations.clear();
+        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespaces[namespace]);
+        for piece in hashes.chunks(Core::MAX_KEYS_PER_EVENT) {
+            self.core.look(&mut lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut self.answer);
         }
-        answer.states.resize(waiting.len(), STATE_MISS);
-        waiting.iter().zip(&answer.states).for_each(|(at, state)| self.states[*at] = *state);
-        answer.slots.len()
+        let misses = MissReason::ALL.map(|reason| lookup.missed(reason));
+        let hits = self.answer.slots.len();
+        (self.core.finish_lookup(lookup), Served { pool_hits: hits, hits, misses })
     }
 
     /// Stores what the last lookup did not find.
     fn store(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) {
-        let is_missing = |at: &usize| self.states[*at] != STATE_READY;
+        let is_missing = |at: &usize| self.answer.states.get(*at) != Some(&STATE_READY);
         self.missing.clear();
         self.missing.extend((0..hashes.len()).filter(is_missing));
         let missing = std::mem::take(&mut self.missing);
