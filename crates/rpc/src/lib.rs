@@ -20,7 +20,7 @@ pub mod proto {
 }
 
 /// Incremented with every change that an older side would misread; both sides must use the same version.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Largest message that either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
