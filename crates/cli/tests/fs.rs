@@ -6,15 +6,20 @@ mod support;
 #[path = "../../io/tests/fs/volume.rs"]
 mod volume;
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use forebay_rpc::proto::LookupReply;
 use fuse::hanging::{Hung, each_kind};
 use support::tiers::*;
 use support::*;
+use tonic::Streaming;
 
 /// A tenth of it is far more than a lookup takes, and far less than a mount is waited for.
 const DEADLINE_MS: u64 = 10_000;
+/// A lookup that ends does so long before.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 fn arguments<'a>(directory: &'a str, deadline_ms: &'a str, disk: Option<&'a str>) -> Vec<&'a str> {
     let mut arguments = vec!["--tier.fs.directories", directory, "--tier.fs.timeout_ms", "1000"];
@@ -102,7 +107,20 @@ fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
     });
 }
 
-/// The mount answers nothing in this test, so what ends these lookups is not the tier.
+/// The mount answers nothing for so long, so what ends lookups is not the tier.
+fn patient(directory: &str) -> Vec<&str> {
+    let directories = ["--tier.fs.directories", directory];
+    [&directories[..], &["--tier.fs.timeout_ms", "60000", "--tier.fs.load_deadline_ms", "60000"]].concat()
+}
+
+/// Asks for blocks that only a mount which hangs could have; the later replies, and the lease.
+fn waiting(client: &Client, namespace: u32, seeds: Range<u64>) -> (Streaming<LookupReply>, u64) {
+    let mut replies = client.replies(namespace, &hashes(seeds.clone()));
+    let first = client.next(&mut replies, DEADLINE).expect("a reply in time").expect("a first one");
+    assert_eq!(first.groups[0].states, vec![2; seeds.count()]);
+    (replies, first.lease)
+}
+
 #[test]
 fn lookups_that_wait_for_a_mount_hold_nobody_up_and_end_with_their_lease_their_session_and_the_daemon() {
     each_kind(|mount| {
@@ -111,8 +129,7 @@ fn lookups_that_wait_for_a_mount_hold_nobody_up_and_end_with_their_lease_their_s
         }
         let place = Place::new();
         let directory = mount.path().to_str().expect("a path in UTF-8").to_owned();
-        let mut arguments = vec!["--tier.fs.directories", &directory, "--tier.fs.timeout_ms", "60000"];
-        arguments.extend(["--tier.fs.load_deadline_ms", "60000"]);
+        let arguments = patient(&directory);
         let (daemon, client, worker) = serving(&place, &arguments);
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
         store(&client, &worker, namespace, 0..100);
@@ -120,30 +137,24 @@ fn lookups_that_wait_for_a_mount_hold_nobody_up_and_end_with_their_lease_their_s
         let (daemon, client, worker) = serving(&place, &arguments);
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
         let hung = Hung::new(mount);
-        let waiting = |client: &Client, namespace: u32| {
-            let mut replies = client.replies(namespace, &hashes(0..10));
-            let first = client.next(&mut replies, DEADLINE).expect("a reply in time").expect("a first one");
-            assert_eq!(first.groups[0].states, [2; 10]);
-            (replies, first.lease)
-        };
 
-        let thousand: Vec<_> = (0..1000).map(|_| waiting(&client, namespace)).collect();
+        let thousand: Vec<_> = (0..1000).map(|_| waiting(&client, namespace, 0..10)).collect();
         let begun = Instant::now();
         for _ in 0..100 {
-            drop(waiting(&client, namespace));
+            drop(waiting(&client, namespace, 0..10));
         }
         assert!(begun.elapsed() < Duration::from_secs(2), "100 lookups took {:?}", begun.elapsed());
-        for (mut replies, lease) in thousand {
-            client.release(lease);
+        thousand.iter().for_each(|(_, lease)| client.release(*lease));
+        for (mut replies, _) in thousand {
             assert!(client.next(&mut replies, DEADLINE).expect("a release ends it").is_none());
         }
 
-        let (mut replies, _) = waiting(&client, namespace);
+        let (mut replies, _) = waiting(&client, namespace, 0..10);
         let next = Client::open(&place, "a", 1);
         assert!(client.next(&mut replies, DEADLINE).expect("the session was replaced").is_none());
 
         let namespace = next.namespace("t", vec![group()]).expect("a namespace");
-        let (mut replies, lease) = waiting(&next, namespace);
+        let (mut replies, lease) = waiting(&next, namespace, 0..10);
         daemon.terminate();
         assert!(next.next(&mut replies, DEADLINE).expect("a daemon that drains stops waiting").is_none());
         next.release(lease);
@@ -151,6 +162,77 @@ fn lookups_that_wait_for_a_mount_hold_nobody_up_and_end_with_their_lease_their_s
         wait_until("the daemon has drained", || daemon.log().contains("drained"));
         drop(hung);
         assert!(daemon.finish().0);
+    });
+}
+
+#[test]
+fn lookups_that_wait_for_a_mount_are_limited_and_give_way_to_others() {
+    each_kind(|mount| {
+        if !mount.hangs_whole() {
+            return;
+        }
+        let place = Place::new();
+        let directory = mount.path().to_str().expect("a path in UTF-8").to_owned();
+        let arguments = patient(&directory);
+        let (_daemon, greedy, worker) =
+            serving(&place, &[&arguments[..], &["--limits.lookups_in_flight", "8"]].concat());
+        let (modest, other) = engine(&place, "b", BYTES);
+        let [namespace, own] =
+            [&greedy, &modest].map(|client| client.namespace("t", vec![group()]).expect("a namespace"));
+        store(&modest, &other, own, 0..10);
+        let hung = Hung::new(mount);
+
+        let (mut first, _) = waiting(&modest, own, 5000..5010);
+        let mut all: Vec<_> = (0..20).map(|_| waiting(&greedy, namespace, 5000..5010).0).collect();
+        for replies in &mut all[..13] {
+            assert!(greedy.next(replies, DEADLINE).expect("the oldest ends").is_none());
+        }
+        let waits = |client: &Client, replies: &mut Streaming<LookupReply>| client.next(replies, PATIENCE).is_err();
+        assert!(all[13..].iter_mut().all(|replies| waits(&greedy, replies)), "seven places are left");
+        let reply = modest.lookup(own, &hashes(0..10));
+        assert_eq!(reply.groups[0].states, [1; 10], "what is in the pool is found");
+        assert!(waits(&modest, &mut first), "the modest one loses nothing");
+
+        // A session that ends leaves its places.
+        let next = Client::open(&place, "a", 1);
+        for replies in &mut all[13..] {
+            assert!(greedy.next(replies, DEADLINE).expect("the session was replaced").is_none());
+        }
+        let mut more: Vec<_> = (0..7).map(|_| waiting(&modest, own, 5000..5010).0).collect();
+        assert!(waits(&modest, &mut first) && more.iter_mut().all(|replies| waits(&modest, replies)));
+        drop((hung, next, worker, other));
+    });
+}
+
+#[test]
+fn a_client_that_waits_for_a_million_keys_slows_down_no_other() {
+    each_kind(|mount| {
+        if !mount.hangs_whole() {
+            return;
+        }
+        let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
+        let directory = mount.path().to_str().expect("a path in UTF-8").to_owned();
+        let disk = home.path().join("ssd");
+        let mut arguments = patient(&directory);
+        arguments.extend(["--tier.ssd.disks", disk.to_str().expect("a path in UTF-8")]);
+        arguments.extend(["--tier.ssd.capacity_bytes", "64MiB", "--tier.ssd.admission", "all"]);
+        let (daemon, client, worker) = serving(&place, &arguments);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        store(&client, &worker, namespace, 0..200);
+        lose_pool(&place, daemon, (client, worker));
+        let (_daemon, client, worker) = serving(&place, &arguments);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let (hostile, other) = engine(&place, "b", BYTES);
+        let its = hostile.namespace("t", vec![group()]).expect("a namespace");
+        let hung = Hung::new(mount);
+
+        let wanted: Vec<_> = (0..16).map(|_| waiting(&hostile, its, 100_000..165_536)).collect();
+        let begun = Instant::now();
+        (0..200).step_by(20).for_each(|first| is_served(&client, &worker, namespace, first..first + 20));
+        println!("ten lookups took {:?}", begun.elapsed());
+        // Each paused for a second.
+        assert!(begun.elapsed() < Duration::from_secs(5), "ten lookups took {:?}", begun.elapsed());
+        drop((wanted, hung, hostile, other));
     });
 }
 

@@ -147,8 +147,10 @@ settings! {
         sessions: u32 = 63;
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
-        /// Lookups that may wait for the core at a time, over all sessions. At 50 us each, 1,024 are 50 ms of work:
-        /// replies to more would come later than an engine waits.
+        /// Lookups under way at a time, over all sessions: those that wait for the core, and those whose blocks are
+        /// promoted. At 50 us each, 1,024 are 50 ms of work: replies to more would come later than an engine waits. At
+        /// the limit a new lookup takes the place of the oldest whose blocks are promoted, in the session that has most
+        /// of those; blocks of that lookup that are not ready yet are misses.
         lookups_in_flight: u32 = 1024;
         /// Keys of one lookup, over all its groups. 65,536 blocks of 16 tokens are a prompt of a million tokens.
         keys_per_lookup: u32 = 65_536;

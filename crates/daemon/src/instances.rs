@@ -13,7 +13,9 @@ use forebay_core::tiers::TRANSFERS;
 use forebay_core::{Error, ErrorKind, Instance, NamespaceIndex, Result};
 use forebay_io::pool::MAX_ENGINE_ID_BYTES;
 use forebay_rpc::proto::{RankGroup, SessionEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::follows::Follows;
 
 /// Events that wait for a session's stream; an engine reads them at once, so few are ever there.
 pub const EVENTS: usize = 64;
@@ -47,6 +49,8 @@ pub struct Session {
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
     /// Requests in the engine's queue, by its count: what the core was told of each group.
     pub hints: BTreeMap<u64, Vec<HintId>>,
+    /// Lookups whose blocks are promoted; they end with it.
+    pub follows: Follows,
     /// It has said what it holds, and may be told things.
     pub is_welcome: bool,
     pub was_told_attached: bool,
@@ -119,8 +123,7 @@ impl Instances {
 
     /// A purge gave a namespace another short name.
     pub fn rename(&mut self, old: NamespaceIndex, new: NamespaceIndex) {
-        let sessions = self.members.values_mut().filter_map(|member| member.session.as_mut());
-        let namespaces = sessions.flat_map(|session| session.namespaces.values_mut());
+        let namespaces = self.sessions().flat_map(|session| session.namespaces.values_mut());
         namespaces.filter(|namespace| **namespace == old).for_each(|namespace| *namespace = new);
     }
 
@@ -128,6 +131,20 @@ impl Instances {
     pub fn namespaces(&self) -> impl Iterator<Item = NamespaceIndex> {
         let sessions = self.members.values().filter_map(|member| member.session.as_ref());
         sessions.flat_map(|session| session.namespaces.values().copied())
+    }
+
+    /// Ends the oldest followed lookup of the session that has most of them, and hands its place on.
+    pub fn end_follow(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.sessions().max_by_key(|session| session.follows.len())?.follows.end_oldest()
+    }
+
+    /// Sessions of engines, which alone have followed lookups.
+    pub fn engine_sessions(&self) -> usize {
+        self.members.values().filter(|member| member.ranks > 0 && member.session.is_some()).count()
+    }
+
+    pub fn sessions(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.members.values_mut().filter_map(|member| member.session.as_mut())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (Instance, &Member)> {

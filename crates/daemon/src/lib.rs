@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod follows;
 pub mod http;
 mod insight;
 mod instances;

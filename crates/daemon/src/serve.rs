@@ -158,10 +158,9 @@ fn async_stream(
 async fn drain(shared: &Shared) {
     let deadline = shared.event(|state| {
         state.is_draining = true;
-        for (_, member) in state.instances.iter() {
-            if let Some(session) = &member.session {
-                session.tell(Event::Draining(Draining {}));
-            }
+        for session in state.instances.sessions() {
+            session.follows.end_all();
+            session.tell(Event::Draining(Draining {}));
         }
         Duration::from_secs(state.config.drain.deadline_seconds)
     });

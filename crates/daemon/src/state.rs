@@ -37,8 +37,6 @@ pub struct State {
     pub is_recovered: bool,
     pub is_draining: bool,
     pub last_tick: Instant,
-    /// Keys that lookups look at again, because they were "not yet".
-    pub followed_keys: usize,
     pub lookup_time: Histogram,
     pub event_time: Histogram,
     pub rpc: Rpc,
@@ -135,7 +133,6 @@ impl State {
             is_recovered: false,
             is_draining: false,
             last_tick: Instant::now(),
-            followed_keys: 0,
             lookup_time: Histogram::default(),
             event_time: Histogram::default(),
             rpc: Rpc::default(),

@@ -60,7 +60,7 @@ struct Cursor {
 pub const STATE_MISS: u8 = 0;
 /// Ready, and leased where the lookup wanted that.
 pub const STATE_READY: u8 = 1;
-/// Not ready, but soon: being verified or promoted. Ask again.
+/// Not ready, but soon: being verified or promoted.
 pub const STATE_NOT_YET: u8 = 2;
 
 /// What is known about the keys of one group, in their order.
@@ -293,7 +293,7 @@ impl Core {
         let promised = self.promised_bytes();
         let is_over = pins == 0 && promised > 0 && promised + cursor.slot_bytes > cursor.limit;
         match state {
-            // Not `NotYet`: that makes the engine poll for a lease that it cannot get.
+            // Not `NotYet`: that makes the engine wait for a lease that it cannot get.
             State::Unverified if is_over => Some(MissReason::OverLimit),
             State::Unverified => {
                 self.verify(block, Finder::Restart);

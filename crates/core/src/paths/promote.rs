@@ -81,7 +81,7 @@ impl Core {
             LoadHealth::Failed => return Some(MissReason::Failed),
             LoadHealth::Good => {}
         }
-        // Not `PromotionUnfinished`: that makes the engine poll for a lease that it cannot get.
+        // Not `PromotionUnfinished`: that makes the engine wait for a lease that it cannot get.
         let promised = self.promised_bytes();
         if promised > 0 && promised + slot_bytes > limit {
             return Some(MissReason::OverLimit);

@@ -3,68 +3,64 @@
 //! A lookup that finds keys "not yet" goes on by itself: it looks at those keys again until none is on its way, and
 //! answers whenever more is known. So nobody asks twice.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_NOT_YET};
-use forebay_core::{Core, Error, ErrorKind, Instance, NamespaceIndex, Result};
+use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::{check_hashes, group_index};
+use crate::follows::Followed;
 use crate::insight::Seen;
+use crate::instances::Session;
 use crate::state::{Shared, State};
 
 pub type Replies = ReceiverStream<Result<LookupReply, Status>>;
 type Sender = mpsc::Sender<Result<LookupReply, Status>>;
 
 /// Pauses between two looks at what is "not yet" grow from the first, in which a disk reads a few blocks, to the last.
+/// Those of a session with many such keys are longer: see [`Follows`](crate::follows::Follows).
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
-/// No pause is shorter than this for each key that all lookups look at again. A look at a key takes 0.1 µs, so all of
-/// them together take the deciding thread a tenth of its time. The pause of a million keys, which one engine can have
-/// under way, is the longest.
-const KEY_PAUSE: Duration = Duration::from_micros(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Answers for all keys of all groups, and takes the lease. Long prompts are looked up in pieces, so that other
 /// calls get in between.
-pub async fn lookup(shared: &Shared, places: &Semaphore, request: LookupRequest) -> Result<Replies> {
+pub async fn lookup(shared: &Shared, places: &Arc<Semaphore>, request: LookupRequest) -> Result<Replies> {
     let start = Instant::now();
-    let _place = places.try_acquire().map_err(|_| {
-        Error::new(ErrorKind::Full, "too many lookups are waiting").hint("raise `limits.lookups_in_flight`")
-    })?;
+    let place = find_place(shared, places)?;
     check_size(shared, &request)?;
     let mut pending = begin(shared, request)?;
     let groups = pending.look().await;
-    let lease = pending.hand_out(start);
+    let lease = pending.hand_out(start)?;
     shared.lock().lookup_time.record(start.elapsed().as_micros() as u64);
     let (replies, stream) = mpsc::channel(1);
     replies.try_send(Ok(LookupReply { lease, groups })).expect("it is the first");
-    if pending.lookup.is_some() {
-        tokio::spawn(follow(pending, replies));
+    if let Some(followed) = pending.begin_follow(place) {
+        tokio::spawn(follow(pending, followed, replies));
     }
     Ok(ReceiverStream::new(stream))
 }
 
-/// Answers as keys come up, until none is on its way, nobody listens, or the lease has ended.
-async fn follow(mut pending: Pending, replies: Sender) {
-    let mut pause = FIRST_PAUSE;
-    while pending.lookup.is_some() {
-        tokio::select! {
-            () = replies.closed() => return,
-            () = tokio::time::sleep(pause.max(pending.least_pause())) => pause = (pause * 2).min(LAST_PAUSE),
-        }
-        let before = pending.waiting_keys();
-        let Some(groups) = pending.look_again().await else { return };
-        if pending.waiting_keys() == before {
-            continue;
-        }
-        let lease = pending.hand_out(Instant::now());
-        if lease == 0 || replies.send(Ok(LookupReply { lease, groups })).await.is_err() {
-            return;
-        }
+/// A place among the lookups under way. One whose first answer is out gives its place to a new one: a lookup that waits
+/// for a tier keeps nobody from what is in the pool.
+fn find_place(shared: &Shared, places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
+    let free = places.clone().try_acquire_owned().ok();
+    free.or_else(|| shared.lock().instances.end_follow()).ok_or_else(|| {
+        Error::new(ErrorKind::Full, "too many lookups are waiting").hint("raise `limits.lookups_in_flight`")
+    })
+}
+
+/// Answers as keys come up, until none is on its way, nobody listens, the lease has ended, or the lookup is to end.
+async fn follow(mut pending: Pending, followed: Followed, replies: Sender) {
+    tokio::select! {
+        biased;
+        _ = followed.alive => {}
+        () = replies.closed() => {}
+        () = pending.keep_looking(&replies) => {}
     }
 }
 
@@ -80,7 +76,6 @@ pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
 struct Pending {
     shared: Shared,
     session: u64,
-    instance: Instance,
     /// As the session calls it, and what that means.
     name: u32,
     namespace: NamespaceIndex,
@@ -89,8 +84,8 @@ struct Pending {
     /// `None` when it has ended.
     lookup: Option<Lookup>,
     groups: Vec<Group>,
-    /// Its part of `State::followed_keys`.
-    followed: usize,
+    /// Its number in the session's `follows`, once it has one.
+    followed: Option<u64>,
 }
 
 /// The keys of one group.
@@ -125,13 +120,47 @@ impl Pending {
         answers
     }
 
-    /// `None` if the session or the lease has ended, or the daemon drains and so grants no more. A namespace that was
-    /// purged meanwhile is looked at as the empty one it is now.
+    /// From now on it counts among those that the session has looked at again. `None` if it has ended, or is to end.
+    fn begin_follow(&mut self, place: OwnedSemaphorePermit) -> Option<Followed> {
+        let keys = self.busy_keys();
+        let mut state = self.shared.lock();
+        if self.lookup.is_none() || state.is_draining {
+            return None;
+        }
+        let followed = session(&mut state, self.session)?.follows.begin(place, keys);
+        self.followed = Some(followed.id);
+        Some(followed)
+    }
+
+    async fn keep_looking(&mut self, replies: &Sender) {
+        let mut pause = FIRST_PAUSE;
+        while self.lookup.is_some() {
+            tokio::time::sleep(pause.max(self.least_pause())).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+            let before = self.waiting_keys();
+            let Some(groups) = self.look_again().await else { return };
+            if self.waiting_keys() == before {
+                continue;
+            }
+            let Ok(lease) = self.hand_out(Instant::now()) else { return };
+            if lease == 0 || replies.send(Ok(LookupReply { lease, groups })).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn least_pause(&self) -> Duration {
+        let mut state = self.shared.lock();
+        let sessions = state.instances.engine_sessions();
+        session(&mut state, self.session).map_or(Duration::ZERO, |session| session.follows.pause(sessions))
+    }
+
+    /// `None` if the session or the lease has ended. A namespace that was purged meanwhile is looked at as the empty
+    /// one it is now.
     async fn look_again(&mut self) -> Option<Vec<GroupAnswer>> {
         let shared = self.shared.clone();
         let is_awaited = shared.event(|state| {
-            let (_, member) = state.instances.of_session(self.session).ok().filter(|_| !state.is_draining)?;
-            self.namespace = member.session.as_ref().expect("found by its session").namespace(self.name).ok()?;
+            self.namespace = session(state, self.session)?.namespace(self.name).ok()?;
             let lookup = self.lookup.as_mut().expect("taken only at the end");
             state.core.look_again(lookup, self.namespace).then_some(())
         });
@@ -140,24 +169,24 @@ impl Pending {
     }
 
     /// The lease of what was found; 0 if there is none, or if it has ended. Ends the lookup unless it is to go on.
-    fn hand_out(&mut self, asked_at: Instant) -> u64 {
-        let is_settled = self.waiting_keys() == 0;
+    /// Errors with `NotFound` if the session has ended: it would never release what was found now. What it holds by
+    /// earlier answers is still its own.
+    fn hand_out(&mut self, asked_at: Instant) -> Result<u64> {
+        let (is_settled, keys) = (self.waiting_keys() == 0, self.busy_keys());
         let shared = self.shared.clone();
         shared.event(|state| {
+            let (_, member) = state.instances.of_session(self.session)?;
+            let session = member.session.as_mut().expect("found by its session");
+            self.followed.into_iter().for_each(|id| session.follows.set_keys(id, keys));
             let lease = match self.lookup.as_mut() {
                 // Without a lease nothing comes up.
                 Some(lookup) if !is_settled && self.maps_pool => state.core.pause_lookup(lookup),
                 _ => state.core.finish_lookup(self.lookup.take().expect("taken only here")),
             };
-            // A session that ended meanwhile would never release it.
-            if state.instances.of_session(self.session).is_err() {
-                state.core.release(self.instance, lease);
-            }
-            self.follow_keys(state);
             if is_settled {
                 self.tell(state, asked_at);
             }
-            lease.0
+            Ok(lease.0)
         })
     }
 
@@ -185,27 +214,24 @@ impl Pending {
         self.groups.iter().map(keys).sum()
     }
 
-    /// Says how many keys are looked at again from now on: none if the lookup has ended.
-    fn follow_keys(&mut self, state: &mut State) {
-        state.followed_keys -= self.followed;
-        self.followed = if self.lookup.is_some() { self.waiting_keys() } else { 0 };
-        state.followed_keys += self.followed;
-    }
-
-    fn least_pause(&self) -> Duration {
-        (KEY_PAUSE * self.shared.lock().followed_keys as u32).min(LONGEST_PAUSE)
+    /// See [`Follows`](crate::follows::Follows).
+    fn busy_keys(&self) -> u64 {
+        (self.waiting_keys() + self.groups.iter().map(|asked| asked.hits).sum::<usize>()) as u64
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let Some(lookup) = self.lookup.take() {
-            let shared = self.shared.clone();
-            shared.event(|state| {
-                state.core.cancel_lookup(lookup);
-                self.follow_keys(state);
-            });
+        let lookup = self.lookup.take();
+        if lookup.is_none() && self.followed.is_none() {
+            return;
         }
+        self.shared.event(|state| {
+            lookup.into_iter().for_each(|lookup| state.core.cancel_lookup(lookup));
+            if let (Some(id), Some(session)) = (self.followed, session(state, self.session)) {
+                session.follows.end(id);
+            }
+        });
     }
 }
 
@@ -223,7 +249,7 @@ impl Group {
         let waiting: Vec<usize> = (0..answer.states.len()).filter(is_waiting).collect();
         let hash = |at: &usize| &keys[at * self.hash_bytes..][..self.hash_bytes];
         let first = waiting.first().map_or(0, |first| *first as u64);
-        self.waiting = Some((before + first, waiting.iter().flat_map(hash).copied().collect()));
+        self.waiting = Some((before + first, waiting.iter().map(hash).collect::<Vec<_>>().concat()));
     }
 }
 
@@ -242,8 +268,12 @@ fn begin(shared: &Shared, request: LookupRequest) -> Result<Pending> {
         // Whoever maps nothing has no use for offsets, and asks without taking a lease.
         let lookup = Some(state.core.begin_lookup(maps_pool.then_some(instance), namespace));
         let (session, name, shared) = (request.session, request.namespace, shared.clone());
-        Ok(Pending { shared, session, instance, name, namespace, maps_pool, lookup, groups, followed: 0 })
+        Ok(Pending { shared, session, name, namespace, maps_pool, lookup, groups, followed: None })
     })
+}
+
+fn session(state: &mut State, id: u64) -> Option<&mut Session> {
+    state.instances.of_session(id).ok()?.1.session.as_mut()
 }
 
 fn check_size(shared: &Shared, request: &LookupRequest) -> Result<()> {

@@ -102,6 +102,7 @@ fn begin(
         events,
         namespaces: Default::default(),
         hints: Default::default(),
+        follows: Default::default(),
         is_welcome: false,
         was_told_attached: false,
     };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Lookups in flight, late ones included. An engine makes one lookup per waiting request, and a burst of a
-/// thousand requests is not unusual.
+/// Lookups in flight, with late ones and those whose blocks are promoted. An engine makes one lookup per waiting
+/// request, and a burst of a thousand requests is not unusual.
 pub const LOOKUPS: usize = 1024;
 /// Keys of all lookups in flight, 32 MiB. A request of a million tokens in blocks of 16 has 65,536.
 pub const LOOKUP_KEYS: usize = 1 << 20;
