@@ -181,6 +181,8 @@ impl Client {
             let request = proto::LookupRequest { session: to.session, namespace: to.namespace, groups: vec![keys] };
             let mut replies = to.rpc.lookup(request).await?.into_inner();
             let reply = replies.message().await?.unwrap_or_default();
+            // Without a lease it ends here. HTTP/2 closes a connection on which many streams were dropped before.
+            while replies.message().await?.is_some() {}
             if reply.lease != 0 {
                 let leases = vec![reply.lease];
                 to.rpc.release(proto::ReleaseRequest { session: to.session, leases }).await?;
