@@ -71,7 +71,8 @@ class Ticket:
         """Id of the pool with the slots, 16 bytes; empty if the lookup failed."""
 
     def stop_waiting(self) -> None:
-        """Keys that are promoting become misses soon; what is ready stays leased. Never waits. Idempotent."""
+        """Keys that are promoting are misses from now on; without an answer, all keys. What is ready stays leased.
+        Never waits. Idempotent."""
 
     def release(self) -> None:
         """Returns the lease. Queued, never waits. Idempotent."""

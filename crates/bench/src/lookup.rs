@@ -158,7 +158,7 @@ impl Engine {
             let (elapsed, reply) = self.lookup(hashes.clone()).await?;
             errors += usize::from(reply.groups.iter().map(|group| group.slots.len()).sum::<usize>() != expected);
             if reply.lease != 0 {
-                let request = ReleaseRequest { session: self.session, leases: vec![reply.lease] };
+                let request = ReleaseRequest { session: self.session, leases: vec![reply.lease], ..Default::default() };
                 self.rpc.release(request).await.map_err(from_status)?;
             }
             if round >= WARM_UP {

@@ -4,10 +4,18 @@ mod command;
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use command::run;
+use forebay_rpc::client::session::Namespace;
+use forebay_rpc::client::{EngineSession, SessionConfig, SessionState, Ticket};
 use forebay_rpc::proto::*;
+use forebay_rpc::{RPC_SOCKET, pack};
 use support::tiers::{BYTES, is_served, store};
 use support::*;
 
@@ -107,6 +115,97 @@ fn one_question_is_answered_until_all_has_come_up_and_counts_once() {
     assert_eq!(counts().0, 210);
     let sessions = client.inspect().sessions;
     assert_eq!(sessions.iter().map(|session| session.leased_blocks).sum::<u64>(), 0);
+}
+
+/// A directory whose socket leads to the daemon's. What the daemon says arrives this much later.
+fn far_away(place: &Place, delay: Duration) -> tempfile::TempDir {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let listener = UnixListener::bind(directory.path().join(RPC_SOCKET)).unwrap();
+    let daemon = place.sockets().join(RPC_SOCKET);
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = UnixStream::connect(&daemon).unwrap();
+            let (from, to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            thread::spawn(move || pass_on(from, to, Duration::ZERO));
+            thread::spawn(move || pass_on(far, near, delay));
+        }
+    });
+    directory
+}
+
+fn pass_on(mut from: UnixStream, mut to: UnixStream, delay: Duration) {
+    let mut bytes = vec![0; 1 << 20];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        thread::sleep(delay);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    // Whatever ends one end ends the other; it may have ended.
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// The session of an engine whose worker is attached.
+fn session(place: &Place, sockets: &Path, engine_id: &str) -> (EngineSession, Worker) {
+    let config = SessionConfig {
+        socket_directory: sockets.into(),
+        engine_id: engine_id.to_owned(),
+        incarnation: [1; 16],
+        ranks: 1,
+        stock_blocks: 0,
+        deadline: DEADLINE,
+        breaker_failures: 3,
+    };
+    let session = EngineSession::new(config).unwrap();
+    let fields = [("model", "test"), ("tenant", "t")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    session.set_namespace(Namespace { fields: fields.into(), groups: vec![group()] });
+    wait_until("it waits for its worker", || session.state() == SessionState::Attaching);
+    let mut worker = Worker::attach(place, Worker::request(engine_id, 0, 1, BYTES), None);
+    worker.acknowledge();
+    wait_until("it is ready", || session.state() == SessionState::Ready);
+    (session, worker)
+}
+
+fn answered(session: &EngineSession, seed: u64) -> Ticket {
+    let ticket = session.lookup(vec![(0, pack([hash(seed).as_slice()]).unwrap())]);
+    assert!(ticket.poll(DEADLINE) && !ticket.has_failed());
+    ticket
+}
+
+/// HTTP/2 closes a connection on which replies came for about a thousand streams that were reset before.
+#[test]
+fn thousands_of_lookups_that_are_given_up_leave_their_connection_as_it_was() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..2000);
+    let sockets = far_away(&place, Duration::from_millis(20));
+    let (session, other) = session(&place, sockets.path(), "b");
+
+    let (mut given_up, mut seeds) = (0, (0..2000).cycle());
+    for round in 0.. {
+        let hashes = seeds.by_ref().take(400).map(|seed| pack([hash(seed).as_slice()]).unwrap());
+        let tickets: Vec<Ticket> = hashes.map(|hashes| session.lookup(vec![(0, hashes)])).collect();
+        let is_answered = |ticket: &Ticket| ticket.poll(DEADLINE) && !ticket.has_failed();
+        assert!(tickets.iter().all(is_answered), "after {given_up}: {:?}", session.reason());
+        given_up += tickets.iter().filter(|ticket| ticket.states(0).unwrap() == [2]).count();
+        if round % 2 == 0 {
+            tickets.iter().for_each(Ticket::stop_waiting);
+            assert!(tickets.iter().all(|ticket| ticket.states(0).unwrap() != [2]));
+        }
+        drop(tickets);
+        if given_up >= 5000 {
+            break;
+        }
+    }
+    println!("{given_up} were given up");
+    let ticket = answered(&session, 0);
+    wait_until("a block has come up", || ticket.states(0).unwrap() == [1]);
+    let slot = u32::from_le_bytes(ticket.slots(0).unwrap().try_into().unwrap());
+    assert!(other.read(slot) == pattern(0, BYTES));
+    drop(ticket);
+    wait_until("all leases are returned", || client.inspect().pinned_bytes == 0);
+    assert_eq!((session.stats().reconnects, session.stats().lookup_failures), (0, 0));
 }
 
 #[test]

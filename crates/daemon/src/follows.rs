@@ -1,7 +1,7 @@
 //! The lookups of one session that the daemon looks at again, because some of their keys were "not yet".
 //!
-//! Invariants: each has a place among `limits.lookups_in_flight`. One that is taken out of here ends at once; all end
-//! with the session, and when the daemon drains.
+//! Invariants: each has a place among `limits.lookups_in_flight`. One that is taken out of here ends at once: when its
+//! lease is released, or when it is given up. All end with the session, and when the daemon drains.
 //!
 //! Looks take at most a quarter of the deciding thread's time, whatever clients do. A session's lookups pause so long
 //! that one look at each of them takes its share of that quarter, and each session of an engine has the same share. So
@@ -28,9 +28,8 @@ const MOST_KEYS: u64 = 1 << 20;
 
 #[derive(Default)]
 pub struct Follows {
-    /// By age.
+    /// By lease, and so by age.
     all: BTreeMap<u64, Follow>,
-    next: u64,
     /// Of all of them.
     keys: u64,
 }
@@ -41,34 +40,29 @@ struct Follow {
     _alive: oneshot::Sender<Infallible>,
 }
 
-/// A lookup in [`Follows`], for whoever looks.
-pub struct Followed {
-    pub id: u64,
-    /// Fails when the lookup is to end.
-    pub alive: oneshot::Receiver<Infallible>,
-}
+/// Fails when the lookup is to end.
+pub type Alive = oneshot::Receiver<Infallible>;
 
 impl Follows {
     /// Ends older ones if there are too many keys.
-    pub fn begin(&mut self, place: OwnedSemaphorePermit, keys: u64) -> Followed {
+    pub fn begin(&mut self, lease: u64, place: OwnedSemaphorePermit, keys: u64) -> Alive {
         while self.keys + keys > MOST_KEYS && self.end_oldest().is_some() {}
-        let (id, (sender, alive)) = (self.next, oneshot::channel());
-        self.next += 1;
+        let (sender, alive) = oneshot::channel();
         self.keys += keys;
-        self.all.insert(id, Follow { place, keys, _alive: sender });
-        Followed { id, alive }
+        self.all.insert(lease, Follow { place, keys, _alive: sender });
+        alive
     }
 
     /// A look takes time for so many of its keys from now on.
-    pub fn set_keys(&mut self, id: u64, keys: u64) {
-        if let Some(follow) = self.all.get_mut(&id) {
+    pub fn set_keys(&mut self, lease: u64, keys: u64) {
+        if let Some(follow) = self.all.get_mut(&lease) {
             self.keys = self.keys - follow.keys + keys;
             follow.keys = keys;
         }
     }
 
-    pub fn end(&mut self, id: u64) {
-        let ended = self.all.remove(&id);
+    pub fn end(&mut self, lease: u64) {
+        let ended = self.all.remove(&lease);
         self.keys -= ended.map_or(0, |follow| follow.keys);
     }
 
@@ -102,19 +96,19 @@ mod tests {
 
     use super::*;
 
-    fn is_over(followed: &mut Followed) -> bool {
-        followed.alive.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+    fn is_over(alive: &mut Alive) -> bool {
+        alive.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     }
 
     #[test]
     fn a_lookup_keeps_its_place_until_it_ends() {
         let places = Arc::new(Semaphore::new(4));
         let mut follows = Follows::default();
-        let begin = |follows: &mut Follows| follows.begin(places.clone().try_acquire_owned().unwrap(), 10);
-        let mut all: Vec<Followed> = (0..4).map(|_| begin(&mut follows)).collect();
+        let place = || places.clone().try_acquire_owned().unwrap();
+        let mut all: Vec<Alive> = (0..4).map(|lease| follows.begin(lease, place(), 10)).collect();
         assert!(places.try_acquire().is_err());
-        follows.end(all[1].id);
-        follows.end(all[1].id);
+        follows.end(1);
+        follows.end(1);
         assert_eq!((places.available_permits(), follows.len()), (1, 3));
         drop(follows.end_oldest().unwrap());
         assert_eq!(all.iter_mut().map(is_over).collect::<Vec<_>>(), [true, true, false, false]);
@@ -127,11 +121,11 @@ mod tests {
     fn a_session_has_so_many_keys_looked_at_and_no_more() {
         let places = Arc::new(Semaphore::new(3));
         let mut follows = Follows::default();
-        let mut begin = |keys| follows.begin(places.clone().try_acquire_owned().unwrap(), keys);
-        let mut all = [begin(MOST_KEYS / 2), begin(MOST_KEYS / 2), begin(1)];
+        let mut begin = |lease, keys| follows.begin(lease, places.clone().try_acquire_owned().unwrap(), keys);
+        let mut all = [begin(0, MOST_KEYS / 2), begin(1, MOST_KEYS / 2), begin(2, 1)];
         assert_eq!(all.each_mut().map(is_over), [true, false, false]);
         assert_eq!(places.available_permits(), 1);
-        assert!(!is_over(&mut follows.begin(places.try_acquire_owned().unwrap(), 2 * MOST_KEYS)));
+        assert!(!is_over(&mut follows.begin(3, places.try_acquire_owned().unwrap(), 2 * MOST_KEYS)));
     }
 
     #[test]
@@ -139,7 +133,8 @@ mod tests {
         let places = Arc::new(Semaphore::new(1024));
         let sessions = [(1, 1_000_000), (1000, 1), (20, 8000)].map(|(lookups, keys)| {
             let mut follows = Follows::default();
-            (0..lookups).for_each(|_| drop(follows.begin(places.clone().try_acquire_owned().unwrap(), keys)));
+            let place = || places.clone().try_acquire_owned().unwrap();
+            (0..lookups).for_each(|lease| drop(follows.begin(lease, place(), keys)));
             (follows, Duration::from_nanos(lookups * (LOOK_NS + KEY_NS * keys)))
         });
         let busy = |(follows, round): &(Follows, Duration)| round.as_secs_f64() / follows.pause(3).as_secs_f64();
@@ -150,12 +145,12 @@ mod tests {
     fn fewer_keys_are_looked_at_more_often() {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let mut follows = Follows::default();
-        let followed = follows.begin(place, 1_000_000);
+        let _alive = follows.begin(7, place, 1_000_000);
         let long = follows.pause(1);
-        follows.set_keys(followed.id, 10);
+        follows.set_keys(7, 10);
         assert!(follows.pause(1) < Duration::from_millis(1) && long > Duration::from_millis(500));
-        follows.end(followed.id);
-        follows.set_keys(followed.id, 5);
+        follows.end(7);
+        follows.set_keys(7, 5);
         assert_eq!(follows.pause(1), Duration::ZERO);
     }
 }

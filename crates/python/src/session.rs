@@ -53,7 +53,8 @@ impl Ticket {
         PyBytes::new(py, &self.0.pool())
     }
 
-    /// Keys that are promoting become misses soon; what is ready stays leased. Never waits. Idempotent.
+    /// Keys that are promoting are misses from now on; without an answer, all keys. What is ready stays leased. Never
+    /// waits. Idempotent.
     fn stop_waiting(&self) {
         self.0.stop_waiting();
     }

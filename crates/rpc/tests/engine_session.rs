@@ -154,10 +154,12 @@ fn what_comes_up_for_another_namespace_or_does_not_fit_is_a_miss() {
     let ticket = promoting(&fake, &session);
     fake.reply(&[1, 1, 1], &[7, 8, 9]);
     eventually("a reply that answers other keys is of no use", || ticket.states(0).unwrap() == [1, 0, 0]);
+    eventually("the daemon knows", || fake.memory().ended == [101]);
     let ticket = promoting(&fake, &session);
     session.set_namespace(namespace("b"));
     fake.reply(&[1, 1], &[7, 8]);
     eventually("the namespace is another", || ticket.states(0).unwrap() == [1, 0, 0]);
+    eventually("the daemon knows", || fake.memory().ended == [101, 102]);
 }
 
 #[test]
@@ -166,9 +168,30 @@ fn what_nobody_waits_for_any_more_is_a_miss_and_the_rest_stays_leased() {
     let session = ready(&fake);
     let ticket = promoting(&fake, &session);
     ticket.stop_waiting();
-    eventually("nothing is promoting", || ticket.states(0).unwrap() == [1, 0, 0]);
-    eventually("the daemon knows", || fake.memory().replies.as_ref().unwrap().is_closed());
+    assert_eq!(ticket.states(0).unwrap(), [1, 0, 0]);
+    ticket.stop_waiting();
+    eventually("the daemon knows", || fake.memory().ended == [101]);
     assert_eq!((session.stats().leases_held, fake.memory().released.len()), (1, 0));
+    ticket.release();
+    eventually("the lease is released", || fake.memory().released == [101]);
+    assert_eq!(fake.memory().ended, [101], "it ends once");
+}
+
+#[test]
+fn a_lookup_that_is_given_up_before_its_answer_misses_at_once_and_its_late_lease_is_returned() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    fake.memory().promoting = 2;
+    fake.hold(&["lookup"]);
+    let ticket = look_up(&session, 3);
+    eventually("the daemon has it", || fake.memory().lookups.len() == 1);
+    ticket.stop_waiting();
+    assert!(ticket.poll(Duration::ZERO) && ticket.has_failed());
+    fake.resume();
+    eventually("the lease is returned", || fake.memory().released == [101]);
+    eventually("its lookup has ended", || fake.memory().replies.is_none());
+    assert_eq!((session.stats().lookups_late, session.stats().leases_held), (1, 0));
+    hit(&session, 1);
 }
 
 #[test]

@@ -348,7 +348,7 @@ impl Client {
     }
 
     pub fn release(&self, lease: u64) {
-        let request = ReleaseRequest { session: self.welcome.session, leases: vec![lease] };
+        let request = ReleaseRequest { session: self.welcome.session, leases: vec![lease], lookups: Vec::new() };
         call!(self, release, request).expect("a release");
     }
 

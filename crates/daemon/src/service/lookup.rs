@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::{check_hashes, group_index};
-use crate::follows::Followed;
+use crate::follows::Alive;
 use crate::insight::Seen;
 use crate::instances::Session;
 use crate::state::{Shared, State};
@@ -39,8 +39,8 @@ pub async fn lookup(shared: &Shared, places: &Arc<Semaphore>, request: LookupReq
     shared.lock().lookup_time.record(start.elapsed().as_micros() as u64);
     let (replies, stream) = mpsc::channel(1);
     replies.try_send(Ok(LookupReply { lease, groups })).expect("it is the first");
-    if let Some(followed) = pending.begin_follow(place) {
-        tokio::spawn(follow(pending, followed, replies));
+    if let Some(alive) = pending.begin_follow(lease, place) {
+        tokio::spawn(follow(pending, alive, replies));
     }
     Ok(ReceiverStream::new(stream))
 }
@@ -54,11 +54,11 @@ fn find_place(shared: &Shared, places: &Arc<Semaphore>) -> Result<OwnedSemaphore
     })
 }
 
-/// Answers as keys come up, until none is on its way, nobody listens, the lease has ended, or the lookup is to end.
-async fn follow(mut pending: Pending, followed: Followed, replies: Sender) {
+/// Answers as keys come up, until none is on its way, nobody listens, or the lookup is to end.
+async fn follow(mut pending: Pending, alive: Alive, replies: Sender) {
     tokio::select! {
         biased;
-        _ = followed.alive => {}
+        _ = alive => {}
         () = replies.closed() => {}
         () = pending.keep_looking(&replies) => {}
     }
@@ -68,6 +68,8 @@ pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
     shared.event(|state| {
         let (instance, _) = state.instances.of_session(request.session)?;
         request.leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
+        let session = session(state, request.session).expect("found above");
+        request.leases.iter().chain(&request.lookups).for_each(|lease| session.follows.end(*lease));
         Ok(Done {})
     })
 }
@@ -84,7 +86,7 @@ struct Pending {
     /// `None` when it has ended.
     lookup: Option<Lookup>,
     groups: Vec<Group>,
-    /// Its number in the session's `follows`, once it has one.
+    /// Its lease, once it is in the session's `follows`.
     followed: Option<u64>,
 }
 
@@ -121,15 +123,14 @@ impl Pending {
     }
 
     /// From now on it counts among those that the session has looked at again. `None` if it has ended, or is to end.
-    fn begin_follow(&mut self, place: OwnedSemaphorePermit) -> Option<Followed> {
+    fn begin_follow(&mut self, lease: u64, place: OwnedSemaphorePermit) -> Option<Alive> {
         let keys = self.busy_keys();
         let mut state = self.shared.lock();
         if self.lookup.is_none() || state.is_draining {
             return None;
         }
-        let followed = session(&mut state, self.session)?.follows.begin(place, keys);
-        self.followed = Some(followed.id);
-        Some(followed)
+        self.followed = Some(lease);
+        Some(session(&mut state, self.session)?.follows.begin(lease, place, keys))
     }
 
     async fn keep_looking(&mut self, replies: &Sender) {

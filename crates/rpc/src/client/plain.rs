@@ -185,7 +185,8 @@ impl Client {
             while replies.message().await?.is_some() {}
             if reply.lease != 0 {
                 let leases = vec![reply.lease];
-                to.rpc.release(proto::ReleaseRequest { session: to.session, leases }).await?;
+                let request = proto::ReleaseRequest { session: to.session, leases, ..Default::default() };
+                to.rpc.release(request).await?;
             }
             Ok(Response::new(reply))
         };

@@ -65,6 +65,8 @@ pub struct Memory {
     pub commits: Vec<CommitRequest>,
     pub aborted: Vec<Held>,
     pub released: Vec<u64>,
+    /// Leases of lookups that were given up.
+    pub ended: Vec<u64>,
     pub hinted: Vec<HintRequest>,
     pub puts: Vec<PutRequest>,
     pub gets: Vec<GetRequest>,
@@ -285,7 +287,12 @@ impl Forebay for Service {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {
         let mut memory = self.answer("release").await;
-        memory.released.extend(request.into_inner().leases);
+        let ReleaseRequest { leases, lookups, .. } = request.into_inner();
+        if leases.iter().chain(&lookups).any(|lease| *lease == memory.next_lease) {
+            memory.replies = None;
+        }
+        memory.released.extend(leases);
+        memory.ended.extend(lookups);
         Ok(Response::new(Done {}))
     }
 

@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
 use crate::proto::{GroupAnswer, Held, LookupReply};
 
 /// Values of a key's byte in `Group::states`.
@@ -26,8 +24,6 @@ pub(super) struct Cell {
     pub keys: Vec<usize>,
     state: Mutex<State>,
     answered: Condvar,
-    /// Nobody waits for what is promoting.
-    stopped: Notify,
 }
 
 #[derive(Default)]
@@ -40,7 +36,7 @@ impl Cell {
     pub fn new(keys: Vec<usize>) -> Cell {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Cell { id, keys, state: Mutex::default(), answered: Condvar::new(), stopped: Notify::new() }
+        Cell { id, keys, state: Mutex::default(), answered: Condvar::new() }
     }
 
     /// Number of keys of all groups.
@@ -67,12 +63,12 @@ impl Cell {
         groups.zip(&news.groups).for_each(|(group, news)| group.update(news));
     }
 
-    /// Nothing comes any more: keys that are promoting are misses.
-    pub fn end(&self) {
+    /// Nothing comes any more: keys that are promoting are misses. Returns whether there were any.
+    pub fn end(&self) -> bool {
         let mut state = self.state();
         let groups = state.answer.iter_mut().flat_map(|answer| &mut answer.groups);
         let promoting = groups.flat_map(|group| &mut group.states).filter(|state| **state == PROMOTING);
-        promoting.for_each(|state| *state = MISS);
+        promoting.map(|state| *state = MISS).count() > 0
     }
 
     /// Numbers of the keys that are promoting, by group.
@@ -80,16 +76,6 @@ impl Cell {
         let state = self.state();
         let groups = state.answer.iter().flat_map(|answer| &answer.groups);
         groups.map(|group| group.states.iter().filter(|state| **state == PROMOTING).count()).collect()
-    }
-
-    /// Nobody waits any more for what is promoting.
-    pub fn stop(&self) {
-        self.stopped.notify_one();
-    }
-
-    /// Completes after `stop`.
-    pub async fn stopped(&self) {
-        self.stopped.notified().await;
     }
 
     /// Whether there is an answer; waits for one at most `timeout`.

@@ -148,8 +148,9 @@ impl Sending<'_> {
                 let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone() });
                 watched(self.shared, call, None).await.map(|_| Vec::new())
             }
-            Batch::Releases(leases) => {
-                let call = rpc.release(proto::ReleaseRequest { session, leases: leases.clone() });
+            Batch::Releases { leases, lookups } => {
+                let (leases, lookups) = (leases.clone(), lookups.clone());
+                let call = rpc.release(proto::ReleaseRequest { session, leases, lookups });
                 watched(self.shared, call, None).await.map(|_| Vec::new())
             }
         }
@@ -230,15 +231,10 @@ async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup
     };
     let Ok((reply, mut replies)) = watched(&shared, first, Some(&lookup)).await else { return };
     lookup.answer(reply);
-    // The daemon reports on what is promoting without another question. It stops when the stream is dropped.
-    let updates = async {
-        while let Ok(Some(reply)) = replies.message().await
-            && lookup.update(reply)
-        {}
-    };
-    tokio::select! {
-        () = updates => {}
-        () = lookup.stopped() => {}
+    // The daemon reports on what is promoting without another question, and ends the stream: at once when it is told that
+    // the lookup is over. HTTP/2 closes a connection on which many streams were dropped before their end.
+    while let Ok(Some(reply)) = replies.message().await {
+        lookup.update(reply);
     }
 }
 

@@ -113,11 +113,23 @@ impl Holdings {
         lease != 0
     }
 
-    /// Applies what the daemon says of keys that were promoting, with the slots that their lease covers now. False if
-    /// that is of no use: then nothing later is.
+    /// Applies what the daemon says of keys that were promoting, with the slots that their lease covers now. If that is
+    /// of no use, so is what follows. Returns whether there is something to deliver.
     pub fn update_lookup(&mut self, cell: &Cell, epoch: u64, answer: Option<(Answer, Vec<Held>)>) -> bool {
-        let news = answer.filter(|(_, slots)| epoch == self.link.epoch() && self.leases.extend(cell.id, slots));
-        news.inspect(|(answer, _)| cell.update(answer)).is_some()
+        match answer.filter(|(_, slots)| epoch == self.link.epoch() && self.leases.extend(cell.id, slots)) {
+            Some((news, _)) => cell.update(&news),
+            None => return self.stop_waiting(cell),
+        }
+        false
+    }
+
+    /// Nobody waits any more for keys that are promoting, or for an answer: they are misses. Returns whether there is
+    /// something to deliver.
+    pub fn stop_waiting(&mut self, cell: &Cell) -> bool {
+        self.fail_lookup(cell);
+        let lease = self.leases.of(cell.id).filter(|_| cell.end());
+        lease.into_iter().for_each(|lease| self.outbox.end_lookup(lease));
+        lease.is_some()
     }
 
     /// The lookup is no longer in flight.
@@ -369,6 +381,10 @@ mod tests {
         holdings.commit(0, &pack(hashes.iter().map(|hash| hash.as_slice())).unwrap(), b"", slots);
     }
 
+    fn releases(lease: u64) -> Batch {
+        Batch::Releases { leases: vec![lease], lookups: Vec::new() }
+    }
+
     fn batches(holdings: &mut Holdings) -> Vec<Batch> {
         std::iter::from_fn(|| holdings.next_batch().map(|(batch, _)| batch)).collect()
     }
@@ -410,11 +426,7 @@ mod tests {
         let epoch = holdings.begin_lookup(1, Instant::now()).0.unwrap();
         holdings.answer_lookup(&cell, epoch, 9, Some((Answer::default(), vec![held(7)])));
         reconnect(&mut holdings, Welcome { lease: 4, ..welcome([2; 16]) });
-        assert_eq!(
-            batches(&mut holdings),
-            [Batch::Releases(vec![4])],
-            "a lease declared of the old pool is given back"
-        );
+        assert_eq!(batches(&mut holdings), [releases(4)], "a lease declared of the old pool is given back");
         commit(&mut holdings, &slots[1..2]);
         holdings.abort(&slots[2..]);
         holdings.release(cell.id);
@@ -473,7 +485,7 @@ mod tests {
             }
             batches(&mut holdings);
             holdings.answer_lookup(&cell, epoch, 9, answer());
-            assert_eq!(batches(&mut holdings), [Batch::Releases(vec![9])]);
+            assert_eq!(batches(&mut holdings), [releases(9)]);
             assert_eq!((holdings.stats().lookups_late, holdings.stats().leases_held), (1, 0));
         }
     }
@@ -484,7 +496,7 @@ mod tests {
         let cell = Cell::new(vec![1]);
         let epoch = holdings.begin_lookup(1, Instant::now()).0.unwrap();
         holdings.answer_lookup(&cell, epoch, 9, None);
-        assert_eq!(batches(&mut holdings), [Batch::Releases(vec![9])]);
+        assert_eq!(batches(&mut holdings), [releases(9)]);
         assert_eq!(holdings.stats().lookup_failures, 1);
         assert!(!cell.is_waiting());
     }

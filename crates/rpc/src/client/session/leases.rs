@@ -33,6 +33,11 @@ impl Leases {
         self.blocks >= LEASED_BLOCKS
     }
 
+    /// The lease that a ticket holds.
+    pub fn of(&self, ticket: u64) -> Option<u64> {
+        self.tickets.get(&ticket).map(|leased| leased.lease)
+    }
+
     /// Records that `ticket` holds `lease`; false, without a record, if that would exceed the limit.
     pub fn hold(&mut self, ticket: u64, lease: u64, slots: Vec<Held>) -> bool {
         if self.blocks + slots.len() > LEASED_BLOCKS {

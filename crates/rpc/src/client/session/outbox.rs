@@ -1,8 +1,8 @@
-//! Messages that the daemon has not acknowledged yet: commits, aborts and releases.
+//! Messages that the daemon has not acknowledged yet: commits, aborts, releases and ends of lookups.
 //!
 //! Invariants: each kind is delivered in its own order, a commit's parent before its children, and is kept until the
 //! daemon acknowledged it. An unacknowledged batch goes back to the front; all three calls can be repeated without
-//! harm. Aborts and releases come only from slots and leases that were held, so limits on those bound them.
+//! harm. All but commits come only from slots and leases that were held, each once, so limits on those bound them.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,6 +16,8 @@ pub(super) struct Outbox {
     commits: VecDeque<Commit>,
     aborts: VecDeque<Held>,
     releases: VecDeque<u64>,
+    /// Leases of lookups that end while blocks are promoted.
+    ends: VecDeque<u64>,
     /// Blocks and leases of the batch in flight.
     in_flight: usize,
 }
@@ -37,7 +39,11 @@ pub(super) struct Commit {
 pub(super) enum Batch {
     Commits(Vec<Commit>),
     Aborts(Vec<Held>),
-    Releases(Vec<u64>),
+    /// Of leases, and ends of lookups.
+    Releases {
+        leases: Vec<u64>,
+        lookups: Vec<u64>,
+    },
 }
 
 impl Outbox {
@@ -55,9 +61,14 @@ impl Outbox {
         self.releases.push_back(lease);
     }
 
+    /// The lookup with this lease promotes nothing more; what is ready stays leased.
+    pub fn end_lookup(&mut self, lease: u64) {
+        self.ends.push_back(lease);
+    }
+
     /// Blocks and leases not yet acknowledged.
     pub fn len(&self) -> usize {
-        self.commit_blocks() + self.aborts.len() + self.releases.len() + self.in_flight
+        self.commit_blocks() + self.aborts.len() + self.releases.len() + self.ends.len() + self.in_flight
     }
 
     /// Blocks whose commit or abort is queued or in flight.
@@ -71,8 +82,9 @@ impl Outbox {
             Batch::Commits(self.next_commits())
         } else if !self.aborts.is_empty() {
             Batch::Aborts(std::mem::take(&mut self.aborts).into())
-        } else if !self.releases.is_empty() {
-            Batch::Releases(std::mem::take(&mut self.releases).into())
+        } else if !self.releases.is_empty() || !self.ends.is_empty() {
+            let [leases, lookups] = [&mut self.releases, &mut self.ends].map(|all| std::mem::take(all).into());
+            Batch::Releases { leases, lookups }
         } else {
             return None;
         };
@@ -91,7 +103,10 @@ impl Outbox {
         match batch {
             Batch::Commits(commits) => commits.into_iter().rev().for_each(|commit| self.commits.push_front(commit)),
             Batch::Aborts(slots) => slots.into_iter().rev().for_each(|slot| self.aborts.push_front(slot)),
-            Batch::Releases(leases) => leases.into_iter().rev().for_each(|lease| self.releases.push_front(lease)),
+            Batch::Releases { leases, lookups } => {
+                leases.into_iter().rev().for_each(|lease| self.releases.push_front(lease));
+                lookups.into_iter().rev().for_each(|lease| self.ends.push_front(lease));
+            }
         }
     }
 
@@ -111,6 +126,7 @@ impl Outbox {
     pub fn forget_aborts_and_releases(&mut self) {
         self.aborts.clear();
         self.releases.clear();
+        self.ends.clear();
     }
 
     /// These slots no longer belong to the engine; `None` means all. Returns how many blocks of commits were lost
@@ -144,7 +160,7 @@ impl Batch {
         match self {
             Batch::Commits(commits) => commits.iter().map(|commit| commit.slots.len()).sum(),
             Batch::Aborts(slots) => slots.len(),
-            Batch::Releases(leases) => leases.len(),
+            Batch::Releases { leases, lookups } => leases.len() + lookups.len(),
         }
     }
 }
@@ -244,8 +260,9 @@ mod tests {
         outbox.commit(commit(1, b"", &[1]));
         outbox.abort([held(2), held(3)]);
         outbox.release(7);
+        outbox.end_lookup(8);
         assert_eq!(outbox.next(false), Some(Batch::Aborts(vec![held(2), held(3)])));
-        assert_eq!(outbox.next(false), Some(Batch::Releases(vec![7])));
+        assert_eq!(outbox.next(false), Some(Batch::Releases { leases: vec![7], lookups: vec![8] }));
         assert_eq!(outbox.next(false), None);
         assert!(matches!(outbox.next(true), Some(Batch::Commits(_))));
     }

@@ -58,14 +58,16 @@ impl Ticket {
         self.cell.read(|answer| answer.pool.clone()).unwrap_or_default()
     }
 
-    /// Keys that are still promoting become misses soon. What is ready stays leased.
+    /// Keys that are promoting are misses from now on; all keys, if there is no answer yet. What is ready stays leased.
+    /// Idempotent.
     pub fn stop_waiting(&self) {
-        self.cell.stop();
+        if self.shared.holdings().stop_waiting(&self.cell) {
+            self.shared.wake_deliver.notify_one();
+        }
     }
 
     /// Returns the lease. Idempotent.
     pub fn release(&self) {
-        self.stop_waiting();
         let mut holdings = self.shared.holdings();
         if self.cell.release() {
             holdings.release(self.cell.id);
@@ -138,15 +140,12 @@ impl Lookup {
         }
     }
 
-    /// Completes when nobody waits any more for what is promoting.
-    pub async fn stopped(&self) {
-        self.cell.stopped().await;
-    }
-
-    /// Takes what the daemon says of the keys that were promoting. False if that is of no use, and so is what follows.
-    pub fn update(&self, reply: proto::LookupReply) -> bool {
+    /// Takes what the daemon says of the keys that were promoting, and ends the lookup if that is of no use.
+    pub fn update(&self, reply: proto::LookupReply) {
         let news = Answer::from_reply(reply, &self.cell.promoting());
-        self.shared.holdings().update_lookup(&self.cell, self.epoch, news)
+        if self.shared.holdings().update_lookup(&self.cell, self.epoch, news) {
+            self.shared.wake_deliver.notify_one();
+        }
     }
 }
 
