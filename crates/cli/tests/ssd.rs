@@ -117,6 +117,38 @@ fn one_question_is_answered_until_all_has_come_up_and_counts_once() {
     assert_eq!(sessions.iter().map(|session| session.leased_blocks).sum::<u64>(), 0);
 }
 
+#[test]
+fn a_lookup_whose_replies_nobody_reads_promotes_no_more_and_ends_with_its_engine() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..2000);
+    let leased = || {
+        let sessions = client.inspect().sessions;
+        sessions.iter().map(|session| session.leased_blocks).sum::<u64>()
+    };
+    for (first, is_replaced) in [(0, true), (600, false)] {
+        let (mut silent, other) = engine(&place, "b", BYTES);
+        let own = silent.namespace("t", vec![group()]).unwrap();
+        silent.narrow(&place, 700);
+        let replies = silent.replies(own, &hashes(first..first + 600));
+        let (mut before, mut after) = (0, 0);
+        wait_until("nothing more comes up", || {
+            (before, after) = (after, leased());
+            thread::sleep(Duration::from_millis(200));
+            after > 0 && before == after
+        });
+        assert!(after < 600, "all came up");
+        is_served(&client, &worker, namespace, 1200..1220);
+        let next = is_replaced.then(|| Client::open(&place, "b", 1));
+        if next.is_none() {
+            drop((silent, other));
+        }
+        wait_until("nothing is leased", || leased() == 0 && client.inspect().pinned_bytes == 0);
+        drop(replies);
+    }
+}
+
 /// A directory whose socket leads to the daemon's. What the daemon says arrives this much later.
 fn far_away(place: &Place, delay: Duration) -> tempfile::TempDir {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -248,12 +248,18 @@ pub fn runtime() -> tokio::runtime::Runtime {
 }
 
 pub async fn connect(sockets: &Path) -> ForebayClient<Channel> {
+    connect_with(sockets, 1 << 20).await
+}
+
+/// The daemon may send so many bytes of a stream before somebody reads them.
+async fn connect_with(sockets: &Path, window_bytes: u32) -> ForebayClient<Channel> {
     let path = sockets.join(RPC_SOCKET);
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    let channel = Endpoint::from_static("http://forebay").connect_with_connector(connector).await.expect("a daemon");
+    let endpoint = Endpoint::from_static("http://forebay").initial_stream_window_size(window_bytes);
+    let channel = endpoint.connect_with_connector(connector).await.expect("a daemon");
     ForebayClient::new(channel).max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20)
 }
 
@@ -294,6 +300,11 @@ impl Client {
             Ok::<_, tonic::Status>((rpc, events, welcome))
         })?;
         Ok(Client { runtime, rpc, events, welcome })
+    }
+
+    /// From now on the daemon may send so many bytes of a stream before somebody reads them.
+    pub fn narrow(&mut self, place: &Place, window_bytes: u32) {
+        self.rpc = self.runtime.block_on(connect_with(&place.sockets(), window_bytes));
     }
 
     /// The next event of the session.
