@@ -274,6 +274,114 @@ def test_a_damaged_block_is_never_served(host: Begin) -> None:
         assert loaded == [right(names)[0], None]
 
 
+def test_a_load_without_a_lease_fails_and_is_no_fault(
+    pool: Daemon, host: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_STRICT", "1")
+    here, names = host(pool).wait_ready(), keys(115)
+    here.store("a", names)
+    here.forget()
+    context = here.begin("b", names)
+    here._until(lambda: here.manager.lookup(names[0], context) is LookupResult.HIT_PENDING)
+    here.tier.manager.ended("b")
+    here.step()
+    here._until(lambda: not here.manager._jobs)
+    assert here.manager.lookup(names[0], context) is LookupResult.MISS
+    here.manager.on_request_finished(context)
+
+
+def test_the_tail_of_a_prompt_is_found_behind_its_chunks(pool: Daemon, host: Begin) -> None:
+    """vLLM asks for a partial tail when it has the whole chunks, so their lease must not end with their load."""
+    here, names, tail = host(pool).wait_ready(), keys(110, 111), keys(112)
+    here.store("a", names + tail)
+    here.forget()
+    context = here.begin("b", names)
+    assert here.lookup(context, names) == [LookupResult.HIT] * 2
+    context.set_offload_key_position(tail[0], 3 * TOKENS)
+    assert here.lookup(context, tail) == [LookupResult.HIT]
+    here.manager.on_request_finished(context)
+    here.step()
+    assert not here.tier.manager._leased
+
+
+def compute(here: Host, name: str, names: list[OffloadKey]) -> ReqContext:
+    """A step that computes these chunks, and runs on."""
+    context = here.begin(name, names)
+    here.manager.on_schedule_end(ScheduleEndContext([name], []))
+    prepared = here.manager.prepare_store(names, context)
+    assert prepared is not None
+    here.manager.complete_store(set(prepared.keys_to_store), context)
+    return context
+
+
+def test_the_speed_of_an_engine_that_tells_nothing_is_that_of_its_chunks(pool: Daemon, host: Begin) -> None:
+    here = host(pool).wait_ready()
+    begun = time.monotonic()
+    for at in range(8):
+        context = compute(here, f"r{at}", keys(120 + 2 * at, 121 + 2 * at))
+        here.manager.on_request_finished(context)
+    here.step()
+    tokens = 8 * 2 * TOKENS
+    assert here.tier.manager._patience.tokens_per_second >= tokens / (time.monotonic() - begun) / 2
+
+
+def test_an_engine_that_computes_is_never_made_to_wait(pool: Daemon, host: Begin) -> None:
+    """Nobody tells what a step computes, so requests that run count as work."""
+    here = host(pool).wait_ready()
+    here.step()
+    assert here.tier.manager._is_idle
+    context = compute(here, "runs", keys(140))
+    for _ in range(3):
+        here.step()
+        assert not here.tier.manager._is_idle
+    here.manager.on_request_finished(context)
+    here.step()
+    assert here.tier.manager._is_idle
+
+
+def test_after_a_reset_no_row_is_loaded_into_before_vllms_own_copies_have_ended(pool: Daemon, host: Begin) -> None:
+    """Nobody tells when they have; they have when one that began after the reset has."""
+    here, names = host(pool, reset_moves_namespace=False).wait_ready(), keys(150, 151)
+    here.store("a", names)
+    here.manager.reset_cache()
+    here.wait_ready()
+    assert here.load("b", names) == [None] * 2
+    here.store("c", keys(152))
+    assert here.load("d", names) == right(names)
+
+
+def test_what_runs_through_a_reset_is_not_stored(pool: Daemon, host: Begin) -> None:
+    here, names = host(pool).wait_ready(), keys(160, 161)
+    runs = compute(here, "runs", keys(162))
+    here.manager.reset_cache()
+    here.manager.on_request_finished(runs)
+    here.wait_ready().store("old", names)
+    here.forget()
+    assert here.load("b", names) == [None] * 2
+    here.manager.reset_cache()
+    here.wait_ready().store("new", names)
+    here.forget()
+    assert here.load("c", names) == right(names)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("options", [{"namespace": ["mine"]}, {"namespace": 7}, {"tenant": 7}, {"tennant": "a"}])
+def test_a_configuration_that_names_nobody_is_refused(pool: Daemon, host: Begin, options: dict[str, Any]) -> None:
+    here = host(pool, **options)
+    assert here.tier.breaker.is_off and here.tier.breaker.faults == 0
+    assert here.load("r", keys(1)) == [None]
+
+
+@pytest.mark.faults
+def test_what_cannot_be_opened_is_vllms_host_tier_alone(
+    pool: Daemon, host: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForebayTier, "connect", lambda *_: 1 / 0)
+    here = host(pool)
+    assert here.tier.breaker.is_off and here.tier.breaker.faults == 1
+    assert here.load("r", keys(1)) == [None]
+
+
 def test_without_a_name_it_refuses_and_says_what_to_write(pool: Daemon, host: Begin) -> None:
     here = host(pool, namespace="")
     assert here.load("r", keys(1)) == [None]

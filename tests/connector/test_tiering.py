@@ -12,6 +12,7 @@ import pytest
 from fake import FakeDaemon
 from harness import Shape, prompt
 from rig.daemon import Daemon
+from test_multi import SIBLING
 from tiered import Engine
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -51,6 +52,10 @@ def stored(engine: Engine, *prompts: list[int]) -> None:
     for at, tokens in enumerate(prompts):
         engine.generate(f"cold-{at}-{tokens[0]}", tokens)
     engine.settle()
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("broken")
 
 
 def held_in_a_load(engine: Engine, name: str, tokens: list[int]) -> Any:
@@ -379,6 +384,117 @@ def test_a_full_pool_stores_nothing_and_says_so(start: Start) -> None:
     engine.assert_no_faults()
 
 
+def test_chunks_of_a_prompt_do_not_push_out_each_other_for_ever(daemon: FakeDaemon, start: Start) -> None:
+    engine, writer = start(daemon, rows=4), start(daemon)
+    stored(writer, prompt(1, 200))
+    engine.generate("warm", prompt(1, 200))
+    assert engine.hits["warm"] == 64, "the end of the prompt is computed"
+    engine.settle()
+    engine.assert_no_faults()
+    engine.assert_nothing_is_held()
+
+
+def test_a_request_that_runs_again_holds_no_lease(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon, blocks=24, prefix_caching=False, max_tokens_per_step=64)
+    prompts = [prompt(10 + at, 90) for at in range(4)]
+    stored(engine, *prompts)
+    engine.forget_rows()
+    requests = [engine.add(f"warm-{at}", tokens, 60) for at, tokens in enumerate(prompts)]
+    while any(not request.is_finished() for request in requests):
+        engine.step()
+        running = {request.request_id for request in engine.scheduler.running}
+        leased = engine.tier.manager._leased.items()
+        assert not [asked for lookup, asked in leased if asked.request.request_id in running and not lookup.loads]
+    assert engine.preemptions
+
+
+class Late:
+    """vLLM's worker as on a GPU: its stores are written only when somebody waits for them."""
+
+    def __init__(self, engine: Engine):
+        self.worker: Any = engine.workers[0].connector.connector_worker.worker  # type: ignore[attr-defined]
+        self.submit, self.finished = self.worker.submit_store, self.worker.get_finished
+        self.queue: list[tuple[Any, ...]] = []
+        self.is_silent = False
+        self.worker.submit_store = lambda *job: bool(self.queue.append(job) or True)
+        self.worker.wait = lambda job_ids: self.write()
+        self.worker.get_finished = lambda: [] if self.is_silent else (self.write(), self.finished())[1]
+
+    def write(self) -> None:
+        while self.queue:
+            self.submit(*self.queue.pop(0))
+
+
+def at_once(engine: Engine) -> None:
+    """Loads of the pool are copied as soon as they are asked for."""
+    submit = engine.copies.submit_load
+    engine.copies.submit_load = lambda *job: (submit(*job), engine.copies._run_all())
+
+
+def test_no_load_shares_a_row_with_a_copy_that_a_reset_dropped(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon, extra={"reset_moves_namespace": False})
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    late = Late(engine)
+    late.is_silent = True
+    at_once(engine)
+    request = engine.add("under way", prompt(2, 100), max_tokens=1)
+    while not request.is_finished():
+        engine.step()
+    engine.step()  # the store of what it has computed is with the worker, and not written
+    assert late.queue
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    again = engine.add("again", prompt(1, 100))
+    engine.step()
+    late.is_silent = False
+    engine.run(again)
+    engine.generate("warm", prompt(1, 100))
+    engine.forget_rows()
+    engine.generate("later", prompt(1, 100))
+    assert engine.hits["later"] == 96
+    engine.settle()
+    engine.assert_nothing_is_held()
+    engine.assert_no_faults()
+
+
+def test_what_ran_through_a_reset_is_not_stored_however_late_it_comes(daemon: FakeDaemon, start: Start) -> None:
+    """It may be of other weights. The engine has dropped its own KV by then, so that alone would say nothing."""
+    engine = start(daemon)
+    runs = engine.add("runs", prompt(1, 100), max_tokens=20)
+    while not runs.output_token_ids:
+        engine.step()
+    late = Late(engine)
+    late.is_silent = True
+    engine.scheduler.reset_prefix_cache(reset_connector=True)
+    while not runs.is_finished():
+        engine.step()
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache()
+    other = engine.add("other", prompt(2, 100))
+    engine.step()
+    late.is_silent = False
+    engine.run(other)
+    engine.settle()
+    assert not {key[2] for key in daemon.index} & set(runs.block_hashes)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    stored(engine, prompt(1, 100))
+    assert {key[2] for key in daemon.index} & set(runs.block_hashes)
+    engine.assert_no_faults()
+
+
+def test_requests_that_run_through_a_sleep_alone_are_stored(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon, extra={"reset_moves_namespace": False})
+    runs = engine.add("runs", prompt(1, 100), max_tokens=20)
+    while not runs.output_token_ids:
+        engine.step()
+    engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run(runs)
+    stored(engine, prompt(2, 100))
+    engine.forget_rows()
+    engine.generate("warm", prompt(2, 100))
+    assert engine.hits["warm"] == 96
+
+
 CALLS = ["state", "set_namespace", "lookup", "hint", "reserve", "commit", "abort"]
 
 
@@ -404,19 +520,111 @@ def test_no_exception_of_a_copy_reaches_vllm(
     stored(engine, prompt(1, 100))
     healthy, left = getattr(engine.copies, call), [3]
 
-    def broken(*args: Any) -> Any:
+    def broken_at_first(*args: Any) -> Any:
         if left[0]:
             left[0] -= 1
             raise RuntimeError("broken")
         return healthy(*args)
 
-    monkeypatch.setattr(engine.copies, call, broken)
+    monkeypatch.setattr(engine.copies, call, broken_at_first)
     for turn in range(6):
         engine.forget_rows()
         engine.generate(f"known-{turn}", prompt(1, 100))
         engine.generate(f"new-{turn}", prompt(2 + turn, 100))
     assert engine.tier.breaker.faults == 3 and left == [0]
     engine.settle()
+    engine.assert_nothing_is_held()
+
+
+@pytest.mark.faults
+def test_a_fault_between_two_results_loses_neither(
+    daemon: FakeDaemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(daemon)
+    engine.copies.is_holding = True
+    requests = [engine.add(name, prompt(at, 100)) for at, name in enumerate("abc")]
+    while len(engine.tier._copying) < 3 or engine.scheduler.has_unfinished_requests():
+        engine.step()
+    healthy, left = engine.tier.manager.reported, [1]
+
+    def broken_at_first(completed: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("broken")
+        healthy(completed)
+
+    monkeypatch.setattr(engine.tier.manager, "reported", broken_at_first)
+    engine.copies.is_holding = False
+    engine.run(*requests)
+    assert left == [0] and engine.tier.breaker.faults == 1
+    assert not engine.connector.scheduler.manager._jobs  # type: ignore[attr-defined]
+
+
+@pytest.mark.faults
+def test_a_reset_whose_copies_cannot_be_waited_for_ends_them_all(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.copies.is_holding = True
+    request = engine.add("a", prompt(1, 100))
+    while not engine.tier._copying or not request.is_finished():
+        engine.step()
+    copies = engine.copies
+    copies.wait = copies.finished = broken  # type: ignore[method-assign]
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert copies.is_shut_down and not engine.tier._copying and engine.tier.breaker.is_off
+    engine.generate("b", prompt(1, 100))
+    engine.settle()
+
+
+@pytest.mark.faults
+def test_an_end_that_fails_is_said_once_and_ends_the_session(
+    daemon: FakeDaemon, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start(daemon)
+    stored(engine, prompt(1, 100))
+    engine.copies.shutdown = broken
+    session = engine.session
+    with caplog.at_level("ERROR", "vllm.forebay"):
+        engine.stop()
+    assert session.is_closed
+    ours = [record for record in caplog.records if record.name == "vllm.forebay" and record.levelname == "ERROR"]
+    assert [record.exc_info is not None for record in ours] == [True]
+
+
+def test_an_engine_that_forebay_was_off_in_ends_its_session_too(daemon: FakeDaemon, start: Start) -> None:
+    engine = start(daemon)
+    engine.tier.breaker.switch_off("for a test")
+    engine.stop()
+    assert engine.session.is_closed
+
+
+@pytest.mark.faults
+def test_a_configuration_that_cannot_be_read_leaves_vllms_host_tier(
+    daemon: FakeDaemon, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.vllm.tier.Settings.parse", broken)
+    engine = start(daemon)
+    engine.generate("a", prompt(1, 100))
+    assert engine.tier.breaker.is_off and not daemon.sessions
+
+
+# ---- below another connector -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure_policy", ["recompute", "fail"])
+def test_below_another_connector_it_serves(daemon: FakeDaemon, start: Start, failure_policy: str) -> None:
+    """Whatever that is told of failed loads: what fails between pool and host tier never reaches a request."""
+    engine = start(daemon, beside=(SIBLING,), around={"kv_load_failure_policy": failure_policy})
+    stored(engine, prompt(1, 100))
+    engine.forget_rows()
+    engine.copies.fail_loads = 1
+    request = engine.add("failed", prompt(1, 100))
+    engine.run(request)
+    assert engine.hits["failed"] == 0 and len(request.output_token_ids) == 4
+    engine.forget_rows()
+    engine.generate("warm", prompt(1, 100))
+    assert engine.hits["warm"] == 96
+    engine.settle()
+    engine.assert_no_faults()
     engine.assert_nothing_is_held()
 
 

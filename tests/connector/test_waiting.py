@@ -441,6 +441,25 @@ def test_a_request_waits_for_a_low_stock_that_fills_up(daemon: FakeDaemon, monke
     engine.assert_nothing_is_held()
 
 
+def test_naps_of_one_step_share_its_budget(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(daemon, monkeypatch, Shape(extra={"restock_ms": 60_000, "step_budget_ms": 20}))
+    engine.generate("first", prompt(1, 100))
+    drain(engine, daemon)
+    requests = [engine.add(str(seed), prompt(seed, 100)) for seed in range(2, 7)]
+    naps: list[float] = []
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (naps.append(seconds), sleep(seconds)))
+    for _ in range(3):
+        naps.clear()
+        engine.step()
+        assert naps and sum(naps) < 0.021  # with the budget for each of them it would be 100 ms
+    monkeypatch.setattr(time, "sleep", sleep)
+    engine.session.is_refilling = True
+    engine.session.refill()
+    engine.run(*requests)
+    engine.assert_nothing_is_held()
+
+
 def test_a_stock_that_stays_low_delays_a_request_for_a_moment(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from fake import FakeDaemon, FakeEngine, FakeSession
 from forebay.vllm.tier import ForebayTier
 from forebay.vllm.tiering import ForebayTieringConnector
-from harness import Shape
+from harness import PATIENT, Shape
 from rig.host_tier import NAMED
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
 
 class RowEngine(FakeEngine):
@@ -40,11 +41,18 @@ def use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
 
 
 class Engine(harness.Engine):
-    """The harness's engine on vLLM's tiering. `rows` are chunks of the host tier."""
+    """The harness's engine on vLLM's tiering. `rows` are chunks of the host tier. `beside` makes a `MultiConnector` of it."""
 
     started = 0
 
-    def __init__(self, monkeypatch: Any, daemon: FakeDaemon | None = None, rows: int = 64, **shape: Any):
+    def __init__(
+        self,
+        monkeypatch: Any,
+        daemon: FakeDaemon | None = None,
+        rows: int = 64,
+        beside: tuple[dict[str, Any], ...] = (),
+        **shape: Any,
+    ):
         if daemon is not None:
             use_fakes(daemon, monkeypatch)
         Engine.started += 1
@@ -53,11 +61,17 @@ class Engine(harness.Engine):
         chunk = shape.get("extra", {}).get("blocks_per_chunk", 1)
         cpu_bytes = {"cpu_bytes_to_use": rows * chunk * 8192}
         extra = cpu_bytes | NAMED | shape.pop("extra", {})
+        if beside:
+            ours = top | {"kv_role": "kv_both", "kv_connector_extra_config": PATIENT | extra}
+            multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [*beside, ours]}}
+            top = multi | shape.pop("around", {})
         super().__init__(daemon or FakeDaemon(), monkeypatch, Shape(engine_id=engine_id, top=top, extra=extra, **shape))
 
     @property
     def connector(self) -> ForebayTieringConnector:  # type: ignore[override]
-        connector = self.scheduler.connector
+        connector: Any = self.scheduler.connector
+        if isinstance(connector, MultiConnector):
+            connector = connector.sub_connectors[-1]
         assert isinstance(connector, ForebayTieringConnector)
         return connector
 
@@ -97,7 +111,7 @@ class Engine(harness.Engine):
         manager = self.tier.manager
         assert not (manager._requests or manager._leased or manager._promoting or manager._loads or manager._jobs)
         assert len(manager._stores) == 0 and not manager._waiting
-        assert not (self.tier._requests or self.tier._copying or self.tier._loads)
+        assert not (self.tier._requests or self.tier._copying or self.tier._loads or self.tier._loaded)
         assert self.daemon.leased == 0 and self.daemon.reserved == 0
 
     def assert_no_faults(self) -> None:

@@ -229,6 +229,11 @@ def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
     return metadata.completed_jobs if isinstance(metadata, OffloadingWorkerMetadata) else {}
 
 
+def jobs_under_way(scheduler: OffloadingConnectorScheduler) -> Mapping[int, int]:
+    """vLLM's own jobs, and how many workers have yet to report each."""
+    return {job_id: job.pending_count for job_id, job in scheduler._jobs.items()}
+
+
 def may_load_from_host(context: ReqContext) -> bool:
     """Whether the request's own options (`kv_load_tiers`) let it load from host memory."""
     from vllm.v1.kv_offload.base import Locality, Medium
@@ -555,6 +560,7 @@ __all__ = [
     "hash_root",
     "hear_of_adapters",
     "holds_kv",
+    "jobs_under_way",
     "jobs_with_slots",
     "key_positions",
     "layers_with_cache",

@@ -203,10 +203,10 @@ class ForebayManager(OffloadingManager):
     @guarded(lambda self, keys, req_context: PoolSlots(-1, req_context.req_id, b"", ()))
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PoolSlots:
         """The slots that the match leased; no round trip. Without a lease the load fails in the workers."""
-        serial = next(self._serials)
         lookup = self._requests[req_context.req_id].lookup
         if lookup is None or lookup.is_closed:
-            return PoolSlots(serial, req_context.req_id, b"", ())
+            return PoolSlots(-1, req_context.req_id, b"", ())
+        serial = next(self._serials)
         lookup.loads += 1
         self._loads[serial] = lookup
         return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, list(keys)))
@@ -363,11 +363,11 @@ class ForebayManager(OffloadingManager):
         self._kv_cache_manager = kv_cache_manager
 
     @guarded(nothing)
-    def step_ended(self, tokens: int) -> None:
-        """The scheduler has finished a step that computes this many tokens."""
+    def step_ended(self, tokens: int, *, is_busy: bool = False) -> None:
+        """The scheduler has finished a step that computes this many tokens, or `is_busy` with an unknown number."""
         now = time.monotonic()
         self._steps += 1
-        self._is_idle = tokens == 0
+        self._is_idle = tokens == 0 and not is_busy
         self._patience.stepped(now, tokens)
         if self._stores.settle() and self._is_idle:
             self._nap()
@@ -388,7 +388,7 @@ class ForebayManager(OffloadingManager):
         """Counts since the last call."""
         return self.health.take_stats()
 
-    @guarded(nothing)
+    @caught(nothing)
     def shutdown(self) -> None:
         """Ends the session; waits at most its deadline."""
         if self._is_named:
@@ -446,12 +446,13 @@ class ForebayManager(OffloadingManager):
         if now >= self._settle_until:
             return False
         self._nap()
-        self._spend(now)
         return True
 
     def _nap(self) -> None:
         """Nothing can run: leaves the processor to those who are waited for."""
+        began = time.monotonic()
         time.sleep(max(0.0, self._budget))
+        self._spend(began)
 
     def _is_at_limit(self) -> bool:
         return not self._is_named or self.breaker.is_open or len(self._leased) >= self._settings.max_leased_requests
@@ -513,6 +514,7 @@ class ForebayManager(OffloadingManager):
         asked.polled_in, asked.polled_at = self._steps, now
         was_late = lookup.is_late
         is_answered = lookup.poll(max(0.0, self._budget), now)
+        self._spend(now)
         self.health.count(metrics.LATE_LOOKUPS, lookup.is_late and not was_late)
         if is_answered:
             self._unanswered.discard(lookup)
@@ -520,7 +522,6 @@ class ForebayManager(OffloadingManager):
                 self._await_promotions(asked, lookup, now)
             else:
                 self._promoting.discard(lookup)
-        self._spend(now)
         return is_answered
 
     def _await_promotions(self, asked: _Asked, lookup: Lookup, now: float) -> None:
@@ -558,7 +559,7 @@ class ForebayManager(OffloadingManager):
         asked = self._leased.get(lookup)
         if asked is None or not self._is_alive(asked):
             return False
-        return asked.lookup is lookup and not asked.is_placed and lookup.is_promoting
+        return asked.lookup is lookup and not asked.is_placed
 
     def _is_alive(self, asked: _Asked) -> bool:
         """Whether the request has not ended: nobody asks for it any more then."""

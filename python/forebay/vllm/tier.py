@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -44,6 +45,8 @@ from forebay.vllm.timing import timed
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
     from vllm.v1.request import Request
@@ -79,13 +82,14 @@ class ForebayTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality.LOCAL
         self.spec = offloading_spec
-        self.settings, warnings = Settings.parse(options)
-        for warning in passed_on(options, {})[1] + warnings:
-            logger.warning("forebay: %s", warning)
         self.breaker = Breaker()
+        self.settings = self._read(options)
         self.manager = ForebayManager(self.settings, workers=1)
         self.timings = self.manager.health.timings
-        self.tokens = 0  # of the step that is being scheduled, where somebody says so
+        self._tokens = 0  # of the step that is being scheduled: as the connector says, or else those of chunks to store
+        self._resumed: Iterable[str] = ()  # requests that run again in this step, where somebody says so
+        # Of vLLM's workers, dropped by a reset: how many have yet to report each. They may still write into rows.
+        self._dropped_jobs: dict[int, int] = {}
         self._engine: CopyEngine = AbsentEngine()
         self._is_given = bool(namespace)
         self._is_open = False
@@ -94,13 +98,13 @@ class ForebayTier(SecondaryTierManager):
         self._requests: dict[str, Request] = {}
         self._asking = ""  # the request that vLLM asks about at the moment
         self._is_answered = False
+        self._running: set[str] = set()  # requests, where nobody says what a step computes
+        self._may_rows_be_written = False  # by jobs that a reset dropped, where nobody says when they end
         self._copying: set[int] = set()  # jobs that the copy engine has
         self._loads: dict[int, str] = {}  # job to request
-        self._refused: list[int] = []  # jobs that never reached the copy engine
-        self._idle: list[int] = []  # stores with nothing to copy
-        if reason := refusal(options):
-            self.breaker.switch_off(reason)
-        elif namespace:
+        self._loaded: dict[str, set[OffloadKey]] = {}  # what was loaded for a request that has not got its blocks yet
+        self._results: list[JobResult] = []  # that vLLM has not taken yet
+        if namespace:
             self._open_by(namespace)
 
     @property
@@ -138,6 +142,12 @@ class ForebayTier(SecondaryTierManager):
     @guarded(lambda *_: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """vLLM asks for each chunk that its host tier lacks; the first question of a step is for all of the request."""
+        loaded = self._loaded.get(req_context.req_id, ())
+        # A host tier too small for the prompt would push out its chunks for each other, for ever.
+        if key in loaded or len(loaded) >= len(self._primary_kv_view):
+            return LookupResult.MISS
+        if self._dropped_jobs or self._may_rows_be_written:
+            return LookupResult.MISS
         if req_context.req_id != self._asking:
             self._asking = req_context.req_id
             self._is_answered = self._match(req_context.req_id)
@@ -157,33 +167,39 @@ class ForebayTier(SecondaryTierManager):
     @guarded(nothing)
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._requests.pop(req_context.req_id, None)
+        self._loaded.pop(req_context.req_id, None)
+        self._running.discard(req_context.req_id)
         self.manager.on_request_finished(req_context)
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
     @timed
-    @guarded(lambda self, job: self._refused.append(job.job_id))
+    @guarded(lambda self, job: self._end(job.job_id, is_copied=False))
     def submit_load(self, job_metadata: TransferJob) -> None:
         job, context = job_metadata.job_id, job_metadata.req_context
         self._loads[job] = context.req_id
+        self._loaded.setdefault(context.req_id, set()).update(job_metadata.keys)
         keys = _in_order(job_metadata)
         slots = self.manager.prepare_load(keys, context)
         self.manager.sent(job, slots, is_load=True)
         if not slots.groups:
-            self._refused.append(job)
+            self._end(job, is_copied=not keys)
             return
         self._engine.submit_load(job, slots.pool, _groups(slots, keys, job_metadata))
         self._copying.add(job)
 
     @timed
-    @guarded(lambda self, job: self._idle.append(job.job_id))
+    @guarded(lambda self, job: self._end(job.job_id, is_copied=self.breaker.is_off))
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Chunks that no slot is at hand for are not stored, as those that the pool has: both are success."""
         job = job_metadata.job_id
+        self._may_rows_be_written = False  # all jobs before the reset have ended before one after it began
+        if self._is_given:
+            self._tokens += self._computed(job_metadata)
         keys = [] if self._has_stale_rows else _in_order(job_metadata)
         stored = self.manager.prepare_store(keys, job_metadata.req_context)
         if not stored.keys_to_store:
-            self._idle.append(job)
+            self._end(job, is_copied=True)
             return
         slots = stored.store_spec
         assert isinstance(slots, PoolSlots)
@@ -192,29 +208,37 @@ class ForebayTier(SecondaryTierManager):
         self.manager.sent(job, slots, is_load=False)
 
     @timed
-    @caught(lambda *_: [])
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Also works while Forebay is off: vLLM keeps rows for jobs that are not over."""
-        idle, self._idle = self._idle, []
-        refused, self._refused = self._refused, []
-        results = [JobResult(job, True, transfer_time=0.0, transfer_bytes=0) for job in idle]
-        for job, is_copied, size, seconds in [(job, False, 0, 0.0) for job in refused] + self._engine.finished():
-            results.append(JobResult(job, is_copied, transfer_time=seconds, transfer_bytes=size))
-            self._copying.discard(job)
-            request = self._loads.pop(job, None)
-            if request is not None and not is_copied:
-                self.manager.load_failed([request])
-            self.manager.reported({job: 1})
+        self._try_to_gather()
+        results, self._results = self._results, []
         return results
 
-    @caught(lambda self: self.breaker.switch_off("its cache could not be reset, so it might hit what is stale"))
+    @caught(lambda self: self._stop_copies())
     def drain_jobs(self) -> None:
         """vLLM resets its host tier, which a tier hears of in no other way: the namespace moves, as for the connector."""
         flush(self._engine, self._copying)
-        self._has_rows = False
         self.manager.reset_cache()
+        self._gather()  # only now, so that no store of before is named
+        self._has_rows = False
+        self._may_rows_be_written = self._is_given
         # What running requests have computed comes to the host tier once more, whatever weights it is of.
-        self._has_stale_rows = self.manager.engine_holds_kv()
+        are_weights_other = self.settings.reset_moves_namespace or self._has_stale_rows
+        self._has_stale_rows = are_weights_other and (bool(self._running) or self.manager.engine_holds_kv())
+        self._say_if_stale()
+
+    @guarded(lambda self, *_: self.breaker.switch_off("its cache could not be reset, so it might hit what is stale"))
+    def reset_begins(self, scheduler: OffloadingConnectorScheduler) -> None:
+        """vLLM is about to drop its own jobs, which its workers end at the next step."""
+        self._dropped_jobs |= compat.jobs_under_way(scheduler)
+
+    @guarded(nothing)
+    def workers_reported(self, completed: Mapping[int, int]) -> None:
+        """So many more of vLLM's workers have ended each of these jobs."""
+        for job in self._dropped_jobs.keys() & completed.keys():
+            self._dropped_jobs[job] -= completed[job]
+            if self._dropped_jobs[job] <= 0:
+                del self._dropped_jobs[job]
 
     # ---- a step, and the engine's life -----------------------------------------------------------------------------
 
@@ -224,39 +248,60 @@ class ForebayTier(SecondaryTierManager):
         self.manager.get_ready()
         return self.manager.has_uncommitted()
 
+    @guarded(nothing)
+    def step_begins(self, output: SchedulerOutput) -> None:
+        """Tells of the step that is being scheduled, of which a tier is told less."""
+        self._tokens = output.total_num_scheduled_tokens
+        self._resumed = output.scheduled_cached_reqs.resumed_req_ids
+
     @timed
     @guarded(nothing)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """The loads of this step are submitted: the leases of requests that have their blocks are of no other use."""
         self._asking, self._has_rows = "", True
-        for request_id in (*context.new_req_ids, *context.preempted_req_ids):
+        for request_id in (*context.new_req_ids, *self._resumed, *context.preempted_req_ids):
+            self._loaded.pop(request_id, None)
             if request := self._requests.get(request_id):
                 self.manager.placed(request)
+        if self._is_given:
+            self._running.update(self._requests.keys() & set(context.new_req_ids))
         self.manager.drop_unsubmitted()
         self.manager.on_schedule_end(context)
-        self.manager.step_ended(self.tokens)
+        tokens, self._tokens = self._tokens, 0
+        self.manager.step_ended(tokens, is_busy=bool(self._running))
 
     @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:
         """vLLM's host tier keeps what other weights have filled until it is reset, and new KV may build on it."""
         self._has_stale_rows = self._has_rows or self.manager.engine_holds_kv()
         self.manager.weights_moved(is_first)
-        if self._has_stale_rows:
-            logger.info("forebay: nothing is stored before vLLM's host tier, which holds old KV, is reset")
+        self._say_if_stale()
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
         return self.manager.get_stats()
 
-    @caught(nothing)
     def shutdown(self) -> None:
         """Copies end before vLLM takes its host tier away."""
-        self._engine.shutdown()
+        self._end_copies()
         self.manager.shutdown()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
+    @caught(lambda self, *_: self._cannot_begin() or Settings())
+    def _read(self, options: Mapping[str, Any]) -> Settings:
+        settings, warnings = Settings.parse(options)
+        for warning in passed_on(options, {})[1] + warnings:
+            logger.warning("forebay: %s", warning)
+        if reason := refusal(options):
+            self.breaker.switch_off(reason)
+        return settings
+
+    @guarded(lambda self, *_: self._cannot_begin())
     def _open_by(self, namespace: str) -> None:
+        if not isinstance(namespace, str):
+            self.breaker.switch_off(f"`namespace` cannot be {namespace!r}: it is a text")
+            return
         config = self.spec.config
         if config.cache.blocks_per_chunk > 1:
             self.breaker.switch_off(_CHUNKS)
@@ -275,6 +320,55 @@ class ForebayTier(SecondaryTierManager):
         stock = self.settings.stock_blocks or min(compat.MAX_STOCK_BLOCKS, len(self._primary_kv_view))
         name = GivenName(namespace, config, self.row_bytes, self.settings.tenant)
         self.manager.open(self.connect(stock), shapes, name, Adapters(None, can_hear=False), stock, self.breaker)
+
+    def _cannot_begin(self) -> None:
+        self.breaker.switch_off("it cannot work with this configuration, see above")
+
+    def _computed(self, job: TransferJob) -> int:
+        """The tokens of a store: vLLM stores chunks that it has computed, each once."""
+        counts = Counter(map(group_of, job.keys))
+        return max((counts[group.group_id] * group.tokens_per_block for group in self.spec.config.groups), default=0)
+
+    @caught(nothing)
+    def _try_to_gather(self) -> None:
+        self._gather()
+
+    def _gather(self) -> None:
+        """Keeps all results before it does anything that may fail."""
+        finished = self._engine.finished()
+        for job, is_copied, size, seconds in finished:
+            self._results.append(JobResult(job, is_copied, transfer_time=seconds, transfer_bytes=size))
+        for job, is_copied, *_ in finished:
+            self._forget(job, is_copied=is_copied)
+
+    def _end(self, job: int, *, is_copied: bool) -> None:
+        """The result of a job that never reached the copy engine."""
+        self._results.append(JobResult(job, is_copied, transfer_time=0.0, transfer_bytes=0))
+        self._forget(job, is_copied=is_copied)
+
+    def _forget(self, job: int, *, is_copied: bool) -> None:
+        self._copying.discard(job)
+        request = self._loads.pop(job, None)
+        if request is not None and not is_copied:
+            self.manager.load_failed([request])
+        self.manager.reported({job: 1})
+
+    def _stop_copies(self) -> None:
+        """vLLM is about to give all rows to others, and nobody knows any more which copies are under way."""
+        self.breaker.switch_off("its cache could not be reset, so it might hit what is stale")
+        self._try_to_gather()
+        self._end_copies()
+        for job in sorted(self._copying):
+            self._end(job, is_copied=False)
+
+    @caught(nothing)
+    def _end_copies(self) -> None:
+        engine, self._engine = self._engine, AbsentEngine()
+        engine.shutdown()
+
+    def _say_if_stale(self) -> None:
+        if self._has_stale_rows:
+            logger.info("forebay: nothing is stored before vLLM's host tier, which holds old KV, is reset")
 
 
 class Told:

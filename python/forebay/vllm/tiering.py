@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -58,6 +59,8 @@ class ForebayTieringConnector(OffloadingConnector):
 
     def _open(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         tier = self.tier
+        if tier.breaker.is_off:
+            return
         try:
             own, *outer = compat.transfers(self, vllm_config)
             options = [transfer.kv_connector_extra_config for transfer in (own, *outer)]
@@ -96,8 +99,16 @@ class ForebayTieringConnector(OffloadingConnector):
         super().on_new_request(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        self.tier.tokens = scheduler_output.total_num_scheduled_tokens
+        self.tier.step_begins(scheduler_output)
         return super().build_connector_meta(scheduler_output)
+
+    def reset_cache(self) -> bool | None:
+        self.tier.reset_begins(self.scheduler)
+        return super().reset_cache()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        super().update_connector_output(connector_output)
+        self.tier.workers_reported(compat.completed_jobs(connector_output))
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics:
