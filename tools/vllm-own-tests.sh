@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs vLLM's own tests of its offloading connector on Forebay's:
+# Runs vLLM's own tests of its offloading connector on Forebay's, and those of its filesystem tier on Forebay's tier:
 # `tools/vllm-own-tests.sh VENV CACHE [pytest arguments]`.
 #
 # Wheels carry no tests, so they come from the source distribution, which is fetched by pip's own client without being
-# built, and checked against the digest in tools/versions.env. tests/vllm_own/forebay_in_place.py says how Forebay takes
-# vLLM's place in them, and which are left out.
+# built, and checked against the digest in tools/versions.env. The plugins in tests/vllm_own say how Forebay takes vLLM's
+# place in them, and which are left out.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ shift 2
 mkdir -p "$cache"
 sources=$(realpath "$cache")/tests-$VLLM_TESTS_VERSION
 
-if [ ! -d "$sources" ]; then
+if [ ! -d "$sources/tests/v1/kv_offload" ]; then
   echo "getting the tests of vLLM $VLLM_TESTS_VERSION" >&2
   rm -rf "$sources.part"
   "$venv/bin/python" - "$VLLM_TESTS_VERSION" "$VLLM_TESTS_SHA256" "$sources.part" <<'PY'
@@ -44,19 +44,27 @@ with command.main_context(), tempfile.TemporaryDirectory() as directory:
         file, _ = Downloader(session, "off", 0)(found.link, directory)
     found_digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     assert found_digest == digest, f"its digest is {found_digest}, and tools/versions.env says {digest}"
-    wanted = ("LICENSE", "tests/__init__.py", "tests/v1/__init__.py", "tests/v1/kv_connector/")
+    wanted = ("LICENSE", "tests/__init__.py", "tests/v1/__init__.py", "tests/v1/kv_connector/", "tests/v1/kv_offload/")
     with tarfile.open(file) as packed:
         for member in packed:
             member.name = member.name.partition("/")[2]
             if member.isfile() and member.name.startswith(wanted):
                 packed.extract(member, target, filter="data")
 PY
+  rm -rf "$sources"
   mv "$sources.part" "$sources"
 fi
 
-cd "$sources"
-env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
-  CUDA_VISIBLE_DEVICES= TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 \
-  PYTHONPATH="$sources:$repository/tests/vllm_own" \
-  "$venv/bin/python" -m pytest -q -p forebay_in_place -p no:cacheprovider --disable-warnings "$@" \
-  tests/v1/kv_connector/unit/offloading_connector
+# own PLUGIN TESTS: runs them with a plugin that puts Forebay in vLLM's place.
+own() {
+  (
+    cd "$sources"
+    env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
+      CUDA_VISIBLE_DEVICES= TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 \
+      PYTHONPATH="$sources:$repository/tests/vllm_own" \
+      "$venv/bin/python" -m pytest -q -p "$1" -p no:cacheprovider --disable-warnings "${@:3}" "$2"
+  )
+}
+
+own forebay_in_place tests/v1/kv_connector/unit/offloading_connector "$@"
+own tier_in_place tests/v1/kv_offload/tiering/test_fs_tier.py "$@"
