@@ -89,8 +89,9 @@ def test_the_log_says_once_when_the_daemon_goes_and_comes(
     for at, is_up in enumerate([True, True, False, False, True]):
         daemon.is_up = is_up
         engine.generate(str(at), PROMPTS[0])
+        engine.connector.manager.say_how_it_is()
         assert engine.stats["forebay:is_ready"] == is_up
-    ready = f"forebay is ready, pool {daemon.pool.hex()}"
+    ready = "forebay is ready: a pool at /nowhere"
     assert log == [ready, "forebay is not ready, requests are computed meanwhile: connecting", ready]
 
 

@@ -14,6 +14,8 @@ from forebay.vllm import health, metrics
 from harness import Engine, Shape, prompt
 
 NOT_READY = "forebay is not ready, requests are computed meanwhile: "
+# The stand-in for the daemon tells nobody but its sessions how large it is.
+READY = "forebay is ready: a pool at /nowhere"
 LONG_ENOUGH = 30.0
 
 
@@ -54,8 +56,8 @@ def test_another_reason_is_said_at_most_once_a_minute(clock: SimpleNamespace, ca
     with caplog.at_level("INFO", "vllm.forebay"):
         for at, why in steps:
             clock.now, session.why = 1000.0 + at, why
-            assert said.say(session) is (why is None)  # type: ignore[arg-type]
-    ready = f"forebay is ready, pool {b'pool'.hex()}"
+            said.say(session, lambda: "1 GiB at /here")  # type: ignore[arg-type]
+    ready = "forebay is ready: 1 GiB at /here"
     assert caplog.messages == [
         NOT_READY + "cannot reach the daemon",
         NOT_READY + "other protocol",
@@ -72,6 +74,39 @@ def wait_until(what: str, is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_an_engine_says_where_it_stands_before_anybody_asks_it_anything(
+    is_up: bool, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "WATCH_SECONDS", 0.005)
+    daemon.is_up = is_up
+    with caplog.at_level("INFO", "vllm.forebay"):
+        engine = Engine(daemon, monkeypatch)
+        if is_up:  # how each start is, which is no news
+            time.sleep(0.05)
+            assert not any("ready" in message for message in caplog.messages)
+            engine.connector.has_pending_push_work()
+        line = READY if is_up else NOT_READY + "connecting"
+        wait_until("it says where it stands", lambda: line in caplog.messages)
+    assert sum("ready" in message for message in caplog.messages) == 1
+    engine.connector.shutdown()
+
+
+def test_prompts_shorter_than_a_block_are_named_once(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = "forebay: prompts shorter than a block (16 tokens) cannot hit"
+    with caplog.at_level("INFO", "vllm.forebay"):
+        engine = Engine(daemon, monkeypatch)
+        engine.generate("as long", prompt(1, 16))
+        engine.connector.manager._look_for_short_prompt(SimpleNamespace(num_tokens=0))  # type: ignore[arg-type]
+        assert line not in caplog.messages
+        for name in ("short", "again"):
+            engine.generate(name, prompt(1, 15))
+    assert caplog.messages.count(line) == 1
+    engine.assert_no_faults()
+
+
 def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "forebay-health"]
 
@@ -83,7 +118,7 @@ def test_an_engine_without_requests_says_when_the_daemon_is_there_and_goes(
     with caplog.at_level("INFO", "vllm.forebay"):
         engine = Engine(daemon, monkeypatch)
         engine.connector.has_pending_push_work()  # as vLLM's loop asks before it waits for the first request
-        wait_until("it says that it is ready", lambda: f"forebay is ready, pool {daemon.pool.hex()}" in caplog.messages)
+        wait_until("it says that it is ready", lambda: READY in caplog.messages)
         daemon.is_up = False
         wait_until("it says that it is not", lambda: NOT_READY + "connecting" in caplog.messages)
     engine.connector.shutdown()
@@ -115,7 +150,7 @@ def test_no_line_is_written_after_the_end(caplog: pytest.LogCaptureFixture) -> N
     said = health.Health()
     said.close()
     with caplog.at_level("INFO", "vllm.forebay"):
-        assert said.say(Session())  # type: ignore[arg-type]
+        said.say(Session(), lambda: "1 GiB at /here")  # type: ignore[arg-type]
     assert caplog.messages == []
 
 

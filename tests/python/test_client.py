@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from forebay import Client, ForebayError
+from forebay.vllm.session import describe
+from forebay.vllm.settings import Settings
 from harness import hashes
 from rig.daemon import Daemon
 from rig.process import wait_until
@@ -134,6 +136,16 @@ def test_inspect_shows_what_there_is(client: Client) -> None:
     assert shown["fields"] == {"model": "a", "tenant": "blue"}
     assert shown["groups"] == [{"group": 0, "block_bytes": BLOCK, "ready_blocks": 2}]
     assert seen["capacity_bytes"] == 64 << 20 and len(str(seen["pool_id"])) == 32
+
+
+def test_an_engines_log_names_the_pools_size_its_place_and_the_namespace(client: Client, sockets: Path) -> None:
+    fields = {"model": "a", "tenant": "blue"}
+    client.open_namespace(fields, {0: BLOCK})
+    [shown] = client.inspect()["namespaces"]
+    settings = Settings(socket=str(sockets))
+    assert describe(settings, fields) == f"64 MiB at {sockets}, namespace {shown['namespace_id']}"
+    assert describe(settings, {"model": "b"}) == f"64 MiB at {sockets}"
+    assert describe(Settings(socket="/nowhere"), fields) == "a pool at /nowhere"
 
 
 def test_purge_takes_a_namespace_or_a_tenant(client: Client) -> None:

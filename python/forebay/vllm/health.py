@@ -1,8 +1,8 @@
 """The state of the cache: counts and gauges for vLLM's metrics, lines in the log, the report for tests.
 
 Invariants: a line is logged when the session becomes ready or ceases to be. While it is not ready, another reason
-is logged at most once a minute. The session is checked once a second, by steps and, for the log alone, by a thread:
-an engine without requests makes no steps.
+is logged at most once a minute. Steps check the session once a second for the metrics. A thread does so for the log,
+from the engine's start on: an engine without requests makes no steps, and a line may cost a round trip.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Health:
         self._step_seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._look_at = 0.0
         self._gauges: dict[str, int] = {}
-        self._log = threading.Lock()  # held by a step or the thread while it logs
         self._is_said = False
         self._said: str | None = None  # the reason in the last line, None for "ready"
         self._say_again_at = 0.0
@@ -60,26 +59,23 @@ class Health:
 
     def look(self, session: Session, breaker: Breaker) -> None:
         """Reads the session's state; no round trip."""
-        is_ready = self.say(session)
-        self._gauges = {metrics.IS_READY: int(is_ready), metrics.FAULTS: breaker.faults}
+        self._gauges = {metrics.IS_READY: int(session.reason() is None), metrics.FAULTS: breaker.faults}
         self.timings.report(session=session.stats(), faults=breaker.faults)
 
-    def say(self, session: Session) -> bool:
-        """Logs a change of the session's state; returns whether it is ready. No round trip, on any thread."""
-        with self._log:
-            reason = session.reason()
-            if self._is_over.is_set() or (self._is_said and reason == self._said):
-                return reason is None
-            now = time.monotonic()
-            if reason is None:
-                logger.info("forebay is ready, pool %s", session.pool.hex())
-            elif self._said is None or now >= self._say_again_at:
-                logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
-                self._say_again_at = now + SAY_AGAIN_SECONDS
-            else:
-                return False
-            self._is_said, self._said = True, reason
-            return reason is None
+    def say(self, session: Session, describe: Callable[[], str]) -> None:
+        """Logs a change of the session's state; `describe` names the daemon that is ready."""
+        reason = session.reason()
+        if self._is_over.is_set() or (self._is_said and reason == self._said):
+            return
+        now = time.monotonic()
+        if reason is None:
+            logger.info("forebay is ready: %s", describe())
+        elif self._said is None or now >= self._say_again_at:
+            logger.warning("forebay is not ready, requests are computed meanwhile: %s", reason)
+            self._say_again_at = now + SAY_AGAIN_SECONDS
+        else:
+            return
+        self._is_said, self._said = True, reason
 
     def watch(self, say: Callable[[], object]) -> None:
         """Makes a thread call this method until `close`, or until its object is gone. Does nothing the second time."""

@@ -33,7 +33,7 @@ from forebay.vllm.hub import IdentityError
 from forebay.vllm.identity import Name
 from forebay.vllm.lookup import Lookup, group_of
 from forebay.vllm.patience import Patience
-from forebay.vllm.session import AbsentSession, Session
+from forebay.vllm.session import AbsentSession, Session, describe
 from forebay.vllm.slots import PoolSlots
 from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
 
@@ -76,6 +76,8 @@ class ForebayManager(OffloadingManager):
         self._adapters: Adapters | None = None
         self._shapes: dict[int, Shape] = {}
         self._is_named = False
+        self._fields: Mapping[str, str] = {}  # of the namespace
+        self._has_told_of_short_prompts = False
         self._salt = ""  # of resets of the connector's cache
         self._epoch = ""  # of the weights in memory; empty while they equal those on disk
         self._kv_cache_manager: KVCacheManager | None = None
@@ -117,6 +119,7 @@ class ForebayManager(OffloadingManager):
         self._identity = identity
         self._adapters = adapters
         self.breaker = breaker
+        self.health.watch(self.say_how_it_is)
 
     # ---- the match -------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,7 @@ class ForebayManager(OffloadingManager):
         asked = self._requests[request.request_id] = self._waiting[request.request_id] = _Asked(request)
         self.get_ready()
         self._look_for_stale_kv()
+        self._look_for_short_prompt(request)
         if request.lora_request is not None:
             asked.adapter = self._adapters.asked_for(request.lora_request) if self._adapters else None
             asked.is_excluded = asked.adapter is None
@@ -380,8 +384,11 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def say_how_it_is(self) -> None:
-        """Logs a change in whether the session is ready. The thread of `health` calls it too."""
-        self.health.say(self._session)
+        """Logs a change in whether the session is ready. The thread of `health` calls it."""
+        # Each start passes through these states, and an engine that has no name shares nothing.
+        is_starting = self._session.state() in ("attaching", "naming")
+        if self._is_named or (self._identity is not None and not is_starting):
+            self.health.say(self._session, lambda: describe(self._settings, self._fields))
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
@@ -418,6 +425,14 @@ class ForebayManager(OffloadingManager):
         """Called at a time when the engine may have dropped all KV: before a request gets its first block."""
         self._has_stale_kv = self._has_stale_kv and self.engine_holds_kv()
 
+    def _look_for_short_prompt(self, request: Request) -> None:
+        """Says once why nothing is shared by somebody who tries it with a few words."""
+        block = max((shape.tokens_per_block for shape in self._shapes.values() if shape.is_full), default=0)
+        # A tier is told of no tokens before the request's turn.
+        if not self._has_told_of_short_prompts and 0 < request.num_tokens < block:
+            self._has_told_of_short_prompts = True
+            logger.info("forebay: prompts shorter than a block (%d tokens) cannot hit", block)
+
     def _name(self) -> None:
         assert self._identity is not None
         try:
@@ -433,9 +448,8 @@ class ForebayManager(OffloadingManager):
         if self._epoch:
             fields["epoch"] = self._epoch
         self._session.set_namespace(fields, [shape.declared() for shape in self._shapes.values()])
-        self._is_named = True
+        self._is_named, self._fields = True, fields
         self._settle_until = None
-        self.health.watch(self.say_how_it_is)
 
     def _settle(self, now: float) -> bool:
         """Whether to wait for a namespace that was just set, or for ranks at the start: worth it once, not longer."""

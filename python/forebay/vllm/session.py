@@ -17,6 +17,7 @@ Groups = Sequence[tuple[int, bytes, bytes, bytes, int]]
 
 # After this long without an answer a call counts as failed; a request with a shorter wait has its own deadline.
 CALL_SECONDS = 1.0
+SIZES = ("B", "KiB", "MiB", "GiB")
 # A copy takes milliseconds; one that takes longer than this deserves a line in the log.
 FLUSH_LOG_SECONDS = 10.0
 
@@ -90,6 +91,29 @@ def open_session(settings: Settings, engine_id: str, incarnation: bytes, ranks: 
     except Exception as error:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot open a session")
         return AbsentSession(str(error))
+
+
+def describe(settings: Settings, fields: Mapping[str, str]) -> str:
+    """The pool and the namespace with these fields, for the log. One round trip.
+
+    Never raises: of a daemon that does not answer, only the place is known.
+    """
+    try:
+        from forebay import Client
+
+        client = Client(settings.socket, deadline=CALL_SECONDS)
+        seen = client.inspect()
+        client.close()
+        ids = [str(known["namespace_id"]) for known in seen["namespaces"] if known["fields"] == fields]
+        namespace = f", namespace {ids[0]}" if ids else ""
+        return f"{_size(seen['capacity_bytes'])} at {settings.socket}{namespace}"
+    except Exception:  # noqa: BLE001 - no exception reaches the engine
+        return f"a pool at {settings.socket}"
+
+
+def _size(count: int) -> str:
+    unit = min(max(0, count.bit_length() - 1) // 10, len(SIZES) - 1)
+    return f"{count / 1024**unit:.6g} {SIZES[unit]}"
 
 
 def open_engine(
