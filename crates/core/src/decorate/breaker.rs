@@ -39,6 +39,11 @@ impl Breaker {
         self.open.map(|(_, kind)| kind)
     }
 
+    /// Until when it is open.
+    pub fn open_until(&self) -> Option<Duration> {
+        self.open.map(|(until, _)| until)
+    }
+
     /// How often it has opened.
     pub fn opened(&self) -> u64 {
         self.opened
