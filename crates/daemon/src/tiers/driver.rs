@@ -25,6 +25,7 @@ pub struct Driver {
     pub is_shared: bool,
     pub deadline: Duration,
     rates: decorate::Limits,
+    has_breaker: bool,
     pub(super) tier: Option<Stack<Box<dyn Driven>>>,
     /// Why it will never be open, if so.
     pub failure: Option<String>,
@@ -68,6 +69,7 @@ impl Driver {
             is_shared,
             deadline: options.load_deadline,
             rates: options.rates,
+            has_breaker: !spec.has_own_breakers(),
             tier: None,
             failure: None,
             start: Instant::now(),
@@ -91,7 +93,8 @@ impl Driver {
         self.purges.find_all(&*tier);
         // A disk's errors do not pass; a connection's do.
         let attempts = if self.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
-        let rules = Rules { limits: self.rates, attempts, seed, deadline: self.deadline, has_breaker: true };
+        let rules =
+            Rules { limits: self.rates, attempts, seed, deadline: self.deadline, has_breaker: self.has_breaker };
         self.tier = Some(Stack::new(tier, rules));
     }
 

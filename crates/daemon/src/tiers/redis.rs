@@ -98,6 +98,11 @@ impl TierSpec for TierRedis {
         Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
     }
 
+    /// Each node has its own, for each direction.
+    fn has_own_breakers(&self) -> bool {
+        true
+    }
+
     fn examine(&self) -> Vec<Result<String>> {
         let named = self.urls.iter().map(|url| format!("`{url}`")).collect::<Vec<_>>();
         vec![settings(self).check().map(|()| format!("configured with {}", named.join(", ")))]
@@ -123,6 +128,10 @@ impl Driven for Redis {
 
     fn stores(&self) -> Vec<StoreReport> {
         vec![StoreReport::of_redis(self.report())]
+    }
+
+    fn breakers_opened(&self) -> u64 {
+        self.report().counters.breakers_opened
     }
 
     fn places(&self) -> Vec<Place> {

@@ -80,7 +80,7 @@ impl Driver {
             core: core.tier_report(self.id),
             counts: tier.iter().flat_map(|tier| tier.counts().map(|(kind, counts)| (kind, counts.clone()))).collect(),
             waiting: self.waiting() as u64,
-            breaker_opened: tier.map_or(0, |tier| tier.opened()),
+            breaker_opened: tier.map_or(0, |tier| tier.opened()) + self.inmost().map_or(0, Driven::breakers_opened),
             disks: self.inmost().map_or(Vec::new(), Driven::disks),
             stores: self.inmost().map_or(Vec::new(), Driven::stores),
         }

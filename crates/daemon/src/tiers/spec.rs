@@ -44,6 +44,11 @@ pub trait TierSpec: Section {
         None
     }
 
+    /// Whether parts of the tier that fail by themselves have breakers, so that the tier as a whole needs none.
+    fn has_own_breakers(&self) -> bool {
+        false
+    }
+
     /// What `forebay doctor` says of a configured tier that no daemon serves: a finding each, or what the operator has
     /// to change. Changes nothing.
     fn examine(&self) -> Vec<Result<String>>;
@@ -107,6 +112,11 @@ pub trait Driven: Timed + Send {
 
     fn stores(&self) -> Vec<StoreReport> {
         Vec::new()
+    }
+
+    /// How often breakers of the tier's own have opened.
+    fn breakers_opened(&self) -> u64 {
+        0
     }
 
     /// Where the blocks of a tier are that hosts share, to be emptied of namespaces.

@@ -102,6 +102,8 @@ pub struct RedisConfig {
     /// Size of a socket's buffer in each direction. Without it the kernel chooses, and grows the buffers with the
     /// connection's speed.
     pub socket_buffer_bytes: Option<u32>,
+    /// Whether a node that fails again and again is left alone for a while, in the direction in which it fails.
+    pub has_breakers: bool,
 }
 
 impl RedisConfig {
@@ -125,6 +127,7 @@ impl RedisConfig {
             connect_timeout: Duration::from_secs(1),
             operation_timeout: Duration::from_secs(5),
             socket_buffer_bytes: None,
+            has_breakers: true,
         }
     }
 

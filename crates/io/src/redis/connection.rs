@@ -18,7 +18,7 @@ use forebay_core::checksum::Checksum;
 use forebay_core::tier::{Location, OpId, OpKind, Outcome};
 
 use super::address::Address;
-use super::config::{Mode, Settings};
+use super::config::Settings;
 use super::in_flight::{InFlight, Job, Verdict};
 use super::report::Counters;
 use super::resp::{self, Head, LostStep, Reply};
@@ -120,6 +120,10 @@ pub(super) struct Connection {
     pub answer: Option<Reply>,
     /// An operation was answered, so the connection was useful.
     pub has_served: bool,
+    /// The server has refused a write, since it is a replica.
+    pub is_to_replica: bool,
+    /// It takes nothing new, and ends with the last operation in flight.
+    pub is_leaving: bool,
 }
 
 impl Connection {
@@ -141,6 +145,8 @@ impl Connection {
             bytes_in_flight: [0; 2],
             answer: None,
             has_served: false,
+            is_to_replica: false,
+            is_leaving: false,
         }
     }
 
@@ -169,10 +175,16 @@ impl Connection {
         self.bytes_in_flight
     }
 
+    /// Whether it was leaving, and nothing is in flight any more.
+    pub fn has_left(&self) -> bool {
+        self.is_leaving && !self.has_in_flight()
+    }
+
     /// Whether one more operation can be launched. Replies come in the order of commands, so all commands of the
     /// previous operation must have been written.
     pub fn has_room(&self, settings: &Settings) -> bool {
         self.is_ready()
+            && !self.is_leaving
             && self.in_flight.len() < settings.config.pipeline_depth
             && !self.in_flight.back().is_some_and(InFlight::has_more)
     }
@@ -199,12 +211,13 @@ impl Connection {
 
     /// Drops an operation in flight: data that arrive for it are discarded. A store whose bytes are not all sent
     /// stays, since its slot is still read.
-    pub fn abandon(&mut self, id: OpId) -> bool {
+    pub fn abandon(&mut self, id: OpId) -> Option<Job> {
         let wanted = |flight: &InFlight| flight.job.op.id == id && !flight.is_abandoned();
-        let Some(at) = self.in_flight.iter().position(wanted) else { return false };
+        let at = self.in_flight.iter().position(wanted)?;
         let flight = &mut self.in_flight[at];
-        if flight.job.op.kind == OpKind::Store {
-            return false;
+        let job = flight.job;
+        if job.op.kind == OpKind::Store {
+            return None;
         }
         flight.abandon();
         if flight.is_over() {
@@ -213,7 +226,7 @@ impl Connection {
         } else if let (0, Some(body)) = (at, &mut self.body) {
             body.target = None;
         }
-        true
+        Some(job)
     }
 
     /// Ends all operations in flight that were not abandoned, with their decided outcome or as failed.
@@ -343,10 +356,7 @@ impl Connection {
         let flight = flight.ok_or(LostStep("a reply came without a request"))?;
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
-                let has_other = matches!(context.settings.config.mode, Mode::Sentinel { .. });
-                if has_other && text.starts_with(b"READONLY") {
-                    return Err(LostStep("the server is no longer a master"));
-                }
+                self.is_to_replica |= text.starts_with(b"READONLY");
                 flight.refused(text, &self.address);
             }
             (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}

@@ -40,6 +40,9 @@ const MOST_HELD: usize = 16;
 const LONGEST_HELD: Duration = Duration::from_millis(1);
 /// Limit on the redirects of one operation.
 const MOST_REDIRECTS: u8 = 5;
+/// At most one connection in this time is replaced because its server has become a replica: a replica that stays one is
+/// read from all the time.
+const LEAVE_PAUSE: Duration = Duration::from_secs(1);
 /// No known node has the slot.
 const NOBODY: u16 = u16::MAX;
 
@@ -69,6 +72,11 @@ pub(super) struct EventLoop {
     counters: Counters,
     scratch: Vec<u8>,
     random: u64,
+    begun: Instant,
+    /// Since `begun`, at the last wake-up.
+    now: Duration,
+    /// When the next connection to a replica may be replaced.
+    next_leave: Instant,
 }
 
 impl EventLoop {
@@ -103,6 +111,9 @@ impl EventLoop {
             counters: Counters::default(),
             scratch: Vec::new(),
             random: seed,
+            begun: now,
+            now: Duration::ZERO,
+            next_leave: now,
         };
         if event_loop.discovery.is_none() {
             event_loop.node_of(&settings.addresses[0]);
@@ -115,6 +126,8 @@ impl EventLoop {
         while !self.inbox.is_closed.load(Ordering::Relaxed) {
             let is_called = self.wait_and_receive();
             let now = Instant::now();
+            self.now = now - self.begun;
+            self.nodes.iter_mut().for_each(|node| node.advance(self.now));
             if is_called {
                 self.accept();
             }
@@ -155,7 +168,8 @@ impl EventLoop {
     fn due(&self) -> Option<Instant> {
         let nodes = self.nodes.iter().filter_map(Node::due);
         let held = self.held_since.map(|since| since + LONGEST_HELD);
-        nodes.chain(self.discovery.as_ref().and_then(Discovery::due)).chain(held).min()
+        let refused = self.nodes.iter().filter_map(Node::refuses_until).map(|until| self.begun + until);
+        nodes.chain(self.discovery.as_ref().and_then(Discovery::due)).chain(held).chain(refused).min()
     }
 
     fn on_event(&mut self, token: u64, flags: EventFlags) {
@@ -178,6 +192,13 @@ impl EventLoop {
             result = connection.on_readable(is_at_end, &mut context);
         }
         let is_new = !was_ready && connection.is_ready();
+        if std::mem::take(&mut connection.is_to_replica) {
+            let now = Instant::now();
+            if self.next_leave <= now {
+                (connection.is_leaving, self.next_leave) = (true, now + LEAVE_PAUSE);
+            }
+            discovery.iter_mut().for_each(Discovery::want);
+        }
         match (token, result) {
             (DISCOVERY, _) if is_new => self.heard(),
             (DISCOVERY, Err(loss)) => self.discovery_failed(&loss.why),
@@ -198,7 +219,10 @@ impl EventLoop {
                 self.counters.failed_connects += 1;
                 self.fail_link(node, link, false, &format!("it refused the connection: {text}"));
             }
-            _ => self.counters.connections_made += 1,
+            _ => {
+                self.counters.connections_made += 1;
+                self.nodes[node].welcomed();
+            }
         }
     }
 
@@ -261,6 +285,8 @@ impl EventLoop {
                 connection.end_with(ErrorKind::Unavailable, &mut self.ended);
             }
         }
+        // The former master is to blame for its own.
+        self.settle();
         self.node_of(address);
         self.reroute();
     }
@@ -281,7 +307,8 @@ impl EventLoop {
     fn node_of(&mut self, address: &Address) -> u16 {
         let known = self.nodes.iter().position(|node| node.dialer.address == *address);
         let at = known.unwrap_or_else(|| {
-            self.nodes.push(Node::new(address.clone(), self.connections, Instant::now()));
+            let has_breakers = self.settings.config.has_breakers;
+            self.nodes.push(Node::new(address.clone(), self.connections, has_breakers, Instant::now()));
             self.nodes.len() - 1
         });
         self.nodes[at].is_retired = false;
@@ -302,13 +329,13 @@ impl EventLoop {
         let node = match self.settings.config.mode {
             Mode::Cluster => {
                 name::write(&mut self.scratch, &self.settings.config.key_prefix, &job.op.key, 0);
-                usize::from(self.slots[usize::from(name::slot(&self.scratch))])
+                self.slots[usize::from(name::slot(&self.scratch))]
             }
             _ => 0,
         };
         let is_known = !self.nodes.is_empty();
-        match self.nodes.get_mut(node) {
-            Some(node) => node.push(job),
+        match self.nodes.get(usize::from(node)) {
+            Some(_) => self.give(node, job),
             None if !is_known => self.unrouted.push_back(job),
             None => {
                 // The cluster has a gap; the next map may close it.
@@ -318,12 +345,22 @@ impl EventLoop {
         }
     }
 
+    /// To a node that is known. One that fails in this direction is left alone.
+    fn give(&mut self, at: u16, job: Job) {
+        let job = Job { node: at, ..job };
+        let node = &mut self.nodes[usize::from(at)];
+        match node.refuses(&job) {
+            true => self.finish(&job, Outcome::Failed(ErrorKind::Unavailable)),
+            false => node.push(job),
+        }
+    }
+
     /// Takes requests from the owner.
     fn accept(&mut self) {
         let mut queue = std::mem::take(&mut self.queue);
         self.inbox.take(&mut queue);
         for op in queue.ops.drain(..) {
-            self.route(Job { op, redirects: 0, is_asking: false });
+            self.route(Job { op, node: NOBODY, redirects: 0, is_asking: false });
         }
         for id in queue.cancelled.drain(..) {
             self.cancel(id);
@@ -333,16 +370,17 @@ impl EventLoop {
 
     fn cancel(&mut self, id: OpId) {
         let unrouted = self.unrouted.iter().position(|job| job.op.id == id).and_then(|at| self.unrouted.remove(at));
-        let waiting = unrouted.is_some() || self.nodes.iter_mut().any(|node| node.withdraw(id).is_some());
+        let waiting = unrouted.or_else(|| self.nodes.iter_mut().find_map(|node| node.withdraw(id)));
         let mut connections =
             self.nodes.iter_mut().flat_map(|node| &mut node.links).filter_map(|link| link.connection.as_mut());
-        if waiting || connections.any(|connection| connection.abandon(id)) {
+        if let Some(job) = waiting.or_else(|| connections.find_map(|connection| connection.abandon(id))) {
             self.counters.cancelled_operations += 1;
+            self.hear(&job, Outcome::Failed(ErrorKind::Timeout));
             self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
         }
     }
 
-    /// Ends connections that are past a deadline.
+    /// Ends connections that are past a deadline, or were leaving.
     fn expire(&mut self, now: Instant) {
         for node in 0..self.nodes.len() {
             for link in 0..self.nodes[node].links.len() {
@@ -350,6 +388,9 @@ impl EventLoop {
                 if connection.and_then(Connection::due).is_some_and(|due| due <= now) {
                     let why = "the server does not answer in time".to_string();
                     self.lose(node, link, Loss { kind: ErrorKind::Timeout, why, is_lost_step: false });
+                } else if connection.is_some_and(Connection::has_left) {
+                    let why = "the server is no longer a master".to_string();
+                    self.lose(node, link, Loss { kind: ErrorKind::Unavailable, why, is_lost_step: false });
                 }
             }
         }
@@ -434,22 +475,32 @@ impl EventLoop {
             discovery.want();
         }
         let job = Job { redirects: job.redirects + 1, is_asking: slot.is_none(), ..job };
-        self.nodes[usize::from(node)].push(job);
+        self.give(node, job);
     }
 
     fn finish(&mut self, job: &Job, outcome: Outcome) {
+        self.hear(job, outcome);
         count(&mut self.counters, job, outcome);
         self.completions.push(Completion { id: job.op.id, outcome });
+    }
+
+    /// The node that had the operation is judged by its outcome.
+    fn hear(&mut self, job: &Job, outcome: Outcome) {
+        if let Some(node) = self.nodes.get_mut(usize::from(job.node)) {
+            self.counters.breakers_opened += node.heard(job, outcome, self.now);
+        }
     }
 
     fn report_state(&self) {
         let ready = self.nodes.iter().map(Node::ready).sum();
         self.inbox.connections.store(ready, Ordering::Relaxed);
+        // Without a node that is read from, there is nothing to be asked.
+        let read = || self.nodes.iter().filter(|node| !node.refuses_reads());
         let is_hopeful = match &self.discovery {
             Some(discovery) if self.nodes.is_empty() => discovery.is_hopeful(),
-            _ => self.nodes.iter().any(Node::is_hopeful),
+            _ => read().any(Node::is_hopeful),
         };
-        match (ready, is_hopeful) {
+        match (read().map(Node::ready).sum::<usize>(), is_hopeful) {
             (1.., _) => self.inbox.set_state(State::Up),
             (0, false) => self.inbox.set_state(State::Down),
             // A connection is being made: the state stays as it is.

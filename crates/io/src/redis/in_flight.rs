@@ -25,6 +25,8 @@ use crate::header::{HEADER_BYTES, Header};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub op: Operation,
+    /// The node that it was given to last.
+    pub node: u16,
     pub redirects: u8,
     /// The next node needs an `ASKING` first.
     pub is_asking: bool,
@@ -222,6 +224,10 @@ impl InFlight {
         match (code, slot, to) {
             ("MOVED", Some(slot), Some(to)) => self.decide(Verdict::Moved { slot, to }),
             ("ASK", _, Some(to)) => self.decide(Verdict::Ask { to }),
+            // Another attempt would be refused as well, and what the server holds can be read.
+            ("MISCONF" | "NOREPLICAS" | "READONLY", ..) if self.job.op.kind == OpKind::Store => {
+                self.fail(ErrorKind::Full);
+            }
             _ => self.fail(kind_of(code)),
         }
     }

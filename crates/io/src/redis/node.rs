@@ -2,13 +2,15 @@
 //!
 //! Invariants: loads and lookups are launched before stores. If there are several connections, the first one carries
 //! no stores, so that a load never waits behind stores on every connection. Operations wait only while a connection
-//! exists or is being made.
+//! exists or is being made. A node that fails is left alone for a while, in the direction in which it fails: other nodes
+//! are used meanwhile, and a node that takes no writes is read from.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use forebay_core::tier::OpId;
+use forebay_core::decorate::Breaker;
+use forebay_core::tier::{OpId, Outcome};
 
 use super::address::Address;
 use super::config::Settings;
@@ -22,6 +24,8 @@ pub(super) struct Node {
     /// The cluster no longer names it: its connections stay, and are not replaced.
     pub is_retired: bool,
     pub links: Vec<Link>,
+    /// Of loads and lookups, and of stores and removals.
+    breakers: [Breaker; 2],
     urgent: VecDeque<Job>,
     later: VecDeque<Job>,
 }
@@ -33,12 +37,13 @@ pub(super) struct Link {
 }
 
 impl Node {
-    pub fn new(address: Address, connections: usize, now: Instant) -> Node {
+    pub fn new(address: Address, connections: usize, has_breakers: bool, now: Instant) -> Node {
         let link = || Link { connection: None, backoff: Backoff::new(now) };
         Node {
             dialer: Dialer::new(address),
             is_retired: false,
             links: (0..connections).map(|_| link()).collect(),
+            breakers: [Breaker::new(has_breakers), Breaker::new(has_breakers)],
             urgent: VecDeque::new(),
             later: VecDeque::new(),
         }
@@ -53,6 +58,39 @@ impl Node {
     pub fn is_hopeful(&self) -> bool {
         let is_tried = |link: &Link| link.backoff.failures > 0 || self.is_retired;
         self.links.iter().any(|link| link.connection.is_some() || !is_tried(link))
+    }
+
+    /// An operation that was given to it has ended. Returns how many breakers this opened.
+    pub fn heard(&mut self, job: &Job, outcome: Outcome, now: Duration) -> u64 {
+        let breaker = &mut self.breakers[usize::from(job.is_store())];
+        let opened = breaker.opened();
+        breaker.heard(outcome, true, now);
+        breaker.opened() - opened
+    }
+
+    /// What it refused before it refuses no more, once the pause is over.
+    pub fn advance(&mut self, now: Duration) {
+        self.breakers.iter_mut().for_each(|breaker| breaker.advance(now));
+    }
+
+    /// It has let a connection in: it may try, and one more failure is enough.
+    pub fn welcomed(&mut self) {
+        self.advance(Duration::MAX);
+    }
+
+    /// Whether operations of this direction are kept from it.
+    pub fn refuses(&self, job: &Job) -> bool {
+        self.breakers[usize::from(job.is_store())].is_open()
+    }
+
+    /// Whether loads and lookups are kept from it.
+    pub fn refuses_reads(&self) -> bool {
+        self.breakers[0].is_open()
+    }
+
+    /// When the next pause of its breakers is over.
+    pub fn refuses_until(&self) -> Option<Duration> {
+        self.breakers.iter().filter_map(Breaker::open_until).min()
     }
 
     pub fn has_in_flight(&self) -> bool {

@@ -27,7 +27,7 @@ pub struct Counters {
     pub foreign_values: u64,
     /// Blocks whose bytes do not match their checksum.
     pub corrupt_blocks: u64,
-    /// Stores for which the server had no memory.
+    /// Stores for which the server had no memory, or that it refused because it takes no writes at present.
     pub full_stores: u64,
     /// Operations that the server answered with another error.
     pub refused_operations: u64,
@@ -47,11 +47,13 @@ pub struct Counters {
     pub failed_connects: u64,
     /// Operations that a cluster redirected.
     pub redirects: u64,
+    /// Times that a node was left alone for a while, in one direction, after failures in a row.
+    pub breakers_opened: u64,
 }
 
 impl Counters {
     pub(super) fn add(&mut self, other: &Counters) {
-        let pairs: [(&mut u64, u64); 21] = [
+        let pairs: [(&mut u64, u64); 22] = [
             (&mut self.stored_blocks, other.stored_blocks),
             (&mut self.stored_bytes, other.stored_bytes),
             (&mut self.loaded_blocks, other.loaded_blocks),
@@ -73,6 +75,7 @@ impl Counters {
             (&mut self.lost_steps, other.lost_steps),
             (&mut self.failed_connects, other.failed_connects),
             (&mut self.redirects, other.redirects),
+            (&mut self.breakers_opened, other.breakers_opened),
         ];
         pairs.into_iter().for_each(|(sum, more)| *sum += more);
     }
@@ -85,7 +88,7 @@ pub struct RedisReport {
     pub name: String,
     /// The servers known now, without passwords.
     pub servers: Vec<String>,
-    /// Sick while no connection for lookups, or none for loads and stores, can be had.
+    /// Sick while no connection for lookups, or none for loads and stores, can be had, or all nodes fail to be read.
     pub health: Health,
     /// Usable connections, those for lookups included.
     pub connections: usize,

@@ -1,8 +1,11 @@
 //! Three masters that share the slots, and slots that move while they are used.
 
+use std::time::{Duration, Instant};
+
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Outcome, Tier};
 use forebay_io::redis::{Mode, RedisConfig};
+use rustix::process::Signal;
 
 use crate::bed::{Bed, config, key, loaded, name_of};
 use crate::conform::Suited;
@@ -138,6 +141,29 @@ fn a_node_that_is_gone_costs_its_own_blocks() {
         }
     }
     assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+}
+
+#[test]
+fn a_node_that_hangs_is_left_alone_and_the_others_are_read() {
+    let cluster = Cluster::start(Kind::Valkey);
+    // Without breakers, what is asked of the node waits for as long as a connection may take to be made.
+    let mut bed = Bed::ready(&RedisConfig { operation_timeout: Duration::from_secs(1), ..cluster.config() });
+    bed.store_all(0..60, 4096);
+    let (hung, well): (Vec<u64>, Vec<u64>) = (0..60).partition(|number| cluster.node_of(&name_of(&key(*number))) == 2);
+    cluster.nodes[2].signal(Signal::STOP);
+    let loads: Vec<_> = (0..).zip(&hung[..8]).map(|(slot, number)| bed.load(*number, slot, 4096)).collect();
+    assert!(bed.run(&loads).iter().all(|outcome| matches!(outcome, Outcome::Failed(_))));
+    let begun = Instant::now();
+    for number in &well {
+        assert_eq!(bed.look(*number, 4096), loaded(*number, 4096));
+    }
+    assert_eq!(bed.look(hung[9], 4096), Outcome::Failed(ErrorKind::Unavailable));
+    let config = cluster.config();
+    assert!(begun.elapsed() < config.connect_timeout / 2, "it was not waited for: {:?}", begun.elapsed());
+    assert_eq!(bed.redis.report().counters.breakers_opened, 1);
+    assert_eq!(bed.redis.health(), forebay_core::tier::Health::Healthy, "two of three serve");
+    cluster.nodes[2].signal(Signal::CONT);
+    until(|| bed.look(hung[9], 4096) == loaded(hung[9], 4096), || "the node is not tried again".to_string());
 }
 
 #[test]

@@ -87,6 +87,71 @@ fn a_server_without_memory_refuses_a_store_and_the_connection_goes_on() {
     }
 }
 
+/// Makes a server refuse writes, and take them again.
+struct Refusal {
+    code: &'static str,
+    begin: fn(&Server),
+    end: fn(&Server),
+}
+
+const REFUSALS: [Refusal; 3] = [
+    Refusal {
+        code: "NOREPLICAS",
+        begin: |server| drop(server.admin().must(&["CONFIG", "SET", "min-replicas-to-write", "1"])),
+        end: |server| drop(server.admin().must(&["CONFIG", "SET", "min-replicas-to-write", "0"])),
+    },
+    Refusal {
+        code: "MISCONF",
+        // The file that it saves to is a directory.
+        begin: |server| {
+            std::fs::create_dir(server.directory.path().join("values")).unwrap();
+            server.admin().must(&["CONFIG", "SET", "save", "3600 1"]);
+            server.admin().must(&["BGSAVE"]);
+            let has_failed = || server.admin().ask(&["INFO", "persistence"]).contains("rdb_last_bgsave_status:err");
+            until(has_failed, || "the server saves".to_string());
+        },
+        end: |server| drop(server.admin().must(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"])),
+    },
+    Refusal {
+        code: "READONLY",
+        // Its master is not there, so it keeps what it holds.
+        begin: |server| drop(server.admin().must(&["REPLICAOF", "127.0.0.1", "1"])),
+        end: |server| drop(server.admin().must(&["REPLICAOF", "NO", "ONE"])),
+    },
+];
+
+#[test]
+fn a_server_that_refuses_writes_is_read_in_full() {
+    for kind in BOTH {
+        for refusal in &REFUSALS {
+            let server = Server::with(kind, &["--dbfilename", "values"]);
+            let mut bed = Bed::ready(&config(&server.url()));
+            bed.store_all([1], SLOT_BYTES);
+            (refusal.begin)(&server);
+            let said = server.admin().ask(&["SET", "elsewhere", "1"]);
+            assert!(said.starts_with(&format!("-{}", refusal.code)), "{kind:?}: {said}");
+            for round in 0..10 {
+                let of =
+                    |even, odd| (10..20).map(|number| if number % 2 == 0 { even } else { odd }).collect::<Vec<_>>();
+                let ops: Vec<_> = (10..20)
+                    .map(|number| match number % 2 {
+                        0 => bed.store(number, number, 9000),
+                        _ => bed.load(1, number, SLOT_BYTES),
+                    })
+                    .collect();
+                let expected = of(failed(ErrorKind::Full), loaded(1, SLOT_BYTES));
+                assert_eq!(bed.run(&ops), expected, "{kind:?}, {}, round {round}", refusal.code);
+            }
+            let counters = bed.redis.report().counters;
+            assert_eq!((counters.full_stores, counters.breakers_opened), (50, 0), "{kind:?}, {}", refusal.code);
+            let is_replaced = counters.connections_lost > 0;
+            assert_eq!(is_replaced, refusal.code == "READONLY", "{kind:?}, {}", refusal.code);
+            (refusal.end)(&server);
+            bed.store_all(20..60, 9000);
+        }
+    }
+}
+
 #[test]
 fn what_others_wrote_under_a_blocks_name_is_corrupt_and_the_connection_goes_on() {
     for kind in BOTH {
