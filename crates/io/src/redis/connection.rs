@@ -96,6 +96,8 @@ struct Body {
     /// Bytes that have arrived of header, payload and end of line.
     done: u64,
     header: [u8; HEADER_BYTES],
+    /// Whether the length is that of the part; a later version may give it another.
+    is_of_length: bool,
     /// Where the payload goes; `None` if it is discarded.
     target: Option<u64>,
 }
@@ -411,7 +413,7 @@ impl Connection {
             body.header[body.done as usize..][..some].copy_from_slice(&bytes[..some]);
             if body.done + some as u64 == HEADER_BYTES as u64 && body.target.is_some() {
                 let flight = self.in_flight.front_mut().expect("a body has a flight");
-                if !check_header(flight, &body.header, context.counters)? {
+                if !check_header(flight, body, context.counters)? {
                     body.target = None;
                 }
             }
@@ -467,17 +469,17 @@ impl Connection {
 }
 
 impl Body {
-    /// A value of `len` bytes for the next part of a load. A value of any other length than that part's is discarded.
+    /// A value of `len` bytes for the next part of a load. One that is too short for a header is discarded.
     fn of(flight: &mut InFlight, len: u64, context: &mut Context<'_>) -> Body {
         let (at, part_bytes) = flight.span(context.settings);
         let is_of_length = len == HEADER_BYTES as u64 + part_bytes;
-        if !is_of_length {
+        if len < HEADER_BYTES as u64 {
             context.counters.wrong_sizes += 1;
             flight.fail(ErrorKind::Corrupt);
         }
         let is_wanted = flight.verdict.is_none() && !flight.is_abandoned();
         let slot = flight.job.op.slot.filter(|_| is_wanted);
-        Body { len, done: 0, header: [0; HEADER_BYTES], target: slot.map(|(slot, _)| slot.offset() + at) }
+        Body { len, done: 0, header: [0; HEADER_BYTES], is_of_length, target: slot.map(|(slot, _)| slot.offset() + at) }
     }
 
     /// Bytes of it still to come, end of line included.
@@ -494,8 +496,18 @@ impl Body {
 }
 
 /// Whether the payload after this header may go to the slot.
-fn check_header(flight: &mut InFlight, bytes: &[u8; HEADER_BYTES], counters: &mut Counters) -> Result<bool, LostStep> {
-    let (op, header) = (&flight.job.op, Header::read(bytes));
+fn check_header(flight: &mut InFlight, body: &Body, counters: &mut Counters) -> Result<bool, LostStep> {
+    if Header::is_later(&body.header) {
+        // Whoever wrote it can read it: it stays.
+        flight.decide(Verdict::Done(Outcome::Absent));
+        return Ok(false);
+    }
+    if !body.is_of_length {
+        counters.wrong_sizes += 1;
+        flight.fail(ErrorKind::Corrupt);
+        return Ok(false);
+    }
+    let (op, header) = (&flight.job.op, Header::read(&body.header));
     if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes)) {
         // Parts of two versions of a block do not make a block.
         if flight.header.get_or_insert(header).checksum == header.checksum {

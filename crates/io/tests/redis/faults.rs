@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use forebay_core::ErrorKind;
+use forebay_core::checksum::checksum;
 use forebay_core::tier::{Health, Location, Operation, Outcome, Tier};
+use forebay_io::header::Header;
 use forebay_io::redis::RedisConfig;
 use rustix::process::Signal;
 
-use crate::bed::{Bed, KIB, SLOT_BYTES, config, key, loaded, name_of};
+use crate::bed::{Bed, KIB, SLOT_BYTES, block_bytes, config, key, loaded, name_of};
 use crate::servers::{BOTH, Kind, Server, until};
 
 const STORED: Outcome = Outcome::Stored(Location(0, 0));
@@ -174,6 +176,32 @@ fn what_others_wrote_under_a_blocks_name_is_corrupt_and_the_connection_goes_on()
         let counters = bed.redis.report().counters;
         assert_eq!(counters.connections_lost, 0);
         assert_eq!((counters.foreign_values, counters.wrong_sizes, counters.corrupt_blocks), (1, 2, 1));
+    }
+}
+
+#[test]
+fn a_value_of_a_later_version_is_absent_and_stays() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&config(&server.url()));
+        bed.store_all([1, 2], 5000);
+        let mut admin = server.admin();
+        for (number, more) in [(1, ""), (2, "more")] {
+            let name = name_of(&key(number));
+            let sum = checksum(&block_bytes(number, 5000));
+            let mut header = Header { key: key(number), length_bytes: 5000, checksum: sum }.write();
+            header[8] += 1;
+            let seal = checksum(&header[..88]);
+            header[88..].copy_from_slice(&seal.to_le_bytes());
+            admin.must(&[b"SETRANGE".as_slice(), name.as_bytes(), b"0", &header]);
+            admin.must(&["APPEND", &name, more]);
+        }
+        for number in [1, 2] {
+            assert_eq!(bed.look(number, 5000), Outcome::Absent, "{kind:?}, block {number}");
+            assert_eq!(admin.must(&["EXISTS", &name_of(&key(number))]), "1");
+        }
+        let counters = bed.redis.report().counters;
+        assert_eq!((counters.foreign_values, counters.wrong_sizes, counters.connections_lost), (0, 0, 0));
     }
 }
 
