@@ -109,7 +109,8 @@ impl Loaded {
 
     fn set(&mut self, key: &'static Key, value: &Value, origin: Origin) -> Result<()> {
         if !self.config.set(key, value) {
-            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            let shown = || value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            let shown = if key.is_secret { "***".to_string() } else { shown() };
             return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
                 .with("from", origin)
                 .hint(format!("give {}", key.kind)));
@@ -146,12 +147,18 @@ fn read_file(path: &Path) -> Result<Vec<(String, Value)>> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         Error::invalid("the configuration is not valid TOML")
             .with("file", path.display())
-            .source(error.to_string().trim_end().to_string())
+            .source(format!("line {}: {}", line_of(&text, &error), error.message()))
             .hint("docs/config.md has an example; `forebay config` prints the effective configuration as such a file")
     })?;
     let mut keys = Vec::new();
     flatten("", table, &mut keys);
     Ok(keys)
+}
+
+/// The line of an error. The line itself is not shown: it may hold a password.
+fn line_of(text: &str, error: &toml::de::Error) -> usize {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count()
 }
 
 fn flatten(prefix: &str, table: Table, keys: &mut Vec<(String, Value)>) {
@@ -386,6 +393,25 @@ mod tests {
         let missing = Sources { variables: pairs(&[(CONFIG_VARIABLE, "/nowhere/forebay.toml")]), ..Sources::default() };
         assert!(load(&missing).unwrap_err().to_string().contains("/nowhere/forebay.toml"));
         assert!(refusal("[pool\n", &[], &[]).0.contains("line 1"));
+    }
+
+    #[test]
+    fn a_mistyped_secret_is_not_repeated() {
+        for text in [
+            "[tier.redis]\nsentinel_password = 12345678\n",
+            "[tier.redis]\nsentinel_password = [\"12345678\"]\n",
+            "[tier.redis]\nsentinel_password = \"12345678\n",
+            "[tier.redis]\nsentinel_password = 12345678z\n",
+            "[tier.redis]\nurls = [\"redis://me:12345678@cache\"\n",
+            "[tier.redis]\nurls = [\"redis://me:12345678@cache\", 7]\n",
+            "[tier.redis]\nurls = { a = \"redis://me:12345678@cache\" }\n",
+        ] {
+            let (message, hint) = refusal(text, &[], &[]);
+            assert!(!message.contains("12345678") && !hint.contains("12345678"), "{message}, {hint}");
+            assert!(!message.contains("not valid") || message.contains("line "), "{message}");
+        }
+        let (message, _) = refusal("", &[], &[("tier.redis.urls", "[\"redis://me:12345678@cache\"")]);
+        assert_eq!(message, "`tier.redis.urls` cannot be `***` (from=`flag`)");
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub struct Key {
     pub meaning: &'static [&'static str],
     /// What a value looks like, for people.
     pub kind: &'static str,
+    /// Whether a value may hold a password.
+    pub is_secret: bool,
     pub(crate) own_variable: Option<&'static str>,
     /// The default in words (markdown), where it depends on the user.
     pub default_text: Option<&'static str>,
@@ -79,6 +81,7 @@ macro_rules! settings {
                         name: concat!($section, ".", stringify!($key)),
                         meaning: &[$($meaning),+],
                         kind: <$Type as $crate::config::Setting>::KIND,
+                        is_secret: <$Type as $crate::config::Setting>::IS_SECRET,
                         own_variable: $crate::config::only(&[$($variable)?]),
                         default_text: $crate::config::only(&[$($shown)?]),
                     },

@@ -13,6 +13,8 @@ use toml::Value;
 pub trait Setting: Sized {
     /// What a value looks like, for people.
     const KIND: &'static str;
+    /// Whether a value may hold a password, so that not even one that does not fit is shown.
+    const IS_SECRET: bool = false;
     /// None if the value does not fit.
     fn read(value: &Value) -> Option<Self>;
     /// None if the setting is not set.
@@ -56,8 +58,14 @@ impl Setting for Bytes {
 }
 
 /// Where a server is, and perhaps who we are to it. Shown without the password: what is shown may be read by many.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl(pub String);
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
+    }
+}
 
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,6 +92,7 @@ impl fmt::Debug for Secret {
 
 impl Setting for Secret {
     const KIND: &'static str = "text";
+    const IS_SECRET: bool = true;
 
     fn read(value: &Value) -> Option<Secret> {
         String::read(value).map(Secret)
@@ -286,6 +295,7 @@ impl Setting for Vec<PathBuf> {
 
 impl Setting for Vec<ServerUrl> {
     const KIND: &'static str = "a URL, or a list of URLs, such as `[\"redis://10.0.0.1\", \"redis://10.0.0.2\"]`";
+    const IS_SECRET: bool = true;
 
     /// As for paths.
     fn read(value: &Value) -> Option<Vec<ServerUrl>> {
@@ -304,6 +314,7 @@ impl Setting for Vec<ServerUrl> {
 
 impl<T: Setting> Setting for Option<T> {
     const KIND: &'static str = T::KIND;
+    const IS_SECRET: bool = T::IS_SECRET;
 
     fn read(value: &Value) -> Option<Option<T>> {
         T::read(value).map(Some)
@@ -349,7 +360,8 @@ mod tests {
             ("redis://:secret@cache", "redis://:***@cache"),
             ("rediss://me:sec@ret@[::1]:7", "rediss://me:***@[::1]:7"),
         ] {
-            assert_eq!(ServerUrl(url.to_string()).to_string(), shown);
+            let url = ServerUrl(url.to_string());
+            assert_eq!((url.to_string(), format!("{url:?}")), (shown.to_string(), format!("{shown:?}")));
         }
         let secret = Secret::read(&Value::String("secret".to_string())).unwrap();
         assert_eq!((secret.show(), format!("{secret:?}")), (Some(Value::String("***".to_string())), "***".to_string()));
