@@ -137,15 +137,18 @@ pub struct Purge {
     #[arg(long, value_name = "COUNT", default_value_t = 600, requires = "shared_stores",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout_seconds: u32,
+    /// Show which namespaces and how many blocks of the pool the purge would remove, and remove nothing
+    #[arg(long, conflicts_with = "shared_stores")]
+    pub dry_run: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct What {
-    /// Id of the namespace: 32 hexadecimal digits, as `forebay inspect` shows them
+    /// Id of the namespace: the digits that `forebay inspect` shows, or their beginning, at least four digits
     #[arg(long, value_name = "ID")]
     pub namespace: Option<String>,
     /// Name of the tenant, all of whose namespaces are purged; '' for namespaces without a tenant

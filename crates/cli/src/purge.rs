@@ -1,12 +1,15 @@
 //! `forebay purge`: drops blocks at once, without asking.
 //!
+//! A short id stands for the one namespace whose id begins so; the daemon gets ids whole. A dry run asks only what there is.
+//!
 //! With `--shared-stores` the daemon empties these too; what became of each is told, and one that is not known to be
 //! empty makes the command fail.
 
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind};
-use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
+use forebay_core::namespace::Descriptor;
+use forebay_core::{Error, ErrorKind, PAGE_BYTES};
+use forebay_rpc::proto::{NamespaceInfo, PurgeReply, PurgeRequest, PurgedPlace};
 use serde_json::{Value, json};
 
 use crate::arguments::{Purge, What};
@@ -17,15 +20,27 @@ use crate::serve::runtime;
 
 /// What the daemon needs at most beyond the time that it was given: a disk is waited for, and a last step.
 const REPLY: Duration = Duration::from_secs(10);
+const ID_DIGITS: usize = 32;
+/// Fewer would name a namespace by accident.
+const MIN_DIGITS: usize = 4;
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
-    let request = request(arguments).map_err(Failure::Usage)?;
     let work = match arguments.shared_stores {
         true => Duration::from_secs(arguments.timeout_seconds.into()) + REPLY,
         false => Duration::ZERO,
     };
     let mut client = client::connect_for(&arguments.daemon.socket_directory()?, work);
-    let reply = runtime()?.block_on(client.purge(request))?;
+    let runtime = runtime()?;
+    let mut what = arguments.what.clone();
+    if let Some(short) = what.namespace.as_deref().filter(|id| is_short(id)) {
+        what.namespace = Some(whole(short, &runtime.block_on(client.inspect())?.namespaces)?);
+    }
+    let request = request(&what, arguments).map_err(Failure::Usage)?;
+    if arguments.dry_run {
+        foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
+        return Ok(());
+    }
+    let reply = runtime.block_on(client.purge(request))?;
     match arguments.json {
         true => print_json(&to_json(&reply)),
         false => print(&told(&reply, arguments.what.tenant.is_some())),
@@ -108,8 +123,51 @@ fn place_to_json(place: &PurgedPlace) -> Value {
     })
 }
 
-fn request(arguments: &Purge) -> Result<PurgeRequest, Error> {
-    let request = what(&arguments.what)?;
+/// Prints what the request would remove from the pool.
+fn foretell(request: &PurgeRequest, known: &[NamespaceInfo], json: bool) {
+    let meant: Vec<&NamespaceInfo> = known.iter().filter(|namespace| is_meant(request, namespace)).collect();
+    let groups = || meant.iter().flat_map(|namespace| &namespace.groups);
+    let blocks: u64 = groups().map(|group| group.ready_blocks).sum();
+    // As the purge counts them: slots are whole pages.
+    let bytes: u64 = groups().map(|group| group.ready_blocks * group.block_bytes.next_multiple_of(PAGE_BYTES)).sum();
+    let ids: Vec<String> = meant.iter().map(|namespace| hex(&namespace.namespace_id)).collect();
+    if json {
+        return print_json(&json!({"is_dry_run": true, "blocks": blocks, "bytes": bytes, "namespaces": ids}));
+    }
+    let mut text = format!("a purge would remove {blocks} blocks, {}, from the pool\n", size(bytes));
+    ids.iter().for_each(|id| text += &format!("  {id}\n"));
+    if ids.is_empty() {
+        text += "this daemon knows no such namespace; `forebay inspect` lists the namespaces that it knows\n";
+    }
+    print(&text);
+}
+
+fn is_meant(request: &PurgeRequest, namespace: &NamespaceInfo) -> bool {
+    match request.namespace_id.is_empty() {
+        true => namespace.fields.get(Descriptor::TENANT).map_or("", String::as_str) == request.tenant,
+        false => namespace.namespace_id == request.namespace_id,
+    }
+}
+
+fn is_short(id: &str) -> bool {
+    (MIN_DIGITS..ID_DIGITS).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The one id that begins so.
+fn whole(short: &str, known: &[NamespaceInfo]) -> Result<String, Error> {
+    let begins = |id: &String| id.starts_with(&short.to_ascii_lowercase());
+    let mut ids = known.iter().map(|namespace| hex(&namespace.namespace_id)).filter(begins);
+    match (ids.next(), ids.next()) {
+        (Some(id), None) => Ok(id),
+        (Some(_), Some(_)) => Err(Error::invalid(format!("several namespace ids begin with `{short}`"))
+            .hint("give more digits; `forebay inspect` lists the ids")),
+        (None, _) => Err(Error::new(ErrorKind::NotFound, format!("no namespace id begins with `{short}`"))
+            .hint("`forebay inspect` lists the ids")),
+    }
+}
+
+fn request(meant: &What, arguments: &Purge) -> Result<PurgeRequest, Error> {
+    let request = what(meant)?;
     let (shared_stores, timeout_seconds) = (arguments.shared_stores, arguments.timeout_seconds);
     Ok(PurgeRequest { shared_stores, timeout_seconds, ..request })
 }
@@ -124,7 +182,7 @@ fn what(what: &What) -> Result<PurgeRequest, Error> {
 
 /// 32 hexadecimal digits, most significant first.
 fn namespace_id(text: &str) -> Result<Vec<u8>, Error> {
-    let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_hex = text.len() == ID_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match u128::from_str_radix(text, 16) {
         Ok(id) if is_hex => Ok(id.to_be_bytes().to_vec()),
         _ => Err(Error::invalid(format!("`{text}` is not a namespace id")).hint("`forebay inspect` lists the ids")),

@@ -61,6 +61,36 @@ fn assert_incomplete(answer: &Answer, says: &str) {
 }
 
 #[test]
+fn a_dry_run_counts_and_removes_nothing_and_a_short_id_is_enough() {
+    let place = Place::new();
+    let (_daemon, client, worker) = serving(&place, &[]);
+    let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).expect("a namespace"));
+    store(&client, &worker, blue, 0..20);
+    store(&client, &worker, red, 0..10);
+    let (sockets, id) = (place.sockets(), id_of("blue"));
+    let purge = |more: &[&str]| {
+        run(&[&["purge", "--socket.directory", sockets.to_str().expect("a path in UTF-8")], more].concat())
+    };
+
+    let would = format!("a purge would remove 20 blocks, 400.0 KiB, from the pool\n  {id}\n");
+    for what in [["--tenant", "blue"], ["--namespace", &id], ["--namespace", &id[..8]]] {
+        let answer = purge(&[&what[..], &["--dry-run"]].concat());
+        assert_eq!((answer.code, &answer.out), (0, &would), "{what:?}: {}", answer.err);
+    }
+    let json = purge(&["--tenant", "blue", "--dry-run", "--json"]).json();
+    assert_eq!((&json["blocks"], &json["is_dry_run"]), (&20.into(), &true.into()));
+    let nobody = purge(&["--tenant", "nobody", "--dry-run"]);
+    assert!(nobody.out.contains("knows no such namespace"), "{nobody:?}");
+    is_served(&client, &worker, blue, 0..20);
+
+    purge(&["--namespace", "0000000"]).assert_refused(1, "no namespace id begins with `0000000`");
+    purge(&["--namespace", &id[..3]]).assert_refused(2, "is not a namespace id");
+    let answer = purge(&["--namespace", &id[..8]]);
+    assert_eq!((answer.code, answer.out.as_str()), (0, "purged 20 blocks, 400.0 KiB\n"), "{}", answer.err);
+    is_served(&client, &worker, red, 0..10);
+}
+
+#[test]
 fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
     for kind in BOTH {
         let (server, directory, one, other) = (Server::start(kind), home(), Place::new(), Place::new());
