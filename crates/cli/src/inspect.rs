@@ -142,7 +142,9 @@ fn disks_text(disks: &[DiskInfo]) -> String {
             amplification(disk.written_bytes, disk.stored_bytes),
         ]);
     }
-    table.render("  ")
+    let troubled = disks.iter().filter(|disk| !disk.trouble.is_empty());
+    let told = troubled.map(|disk| format!("  disk {}: {}\n", disk.name.escape_debug(), disk.trouble.escape_debug()));
+    table.render("  ") + &told.collect::<String>()
 }
 
 /// Events that never happened are left out.
@@ -275,6 +277,7 @@ fn disk_json(disk: &DiskInfo) -> Value {
         "lifetime_written_bytes": disk.lifetime_written_bytes,
         "segments": disk.segments,
         "segment_bytes": disk.segment_bytes,
+        "trouble": disk.trouble,
     })
 }
 
@@ -333,6 +336,7 @@ mod tests {
             lifetime_written_bytes: 1 << 40,
             segments: 256,
             segment_bytes: 256 << 20,
+            trouble: "reads fail (io)".to_string(),
         };
         let tier = TierInfo {
             name: "ssd".to_string(),

@@ -9,6 +9,7 @@ mod support;
 
 use std::fs::File;
 use std::ops::Range;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_rpc::proto::*;
@@ -37,13 +38,19 @@ struct Rig {
 impl Rig {
     /// A daemon whose disk holds all prompts and whose pool the later half. None where there is no FUSE.
     fn start(engine: &str) -> Option<Rig> {
+        Rig::beside(engine, None)
+    }
+
+    /// With another disk beside it, which never comes to harm.
+    fn beside(engine: &str, other: Option<&Path>) -> Option<Rig> {
         let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
         let mount = Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}")).ok()?;
         // The mount has no `fallocate`, so the file has its length before.
         File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
         let (place, path) = (Place::new(), mount.path().join("disk"));
         let deadline = DEADLINE_MS.to_string();
-        let arguments = ["--pool.capacity_bytes", "16MiB", "--tier.ssd.disks", path.to_str().expect("UTF-8")];
+        let disks = format!("{:?}", [Some(path.as_path()), other].into_iter().flatten().collect::<Vec<_>>());
+        let arguments = ["--pool.capacity_bytes", "16MiB", "--tier.ssd.disks", &disks, "--http.address", "127.0.0.1:0"];
         let tier = ["--tier.ssd.capacity_bytes", DISK.0, "--tier.ssd.admission", "all"];
         let tier = [&tier[..], &["--tier.ssd.load_deadline_ms", &deadline]].concat();
         let daemon = Daemon::start(&place, &[&arguments[..], &tier, &["--tier.ssd.engine", engine]].concat());
@@ -90,6 +97,11 @@ impl Rig {
         }
         self.client.release(reply.lease);
         group.slots.len()
+    }
+
+    /// Blocks among these that are hits, each asked for alone.
+    fn each(&self, seeds: Range<u64>) -> usize {
+        seeds.map(|seed| self.hits(seed..seed + 1)).sum()
     }
 
     fn old(&self, prompt: u64) -> Range<u64> {
@@ -173,6 +185,64 @@ fn a_disk_that_hangs_stops_nobody_and_serves_when_it_comes_back() {
             rig.mount.calm();
         }
         rig.recovers(4..8);
+    }
+}
+
+#[test]
+fn a_disk_that_takes_no_writes_still_gives_what_it_has() {
+    for engine in ["auto", "threads"] {
+        let Some(mut rig) = Rig::start(engine) else { return };
+        rig.mount.harm("write,sync", EIO);
+        for prompt in 0..8 {
+            rig.store();
+            wait_until("all is tried", || (rig.tier().waiting_blocks, rig.tier().storing_blocks) == (0, 0));
+            assert_eq!(rig.hits(rig.old(prompt)), PROMPT as usize, "prompt {prompt}: {:?}", rig.tier());
+        }
+        assert_eq!(rig.tier().state, "serving");
+        assert_eq!(rig.tier().disks[0].trouble, "writes fail (io)");
+        let ready = rig.daemon.page("/readyz");
+        assert!(ready.contains("ssd: serving: without writes to `") && ready.contains("200 OK"), "{ready}");
+        let metrics = rig.daemon.page("/metrics");
+        let says =
+            |says: &str| metrics.lines().any(|line| line.starts_with("forebay_disk_healthy{") && line.ends_with(says));
+        assert!(says("direction=\"load\"} 1") && says("direction=\"store\"} 0"), "{metrics}");
+        rig.mount.calm();
+        let before = rig.tier().stored_blocks;
+        wait_until("it is written to again", || {
+            rig.store();
+            rig.tier().stored_blocks > before
+        });
+        rig.recovers(8..10);
+        wait_until("the trouble is over", || rig.tier().disks[0].trouble.is_empty());
+    }
+}
+
+#[test]
+fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
+    for engine in ["auto", "threads"] {
+        let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let Some(mut rig) = Rig::beside(engine, Some(&home.path().join("other"))) else { return };
+        rig.mount.freeze();
+        wait_until("the tier does without it", || {
+            rig.store();
+            !rig.tier().disks[0].trouble.is_empty()
+        });
+        // Of what is stored now the other disk gets its half.
+        let before = rig.tier();
+        for _ in 0..10 {
+            rig.store();
+            wait_until("all is tried", || rig.tier().waiting_blocks == 0);
+        }
+        let stored = rig.tier().stored_blocks - before.stored_blocks;
+        assert!((100..400).contains(&stored), "{stored} of 500 stored: {:?}", rig.tier());
+        assert_eq!((rig.tier().state.as_str(), rig.tier().disks[1].trouble.as_str()), ("serving", ""));
+        let ready = rig.daemon.page("/readyz");
+        assert!(ready.contains("ssd: serving: without ") && ready.contains("are not answered in time"), "{ready}");
+        // Ten prompts that left the pool long ago.
+        let hits: usize = (0..10).map(|prompt| rig.each(rig.old(prompt))).sum();
+        assert!((100..400).contains(&hits), "{hits} of 500 blocks come from the other disk");
+        rig.mount.thaw();
+        rig.recovers(10..14);
     }
 }
 

@@ -232,14 +232,19 @@ impl http::Source for Pages {
     }
 }
 
-/// A tier that serves says which of its shared stores it does without.
+/// A tier that serves says which of its shared stores and disks it does without, or with half of.
 fn told(tier: &Report) -> (&'static str, &'static str, String) {
     let (state, why) = tier.standing.told();
-    let is_sick = |store: &&StoreReport| tier.standing == Standing::Serving && store.health != TierHealth::Healthy;
-    let without = tier.stores.iter().filter(is_sick).map(|store| {
+    let is_sick = |store: &&StoreReport| store.health != TierHealth::Healthy;
+    let stores = tier.stores.iter().filter(is_sick).map(|store| {
         let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
         format!("without `{}`{why}", store.name)
     });
+    let disks = tier.disks.iter().filter_map(|disk| {
+        let what = if disk.health == TierHealth::Healthy { "writes to " } else { "" };
+        Some(format!("without {what}`{}`: {}", disk.name, disk.trouble()?))
+    });
+    let without = stores.chain(disks).filter(|_| tier.standing == Standing::Serving);
     let without = without.collect::<Vec<_>>().join("; ");
     (tier.name, state, if without.is_empty() { why.to_owned() } else { without })
 }

@@ -4,6 +4,7 @@ mod golden;
 
 use std::collections::HashSet;
 
+use forebay_core::ErrorKind;
 use forebay_core::decorate::Counts;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
@@ -102,6 +103,8 @@ fn disk() -> DiskReport {
         is_direct: true,
         geometry: Geometry { id: 1, segment_bytes: 1 << 20, segments: 64 },
         health: Health::Healthy,
+        health_of_writes: Health::Sick(ErrorKind::Io),
+        breaker_opened: 0,
         blocks: 220,
         index_room_blocks: 1024,
         live_bytes: 254,

@@ -2,7 +2,7 @@
 
 use forebay_core::Result;
 use forebay_daemon::config::{Config, TierSpec};
-use forebay_rpc::proto::{StoreInfo, TierInfo};
+use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
 use super::Check;
 
@@ -23,17 +23,21 @@ fn examined(tier: &dyn TierSpec) -> Vec<Check> {
 }
 
 fn served(tier: &TierInfo) -> Check {
-    let disks: Vec<String> =
-        tier.disks.iter().map(|disk| format!("`{}` by {}: {}", disk.name, disk.engine, disk.engine_why)).collect();
+    let disks = tier.disks.iter().map(said_of_disk);
     let stores = tier.stores.iter().map(said_of_store);
-    let places: Vec<String> = disks.into_iter().chain(stores).collect();
+    let places: Vec<String> = disks.chain(stores).collect();
     let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, places.join("; "));
     let name = tier.name.clone();
     let place = if tier.stores.is_empty() { "disk" } else { "shared store" };
     match tier.state.as_str() {
         "serving" => {
-            match (tier.disks.iter().find(|disk| !disk.is_direct), tier.stores.iter().find(|store| !store.is_healthy)) {
-                (Some(disk), _) => Check::warn(
+            let disk = tier.disks.iter().find(|disk| !disk.trouble.is_empty()).map(|disk| &disk.name);
+            let store = tier.stores.iter().find(|store| !store.is_healthy).map(|store| &store.name);
+            match (disk.or(store), tier.disks.iter().find(|disk| !disk.is_direct)) {
+                (Some(part), _) => {
+                    Check::warn(name, finding, format!("check `{part}`; the daemon tries it again by itself"))
+                }
+                (None, Some(disk)) => Check::warn(
                     name,
                     finding,
                     format!(
@@ -41,9 +45,6 @@ fn served(tier: &TierInfo) -> Check {
                         disk.name
                     ),
                 ),
-                (None, Some(store)) => {
-                    Check::warn(name, finding, format!("check `{}`; the daemon tries it again by itself", store.name))
-                }
                 (None, None) => Check::ok(name, finding),
             }
         }
@@ -59,6 +60,14 @@ fn served(tier: &TierInfo) -> Check {
     }
 }
 
+fn said_of_disk(disk: &DiskInfo) -> String {
+    if disk.trouble.is_empty() {
+        format!("`{}` by {}: {}", disk.name, disk.engine, disk.engine_why)
+    } else {
+        format!("`{}`: {}", disk.name, disk.trouble.escape_debug())
+    }
+}
+
 fn said_of_store(store: &StoreInfo) -> String {
     let colon = if store.trouble.is_empty() { "" } else { ": " };
     format!("`{}`{colon}{}", store.name, store.trouble.escape_debug())
@@ -69,7 +78,6 @@ mod tests {
     use super::super::Verdict;
     use super::*;
     use forebay_daemon::config::{Sources, load};
-    use forebay_rpc::proto::DiskInfo;
 
     fn tier(state: &str, is_direct: bool) -> TierInfo {
         let disk = DiskInfo {
@@ -97,6 +105,16 @@ mod tests {
                 assert!(checks[0].finding.contains("threads: io_uring is not available"), "{:?}", checks[0]);
             }
         }
+    }
+
+    #[test]
+    fn a_tier_that_does_without_a_disk_says_which_one_to_check() {
+        let mut tier = tier("serving", true);
+        tier.disks[0].trouble = "writes fail (io)".to_string();
+        let check = served(&tier);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.finding.contains("`/mnt/ssd`: writes fail (io)"), "{check:?}");
+        assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("check `/mnt/ssd`")), "{check:?}");
     }
 
     #[test]

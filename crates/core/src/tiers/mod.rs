@@ -59,7 +59,9 @@ pub struct Limits {
     pub load_blocks: usize,
     /// Blocks that wait to be written. They are not pinned: one that is evicted meanwhile was not worth it.
     pub queue_blocks: usize,
-    /// Blocks being written at a time.
+    /// Disks, or whatever else hangs by itself, in the tier.
+    pub parts: usize,
+    /// Blocks being written at a time to each part.
     pub store_blocks: usize,
     /// Thousandths of the pool that those may pin.
     pub store_permille: u32,
@@ -76,6 +78,7 @@ impl Default for Limits {
             load_blocks: 1024,
             // 16 bytes each. A burst of stores waits here while the disk takes them one after another.
             queue_blocks: 16 << 10,
+            parts: 1,
             store_blocks: 256,
             // A 32nd: enough to keep a disk busy, and nothing that eviction would notice.
             store_permille: 31,
@@ -484,9 +487,10 @@ impl Tiers {
     fn may_write_back(&self, tier: TierId) -> bool {
         let state = self.get(tier);
         let is_full = state.storing.bytes >= self.share(state.limits.store_permille);
-        // One block is always written, or a small pool could never store a large one.
-        let has_free_slot =
-            state.storing.blocks == 0 || !is_full && state.storing.blocks < state.limits.store_blocks as u64;
+        let parts = state.limits.parts as u64;
+        let most = parts * state.limits.store_blocks as u64;
+        // One block is always written to each part, or a small pool could never store a large one.
+        let has_free_slot = state.storing.blocks < parts || !is_full && state.storing.blocks < most;
         has_free_slot && self.is_open(tier)
     }
 

@@ -363,6 +363,11 @@ static METRICS: &[Metric] = &[
         Counters(TIER, |s| tiers(s, |t| t.breaker_opened)),
     ),
     metric(
+        "forebay_disk_healthy",
+        "1 while the disk can be used in this direction, `load` or `store`; 0 while it fails, hangs or is missing.",
+        Gauges(&["tier", "disk", "direction"], disk_health),
+    ),
+    metric(
         "forebay_disk_written_bytes_total",
         "Bytes written to the disk, headers and rewrites included; over stored bytes: write amplification.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.written_bytes)),
@@ -641,6 +646,17 @@ fn by_part<T>(snapshot: &Snapshot, parts: fn(&Tier) -> &[T], one: impl Fn(&T) ->
 
 fn disks(snapshot: &Snapshot, read: fn(&DiskReport) -> u64) -> Samples {
     by_part(snapshot, |tier| &tier.disks, |disk| Some((&disk.name, read(disk))))
+}
+
+fn disk_health(snapshot: &Snapshot) -> Samples {
+    let all = snapshot.tiers.iter().flat_map(|tier| tier.disks.iter().map(move |disk| (tier.name, disk)));
+    let of = |(tier, disk): (&str, &DiskReport)| {
+        [("load", disk.health), ("store", disk.health_of_writes)].map(|(direction, health)| {
+            let labels = [tier, &disk.name, direction].map(str::to_string);
+            (labels.to_vec(), u64::from(health == Health::Healthy))
+        })
+    };
+    all.flat_map(of).collect()
 }
 
 fn stores(snapshot: &Snapshot, read: fn(&StoreReport) -> Option<u64>) -> Samples {

@@ -114,6 +114,7 @@ fn disk(report: &DiskReport) -> DiskInfo {
         lifetime_written_bytes: report.lifetime_written_bytes,
         segments: report.segments.len() as u64,
         segment_bytes,
+        trouble: report.trouble().unwrap_or_default(),
     }
 }
 

@@ -62,7 +62,8 @@ impl Driver {
     /// Tells the core of the tier.
     pub(super) fn new(spec: &dyn TierSpec, core: &mut Core) -> Driver {
         let (options, is_shared) = (spec.options(), spec.capabilities().is_shared);
-        let limits = Limits { admission: options.admission, is_shared, ..Limits::default() };
+        let parts = spec.disks().unwrap_or(1);
+        let limits = Limits { admission: options.admission, is_shared, parts, ..Limits::default() };
         Driver {
             id: core.open_tier(limits),
             name: spec.name(),

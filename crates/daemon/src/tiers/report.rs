@@ -60,15 +60,13 @@ impl Driver {
         }
     }
 
-    /// What kind of trouble the tier is in, and what its stores say of it.
+    /// What kind of trouble the tier is in, and what its stores and disks say of it.
     fn sickness(&self, kind: ErrorKind) -> String {
         let kind = format!("{kind:?}").to_lowercase();
-        let stores = self
-            .inmost()
-            .map_or(Vec::new(), Driven::stores)
-            .into_iter()
-            .filter(|store| store.health != Health::Healthy);
-        let troubles: Vec<String> = stores.filter_map(|store| store.trouble).collect();
+        let (stores, disks) = self.inmost().map_or_else(Default::default, |tier| (tier.stores(), tier.disks()));
+        let stores = stores.into_iter().filter(|store| store.health != Health::Healthy);
+        let disks = disks.iter().filter_map(|disk| Some(format!("`{}`: {}", disk.name, disk.trouble()?)));
+        let troubles: Vec<String> = stores.filter_map(|store| store.trouble).chain(disks).collect();
         if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
     }
 

@@ -49,6 +49,11 @@ pub trait TierSpec: Section {
         false
     }
 
+    /// Disks that hang and fail each by themselves, if the tier has disks: each may keep its own share of the tier's limits.
+    fn disks(&self) -> Option<usize> {
+        None
+    }
+
     /// What `forebay doctor` says of a configured tier that no daemon serves: a finding each, or what the operator has
     /// to change. Changes nothing.
     fn examine(&self) -> Vec<Result<String>>;

@@ -69,6 +69,14 @@ impl TierSpec for TierSsd {
         self.capacity_bytes.map(|bytes| bytes.0 * self.disks.len() as u64).filter(|all| *all > 0)
     }
 
+    fn disks(&self) -> Option<usize> {
+        Some(self.disks.len())
+    }
+
+    fn has_own_breakers(&self) -> bool {
+        true
+    }
+
     fn examine(&self) -> Vec<Result<String>> {
         self.disks.iter().map(|disk| examine(disk, self.capacity_bytes)).collect()
     }
@@ -125,6 +133,10 @@ impl Driven for Ssd {
     fn disks(&self) -> Vec<DiskReport> {
         self.report()
     }
+
+    fn breakers_opened(&self) -> u64 {
+        self.report().iter().map(|disk| disk.breaker_opened).sum()
+    }
 }
 
 fn settings(config: &TierSsd) -> SsdConfig {
@@ -135,6 +147,7 @@ fn settings(config: &TierSsd) -> SsdConfig {
     SsdConfig {
         segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
         engine: config.engine,
+        has_breakers: true,
         write_bytes_per_second: config.write_bytes_per_second.map(|bytes| bytes.0),
         write_bytes_per_day: config.write_bytes_per_day.map(|bytes| bytes.0),
         ..SsdConfig::new(config.disks.iter().map(|path| disk(path)).collect())

@@ -16,6 +16,7 @@ use super::disk::Disk;
 use super::io::Flight;
 use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
 use super::staging::Staging;
+use super::writer::STORE_DEADLINE;
 use crate::uring::{Spans, Work};
 
 /// Longest batch, so that the first of many stores does not wait for the last.
@@ -25,21 +26,18 @@ impl Disk {
     pub(super) fn take_store(&mut self, op: &Operation) {
         let padded_bytes = op.length_bytes.next_multiple_of(PAGE);
         let fits = (1..=self.geometry.max_block_bytes()).contains(&op.length_bytes);
-        if fits && self.slot_of(op, padded_bytes).is_some() {
-            self.writer.queue.push_back(*op);
-        } else {
+        if !fits || self.slot_of(op, padded_bytes).is_none() {
             self.complete(op.id, Outcome::Failed(ErrorKind::Invalid));
+        } else if self.budget.wait() > STORE_DEADLINE {
+            self.fail_store(op, ErrorKind::Full);
+        } else {
+            self.writer.push(op, self.now);
         }
     }
 
     pub(super) fn start_batches(&mut self) {
         if self.now < self.writer.paused_until {
-            let kind = self.writer.last_failure;
-            while let Some(op) = self.writer.queue.pop_front() {
-                self.counters.failed_stores += 1;
-                self.complete(op.id, Outcome::Failed(kind));
-            }
-            return;
+            return self.fail_waiting(self.writer.last_failure);
         }
         while self.may_write() {
             let (mut items, runs) = self.next_items();
@@ -56,6 +54,25 @@ impl Disk {
         }
     }
 
+    /// Ends the stores and removals that have not begun.
+    pub(super) fn fail_waiting(&mut self, kind: ErrorKind) {
+        while let Some(op) = self.writer.pop() {
+            self.fail_store(&op, kind);
+        }
+    }
+
+    /// Ends those of them that have waited for too long.
+    pub(super) fn fail_late(&mut self) {
+        while let Some(op) = self.writer.pop_late(self.now) {
+            self.fail_store(&op, ErrorKind::Timeout);
+        }
+    }
+
+    fn fail_store(&mut self, op: &Operation, kind: ErrorKind) {
+        self.counters.failed_stores += 1;
+        self.complete(op.id, Outcome::Failed(kind));
+    }
+
     /// How many ready segments stores may not use.
     fn stores_leave_ready(&self) -> usize {
         let is_filling_up = self.space.closed.is_empty() && self.reclaim.is_none();
@@ -64,9 +81,11 @@ impl Disk {
 
     fn may_write(&mut self) -> bool {
         let half = (self.limits.depth as usize / 2).max(2);
+        let next_pages = self.writer.queue.front().map_or(0, |op| Item::of(op).record.payload_pages());
         !self.staging.free_heads.is_empty()
             && self.writer.outstanding() < half
             && self.writer.unsettled_bytes() < 2 * self.limits.flush_bytes
+            && !self.keeps_enough(0, next_pages)
             && self.budget.allows()
     }
 
@@ -88,6 +107,9 @@ impl Disk {
                 if !self.space.active_has_room(items.len() as u32 + 1, pages + own_pages) {
                     break;
                 }
+                if self.keeps_enough(items.len(), pages + own_pages) {
+                    break;
+                }
                 if matches!(op.kind, OpKind::Remove { .. }) {
                     self.forget(&op.key);
                 }
@@ -101,12 +123,19 @@ impl Disk {
                 items.push(item);
                 pages += own_pages;
             }
-            self.writer.queue.pop_front();
+            self.writer.pop();
         }
         if items.is_empty() && self.writer.has_page_of_notes() && self.space.active_has_room(1, 0) {
             items.extend(self.writer.next_note());
         }
         (items, runs)
+    }
+
+    /// Whether the stores that have begun, `coming` and one more with them, would keep too much of the pool. One store
+    /// always begins.
+    fn keeps_enough(&self, coming: usize, pages: u32) -> bool {
+        let (stores, bytes) = (self.writer.begun_stores + coming, self.writer.begun_bytes + u64::from(pages) * PAGE);
+        stores > 0 && (stores >= self.limits.begun_stores || bytes > self.limits.begun_store_bytes)
     }
 
     /// A block that exists need not be written, and an absent one need not be removed.

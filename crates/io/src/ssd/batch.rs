@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_core::tier::{OpId, OpKind, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
-use super::layout::{Record, RecordKind};
+use super::layout::{PAGE, Record, RecordKind};
 use crate::uring::{MOST_SPANS, Span};
 
 /// Adjacent payloads are written together up to this size. The CPU cost of a transfer does not depend on its length,
@@ -49,6 +49,15 @@ pub(super) struct Batch {
     pub items: Vec<Item>,
     /// Transfers that have not ended.
     pub outstanding: usize,
+}
+
+impl Batch {
+    /// Stores in it, and the bytes of their slots. Copies have none.
+    pub fn stores(&self) -> (usize, u64) {
+        let stores = self.items.iter().filter(|item| item.op.is_some());
+        let pages = stores.map(|item| item.record.payload_pages()).filter(|pages| *pages > 0);
+        pages.fold((0, 0), |(count, bytes), pages| (count + 1, bytes + u64::from(pages) * PAGE))
+    }
 }
 
 impl Run {

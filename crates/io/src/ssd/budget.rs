@@ -28,6 +28,13 @@ impl Budget {
         self.buckets().all(|bucket| bucket.bytes > 0.0)
     }
 
+    /// How long nothing may be written.
+    pub fn wait(&self) -> Duration {
+        let wait = |bucket: &Bucket| (-bucket.bytes / bucket.bytes_per_second).max(0.0);
+        let longest = self.per_second.iter().chain(&self.per_day).map(wait).fold(0.0, f64::max);
+        Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
+    }
+
     /// Subtracts written bytes, including those of carried blocks, which are never refused.
     pub fn take(&mut self, bytes: u64) {
         self.buckets().for_each(|bucket| bucket.bytes -= bytes as f64);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_core::tiers::Limits;
 use forebay_core::{Error, Result};
 
 use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS};
@@ -33,6 +34,16 @@ pub struct SsdConfig {
     pub queued_loads: usize,
     /// Stores that may wait per disk; more are refused. Each pins a slot of the pool.
     pub queued_stores: usize,
+    /// Whether a disk gets no loads for a while after failed or late ones in a row. It is for tiers without rules around
+    /// them that would do so for all disks at once.
+    pub has_breakers: bool,
+    /// Stores under way on one disk. With the next two limits, a disk that hangs keeps a bounded part of the pool.
+    pub begun_stores: usize,
+    /// Bytes of these blocks. [`Claim::open`](super::Claim::open) lowers it to the disk's part of what all disks may
+    /// keep.
+    pub begun_store_bytes: u64,
+    /// Bytes of the blocks that one disk is loading; lowered in the same way.
+    pub begun_load_bytes: u64,
     /// Limit on the written bytes that wait for one flush: a power loss may take this much of the newest blocks.
     pub flush_bytes: u64,
     /// How long a written block waits for others before its flush, while others are being written.
@@ -55,11 +66,26 @@ impl SsdConfig {
             depth: 64,
             queued_loads: 4096,
             queued_stores: 256,
+            has_breakers: false,
+            begun_stores: 256,
+            begun_store_bytes: u64::MAX,
+            begun_load_bytes: u64::MAX,
             flush_bytes: 32 << 20,
             flush_interval: Duration::from_millis(20),
             write_bytes_per_second: None,
             write_bytes_per_day: None,
             open_deadline: Duration::from_secs(60),
+        }
+    }
+
+    /// Divides among several disks what the core lets them all keep of a pool of `pool_bytes`: stores that are being
+    /// written, and loads that are late.
+    pub(super) fn share(&mut self, pool_bytes: u64) {
+        let (limits, disks) = (Limits::default(), self.disks.len() as u64);
+        if disks > 1 {
+            let part = |permille: u32| pool_bytes * u64::from(permille) / 1000 / disks;
+            self.begun_store_bytes = self.begun_store_bytes.min(part(limits.store_permille));
+            self.begun_load_bytes = self.begun_load_bytes.min(part(limits.late_permille));
         }
     }
 

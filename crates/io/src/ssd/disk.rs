@@ -4,10 +4,11 @@
 //! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn. Reading is in
 //! `reader`, the log in `append`, `flush` and `footer`, freeing space in `reclaim`.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::decorate::Breaker;
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 
@@ -15,10 +16,10 @@ use super::budget::Budget;
 use super::config::SsdConfig;
 use super::device::Device;
 use super::index::{Entry, Index};
-use super::io::{Finished, Flight, Io, RETRY_INTERVAL};
+use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Geometry, PAGE, Record};
 use super::reclaim::Reclaim;
-use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
+use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
 use super::space::Space;
 use super::staging::Staging;
 use super::writer::Writer;
@@ -26,8 +27,11 @@ use crate::uring::{Memory, Work};
 
 /// This many failures in a row make a disk sick.
 const SICK_AFTER: u32 = 4;
-/// A disk that has answered nothing for this long gets no new work, so that it does not delay the others.
+/// A disk that has answered nothing in one direction for this long gets no new work in that direction, so that it does
+/// not delay the others.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
+/// A disk that is sick for less is not worth a line.
+const LASTING: Duration = Duration::from_secs(1);
 /// Keys of evicted blocks that are kept for [`Disk::take_evicted`].
 const MAX_EVICTED_KEYS: usize = 1 << 16;
 
@@ -59,6 +63,12 @@ pub(super) struct Disk {
     pub index: Index,
     pub space: Space,
     pub loads: VecDeque<Operation>,
+    /// Bytes of the blocks that are being read into slots.
+    pub reading_bytes: u64,
+    /// Loads that were given up and have not ended.
+    pub late_loads: HashSet<OpId>,
+    /// Of the loads. Stores are held back by the writer's own pause.
+    pub breaker: Breaker,
     pub writer: Writer,
     pub reclaim: Option<Reclaim>,
     pub budget: Budget,
@@ -68,8 +78,11 @@ pub(super) struct Disk {
     evicted: VecDeque<BlockKey>,
     /// How many of them were evicted before the last poll returned its completions.
     evicted_before_poll: usize,
-    last_progress: Duration,
     next_probe: Duration,
+    /// Of reads and writes, since when, and what the log says of them.
+    healths: [Health; 2],
+    healths_since: Duration,
+    logged_healths: [Health; 2],
     /// Bytes written to the disk before it was opened, as stored on it.
     earlier_written_bytes: u64,
     earlier_stored_bytes: u64,
@@ -92,6 +105,9 @@ impl Disk {
             index: opened.index,
             space: opened.space,
             loads: VecDeque::new(),
+            reading_bytes: 0,
+            late_loads: HashSet::new(),
+            breaker: Breaker::new(config.has_breakers),
             writer: Writer::new(opened.next_sequence),
             reclaim: None,
             budget: Budget::new(config.write_bytes_per_second, config.write_bytes_per_day),
@@ -100,8 +116,10 @@ impl Disk {
             completions: Vec::new(),
             evicted: VecDeque::new(),
             evicted_before_poll: 0,
-            last_progress: Duration::ZERO,
             next_probe: Duration::ZERO,
+            healths: [Health::Healthy; 2],
+            healths_since: Duration::ZERO,
+            logged_healths: [Health::Healthy; 2],
             earlier_written_bytes: opened.written_bytes,
             earlier_stored_bytes: opened.stored_bytes,
             name: opened.name,
@@ -115,20 +133,18 @@ impl Disk {
 
     /// Accepts the operation, unless its queue is full.
     pub fn take(&mut self, op: &Operation) -> bool {
-        if self.is_stuck() {
-            self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
-            return true;
-        }
+        let lane = if matches!(op.kind, OpKind::Load { .. }) { &self.io.reads } else { &self.io.writes };
         match op.kind {
             OpKind::Exists => {
                 let found = self.index.get(&op.key).map(Entry::location);
                 self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
             }
+            _ if self.is_stuck(lane) => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
             OpKind::Load { .. } if self.loads.len() >= self.limits.queued_loads => return false,
             OpKind::Load { .. } => self.take_load(op),
             _ if self.writer.queue.len() >= self.limits.queued_stores => return false,
             OpKind::Store => self.take_store(op),
-            OpKind::Remove { .. } => self.writer.queue.push_back(*op),
+            OpKind::Remove { .. } => self.writer.push(op, self.now),
         }
         true
     }
@@ -136,10 +152,7 @@ impl Disk {
     /// One turn: handles what ended, then starts what may start.
     pub fn poll(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
-        self.io.poll(&mut finished);
-        if !finished.is_empty() || self.io.in_flight() == 0 {
-            self.last_progress = self.now;
-        }
+        self.io.poll(self.now, &mut finished);
         finished.drain(..).for_each(|finished| self.ended(finished));
         self.finished = finished;
         self.start();
@@ -160,28 +173,69 @@ impl Disk {
     pub fn tick(&mut self, now: Duration) {
         self.budget.advance(now.saturating_sub(self.now));
         self.now = self.now.max(now);
-        let is_sick = self.io.failures_in_a_row >= SICK_AFTER;
+        self.breaker.advance(self.now);
+        if self.is_stuck(&self.io.writes) {
+            self.fail_waiting(ErrorKind::Unavailable);
+        }
+        self.fail_late();
+        let is_sick = self.io.reads.failures_in_a_row >= SICK_AFTER;
         if is_sick && now >= self.next_probe {
             self.next_probe = now + RETRY_INTERVAL;
             self.io.start(Flight::Probe, Work::Read { at: 0, span: Staging::probe(), checksum: None });
         }
+        self.log_health();
     }
 
-    /// Removes the operation if it has not begun.
-    pub fn cancel(&mut self, id: OpId) {
-        for queue in [&mut self.loads, &mut self.writer.queue] {
-            if let Some(position) = queue.iter().position(|op| op.id == id) {
-                queue.remove(position);
-                self.completions.push(Completion { id, outcome: Outcome::Failed(ErrorKind::Timeout) });
-                return;
-            }
+    /// One line for each change that lasts.
+    fn log_health(&mut self) {
+        let healths = [self.health(), self.health_of_writes()];
+        if healths != self.healths {
+            (self.healths, self.healths_since) = (healths, self.now);
+        }
+        if healths == self.logged_healths || self.now.saturating_sub(self.healths_since) < LASTING {
+            return;
+        }
+        self.logged_healths = healths;
+        let disk = self.name.as_str();
+        match trouble(healths[0], healths[1]) {
+            Some(why) => tracing::warn!(disk, why, "a disk is sick; the tier does without it until it recovers"),
+            None => tracing::info!(disk, "the disk serves"),
         }
     }
 
+    /// Gives the operation up: it ends now if it has not begun. False if it is not here.
+    pub fn cancel(&mut self, id: OpId) -> bool {
+        let waits = self.loads.iter().position(|op| op.id == id);
+        let is_load = waits.is_some() || self.io.is_loading(id);
+        if is_load {
+            self.breaker.failed(ErrorKind::Timeout, self.now);
+        }
+        let is_withdrawn = match waits {
+            Some(at) => self.loads.remove(at).is_some(),
+            None => self.writer.withdraw(id),
+        };
+        if is_withdrawn {
+            self.complete(id, Outcome::Failed(ErrorKind::Timeout));
+        } else if is_load {
+            self.late_loads.insert(id);
+        }
+        is_load || is_withdrawn
+    }
+
+    /// Whether it is of use: whether it can be read.
     pub fn health(&self) -> Health {
-        match self.io.failures_in_a_row {
-            _ if self.is_stuck() => Health::Sick(ErrorKind::Timeout),
-            SICK_AFTER.. => Health::Sick(self.io.last_failure),
+        let health = self.health_of(&self.io.reads);
+        if health == Health::Healthy { self.breaker.why_open().map_or(health, Health::Sick) } else { health }
+    }
+
+    pub fn health_of_writes(&self) -> Health {
+        self.health_of(&self.io.writes)
+    }
+
+    fn health_of(&self, lane: &Lane) -> Health {
+        match lane.failures_in_a_row {
+            _ if self.is_stuck(lane) => Health::Sick(ErrorKind::Timeout),
+            SICK_AFTER.. => Health::Sick(lane.last_failure),
             _ => Health::Healthy,
         }
     }
@@ -229,6 +283,8 @@ impl Disk {
             is_direct: self.is_direct,
             geometry: self.geometry,
             health: self.health(),
+            health_of_writes: self.health_of_writes(),
+            breaker_opened: self.breaker.opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,
             live_bytes: self.space.segments.iter().map(|segment| segment.live_bytes).sum(),
@@ -296,8 +352,8 @@ impl Disk {
         account.live_bytes -= entry.length_bytes;
     }
 
-    fn is_stuck(&self) -> bool {
-        self.io.in_flight() > 0 && self.now.saturating_sub(self.last_progress) >= STUCK_AFTER
+    fn is_stuck(&self, lane: &Lane) -> bool {
+        lane.is_silent_for(STUCK_AFTER, self.now)
     }
 
     fn ended(&mut self, Finished { flight, result }: Finished) {
@@ -310,7 +366,7 @@ impl Disk {
             Flight::Erase { segment } => self.erase_ended(segment, result),
             Flight::CarryRead { piece } => self.carry_read(piece, result),
             Flight::CarryWrite { piece } => self.carry_written(piece, result),
-            Flight::Probe => {}
+            Flight::Probe => self.note_read(result),
             Flight::Opening(_) => unreachable!("opening waits for all its transfers"),
         }
     }

@@ -70,7 +70,7 @@ impl Disk {
 
     /// Completes the batch's operations and makes its blocks visible to lookups.
     fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
-        let Batch { segment, items, .. } = self.writer.batches.remove(&id).expect("it was being flushed");
+        let Batch { segment, items, .. } = self.writer.take(id);
         let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
         let error = error.or(is_unreachable.then_some(ErrorKind::Io));
         for Item { record, op, error: own_error, moved_from } in items {

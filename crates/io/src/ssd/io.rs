@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use forebay_core::tier::Operation;
+use forebay_core::tier::{OpId, Operation};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 
@@ -70,6 +70,50 @@ struct InFlight {
     idle_tries: u32,
 }
 
+/// The transfers of one direction: a disk may fail in one and serve in the other.
+pub(super) struct Lane {
+    in_flight: usize,
+    has_ended: bool,
+    /// When one ended last, or none was in flight.
+    last_progress: Duration,
+    /// Transfers that failed since the last success.
+    pub failures_in_a_row: u32,
+    pub last_failure: ErrorKind,
+}
+
+impl Lane {
+    const NEW: Lane = Lane {
+        in_flight: 0,
+        has_ended: false,
+        last_progress: Duration::ZERO,
+        failures_in_a_row: 0,
+        last_failure: ErrorKind::Io,
+    };
+
+    /// Whether nothing was answered for so long.
+    pub fn is_silent_for(&self, limit: Duration, now: Duration) -> bool {
+        self.in_flight > 0 && now.saturating_sub(self.last_progress) >= limit
+    }
+
+    fn ended(&mut self, result: Result<u64, ErrorKind>) {
+        self.in_flight -= 1;
+        self.has_ended = true;
+        match result {
+            Ok(_) => self.failures_in_a_row = 0,
+            Err(kind) => {
+                self.failures_in_a_row += 1;
+                self.last_failure = kind;
+            }
+        }
+    }
+
+    fn note_progress(&mut self, now: Duration) {
+        if std::mem::take(&mut self.has_ended) || self.in_flight == 0 {
+            self.last_progress = now;
+        }
+    }
+}
+
 /// See the module documentation.
 pub(super) struct Io {
     pub engine: Box<dyn Engine>,
@@ -77,9 +121,9 @@ pub(super) struct Io {
     outgoing: VecDeque<Request>,
     next_tag: u64,
     done: Vec<Done>,
-    /// Transfers that failed since the last success.
-    pub failures_in_a_row: u32,
-    pub last_failure: ErrorKind,
+    pub reads: Lane,
+    /// Writes and flushes.
+    pub writes: Lane,
 }
 
 impl Io {
@@ -90,8 +134,8 @@ impl Io {
             outgoing: VecDeque::new(),
             next_tag: 0,
             done: Vec::new(),
-            failures_in_a_row: 0,
-            last_failure: ErrorKind::Io,
+            reads: Lane::NEW,
+            writes: Lane::NEW,
         }
     }
 
@@ -99,7 +143,13 @@ impl Io {
         self.flights.len()
     }
 
+    /// Whether a load with this id is in flight. A pass over all of them, for those that are late.
+    pub fn is_loading(&self, id: OpId) -> bool {
+        self.flights.values().any(|flying| matches!(flying.flight, Flight::Load { op, .. } if op.id == id))
+    }
+
     pub fn start(&mut self, flight: Flight, work: Work) {
+        self.lane(&work).in_flight += 1;
         self.send(InFlight { flight, work, idle_tries: 0 });
     }
 
@@ -110,8 +160,8 @@ impl Io {
         }
     }
 
-    /// Appends the requests that ended.
-    pub fn poll(&mut self, finished: &mut Vec<Finished>) {
+    /// Appends the requests that ended by now.
+    pub fn poll(&mut self, now: Duration, finished: &mut Vec<Finished>) {
         let mut done = std::mem::take(&mut self.done);
         self.engine.poll(&mut done);
         for Done { tag, result, checksum } in done.drain(..) {
@@ -119,6 +169,8 @@ impl Io {
             finished.extend(self.ended(in_flight, result, checksum));
         }
         self.done = done;
+        self.reads.note_progress(now);
+        self.writes.note_progress(now);
         self.submit();
     }
 
@@ -132,7 +184,7 @@ impl Io {
             }
             self.submit();
             self.engine.wait(Duration::from_millis(100));
-            self.poll(&mut finished);
+            self.poll(Duration::ZERO, &mut finished);
             for Finished { flight, result } in finished.drain(..) {
                 let Flight::Opening(index) = flight else { unreachable!("nothing else flies while opening") };
                 results[index] = result;
@@ -168,7 +220,7 @@ impl Io {
             Err(Errno::NOSPC | Errno::DQUOT) => Err(ErrorKind::Full),
             Err(_) => Err(ErrorKind::Io),
         };
-        Some(self.counted(Finished { flight, result }))
+        Some(self.counted(Finished { flight, result }, &work))
     }
 
     fn again(&mut self, in_flight: InFlight) -> Option<Finished> {
@@ -176,18 +228,19 @@ impl Io {
             self.send(in_flight);
             return None;
         }
-        Some(self.counted(Finished { flight: in_flight.flight, result: Err(ErrorKind::Io) }))
+        Some(self.counted(Finished { flight: in_flight.flight, result: Err(ErrorKind::Io) }, &in_flight.work))
     }
 
-    fn counted(&mut self, finished: Finished) -> Finished {
-        match finished.result {
-            Ok(_) => self.failures_in_a_row = 0,
-            Err(kind) => {
-                self.failures_in_a_row += 1;
-                self.last_failure = kind;
-            }
-        }
+    fn counted(&mut self, finished: Finished, work: &Work) -> Finished {
+        self.lane(work).ended(finished.result);
         finished
+    }
+
+    fn lane(&mut self, work: &Work) -> &mut Lane {
+        match work {
+            Work::Read { .. } => &mut self.reads,
+            Work::Write { .. } | Work::Sync => &mut self.writes,
+        }
     }
 }
 

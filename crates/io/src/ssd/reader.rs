@@ -14,7 +14,10 @@ use crate::uring::{Span, Work};
 
 impl Disk {
     pub(super) fn take_load(&mut self, op: &Operation) {
-        if self.index.get(&op.key).is_none() {
+        if self.breaker.is_open() {
+            self.counters.failed_loads += 1;
+            self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
+        } else if self.index.get(&op.key).is_none() {
             self.counters.absent_loads += 1;
             self.complete(op.id, Outcome::Absent);
         } else {
@@ -24,6 +27,7 @@ impl Disk {
 
     pub(super) fn start_loads(&mut self) {
         while self.io.in_flight() < self.limits.depth as usize
+            && (self.reading_bytes == 0 || self.reading_bytes < self.limits.begun_load_bytes)
             && let Some(op) = self.loads.pop_front()
         {
             if let Err(outcome) = self.start_load(op) {
@@ -56,6 +60,7 @@ impl Disk {
             checksum: entry.checksum,
         };
         self.space.segment(entry.segment).readers += 1;
+        self.reading_bytes += entry.length_bytes;
         self.io.start(flight, Work::Read { at, span, checksum });
         Ok(())
     }
@@ -65,6 +70,11 @@ impl Disk {
             unreachable!("only loads end here")
         };
         self.space.segment(segment).readers -= 1;
+        self.reading_bytes -= length_bytes;
+        let was_late = !self.late_loads.is_empty() && self.late_loads.remove(&op.id);
+        if !was_late {
+            self.note_read(result);
+        }
         let outcome = match result {
             Ok(found) if found == checksum => {
                 self.counters.loaded_blocks += 1;
@@ -85,6 +95,12 @@ impl Disk {
             }
         };
         self.complete(op.id, outcome);
+    }
+
+    /// The breaker hears of each read that ended before anybody gave it up.
+    pub(super) fn note_read(&mut self, result: Result<u64, ErrorKind>) {
+        let outcome = result.map_or_else(Outcome::Failed, |_| Outcome::Absent);
+        self.breaker.heard(outcome, false, self.now);
     }
 
     /// The pool's bytes of an operation's slot, in whole pages; none if there is no such slot.

@@ -1,7 +1,7 @@
 //! Figures of a disk for metrics, `inspect` and `doctor`.
 
-use forebay_core::BlockKey;
 use forebay_core::tier::{Health, Location};
+use forebay_core::{BlockKey, ErrorKind};
 
 use super::layout::Geometry;
 use super::space::SegmentState;
@@ -113,8 +113,12 @@ pub struct DiskReport {
     pub is_direct: bool,
     /// Capacity and segment size that the disk was formatted with.
     pub geometry: Geometry,
-    /// Sick after failures in a row, or when nothing was answered for seconds.
+    /// Of reads: sick after failures or late loads in a row, or when no read was answered for seconds.
     pub health: Health,
+    /// Of writes and flushes: sick after failures in a row, or when none was answered for seconds.
+    pub health_of_writes: Health,
+    /// Times that no loads were tried for a while.
+    pub breaker_opened: u64,
     /// Blocks that can be loaded.
     pub blocks: u64,
     /// Number of blocks for which the index has memory; it grows to the most that the disk ever held.
@@ -145,10 +149,25 @@ impl DiskReport {
         amplification(self.lifetime_written_bytes, self.lifetime_stored_bytes)
     }
 
+    /// What is wrong with the disk, if anything is.
+    pub fn trouble(&self) -> Option<String> {
+        trouble(self.health, self.health_of_writes)
+    }
+
     /// The part of the disk's block space that holds loadable blocks.
     pub fn live_ratio(&self) -> f64 {
         self.live_bytes as f64 / (self.geometry.segment_bytes * u64::from(self.geometry.segments)) as f64
     }
+}
+
+pub(super) fn trouble(reads: Health, writes: Health) -> Option<String> {
+    let told = |health, what: &str| match health {
+        Health::Sick(ErrorKind::Timeout) => Some(format!("{what} are not answered in time")),
+        Health::Sick(kind) => Some(format!("{what} fail ({})", format!("{kind:?}").to_lowercase())),
+        Health::Healthy => None,
+    };
+    let troubles = [told(reads, "reads"), told(writes, "writes")];
+    troubles.into_iter().flatten().reduce(|reads, writes| format!("{reads}, {writes}"))
 }
 
 /// A block on a disk, as reported to the core after a restart.

@@ -46,6 +46,7 @@ impl Claim {
 
     /// Reads the content of the disks; blocks for at most `open_deadline` each. `pool` is the memory with the slots.
     pub fn open(mut self, pool: Region) -> Result<Ssd> {
+        self.config.share(pool.len() as u64);
         if !self.is_earlier_io_done()? {
             return Err(Error::new(ErrorKind::Unavailable, "the i/o of an earlier daemon has not ended yet")
                 .hint("wait, and try again"));
@@ -196,10 +197,10 @@ impl Tier for Ssd {
     }
 
     fn cancel(&mut self, id: OpId) {
-        self.disks.iter_mut().for_each(|disk| disk.cancel(id));
+        self.disks.iter_mut().any(|disk| disk.cancel(id));
     }
 
-    /// Sick only when every disk is.
+    /// Sick only when no disk can be read.
     fn health(&self) -> Health {
         let mut health = Health::Sick(ErrorKind::Unavailable);
         for disk in &self.disks {

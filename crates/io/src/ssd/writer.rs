@@ -6,13 +6,16 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use forebay_core::tier::Operation;
+use forebay_core::tier::{OpId, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::batch::{Batch, Item};
 use super::io::RETRY_INTERVAL;
 use super::layout::{PAGE, RECORDS_PER_BATCH, RecordKind};
 
+/// A store that has not begun after this time fails, since its block is pinned in the pool and others wait behind it.
+/// Six times what makes a disk count as hung.
+pub(super) const STORE_DEADLINE: Duration = Duration::from_secs(30);
 /// After this many failed writes in a row the log pauses: each attempt costs space.
 const PAUSE_AFTER: u32 = 4;
 
@@ -28,7 +31,12 @@ pub(super) enum Erase {
 pub(super) struct Writer {
     /// Stores and removals in the order of arrival.
     pub queue: VecDeque<Operation>,
+    /// When each of them is late.
+    due: VecDeque<Duration>,
     pub batches: BTreeMap<u64, Batch>,
+    /// Stores in them, and the bytes of their slots.
+    pub begun_stores: usize,
+    pub begun_bytes: u64,
     pub erase: Option<Erase>,
     /// The segment whose footer is being written.
     pub footer: Option<u32>,
@@ -49,7 +57,10 @@ impl Writer {
     pub fn new(next_sequence: u64) -> Writer {
         Writer {
             queue: VecDeque::new(),
+            due: VecDeque::new(),
             batches: BTreeMap::new(),
+            begun_stores: 0,
+            begun_bytes: 0,
             erase: None,
             footer: None,
             busy: HashSet::new(),
@@ -66,6 +77,28 @@ impl Writer {
 
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.batches.is_empty() && self.footer.is_none() && self.erase.is_none()
+    }
+
+    pub fn push(&mut self, op: &Operation, now: Duration) {
+        self.queue.push_back(*op);
+        self.due.push_back(now + STORE_DEADLINE);
+    }
+
+    pub fn pop(&mut self) -> Option<Operation> {
+        self.due.pop_front();
+        self.queue.pop_front()
+    }
+
+    /// The next operation that has waited for too long.
+    pub fn pop_late(&mut self, now: Duration) -> Option<Operation> {
+        if self.due.front().is_some_and(|due| *due <= now) { self.pop() } else { None }
+    }
+
+    /// False if the operation does not wait here.
+    pub fn withdraw(&mut self, id: OpId) -> bool {
+        let Some(at) = self.queue.iter().position(|op| op.id == id) else { return false };
+        self.due.remove(at);
+        self.queue.remove(at).is_some()
     }
 
     pub fn count(&mut self, result: Result<u64, ErrorKind>, now: Duration) {
@@ -96,8 +129,20 @@ impl Writer {
     pub fn add(&mut self, batch: Batch) -> u64 {
         let id = self.next_batch;
         self.next_batch += 1;
+        let (stores, bytes) = batch.stores();
+        self.begun_stores += stores;
+        self.begun_bytes += bytes;
         self.batches.insert(id, batch);
         id
+    }
+
+    /// Takes a batch out of progress.
+    pub fn take(&mut self, id: u64) -> Batch {
+        let batch = self.batches.remove(&id).expect("it is in progress");
+        let (stores, bytes) = batch.stores();
+        self.begun_stores -= stores;
+        self.begun_bytes -= bytes;
+        batch
     }
 
     /// Remembers that a block was read. A note beyond the limit is lost: the block is not carried over after a restart.

@@ -171,6 +171,87 @@ fn a_disk_that_fails_costs_its_own_blocks_and_no_others() {
     bed.ssd.tick(bed.now + Duration::from_millis(1));
 }
 
+/// Stores of a disk that hangs end, but for a bounded number that the kernel may still be reading; the other disk goes on.
+#[test]
+fn a_disk_that_hangs_keeps_a_few_stores_and_holds_up_none_of_the_other_disk() {
+    let config = SsdConfig { begun_stores: 6, begun_store_bytes: 4 * 8192, ..small_config() };
+    let disks = [blank(&config, 8), blank(&config, 8)];
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = vec![medium(&disks[0], None, &pool, 1), medium(&disks[1], None, &pool, 2)];
+    let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
+    bed.store_all((1000..1040).map(|number| (number, 4096)));
+    disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(u32::MAX) }]);
+    let stores: Vec<_> = (0..60).map(|number| bed.store(number, number, 8192)).collect();
+    assert_eq!(bed.ssd.submit(&stores), 60);
+    (0..1200).for_each(|_| bed.turn());
+    let ended: Vec<&Outcome> = stores.iter().filter_map(|op| bed.outcomes.get(&op.id)).collect();
+    let stored = ended.iter().filter(|outcome| matches!(outcome, Outcome::Stored(_))).count();
+    let failed = ended.iter().filter(|outcome| ***outcome == Outcome::Failed(ErrorKind::Unavailable)).count();
+    assert!((15..45).contains(&stored) && 60 - stored - failed == 4, "{stored} stored, {failed} failed");
+    let report = bed.ssd.report();
+    assert_eq!((report[0].health, report[0].health_of_writes), (Health::Healthy, Health::Sick(ErrorKind::Timeout)));
+    assert_eq!(report[0].trouble().unwrap(), "writes are not answered in time");
+    assert_eq!((report[1].trouble(), bed.ssd.health()), (None, Health::Healthy));
+    // What comes later fails at once, or is stored.
+    let stores: Vec<_> = (100..150).map(|number| bed.store(number, number - 100, 8192)).collect();
+    let before = bed.now;
+    bed.run(&stores).unwrap();
+    assert!(bed.now - before < Duration::from_secs(1), "{:?}", bed.now - before);
+}
+
+#[test]
+fn a_store_that_cannot_begin_for_half_a_minute_fails() {
+    let config = SsdConfig { write_bytes_per_second: Some(8 * KIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 64), &config, None).unwrap();
+    // Five seconds each.
+    let stores: Vec<_> = (0..30).map(|number| bed.store(number, number, 40_000)).collect();
+    for store in &stores {
+        assert_eq!(bed.ssd.submit(&[*store]), 1);
+    }
+    (0..6100).for_each(|_| bed.turn());
+    let timely = stores.iter().filter(|op| matches!(bed.outcomes[&op.id], Outcome::Stored(_))).count();
+    assert!((2..12).contains(&timely), "{timely} stored in 30 s");
+    let late = |op: &&Operation| bed.outcomes[&op.id] == Outcome::Failed(ErrorKind::Timeout);
+    assert_eq!(stores.iter().filter(late).count(), 30 - timely);
+    // A budget that is spent for longer refuses at once.
+    let daily = SsdConfig { write_bytes_per_day: Some(24 * 16 * KIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&daily, 64), &daily, None).unwrap();
+    bed.store_all([(1, 40_000)]);
+    let store = bed.store(2, 0, 4096);
+    assert_eq!(bed.run(&[store]).unwrap(), [Outcome::Failed(ErrorKind::Full)]);
+    assert!(matches!(bed.look(1, 40_000), Outcome::Loaded { .. }), "reading goes on");
+}
+
+/// Late loads of one disk stop that disk's loads, for longer and longer, and no other's.
+#[test]
+fn a_disk_whose_loads_are_late_is_left_alone_and_the_other_serves() {
+    let config = SsdConfig { has_breakers: true, ..small_config() };
+    let disks = [blank(&config, 8), blank(&config, 8)];
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = vec![medium(&disks[0], None, &pool, 1), medium(&disks[1], None, &pool, 2)];
+    let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
+    bed.store_all((0..60).map(|number| (number, 4096)));
+    let of_first = disks_blocks(&bed, 0);
+    disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(20) }]);
+    let late: Vec<_> = (0..8).map(|slot| bed.load(of_first[slot as usize], slot, 4096)).collect();
+    assert_eq!(bed.ssd.submit(&late), 8);
+    bed.turn();
+    late.iter().for_each(|op| bed.ssd.cancel(op.id));
+    assert_eq!(bed.ssd.report()[0].health, Health::Sick(ErrorKind::Timeout));
+    assert_eq!((bed.ssd.report()[0].breaker_opened, bed.ssd.health()), (1, Health::Healthy));
+    for number in 0..60 {
+        let outcome = bed.look(number, 4096);
+        let expected = if of_first.contains(&number) { Outcome::Failed(ErrorKind::Unavailable) } else { outcome };
+        assert!(outcome == expected && outcome != Outcome::Absent, "block {number}: {outcome:?}");
+    }
+    (0..30).for_each(|_| bed.turn());
+    assert!(late.iter().all(|op| matches!(bed.outcomes[&op.id], Outcome::Loaded { .. })), "late is not lost");
+    assert_eq!(bed.ssd.report()[0].health, Health::Sick(ErrorKind::Timeout), "and no proof that it is well");
+    disks[0].arm(&[]);
+    (0..200).for_each(|_| bed.turn());
+    assert!(matches!(bed.look(of_first[0], 4096), Outcome::Loaded { .. }), "after a second it is tried again");
+}
+
 fn disks_blocks(bed: &Bed, disk: usize) -> Vec<u64> {
     let blocks = bed.ssd.report()[disk].blocks as usize;
     // Blocks come disk by disk.
