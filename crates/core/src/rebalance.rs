@@ -29,7 +29,7 @@ pub(crate) struct Drains {
     all: Vec<Drain>,
     /// Blocks that are being copied out of draining extents.
     copies: u32,
-    /// Evictions after which classes are compared again.
+    /// Blocks evicted or refused after which classes are compared again.
     next_comparison: u64,
 }
 
@@ -91,12 +91,12 @@ impl Drains {
         self.copies == 0
     }
 
-    /// Whether classes are to be compared after so many evictions.
-    pub fn is_comparison_due(&self, evicted: u64) -> bool {
-        evicted >= self.next_comparison
+    /// Whether classes are to be compared after so many blocks were evicted or refused.
+    pub fn is_comparison_due(&self, turned_away: u64) -> bool {
+        turned_away >= self.next_comparison
     }
 
-    pub fn compare_after(&mut self, evicted: u64) {
-        self.next_comparison = evicted;
+    pub fn compare_after(&mut self, turned_away: u64) {
+        self.next_comparison = turned_away;
     }
 }

@@ -346,6 +346,17 @@ fn a_block_that_comes_back_is_written_at_its_commit() {
 }
 
 #[test]
+fn a_block_that_was_refused_and_comes_back_is_written_at_its_commit() {
+    let (mut rig, ns) = rig(1, Limits::default());
+    assert_eq!(rig.store(ns, Some(0), &[1]), 0, "its parent is nowhere");
+    rig.store(ns, None, &[0]);
+    states(&mut rig, ns, &[0]);
+    assert_eq!(write_all(&mut rig), [key(0)]);
+    assert_eq!(rig.store(ns, Some(0), &[1]), 1);
+    assert_eq!(write_all(&mut rig), [key(1)]);
+}
+
+#[test]
 fn a_block_whose_parent_is_not_below_is_not_written_before_it() {
     let (mut rig, ns) = rig(4, Limits { queue_blocks: 1, store_blocks: 1, ..all() });
     // The first is written at once, the second waits, the third finds the queue full, the fourth no parent.

@@ -15,6 +15,7 @@ pub mod plot;
 pub mod policy;
 pub mod read;
 pub mod replay;
+pub mod rounds;
 pub mod simulate;
 pub mod table;
 pub mod trace;

@@ -177,10 +177,10 @@ impl Cache {
         }
     }
 
-    /// Whether a key was in the pool before.
-    pub fn was_stored(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
+    /// Whether a block of this key came before: it was in the pool, or was refused.
+    pub fn was_offered(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
         matches!(self.memory.recall(group, hash.as_bytes()),
-            Some((known, Fate::Stored | Fate::Evicted)) if self.names.is_same(known, namespace))
+            Some((known, Fate::Stored | Fate::Evicted | Fate::Refused)) if self.names.is_same(known, namespace))
     }
 
     // Policies.

@@ -22,9 +22,7 @@ impl Core {
     /// than `budget` evictions. Follows `has_free_slot`: a class whose extents are refused takes no units of others.
     pub(crate) fn free_slots(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
         let needs_units = !self.slots.space().is_refused();
-        if needs_units {
-            self.rebalance(class);
-        }
+        self.rebalance(class);
         let mut is_stuck = false;
         while *budget > 0 && !self.slots.space().has_free(class) {
             // The victims may be in a draining extent, whose slots are not taken again.

@@ -1,7 +1,7 @@
 //! Units that move from one size class to another.
 //!
-//! A few times while a class evicts as many blocks as one more extent would hold, it compares the age of its older
-//! blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an unused
+//! A few times while as many blocks are evicted or refused as one more extent would hold, a class compares the age of its
+//! older blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an unused
 //! extent, a run of its units is drained. Nothing new is placed in the run. Blocks that nobody holds move to other
 //! slots of their class (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they are
 //! released. Meanwhile no other class gets the run's empty units, or a busy class would take them back. Draining
@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 use crate::core::Core;
 use crate::key::{BlockId, ClassId};
 use crate::slots::{Extent, ExtentId, Run};
+use crate::stats::Stats;
 
 /// Classes that are sampled in one comparison, at about 20 µs each: one may have old blocks and yet not an extent's
 /// worth.
@@ -33,7 +34,7 @@ struct ExtentSample {
 const DRAIN_SLOTS_PER_STEP: u32 = 32;
 /// Evictions of one step, at about 2 µs each.
 const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
-/// Comparisons with the other classes while a class evicts as much as one more extent would hold: more make no
+/// Comparisons with the other classes while as much is evicted or refused as one more extent of a class would hold: more make no
 /// difference to the default policy, fewer leave a class that suddenly needs room behind
 /// (bench/reports/2026-11-22-policy.md).
 const COMPARISONS_PER_EXTENT: u64 = 4;
@@ -77,13 +78,21 @@ impl Core {
         }
     }
 
-    /// Now and then drains a run of a class that is much older than `class`, which is about to evict.
+    /// Now and then drains a run of a class that is much older than `class`, which is about to evict, or has refused a
+    /// block. A class whose extents are refused takes no units of others.
     pub(crate) fn rebalance(&mut self, class: ClassId) {
-        let evicted = self.journal.stats().evicted;
-        if self.drains.is_comparison_due(evicted) && !self.compare_ages(class) {
-            let evicted = self.journal.stats().evicted;
-            self.drains.compare_after(evicted + self.slots.space().extent_slots(class) / COMPARISONS_PER_EXTENT);
+        let is_due = !self.slots.space().is_refused() && self.drains.is_comparison_due(self.turned_away());
+        if is_due && !self.compare_ages(class) {
+            let interval = self.slots.space().extent_slots(class) / COMPARISONS_PER_EXTENT;
+            self.drains.compare_after(self.turned_away() + interval);
         }
+    }
+
+    /// Blocks that had to go or could not stay. A class that refuses the rest of a prompt evicts nothing for it, and is as
+    /// short of room as one that evicts.
+    fn turned_away(&self) -> u64 {
+        let Stats { evicted, orphans, .. } = self.journal.stats();
+        evicted + orphans
     }
 
     /// Starts to drain a run of a class that is much older than `class`. False if no class has one to give.

@@ -100,6 +100,7 @@ impl Core {
             self.journal.stats_mut().orphans += 1;
             self.cache.refuse(&mut self.slots, class, namespace, group, &hash);
             self.release_slot(block);
+            self.rebalance(class);
             return CommitOutcome::Orphan;
         }
         let is_returning = self.is_returning(namespace, group, &hash);

@@ -27,9 +27,9 @@ impl Core {
         is_all
     }
 
-    /// Whether a key about to be committed was in the pool before; only asked where it matters.
+    /// Whether a block of a key about to be committed came before; only asked where it matters.
     pub(crate) fn is_returning(&self, namespace: NamespaceIndex, group: u16, hash: &BlockHash) -> bool {
-        self.tiers.is_on() && self.cache.was_stored(namespace, group, hash)
+        self.tiers.is_on() && self.cache.was_offered(namespace, group, hash)
     }
 
     /// This block was committed behind `predecessor`.

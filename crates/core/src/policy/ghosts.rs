@@ -93,15 +93,21 @@ impl Ghosts {
         Some(ghost)
     }
 
-    /// Shows about `count` of the ghosts to `see`, others each time. Keys are spread evenly over the buckets, so any
-    /// bucket is a fair sample.
-    pub fn sample(&mut self, count: usize, clock: u32, mut see: impl FnMut(Ghost)) {
-        for _ in 0..count.div_ceil(BUCKET).min(self.buckets) {
+    /// Shows about `count` of the ghosts to `see`, others each time, and returns how many each of them stands for. Keys are
+    /// spread evenly over the buckets, so any bucket is a fair sample. Most may be empty: it looks at `count` at most.
+    pub fn sample(&mut self, count: usize, clock: u32, mut see: impl FnMut(Ghost)) -> f64 {
+        let (mut seen, mut looked_at) = (0, 0);
+        while seen < count && looked_at < count.min(self.buckets) {
             self.cursor = (self.cursor + 1) % self.buckets;
+            looked_at += 1;
             let line = self.first + self.cursor * LINE_BYTES;
-            let places = (0..BUCKET).map(|at| read(&self.bytes, line, at));
-            places.filter(|place| *place != 0).for_each(|place| see(self.unpack(place, clock)));
+            let places = (0..BUCKET).map(|at| read(&self.bytes, line, at)).filter(|place| *place != 0);
+            places.for_each(|place| {
+                seen += 1;
+                see(self.unpack(place, clock));
+            });
         }
+        self.buckets as f64 / f64::from(looked_at.max(1) as u32)
     }
 
     /// Bytes of all buckets, in use or not.
@@ -206,13 +212,29 @@ mod tests {
         }
         assert_eq!(ghosts.len(), room);
         let mut seen = 0;
-        ghosts.sample(room, total, |ghost| seen += u32::from(ghost.touched < total));
-        assert_eq!(seen as usize, room, "a sample of all sees each once");
+        let stands_for = ghosts.sample(room, total, |ghost| seen += u32::from(ghost.touched < total));
+        assert_eq!((seen as usize, stands_for), (room, 1.0), "a sample of all sees each once");
         let kept: Vec<u32> = (0..total).filter(|n| ghosts.take(key((*n).into()), total).is_some()).collect();
         // A few are taken for others, which were forgotten.
         assert_eq!(kept.len() as u32 + lost, total);
         let newest_half = kept.iter().filter(|n| **n >= total - count as u32 / 2).count();
         assert!(newest_half >= count / 2 * 94 / 100, "of the newest {} only {newest_half} are kept", count / 2);
+    }
+
+    #[test]
+    fn a_sample_tells_how_many_there_are_however_few() {
+        let mut ghosts = Ghosts::new(100_000, 8000);
+        let mut remembered = 0;
+        for filled in [200u32, 3000, 40_000, 100_000] {
+            (remembered..filled).for_each(|n| {
+                ghosts.insert(key(n.into()), Ghost { touched: n, mark: false }, n);
+            });
+            remembered = filled;
+            let mut seen = 0;
+            let stands_for = ghosts.sample(1536, filled, |_| seen += 1);
+            let (told, there) = (f64::from(seen) * stands_for, ghosts.len() as f64);
+            assert!((told / there - 1.0).abs() < 0.3, "{told} of {there}");
+        }
     }
 
     #[test]

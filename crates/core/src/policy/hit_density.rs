@@ -54,14 +54,16 @@ impl HitDensity {
         self.aged_out[bucket(age)] += 1.0;
     }
 
-    /// `count` blocks of this age may still be looked up. They are counted anew before each update. Without them, the
-    /// blocks that come back late would be missing from the curve until they are forgotten.
-    pub fn wait(&mut self, age: u32, count: f64) {
-        self.alive[bucket(age)] += count;
+    /// A block of this age may still be looked up. Such blocks are counted anew before each update, by a sample. Without
+    /// them, the blocks that come back late would be missing from the curve until they are forgotten.
+    pub fn wait(&mut self, age: u32) {
+        self.alive[bucket(age)] += 1.0;
     }
 
-    /// Makes the hit densities anew from all counts, and lets old evidence fade.
-    pub fn learn(&mut self) {
+    /// Makes the hit densities anew from all counts, and lets old evidence fade. Each block that waits stands for
+    /// `stands_for` of them.
+    pub fn learn(&mut self, stands_for: f64) {
+        self.alive.iter_mut().for_each(|count| *count *= stands_for);
         self.hit_density = first_slopes(&self.curve());
         self.alive.fill(0.0);
         self.hits.iter_mut().chain(&mut self.aged_out).for_each(|count| *count *= KEEP);
@@ -141,8 +143,8 @@ mod tests {
             soon.hit(100);
             late.hit(10_000);
         }
-        soon.learn();
-        late.learn();
+        soon.learn(1.0);
+        late.learn(1.0);
         assert!(soon.at(10) > 50.0 * late.at(10), "{} and {}", soon.at(10), late.at(10));
         // Past the age at which all were asked for, nothing is to be expected.
         assert!(soon.at(200) < late.at(200) / 10.0, "{} and {}", soon.at(200), late.at(200));
@@ -155,8 +157,8 @@ mod tests {
             sure.hit(1000);
             if n % 10 == 0 { rare.hit(1000) } else { rare.age_out(20_000) }
         }
-        sure.learn();
-        rare.learn();
+        sure.learn(1.0);
+        rare.learn(1.0);
         let ratio = sure.at(1) / rare.at(1);
         assert!((8.0..12.0).contains(&ratio), "a tenth of the hits is worth {ratio} times less");
     }
@@ -165,7 +167,7 @@ mod tests {
     fn waiting_for_a_sure_hit_makes_a_block_worth_more_the_closer_it_is() {
         let mut hit_density = HitDensity::default();
         (0..1000).for_each(|_| hit_density.hit(4096));
-        hit_density.learn();
+        hit_density.learn(1.0);
         assert!(hit_density.at(3500) > 2.0 * hit_density.at(1), "{} and {}", hit_density.at(3500), hit_density.at(1));
     }
 

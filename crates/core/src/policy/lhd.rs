@@ -16,8 +16,8 @@
 
 use super::ghosts::{Ghost, Ghosts};
 use super::hit_density::HitDensity;
-use super::lists::{Lists, REUSED};
-use super::{Nodes, Policy, Residents};
+use super::lists::{FRESH, Lists, REUSED};
+use super::{MAX_SCAN, Nodes, Policy, Residents};
 use crate::key::{BlockId, Fingerprint};
 
 /// Ghosts for each resident block, 5.3 bytes each. With fewer, the policy cannot learn how late blocks come back. Many
@@ -118,8 +118,12 @@ impl Policy for Lhd {
         self.lists.coldest(nodes, |_: &Lists, nodes: &Nodes, at| choose(nodes, &self.hit_density, at))
     }
 
+    /// Blocks that bypass are new, and lie behind old ones.
     fn oldest(&self, nodes: &Nodes) -> Option<BlockId> {
-        self.lists.oldest(nodes)
+        let stays = |block: &BlockId| nodes[*block].mark & BYPASSED == 0;
+        let oldest = |list| self.lists.iter_back(nodes, list).take(MAX_SCAN).find(stays);
+        let stay = [FRESH, REUSED].into_iter().filter_map(oldest).max_by_key(|block| nodes.age(*block));
+        stay.or_else(|| self.lists.oldest(nodes))
     }
 
     fn touch_lines(&self, keys: &[Fingerprint]) {
@@ -155,11 +159,10 @@ impl Lhd {
 
     /// Whether a block that is used now has at least the hit density of the block that would be evicted for it.
     fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
-        if !self.has_evidence() {
-            return true;
-        }
         let own = self.hit_density.at(usize::from(is_known), 0);
-        self.coldest(nodes).is_none_or(|victim| own >= self.hit_density.of(nodes, victim))
+        let is_no_better = |block| own >= self.hit_density.of(nodes, block);
+        // The victim is the fresh tail, or no better than it: mostly the first comparison decides.
+        self.lists.tail(FRESH).is_some_and(is_no_better) || self.coldest(nodes).is_none_or(is_no_better)
     }
 
     fn count_return(&mut self, nodes: &Nodes, ghost: Option<Ghost>) {
@@ -182,25 +185,12 @@ impl Lhd {
         let residents = self.lists.count();
         self.evictions_to_update = (residents / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
         self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
-        if self.has_evidence() {
-            self.count_waiting(nodes);
-        }
-        self.hit_density.kinds.iter_mut().for_each(HitDensity::learn);
-    }
-
-    /// Counts the ghosts that may still come back, by a sample.
-    fn count_waiting(&mut self, nodes: &Nodes) {
-        let Lhd { hit_density, ghosts, .. } = self;
-        let scale = (ghosts.len() as f64 / SAMPLE as f64).max(1.0);
-        ghosts.sample(SAMPLE, nodes.clock, |ghost| {
-            hit_density.kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched), scale);
+        // A sample of the ghosts that may still come back.
+        let kinds = &mut self.hit_density.kinds;
+        let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
+            kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched));
         });
-    }
-
-    /// Cold start: early on only short reuse distances have been seen, so long ones look worthless. Bypass stays off
-    /// until half of the ghost entries are in use.
-    fn has_evidence(&self) -> bool {
-        self.ghosts.len() * 2 > self.lists.count() as usize * GHOSTS_PER_BLOCK
+        kinds.iter_mut().for_each(|kind| kind.learn(stands_for));
     }
 }
 

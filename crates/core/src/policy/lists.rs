@@ -39,6 +39,11 @@ impl Lists {
         self.lists[list].len
     }
 
+    /// The blocks of a list, from the one that was not used for longest on.
+    pub fn iter_back<'a>(&self, nodes: &'a Nodes, list: usize) -> impl Iterator<Item = BlockId> + 'a {
+        self.lists[list].iter_back(nodes)
+    }
+
     /// The block of a list that was not used for longest; `None` if the list is empty.
     pub fn tail(&self, list: usize) -> Option<BlockId> {
         let tail = self.lists[list].tail;
@@ -94,22 +99,29 @@ impl Lists {
 
     /// Takes out the coldest block that is neither held nor protected, as `choose` compares the two lists. If all
     /// blocks that it looks at are protected, it takes the coldest of them, a leaf, if `residents` allows that. Held
-    /// blocks move to the head: they are in use, and every later eviction would meet them again. Protected ones keep
-    /// their place, or a child could become more recent than its parent.
+    /// blocks move to the head: they are in use, and every later eviction would meet them again. This one ends a list where
+    /// it meets them again. Protected ones keep their place, or a child could become more recent than its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
         let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         let mut wanted = None;
+        let mut first_moved = [BlockId::NONE; 2];
         for _ in 0..MAX_SCAN {
             let Some(list) = self.pick(nodes, at, &choose) else { break };
             let block = at[list];
             at[list] = nodes[block].prev;
             if residents.is_held(block) {
                 self.refresh(nodes, block);
+                if first_moved[list] == BlockId::NONE {
+                    first_moved[list] = block;
+                }
             } else if residents.is_protected(block) {
                 wanted.get_or_insert(block);
             } else {
                 self.remove(nodes, block);
                 return Some(block);
+            }
+            if at[list] == first_moved[list] {
+                at[list] = BlockId::NONE;
             }
         }
         let wanted = wanted.filter(|_| residents.may_take_protected())?;

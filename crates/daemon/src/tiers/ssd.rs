@@ -32,8 +32,8 @@ settings! {
         /// I/O engine: `auto` takes `io_uring` where the kernel allows it, and `threads` elsewhere.
         engine: EngineChoice = EngineChoice::Auto;
         /// Which blocks are written to the disks: `second_sighting` writes those that were looked up again, or stored
-        /// again after the pool had evicted them; `all` writes every block. The default is `second_sighting`, because
-        /// most blocks are never looked up again, and writes wear a disk.
+        /// again after the pool had evicted or refused them; `all` writes every block. The default is
+        /// `second_sighting`, because most blocks are never looked up again, and writes wear a disk.
         admission: Admission = Admission::SecondSighting;
         /// Milliseconds that a request may wait for a block to be promoted before it is a miss. One second is far more
         /// than a healthy disk takes, and less than the computation of a long prefix.

@@ -1,0 +1,173 @@
+//! Rounds over documents at several pools, against the optimum: `cargo run --release -p forebay-sim --example rounds --
+//! [--policy lhd,lru] [--pools 0.5,0.95] [--what same,sizes] [--with TRACE]`.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use forebay_sim::bounds::{NextUses, opt_hit_bytes};
+use forebay_sim::read::{Hints, read};
+use forebay_sim::replay::{Setup, store_batch};
+use forebay_sim::rounds::{Order, Rounds};
+use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, merge};
+use forebay_sim::{policy, replay};
+
+#[derive(Parser)]
+struct Arguments {
+    #[arg(long, value_delimiter = ',', default_value = "lhd,lru,s3fifo,tinylfu")]
+    policy: Vec<String>,
+    /// Shares of the working set
+    #[arg(long, value_delimiter = ',', default_value = "0.5,0.667,0.833,0.95")]
+    pools: Vec<f64>,
+    /// `same`, `shuffled` or `random` order; `tenants` and `sizes`, three each, with `_same` for that order; with another
+    /// trace `mix`, `mix_shuffled`, `end`, `end_shuffled`; `endrounds`
+    #[arg(long, value_delimiter = ',', default_value = "same,shuffled,random,tenants,sizes")]
+    what: Vec<String>,
+    #[arg(long, default_value_t = 30)]
+    rounds: usize,
+    #[arg(long, default_value_t = 60)]
+    documents: usize,
+    #[arg(long, default_value_t = 40)]
+    blocks: usize,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A trace for what is half rounds (`mix`), or comes after them (`end`)
+    #[arg(long)]
+    with: Option<PathBuf>,
+    #[arg(long)]
+    store_batch: Option<usize>,
+    #[arg(long, default_value_t = 0)]
+    salt: u64,
+}
+
+/// Requests of the other trace that come after the rounds.
+const AFTER: usize = 2400;
+const TURNOVERS: u64 = 6;
+
+fn main() {
+    let arguments = Arguments::parse();
+    let other = arguments.with.as_ref().map(|path| read(path, Hints::default()).expect("a trace"));
+    let other = || other.as_ref().expect("`--with` names a trace");
+    for what in &arguments.what {
+        let rounds = arguments.rounds_of(what);
+        for share in &arguments.pools {
+            let blocks = (rounds.working_set() as f64 * share).round() as u64;
+            match what.as_str() {
+                "mix" | "mix_shuffled" => arguments.print_mix(what, &rounds, other(), blocks),
+                "end" | "end_shuffled" => arguments.print_end(what, &rounds, &head(other(), AFTER), blocks),
+                "endrounds" => {
+                    let others = Rounds { seed: rounds.seed + 76, rounds: 10, ..rounds.clone() };
+                    arguments.print_end(what, &rounds, &others.trace(), blocks);
+                }
+                _ => arguments.print_rounds(what, &rounds, blocks),
+            }
+        }
+    }
+}
+
+impl Arguments {
+    fn rounds_of(&self, what: &str) -> Rounds {
+        let order = match what {
+            "random" => Order::Random,
+            "same" | "mix" | "end" | "endrounds" => Order::Same,
+            _ if what.ends_with("_same") => Order::Same,
+            _ => Order::Shuffled,
+        };
+        let sizes = match what {
+            _ if what.starts_with("tenants") => vec![1; 3],
+            _ if what.starts_with("sizes") => vec![1, 2, 3],
+            _ => vec![1],
+        };
+        let shape = |pages: u64| Shape { block_tokens: 16, block_bytes: Some(pages * ASSUMED_BLOCK_BYTES) };
+        let Arguments { documents, blocks, rounds, seed, .. } = *self;
+        Rounds { documents, blocks, rounds, order, shapes: sizes.into_iter().map(shape).collect(), seed }
+    }
+
+    /// Hits by bytes, by namespace.
+    fn hits(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> Vec<u64> {
+        let policy = policy::by_name(name).expect("the name of a policy");
+        let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks));
+        let setup = Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch, salt: self.salt };
+        let tallies = replay(trace, setup, |_| {}).expect("a pool of some blocks").namespaces;
+        tallies.iter().enumerate().map(|(at, tally)| tally.prefix_hits * trace.bytes_in(at as u16)).collect()
+    }
+
+    fn hits_of_all(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> u64 {
+        self.hits(trace, name, capacity_bytes, blocks).iter().sum()
+    }
+
+    /// The hit rate, and relative to the optimum the hits of all rounds and of those from the sixth on.
+    fn print_rounds(&self, what: &str, rounds: &Rounds, blocks: u64) {
+        let traces = [self.rounds, self.rounds.min(5)].map(|count| Rounds { rounds: count, ..rounds.clone() }.trace());
+        let mean = rounds.shapes.iter().filter_map(|shape| shape.block_bytes).sum::<u64>() / rounds.shapes.len() as u64;
+        let best = traces.each_ref().map(|trace| opt_hit_bytes(trace, &NextUses::of(trace), blocks * mean) as f64);
+        let asked: u64 = traces[0].requests().map(|r| r.blocks.len() as u64 * traces[0].bytes_in(r.namespace)).sum();
+        print!("{what:9} {blocks}: opt {:.3}", best[0] / asked as f64);
+        for name in &self.policy {
+            let own = traces.each_ref().map(|trace| self.hits_of_all(trace, name, blocks * mean, blocks) as f64);
+            let (all, later) = (own[0] / best[0], (own[0] - own[1]) / (best[0] - best[1]));
+            print!("  {name} {:.3} ({all:.3}, {later:.3})", own[0] / asked as f64);
+        }
+        println!();
+    }
+
+    /// A request of each in turn in a pool of twice the size: hits of both, and of each alone in half of it.
+    fn print_mix(&self, what: &str, rounds: &Rounds, other: &Trace, blocks: u64) {
+        let alone = [head(other, rounds.trace().len()), rounds.trace()];
+        let mixed = merge(&alone);
+        let bytes = blocks * ASSUMED_BLOCK_BYTES;
+        print!("{what} 2 x {blocks}:");
+        for name in &self.policy {
+            let both =
+                self.hits(&mixed, name, 2 * bytes, 2 * blocks).into_iter().map(|hits| hits / ASSUMED_BLOCK_BYTES);
+            let apart = alone.each_ref().map(|one| self.hits_of_all(one, name, bytes, blocks) / ASSUMED_BLOCK_BYTES);
+            let both: Vec<u64> = both.collect();
+            let ratio = both.iter().sum::<u64>() as f64 / apart.iter().sum::<u64>() as f64;
+            print!("  {name} {both:?} apart {apart:?} = {ratio:.3}");
+        }
+        println!();
+    }
+
+    /// Hits in each turnover after the rounds, and in that of a pool that begins there.
+    fn print_end(&self, what: &str, rounds: &Rounds, then: &Trace, blocks: u64) {
+        let (first, bytes) = (rounds.trace(), blocks * ASSUMED_BLOCK_BYTES);
+        print!("{what} {blocks}:");
+        for name in &self.policy {
+            print!("  {name}");
+            let mut before = (0, 0);
+            for turnover in 1..=TURNOVERS {
+                let part = head(then, requests_until(then, turnover * blocks));
+                let joined = self.hits(&after(&first, &part), name, bytes, blocks);
+                let now = (joined[first.shapes.len()], self.hits_of_all(&part, name, bytes, blocks));
+                print!(" {}/{}", (now.0 - before.0) / ASSUMED_BLOCK_BYTES, (now.1 - before.1) / ASSUMED_BLOCK_BYTES);
+                before = now;
+            }
+        }
+        println!();
+    }
+}
+
+/// The first requests, one a microsecond.
+fn head(trace: &Trace, requests: usize) -> Trace {
+    let mut head = Trace::new(&trace.name, trace.shapes.clone());
+    let some = trace.requests().take(requests).enumerate();
+    some.for_each(|(at, request)| head.push(at as u64, request.namespace, request.blocks));
+    head
+}
+
+/// How many requests ask for so many blocks.
+fn requests_until(trace: &Trace, blocks: u64) -> usize {
+    let mut asked = 0;
+    let is_before = |request: &forebay_sim::Request<'_>| {
+        let is_before = asked < blocks;
+        asked += request.blocks.len() as u64;
+        is_before
+    };
+    trace.requests().take_while(is_before).count()
+}
+
+fn after(first: &Trace, then: &Trace) -> Trace {
+    let mut later = Trace::new(&then.name, then.shapes.clone());
+    let start = first.len() as u64 + 1;
+    then.requests().enumerate().for_each(|(at, r)| later.push(start + at as u64, r.namespace, r.blocks));
+    merge(&[first.clone(), later])
+}

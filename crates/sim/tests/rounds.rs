@@ -1,0 +1,108 @@
+//! The same documents round after round: the default policy keeps a part of them, however little the pool is too small.
+
+use forebay_sim::bounds::{NextUses, opt_hit_bytes};
+use forebay_sim::policy::by_name;
+use forebay_sim::replay::{Setup, store_batch};
+use forebay_sim::rounds::{Order, Rounds};
+use forebay_sim::trace::{Shape, Trace};
+use forebay_sim::{Outcome, replay};
+
+/// Shares of the working set.
+const POOLS: [f64; 6] = [0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+const ROUNDS: usize = 30;
+
+fn run(trace: &Trace, policy: &str, capacity_bytes: u64, capacity_blocks: u64) -> Outcome {
+    let policy = by_name(policy).unwrap();
+    let store_batch = store_batch(capacity_blocks);
+    replay(trace, Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch, salt: 0 }, |_| {}).unwrap()
+}
+
+fn hit_bytes(trace: &Trace, capacity_bytes: u64, capacity_blocks: u64) -> f64 {
+    let tallies = run(trace, "lhd", capacity_bytes, capacity_blocks).namespaces;
+    tallies.iter().enumerate().map(|(at, tally)| tally.prefix_hits * trace.bytes_in(at as u16)).sum::<u64>() as f64
+}
+
+/// Hits by bytes, relative to the optimum: over all rounds, and from the sixth on.
+fn of_optimum(rounds: &Rounds, pool: f64) -> (f64, f64) {
+    let [all, first] = [ROUNDS, 5].map(|rounds_asked| Rounds { rounds: rounds_asked, ..rounds.clone() }.trace());
+    let blocks = (rounds.working_set() as f64 * pool) as u64;
+    let bytes = blocks * all.unique_bytes() / all.unique() as u64;
+    let hits = [&all, &first].map(|trace| hit_bytes(trace, bytes, blocks));
+    let optimum = [&all, &first].map(|trace| opt_hit_bytes(trace, &NextUses::of(trace), bytes) as f64);
+    (hits[0] / optimum[0], (hits[0] - hits[1]) / (optimum[0] - optimum[1]))
+}
+
+fn assert_kept(rounds: &Rounds, all: f64, from_the_sixth_on: f64) {
+    for pool in POOLS {
+        let (over_all, later) = of_optimum(rounds, pool);
+        let what = format!("{:?} seed {}, pool of {pool}: {over_all:.3} and {later:.3}", rounds.order, rounds.seed);
+        assert!(over_all >= all && later >= from_the_sixth_on, "{what}");
+    }
+}
+
+fn tenants(sizes: [u64; 3]) -> Vec<Shape> {
+    sizes.map(|bytes| Shape { block_tokens: 16, block_bytes: Some(bytes) }).to_vec()
+}
+
+#[test]
+fn a_pool_too_small_for_the_rounds_hits_its_share_of_them() {
+    for order in [Order::Same, Order::Shuffled] {
+        for seed in 1..4 {
+            assert_kept(&Rounds { seed, ..Rounds::new(order, ROUNDS) }, 0.97, 0.975);
+            assert_kept(&Rounds { seed, shapes: tenants([4096; 3]), ..Rounds::new(order, ROUNDS) }, 0.97, 0.975);
+        }
+    }
+}
+
+/// Three sizes hold a batch of reserved slots each, and parts of extents that are too small for a block.
+#[test]
+fn sizes_that_share_the_pool_hit_their_share_but_for_the_slots_of_a_batch_each() {
+    for order in [Order::Same, Order::Shuffled] {
+        let few = Rounds { shapes: tenants([4096, 8192, 12288]), ..Rounds::new(order, ROUNDS) };
+        assert_kept(&few, 0.88, 0.88);
+        assert_kept(&Rounds { documents: 240, ..few }, 0.93, 0.96);
+    }
+}
+
+#[test]
+fn one_block_too_few_costs_no_more_than_a_batch() {
+    for order in [Order::Same, Order::Shuffled] {
+        let trace = Rounds::new(order, ROUNDS).trace();
+        let hits = |blocks: u64| run(&trace, "lhd", blocks * 4096, blocks).prefix_hits as f64;
+        let (whole, less) = (hits(2400), hits(2399));
+        assert!(less >= 0.98 * whole, "{order:?}: {less} of {whole}");
+    }
+}
+
+#[test]
+fn documents_asked_at_random_are_hit_as_often_as_by_lru() {
+    for seed in 1..4 {
+        let trace = Rounds { seed, ..Rounds::new(Order::Random, ROUNDS) }.trace();
+        for pool in [1200, 1600, 2000, 2300] {
+            let [lhd, lru] = ["lhd", "lru"].map(|policy| run(&trace, policy, pool * 4096, pool).prefix_hits);
+            assert!(lhd * 100 >= lru * 99, "seed {seed}, pool of {pool}: lhd {lhd}, lru {lru}");
+        }
+    }
+}
+
+/// After the rounds others begin, over other documents: these are hit within a turnover of their first return.
+#[test]
+fn rounds_over_other_documents_take_the_place_of_those_that_ended() {
+    for order in [Order::Same, Order::Shuffled] {
+        let before = Rounds::new(order, 20).trace();
+        let mut trace = before.clone();
+        let offset = trace.unique() as u32;
+        let others = Rounds { seed: 9, ..Rounds::new(order, 6) }.trace();
+        for request in others.requests() {
+            let blocks: Vec<u32> = request.blocks.iter().map(|block| block + offset).collect();
+            trace.push(trace.len() as u64 + request.at_us, 0, &blocks);
+        }
+        for pool in [1200, 1600, 2000, 2300u64] {
+            let hits = [&trace, &before].map(|trace| run(trace, "lhd", pool * 4096, pool).prefix_hits);
+            let share = (hits[0] - hits[1]) as f64 / others.accesses() as f64;
+            // Five rounds of six can be hit, as far as the pool goes.
+            let possible = pool as f64 / 2460.0 * 5.0 / 6.0;
+            assert!(share >= 0.6 * possible, "{order:?}, pool of {pool}: {share:.3} of {possible:.3}");
+        }
+    }
+}
