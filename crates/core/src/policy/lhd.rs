@@ -63,7 +63,8 @@ impl Policy for Lhd {
 
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key, nodes.clock);
-        let has_place = self.is_worth_a_place(nodes, ghost.is_some());
+        let is_passing = parent.is_some_and(|parent| nodes[parent].mark & BYPASSED != 0);
+        let has_place = !is_passing && self.is_worth_a_place(nodes, ghost.is_some());
         self.enter(nodes, block, ghost, parent, has_place);
     }
 
@@ -161,8 +162,11 @@ impl Lhd {
     fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
         let own = self.hit_density.at(usize::from(is_known), 0);
         let is_no_better = |block| own >= self.hit_density.of(nodes, block);
-        // The victim is the fresh tail, or no better than it: mostly the first comparison decides.
-        self.lists.tail(FRESH).is_some_and(is_no_better) || self.coldest(nodes).is_none_or(is_no_better)
+        let (Some(fresh), Some(reused)) = (self.lists.tail(FRESH), self.lists.tail(REUSED)) else {
+            return self.coldest(nodes).is_none_or(is_no_better);
+        };
+        // As `choose`: the reused tail is the victim where it may be and is worth no more.
+        is_no_better(fresh) || may_be_colder(nodes, [fresh, reused]) && is_no_better(reused)
     }
 
     fn count_return(&mut self, nodes: &Nodes, ghost: Option<Ghost>) {
@@ -206,8 +210,12 @@ impl HitDensities {
 }
 
 fn choose(nodes: &Nodes, hit_density: &HitDensities, [fresh, reused]: [BlockId; 2]) -> usize {
-    let is_colder = nodes[fresh].mark & BYPASSED == 0 && nodes.age(reused) > nodes.age(fresh);
-    usize::from(is_colder && hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh))
+    usize::from(may_be_colder(nodes, [fresh, reused]) && hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh))
+}
+
+/// Whether the reused tail goes before the fresh one if it is worth no more.
+fn may_be_colder(nodes: &Nodes, [fresh, reused]: [BlockId; 2]) -> bool {
+    nodes[fresh].mark & BYPASSED == 0 && nodes.age(reused) > nodes.age(fresh)
 }
 
 /// The number of the hit densities that apply to a block.
