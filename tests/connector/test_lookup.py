@@ -192,6 +192,28 @@ def test_answers_from_two_pools_are_of_no_use(session: FakeSession) -> None:
     assert lookup.pool == b""
 
 
+def test_a_tail_without_an_answer_leaves_the_leases_of_the_rest(session: FakeSession) -> None:
+    store(session, 0, HASHES[:3])
+    lookup = Lookup(session, [(0, HASHES[:2])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    session.daemon.is_frozen = True
+    lookup.result(key(0, 2))
+    assert lookup.ask_more() and not lookup.poll(0, now=0.5) and lookup.poll(0, now=2)
+    assert lookup.result(key(0, 1)) is LookupResult.HIT
+    assert lookup.pool == session.daemon.pool and lookup.places([key(0, 0), key(0, 1)]) is not None
+
+
+def test_a_tail_alone_may_come_up(session: FakeSession) -> None:
+    store(session, 0, HASHES[:1])
+    session.daemon.promotions = 3
+    session.daemon.promoted = {HASHES[0]}
+    lookup = Lookup(session, [(0, [])], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    lookup.result(key(0, 0))
+    assert lookup.ask_more() and lookup.poll(0, now=0.1) and lookup.is_promoting
+    assert lookup.progress() == (0.1, 1.0, 0.0)
+
+
 def test_masked_hashes_are_asked_for_and_plain_ones_answered(session: FakeSession) -> None:
     mask = b"m" * 32
     store(session, 0, masked(HASHES[:1], mask))

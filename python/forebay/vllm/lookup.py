@@ -65,7 +65,7 @@ class Lookup:
         """Start of the wait for promotions; the shares of the keys that were promoting then, and that became ready
         since."""
         slow = [question for question in self._questions if question.promoting_since]
-        keys = self._questions[0].count
+        keys = sum(question.count for question in self._questions)
         awaited, came = sum(question.awaited for question in slow), sum(question.came for question in slow)
         return min(question.promoting_since for question in slow), awaited / keys, came / keys
 
@@ -118,8 +118,9 @@ class Lookup:
 
     @property
     def pool(self) -> bytes:
-        """The pool of all leased blocks; empty if the answers came from two, of which one must be gone."""
-        pools = {question.pool for question in self._questions}
+        """The pool of all leased blocks; empty if the answers came from two, of which one must be gone. A question without
+        an answer leased none."""
+        pools = {question.pool for question in self._questions} - {b""}
         return pools.pop() if len(pools) == 1 else b""
 
     def _is_settled(self) -> bool:
