@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use forebay_daemon::config::{Config, Key, Loaded, Origin, Sources, keys, load};
-use forebay_rpc::client::find_sockets;
+use forebay_rpc::client::{find_sockets, sockets_of_variables};
 
 use crate::failure::{self, Failure};
 
@@ -43,6 +43,10 @@ impl Daemon {
     pub fn socket_directory(&self) -> Result<PathBuf, Failure> {
         if let Some(named) = &self.socket_directory {
             return Ok(find_sockets(Some(named)));
+        }
+        // A file that only a variable or nobody names stands behind the variables that clients have of their own.
+        if let (None, Some(directory)) = (&self.config, sockets_of_variables()) {
+            return Ok(directory);
         }
         let loaded = Settings { file: self.config.clone(), flags: Vec::new() }.load()?;
         let is_in_a_file = |key: &&Key| matches!(loaded.origin(key), Origin::File(_));

@@ -43,7 +43,9 @@ pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult
 }
 
 fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opened> {
-    let mut config = RedisConfig::new(url.split(',').map(str::to_string).collect());
+    // Each caller is told what became of its own blocks.
+    let config = RedisConfig::new(url.split(',').map(str::to_string).collect());
+    let mut config = RedisConfig { has_breakers: false, ..config };
     options.take("connections", &mut config.connections)?;
     options.take("threads", &mut config.threads)?;
     options.take("key_prefix", &mut config.key_prefix)?;

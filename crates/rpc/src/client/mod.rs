@@ -14,5 +14,5 @@ pub use backoff::Backoff;
 pub use connect::{Rpc, connect};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
-pub use sockets::find_sockets;
+pub use sockets::{find_sockets, sockets_of_variables};
 pub use trust::{peer, socket, unreachable};

@@ -16,11 +16,11 @@ const HOST: &str = "/run/forebay";
 /// `named`, else what a variable names: the directory, or the path of `forebay.sock` in it. Else the first of the usual
 /// directories that is there, root's and this user's before others; else the one that this user's daemon would make.
 pub fn find_sockets(named: Option<&str>) -> PathBuf {
-    named.map(directory_of).or_else(from_variables).unwrap_or_else(usual_sockets)
+    named.map(directory_of).or_else(sockets_of_variables).unwrap_or_else(usual_sockets)
 }
 
 /// What `FOREBAY_SOCKET` or `FOREBAY_SOCKET_DIRECTORY` names.
-fn from_variables() -> Option<PathBuf> {
+pub fn sockets_of_variables() -> Option<PathBuf> {
     let values = VARIABLES.iter().filter_map(|variable| env::var(variable).ok());
     values.filter(|value| !value.is_empty()).map(|value| directory_of(&value)).next()
 }
