@@ -180,6 +180,8 @@ class Worker:
 class Engine:
     """A scheduler, its workers, and the loop between them."""
 
+    max_steps = MAX_STEPS
+
     def __init__(self, daemon: FakeDaemon, monkeypatch: Any, shape: Shape | None = None):
         self.shape = shape = shape or Shape()
         self.daemon = daemon
@@ -243,7 +245,7 @@ class Engine:
 
     def step(self) -> None:
         self.steps += 1
-        assert self.steps < MAX_STEPS, "the engine does not come to an end"
+        assert self.steps < self.max_steps, "the engine does not come to an end"
         output = self.scheduler.schedule()
         self.preemptions += len(output.preempted_req_ids or ())
         for new in output.scheduled_new_reqs:

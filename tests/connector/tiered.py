@@ -43,6 +43,8 @@ def use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
 class Engine(harness.Engine):
     """The harness's engine on vLLM's tiering. `rows` are chunks of the host tier. `beside` makes a `MultiConnector` of it."""
 
+    # Threads copy here, and steps spin while they wait for a processor.
+    max_steps = 10 * harness.MAX_STEPS
     started = 0
 
     def __init__(
