@@ -1,4 +1,4 @@
-"""An engine in sixty lines, on the mapped pool: `FOREBAY_SOCKET_DIRECTORY=/run/forebay python examples/engine.py`.
+"""An engine in sixty lines, on the mapped pool: `python examples/engine.py`.
 
 Its KV cache is a numpy array with a row for each block. A real engine has the session in its scheduler and a worker in
 each rank's process; they share nothing but the engine's id and its incarnation.
@@ -12,16 +12,15 @@ from collections.abc import Callable
 import forebay
 import numpy as np
 
-SOCKETS = os.environ["FOREBAY_SOCKET_DIRECTORY"]
 ROWS, BLOCK_BYTES, TOKENS = 8, 65536, 16
 
 cache = np.zeros((ROWS, BLOCK_BYTES), np.uint8)
 start = os.urandom(16)  # the incarnation: which start of the engine this is
-session = forebay.EngineSession(SOCKETS, "example", ranks=1, incarnation=start)
+session = forebay.EngineSession(None, "example", ranks=1, incarnation=start)
 session.set_namespace({"model": "example", "revision": "1"}, [(0, "full", TOKENS, False)])
 tensors = [(cache.ctypes.data, ROWS, BLOCK_BYTES, BLOCK_BYTES)]
 groups = [(0, False, [(0, BLOCK_BYTES)])]
-worker = forebay.WorkerEngine(SOCKETS, "example", 0, 1, incarnation=start, tensors=tensors, groups=groups)
+worker = forebay.WorkerEngine(None, "example", 0, 1, incarnation=start, tensors=tensors, groups=groups)
 
 
 def until(holds: Callable[[], bool]) -> None:

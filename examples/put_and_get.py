@@ -1,13 +1,12 @@
-"""Blocks through the daemon, for any program: `FOREBAY_SOCKET_DIRECTORY=/run/forebay python examples/put_and_get.py`."""
+"""Blocks through the daemon, for any program: `python examples/put_and_get.py`."""
 
 import hashlib
-import os
 
 import forebay
 
 BLOCK_BYTES = 65536
 
-client = forebay.Client(os.environ["FOREBAY_SOCKET_DIRECTORY"])
+client = forebay.Client()
 # The fields name everything that changes the bytes of a block; only equal namespaces share blocks.
 namespace = client.open_namespace({"model": "example", "revision": "1"}, {0: BLOCK_BYTES})
 
