@@ -15,9 +15,9 @@ import numpy as np
 ROWS, BLOCK_BYTES, TOKENS = 8, 65536, 16
 
 cache = np.zeros((ROWS, BLOCK_BYTES), np.uint8)
-start = os.urandom(16)  # the incarnation: which start of the engine this is
+start = os.urandom(16)  # the incarnation: it names this start of the engine
 session = forebay.EngineSession(None, "example", ranks=1, incarnation=start)
-session.set_namespace({"model": "example", "revision": "1"}, [(0, "full", TOKENS, False)])
+session.set_namespace({"model": "engine", "revision": "1"}, [(0, "full", TOKENS, False)])
 tensors = [(cache.ctypes.data, ROWS, BLOCK_BYTES, BLOCK_BYTES)]
 groups = [(0, False, [(0, BLOCK_BYTES)])]
 worker = forebay.WorkerEngine(None, "example", 0, 1, incarnation=start, tensors=tensors, groups=groups)
@@ -31,7 +31,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def store(rows: list[int], hashes: list[bytes]) -> None:
-    # The session fills its stock of slots in the background; what is not needed stays in it.
+    # The session fills its stock of slots in the background; slots that are not needed stay in the stock.
     until(lambda: session.stats()["reserved_stock"] >= len(rows))
     slots, generations = session.reserve(0, len(rows))
     worker.submit_store(1, session.pool, [(0, slots, generations, np.array(rows, "<i4").tobytes(), 0)])

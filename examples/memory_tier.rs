@@ -1,6 +1,6 @@
 //! A tier of one's own: blocks in a map, lost with the process.
 //!
-//! It promises what every tier promises, and the suite for all tiers asks it for that:
+//! It keeps every tier's promises, and the suite for all tiers checks them:
 //! `cargo test -p forebay-io --test memory_tier`. A tier is polled and never awaited; it neither retries nor counts nor
 //! watches deadlines, since the daemon's decorators do.
 
@@ -12,7 +12,7 @@ use forebay_core::{BlockKey, ErrorKind, SlotId};
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
 use forebay_io::uring::Region;
 
-/// Operations between `submit` and `poll`; what does not fit is asked again.
+/// Operations between `submit` and `poll`; the caller submits the others again.
 const QUEUE: usize = 64;
 
 struct MemoryTier {
@@ -36,6 +36,7 @@ impl MemoryTier {
             (OpKind::Remove { .. }, _) if self.blocks.remove(&op.key).is_some() => Outcome::Removed,
             (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found(Location::default()),
             (OpKind::Remove { .. } | OpKind::Exists, _) => Outcome::Absent,
+            (OpKind::Touch { .. }, _) => Outcome::Failed(ErrorKind::Unsupported),
         }
     }
 

@@ -8,7 +8,7 @@ BLOCK_BYTES = 65536
 
 client = forebay.Client()
 # The fields name everything that changes the bytes of a block; only equal namespaces share blocks.
-namespace = client.open_namespace({"model": "example", "revision": "1"}, {0: BLOCK_BYTES})
+namespace = client.open_namespace({"model": "put_and_get", "revision": "1"}, {0: BLOCK_BYTES})
 
 # Each hash stands for the tokens of its block and of all blocks before it, so the order is that of the prompt.
 prompt = ["the first 16 tokens", "the next 16 tokens", "16 more"]

@@ -1,9 +1,10 @@
-//! What capacity curves cost: time for a key asked for, and memory, for pools of several sizes in the daemon's configuration.
+//! What capacity curves cost: time for a key asked for, and memory, for pools of several sizes in the daemon's
+//! configuration.
 //!
 //! `cargo bench -p forebay-bench --bench curve_speed -- [requests, 20000]`
 //!
-//! Prompts of 256 blocks, four pools of them, some asked for much more often than others. Beside it what one core of the
-//! whole pool takes to serve the same requests: lookup, release, and the store of what it missed.
+//! Prompts of 256 blocks, four pools of them, some asked for much more often than others. Beside it what one core of
+//! the whole pool takes to serve the same requests: lookup, release, and the store of what it missed.
 
 use std::time::Instant;
 

@@ -2,22 +2,25 @@
 //!
 //! Method: one client on one connection stores as many blocks of 4 KiB as the largest lookup asks for, and then
 //! asks for all of them again and again, one lookup at a time. Measured is the round trip of `Lookup`: encoding,
-//! socket, decoding, the core, the lease on every key, the offsets back. The release of the lease that follows is
-//! not. The `miss` rows ask for as many keys that were never stored.
+//! socket, decoding, the core, the offsets back. A client without workers gets no lease, so none is in it. The `miss`
+//! rows ask for as many keys that were never stored.
+//!
+//! Each lookup is followed by an empty call (`Ping`) on the same connection, with as many bytes each way: the baseline.
+//! What the kernel, gRPC and the machine cost is in both, so the ratio of the medians is what compares machines.
+//!
+//! The session is a trial: its blocks stay in the pool, count nowhere, and are gone before the rows are returned.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_rpc::client::{Rpc, connect, lone_session};
+use forebay_rpc::client::{Rpc, Trial, connect};
 use forebay_rpc::from_status;
-use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
-    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, OpenNamespaceRequest, PurgeRequest,
-    PutRequest, ReleaseRequest, SessionEvent,
+    Attention, Block, CommitOutcome, Group, GroupKeys, LookupReply, LookupRequest, PingRequest, PutRequest,
 };
+use prost::Message;
 use serde::Serialize;
-use tonic::Streaming;
 
 use crate::private::PrivateDaemon;
 
@@ -41,6 +44,13 @@ pub struct Row {
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
+    /// Of the empty calls between the lookups.
+    pub empty_p50_us: f64,
+    /// Median lookup ÷ median empty call.
+    pub ratio: f64,
+    /// Bytes of a lookup and of its reply, and of the empty call and its reply.
+    pub request_bytes: usize,
+    pub reply_bytes: usize,
     /// Lookups that answered something else than they had to.
     pub errors: usize,
 }
@@ -80,7 +90,7 @@ async fn measure(bench: &LookupBench, largest: usize) -> Result<Vec<Row>> {
     };
     let mut engine = Engine::open(rpc).await?;
     let outcome = rows(&mut engine, bench, largest).await;
-    engine.purge().await?;
+    engine.trial.end().await?;
     outcome
 }
 
@@ -97,26 +107,13 @@ async fn rows(engine: &mut Engine, bench: &LookupBench, largest: usize) -> Resul
     Ok(rows)
 }
 
-/// A client that does what an engine's scheduler does.
+/// A client that asks what an engine's scheduler asks.
 struct Engine {
-    rpc: Rpc,
-    session: u64,
-    namespace: u32,
-    namespace_id: Vec<u8>,
-    /// The session lives as long as this stream.
-    _events: Streaming<SessionEvent>,
+    trial: Trial,
 }
 
 impl Engine {
-    async fn open(mut rpc: Rpc) -> Result<Engine> {
-        let engine_id = format!("forebay-bench-{}", std::process::id());
-        let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
-        let Some(Event::Welcome(welcome)) = events.message().await.map_err(from_status)?.and_then(|event| event.event)
-        else {
-            return Err(Error::new(ErrorKind::Io, "the session did not begin with a welcome"));
-        };
-        let fields =
-            [("tenant", "bench"), ("purpose", "bench lookup")].map(|(name, value)| (name.into(), value.into()));
+    async fn open(rpc: Rpc) -> Result<Engine> {
         let group = Group {
             group: 0,
             attention: Attention::Full.into(),
@@ -124,10 +121,7 @@ impl Engine {
             is_replicated: false,
             rank_bytes: vec![BLOCK_BYTES as u64],
         };
-        let request = OpenNamespaceRequest { session: welcome.session, fields: fields.into(), groups: vec![group] };
-        let reply = rpc.open_namespace(request).await.map_err(from_status)?.into_inner();
-        let (session, namespace, namespace_id) = (welcome.session, reply.namespace, reply.namespace_id);
-        Ok(Engine { rpc, session, namespace, namespace_id, _events: events })
+        Ok(Engine { trial: Trial::open(rpc, "bench lookup", group).await? })
     }
 
     async fn store(&mut self, count: usize) -> Result<()> {
@@ -137,9 +131,9 @@ impl Engine {
             let block = |number| Block { hash: hash("hit", number).to_vec(), data: vec![number as u8; BLOCK_BYTES] };
             let blocks: Vec<Block> = numbers.map(block).collect();
             let last = blocks.last().map(|block| block.hash.clone()).unwrap_or_default();
-            let (session, namespace) = (self.session, self.namespace);
+            let Trial { session, namespace, .. } = self.trial;
             let request = PutRequest { session, namespace, group: 0, predecessor, blocks };
-            let reply = self.rpc.put(request).await.map_err(from_status)?.into_inner();
+            let reply = self.trial.rpc.put(request).await.map_err(from_status)?.into_inner();
             let is_there = |outcome| matches!(outcome, CommitOutcome::CommitStored | CommitOutcome::CommitDuplicate);
             if !reply.outcomes().all(is_there) {
                 return Err(Error::new(ErrorKind::Full, "the daemon did not store all blocks of the benchmark")
@@ -153,28 +147,47 @@ impl Engine {
     async fn row(&mut self, op: &'static str, keys: usize, rounds: usize) -> Result<Row> {
         let hashes: Vec<u8> = (0..keys).flat_map(|number| hash(op, number)).collect();
         let expected = if op == "hit" { keys } else { 0 };
-        let (mut times, mut errors) = (Vec::with_capacity(rounds), 0);
+        let keys_of = GroupKeys { group: 0, hash_bytes: HASH_BYTES as u32, hashes };
+        let Trial { session, namespace, .. } = self.trial;
+        let request = LookupRequest { session, namespace, groups: vec![keys_of] };
+        let (_, reply) = self.lookup(&request).await?;
+        let (request_bytes, reply_bytes) = (request.encoded_len(), reply.encoded_len());
+        let ping = empty_call(request_bytes, reply_bytes);
+        let (mut times, mut empty_times, mut errors) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds), 0);
         for round in 0..WARM_UP + rounds {
-            let (elapsed, reply) = self.lookup(hashes.clone()).await?;
+            let (elapsed, reply) = self.lookup(&request).await?;
+            let empty_elapsed = self.ping(&ping).await?;
             errors += usize::from(reply.groups.iter().map(|group| group.slots.len()).sum::<usize>() != expected);
-            if reply.lease != 0 {
-                let request = ReleaseRequest { session: self.session, leases: vec![reply.lease], ..Default::default() };
-                self.rpc.release(request).await.map_err(from_status)?;
-            }
             if round >= WARM_UP {
                 times.push(elapsed);
+                empty_times.push(empty_elapsed);
             }
         }
         times.sort_unstable();
+        empty_times.sort_unstable();
         let [p50_us, p99_us, max_us] = [0.5, 0.99, 1.0].map(|share| at(&times, share));
-        Ok(Row { op, keys, client: "grpc", transport: "unix", rounds, p50_us, p99_us, max_us, errors })
+        let empty_p50_us = at(&empty_times, 0.5);
+        Ok(Row {
+            op,
+            keys,
+            client: "grpc",
+            transport: "unix",
+            rounds,
+            p50_us,
+            p99_us,
+            max_us,
+            empty_p50_us,
+            ratio: p50_us / empty_p50_us,
+            request_bytes,
+            reply_bytes,
+            errors,
+        })
     }
 
-    async fn lookup(&mut self, hashes: Vec<u8>) -> Result<(Duration, LookupReply)> {
-        let keys = GroupKeys { group: 0, hash_bytes: HASH_BYTES as u32, hashes };
-        let request = LookupRequest { session: self.session, namespace: self.namespace, groups: vec![keys] };
+    async fn lookup(&mut self, request: &LookupRequest) -> Result<(Duration, LookupReply)> {
+        let request = request.clone();
         let start = Instant::now();
-        let mut replies = self.rpc.lookup(request).await.map_err(from_status)?.into_inner();
+        let mut replies = self.trial.rpc.lookup(request).await.map_err(from_status)?.into_inner();
         let reply = replies.message().await.map_err(from_status)?.unwrap_or_default();
         let elapsed = start.elapsed();
         // Nothing is promoted here. HTTP/2 closes a connection on which many streams were dropped before their end.
@@ -182,10 +195,22 @@ impl Engine {
         Ok((elapsed, reply))
     }
 
-    async fn purge(&mut self) -> Result<()> {
-        let request = PurgeRequest { namespace_id: self.namespace_id.clone(), ..PurgeRequest::default() };
-        self.rpc.purge(request).await.map(drop).map_err(from_status)
+    async fn ping(&mut self, request: &PingRequest) -> Result<Duration> {
+        let request = request.clone();
+        let start = Instant::now();
+        let mut replies = self.trial.rpc.ping(request).await.map_err(from_status)?.into_inner();
+        replies.message().await.map_err(from_status)?;
+        let elapsed = start.elapsed();
+        while replies.message().await.map_err(from_status)?.is_some() {}
+        Ok(elapsed)
     }
+}
+
+/// A ping as long as `request_bytes`, whose reply is as long as `reply_bytes`, but for the few bytes of its own fields.
+fn empty_call(request_bytes: usize, reply_bytes: usize) -> PingRequest {
+    let ping = PingRequest { filler: vec![0; request_bytes], reply_bytes: reply_bytes as u32 };
+    let own_bytes = ping.encoded_len() - request_bytes;
+    PingRequest { filler: vec![0; request_bytes.saturating_sub(own_bytes)], ..ping }
 }
 
 /// As long as an engine's SHA-256, and as evenly spread over the index.
@@ -213,6 +238,14 @@ mod tests {
         let times: Vec<Duration> = (1..=100).map(Duration::from_micros).collect();
         assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| at(&times, share)), [1.0, 50.0, 99.0, 100.0]);
         assert_eq!(at(&times[..1], 0.99), 1.0);
+    }
+
+    #[test]
+    fn an_empty_call_is_as_long_as_the_lookup_it_is_compared_with() {
+        for bytes in [20, 300, 32 << 10, 256 << 10] {
+            let ping = empty_call(bytes, 9 * bytes / 32);
+            assert!(ping.encoded_len().abs_diff(bytes) <= 1, "{} of {bytes}", ping.encoded_len());
+        }
     }
 
     #[test]

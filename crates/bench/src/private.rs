@@ -35,6 +35,8 @@ impl PrivateDaemon {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("FOREBAY_")) {
             command.env_remove(name);
         }
+        // No file at all, the host's own neither.
+        command.env("FOREBAY_CONFIG", "");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(cannot)?;
         Ok(PrivateDaemon { child, sockets, pool })
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::arguments::Advise;
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{Table, print, print_json, size};
+use crate::output::{Table, print, print_json, saved, size};
 use crate::serve::runtime;
 
 /// The estimates are of a sample of the keys; fewer keys than these give curves that mean nothing.
@@ -29,6 +29,7 @@ fn to_text(reply: &AdviseReply) -> String {
         return "no lookups yet\n".to_string();
     }
     let mut text = rates(reply);
+    text += &format!("\nsaved since the daemon started: {}\n", saved(reply.saved_tokens, reply.saved_prefill_us));
     if !reply.shared_stores.is_empty() {
         let stores = reply.shared_stores.join(", ");
         text += &format!(
@@ -180,6 +181,8 @@ fn to_json(reply: &AdviseReply) -> Value {
         "misses": misses,
         "stored_blocks": reply.stored_blocks,
         "evicted_blocks": reply.evicted_blocks,
+        "saved_tokens": reply.saved_tokens,
+        "saved_prefill_us": reply.saved_prefill_us,
         "windows": reply.windows.iter().map(window).collect::<Vec<_>>(),
         "sampled_keys": reply.sampled_keys,
         "sampled_again": reply.sampled_again,
@@ -266,6 +269,8 @@ mod tests {
             ],
             disk_bytes: 400 << 30,
             shared_stores: vec!["redis".to_string()],
+            saved_tokens: 6_560_000,
+            saved_prefill_us: 1_312_000_000,
         }
     }
 

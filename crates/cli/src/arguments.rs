@@ -1,6 +1,7 @@
 //! The commands and their arguments.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -24,6 +25,9 @@ pub enum Command {
     Audit(Audit),
     /// Remove the blocks of a namespace or of a tenant
     Purge(Purge),
+    /// Remove a pool that no daemon uses, with its mount and its directory
+    #[command(subcommand)]
+    Pool(Pool),
     /// Print the effective configuration and where each value comes from
     Config(Config),
     /// Check the machine and the daemon; each check has a verdict and a hint
@@ -38,8 +42,38 @@ pub enum Command {
     /// Record lookups for `simulate`
     #[command(subcommand)]
     Trace(Trace),
-    /// Print the version, the protocol and the formats
+    /// Print the completions of the command line for a shell
+    Completions(Completions),
+    /// Print the manual page, or write the pages of all commands
+    Man(Man),
+    /// Print the version, the protocol, the formats and the engines
     Version,
+    /// Claim a disk for the daemon that starts this command
+    #[command(name = forebay_daemon::CLAIM_COMMAND, hide = true)]
+    ClaimDisk(ClaimDisk),
+}
+
+#[derive(Args, Debug)]
+pub struct ClaimDisk {
+    pub path: PathBuf,
+    #[arg(long)]
+    pub capacity_bytes: Option<u64>,
+    #[arg(long)]
+    pub create: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Completions {
+    /// Shell whose completions are printed
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Args, Debug)]
+pub struct Man {
+    /// Directory for the pages of all commands; it is made if it is missing
+    #[arg(value_name = "PATH")]
+    pub directory: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -88,9 +122,18 @@ pub struct Inspect {
     pub what: Option<InspectWhat>,
     #[command(flatten)]
     pub daemon: Daemon,
-    /// Print one JSON object
+    /// Print again every so many seconds, until it is interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
+    pub watch: Option<Duration>,
+    /// Print one JSON object; with `--watch` one a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// From a tenth of a second to a day.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give seconds from 0.1 to 86400".to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -156,6 +199,25 @@ pub struct What {
     pub tenant: Option<String>,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum Pool {
+    /// Give the memory of a pool back: its files, the mount that a daemon made for it, and its directory
+    Remove(PoolRemove),
+}
+
+#[derive(Args, Debug)]
+pub struct PoolRemove {
+    /// The pool's directory; by default `pool.directory` of the configuration
+    #[arg(value_name = "PATH")]
+    pub directory: Option<PathBuf>,
+    /// Configuration file of the daemon
+    #[arg(long, value_name = "FILE", conflicts_with = "directory")]
+    pub config: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Args, Debug)]
 pub struct Config {
     #[command(flatten)]
@@ -178,7 +240,7 @@ pub struct Doctor {
 pub enum Bench {
     /// Measure copies between tensors and slots, against a plain parallel memcpy of the same bytes
     Copy(BenchCopy),
-    /// Measure lookups over the daemon's socket
+    /// Measure lookups over the daemon's socket, against an empty call of as many bytes
     Lookup(BenchLookup),
     /// Measure the Redis tier on a running server: stores, loads, lookups, and the best size of values
     Redis(BenchRedis),
@@ -272,7 +334,8 @@ pub struct BenchCopy {
 
 #[derive(Args, Debug)]
 pub struct BenchLookup {
-    /// Sockets' directory of a daemon to measure instead of a private one; the blocks are removed at the end
+    /// Sockets' directory of a daemon to measure instead of a private one; its tiers get nothing, and the blocks are
+    /// removed at the end
     #[arg(long = "socket.directory", value_name = "PATH")]
     pub socket_directory: Option<std::path::PathBuf>,
     /// Keys of one lookup; may be given several times

@@ -1,6 +1,6 @@
 //! `forebay config`: what is in effect, and who said so.
 //!
-//! The text is a configuration file again, with the origins as comments.
+//! The text is a configuration file again, with the origins as comments. It is printed also if `serve` would refuse it.
 
 use forebay_daemon::config::{Key, Loaded, keys};
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ pub fn run(arguments: &Config) -> Result<(), Failure> {
     } else {
         print(&text(&loaded));
     }
-    Ok(())
+    loaded.config.check().map_err(Failure::Usage)
 }
 
 fn text(loaded: &Loaded) -> String {

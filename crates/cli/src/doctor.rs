@@ -1,7 +1,8 @@
 //! `forebay doctor`: checks of the machine and of the daemon, each with a verdict and a hint.
 //!
 //! Facts are gathered first and judged by pure functions, so that every verdict can be tested without the
-//! machine that deserves it. Doctor changes nothing that lasts: its self-test purges what it stored.
+//! machine that deserves it. Doctor changes nothing that lasts: its self-test is a trial, which the daemon
+//! removes with its session.
 
 mod daemon;
 mod machine;
@@ -10,12 +11,14 @@ mod tier;
 
 use std::borrow::Cow;
 
+use forebay_daemon::config::{Key, Origin, keys};
+use forebay_rpc::client::find_sockets;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::arguments::Doctor;
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{is_coloured, print, print_json};
 use crate::serve::runtime;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -26,6 +29,17 @@ pub enum Verdict {
     Warn,
     /// Forebay does not run, or not as configured.
     Fail,
+}
+
+impl Verdict {
+    fn painted(self, text: &str) -> String {
+        let colour = match self {
+            Verdict::Ok => 32,
+            Verdict::Warn => 33,
+            Verdict::Fail => 31,
+        };
+        format!("\x1b[{colour}m{text}\x1b[0m")
+    }
 }
 
 /// One line of the report.
@@ -59,26 +73,36 @@ impl Check {
 }
 
 pub fn run(arguments: &Doctor) -> Result<(), Failure> {
-    let config = arguments.settings.load()?.config;
-    let daemon = runtime()?.block_on(daemon::examine(&config.socket.directory));
-    let mut checks = machine::checks(&config, daemon.holdings.as_ref());
+    let loaded = arguments.settings.load()?;
+    // If nobody says where the sockets are, the daemon of interest is the one that engines of this user find.
+    let is_said = |key: &Key| key.name == "socket.directory" && *loaded.origin(key) != Origin::Default;
+    let is_said = keys().into_iter().any(is_said);
+    let mut config = loaded.config;
+    if !is_said {
+        config.socket.directory = find_sockets(None);
+    }
+    let daemon = runtime()?.block_on(daemon::examine(&config));
+    let has_disks = tier::has_disks(&config, daemon.tiers.as_deref());
+    let mut checks = machine::checks(&config, daemon.holdings.as_ref(), has_disks);
+    checks.extend(tier::sealing(&config));
     checks.extend(tier::checks(&config, daemon.tiers.as_deref()));
     checks.extend(daemon.checks);
     let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
     if arguments.json {
         print_json(&json!({"version": crate::machine::version(), "verdict": worst, "checks": checks}));
     } else {
-        print(&text(&checks));
+        print(&text(&checks, is_coloured(&std::io::stdout())));
     }
     if worst == Verdict::Fail { Err(Failure::Judged) } else { Ok(()) }
 }
 
-fn text(checks: &[Check]) -> String {
+fn text(checks: &[Check], is_coloured: bool) -> String {
     let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let line = |check: &Check| {
-        let verdict = format!("{:?}", check.verdict).to_lowercase();
+        let verdict = format!("{:<4}", format!("{:?}", check.verdict).to_lowercase());
+        let verdict = if is_coloured { check.verdict.painted(&verdict) } else { verdict };
         let hint = check.hint.as_ref().map(|hint| format!("{:width$}        hint: {hint}\n", "")).unwrap_or_default();
-        format!("{verdict:<4}  {:<width$}  {}\n{hint}", check.name, check.finding)
+        format!("{verdict}  {:<width$}  {}\n{hint}", check.name, check.finding)
     };
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let summary = format!("{} ok, {} warn, {} fail\n", count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
@@ -98,7 +122,8 @@ mod tests {
     fn findings_stand_under_each_other_with_their_hints_below() {
         let checks =
             [Check::ok("cpu", "fast"), Check::warn("memory", "little", "buy some"), Check::fail("x", "no", "yes")];
-        let text = text(&checks);
+        assert!(text(&checks, true).contains("\x1b[33mwarn\x1b[0m  memory  little"));
+        let text = text(&checks, false);
         let (_, report) = text.split_once("\n\n").unwrap();
         assert_eq!(
             report,

@@ -1,6 +1,6 @@
 //! How a command can fail, and what the user sees of it: `error:` with what is wrong, `hint:` with what to do.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
@@ -8,13 +8,19 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use forebay_core::Error;
-use forebay_daemon::config::{keys, nearest};
+use forebay_daemon::config::key_hint;
 use forebay_daemon::write_whole;
 
 use crate::output;
 
 /// How long the end waits for the reader of standard error.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The exit codes.
+pub const FAILED: u8 = 1;
+pub const USAGE: u8 = 2;
+
+const LISTS: &str = "`forebay --help` lists the commands, and `forebay COMMAND --help` lists their arguments";
 
 pub enum Failure {
     /// The arguments or the configuration are wrong.
@@ -23,6 +29,8 @@ pub enum Failure {
     Run(Error),
     /// The answer is printed, and it is a bad one.
     Judged,
+    /// The log has it, or nobody is left to tell: the process's exit code.
+    Told(u8),
     /// The user asked for help or the version (to standard output, no failure), or gave no command at all.
     Help(clap::Error),
 }
@@ -50,16 +58,17 @@ impl Failure {
         match self {
             Failure::Usage(error) => {
                 print(&error);
-                ExitCode::from(2)
+                ExitCode::from(USAGE)
             }
             Failure::Run(error) => {
                 print(&error);
-                ExitCode::FAILURE
+                ExitCode::from(FAILED)
             }
-            Failure::Judged => ExitCode::FAILURE,
+            Failure::Judged => ExitCode::from(FAILED),
+            Failure::Told(code) => ExitCode::from(code),
             Failure::Help(help) => {
                 match help.use_stderr() {
-                    true if io::stderr().is_terminal() => say(help.render().ansi().to_string()),
+                    true if output::is_coloured(&io::stderr()) => say(help.render().ansi().to_string()),
                     true => say(help.render().to_string()),
                     false => output::print_help(&help),
                 }
@@ -72,6 +81,11 @@ impl Failure {
 fn print(error: &Error) {
     let hint = error.hint_text().map_or(String::new(), |hint| format!("hint: {hint}\n"));
     say(format!("error: {error}\n{hint}"));
+}
+
+/// What goes on, but hardly as was meant.
+pub fn warn(warning: &str) {
+    say(format!("warning: {warning}\n"));
 }
 
 /// Written by a thread, because nobody may read standard error while its pipe is full.
@@ -96,9 +110,12 @@ fn explain(error: &clap::Error) -> Error {
     };
     match (error.kind(), context(ContextKind::InvalidArg), context(ContextKind::InvalidSubcommand)) {
         (Wrong::UnknownArgument, Some(flag), _) => {
-            let key = nearest(flag.trim_start_matches('-'), keys().into_iter().map(|key| key.name))
-                .map(|key| format!("--{key}"));
-            suggest(Error::invalid(format!("unknown argument `{flag}`")), context(ContextKind::SuggestedArg).or(key))
+            // A name with a section is a key, and clap may know a flag of another section that looks alike.
+            let own = context(ContextKind::SuggestedArg).filter(|_| !flag.contains('.'));
+            let hint = own.map(|own| format!("did you mean `{own}`?"));
+            let hint = hint.or_else(|| key_hint(flag.trim_start_matches('-'), "--"));
+            let error = Error::invalid(format!("unknown argument `{flag}`"));
+            error.hint(hint.unwrap_or_else(|| LISTS.to_owned()))
         }
         (Wrong::InvalidSubcommand, _, Some(command)) => {
             suggest(Error::invalid(format!("unknown command `{command}`")), context(ContextKind::SuggestedSubcommand))
@@ -110,7 +127,7 @@ fn explain(error: &clap::Error) -> Error {
 fn suggest(error: Error, suggestion: Option<String>) -> Error {
     match suggestion {
         Some(suggestion) => error.hint(format!("did you mean `{suggestion}`?")),
-        None => error.hint("`forebay --help` lists the commands, and `forebay COMMAND --help` lists their arguments"),
+        None => error.hint(LISTS),
     }
 }
 

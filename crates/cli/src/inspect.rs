@@ -2,7 +2,9 @@
 
 mod ssd;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal;
+use std::time::Duration;
 
 use forebay_rpc::proto::{
     ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo,
@@ -12,7 +14,8 @@ use serde_json::{Value, json};
 use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{Table, hex, print, print_json, size};
+use crate::output::{Table, hex, print, print_json, print_next, saved, size};
+use crate::purge::ID_DIGITS;
 use crate::serve::runtime;
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
@@ -20,14 +23,45 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
         return ssd::run(arguments);
     }
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
-    let mut reply = runtime()?.block_on(client.inspect())?;
-    sort(&mut reply);
-    if arguments.json {
-        print_json(&to_json(&reply));
-    } else {
-        print(&to_text(&reply));
+    let runtime = runtime()?;
+    let mut ask = || -> Result<InspectReply, Failure> {
+        let mut reply = runtime.block_on(client.inspect())?;
+        sort(&mut reply);
+        Ok(reply)
+    };
+    match arguments.watch {
+        Some(pause) => watch(&mut ask, pause, arguments.json),
+        None if arguments.json => {
+            print_json(&to_json(&ask()?));
+            Ok(())
+        }
+        None => {
+            print(&to_text(&ask()?));
+            Ok(())
+        }
     }
-    Ok(())
+}
+
+/// Until the daemon does not answer, nobody reads any more, or the user interrupts it. On a terminal each text takes
+/// the last one's place.
+fn watch(
+    ask: &mut impl FnMut() -> Result<InspectReply, Failure>,
+    pause: Duration,
+    is_json: bool,
+) -> Result<(), Failure> {
+    const CLEARED: &str = "\x1b[2J\x1b[H";
+    let between = if std::io::stdout().is_terminal() { CLEARED } else { "" };
+    loop {
+        let reply = ask()?;
+        let text = match is_json {
+            true => format!("{}\n", to_json(&reply)),
+            false => format!("{between}{}\n", to_text(&reply)),
+        };
+        if !print_next(&text) {
+            return Ok(());
+        }
+        std::thread::sleep(pause);
+    }
 }
 
 /// Two answers about the same contents are the same text, whatever order the daemon keeps them in.
@@ -39,10 +73,11 @@ fn sort(reply: &mut InspectReply) {
 }
 
 fn to_text(reply: &InspectReply) -> String {
-    let mut text = pool(reply);
+    let mut text = format!("{}\n{}", summary(reply), pool(reply));
+    let digits = shown_digits(&reply.namespaces);
     for namespace in &reply.namespaces {
         text += "\n";
-        text += &namespace_text(namespace);
+        text += &namespace_text(namespace, digits);
     }
     if !reply.classes.is_empty() {
         text += &format!("\nslots\n{}", classes(&reply.classes));
@@ -56,6 +91,45 @@ fn to_text(reply: &InspectReply) -> String {
     text
 }
 
+fn summary(reply: &InspectReply) -> String {
+    let free_bytes = reply.capacity_bytes.saturating_sub(reply.used_bytes);
+    let hits = match reply.keys {
+        0 => "no key was looked up yet".to_string(),
+        keys => format!("{:.1} % of {keys} keys hit", 100.0 * reply.hits as f64 / keys as f64),
+    };
+    let engines = reply.sessions.iter().filter(|session| session.ranks > 0 && session.is_connected).count();
+    let plural = if engines == 1 { "" } else { "s" };
+    format!(
+        "forebay {}, up {}: {} of {} used, {} free; {hits}; {engines} engine{plural}\n",
+        reply.version.escape_debug(),
+        uptime(reply.uptime_seconds),
+        size(reply.used_bytes),
+        size(reply.capacity_bytes),
+        size(free_bytes),
+    )
+}
+
+/// In the two largest units.
+fn uptime(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// How many digits of an id tell it from all others; commands accept an id's beginning. JSON has whole ids.
+fn shown_digits(namespaces: &[NamespaceInfo]) -> usize {
+    const LEAST: usize = 8;
+    let ids: Vec<String> = namespaces.iter().map(|namespace| hex(&namespace.namespace_id)).collect();
+    let is_enough = |digits: &usize| {
+        let short: BTreeSet<&str> = ids.iter().map(|id| &id[..id.len().min(*digits)]).collect();
+        short.len() == ids.len()
+    };
+    (LEAST..ID_DIGITS).find(is_enough).unwrap_or(ID_DIGITS)
+}
+
 fn pool(reply: &InspectReply) -> String {
     let mut table = Table::new(&["pool", &hex(&reply.pool_id)]);
     table.row(["boot".to_string(), format!("{:016x}", reply.boot_id)]);
@@ -67,11 +141,13 @@ fn pool(reply: &InspectReply) -> String {
         ("fenced", reply.fenced_bytes),
     ];
     sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), size(bytes)]));
+    table.row(["saved".to_string(), saved(reply.saved_tokens, reply.saved_prefill_us)]);
     table.render("")
 }
 
-fn namespace_text(namespace: &NamespaceInfo) -> String {
-    let mut text = format!("namespace {}\n", hex(&namespace.namespace_id));
+fn namespace_text(namespace: &NamespaceInfo, digits: usize) -> String {
+    let id = hex(&namespace.namespace_id);
+    let mut text = format!("namespace {}\n", &id[..id.len().min(digits)]);
     let fields: BTreeMap<_, _> = namespace.fields.iter().collect();
     for (name, value) in fields {
         text += &format!("  {name}={}\n", value.escape_debug());
@@ -95,13 +171,25 @@ fn classes(classes: &[ClassInfo]) -> String {
 fn tier_text(tier: &TierInfo) -> String {
     let colon = if tier.why.is_empty() { "" } else { ": " };
     let mut text = format!("tier {} {}{colon}{}\n", tier.name, tier.state, tier.why.escape_debug());
-    let mut table =
-        Table::new(&[">blocks", ">stored", ">promoted", ">evicted", ">loading", ">writing", ">waiting", ">late"]);
+    let mut table = Table::new(&[
+        ">blocks",
+        ">stored",
+        ">promoted",
+        ">evicted",
+        ">touched",
+        ">lost",
+        ">loading",
+        ">writing",
+        ">waiting",
+        ">late",
+    ]);
     table.row([
         tier.blocks.to_string(),
         tier.stored_blocks.to_string(),
         tier.promoted_blocks.to_string(),
         tier.evicted_blocks.to_string(),
+        tier.touched_blocks.to_string(),
+        tier.lost_blocks.to_string(),
         tier.loading_blocks.to_string(),
         tier.storing_blocks.to_string(),
         tier.waiting_blocks.to_string(),
@@ -133,7 +221,7 @@ fn disks_text(disks: &[DiskInfo]) -> String {
         table.row([
             disk.name.escape_debug().to_string(),
             disk.engine.clone(),
-            if disk.is_direct { "direct" } else { "buffered" }.to_string(),
+            mode(disk).to_string(),
             size(disk.capacity_bytes),
             size(disk.live_bytes),
             disk.blocks.to_string(),
@@ -145,6 +233,15 @@ fn disks_text(disks: &[DiskInfo]) -> String {
     let troubled = disks.iter().filter(|disk| !disk.trouble.is_empty());
     let told = troubled.map(|disk| format!("  disk {}: {}\n", disk.name.escape_debug(), disk.trouble.escape_debug()));
     table.render("  ") + &told.collect::<String>()
+}
+
+/// Of a disk that is missing there is nothing to say.
+fn mode(disk: &DiskInfo) -> &'static str {
+    match (disk.segments, disk.is_direct) {
+        (0, _) => "-",
+        (_, true) => "direct",
+        (_, false) => "buffered",
+    }
 }
 
 /// Events that never happened are left out.
@@ -163,6 +260,9 @@ fn stores_text(stores: &[StoreInfo]) -> String {
         if !store.trouble.is_empty() {
             text += &format!("    last trouble: {}\n", store.trouble.escape_debug());
         }
+        if !store.refuses_writes.is_empty() {
+            text += &format!("    takes no writes: {}\n", store.refuses_writes.escape_debug());
+        }
         let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();
         let events: Vec<String> = events.iter().map(|(event, count)| format!("{event} {count}")).collect();
         if !events.is_empty() {
@@ -178,8 +278,17 @@ fn amplification(written_bytes: u64, stored_bytes: u64) -> String {
 }
 
 fn sessions(sessions: &[SessionInfo]) -> String {
-    let mut table =
-        Table::new(&["engine", ">session", ">instance", "state", ">attached", ">leases", ">leased", ">reserved"]);
+    let mut table = Table::new(&[
+        "engine",
+        ">session",
+        ">instance",
+        "state",
+        ">attached",
+        ">leases",
+        ">leased",
+        ">reserved",
+        "saved",
+    ]);
     for session in sessions {
         table.row([
             session.engine_id.escape_debug().to_string(),
@@ -190,6 +299,7 @@ fn sessions(sessions: &[SessionInfo]) -> String {
             session.leases.to_string(),
             session.leased_blocks.to_string(),
             session.reserved_blocks.to_string(),
+            saved(session.saved_tokens, session.saved_prefill_us),
         ]);
     }
     table.render("  ")
@@ -198,6 +308,11 @@ fn sessions(sessions: &[SessionInfo]) -> String {
 /// Names as in the protocol.
 fn to_json(reply: &InspectReply) -> Value {
     json!({
+        "version": reply.version,
+        "uptime_seconds": reply.uptime_seconds,
+        "keys": reply.keys,
+        "hits": reply.hits,
+        "used_bytes": reply.used_bytes,
         "boot_id": format!("{:016x}", reply.boot_id),
         "pool_id": hex(&reply.pool_id),
         "capacity_bytes": reply.capacity_bytes,
@@ -205,6 +320,8 @@ fn to_json(reply: &InspectReply) -> Value {
         "huge_bytes": reply.huge_bytes,
         "pinned_bytes": reply.pinned_bytes,
         "fenced_bytes": reply.fenced_bytes,
+        "saved_tokens": reply.saved_tokens,
+        "saved_prefill_us": reply.saved_prefill_us,
         "namespaces": reply.namespaces.iter().map(namespace_json).collect::<Vec<_>>(),
         "classes": reply.classes.iter().map(class_json).collect::<Vec<_>>(),
         "sessions": reply.sessions.iter().map(session_json).collect::<Vec<_>>(),
@@ -244,6 +361,8 @@ fn tier_json(tier: &TierInfo) -> Value {
         "promoted_blocks": tier.promoted_blocks,
         "stored_blocks": tier.stored_blocks,
         "evicted_blocks": tier.evicted_blocks,
+        "touched_blocks": tier.touched_blocks,
+        "lost_blocks": tier.lost_blocks,
         "disks": tier.disks.iter().map(disk_json).collect::<Vec<_>>(),
         "stores": tier.stores.iter().map(store_json).collect::<Vec<_>>(),
     })
@@ -254,6 +373,7 @@ fn store_json(store: &StoreInfo) -> Value {
         "name": store.name,
         "is_healthy": store.is_healthy,
         "trouble": store.trouble,
+        "refuses_writes": store.refuses_writes,
         "connections": store.connections,
         "used_bytes": store.used_bytes,
         "capacity_bytes": store.capacity_bytes,
@@ -292,6 +412,8 @@ fn session_json(session: &SessionInfo) -> Value {
         "leases": session.leases,
         "leased_blocks": session.leased_blocks,
         "reserved_blocks": session.reserved_blocks,
+        "saved_tokens": session.saved_tokens,
+        "saved_prefill_us": session.saved_prefill_us,
     })
 }
 
@@ -322,6 +444,8 @@ mod tests {
             leased_blocks: 100,
             reserved_blocks: 64,
             is_connected,
+            saved_tokens: if is_connected { 12_345 } else { 0 },
+            saved_prefill_us: if is_connected { 6_700_000 } else { 0 },
         };
         let disk = DiskInfo {
             name: "/mnt/forebay".to_string(),
@@ -350,6 +474,8 @@ mod tests {
             promoted_blocks: 1_000,
             stored_blocks: 10_922,
             evicted_blocks: 55,
+            touched_blocks: 700,
+            lost_blocks: 7,
             disks: vec![disk],
             stores: Vec::new(),
         };
@@ -400,6 +526,13 @@ mod tests {
             pinned_bytes: 164 * 196_608,
             fenced_bytes: 0,
             tiers: vec![tier, shared],
+            saved_tokens: 1_234_567,
+            saved_prefill_us: 89_000_000,
+            version: "0.1.0".to_string(),
+            uptime_seconds: 3 * 86_400 + 7 * 3600 + 59,
+            keys: 3000,
+            hits: 2000,
+            used_bytes: 1298 * 196_608,
         }
     }
 
@@ -416,6 +549,25 @@ mod tests {
     }
 
     #[test]
+    fn an_id_has_as_many_digits_as_tell_it_from_the_others() {
+        let named = |ids: &[u128]| {
+            let named =
+                |id: &u128| NamespaceInfo { namespace_id: id.to_be_bytes().to_vec(), ..NamespaceInfo::default() };
+            shown_digits(&ids.iter().map(named).collect::<Vec<_>>())
+        };
+        assert_eq!(named(&[]), 8);
+        assert_eq!(named(&[1 << 127, 1 << 126]), 8);
+        assert_eq!(named(&[1 << 88, 1 << 87]), 10);
+        assert_eq!(named(&[1, 2]), 32);
+    }
+
+    #[test]
+    fn a_time_is_told_in_its_two_largest_units() {
+        let told = [(5, "5 s"), (119, "1 min 59 s"), (7265, "2 h 1 min"), (90_000, "1 d 1 h")];
+        told.into_iter().for_each(|(seconds, text)| assert_eq!(uptime(seconds), text));
+    }
+
+    #[test]
     fn json_tells_every_number_of_the_answer() {
         let mut reply = reply();
         sort(&mut reply);
@@ -425,6 +577,10 @@ mod tests {
         assert_eq!(json["namespaces"][1]["fields"]["model"], "llama");
         assert_eq!(json["classes"][1]["pinned"], 100);
         assert_eq!(json["sessions"][0]["leased_blocks"], 100);
+        assert_eq!(
+            (&json["sessions"][0]["saved_tokens"], &json["saved_prefill_us"]),
+            (&json!(12_345), &json!(89_000_000))
+        );
         assert_eq!(json["sessions"][1]["is_connected"], false);
         assert_eq!(json["tiers"][0]["waiting_blocks"], 17);
         assert_eq!(json["tiers"][0]["disks"][0]["lifetime_written_bytes"], 1u64 << 40);

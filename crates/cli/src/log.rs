@@ -4,13 +4,13 @@
 //! lost, and counted; how many, is said in their place as soon as lines are written again.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_daemon::write_whole;
+use serde_json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -40,16 +40,28 @@ struct Queue {
     /// Lost because they could not be written, since the last line that came.
     unwritten: u64,
     is_writing: bool,
+    is_json: bool,
 }
 
 impl Log {
-    /// Starts the thread, which ends with the process.
-    pub fn start(to: impl Write + AsFd + Send + 'static) -> Log {
+    /// Starts the thread, which ends with the process. `is_json`: lines are objects, those of the log's own too.
+    pub fn start(to: impl Write + AsFd + Send + 'static, is_json: bool) -> Log {
         let log = Log(Arc::default());
+        log.0.lock().is_json = is_json;
         let shared = log.0.clone();
         let run = move || shared.write_all(to);
         std::thread::Builder::new().name("log".into()).spawn(run).expect("the system starts a thread");
         log
+    }
+
+    /// A line that no filter may take, in a log of objects.
+    pub fn tell(&self, level: &str, target: &str, fields: &Value) {
+        self.put(&object(level, target, fields));
+    }
+
+    fn put(&self, line: &[u8]) {
+        self.0.lock().put(line);
+        self.0.has_more.notify_one();
     }
 
     /// Waits until all lines are written, but no longer than `limit`.
@@ -111,21 +123,32 @@ impl Queue {
     fn told(&mut self) -> Option<Vec<u8>> {
         let lost = std::mem::take(&mut self.lost);
         (lost > 0).then(|| {
-            let mut line = String::new();
-            // Without the time, if there is none.
-            let _ = SystemTime.format_time(&mut Writer::new(&mut line));
-            let _ =
-                writeln!(line, "  WARN forebay::log: nobody read the log in time; lines of it are lost lines={lost}");
-            line.into_bytes()
+            let message = "nobody read the log in time; lines of it are lost";
+            match self.is_json {
+                true => object("WARN", "forebay::log", &json!({"message": message, "lines": lost})),
+                false => format!("{}  WARN forebay::log: {message} lines={lost}\n", time()).into_bytes(),
+            }
         })
     }
+}
+
+/// An event's line as the log's other objects are.
+fn object(level: &str, target: &str, fields: &Value) -> Vec<u8> {
+    let event = json!({"timestamp": time(), "level": level, "fields": fields, "target": target});
+    format!("{event}\n").into_bytes()
+}
+
+fn time() -> String {
+    let mut time = String::new();
+    // Without the time, if there is none.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+    time
 }
 
 /// One event's line.
 impl Write for Log {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.lock().put(line);
-        self.0.has_more.notify_one();
+        self.put(line);
         Ok(line.len())
     }
 
@@ -151,7 +174,7 @@ mod tests {
     #[test]
     fn who_logs_never_waits_and_what_was_lost_is_said_in_its_place() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut log = Log::start(writer);
+        let mut log = Log::start(writer, false);
         let line = |number: u32| format!("{number} {}\n", "x".repeat(100));
         // More than the pipe and the queue hold; nobody reads.
         let lines = 20_000;
@@ -180,7 +203,7 @@ mod tests {
     fn a_pipe_that_does_not_block_loses_no_line() {
         let (mut reader, writer) = io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
-        let mut log = Log::start(writer);
+        let mut log = Log::start(writer, false);
         // More than the pipe holds, less than the queue.
         let lines: Vec<String> = (0..2000).map(|number| format!("{number} {}\n", "x".repeat(100))).collect();
         lines.iter().for_each(|line| log.write_all(line.as_bytes()).unwrap());
@@ -191,10 +214,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_of_lost_lines_is_an_object_among_objects() {
+        let mut queue = Queue { lost: 3, is_json: true, ..Queue::default() };
+        let line: serde_json::Value = serde_json::from_slice(&queue.told().unwrap()).unwrap();
+        assert_eq!((&line["level"], &line["fields"]["lines"]), (&"WARN".into(), &3.into()), "{line}");
+    }
+
+    #[test]
     fn lines_that_could_not_be_written_are_counted() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
-        let mut log = Log::start(writer);
+        let mut log = Log::start(writer, false);
         for line in ["one\n", "two\n"] {
             log.write_all(line.as_bytes()).unwrap();
             Log::flush(&log, Duration::from_secs(20));
@@ -206,7 +236,7 @@ mod tests {
     #[test]
     fn a_flush_waits_for_all_lines_and_for_no_reader_that_does_not_read() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let mut log = Log::start(writer);
+        let mut log = Log::start(writer, false);
         log.write_all(b"one\n").unwrap();
         log.write_all(b"two\n").unwrap();
         Log::flush(&log, Duration::from_secs(20));

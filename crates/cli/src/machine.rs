@@ -20,12 +20,16 @@ pub fn version() -> &'static str {
 /// What `forebay version` prints.
 pub fn about() -> String {
     let object = if cfg!(feature = "object") { "object" } else { "none" };
+    let copies = forebay_device::Level::available().first().map_or_else(String::new, ToString::to_string);
     format!(
-        "forebay {}\nformats: pool {}, disk {}, store {}\noptional features: {object}\n",
+        "forebay {}\nformats: pool {}, disk {}, store {} and {}\nengines here: copies {copies}, disks {}\n\
+         optional features: {object}\n",
         version(),
         forebay_io::pool::FORMAT_VERSION,
         forebay_io::ssd::FORMAT_VERSION,
         forebay_io::header::VERSION,
+        forebay_io::header::VERSION_WITH_MAC,
+        if io_uring::IoUring::new(2).is_ok() { "io_uring" } else { "threads" },
     )
 }
 

@@ -16,24 +16,31 @@ mod failure;
 #[cfg(test)]
 #[path = "../tests/golden/mod.rs"]
 mod golden;
+mod help;
 mod inspect;
 mod log;
 mod machine;
 mod output;
+mod pool;
 mod purge;
 mod serve;
 mod settings;
 mod simulate;
 mod trace;
 
+use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use arguments::{Arguments, Command};
-use clap::Parser;
-use failure::Failure;
+use arguments::{Arguments, ClaimDisk, Command, Pool};
+use clap::FromArgMatches;
+use failure::{FAILED, Failure};
+use forebay_core::Error;
+use forebay_io::ssd::DiskConfig;
 
 fn main() -> ExitCode {
-    let outcome = Arguments::try_parse().map_err(Failure::from).and_then(|arguments| run(arguments.command));
+    let parsed =
+        help::command().try_get_matches_from(help::words()).and_then(|matches| Arguments::from_arg_matches(&matches));
+    let outcome = parsed.map_err(Failure::from).and_then(|arguments| run(arguments.command));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -46,15 +53,31 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
+        Command::Pool(Pool::Remove(arguments)) => pool::remove(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Advise(arguments) => advise::run(&arguments),
         Command::Trace(command) => trace::run(&command),
+        Command::Completions(arguments) => {
+            help::completions(&arguments);
+            Ok(())
+        }
+        Command::Man(arguments) => help::man(&arguments),
         Command::Version => {
             output::print(&machine::about());
             Ok(())
         }
+        Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create }) => {
+            let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create });
+            claimed.map_err(|error| if is_unheard(&error) { Failure::Told(FAILED) } else { Failure::Run(error) })
+        }
     }
+}
+
+/// Whether the daemon is gone that asked. Its end is no error of the disk, and its log is over.
+fn is_unheard(error: &Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }

@@ -1,14 +1,24 @@
 //! What commands print: tables of fixed width, sizes people can read, and JSON with the same facts.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use serde_json::Value;
 
-/// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error; an answer
-/// that is not there for another reason ends the command.
+/// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error; an
+/// answer that is not there for another reason ends the command.
 pub fn print(text: &str) {
+    print_bytes(text.as_bytes());
+}
+
+/// As [`print`], of one text among many. False once nobody reads any more.
+pub fn print_next(text: &str) -> bool {
+    print_bytes(text.as_bytes())
+}
+
+/// See [`print`]. False if nobody reads any more.
+pub fn print_bytes(bytes: &[u8]) -> bool {
     let mut out = std::io::stdout().lock();
-    end_unless(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    end_unless(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
 /// As [`print`], in the terminal's colours.
@@ -16,19 +26,26 @@ pub fn print_help(help: &clap::Error) {
     end_unless(help.print().and_then(|()| std::io::stdout().flush()));
 }
 
-fn end_unless(written: io::Result<()>) {
+/// False if nobody reads any more.
+fn end_unless(written: io::Result<()>) -> bool {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             let _ = writeln!(std::io::stderr(), "error: cannot write the answer: {error}");
             std::process::exit(1)
         }
-        Ok(()) | Err(_) => {}
+        Ok(()) => true,
+        Err(_) => false,
     }
 }
 
 /// One object, names in alphabetical order.
 pub fn print_json(value: &Value) {
     print(&format!("{value:#}\n"));
+}
+
+/// Whether what goes to `stream` is coloured: on a terminal, unless `NO_COLOR` is set (https://no-color.org).
+pub fn is_coloured(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// `4.0 GiB`; below 1 KiB whole bytes.
@@ -38,6 +55,17 @@ pub fn size(bytes: u64) -> String {
         Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
         None => format!("{bytes} B"),
     }
+}
+
+/// `12345 tokens, at least 6.7 s of prefill`, of tokens that were loaded and not computed. No time is told while no
+/// engine has measured its speed.
+pub fn saved(tokens: u64, prefill_us: u64) -> String {
+    let told = match prefill_us {
+        0 => String::new(),
+        us if us < 600_000_000 => format!(", at least {:.1} s of prefill", us as f64 / 1e6),
+        us => format!(", at least {} min of prefill", us / 60_000_000),
+    };
+    format!("{tokens} tokens{told}")
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -92,6 +120,14 @@ mod tests {
             table.render("  "),
             "  name        size  blocks  note\n  a        4.0 KiB       7  x\n  longer  16.0 MiB    1234\n"
         );
+    }
+
+    #[test]
+    fn no_time_is_claimed_of_an_unknown_speed() {
+        assert_eq!(saved(0, 0), "0 tokens");
+        assert_eq!(saved(7, 0), "7 tokens");
+        assert_eq!(saved(7, 90_000), "7 tokens, at least 0.1 s of prefill");
+        assert_eq!(saved(7, 3_600_000_000), "7 tokens, at least 60 min of prefill");
     }
 
     #[test]

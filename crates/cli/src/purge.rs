@@ -1,11 +1,10 @@
 //! `forebay purge`: drops blocks at once, without asking.
 //!
-//! A short id stands for the one namespace whose id begins so; the daemon gets ids whole. A dry run asks only what there is.
+//! A short id stands for the one namespace whose id begins so; the daemon gets ids whole. A dry run asks only what
+//! there is.
 //!
 //! With `--shared-stores` the daemon empties these too; what became of each is told, and one that is not known to be
 //! empty makes the command fail.
-
-use std::time::Duration;
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, PAGE_BYTES};
@@ -18,18 +17,12 @@ use crate::failure::Failure;
 use crate::output::{hex, print, print_json, size};
 use crate::serve::runtime;
 
-/// What the daemon needs at most beyond the time that it was given: a disk is waited for, and a last step.
-const REPLY: Duration = Duration::from_secs(10);
-const ID_DIGITS: usize = 32;
+pub const ID_DIGITS: usize = 32;
 /// Fewer would name a namespace by accident.
 const MIN_DIGITS: usize = 4;
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
-    let work = match arguments.shared_stores {
-        true => Duration::from_secs(arguments.timeout_seconds.into()) + REPLY,
-        false => Duration::ZERO,
-    };
-    let mut client = client::connect_for(&arguments.daemon.socket_directory()?, work);
+    let mut client = client::connect(&arguments.daemon.socket_directory()?);
     let runtime = runtime()?;
     let mut what = arguments.what.clone();
     if let Some(short) = what.namespace.as_deref().filter(|id| is_short(id)) {
@@ -45,7 +38,17 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         true => print_json(&to_json(&reply)),
         false => print(&told(&reply, arguments.what.tenant.is_some())),
     }
-    if arguments.shared_stores { judge(&reply) } else { Ok(()) }
+    if arguments.shared_stores { judge(&reply) } else { knew(&reply, arguments.what.tenant.is_some()) }
+}
+
+/// A name that nobody has is probably mistyped. Shared stores may have namespaces that this daemon does not know.
+fn knew(reply: &PurgeReply, is_of_tenant: bool) -> Result<(), Failure> {
+    if !reply.namespace_ids.is_empty() {
+        return Ok(());
+    }
+    let what = if is_of_tenant { "no namespace of the tenant" } else { "no such namespace" };
+    let error = Error::new(ErrorKind::NotFound, format!("this daemon knows {what}"));
+    Err(error.hint("`forebay inspect` lists the namespaces that it knows").into())
 }
 
 /// A daemon that was asked for its shared stores says of each that it is empty, or this fails.
@@ -69,9 +72,6 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
             "{} more blocks are held by engines: no lookup finds them, and they are freed when released\n",
             reply.held_blocks
         );
-    }
-    if is_of_tenant && reply.purged_blocks == 0 && reply.namespace_ids.is_empty() {
-        text += "this daemon knows no namespace of the tenant; `forebay inspect` lists the namespaces that it knows\n";
     }
     if !reply.reached_stores {
         return text;

@@ -3,20 +3,55 @@
 use std::io;
 
 use forebay_core::{Error, ErrorKind};
+use forebay_daemon::config::{self, Loaded, LogFormat};
+use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, LAST_WORDS};
+use crate::failure::{self, FAILED, Failure, LAST_WORDS, USAGE};
 use crate::log::Log;
 use crate::settings::Settings;
 
+/// Of what this module tells.
+const TARGET: &str = "forebay::serve";
+
 pub fn run(settings: &Settings) -> Result<(), Failure> {
-    let config = settings.load()?.config;
-    let log = start_log(&config.log.level)?;
-    abort_on_panic(&log);
-    let runtime = runtime()?;
-    let outcome = runtime.block_on(forebay_daemon::serve(config));
+    let loaded = settings.read()?;
+    let is_json = loaded.config.log.format == LogFormat::Json;
+    let log = Log::start(io::stderr(), is_json);
+    for warning in &loaded.warnings {
+        match is_json {
+            true => log.tell("WARN", TARGET, &json!({"message": warning})),
+            false => failure::warn(warning),
+        }
+    }
+    let outcome = serve(loaded, &log);
+    let outcome = if is_json { outcome.map_err(|failure| tell(&log, failure)) } else { outcome };
     log.flush(LAST_WORDS);
-    Ok(outcome?)
+    outcome
+}
+
+fn serve(loaded: Loaded, log: &Log) -> Result<(), Failure> {
+    start_log(&loaded.config.log, log)?;
+    abort_on_panic(log);
+    if let Some(file) = loaded.file {
+        tracing::info!(file = %file.display(), "read the configuration");
+    }
+    Ok(runtime()?.block_on(forebay_daemon::serve(loaded.config))?)
+}
+
+/// A log of objects ends with one too. `log.level` does not take it: it is the answer to whoever started the daemon.
+fn tell(log: &Log, failure: Failure) -> Failure {
+    let (error, code) = match failure {
+        Failure::Usage(error) => (error, USAGE),
+        Failure::Run(error) => (error, FAILED),
+        other => return other,
+    };
+    let mut fields = json!({"message": error.to_string()});
+    if let Some(hint) = error.hint_text() {
+        fields["hint"] = hint.into();
+    }
+    log.tell("ERROR", TARGET, &fields);
+    Failure::Told(code)
 }
 
 /// What was logged before a panic stands before its words.
@@ -37,14 +72,18 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
         .map_err(|error| Error::new(ErrorKind::Io, "cannot start the runtime").source(error))
 }
 
-/// One line an event to standard error, key=value, without colour so that it reads the same everywhere.
-fn start_log(level: &str) -> Result<Log, Failure> {
+/// One line an event to standard error: key=value, without colour so that it reads the same everywhere, or an object.
+fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
+    let level = &config.level;
     let filter = EnvFilter::try_new(level).map_err(|error| {
         let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
         Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
     })?;
-    let log = Log::start(io::stderr());
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
-    lines.log_internal_errors(false).init();
-    Ok(log)
+    let lines = lines.log_internal_errors(false);
+    match config.format {
+        LogFormat::Json => lines.json().init(),
+        LogFormat::Text => lines.init(),
+    }
+    Ok(())
 }

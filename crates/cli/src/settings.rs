@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use forebay_daemon::config::{Config, Key, Loaded, Origin, Sources, keys, load};
-use forebay_rpc::client::{find_sockets, sockets_of_variables};
+use forebay_daemon::config::{Config, Key, Loaded, Origin, Sources, check_names, keys, load};
+use forebay_rpc::client::{USUAL_CONFIG, find_sockets, look_for_sockets, sockets_of_variables, usual_sockets};
 
 use crate::failure::{self, Failure};
 
@@ -17,14 +17,24 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What is in effect. Everything wrong with it is the user's to mend, hence a usage failure.
+    /// Without flags.
+    pub fn of_file(file: Option<PathBuf>) -> Settings {
+        Settings { file, flags: Vec::new() }
+    }
+
+    /// What is in effect, with its warnings told.
     pub fn load(&self) -> Result<Loaded, Failure> {
-        let text = |text: OsString| text.to_string_lossy().into_owned();
-        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
-        let sources = Sources { file: self.file.clone(), variables, flags: self.flags.clone() };
-        let loaded = load(&sources).map_err(Failure::Usage)?;
-        loaded.warnings.iter().for_each(|warning| failure::say(format!("warning: {warning}\n")));
+        let loaded = self.read()?;
+        loaded.warnings.iter().for_each(|warning| failure::warn(warning));
         Ok(loaded)
+    }
+
+    /// What is in effect. Everything wrong with it is the user's to mend, hence a usage failure.
+    pub fn read(&self) -> Result<Loaded, Failure> {
+        let usual_file = Some(PathBuf::from(USUAL_CONFIG));
+        let (file, flags) = (self.file.clone(), self.flags.clone());
+        let sources = Sources { file, usual_file, variables: variables(), flags };
+        load(&sources).map_err(Failure::Usage)
     }
 }
 
@@ -44,15 +54,31 @@ impl Daemon {
         if let Some(named) = &self.socket_directory {
             return Ok(find_sockets(Some(named)));
         }
-        // A file that only a variable or nobody names stands behind the variables that clients have of their own.
-        if let (None, Some(directory)) = (&self.config, sockets_of_variables()) {
+        let Some(file) = &self.config else {
+            if let Some(directory) = sockets_of_variables() {
+                return Ok(directory);
+            }
+            // A misspelt variable may have been meant to say where the daemon is. The rest is the daemon's to judge.
+            check_names(&variables()).map_err(Failure::Usage)?.iter().for_each(|warning| failure::warn(warning));
+            let (directory, passed_over) = look_for_sockets();
+            if let Some(why) = passed_over {
+                failure::warn(&format!("{why}; nothing comes of this file"));
+            }
             return Ok(directory);
-        }
-        let loaded = Settings { file: self.config.clone(), flags: Vec::new() }.load()?;
+        };
+        // A file that the user named: what is wrong with it is an error, and its directory stands before the variables.
+        let loaded = Settings::of_file(Some(file.clone())).load()?;
         let is_in_a_file = |key: &&Key| matches!(loaded.origin(key), Origin::File(_));
         let named = keys().into_iter().filter(|key| key.name == "socket.directory").find(is_in_a_file);
-        Ok(named.map_or_else(|| find_sockets(None), |_| loaded.config.socket.directory.clone()))
+        let others = || sockets_of_variables().unwrap_or_else(usual_sockets);
+        Ok(named.map_or_else(others, |_| loaded.config.socket.directory.clone()))
     }
+}
+
+/// Of the environment.
+fn variables() -> Vec<(String, String)> {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
 
 impl FromArgMatches for Settings {
@@ -76,7 +102,7 @@ impl Args for Settings {
             .long("config")
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("TOML file with any of the keys below; FOREBAY_CONFIG can name it too");
+            .help("TOML file with any of the keys below; FOREBAY_CONFIG can name it too [default: /etc/forebay.toml, if it is there]");
         let defaults = Config::default();
         keys().into_iter().map(|key| flag(key, &defaults)).fold(command.arg(file), Command::arg)
     }

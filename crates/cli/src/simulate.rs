@@ -1,4 +1,5 @@
-//! `forebay simulate`: the simulator's table, or the same rows as JSON. Progress goes to standard error, if a person reads it.
+//! `forebay simulate`: the simulator's table, or the same rows as JSON. Progress goes to standard error, if a person
+//! reads it.
 
 use std::io::{self, IsTerminal, Write};
 

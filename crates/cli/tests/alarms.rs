@@ -19,13 +19,14 @@ const STORED: u64 = 1200;
 const BATCH: u64 = 100;
 
 struct World {
-    place: Place,
     daemon: Daemon,
     client: Client,
     namespace: u32,
     runtime: tokio::runtime::Runtime,
     /// Keys from here on were never asked for.
     next: u64,
+    /// Behind the daemon, which is to end first.
+    place: Place,
 }
 
 impl World {

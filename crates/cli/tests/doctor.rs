@@ -90,6 +90,157 @@ fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     assert_eq!((nowhere.code, &check(&report(&nowhere), "huge pages")["verdict"]), (1, &"fail".into()), "{nowhere:?}");
 }
 
+#[test]
+fn what_keeps_a_daemon_from_working_as_configured_is_said_before_the_start() {
+    let place = Place::new();
+    let (taken, closed) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let redis = format!("redis://{}", closed.local_addr().unwrap());
+    drop(closed);
+    let folder = tempfile::tempdir().unwrap();
+    let (empty, foreign) = (folder.path().join("empty"), folder.path().join("foreign"));
+    std::fs::create_dir(&empty).unwrap();
+    std::fs::create_dir_all(foreign.join("what")).unwrap();
+    let directories = format!("{:?}", [&empty, &foreign, &folder.path().join("missing")]);
+    let http = taken.local_addr().unwrap().to_string();
+    let wrong = ["--tier.redis.urls", &redis, "--tier.fs.directories", &directories, "--http.address", &http];
+    let answer = doctor(&place, &[&wrong[..], &["--json", "--socket.allow_uids", "[54321]"]].concat());
+    let json = report(&answer);
+    let told = |name: &str| -> Vec<(String, String)> {
+        let checks = json["checks"].as_array().unwrap().iter().filter(|check| check["name"] == name);
+        let words = |value: &Value| value.as_str().unwrap().to_owned();
+        checks.map(|check| (words(&check["verdict"]), words(&check["finding"]))).collect()
+    };
+    let fs = told("fs");
+    assert_eq!(answer.code, 1);
+    assert!(fs[0].0 == "ok" && fs[0].1.contains("is empty and can be written"), "{fs:?}");
+    assert!(fs[1].0 == "fail" && fs[1].1.contains("holds other files"), "{fs:?}");
+    assert!(fs[2].0 == "fail" && fs[2].1.contains("No such file"), "{fs:?}");
+    let redis = told("redis");
+    assert!(redis[0].0 == "fail" && redis[0].1.contains("Connection refused"), "{redis:?}");
+    assert!(told("users")[0].1.contains("54321 (not in `/etc/passwd`)"), "{json:#}");
+    assert_eq!(std::fs::read_dir(&empty).unwrap().count(), 0, "the doctor has made something");
+
+    let mut serve = forebay(&["serve", "--socket.directory"]);
+    let serve = serve.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(CAPACITY).args(wrong);
+    let refused = Answer::of(serve.output().unwrap());
+    assert!(told("http")[0].0 == "fail" && refused.err.contains(&told("http")[0].1), "{refused:?}");
+}
+
+/// As another user, which only root can be.
+fn as_user(uid: u32, command: &mut std::process::Command) -> Answer {
+    use std::os::unix::process::CommandExt;
+    Answer::of(command.uid(uid).gid(uid).output().unwrap())
+}
+
+/// `doctor` without a daemon and the start of one say the same of a disk.
+#[test]
+fn a_disk_that_a_daemon_would_refuse_or_do_without_is_a_failure_beforehand() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let place = Place::new();
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    std::fs::create_dir(at("directory")).unwrap();
+    std::fs::write(at("words"), "some words").unwrap();
+    std::fs::write(at("open"), "").unwrap();
+    std::fs::set_permissions(at("open"), std::fs::Permissions::from_mode(0o666)).unwrap();
+    let mut cases = vec![
+        (at("directory"), Some("1MiB"), "Is a directory"),
+        (at("words"), Some("1MiB"), "this disk holds other data"),
+        (at("open"), Some("1MiB"), "others may write to the file"),
+        (at("missing/disk"), Some("1MiB"), "No such file"),
+    ];
+    std::fs::write(at("unsized"), "").unwrap();
+    std::fs::set_permissions(at("unsized"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    cases.push((at("unsized"), None, "a file needs a capacity"));
+    if rustix::process::geteuid().is_root() {
+        std::fs::create_dir(at("theirs")).unwrap();
+        chown(at("theirs"), Some(54321), Some(54321)).unwrap();
+        cases.push((at("theirs/disk"), Some("1MiB"), "belongs to user 54321"));
+    }
+    for (disk, capacity, says) in &cases {
+        let mut arguments = vec!["--tier.ssd.create", "true", "--tier.ssd.disks", disk.to_str().unwrap()];
+        arguments.extend(capacity.iter().flat_map(|bytes| ["--tier.ssd.capacity_bytes", bytes]));
+        let report = report(&doctor(&place, &[&arguments[..], &["--json"]].concat()));
+        assert_eq!(check(&report, "ssd")["verdict"], "fail", "{disk:?}: {report:#}");
+        assert!(finding(&report, "ssd").contains(says) && check(&report, "ssd")["hint"].is_string(), "{report:#}");
+        // The same words, from the start that refuses or the log that tells of a disk that is missing.
+        let daemon = Daemon::spawn(&place, &[CAPACITY, &arguments].concat());
+        wait_until("the daemon says so", || daemon.log().contains(says));
+    }
+    assert!(!at("missing").exists() && !at("theirs/disk").exists());
+    assert_eq!(std::fs::read(at("words")).unwrap(), b"some words");
+    assert_eq!(std::fs::metadata(at("unsized")).unwrap().len(), 0);
+}
+
+#[test]
+fn a_disk_that_this_user_may_not_make_or_write_is_a_failure_beforehand() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = Place::new();
+    let home = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let there = home.path().join("there");
+    std::fs::write(&there, "").unwrap();
+    std::fs::set_permissions(&there, std::fs::Permissions::from_mode(0o600)).unwrap();
+    for disk in [there, home.path().join("new")] {
+        let mut command = forebay(&["doctor", "--json", "--tier.ssd.create", "true"]);
+        command.args(["--tier.ssd.capacity_bytes", "1MiB", "--tier.ssd.disks"]).arg(&disk).args(CAPACITY);
+        command.arg("--socket.directory").arg(place.sockets()).arg("--pool.directory").arg(place.pool());
+        let report = report(&as_user(54321, &mut command));
+        assert_eq!(check(&report, "ssd")["verdict"], "fail", "{disk:?}: {report:#}");
+        assert!(finding(&report, "ssd").contains("cannot open a disk"), "{report:#}");
+        assert!(finding(&report, "ssd").contains("Permission denied"), "{report:#}");
+    }
+}
+
+/// Two answers, so that the second is not a surprise after the first was obeyed.
+#[test]
+fn a_new_disk_on_the_root_filesystem_without_a_length_hears_of_both() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let device = |path: &std::path::Path| path.metadata().unwrap().dev();
+    let disk = home.path().join("new");
+    let report = report(&doctor(&place, &["--json", "--tier.ssd.disks", disk.to_str().unwrap()]));
+    let checks: Vec<&Value> = report["checks"].as_array().unwrap().iter().filter(|c| c["name"] == "ssd").collect();
+    let hints: String = checks.iter().map(|check| check["hint"].as_str().unwrap()).collect();
+    assert!(hints.contains("`tier.ssd.capacity_bytes`"), "{report:#}");
+    let is_on_root = device(home.path()) == device(std::path::Path::new("/"));
+    assert_eq!(hints.contains("tier.ssd.create"), is_on_root, "{report:#}");
+    assert!(!disk.exists());
+}
+
+#[test]
+fn a_shared_directory_that_is_missing_needs_no_restart() {
+    let place = Place::new();
+    let home = tempfile::tempdir().unwrap();
+    let missing = home.path().join("missing");
+    let fs = ["--tier.fs.directories", missing.to_str().unwrap()];
+    let daemon = Daemon::start(&place, &[CAPACITY, &fs].concat());
+    wait_until("the daemon has looked", || daemon.log().contains("serving without it"));
+    let report = report(&doctor(&place, &["--json"]));
+    let hint = check(&report, "fs")["hint"].as_str().unwrap();
+    assert!(hint.contains("shared store") && hint.contains("tries it again by itself"), "{report:#}");
+    assert!(!hint.contains("restart") && !hint.contains("disk"), "{report:#}");
+}
+
+/// The values are printed, and then the words of `serve`.
+#[test]
+fn config_refuses_what_serve_refuses_for_its_values() {
+    let place = Place::new();
+    for wrong in [["--tier.redis.urls", "http://cache"], ["--tier.fs.directories", "[\"/a\", \"/a\"]"]] {
+        let mut serve = forebay(&["serve", "--socket.directory"]);
+        let serve = serve.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(CAPACITY).args(wrong);
+        let refused = Answer::of(serve.output().unwrap());
+        let config = Answer::of(forebay(&["config"]).args(wrong).output().unwrap());
+        assert!(config.code == 2 && config.out.contains(wrong[0].trim_start_matches('-')), "{config:?}");
+        let words = config.err.lines().next().unwrap();
+        assert!(words.starts_with("error: ") && refused.err.contains(words), "{words} is not in {refused:?}");
+    }
+}
+
 /// A server that is absent, then refuses: every place where an operator looks names it, and says what is wrong.
 #[test]
 fn a_store_in_trouble_is_named_with_its_trouble() {
@@ -135,4 +286,17 @@ fn a_store_in_trouble_is_named_with_its_trouble() {
         }
     });
     is_told("WRONGPASS");
+}
+
+/// The daemon keeps no index of shared stores: other hosts write to them too.
+#[test]
+fn doctor_counts_no_blocks_of_a_shared_store() {
+    let place = Place::new();
+    let shared = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let tier = ["--tier.fs.directories", shared.path().to_str().unwrap()];
+    let _daemon = Daemon::start(&place, &[CAPACITY, &tier].concat());
+    wait_until("the tier serves", || {
+        let report = report(&doctor(&place, &[&tier[..], &["--json"]].concat()));
+        finding(&report, "fs") == format!("serving; `{}`", shared.path().display())
+    });
 }

@@ -95,8 +95,8 @@ fn a_mount_that_hangs_costs_its_own_hits_and_nobody_waits_for_it() {
         is_served(&client, &worker, namespace, 50..90);
         wait_until("no slot waits for the mount", || tier(&client, "fs").late_bytes == 0);
 
-        // It says that it is done while the mount hangs. The process itself may stay until the mount answers: the kernel
-        // lets no thread go whose request a server in user space has read.
+        // It says that it is done while the mount hangs. The process itself may stay until the mount answers: the
+        // kernel lets no thread go whose request a server in user space has read.
         let hung = Hung::new(mount);
         is_missed(&client, namespace, 20..40);
         drop((client, worker));
@@ -248,6 +248,30 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
     assert!(other.log().contains("cannot write to the tier; it is used read-only"), "{}", other.log());
+}
+
+/// A lookup of blocks that are there asks for them; what was asked for by name alone is no byte.
+#[test]
+fn loads_and_stores_move_bytes_and_questions_move_none() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().to_str().expect("a path in UTF-8");
+    let arguments = ["--tier.fs.directories", path, "--http.address", "127.0.0.1:0"];
+    let (one, other) = (Place::new(), Place::new());
+    let (one, client, worker) = serving(&one, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..50);
+    let moved = |daemon: &Daemon, op: &str| {
+        let page = daemon.page("/metrics");
+        let begin = format!("forebay_tier_operation_bytes_total{{tier=\"fs\",op=\"{op}\"}} ");
+        let value = page.lines().find_map(|line| line.strip_prefix(&begin)).unwrap_or_else(|| panic!("{page}"));
+        value.parse::<u64>().expect("a number")
+    };
+    assert_eq!(["load", "store", "exists"].map(|op| moved(&one, op)), [0, 50 * BYTES, 0]);
+    let (other, client, worker) = serving(&other, &arguments);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    is_served(&client, &worker, namespace, 0..50);
+    let moves = ["load", "store", "exists", "touch", "remove"].map(|op| moved(&other, op));
+    assert_eq!(moves, [50 * BYTES, 0, 0, 0, 0]);
 }
 
 /// The daemon may be of root, and the directory of a group.

@@ -2,6 +2,7 @@
 
 mod support;
 
+use forebay_rpc::proto::HintRequest;
 use support::tiers::*;
 use support::*;
 
@@ -56,6 +57,53 @@ fn a_request_that_waited_hits_at_once_what_one_that_did_not_is_told_to_wait_for(
         }
         assert_eq!(client.inspect().pinned_bytes, 0);
     }
+}
+
+/// Forty documents of forty blocks: twice what the pool holds, and far less than the disk.
+#[test]
+fn rounds_larger_than_the_pool_come_from_the_disk_ahead_of_their_requests() {
+    const DOCUMENTS: u64 = 40;
+    const BLOCKS: u64 = 40;
+    for policy in ["default", "lru"] {
+        let (place, directory) = (Place::new(), directory());
+        let path = directory.path().join("ssd").to_str().expect("a path in UTF-8").to_owned();
+        let disk = ["--tier.ssd.disks", &path, "--tier.ssd.capacity_bytes", "64MiB", "--tier.ssd.admission", "all"];
+        let patient = ["--tier.ssd.load_deadline_ms", "60000", "--pool.policy", policy];
+        let (_daemon, client, worker) = serving(&place, &[&disk[..], &patient].concat());
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let document = |at: u64| at % DOCUMENTS * BLOCKS..(at % DOCUMENTS + 1) * BLOCKS;
+        (0..DOCUMENTS).for_each(|at| store(&client, &worker, namespace, document(at)));
+        let mut ahead = 0;
+        let rounds = DOCUMENTS..3 * DOCUMENTS;
+        for at in rounds.clone() {
+            client.hint(namespace, at, &hashes(document(at)));
+            let mut promoted = u64::MAX;
+            wait_until("nothing more comes up", || {
+                let now = tier(&client, "ssd");
+                let is_quiet = now.loading_blocks == 0 && now.promoted_blocks == promoted;
+                promoted = now.promoted_blocks;
+                is_quiet
+            });
+            withdraw(&client, namespace, at);
+            let reply = client.lookup(namespace, &hashes(document(at)));
+            ahead += u64::from(reply.groups[0].states == [1; BLOCKS as usize]);
+            client.release(reply.lease);
+            is_served(&client, &worker, namespace, document(at));
+        }
+        // On a busy machine some are asked for while they still come up.
+        let asked = rounds.end - rounds.start;
+        assert!(ahead >= asked * 9 / 10, "{policy}: {ahead} of {asked} were there before their request");
+        let promoted = tier(&client, "ssd").promoted_blocks;
+        assert!(
+            promoted >= 3 * DOCUMENTS * BLOCKS / 4,
+            "{policy}: {promoted} blocks from the disk: the pool holds them all"
+        );
+    }
+}
+
+fn withdraw(client: &Client, namespace: u32, request: u64) {
+    let (session, withdrawn) = (client.welcome.session, vec![request]);
+    call!(client, hint, HintRequest { session, namespace, withdrawn, hints: Vec::new() }).expect("it is told");
 }
 
 /// The tier may load six blocks a second, after as many at once.

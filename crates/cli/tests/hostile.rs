@@ -3,7 +3,11 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use forebay_rpc::proto::*;
 use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
@@ -35,6 +39,31 @@ fn random_bytes_at_both_sockets_harm_nobody() {
         }
     }
     assert!(daemon.is_running(), "{}", daemon.log());
+    serves(&place, "a");
+}
+
+#[test]
+fn connections_that_fail_fill_no_log() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[SMALL, &["--log.level", "info"]].concat());
+    let connect = || UnixStream::connect(place.sockets().join(ATTACH_SOCKET)).unwrap();
+    let warnings = || daemon.log().lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect::<Vec<_>>();
+    // Probes connect, and say nothing.
+    (0..300).for_each(|_| drop(connect()));
+    // The daemon accepts in order: when it has answered the last, it is done with the others.
+    let talk = |bytes: &[u8]| {
+        let mut stream = connect();
+        stream.write_all(bytes).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.read(&mut [0; 512])
+    };
+    assert_eq!(talk(&u32::MAX.to_le_bytes()).unwrap(), 0);
+    wait_until("the last is told of", || !warnings().is_empty());
+    let first = warnings();
+    assert!(first.len() == 1 && first[0].contains("a worker's message is too long"), "{first:#?}");
+    (0..300).for_each(|_| assert_eq!(talk(&u32::MAX.to_le_bytes()).unwrap(), 0));
+    let told = warnings();
+    assert!(told.len() < 10 && told.iter().all(|line| !line.contains("hint=\"\"")), "{told:#?}");
     serves(&place, "a");
 }
 
@@ -78,6 +107,10 @@ fn an_engine_that_lies_about_sizes_is_refused() {
     let refused = other.namespace("t", vec![group()]).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::InvalidArgument);
     assert!(refused.message().contains("block sizes"), "{refused}");
+    let told = forebay_rpc::from_status(refused).told();
+    for part in ["group 0: 4096 bytes of ", "group 0: 8192 bytes of ", "another `revision`"] {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
     let undeclared = Group { group: 5, ..group() };
     assert_eq!(other.namespace("u", vec![undeclared]).unwrap_err().code(), tonic::Code::InvalidArgument);
     let larger_than_the_pool = Group { rank_bytes: vec![256 << 20], ..group() };
@@ -206,4 +239,68 @@ fn a_stale_socket_is_replaced_and_a_file_in_its_place_is_not() {
     assert!(!succeeded);
     assert!(log.contains("is not a socket"), "{log}");
     assert_eq!(std::fs::read(place.sockets().join(RPC_SOCKET)).unwrap(), b"precious");
+}
+
+/// Ends the others when the test ends, however it does.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Connections to the pages that ask for nothing: idle ones, half a request, a byte at a time, an answer never read.
+#[test]
+fn a_thousand_connections_that_ask_for_nothing_keep_no_probe_waiting() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[SMALL, &["--http.address", "127.0.0.1:0"]].concat());
+    let address = daemon.address();
+    let is_over = &AtomicBool::new(false);
+    let connect = |first: &[u8]| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        // It may be closed by now, which is its fate.
+        let _ = stream.write_all(first);
+        stream
+    };
+    // A busy machine may delay one answer, but not most of them.
+    let taken = std::cell::RefCell::new(Vec::new());
+    let answers_all = |when: &str| {
+        for path in ["/livez", "/readyz", "/metrics"] {
+            let begun = Instant::now();
+            let answer = daemon.page(path);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{when}: {path}: {answer}");
+            taken.borrow_mut().push(begun.elapsed());
+        }
+    };
+    for first in [&b""[..], b"GET /liv", b"GET /metrics HTTP/1.1\r\n\r\n"] {
+        let idle: Vec<TcpStream> = (0..64).map(|_| connect(first)).collect();
+        answers_all("64");
+        drop(idle);
+    }
+    std::thread::scope(|scope| {
+        let _over = Over(is_over);
+        // Each comes back when it is sent away.
+        for part in 0..4 {
+            let connect = &connect;
+            scope.spawn(move || {
+                let mut held: Vec<TcpStream> = Vec::new();
+                while !is_over.load(Relaxed) {
+                    held.retain_mut(|stream| stream.write_all(b"G").is_ok());
+                    while held.len() < 250 && !is_over.load(Relaxed) {
+                        held.push(connect(if part % 2 == 0 { b"" } else { b"GET /livez HTTP/1.1\r\nX: " }));
+                    }
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+            });
+        }
+        for _ in 0..10 {
+            answers_all("1,000");
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    });
+    let mut taken = taken.into_inner();
+    taken.sort_unstable();
+    assert!(taken[taken.len() / 2] < Duration::from_secs(1), "{taken:?}");
+    serves(&place, "a");
 }

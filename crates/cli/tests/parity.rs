@@ -15,6 +15,7 @@ use forebay_rpc::pack;
 use forebay_rpc::proto::{AdviseReply, Block, PutRequest};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{HASH_BYTES, Setup, Ssd, keys, replay};
+use forebay_sim::rounds::{Order, Rounds};
 use forebay_sim::{Outcome, Trace};
 use support::{DEADLINE, Daemon, Place, runtime, wait_until};
 
@@ -69,8 +70,9 @@ fn advice(place: &Place) -> AdviseReply {
 
 #[test]
 fn a_trace_has_the_same_hits_through_the_daemon_as_in_the_simulator() {
-    for name in ["conv", "agents"] {
-        let trace = trace(name);
+    let rounds = [Order::Same, Order::Shuffled].map(|order| Rounds::new(order, 8).trace());
+    for trace in ["conv", "agents"].map(trace).into_iter().chain(rounds) {
+        let name = &trace.name;
         let place = Place::new();
         let _daemon = start(&place, &[]);
         let mut client = Client::new(place.sockets(), "parity", DEADLINE);

@@ -119,7 +119,7 @@ fn a_scan_pushes_out_what_is_popular_under_lru_and_not_under_the_others_and_the_
 fn a_restart_with_another_policy_keeps_all_blocks_and_their_order() {
     let place = Place::new();
     let rig = Rig::start(&place, "default");
-    assert!(rig.daemon.log().contains("policy=\"lhd\""), "{}", rig.daemon.log());
+    assert!(rig.daemon.log().contains("policy=\"default\""), "{}", rig.daemon.log());
     rig.put_all(0..CAPACITY);
     rig.stop();
 

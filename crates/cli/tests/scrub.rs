@@ -1,5 +1,5 @@
-//! The scrub of the shipped daemon: what changes in the living pool is found though nobody loads it, what a tier has comes
-//! up again, and nothing else is dropped, whatever goes on beside it.
+//! The scrub of the shipped daemon: what changes in the living pool is found though nobody loads it, what a tier has
+//! comes up again, and nothing else is dropped, whatever goes on beside it.
 
 mod support;
 

@@ -25,6 +25,29 @@ const EIO: &str = "fail 5";
 /// A request waits at most this long for a block of the disk.
 const DEADLINE_MS: u64 = 500;
 
+fn arguments(engine: &str, disk: &Path, other: Option<&Path>, pages: &str) -> Vec<String> {
+    let disks = format!("{:?}", [Some(disk), other].into_iter().flatten().collect::<Vec<_>>());
+    let deadline = DEADLINE_MS.to_string();
+    [
+        ["--pool.capacity_bytes", "16MiB"],
+        ["--http.address", pages],
+        ["--drain.deadline_seconds", "2"],
+        ["--tier.ssd.disks", &disks],
+        ["--tier.ssd.capacity_bytes", DISK.0],
+        ["--tier.ssd.admission", "all"],
+        ["--tier.ssd.load_deadline_ms", &deadline],
+        ["--tier.ssd.engine", engine],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect()
+}
+
+fn as_str(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
 struct Rig {
     daemon: Daemon,
     client: Client,
@@ -32,7 +55,7 @@ struct Rig {
     namespace: u32,
     next_seed: u64,
     mount: Mount,
-    _place: Place,
+    place: Place,
 }
 
 impl Rig {
@@ -48,15 +71,10 @@ impl Rig {
         // The mount has no `fallocate`, so the file has its length before.
         File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
         let (place, path) = (Place::new(), mount.path().join("disk"));
-        let deadline = DEADLINE_MS.to_string();
-        let disks = format!("{:?}", [Some(path.as_path()), other].into_iter().flatten().collect::<Vec<_>>());
-        let arguments = ["--pool.capacity_bytes", "16MiB", "--tier.ssd.disks", &disks, "--http.address", "127.0.0.1:0"];
-        let tier = ["--tier.ssd.capacity_bytes", DISK.0, "--tier.ssd.admission", "all"];
-        let tier = [&tier[..], &["--tier.ssd.load_deadline_ms", &deadline]].concat();
-        let daemon = Daemon::start(&place, &[&arguments[..], &tier, &["--tier.ssd.engine", engine]].concat());
+        let daemon = Daemon::start(&place, &as_str(&arguments(engine, &path, other, "127.0.0.1:0")));
         let (client, worker) = support::engine(&place, "a", BYTES);
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-        let mut rig = Rig { daemon, client, worker, namespace, next_seed: 0, mount, _place: place };
+        let mut rig = Rig { daemon, client, worker, namespace, next_seed: 0, mount, place };
         rig.becomes("serving");
         for prompts in 1..=PROMPTS {
             rig.store();
@@ -228,6 +246,7 @@ fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
             !rig.tier().disks[0].trouble.is_empty()
         });
         // Of what is stored now the other disk gets its half.
+        wait_until("all before is tried", || rig.tier().waiting_blocks == 0);
         let before = rig.tier();
         for _ in 0..10 {
             rig.store();
@@ -247,23 +266,6 @@ fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
 }
 
 #[test]
-fn a_daemon_whose_disk_hangs_at_its_start_says_so_and_ends_by_a_signal() {
-    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let Ok(mut mount) = Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}")) else {
-        return;
-    };
-    File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
-    mount.harm("read", "hang");
-    let (place, path) = (Place::new(), mount.path().join("disk"));
-    let disk = ["--tier.ssd.disks", path.to_str().expect("UTF-8"), "--tier.ssd.capacity_bytes", DISK.0];
-    let mut daemon = Daemon::spawn(&place, &disk);
-    wait_until("the daemon says what it waits for", || daemon.log().contains("the disks have not answered yet"));
-    daemon.terminate();
-    wait_until("the daemon ends", || !daemon.is_running());
-    mount.calm();
-}
-
-#[test]
 fn a_disk_whose_host_goes_down_takes_nobody_along() {
     let Some(mut rig) = Rig::start("auto") else { return };
     rig.mount.end();
@@ -275,4 +277,33 @@ fn a_disk_whose_host_goes_down_takes_nobody_along() {
     let Rig { daemon, client, worker, .. } = rig;
     drop((client, worker));
     assert!(daemon.finish().0, "it ends well, disk or not");
+}
+
+#[test]
+fn a_daemon_that_a_hung_disk_holds_leaves_its_pool_and_its_addresses_to_the_next() {
+    for engine in ["auto", "threads"] {
+        let Some(mut rig) = Rig::start(engine) else { return };
+        rig.mount.harm("read,write,sync", "hang");
+        rig.serves_without_its_disk(0..2);
+        let (kept, pages) = (rig.store(), rig.daemon.address());
+        rig.daemon.terminate();
+        // With its files closed it is gone for everybody but the kernel, which keeps it for its disk.
+        wait_until("it has drained", || rig.daemon.log().contains("drained"));
+        let Rig { daemon, client, worker, mut mount, place, .. } = rig;
+        drop((client, worker));
+        wait_until("nobody listens any more", || std::net::TcpStream::connect(&pages).is_err());
+        let next = Daemon::start(&place, &as_str(&arguments(engine, &mount.path().join("disk"), None, &pages)));
+        let (client, worker) = support::engine(&place, "a", BYTES);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        tiers::is_served(&client, &worker, namespace, kept);
+        mount.calm();
+        assert!(daemon.finish().0, "{engine}: it ends when its disk answers");
+        wait_until("the disk is taken", || tiers::tier(&client, "ssd").state == "serving");
+        wait_until("it serves", || {
+            let reply = client.lookup_settled(namespace, &hashes(100..101));
+            client.release(reply.lease);
+            !reply.groups[0].slots.is_empty()
+        });
+        assert!(client.inspect().fenced_bytes == 0 && next.pid() > 0);
+    }
 }

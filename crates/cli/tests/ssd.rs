@@ -12,10 +12,12 @@ use std::thread;
 use std::time::Duration;
 
 use command::run;
+use forebay_core::namespace::Descriptor;
 use forebay_rpc::client::session::Namespace;
 use forebay_rpc::client::{EngineSession, SessionConfig, SessionState, Ticket};
 use forebay_rpc::proto::*;
 use forebay_rpc::{RPC_SOCKET, pack};
+use rustix::process::Signal;
 use support::tiers::{BYTES, is_served, store};
 use support::*;
 
@@ -388,28 +390,116 @@ fn a_write_budget_that_is_spent_holds_back_writes_and_nothing_else() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_had_stops_the_start_with_a_hint() {
+fn what_was_ever_written_to_a_disk_does_not_grow_by_restarts() {
     let (place, disk) = (Place::new(), DiskFile::new());
-    let (_daemon, _client, _worker) = serving(&place, &disk.path, &[]);
-    let other = Place::new();
-    let path = disk.path.to_str().unwrap();
-    let second = ["--tier.ssd.disks", path, "--tier.ssd.capacity_bytes", "64MiB"];
-    let without_capacity = ["--tier.ssd.disks", "/dev/null/no/such/file"];
-    for (arguments, says) in [(&second[..], "another daemon uses this disk"), (&without_capacity, "cannot open a disk")]
-    {
-        let (is_success, log) = Daemon::spawn(&other, arguments).finish();
-        assert!(!is_success && log.contains(says), "{log}");
+    let mut before = None;
+    for start in 0..5 {
+        let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+        if start == 0 {
+            let namespace = client.namespace("t", vec![group()]).unwrap();
+            store(&client, &worker, namespace, 0..200);
+        }
+        let DiskInfo { lifetime_written_bytes: written, .. } = tier(&client).disks[0].clone();
+        // A header for each segment that will be needed next.
+        let before = *before.get_or_insert(written);
+        assert!((before..before + start * 65_536 + 1).contains(&written), "start {start}: {written} after {before}");
+        drop((client, worker));
+        match start % 2 {
+            0 => daemon.kill(),
+            _ => {
+                daemon.terminate();
+                assert!(daemon.finish().0);
+            }
+        }
     }
+}
+
+/// A restart gives no new hour of the day's budget.
+#[test]
+fn a_daily_write_budget_that_is_spent_stays_spent_over_a_restart() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    // An hour's worth is 2 MiB, about a hundred blocks.
+    let budget = ["--tier.ssd.write_bytes_per_day", "48MiB", "--drain.deadline_seconds", "1"];
+    let mut stored = 0;
+    for start in 0..4u64 {
+        let (daemon, client, worker) = serving(&place, &disk.path, &budget);
+        let namespace = client.namespace("t", vec![group()]).unwrap();
+        let first = start * 1000;
+        for seeds in (first..first + 400).step_by(50).map(|first| first..first + 50) {
+            let slots = client.reserve(namespace, 50);
+            seeds.clone().zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
+            client.commit(namespace, &hashes(seeds.start..seeds.start + slots.len() as u64), &slots);
+        }
+        // Either all that the budget allows is written, or stores fail for want of it.
+        let mut last = (u64::MAX, 0);
+        wait_until("nothing more is written", || {
+            thread::sleep(Duration::from_millis(300));
+            let now = (tier(&client).blocks, tier(&client).disks[0].written_bytes);
+            std::mem::replace(&mut last, now) == now
+        });
+        let blocks = last.0;
+        if start == 0 {
+            assert!((60..300).contains(&blocks), "the first hour is written: {blocks}");
+            stored = blocks;
+        }
+        // A batch is written where a byte is left, and a minute gives two blocks.
+        assert!(blocks <= stored + start * 60, "start {start}: {blocks} after {stored}");
+        drop((client, worker));
+        match start {
+            // With and without a drain.
+            0 | 2 => daemon.kill(),
+            _ => {
+                daemon.terminate();
+                assert!(daemon.finish().0);
+            }
+        }
+    }
+}
+
+/// The pool's descriptors went with it, so nobody knows whose the blocks on the disk are.
+#[test]
+fn a_purge_after_the_pool_was_lost_removes_what_is_on_the_disk_or_says_that_it_cannot() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let ids = ["blue", "red"].map(|tenant| {
+        let namespace = client.namespace(tenant, vec![group()]).unwrap();
+        store(&client, &worker, namespace, 0..50);
+        let fields = [("model", "test"), ("tenant", tenant)].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Descriptor::new(fields).unwrap().id().to_string()
+    });
+    support::tiers::lose_pool(&place, daemon, (client, worker));
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let sockets = place.sockets();
+    let purge = |what: [&str; 2]| run(&["purge", what[0], what[1], "--socket.directory", sockets.to_str().unwrap()]);
+    let refused = purge(["--tenant", "blue"]);
+    assert!(refused.code == 1 && refused.err.contains("whose tenant is not known"), "{refused:?}");
+    assert!(ids.iter().all(|id| refused.err.contains(id)) && refused.err.contains("hint: "), "{refused:?}");
+    let mistyped = purge(["--namespace", &"0".repeat(32)]);
+    assert!(mistyped.code == 1 && mistyped.err.contains("knows no such namespace"), "{mistyped:?}");
+    assert_eq!(purge(["--namespace", &ids[0]]).code, 0);
+    assert_eq!(tier(&client).blocks, 50, "those of the other one are left");
+    let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).unwrap());
+    assert_eq!(client.lookup_settled(blue, &hashes(0..50)).groups[0].slots.len(), 0);
+    is_served(&client, &worker, red, 0..50);
+    // By now the daemon knows whose each is.
+    assert_eq!(purge(["--tenant", "red"]).code, 0);
+    assert_eq!(tier(&client).blocks, 0);
 }
 
 #[test]
 fn a_daemon_that_ends_well_finishes_what_it_is_writing() {
+    for signal in [Signal::TERM, Signal::HUP] {
+        ends_well(signal);
+    }
+}
+
+fn ends_well(signal: Signal) {
     let (place, disk) = (Place::new(), DiskFile::new());
     let (daemon, client, worker) = serving(&place, &disk.path, &[]);
     let namespace = client.namespace("t", vec![group()]).unwrap();
     store(&client, &worker, namespace, 0..100);
     drop((client, worker));
-    daemon.terminate();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(daemon.pid()).unwrap(), signal).unwrap();
     let (is_success, log) = daemon.finish();
     assert!(is_success && log.contains("drained"), "{log}");
     let answer = run(&["inspect", "ssd", "--json", "--audit", disk.path.to_str().unwrap()]);

@@ -93,7 +93,7 @@ fn a_file_of_the_pool_that_others_made_or_can_change_is_refused() {
     let mut harms: Vec<(&str, Harm)> = vec![
         ("others may write", |file| mode(file, 0o620)),
         ("others may write", |file| mode(file, 0o602)),
-        ("another name", |file| fs::hard_link(file, file.with_extension("linked")).unwrap()),
+        ("another hard link", |file| fs::hard_link(file, file.with_extension("linked")).unwrap()),
         ("symbolic link", |file| {
             fs::rename(file, file.with_extension("elsewhere")).unwrap();
             symlink(file.with_extension("elsewhere"), file).unwrap();
@@ -252,7 +252,7 @@ fn a_user_who_is_not_among_those_allowed_is_told_to_ask_for_it() {
     }
     let place = Place::new();
     mode(place.sockets().parent().unwrap(), 0o755);
-    let _daemon = Daemon::start(&place, &[SMALL, &["--socket.allow_uids", "[12345]"]].concat());
+    let daemon = Daemon::start(&place, &[SMALL, &["--socket.allow_uids", "[12345]"]].concat());
     // The connection may be closed at any of the client's steps.
     for _ in 0..10 {
         let refused = inspect(&place.sockets(), &[], Some(NOBODY));
@@ -260,6 +260,9 @@ fn a_user_who_is_not_among_those_allowed_is_told_to_ask_for_it() {
         assert!(!refused.status.success() && said.contains("`socket.allow_uids`"), "{said}");
         assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
     }
+    // Whoever tries again and again fills no log.
+    let told = daemon.log().lines().filter(|line| line.contains("refused a connection")).count();
+    assert!((1..5).contains(&told), "{}", daemon.log());
 }
 
 #[test]
@@ -316,7 +319,10 @@ fn doctor_finds_what_would_keep_the_daemon_from_starting() {
     fs::create_dir(place.pool()).unwrap();
     mode(&place.pool(), 0o1777);
     let (succeeded, report) = checked(None);
-    assert!(!succeeded && report.contains("fail  pool ") && report.contains("the directory is one"), "{report}");
+    assert!(
+        !succeeded && report.contains("fail  pool ") && report.contains("others may write to the directory"),
+        "{report}"
+    );
     if is_root() {
         mode(&place.pool(), 0o755);
         give_away(&place.pool());

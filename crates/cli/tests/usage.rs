@@ -85,6 +85,8 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
             "`--pool.capacity_bytes`?",
         ),
         (&["serve", "--capacity_bytes", "1"], "unknown argument `--capacity_bytes`", "`--pool.capacity_bytes`?"),
+        (&["serve", "--tier.object.urls", "x"], "unknown argument `--tier.object.urls`", "`tier.object` are bucket, "),
+        (&["serve", "--tier.ssd.url", "x"], "unknown argument `--tier.ssd.url`", "`tier.ssd` are disks, "),
         (&["inspect", "--jsn"], "unknown argument `--jsn`", "`--json`?"),
         (&["purge"], "required arguments were not provided", "--help"),
         (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
@@ -155,6 +157,77 @@ fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
     run(&["serve", "--http.address", "0.0.0.0:80"])
         .assert_refused(2, "`http.address` cannot be `0.0.0.0:80` (from=`flag`)");
     run(&["serve", "--log.level", "forebay=loud"]).assert_refused(2, "`log.level` cannot be `forebay=loud`");
+}
+
+#[test]
+fn a_size_in_units_that_are_none_is_refused_with_those_there_are() {
+    for size in ["1GB", "1.5GiB", "8gib"] {
+        let refused = run(&["config", "--pool.capacity_bytes", size]);
+        refused.assert_refused(2, &format!("`pool.capacity_bytes` cannot be `{size}`"));
+        assert!(refused.err.contains("a whole number with KiB, MiB, GiB or TiB"), "{refused:?}");
+    }
+}
+
+/// The keys of directories and disks: what is relative in a file is another place from another directory.
+#[test]
+fn a_relative_path_is_refused_in_files_and_variables_and_made_whole_in_flags() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path().canonicalize().unwrap();
+    let ask = |file: &str, variable: Option<(&str, &str)>, flags: &[&str]| {
+        std::fs::write(home.join("forebay.toml"), file).unwrap();
+        let mut command = forebay(&["config", "--json", "--config", "forebay.toml"]);
+        Answer::of(command.args(flags).envs(variable).current_dir(&home).output().unwrap())
+    };
+    let shown = |path: &str| home.join(path).display().to_string();
+    for (file, variable, key) in [
+        ("[socket]\ndirectory = \"run\"\n", None, "socket.directory"),
+        ("[pool]\ndirectory = \"run\"\n", None, "pool.directory"),
+        ("[tier.fs]\ndirectories = [\"/mnt/a\", \"run\"]\n", None, "tier.fs.directories"),
+        ("[tier.ssd]\ndisks = \"run\"\n", None, "tier.ssd.disks"),
+        ("", Some(("FOREBAY_POOL_DIRECTORY", "run")), "pool.directory"),
+        ("", Some(("FOREBAY_TIER_SSD_DISKS", "[\"run\"]")), "tier.ssd.disks"),
+    ] {
+        let refused = ask(file, variable, &[]);
+        refused.assert_refused(2, &format!("`{key}` cannot be `run`"));
+        assert!(refused.err.contains(&format!("such as `{}`", shown("run"))), "{refused:?}");
+    }
+    let flags = ["--socket.directory", "s", "--pool.directory", "../p", "--tier.ssd.disks", "[\"a\", \"/b\"]"];
+    let json = ask("", None, &flags).json();
+    assert_eq!(json["socket.directory"]["value"], shown("s"));
+    assert_eq!(json["pool.directory"]["value"], shown("../p"));
+    assert_eq!(json["tier.ssd.disks"]["value"], serde_json::json!([shown("a"), "/b"]));
+}
+
+#[test]
+fn what_is_no_directory_or_no_disk_is_called_so() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    std::fs::write(&file, "some words").unwrap();
+    let file = file.to_str().unwrap();
+    for (arguments, error, hint) in [
+        (&["serve", "--socket.directory", file][..], "the directory is not a directory", "name a directory"),
+        (&["inspect", "ssd", file], "this is not a disk of Forebay", "`tier.ssd.disks`"),
+        (&["inspect", "ssd", "/nope"], "(path=`/nope`): No such file", "`tier.ssd.disks`"),
+        (&["inspect", "ssd", "/"], "a disk is a file or a block device", "`tier.ssd.disks`"),
+    ] {
+        let refused = run(arguments);
+        refused.assert_refused(1, error);
+        assert!(refused.err.contains(hint), "{hint} is not in {refused:?}");
+        assert!(!refused.err.contains("symbolic"), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_pool_that_was_named_is_not_looked_up_in_the_configuration() {
+    let home = tempfile::tempdir().unwrap();
+    if rustix::process::geteuid().is_root() {
+        let mut command = forebay(&["pool", "remove", "/root"]);
+        let refused = Answer::of(std::os::unix::process::CommandExt::uid(&mut command, 54321).output().unwrap());
+        refused.assert_refused(1, "cannot use the directory (path=`/root`)");
+        assert!(refused.err.contains("may write to") && !refused.err.contains("pool.directory"), "{refused:?}");
+    }
+    let empty = run(&["pool", "remove", home.path().to_str().unwrap()]);
+    empty.assert_refused(1, "there is no pool in");
 }
 
 #[test]

@@ -96,9 +96,9 @@ impl Core {
         }
     }
 
-    /// Before each new extent, `has_room` is asked whether there is memory for what the driver keeps of its slots, given
-    /// the first unit, the number of units and the bytes of a slot. Where there is none, the class has no more slots than
-    /// before. Without this call every extent has room.
+    /// Before each new extent, `has_room` is asked whether there is memory for what the driver keeps of its slots,
+    /// given the first unit, the number of units and the bytes of a slot. Where there is none, the class has no more
+    /// slots than before. Without this call every extent has room.
     pub fn ask_before_growing(&mut self, has_room: impl FnMut(u32, u32, u64) -> bool + Send + 'static) {
         self.slots.ask_before_growing(Box::new(has_room));
     }
@@ -111,7 +111,17 @@ impl Core {
     /// The short name of a namespace. Errors with `Invalid` if it is known with other sizes, with `Full` if
     /// the pool cannot hold such blocks or has too many size classes.
     pub fn open_namespace(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
-        let index = self.cache.open_namespace(id, layout, &mut self.slots);
+        self.open(id, layout, false)
+    }
+
+    /// As [`Core::open_namespace`], for a measurement or a self-test: no tier is asked for its blocks or gets one, and
+    /// its lookups and stores count nowhere. Errors with `Invalid` too if the id is known and is no trial.
+    pub fn open_trial(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
+        self.open(id, layout, true)
+    }
+
+    fn open(&mut self, id: NamespaceId, layout: &Layout, is_trial: bool) -> Result<NamespaceIndex> {
+        let index = self.cache.open_namespace(id, layout, is_trial, &mut self.slots);
         self.cover_classes();
         index
     }
@@ -121,13 +131,25 @@ impl Core {
         self.cache.close_namespace(id)
     }
 
-    /// Takes what has to be done since the last call.
+    /// Whether the namespace was opened by [`Core::open_trial`].
+    pub fn is_trial(&self, namespace: NamespaceIndex) -> bool {
+        self.cache.namespace(namespace).is_trial
+    }
+
+    /// Ends an event: takes what has to be done since the last call.
     pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
+        self.drains.end_event();
         self.journal.take(into);
     }
 
-    /// Does one piece of the long work: ended leases, touches, purges, hints and their prefetches, drains. True if
-    /// there may be more to do now.
+    /// How many promotions, verifications and probes have ended. While this does not change, a lookup has nothing new
+    /// to see of the keys that were "not yet", unless it [`lacks room`](crate::lookup::Lookup::lacks_room).
+    pub fn ends(&self) -> u64 {
+        self.journal.ends()
+    }
+
+    /// Does one piece of the long work: ended leases, touches in the pool, purges, hints and their prefetches, touches
+    /// of shared stores, drains. True if there may be more to do now.
     pub fn step(&mut self) -> bool {
         if self.leases.has_ended() {
             self.unpin_ended();
@@ -135,7 +157,7 @@ impl Core {
             self.settle(Core::TOUCHES_PER_STEP);
         } else if self.cache.names().next_purge().is_some() {
             self.step_purge();
-        } else if !self.step_hints() && !self.step_prefetch() {
+        } else if !self.step_hints() && !self.step_prefetch() && !self.step_touches() {
             self.step_drain();
             return self.drains.has_more();
         }
@@ -200,6 +222,12 @@ impl Core {
                 self.cache.touch(&mut self.slots, *block);
             }
         }
+    }
+
+    /// Whether blocks of the namespace go to tiers and come from them.
+    #[inline]
+    pub(crate) fn uses_tiers(&self, namespace: NamespaceIndex) -> bool {
+        self.tiers.is_on() && !self.is_trial(namespace)
     }
 
     /// Every class has a policy, which knows whether a tier takes what returns.

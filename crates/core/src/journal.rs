@@ -1,4 +1,4 @@
-//! The core's output: effects, which the daemon carries out, and counts.
+//! The core's output: effects, which the daemon carries out, what has ended, and counts.
 //!
 //! Invariant: effects are taken in the order in which they were decided, each once.
 
@@ -88,6 +88,17 @@ pub enum Effect {
         /// The slot's generation.
         generation: Generation,
     },
+    /// Tell the tier that the block was used, and call [`crate::Core::touched`] with what the tier says of it.
+    Touch {
+        /// The shared tier that had the block.
+        tier: TierId,
+        /// Periods since that was last known.
+        age: u8,
+        /// The block. It is not pinned: [`crate::Core::resident_key`] says whether it is still there.
+        block: BlockId,
+        /// Its slot's generation.
+        generation: Generation,
+    },
     /// Copy the content of `slot` to `to_slot`, which has [`crate::Core::slot_bytes`] of `to`, and call
     /// [`crate::Core::moved`]. Read the block's entry in the table when this effect's turn comes: `slot` may get
     /// another owner soon after.
@@ -117,6 +128,7 @@ const _: () = assert!(size_of::<Effect>() <= 24, "effects are written on the fas
 #[derive(Default)]
 pub(crate) struct Journal {
     effects: Vec<Effect>,
+    ends: u64,
     stats: Stats,
 }
 
@@ -133,6 +145,15 @@ impl Journal {
         } else {
             into.append(&mut self.effects);
         }
+    }
+
+    /// A promotion, verification or probe has ended.
+    pub fn note_end(&mut self) {
+        self.ends += 1;
+    }
+
+    pub fn ends(&self) -> u64 {
+        self.ends
     }
 
     pub fn stats(&self) -> &Stats {

@@ -4,6 +4,8 @@
 //! `offset_of(rank) = sum of the slices before it`. A replicated group (MLA under tensor parallelism) is
 //! stored once, by rank 0, and loaded by all.
 
+use std::fmt;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::key::PAGE_BYTES;
 
@@ -53,10 +55,40 @@ impl GroupLayout {
     }
 }
 
+impl fmt::Display for GroupLayout {
+    /// `65536 bytes of 16 tokens`; then whatever else can tell two groups apart.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, ranks) = (self.rank_bytes.first().copied().unwrap_or(0), self.rank_bytes.len());
+        match self.rank_bytes.iter().all(|bytes| *bytes == first) {
+            true if ranks > 1 => write!(f, "{ranks} slices of {first} bytes")?,
+            true => write!(f, "{first} bytes")?,
+            false => {
+                let slices: Vec<String> = self.rank_bytes.iter().map(u64::to_string).collect();
+                write!(f, "slices of {} bytes", slices.join(" + "))?;
+            }
+        }
+        write!(f, " of {} tokens", self.tokens_per_block)?;
+        match (self.attention, self.is_replicated) {
+            (Attention::Full, false) => Ok(()),
+            (Attention::Windowed, false) => write!(f, " (windowed)"),
+            (Attention::Full, true) => write!(f, " (replicated)"),
+            (Attention::Windowed, true) => write!(f, " (windowed, replicated)"),
+        }
+    }
+}
+
 /// All groups of a model, by group index. Groups that cache nothing are absent.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Layout {
     groups: Vec<(u16, GroupLayout)>,
+}
+
+impl fmt::Display for Layout {
+    /// `group 0: 65536 bytes of 16 tokens; group 1: …`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups: Vec<String> = self.groups.iter().map(|(index, group)| format!("group {index}: {group}")).collect();
+        f.write_str(&groups.join("; "))
+    }
 }
 
 impl Layout {
@@ -174,6 +206,19 @@ mod tests {
         assert_eq!(layout.slice(2), 300..350);
         assert_eq!(layout.block_bytes(), 350);
         assert_eq!(layout.slot_bytes(), 4096);
+    }
+
+    #[test]
+    fn people_read_sizes() {
+        let layout = |groups| Layout::new(groups).unwrap().to_string();
+        assert_eq!(layout(vec![(0, group(&[65536]))]), "group 0: 65536 bytes of 16 tokens");
+        let windowed = GroupLayout { attention: Attention::Windowed, ..group(&[7, 7]) };
+        let replicated = GroupLayout { is_replicated: true, ..group(&[100]) };
+        assert_eq!(
+            layout(vec![(0, group(&[100, 200])), (1, windowed), (2, replicated)]),
+            "group 0: slices of 100 + 200 bytes of 16 tokens; group 1: 2 slices of 7 bytes of 16 tokens (windowed); \
+             group 2: 100 bytes of 16 tokens (replicated)"
+        );
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub(crate) struct Drains {
     copies: u32,
     /// Blocks evicted or refused after which classes are compared again.
     next_comparison: u64,
+    /// Classes were compared in this event. One event may turn away so many large blocks that each makes the next
+    /// comparison due, and a comparison takes up to 0.1 ms.
+    has_compared: bool,
 }
 
 impl Drains {
@@ -93,7 +96,15 @@ impl Drains {
 
     /// Whether classes are to be compared after so many blocks were evicted or refused.
     pub fn is_comparison_due(&self, turned_away: u64) -> bool {
-        turned_away >= self.next_comparison
+        !self.has_compared && turned_away >= self.next_comparison
+    }
+
+    pub fn note_comparison(&mut self) {
+        self.has_compared = true;
+    }
+
+    pub fn end_event(&mut self) {
+        self.has_compared = false;
     }
 
     pub fn compare_after(&mut self, turned_away: u64) {

@@ -29,6 +29,11 @@ pub enum OpKind {
     },
     /// Is the key there? For tiers whose truth is elsewhere.
     Exists,
+    /// The block was used elsewhere: keep it as if it had been loaded now. Completes as `Exists` does.
+    Touch {
+        /// A use that the tier noted less than so many seconds ago is as good.
+        fresh_seconds: u32,
+    },
     /// Forget the key.
     Remove {
         /// As for `Load`.
@@ -45,9 +50,9 @@ pub struct Operation {
     pub kind: OpKind,
     /// The block's name, the same on every tier.
     pub key: BlockKey,
-    /// The pool slot to read or fill; `None` for `Exists` and `Remove`.
+    /// The pool slot to read or fill; `None` for all but `Store` and `Load`.
     pub slot: Option<(SlotId, Generation)>,
-    /// Bytes of the block; of a `Remove`, 0 where they are not known.
+    /// Bytes of the block; of an `Exists` or a `Remove`, 0 where they are not known.
     pub length_bytes: u64,
     /// Checksum of what a `Store` writes; 0 for all others.
     pub checksum: u64,
@@ -65,7 +70,7 @@ pub enum Outcome {
         /// Checksum of the block; the bytes in the slot were compared with it.
         checksum: u64,
     },
-    /// `Exists`: the block is there.
+    /// `Exists`, `Touch`: the block is there.
     Found(Location),
     /// The block is not there, and that is no failure.
     Absent,
@@ -91,6 +96,8 @@ pub struct Capabilities {
     pub can_store: bool,
     /// Takes `Remove`.
     pub can_remove: bool,
+    /// Takes `Touch`. All others fail one as unsupported.
+    pub can_touch: bool,
     /// Blocks written before a restart are found after it.
     pub is_durable: bool,
     /// Other daemons see what this one stored.

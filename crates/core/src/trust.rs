@@ -81,20 +81,26 @@ impl Trust {
             Role::Above => ("a directory above it", DIRECTORY),
         };
         if mode & KIND != kind {
-            let is = if mode & KIND == LINK { "a symbolic link" } else { "something else" };
-            let hint = format!("write the path without symbolic links: `readlink -f {}` prints it", path.display());
+            let (is, hint) = match (mode & KIND == LINK, role) {
+                (true, _) => {
+                    let real = format!("`readlink -f {}` prints it", path.display());
+                    ("a symbolic link", format!("write the path without symbolic links: {real}"))
+                }
+                (false, Role::File) => ("not a regular file", "name a file".to_string()),
+                (false, Role::Directory | Role::Above) => ("not a directory", "name a directory".to_string()),
+            };
             return Err(Error::invalid(format!("{what} is {is}")).hint(hint));
         }
         self.check_user(uid, what)?;
         // In a directory to which others may only add names, existing names stay. That is enough for a directory above,
         // but not for one in which names are looked up.
         if mode & OTHERS_WRITE != 0 && !(role == Role::Above && mode & STICKY != 0) {
-            return Err(Error::invalid(format!("{what} is one that others may write to"))
+            return Err(Error::invalid(format!("others may write to {what}"))
                 .with("mode", format!("{:o}", mode & 0o7777))
                 .hint(own_instead(role, path, mode)));
         }
         if role == Role::File && links > 1 {
-            return Err(Error::invalid(format!("{what} has another name, through which it may be changed"))
+            return Err(Error::invalid(format!("{what} has another hard link, through which it may be changed"))
                 .hint("remove the other hard link, or this one"));
         }
         Ok(())
@@ -132,6 +138,9 @@ mod tests {
             (Role::Directory, 0o40777, "run `chmod go-w /tmp`, or use another"),
             (Role::File, 0o100666, "run `chmod go-w /tmp`, or use another"),
             (Role::Above, 0o40777, "use a place below directories that only root or this user may write to"),
+            (Role::Directory, 0o100644, "name a directory"),
+            (Role::Above, 0o100644, "name a directory"),
+            (Role::File, 0o40755, "name a file"),
             (Role::Directory, 0o120777, "write the path without symbolic links: `readlink -f /tmp` prints it"),
         ];
         for (role, mode, hint) in cases {

@@ -100,6 +100,60 @@ fn a_lookup_that_pauses_while_blocks_come_up_counts_once_and_asks_for_no_key_twi
     rig.audit();
 }
 
+/// Whoever waits for `ends` to change misses nothing: what a look finds changes with it, and by no other event.
+#[test]
+fn a_waiting_lookup_finds_nothing_new_before_something_has_ended() {
+    let shared = Limits { is_shared: true, ..all() };
+    for seed in 0..200u64 {
+        let (mut rig, ns) = rig(2, all());
+        assert_eq!(rig.core.open_tier(shared), TierId(1));
+        lie_on_tier(&mut rig, 0..4);
+        rig.store(ns, None, &[100, 101]);
+        let mut waiting: Vec<u64> = (0..8).collect();
+        let mut lookup = rig.core.begin_lookup(Some(ENGINE), ns);
+        assert_eq!(rig.look_on(&mut lookup, 0, 0, &waiting).states, [STATE_NOT_YET; 8]);
+        let lease = rig.core.pause_lookup(&mut lookup);
+        let (mut running, mut probes, mut ends) = (loads(&mut rig), Vec::new(), rig.core.ends());
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for _ in 0..40 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            rig.core.take_probes(&mut probes);
+            match random >> 33 & 7 {
+                0 if !running.is_empty() => {
+                    let (block, _, generation) = running.swap_remove(0);
+                    let outcome = if random >> 40 & 1 == 0 { whole() } else { Outcome::Failed(ErrorKind::Io) };
+                    rig.core.promoted(block, generation, outcome);
+                }
+                1 if !running.is_empty() => rig.core.give_up(running[0].0, running[0].2),
+                2 if !probes.is_empty() => {
+                    let found = random >> 40 & 1 == 0;
+                    let outcome = if found { Outcome::Found(Location(9, 0)) } else { Outcome::Absent };
+                    rig.core.probe_done(&probes.swap_remove(0), outcome);
+                }
+                3 => drop(rig.store(ns, None, &[200 + (random >> 50)])),
+                4 => rig.step_to_the_end(),
+                5 => drop(rig.lease(ns, &[100, 101])),
+                _ => {}
+            }
+            running.extend(loads(&mut rig));
+            assert!(rig.core.look_again(&mut lookup, ns));
+            // The keys are numbered from 0 on, so the first tells how many lie before it.
+            let Some(before) = waiting.first() else { break };
+            let now = rig.look_on(&mut lookup, 0, *before, &waiting).states;
+            let is_same = now == vec![STATE_NOT_YET; waiting.len()];
+            assert!(is_same || rig.core.ends() != ends, "seed {seed}: {waiting:?} became {now:?}");
+            assert!(!lookup.lacks_room(), "seed {seed}: nobody holds so much");
+            let keys = waiting.iter().zip(now).filter(|(_, state)| *state == STATE_NOT_YET);
+            (waiting, ends) = (keys.map(|(key, _)| *key).collect(), rig.core.ends());
+            rig.core.pause_lookup(&mut lookup);
+            running.extend(loads(&mut rig));
+        }
+        rig.core.cancel_lookup(lookup);
+        rig.core.release(ENGINE, lease);
+        rig.audit();
+    }
+}
+
 #[test]
 fn a_lookup_that_is_given_up_while_blocks_come_up_counts_once_too() {
     let (mut rig, ns) = rig(2, all());

@@ -9,11 +9,15 @@ mod check;
 mod demand;
 mod load;
 mod page;
+mod secret_file;
 mod table;
 mod value;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+
+use forebay_core::Result;
+use forebay_io::header::Sealing;
 
 use crate::tiers;
 
@@ -22,17 +26,19 @@ pub(crate) use demand::Demand;
 pub use forebay_core::policy::PolicyChoice;
 pub use forebay_core::tiers::Admission;
 pub use forebay_io::pool::HugePages;
-pub use load::{Loaded, Origin, Sources, load, nearest};
+pub use load::{Loaded, Origin, Sources, check_names, key_hint, load};
 pub use page::page;
+pub(crate) use secret_file::read_secret;
 pub use table::{Key, Section};
 pub(crate) use table::{only, settings};
-pub use value::{Bytes, HttpAddress, Secret, ServerUrl, Setting};
+pub use value::{Bytes, HttpAddress, LogFormat, Secret, ServerUrl, Setting};
 
 /// See the module's head. `Config::default()` is what runs when nothing is set.
 #[derive(Debug)]
 pub struct Config {
     pub socket: Socket,
     pub pool: Pool,
+    pub stores: Stores,
     /// Of all kinds, configured or not, the nearest first.
     pub tiers: Vec<Box<dyn TierSpec>>,
     pub http: Http,
@@ -44,9 +50,9 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        let (socket, pool, tiers) = (Socket::default(), Pool::default(), tiers::all());
+        let (socket, pool, stores, tiers) = (Socket::default(), Pool::default(), Stores::default(), tiers::all());
         let (http, limits, alarm) = (Http::default(), Limits::default(), Alarm::default());
-        Config { socket, pool, tiers, http, limits, alarm, log: Log::default(), drain: Drain::default() }
+        Config { socket, pool, stores, tiers, http, limits, alarm, log: Log::default(), drain: Drain::default() }
     }
 }
 
@@ -56,6 +62,20 @@ impl Config {
         self.tiers.iter().map(|tier| &**tier).filter(|tier| tier.is_configured())
     }
 
+    /// Checks each configured tier by its values and its files of secrets. `serve` refuses to start with such an error.
+    pub fn check(&self) -> Result<()> {
+        self.sealing()?;
+        self.configured_tiers().try_for_each(TierSpec::check)
+    }
+
+    /// With the secret that is in a file, if one is configured.
+    pub fn sealing(&self) -> Result<Sealing> {
+        let Some(file) = &self.stores.secret_file else { return Ok(Sealing::default()) };
+        let key = "tier.secret_file";
+        let secret = read_secret(key, file)?;
+        Sealing::with(secret.as_bytes()).map_err(|error| error.with("key", key).with("file", file.display()))
+    }
+
     /// A value as it would stand in the file; none if it is not set.
     pub fn value(&self, key: &Key) -> Option<toml::Value> {
         self.sections().into_iter().find_map(|section| section.get(key))
@@ -63,15 +83,15 @@ impl Config {
 
     /// False if the value does not fit.
     fn set(&mut self, key: &Key, value: &toml::Value) -> bool {
-        let Config { socket, pool, tiers, http, limits, alarm, log, drain } = self;
-        let own: [&mut dyn Section; 7] = [socket, pool, http, limits, alarm, log, drain];
+        let Config { socket, pool, stores, tiers, http, limits, alarm, log, drain } = self;
+        let own: [&mut dyn Section; 8] = [socket, pool, stores, http, limits, alarm, log, drain];
         own.into_iter().any(|section| section.set(key, value)) || tiers.iter_mut().any(|tier| tier.set(key, value))
     }
 
     /// In the page's order.
     fn sections(&self) -> Vec<&dyn Section> {
-        let Config { socket, pool, tiers, http, limits, alarm, log, drain } = self;
-        let mut sections: Vec<&dyn Section> = vec![socket, pool];
+        let Config { socket, pool, stores, tiers, http, limits, alarm, log, drain } = self;
+        let mut sections: Vec<&dyn Section> = vec![socket, pool, stores];
         sections.extend(tiers.iter().map(|tier| &**tier as &dyn Section));
         sections.extend([http as &dyn Section, limits, alarm, log, drain]);
         sections
@@ -108,11 +128,11 @@ settings! {
         /// by default: an existing pool keeps its own, and a new pool takes about a sixteenth of the capacity.
         unit_bytes: Option<Bytes> = None;
         /// `auto` takes the best kind of huge page that the machine offers, `off` takes 4 KiB pages, `require` refuses
-        /// to start without huge pages. The default is `auto`, because small pages work, but cost copy speed and page
-        /// tables.
+        /// to start without huge pages. The default is `auto`, because small pages work too, but copies are slower and
+        /// page tables larger.
         huge_pages: HugePages = HugePages::Auto;
-        /// Share of the capacity that leases may pin at once; beyond it, lookups return a shorter prefix. The default
-        /// is one half, so that waiting requests cannot leave stores without space.
+        /// Share of the capacity that leases may pin at once; beyond this share, lookups return a shorter prefix. The
+        /// default is one half, so that waiting requests cannot leave stores without space.
         promise_share: f64 = 0.5;
         /// The policy that chooses which blocks are evicted: `default`, `lru` or `tinylfu`. `default` evicts those that
         /// are expected to earn the fewest hits for the time that they stay, as learned from the traffic. `lru` evicts
@@ -128,6 +148,16 @@ settings! {
         /// are hit, the rest to all blocks in turn, so each block is read once while the scrub reads twice the pool's
         /// capacity. 256 MiB per second take 3 % of one core (bench/reports/2026-11-22-scrub.md).
         scrub_bytes_per_second: Bytes = Bytes(256 << 20);
+    }
+
+    /// What all stores have in common that hosts share: directories, Redis and object stores.
+    "tier": Stores {
+        /// File with the secret of all hosts that share stores. Text of at least 32 bytes, as `openssl rand -hex 32`
+        /// makes it; one newline at its end is not part of it. With a secret, each block in a shared store carries a
+        /// MAC. A host loads only blocks with the right MAC, so nobody without the secret can change or make up a
+        /// block. Hosts with another secret, or without one, do not share blocks with this host. The daemon reads the
+        /// file when it starts.
+        secret_file: Option<PathBuf> = None;
     }
 
     /// Metrics and health checks for people and supervisors, over plain HTTP.
@@ -148,31 +178,33 @@ settings! {
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
         /// Lookups under way at a time, over all sessions: those that wait for the core, and those whose blocks are
-        /// promoted. At 50 us each, 1,024 are 50 ms of work: replies to more would come later than an engine waits. At
-        /// the limit a new lookup takes the place of the oldest whose blocks are promoted, in the session that has most
-        /// of those; blocks of that lookup that are not ready yet are misses.
+        /// promoted. At 50 us each, 1,024 lookups are 50 ms of work: replies to more lookups would come later than an
+        /// engine waits. At the limit, a new lookup takes the place of one whose blocks are being promoted: the oldest
+        /// such lookup of the session that has most of them. The blocks of that lookup that are not ready are misses.
         lookups_in_flight: u32 = 1024;
         /// Keys of one lookup, over all its groups. 65,536 blocks of 16 tokens are a prompt of a million tokens.
         keys_per_lookup: u32 = 65_536;
-        /// Blocks of one commit, over all its groups. The default is that of `limits.keys_per_lookup`.
+        /// Blocks of one commit, over all its groups. The default is the same as that of `limits.keys_per_lookup`.
         blocks_per_commit: u32 = 65_536;
-        /// Leases of one session at a time; beyond it, the session's lookups miss. An engine holds one for each request
-        /// that waits or loads, and vLLM runs at most a few thousand of those.
+        /// Leases of one session at a time; beyond this number, the session's lookups miss. An engine holds one for
+        /// each request that waits or loads, and vLLM runs at most a few thousand of those.
         leases_per_session: u32 = 16_384;
     }
 
     /// Alarms that the daemon raises: blocks that are stored and never hit, and a hit rate that fell.
     "alarm": Alarm {
-        /// Seconds between two checks. The last three steps are compared with up to 285 steps before them: at five
-        /// minutes, a quarter of an hour with the day before it.
+        /// Seconds between two checks. Each check compares the last three steps with up to 285 steps before them: at
+        /// five minutes, a quarter of an hour with the day before it.
         step_seconds: u64 = 300;
     }
 
-    /// Logs on standard error, one line an event.
+    /// Logs on standard error, one line per event.
     "log": Log {
         /// `error`, `warn`, `info`, `debug` or `trace`, or directives by module such as `warn,forebay_daemon=debug`. At
         /// `info`, a day of normal running fits on a screen; no level logs a line for each block.
         level: String = "info".to_string(), variable "FOREBAY_LOG";
+        /// `text`, one line an event, or `json`, one object an event, for a collector.
+        format: LogFormat = LogFormat::Text;
     }
 
     /// Shutdown: the time between SIGTERM and the daemon's end.

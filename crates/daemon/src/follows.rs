@@ -5,8 +5,8 @@
 //!
 //! Looks take at most a quarter of the deciding thread's time, whatever clients do. A session's lookups pause so long
 //! that one look at each of them takes its share of that quarter, and each session of an engine has the same share. So
-//! what a session has looked at slows down its own lookups, and no others. Promotions that a look starts are not part of
-//! this: a tier's speed bounds them.
+//! what a session has looked at slows down its own lookups, and no others. Promotions that a look starts are not part
+//! of this: a tier's speed bounds them.
 //!
 //! The keys of a lookup here are those that a look takes time for: those that are "not yet", and those that were found,
 //! which are touched again with each answer.
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-/// What one look takes the deciding thread at most, without its keys: to wake the lookup, three events, an answer.
+/// What one look takes the deciding thread at most, without its keys: to wake the lookup, an event, an answer.
 const LOOK_NS: u64 = 10_000;
 /// What a key takes more: 0.1 us if its block is in the pool or nowhere, and as much again if a tier has it.
 const KEY_NS: u64 = 200;

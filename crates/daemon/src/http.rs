@@ -1,13 +1,17 @@
 //! Metrics and health over plain HTTP: `/metrics`, `/livez`, `/readyz`, and nothing else.
 //!
 //! Invariants: a client takes one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever it sends or fails to
-//! read, and never touches the data path. Each request gets a new answer, so the answer shows the present state.
+//! read, and never touches the data path. Whoever asks for nothing gives its place to the next. Each request gets a new
+//! answer, so the answer shows the present state.
 
 mod health;
+mod places;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -19,16 +23,17 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-pub use health::{Check, Health};
+pub use health::{Check, Finding, Health, TierHealth};
+
+use places::Places;
 
 use crate::config::HttpAddress;
 use crate::metrics::{self, Snapshot};
 
-/// Connections at a time. One collector and a few probes ask at once; more are turned away at the door.
-pub const MAX_CONNECTIONS: usize = 16;
+/// Connections at a time. One collector and a few probes ask at once; the rest is for connections that ask for nothing.
+pub const MAX_CONNECTIONS: usize = 128;
 
 /// From accepting a connection to its end, one request and its answer.
 pub const DEADLINE: Duration = Duration::from_secs(5);
@@ -60,7 +65,7 @@ pub async fn bind(address: HttpAddress) -> Result<Option<TcpListener>> {
 
 /// Serves until the future is dropped.
 pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallible {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut places = Places::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -70,23 +75,29 @@ pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallibl
                 continue;
             }
         };
-        // Without a place the connection is closed unheard.
-        if let Ok(place) = places.clone().try_acquire_owned() {
-            let source = source.clone();
-            tokio::spawn(async move {
-                // Past the deadline the connection is dropped as it is; whom it failed finds out by itself.
-                let _ = timeout(DEADLINE, converse(stream, source)).await;
-                drop(place);
-            });
-        }
+        places.make_room().await;
+        let (source, is_answering) = (source.clone(), Arc::new(AtomicBool::new(false)));
+        let told = is_answering.clone();
+        let talk = tokio::spawn(async move {
+            // Past the deadline the connection is dropped as it is; whom it failed finds out by itself.
+            let _ = timeout(DEADLINE, converse(stream, source, told)).await;
+        });
+        places.take(talk, is_answering);
+        // Those who have asked already are heard before the next comes.
+        tokio::task::yield_now().await;
     }
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, source: Arc<impl Source>) {
+async fn converse(stream: TcpStream, source: Arc<impl Source>, is_answering: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
-        let source = source.clone();
-        async move { Ok::<_, Infallible>(answer(&request, &*source).await) }
+        let (source, is_answering) = (source.clone(), is_answering.clone());
+        async move {
+            is_answering.store(true, Relaxed);
+            let answer = answer(&request, &*source).await;
+            is_answering.store(false, Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let result = http1::Builder::new()
         .keep_alive(false)
@@ -118,11 +129,16 @@ const TEXT: &str = "text/plain; charset=utf-8";
 
 /// A line for the verdict and one for each check, so that a person reading a failed probe sees why.
 fn verdict(claim: &str, checks: &[Check]) -> Response<Full<Bytes>> {
-    let holds = checks.iter().all(|check| check.holds);
+    let holds = checks.iter().all(|check| check.finding != Finding::Fails);
     let not = if holds { "" } else { "not " };
     let mut body = format!("{not}{claim}\n");
     for check in checks {
-        body += &format!("{} {}: {}\n", if check.holds { "ok  " } else { "fail" }, check.name, check.why);
+        let finding = match check.finding {
+            Finding::Holds => "ok  ",
+            Finding::Impaired => "warn",
+            Finding::Fails => "fail",
+        };
+        body += &format!("{finding} {}: {}\n", check.name, check.why);
     }
     response(if holds { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, TEXT, body)
 }

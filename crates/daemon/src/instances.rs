@@ -16,6 +16,7 @@ use forebay_rpc::proto::{RankGroup, SessionEvent};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::follows::Follows;
+use crate::metrics::Saved;
 
 /// Events that wait for a session's stream; an engine reads them at once, so few are ever there.
 pub const EVENTS: usize = 64;
@@ -38,12 +39,15 @@ pub struct Member {
     /// The session that was handed slots; 0 before the first.
     pub owner: u128,
     pub session: Option<Session>,
+    pub saved: Saved,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
 }
 
 pub struct Session {
     pub id: u64,
+    /// Its namespaces are trials, and end with it.
+    pub is_trial: bool,
     pub events: EventSender,
     /// The short names it was given, by the numbers it was told. See [`Session::MAX_NAMESPACES`].
     pub namespaces: BTreeMap<u32, NamespaceIndex>,
@@ -104,8 +108,8 @@ impl Instances {
         self.members.insert(instance.0, Member::new(identity, ranks, owner));
     }
 
-    pub fn remove(&mut self, instance: Instance) {
-        self.members.remove(&instance.0);
+    pub fn remove(&mut self, instance: Instance) -> Option<Member> {
+        self.members.remove(&instance.0)
     }
 
     pub fn get(&mut self, instance: Instance) -> Option<&mut Member> {
@@ -164,7 +168,7 @@ impl Instances {
 
 impl Member {
     fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
-        Member { identity, ranks, owner, session: None, workers: BTreeMap::new() }
+        Member { identity, ranks, owner, session: None, saved: Saved::default(), workers: BTreeMap::new() }
     }
 
     /// Makes `owner` the session that slots are given to. Errors with `Unavailable` if another session was the owner:

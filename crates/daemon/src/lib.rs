@@ -29,4 +29,5 @@ mod tiers;
 mod vital;
 
 pub use serve::serve;
+pub use tiers::CLAIM_COMMAND;
 pub use vital::{abort_on_panic, write_whole};

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::trust::{self, Holds};
@@ -67,8 +68,11 @@ fn is_allowed(shared: &Shared, uid: u32) -> bool {
 }
 
 fn refuse(shared: &Shared, who: String) {
-    shared.lock().rpc.refused_peers += 1;
-    tracing::warn!(who, hint = "add the user id to `socket.allow_uids`", "refused a connection");
+    let mut state = shared.lock();
+    state.rpc.refused_peers += 1;
+    if let Some(times) = state.refusals.add(Instant::now()) {
+        tracing::warn!(who, hint = "add the user id to `socket.allow_uids`", times, "refused a connection");
+    }
 }
 
 fn remove_stale(path: &Path) -> Result<()> {

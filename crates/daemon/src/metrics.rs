@@ -27,6 +27,7 @@ pub struct Snapshot {
     /// Those below the pool.
     pub tiers: Vec<Tier>,
     pub clients: Clients,
+    pub saved: Saved,
     pub rpc: Rpc,
     /// How good the hit rate could be.
     pub estimates: Estimates,
@@ -52,6 +53,22 @@ pub struct Clients {
     pub sessions: u64,
     pub attached_workers: u64,
     pub namespaces: u64,
+}
+
+/// What engines say that loads have saved them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Saved {
+    /// Of prompts, loaded and so not computed.
+    pub tokens: u64,
+    /// The least time that computing them would have taken.
+    pub prefill_us: u64,
+}
+
+impl Saved {
+    pub fn add(&mut self, more: Saved) {
+        self.tokens = self.tokens.saturating_add(more.tokens);
+        self.prefill_us = self.prefill_us.saturating_add(more.prefill_us);
+    }
 }
 
 #[derive(Clone, Debug, Default)]

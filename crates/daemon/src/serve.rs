@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_core::tier::Health as TierHealth;
+use forebay_core::tier::Health as Judged;
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_io::StoreReport;
 use forebay_io::pool::{Outcome, Pool, PoolConfig};
@@ -13,12 +13,12 @@ use forebay_rpc::proto::forebay_server::ForebayServer;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::{ATTACH_SOCKET, FRAME_BYTES, RPC_SOCKET, WINDOW_BYTES};
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
 use tonic::transport::Server;
 
-use crate::config::Config;
-use crate::http::{self, Health};
+use crate::config::{Config, Setting};
+use crate::http::{self, Health, TierHealth};
 use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
@@ -27,9 +27,9 @@ use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, s
 use crate::tiers::{Report, Standing};
 use crate::{listen, random, recover, vital};
 
-/// Opens the pool, serves until SIGTERM or SIGINT, drains, and returns. Needs a current-thread runtime.
+/// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
-    let mut signals = (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    let mut end = End::new()?;
     // Handled, a write past `ulimit -f` is an error like any other, and not the end without a word.
     let _past_file_size = handler(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     // The sockets come first: a second daemon stops here, before it looks at the pool.
@@ -39,8 +39,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let directory = config.socket.directory.clone();
     // A disk that is misnamed or in use stops the start before the pool is touched.
     let claimed = tokio::select! {
-        _ = signals.0.recv() => None,
-        _ = signals.1.recv() => None,
+        () = end.recv() => None,
         claimed = open_tiers::claim(config) => Some(claimed?),
     };
     let Some((config, openings)) = claimed else {
@@ -67,13 +66,38 @@ pub async fn serve(config: Config) -> Result<()> {
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
     tokio::select! {
-        _ = signals.0.recv() => {}
-        _ = signals.1.recv() => {}
+        () = end.recv() => {}
         ended = server => return ended.expect("the server does not panic"),
     }
     drain(&shared).await;
     remove_sockets(&directory);
     Ok(())
+}
+
+/// The signals that end the daemon. SIGHUP is among them, since nothing is read anew, and a terminal that is closed
+/// must not cost the engines their transfers.
+struct End {
+    terminate: Signals,
+    interrupt: Signals,
+    hangup: Signals,
+}
+
+impl End {
+    fn new() -> Result<End> {
+        Ok(End {
+            terminate: handler(SignalKind::terminate())?,
+            interrupt: handler(SignalKind::interrupt())?,
+            hangup: handler(SignalKind::hangup())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
 }
 
 fn remove_sockets(directory: &Path) {
@@ -96,7 +120,8 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
     let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
     core.seed = random::number();
     core.policy = config.pool.policy.make();
-    let policy = (core.policy)().name();
+    // In the configuration's word, which is the one to write there.
+    let policy = config.pool.policy.show().as_ref().and_then(toml::Value::as_str).map(str::to_owned);
     core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
     core.epoch = pool.epoch();
     core.first_generation = pool.first_generation().0;
@@ -211,7 +236,7 @@ impl http::Source for Pages {
             alarms: alarms(state.core.stats(), &state.history, &estimates),
             estimates,
             core: state.core.stats().clone(),
-            classes: state.core.classes(),
+            classes: state.classes(),
             held: state.core.held(),
             pool: PoolNumbers {
                 capacity_bytes: state.core.capacity_bytes(),
@@ -224,6 +249,7 @@ impl http::Source for Pages {
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
                 namespaces: state.descriptors.len() as u64,
             },
+            saved: state.saved,
             rpc: state.rpc.clone(),
             lookup_time: state.lookup_time.clone(),
             event_time: state.event_time.clone(),
@@ -233,20 +259,25 @@ impl http::Source for Pages {
 }
 
 /// A tier that serves says which of its shared stores and disks it does without, or with half of.
-fn told(tier: &Report) -> (&'static str, &'static str, String) {
+fn told(tier: &Report) -> TierHealth {
     let (state, why) = tier.standing.told();
-    let is_sick = |store: &&StoreReport| store.health != TierHealth::Healthy;
-    let stores = tier.stores.iter().filter(is_sick).map(|store| {
-        let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
-        format!("without `{}`{why}", store.name)
-    });
+    let stores = tier.stores.iter().filter_map(without_store);
     let disks = tier.disks.iter().filter_map(|disk| {
-        let what = if disk.health == TierHealth::Healthy { "writes to " } else { "" };
+        let what = if disk.health == Judged::Healthy { "writes to " } else { "" };
         Some(format!("without {what}`{}`: {}", disk.name, disk.trouble()?))
     });
     let without = stores.chain(disks).filter(|_| tier.standing == Standing::Serving);
     let without = without.collect::<Vec<_>>().join("; ");
-    (tier.name, state, if without.is_empty() { why.to_owned() } else { without })
+    let is_whole = tier.standing == Standing::Serving && without.is_empty();
+    TierHealth { name: tier.name, state, why: if without.is_empty() { why.to_owned() } else { without }, is_whole }
+}
+
+fn without_store(store: &StoreReport) -> Option<String> {
+    if store.health == Judged::Healthy {
+        return Some(format!("without writes to `{}`: {}", store.name, store.refuses_writes.as_ref()?));
+    }
+    let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
+    Some(format!("without `{}`{why}", store.name))
 }
 
 fn pool_config(config: &Config) -> PoolConfig {
@@ -264,7 +295,7 @@ fn pool_config(config: &Config) -> PoolConfig {
     }
 }
 
-fn handler(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
+fn handler(kind: SignalKind) -> Result<Signals> {
     signal(kind).map_err(|error| Error::new(ErrorKind::Io, "cannot handle signals").source(error))
 }
 

@@ -8,18 +8,20 @@ use std::time::{Duration, Instant};
 
 use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
+use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
 use forebay_core::{
     BlockId, Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId,
 };
 use forebay_insight::curve::Rules;
+use forebay_io::Seldom;
 use forebay_io::pool::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
-use crate::insight::{History, Insight, Present, Watch};
-use crate::instances::{Identity, Instances, Member};
-use crate::metrics::{Histogram, Rpc};
+use crate::insight::{History, Insight, Present, Seen, Watch};
+use crate::instances::{Identity, Instances, Member, Session};
+use crate::metrics::{Histogram, Rpc, Saved};
 use crate::table::Table;
 use crate::tiers::Tiers;
 
@@ -32,14 +34,20 @@ pub struct State {
     pub boot_id: u64,
     /// What each namespace id stands for, by the number of its record in the pool.
     pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
+    /// What the namespaces of trials stand for.
+    trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
     pub next_connection: u64,
     pub is_recovered: bool,
     pub is_draining: bool,
+    pub started: Instant,
     pub last_tick: Instant,
     pub lookup_time: Histogram,
     pub event_time: Histogram,
     pub rpc: Rpc,
+    /// Warnings of connections that were refused.
+    pub refusals: Seldom,
+    pub saved: Saved,
     pub insight: Insight,
     pub history: History,
     pub watch: Watch,
@@ -47,6 +55,8 @@ pub struct State {
     pub to_verify: mpsc::UnboundedSender<ToVerify>,
     /// Blocks for the moving thread.
     to_move: mpsc::UnboundedSender<ToMove>,
+    /// What [`Core::ends`] says, for lookups that wait for it to change.
+    pub ends: watch::Sender<u64>,
     effects: Vec<Effect>,
 }
 
@@ -128,19 +138,24 @@ impl State {
             instances: Instances::default(),
             boot_id,
             descriptors: BTreeMap::new(),
+            trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
             is_recovered: false,
             is_draining: false,
+            started: Instant::now(),
             last_tick: Instant::now(),
             lookup_time: Histogram::default(),
             event_time: Histogram::default(),
             rpc: Rpc::default(),
+            refusals: Seldom::default(),
+            saved: Saved::default(),
             insight,
             history: History::new(history_step),
             watch: Watch::default(),
             to_verify,
             to_move,
+            ends: watch::Sender::new(0),
             effects: Vec::new(),
         }
     }
@@ -182,6 +197,9 @@ impl State {
                 Effect::WriteBack { tier, block, slot, generation } => {
                     self.tiers.of(tier).store(&self.core, pool, block, slot, generation);
                 }
+                Effect::Touch { tier, age, block, generation } => {
+                    self.tiers.of(tier).touch(&self.core, block, generation, age);
+                }
                 Effect::PurgeTiers { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
                 Effect::Move { from, slot, generation, to, to_slot } => {
                     let entry = pool.entry(slot, generation);
@@ -198,6 +216,8 @@ impl State {
             }
         }
         self.tiers.submit(&mut self.core);
+        let ends = self.core.ends();
+        self.ends.send_if_modified(|known| std::mem::replace(known, ends) != ends);
     }
 
     /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.
@@ -210,6 +230,63 @@ impl State {
             self.descriptors.insert(record, (id, descriptor));
         }
         Ok(index)
+    }
+
+    /// Hands the keys of an answered request to those who look at them later, but for those of a trial. `hits` are
+    /// those that were ready, from the first on; the hashes are packed.
+    pub fn note_seen(
+        &self,
+        at: Instant,
+        (namespace, group): (NamespaceIndex, u16),
+        (hashes, hash_bytes): (Vec<u8>, usize),
+        hits: usize,
+    ) {
+        let is_counted = !hashes.is_empty() && !self.core.is_trial(namespace);
+        let Some(layout) = self.core.layout(namespace).group(group).filter(|_| is_counted) else { return };
+        self.insight.note(Seen {
+            at,
+            namespace,
+            id: self.core.namespace_id(namespace),
+            group,
+            block_tokens: layout.tokens_per_block,
+            block_bytes: layout.slot_bytes(),
+            attention: layout.attention,
+            hashes,
+            hash_bytes,
+            hits,
+        });
+    }
+
+    /// Whether somebody opened the namespace since the pool was made, or blocks of it were found on this host's disks.
+    pub fn knows(&self, id: NamespaceId) -> bool {
+        self.descriptors.values().any(|(known, _)| *known == id) || self.tiers.namespaces_found().contains(&id)
+    }
+
+    /// The short name of a trial's namespace, which is in no record: a restart drops its blocks.
+    pub fn open_trial(&mut self, descriptor: Descriptor, layout: &Layout) -> Result<NamespaceIndex> {
+        let id = descriptor.id();
+        let index = self.core.open_trial(id, layout)?;
+        self.trials.insert(id, descriptor);
+        Ok(index)
+    }
+
+    /// The session has ended, and its trials with it.
+    pub fn end_trials(&mut self, session: &Session) {
+        for namespace in session.namespaces.values().filter(|_| session.is_trial) {
+            self.trials.remove(&self.core.namespace_id(*namespace));
+            self.core.end_trial(*namespace);
+        }
+    }
+
+    /// The sizes that have memory: another one is of a trial that has ended, or of blocks that are still to come.
+    pub fn classes(&self) -> Vec<ClassReport> {
+        self.core.classes().into_iter().filter(|class| class.slots + class.used > 0).collect()
+    }
+
+    /// What a namespace id stands for.
+    pub fn descriptor(&self, id: NamespaceId) -> Option<&Descriptor> {
+        let recorded = self.descriptors.values().find(|(known, _)| *known == id).map(|(_, descriptor)| descriptor);
+        recorded.or_else(|| self.trials.get(&id))
     }
 
     /// A record for one more namespace. If all records are taken, empty namespaces that no session uses are forgotten:
@@ -258,8 +335,13 @@ impl State {
 
     pub fn end_session(&mut self, session: u64) {
         let Ok((instance, member)) = self.instances.of_session(session) else { return };
-        member.session = None;
-        tracing::info!(session, instance = instance.0, engine_id = member.identity.engine_id, "session ended");
+        let ended = member.session.take().expect("found by its session");
+        let engine_id = &member.identity.engine_id;
+        match ended.is_trial {
+            true => tracing::debug!(session, engine_id, "trial ended"),
+            false => tracing::info!(session, instance = instance.0, engine_id, "session ended"),
+        }
+        self.end_trials(&ended);
         self.core.drop_hints(instance);
         self.settle_instance(instance);
     }
@@ -273,8 +355,11 @@ impl State {
             if let Err(error) = self.table.pool().clear_instance(instance) {
                 tracing::warn!(instance = instance.0, %error, "cannot clear an instance in the table");
             }
-            self.instances.remove(instance);
-            tracing::info!(instance = instance.0, "instance is gone");
+            // Without workers it had nothing that its session did not have.
+            match self.instances.remove(instance).map_or(0, |member| member.ranks) {
+                0 => tracing::debug!(instance = instance.0, "instance is gone"),
+                _ => tracing::info!(instance = instance.0, "instance is gone"),
+            }
         }
     }
 

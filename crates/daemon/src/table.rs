@@ -36,8 +36,8 @@ impl Table {
         self.pool.ready(at.0, at.1, &Entry { key, length, checksum, sequence, tokens });
     }
 
-    /// The block's checksum, combined from the birth records of its ranks. `None` unless each rank wrote its whole slice
-    /// in this generation.
+    /// The block's checksum, combined from the birth records of its ranks. `None` unless each rank wrote its whole
+    /// slice in this generation.
     pub fn born(&self, layout: &GroupLayout, (slot, generation): (SlotId, Generation)) -> Option<u64> {
         if slot.0 >= self.pool.geometry().pages {
             return None;

@@ -11,7 +11,7 @@ use forebay_core::stats::Stats;
 use forebay_core::tier::Health;
 use forebay_core::tiers::{TierReport, TierStats};
 use forebay_daemon::metrics::{
-    Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Share, Snapshot, Standing, Tier, page, render,
+    Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Saved, Share, Snapshot, Standing, Tier, page, render,
 };
 use forebay_insight::ceiling::Estimate;
 use forebay_insight::optimum::Sampled;
@@ -49,6 +49,8 @@ fn tier() -> Tier {
         dropped_full: 211,
         dropped_gone: 212,
         evicted: 213,
+        touches: 216,
+        lost: 217,
     };
     let core = TierReport {
         stats,
@@ -60,6 +62,7 @@ fn tier() -> Tier {
         waiting_blocks: 224,
         storing_blocks: 225,
         storing_bytes: 226,
+        touch_ticks: 229,
     };
     let kinds = [("load", counts(230)), ("store", counts(240))];
     Tier {
@@ -79,6 +82,7 @@ fn store() -> StoreReport {
         name: "127.0.0.1:6379".to_string(),
         health: Health::Healthy,
         trouble: Some("is not a figure".to_string()),
+        refuses_writes: None,
         connections: Some(260),
         used_bytes: Some(261),
         capacity_bytes: Some(262),
@@ -104,6 +108,7 @@ fn disk() -> DiskReport {
         geometry: Geometry { id: 1, segment_bytes: 1 << 20, segments: 64 },
         health: Health::Healthy,
         health_of_writes: Health::Sick(ErrorKind::Io),
+        missing: None,
         breaker_opened: 0,
         blocks: 220,
         index_room_blocks: 1024,
@@ -162,6 +167,7 @@ fn snapshot() -> Snapshot {
         pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
         tiers: vec![tier()],
         clients: Clients { sessions: 70, attached_workers: 71, namespaces: 72 },
+        saved: Saved { tokens: 73, prefill_us: 74_500_000 },
         rpc: Rpc {
             put_bytes: 80,
             get_bytes: 81,
@@ -213,9 +219,12 @@ fn every_number_is_written_under_its_own_name() {
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
     let counts = counts.chain(below).chain(operations).chain(250..=255);
-    for count in counts.chain(101..=108).chain([180, 182, 183, 190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90]) {
+    for count in
+        counts.chain(101..=108).chain([180, 182, 183, 190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90, 73])
+    {
         assert!(values.contains(count.to_string().as_str()), "{count} is nowhere in\n{text}");
     }
+    assert!(values.contains("74.5"), "the seconds saved are nowhere in\n{text}");
 }
 
 #[test]

@@ -1,19 +1,27 @@
-//! The header before a block's bytes in every shared store: key, length and checksum. Other programs may write there
-//! too. `docs/formats/block.md` gives the header byte by byte.
+//! The header before a block's bytes in every shared store: key, length, and what proves the bytes: their checksum, or
+//! with a secret their MAC. Other programs may write there too. `docs/formats/block.md` gives the header byte by byte.
 //!
-//! Invariants: a header that [`Header::read`] returns was written whole, in a known version. The caller checks with
-//! [`Header::is_of`] whether it is the requested block's. A block of a later version is a miss and stays: hosts that
-//! were upgraded already read it.
+//! Invariants: a header that [`Sealing::read`] returns was written whole, in the version of this host. The caller
+//! checks with [`Header::is_of`] whether it is the requested block's, and with [`BlockSum::proves`] whether the bytes
+//! are. A block of a later version is a miss and stays: other hosts already read it.
 
+mod sealing;
+
+pub use sealing::{BlockSum, Sealing};
+
+use constant_time_eq::constant_time_eq_16;
 use forebay_core::checksum::checksum;
 use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 /// Length of every version's header.
 pub const HEADER_BYTES: usize = 96;
+/// Of blocks without a MAC.
+pub const VERSION: u32 = 1;
+/// Of blocks with a MAC. Names in Redis contain the version from this one on.
+pub const VERSION_WITH_MAC: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"FOREBAYB";
-/// Of the header before each block of a shared store.
-pub const VERSION: u32 = 1;
+const PROOF_AT: usize = 72;
 const SEAL_AT: usize = HEADER_BYTES - 8;
 
 /// See the module documentation.
@@ -23,52 +31,79 @@ pub struct Header {
     pub key: BlockKey,
     /// Length of the block without the header.
     pub length_bytes: u64,
-    /// CRC-64/NVME of the block.
-    pub checksum: u64,
+    proof: Proof,
 }
 
+/// What the block's bytes are compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Proof {
+    /// CRC-64/NVME, which anybody can compute.
+    Checksum(u64),
+    Mac(Mac),
+}
+
+/// Compared in a time that does not tell where two differ.
+#[derive(Clone, Copy, Debug)]
+struct Mac([u8; 16]);
+
+impl PartialEq for Mac {
+    fn eq(&self, other: &Mac) -> bool {
+        constant_time_eq_16(&self.0, &other.0)
+    }
+}
+
+impl Eq for Mac {}
+
 impl Header {
-    /// The header's bytes, with the seal that [`Header::read`] checks.
+    /// The header's bytes, with the seal that [`Sealing::read`] checks.
     pub fn write(&self) -> [u8; HEADER_BYTES] {
+        let (version, proof) = match self.proof {
+            Proof::Checksum(sum) => (VERSION, u128::from(sum).to_le_bytes()),
+            Proof::Mac(mac) => (VERSION_WITH_MAC, mac.0),
+        };
         let mut bytes = [0; HEADER_BYTES];
-        let hash = self.key.hash.as_bytes();
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.key.group.to_le_bytes());
-        bytes[14] = hash.len() as u8;
-        bytes[16..32].copy_from_slice(&self.key.namespace.0.to_le_bytes());
-        bytes[32..32 + hash.len()].copy_from_slice(hash);
-        bytes[64..72].copy_from_slice(&self.length_bytes.to_le_bytes());
-        bytes[72..80].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[..PROOF_AT].copy_from_slice(&identity(version, &self.key, self.length_bytes));
+        bytes[PROOF_AT..SEAL_AT].copy_from_slice(&proof);
         let seal = checksum(&bytes[..SEAL_AT]);
         bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
         bytes
     }
 
-    /// `None` if the bytes are not a header: foreign, torn or damaged bytes, or a later version.
-    pub fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
-        if version(bytes) != Some(VERSION) {
-            return None;
-        }
+    /// `None` if the bytes are no header of a version that this build knows: foreign, torn or damaged bytes, or a later
+    /// version.
+    fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+        let proof = match version(bytes)? {
+            VERSION => Proof::Checksum(u64::from_le_bytes(field(bytes, PROOF_AT))),
+            VERSION_WITH_MAC => Proof::Mac(Mac(field(bytes, PROOF_AT))),
+            _ => return None,
+        };
         let hash = bytes[32..64].get(..bytes[14] as usize).and_then(|hash| BlockHash::new(hash).ok())?;
         let namespace = NamespaceId(u128::from_le_bytes(field(bytes, 16)));
         let group = u16::from_le_bytes(field(bytes, 12));
-        Some(Header {
-            key: BlockKey { namespace, group, hash },
-            length_bytes: u64::from_le_bytes(field(bytes, 64)),
-            checksum: u64::from_le_bytes(field(bytes, 72)),
-        })
-    }
-
-    /// Whether the bytes are a whole header of a later version.
-    pub fn is_later(bytes: &[u8; HEADER_BYTES]) -> bool {
-        version(bytes).is_some_and(|version| version > VERSION)
+        let key = BlockKey { namespace, group, hash };
+        let header = Header { key, length_bytes: u64::from_le_bytes(field(bytes, 64)), proof };
+        // A MAC covers all that is read here, also the zeros.
+        (header.write() == *bytes).then_some(header)
     }
 
     /// Whether this is the header of the block with that key and length.
     pub fn is_of(&self, key: &BlockKey, length_bytes: u64) -> bool {
         self.key == *key && self.length_bytes == length_bytes
     }
+}
+
+/// The header's first bytes: everything but proof and seal.
+fn identity(version: u32, key: &BlockKey, length_bytes: u64) -> [u8; PROOF_AT] {
+    let mut bytes = [0; PROOF_AT];
+    let hash = key.hash.as_bytes();
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&version.to_le_bytes());
+    bytes[12..14].copy_from_slice(&key.group.to_le_bytes());
+    bytes[14] = hash.len() as u8;
+    bytes[16..32].copy_from_slice(&key.namespace.0.to_le_bytes());
+    bytes[32..32 + hash.len()].copy_from_slice(hash);
+    bytes[64..].copy_from_slice(&length_bytes.to_le_bytes());
+    bytes
 }
 
 /// Of a whole header; every version has magic, version and seal in the same places.
@@ -85,38 +120,48 @@ fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
 
+    fn key(hash: &[u8]) -> BlockKey {
+        BlockKey { namespace: NamespaceId(7 << 100 | 9), group: 3, hash: BlockHash::new(hash).unwrap() }
+    }
+
     fn header(hash: &[u8]) -> Header {
-        let key = BlockKey { namespace: NamespaceId(7 << 100 | 9), group: 3, hash: BlockHash::new(hash).unwrap() };
-        Header { key, length_bytes: 1 << 20, checksum: 0x0123_4567_89ab_cdef }
+        Header { key: key(hash), length_bytes: 1 << 20, proof: Proof::Checksum(0x0123_4567_89ab_cdef) }
+    }
+
+    fn with_mac(hash: &[u8]) -> Header {
+        Header { proof: Proof::Mac(Mac(*b"sixteen bytes ..")), ..header(hash) }
     }
 
     #[test]
     fn what_was_written_is_read() {
         for hash in [&[1][..], &[2; 8], &[3; 32]] {
-            assert_eq!(Header::read(&header(hash).write()), Some(header(hash)));
+            for header in [header(hash), with_mac(hash)] {
+                assert_eq!(Header::read(&header.write()), Some(header));
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_of_the_format_are_zeros() {
+        for (header, zeros) in [(header(&[5; 8]), &[15, 40, 63, 80, 87][..]), (with_mac(&[5; 8]), &[15, 40, 63])] {
+            for at in zeros {
+                let mut bytes = header.write();
+                bytes[*at] = 1;
+                let seal = checksum(&bytes[..SEAL_AT]);
+                bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+                assert_eq!(Header::read(&bytes), None, "byte {at}");
+            }
         }
     }
 
     #[test]
     fn a_changed_bit_anywhere_makes_it_no_header() {
-        let good = header(&[5; 32]).write();
-        for bit in 0..HEADER_BYTES * 8 {
-            let mut bad = good;
-            bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Header::read(&bad), None, "bit {bit}");
-        }
-    }
-
-    #[test]
-    fn a_whole_header_of_another_version_is_known_as_later_or_as_none() {
-        for (version, is_later) in [(0u32, false), (VERSION, false), (VERSION + 1, true), (u32::MAX, true)] {
-            let mut bytes = header(&[5; 32]).write();
-            bytes[8..12].copy_from_slice(&version.to_le_bytes());
-            assert!(version == VERSION || !Header::is_later(&bytes), "its seal is not right");
-            let seal = checksum(&bytes[..SEAL_AT]);
-            bytes[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
-            assert_eq!(Header::is_later(&bytes), is_later, "{version}");
-            assert_eq!(Header::read(&bytes).is_some(), version == VERSION, "{version}");
+        for good in [header(&[5; 32]).write(), with_mac(&[5; 32]).write()] {
+            for bit in 0..HEADER_BYTES * 8 {
+                let mut bad = good;
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Header::read(&bad), None, "bit {bit}");
+            }
         }
     }
 
@@ -129,5 +174,10 @@ mod tests {
         assert_eq!(&bytes[32..37], &[0xAB, 0xAB, 0xAB, 0xAB, 0]);
         assert_eq!(&bytes[64..80], b"\0\0\x10\0\0\0\0\0\xef\xcd\xab\x89\x67\x45\x23\x01");
         assert_eq!(&bytes[80..88], &[0; 8]);
+        let bytes = with_mac(&[0xAB; 4]).write();
+        assert_eq!(&bytes[..16], b"FOREBAYB\x02\0\0\0\x03\0\x04\0");
+        assert_eq!(bytes[16..72], header(&[0xAB; 4]).write()[16..72]);
+        assert_eq!(&bytes[72..88], b"sixteen bytes ..");
+        assert_eq!(bytes[88..], checksum(&bytes[..88]).to_le_bytes());
     }
 }

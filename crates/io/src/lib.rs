@@ -15,10 +15,13 @@ pub mod object;
 pub mod pool;
 pub mod purge;
 pub mod redis;
+mod refusals;
+mod seldom;
 pub mod ssd;
 mod store_report;
 mod transfers;
 pub mod trust;
 pub mod uring;
 
+pub use seldom::Seldom;
 pub use store_report::StoreReport;

@@ -18,6 +18,8 @@ pub struct StoreReport {
     pub health: Health,
     /// Its present problem, or its last one.
     pub trouble: Option<String>,
+    /// Why it has refused all recent writes; none while it takes them.
+    pub refuses_writes: Option<String>,
     /// Connections that are usable now.
     pub connections: Option<u64>,
     /// An upper bound of the content of all hosts, as this one last saw it.
@@ -44,6 +46,7 @@ impl StoreReport {
             name,
             health,
             trouble,
+            refuses_writes: None,
             connections: None,
             used_bytes: None,
             capacity_bytes: None,
@@ -71,8 +74,12 @@ impl StoreReport {
             late_operations,
             absent_loads,
         );
-        let connections = Some(report.connections as u64);
-        StoreReport { connections, ..StoreReport::new(report.name, report.health, report.last_error, events) }
+        let (connections, refuses_writes) = (Some(report.connections as u64), report.refuses_writes);
+        StoreReport {
+            connections,
+            refuses_writes,
+            ..StoreReport::new(report.name, report.health, report.last_error, events)
+        }
     }
 
     /// One report per directory.
@@ -101,6 +108,7 @@ impl StoreReport {
         let is_open = root.missing.is_none();
         let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or(root.read_only) };
         StoreReport {
+            refuses_writes: root.refuses_writes,
             used_bytes: is_open.then_some(root.used_bytes),
             capacity_bytes: root.capacity_bytes,
             hanging_threads: is_open.then_some(root.hanging_threads as u64),

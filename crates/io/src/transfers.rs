@@ -31,7 +31,7 @@ impl Transfers {
         let direction = |op: &Operation| match op.kind {
             OpKind::Load { .. } => Some("load"),
             OpKind::Store => Some("store"),
-            OpKind::Exists | OpKind::Remove { .. } => None,
+            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => None,
         };
         for wanted in ["load", "store"] {
             let members: Vec<&Operation> = taken.iter().filter(|op| direction(op) == Some(wanted)).collect();

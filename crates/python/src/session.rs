@@ -162,6 +162,12 @@ impl EngineSession {
         Ok(())
     }
 
+    /// Loads have saved these tokens of computing, and at least these seconds. The daemon is told with the next release
+    /// of a lease, at most once. Never waits.
+    fn saved(&self, tokens: u64, seconds: f64) {
+        self.0.saved(tokens, convert::duration(seconds));
+    }
+
     /// Id of the pool with the reserved slots, 16 bytes; empty when not ready.
     #[getter]
     fn pool<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

@@ -195,6 +195,20 @@ fn a_lookup_that_is_given_up_before_its_answer_misses_at_once_and_its_late_lease
 }
 
 #[test]
+fn what_was_saved_is_told_with_the_next_lease_that_is_returned() {
+    let fake = Fake::started();
+    let session = ready(&fake);
+    for round in 1..=2 {
+        let ticket = hit(&session, 4);
+        session.saved(64, Duration::from_micros(7));
+        assert_eq!(fake.memory().released.len(), round - 1, "it is no reason for a call");
+        ticket.release();
+        eventually("the lease is returned", || fake.memory().released.len() == round);
+        assert_eq!(fake.memory().saved, (64 * round as u64, 7 * round as u64));
+    }
+}
+
+#[test]
 fn a_released_ticket_takes_nothing_that_comes_up_later() {
     let fake = Fake::started();
     let session = ready(&fake);

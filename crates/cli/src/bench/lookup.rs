@@ -1,4 +1,5 @@
-//! `forebay bench lookup`: how long one lookup takes over the socket, as an engine's scheduler asks it.
+//! `forebay bench lookup`: how long one lookup takes over the socket, as an engine's scheduler asks it, beside an empty
+//! call of as many bytes.
 
 use forebay_bench::lookup::{LookupBench, Row, run as measure};
 use forebay_core::ErrorKind;
@@ -24,7 +25,8 @@ pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut table = Table::new(&["op", ">keys", ">lookups", ">p50 us", ">p99 us", ">max us", ">errors"]);
+    let mut table =
+        Table::new(&["op", ">keys", ">lookups", ">p50 us", ">p99 us", ">max us", ">empty p50 us", ">ratio", ">errors"]);
     for row in rows {
         table.row([
             row.op.to_string(),
@@ -33,6 +35,8 @@ fn table(rows: &[Row]) -> String {
             format!("{:.0}", row.p50_us),
             format!("{:.0}", row.p99_us),
             format!("{:.0}", row.max_us),
+            format!("{:.0}", row.empty_p50_us),
+            format!("{:.2}", row.ratio),
             row.errors.to_string(),
         ]);
     }

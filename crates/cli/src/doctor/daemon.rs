@@ -4,14 +4,15 @@ use std::io::ErrorKind as Io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_daemon::config::{Config, HttpAddress};
+use forebay_daemon::http::bind;
 use forebay_io::trust::{self, Holds};
-use forebay_rpc::client::{Client, GroupBytes, connect, lone_session};
-use forebay_rpc::proto::{Block, CommitOutcome, PurgeRequest, SessionInfo, TierInfo};
-use forebay_rpc::{Hashes, PROTOCOL_VERSION, RPC_SOCKET, from_status};
+use forebay_rpc::client::{Trial, connect};
+use forebay_rpc::proto::{Block, ClassInfo, CommitOutcome, GetRequest, Group, PutRequest, SessionInfo, TierInfo};
+use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
 use crate::client;
@@ -33,8 +34,9 @@ pub struct Findings {
     pub tiers: Option<Vec<TierInfo>>,
 }
 
-/// Asks the daemon whose sockets lie in `directory`, if there is one.
-pub async fn examine(directory: &Path) -> Findings {
+/// Asks the daemon whose sockets lie in the configured directory. If there is none: whether one could listen here.
+pub async fn examine(config: &Config) -> Findings {
+    let directory = &config.socket.directory;
     let path = directory.join(RPC_SOCKET);
     let check = match forebay_rpc::client::socket(directory, RPC_SOCKET) {
         Err(error) if error.kind() == ErrorKind::Invalid => Check::failed("socket", &error),
@@ -46,7 +48,8 @@ pub async fn examine(directory: &Path) -> Findings {
         _ => check,
     };
     if check.verdict != super::Verdict::Ok {
-        return Findings { checks: vec![check], holdings: None, tiers: None };
+        let checks = vec![check, users(&config.socket.allow_uids), http(config.http.address).await];
+        return Findings { checks, holdings: None, tiers: None };
     }
     let mut client = client::connect(directory);
     let reply = match client.inspect().await {
@@ -62,7 +65,8 @@ pub async fn examine(directory: &Path) -> Findings {
         huge_bytes: reply.huge_bytes,
     };
     let engines = engines(&reply.sessions);
-    let checks = vec![check, versions(session(directory).await), self_test(&mut client).await, engines];
+    let [versions, self_test] = self_test(directory, &reply.classes).await;
+    let checks = vec![check, versions, self_test, engines];
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers) }
 }
 
@@ -92,15 +96,43 @@ fn socket(path: &Path, connected: std::io::Result<()>) -> Check {
     }
 }
 
-fn is_socket(path: &Path) -> bool {
-    path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
+/// Who may connect, by name where the host's own file has one.
+fn users(allow_uids: &[u32]) -> Check {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let own = rustix::process::geteuid().as_raw();
+    let others = allow_uids.iter().copied().filter(|uid| ![0, own].contains(uid));
+    let mut named: Vec<String> = [own].into_iter().chain(others).map(|uid| user(&passwd, uid)).collect();
+    if own != 0 {
+        named.push(user(&passwd, 0));
+    }
+    Check::ok("users", format!("these may connect to a daemon of this user: {}", named.join(", ")))
 }
 
-fn versions(session: Result<()>) -> Check {
-    match session {
-        Ok(()) => Check::ok("versions", format!("this program and the daemon speak protocol {PROTOCOL_VERSION}")),
-        Err(error) => Check::failed("versions", &error),
+/// `passwd` is the content of `/etc/passwd`.
+fn user(passwd: &str, uid: u32) -> String {
+    let id = uid.to_string();
+    let name = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == id).then_some(name)
+    });
+    name.map_or_else(|| format!("{id} (not in `/etc/passwd`)"), |name| format!("{id} ({name})"))
+}
+
+/// Whether the pages could be served.
+async fn http(address: HttpAddress) -> Check {
+    match bind(address).await {
+        Ok(None) => Check::ok("http", "off: no metrics and no health"),
+        Ok(Some(listener)) => {
+            let free = listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
+            Check::ok("http", format!("`{free}` is free"))
+        }
+        Err(error) => Check::failed("http", &error),
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 /// Engines that came as far as to map the pool. One that does not serve is not seen here, so the hint says what vLLM's
@@ -119,73 +151,88 @@ fn engines(sessions: &[SessionInfo]) -> Check {
     }
 }
 
-/// Opens a session, which a daemon of another protocol refuses, and leaves it.
-async fn session(directory: &Path) -> Result<()> {
-    const DEADLINE: Duration = Duration::from_secs(5);
-    let open = async {
-        let engine_id = format!("forebay-doctor-{}", std::process::id());
-        let mut rpc = connect(directory, DEADLINE).await?;
-        let mut events = rpc.open_session(lone_session(engine_id)).await.map_err(from_status)?.into_inner();
-        events.message().await.map(drop).map_err(from_status)
+/// Opens a trial, which a daemon of another protocol refuses, stores a block in it, reads it back, and ends it: then
+/// the daemon must hold nothing of it.
+async fn self_test(directory: &Path, classes: &[ClassInfo]) -> [Check; 2] {
+    let bytes = block_bytes(classes);
+    let outcome = within(open(directory, bytes)).await;
+    let trial = match outcome {
+        Ok(trial) => trial,
+        Err(error) => return [Check::failed("versions", &error), untested()],
     };
-    tokio::time::timeout(DEADLINE, open)
-        .await
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "the daemon did not open a session within 5 s")))
-}
-
-const BLOCK_BYTES: u64 = 64 << 10;
-
-/// Stores a block under a tenant of our own, reads it back, and purges it whatever came of that.
-async fn self_test(client: &mut Client) -> Check {
-    let fields = [(Descriptor::TENANT, "doctor"), ("purpose", "self-test")];
-    let fields = fields.map(|(name, value)| (name.to_string(), value.to_string()));
     let start = Instant::now();
-    let outcome = put_and_get(client, fields.clone()).await;
-    let elapsed = start.elapsed();
-    let purged = purge(client, fields).await;
-    match (outcome, purged) {
-        (Ok(true), Ok(_)) => {
-            let ms = elapsed.as_secs_f64() * 1e3;
-            Check::ok("self-test", format!("{} stored, read back and purged in {ms:.1} ms", size(BLOCK_BYTES)))
+    let outcome = within(put_and_get(&trial, bytes)).await;
+    let ms = start.elapsed().as_secs_f64() * 1e3;
+    let ended = trial.end().await;
+    let check = match (outcome, ended) {
+        (Ok(true), Ok(())) => {
+            Check::ok("self-test", format!("{} stored and read back in {ms:.1} ms; nothing of it is left", size(bytes)))
         }
-        (Ok(false), Ok(_)) => Check::warn(
+        (Ok(false), Ok(())) => Check::warn(
             "self-test",
             "the pool has no space for one block",
             "`forebay inspect` shows what is pinned; raise `pool.capacity_bytes`",
         ),
         (Err(error), _) | (_, Err(error)) => Check::failed("self-test", &error),
-    }
+    };
+    [versions(), check]
+}
+
+fn versions() -> Check {
+    Check::ok("versions", format!("this program and the daemon speak protocol {PROTOCOL_VERSION}"))
+}
+
+fn untested() -> Check {
+    Check::warn("self-test", "not run: the daemon opened no session", "see the line above")
+}
+
+const DEADLINE: Duration = Duration::from_secs(5);
+
+async fn within<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || Error::new(ErrorKind::Timeout, "the daemon did not answer the self-test in time");
+    let outcome = tokio::time::timeout(DEADLINE, run).await;
+    outcome.unwrap_or_else(|_| Err(late().with("deadline_seconds", DEADLINE.as_secs())))
+}
+
+async fn open(directory: &Path, bytes: u64) -> Result<Trial> {
+    let group = Group { tokens_per_block: 1, rank_bytes: vec![bytes], ..Group::default() };
+    Trial::open(connect(directory, DEADLINE).await?, "doctor", group).await
+}
+
+/// Of a size that the pool has memory for, so that no other size gives any up; if the pool has none yet, or only blocks
+/// that no message carries, a small one.
+fn block_bytes(classes: &[ClassInfo]) -> u64 {
+    const SMALL: u64 = 64 << 10;
+    const MOST: u64 = 8 << 20;
+    let held = classes.iter().filter(|class| class.slots > 0 && class.slot_bytes <= MOST);
+    held.map(|class| class.slot_bytes).min().unwrap_or(SMALL)
 }
 
 /// False if there was no room.
-async fn put_and_get(client: &mut Client, fields: [(String, String); 2]) -> Result<bool> {
-    let namespace = client.open_namespace(fields, [GroupBytes { group: 0, bytes: BLOCK_BYTES }]).await?;
-    // Another hash and other bytes each time: what an earlier run left behind cannot pass for this one's.
-    let nonce = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_nanos() as u64);
-    let hash = nonce.to_le_bytes().to_vec();
-    let data: Vec<u8> = (0..BLOCK_BYTES / 8).flat_map(|word| (word ^ nonce).to_le_bytes()).collect();
-    let block = Block { hash: hash.clone(), data: data.clone() };
-    match client.put(namespace, 0, &[], vec![block]).await?.first() {
+async fn put_and_get(trial: &Trial, bytes: u64) -> Result<bool> {
+    let Trial { session, namespace, .. } = *trial;
+    let mut rpc = trial.rpc.clone();
+    let hash = b"self-test".to_vec();
+    let data: Vec<u8> = (0..bytes / 8).flat_map(u64::to_le_bytes).collect();
+    let blocks = vec![Block { hash: hash.clone(), data: data.clone() }];
+    let request = PutRequest { session, namespace, blocks, ..PutRequest::default() };
+    let stored = rpc.put(request).await.map_err(from_status)?.into_inner();
+    match stored.outcomes().next() {
         Some(CommitOutcome::CommitStored) => {}
         Some(CommitOutcome::CommitLost) => return Ok(false),
         outcome => {
             return Err(Error::new(ErrorKind::Io, "the block was not stored").with("outcome", format!("{outcome:?}")));
         }
     }
-    let mut hashes = Hashes::default();
-    hashes.push(&hash)?;
-    match client.get(namespace, 0, &hashes).await?.pop().flatten() {
-        Some(read) if read == data => Ok(true),
+    let (hash_bytes, hashes) = (hash.len() as u32, hash);
+    let request = GetRequest { session, namespace, group: 0, hash_bytes, hashes };
+    let read = rpc.get(request).await.map_err(from_status)?.into_inner().blocks.pop();
+    match read {
+        Some(block) if block.data == data => Ok(true),
         Some(_) => Err(Error::new(ErrorKind::Corrupt, "the block was returned with other bytes")
             .hint("stop the daemon, and report this bug with the daemon's log")),
         None => Err(Error::new(ErrorKind::NotFound, "the block was stored, but not found afterwards")),
     }
-}
-
-async fn purge(client: &mut Client, fields: [(String, String); 2]) -> Result<()> {
-    let id = Descriptor::new(fields)?.id();
-    let request = PurgeRequest { namespace_id: id.0.to_be_bytes().to_vec(), ..PurgeRequest::default() };
-    client.purge(request).await.map(drop)
 }
 
 #[cfg(test)]
@@ -203,6 +250,21 @@ mod tests {
         }
         let whole = SessionInfo { attached_ranks: 2, ..half };
         assert_eq!(engines(&[whole.clone(), whole]), Check::ok("engines", "2 engines have mapped the pool"));
+    }
+
+    #[test]
+    fn a_user_is_named_if_the_host_knows_it() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nmia:x:1000:100::/srv/mia:/bin/sh\n";
+        assert_eq!(user(passwd, 1000), "1000 (mia)");
+        assert_eq!(user(passwd, 100), "100 (not in `/etc/passwd`)");
+    }
+
+    #[test]
+    fn the_block_of_the_self_test_has_a_size_that_is_there() {
+        let class = |slot_bytes, slots| ClassInfo { slot_bytes, slots, ..ClassInfo::default() };
+        assert_eq!(block_bytes(&[]), 64 << 10);
+        assert_eq!(block_bytes(&[class(4096, 0), class(32 << 20, 9)]), 64 << 10);
+        assert_eq!(block_bytes(&[class(4 << 20, 1), class(2 << 20, 7), class(4096, 0)]), 2 << 20);
     }
 
     #[test]

@@ -13,14 +13,16 @@ use super::{Check, pool};
 use crate::machine::{field, read};
 use crate::output::size;
 
-/// `holdings` is what a running daemon says of its pool.
-pub fn checks(config: &Config, holdings: Option<&Holdings>) -> Vec<Check> {
+/// `holdings` is what a running daemon says of its pool; `has_disks` says whether blocks go to disks of this host.
+pub fn checks(config: &Config, holdings: Option<&Holdings>, has_disks: bool) -> Vec<Check> {
     let capacity_bytes = holdings.map_or(config.pool.capacity_bytes.0, |holdings| holdings.capacity_bytes);
     let held_bytes = holdings.map_or_else(|| bytes_in(&config.pool.directory), |holdings| holdings.populated_bytes);
     let room = Room::read(&existing(&config.pool.directory));
     let mut checks = vec![memory(&room, capacity_bytes, held_bytes)];
     checks.extend(pool::checks(config, holdings, held_bytes));
-    checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), capacity_bytes)));
+    // Only the i/o of disks gains from pinned memory.
+    let to_pin_bytes = if has_disks { capacity_bytes } else { 0 };
+    checks.extend(room.ok().map(|room| memlock(room.memlock_bytes, may_pin_all(), to_pin_bytes)));
     checks.push(io_uring(read("/proc/sys/kernel/io_uring_disabled").trim(), ring()));
     checks.push(cpu(&Level::available()));
     checks
@@ -43,20 +45,18 @@ fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     Check::ok("memory", format!("{available} available{cgroup}; {held} of the pool's {capacity} are there already"))
 }
 
-fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, capacity_bytes: u64) -> Check {
+/// `to_pin_bytes` is the pool, if pinning is of use.
+fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, to_pin_bytes: u64) -> Check {
     match limit_bytes {
         None => Check::ok("memlock", "unlimited"),
         Some(limit) if may_pin_all => {
             Check::ok("memlock", format!("{}, a limit that does not bind this user", size(limit)))
         }
-        Some(limit) if limit >= capacity_bytes => Check::ok("memlock", size(limit)),
+        Some(limit) if to_pin_bytes == 0 => Check::ok("memlock", format!("{}; no disk needs more", size(limit))),
+        Some(limit) if limit >= to_pin_bytes => Check::ok("memlock", size(limit)),
         Some(limit) => Check::warn(
             "memlock",
-            format!(
-                "{} may be pinned, but the pool has {}: disk i/o costs more CPU",
-                size(limit),
-                size(capacity_bytes)
-            ),
+            format!("{} may be pinned, but the pool has {}: disk i/o costs more CPU", size(limit), size(to_pin_bytes)),
             "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit",
         ),
     }
@@ -147,13 +147,14 @@ mod tests {
 
     #[test]
     fn a_limit_on_pinned_memory_matters_only_to_those_it_binds() {
-        for (limit, may_pin_all, verdict) in [
-            (None, false, Verdict::Ok),
-            (Some(8 << 20), true, Verdict::Ok),
-            (Some(8 << 30), false, Verdict::Ok),
-            (Some(8 << 20), false, Verdict::Warn),
+        for (limit, may_pin_all, to_pin_bytes, verdict) in [
+            (None, false, 4 << 30, Verdict::Ok),
+            (Some(8 << 20), true, 4 << 30, Verdict::Ok),
+            (Some(8 << 30), false, 4 << 30, Verdict::Ok),
+            (Some(8 << 20), false, 4 << 30, Verdict::Warn),
+            (Some(8 << 20), false, 0, Verdict::Ok),
         ] {
-            assert_eq!(memlock(limit, may_pin_all, 4 << 30).verdict, verdict, "{limit:?} {may_pin_all}");
+            assert_eq!(memlock(limit, may_pin_all, to_pin_bytes).verdict, verdict, "{limit:?} {may_pin_all}");
         }
     }
 

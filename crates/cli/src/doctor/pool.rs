@@ -98,7 +98,7 @@ fn try_out(pool_directory: &Path, capacity_bytes: u64, huge_pages: HugePages) ->
         opened.pool.huge_page_report()
     });
     let removed = remove(directory.path());
-    report.and_then(|report| removed.map(|()| report))
+    report.and_then(|report| removed.map(|_| report))
 }
 
 /// Units that a pool may have.

@@ -6,11 +6,32 @@ use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
 use super::Check;
 
+/// Whether the configuration keeps others from forging blocks. Nothing to say where no store is shared.
+pub fn sealing(config: &Config) -> Option<Check> {
+    let (name, file) = ("shared stores", &config.stores.secret_file);
+    let is_shared = |tier: &dyn TierSpec| tier.capabilities().is_shared;
+    match (config.sealing(), file) {
+        (Err(error), _) => Some(Check::failed(name, &error)),
+        (Ok(_), Some(file)) => Some(Check::ok(name, format!("each block has a MAC; secret in `{}`", file.display()))),
+        (Ok(_), None) => config.configured_tiers().any(is_shared).then(|| {
+            Check::ok(name, "no secret: whoever may write to them can change and make up blocks (`tier.secret_file`)")
+        }),
+    }
+}
+
 /// `running` is what the daemon says, if one runs. Nothing to say where no tier is configured.
 pub fn checks(config: &Config, running: Option<&[TierInfo]>) -> Vec<Check> {
     match running {
-        Some(tiers) => tiers.iter().map(served).collect(),
+        Some(tiers) => tiers.iter().map(|tier| served(tier, is_shared(config, &tier.name))).collect(),
         None => config.configured_tiers().flat_map(examined).collect(),
+    }
+}
+
+/// Whether blocks move between the pool and disks of this host.
+pub fn has_disks(config: &Config, running: Option<&[TierInfo]>) -> bool {
+    match running {
+        Some(tiers) => tiers.iter().any(|tier| !is_shared(config, &tier.name)),
+        None => config.configured_tiers().any(|tier| !tier.capabilities().is_shared),
     }
 }
 
@@ -19,20 +40,28 @@ fn examined(tier: &dyn TierSpec) -> Vec<Check> {
         Ok(finding) => Check::ok(tier.name(), finding),
         Err(error) => Check::failed(tier.name(), &error),
     };
-    tier.examine().into_iter().map(check).collect()
+    let found = tier.check().map_or_else(|error| vec![Err(error)], |()| tier.examine());
+    found.into_iter().map(check).collect()
 }
 
-fn served(tier: &TierInfo) -> Check {
+/// Whether hosts share the tiers of this name.
+fn is_shared(config: &Config, name: &str) -> bool {
+    config.tiers.iter().any(|tier| tier.name() == name && tier.capabilities().is_shared)
+}
+
+fn served(tier: &TierInfo, is_shared: bool) -> Check {
     let disks = tier.disks.iter().map(said_of_disk);
     let stores = tier.stores.iter().map(said_of_store);
     let places: Vec<String> = disks.chain(stores).collect();
-    let finding = format!("{}, {} blocks; {}", tier.state, tier.blocks, places.join("; "));
+    // The daemon keeps no index of shared stores, so it counts no blocks there.
+    let blocks = if tier.stores.is_empty() { format!(", {} blocks", tier.blocks) } else { String::new() };
+    let finding = format!("{}{blocks}; {}", tier.state, places.join("; "));
     let name = tier.name.clone();
-    let place = if tier.stores.is_empty() { "disk" } else { "shared store" };
+    let place = if is_shared { "shared store" } else { "disk" };
     match tier.state.as_str() {
         "serving" => {
             let disk = tier.disks.iter().find(|disk| !disk.trouble.is_empty()).map(|disk| &disk.name);
-            let store = tier.stores.iter().find(|store| !store.is_healthy).map(|store| &store.name);
+            let store = tier.stores.iter().find(|store| is_troubled(store)).map(|store| &store.name);
             match (disk.or(store), tier.disks.iter().find(|disk| !disk.is_direct)) {
                 (Some(part), _) => {
                     Check::warn(name, finding, format!("check `{part}`; the daemon tries it again by itself"))
@@ -68,7 +97,14 @@ fn said_of_disk(disk: &DiskInfo) -> String {
     }
 }
 
+fn is_troubled(store: &StoreInfo) -> bool {
+    !store.is_healthy || !store.refuses_writes.is_empty()
+}
+
 fn said_of_store(store: &StoreInfo) -> String {
+    if store.is_healthy && !store.refuses_writes.is_empty() {
+        return format!("`{}` takes no writes: {}", store.name, store.refuses_writes.escape_debug());
+    }
     let colon = if store.trouble.is_empty() { "" } else { ": " };
     format!("`{}`{colon}{}", store.name, store.trouble.escape_debug())
 }
@@ -111,7 +147,7 @@ mod tests {
     fn a_tier_that_does_without_a_disk_says_which_one_to_check() {
         let mut tier = tier("serving", true);
         tier.disks[0].trouble = "writes fail (io)".to_string();
-        let check = served(&tier);
+        let check = served(&tier, false);
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.finding.contains("`/mnt/ssd`: writes fail (io)"), "{check:?}");
         assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("check `/mnt/ssd`")), "{check:?}");
@@ -135,11 +171,16 @@ mod tests {
         for (tier, verdict, says) in [
             (tier("serving", store(true, "")), Verdict::Ok, "`cache:6379`"),
             (tier("serving", store(true, "lost once")), Verdict::Ok, "`cache:6379`: lost once"),
+            (
+                tier("serving", StoreInfo { refuses_writes: "OOM".to_string(), ..store(true, "lost once") }),
+                Verdict::Warn,
+                "`cache:6379` takes no writes: OOM",
+            ),
             (tier("serving", store(false, "refused")), Verdict::Warn, "`cache:6379`: refused"),
             (tier("sick", store(false, "refused")), Verdict::Warn, "sick: refused"),
             (tier("failed", store(false, "misnamed")), Verdict::Fail, "failed: misnamed"),
         ] {
-            let check = served(&tier);
+            let check = served(&tier, true);
             assert_eq!((check.name.as_ref(), check.verdict), ("redis", verdict), "{check:?}");
             assert!(check.finding.contains(says), "{check:?}");
             assert!(check.hint.as_deref().is_none_or(|hint| !hint.contains("disk")), "{check:?}");
@@ -147,10 +188,39 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_with_shared_stores_says_whether_there_is_a_secret() {
+        let home = tempfile::tempdir().unwrap();
+        let [good, short] = [("good", 64), ("short", 31)].map(|(name, count)| {
+            let path = home.path().join(name);
+            std::fs::write(&path, "s".repeat(count)).unwrap();
+            path.to_str().unwrap().to_owned()
+        });
+        let redis = ("tier.redis.urls", "redis://cache");
+        for (flags, verdict, says) in [
+            (vec![redis], Verdict::Ok, "no secret"),
+            (vec![redis, ("tier.secret_file", &good)], Verdict::Ok, "each block has a MAC"),
+            (vec![("tier.secret_file", &short)], Verdict::Fail, "too short"),
+            (vec![redis, ("tier.secret_file", "/no/such/file")], Verdict::Fail, "cannot read"),
+        ] {
+            let flags = flags.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+            let check = sealing(&load(&Sources { flags, ..Sources::default() }).unwrap().config).unwrap();
+            assert!(check.verdict == verdict && check.finding.contains(says), "{check:?}");
+            assert!(verdict == Verdict::Ok || check.hint.is_some(), "{check:?}");
+            assert!(!check.finding.contains("sss"), "{check:?}");
+        }
+        assert_eq!(sealing(&Config::default()), None);
+    }
+
+    #[test]
     fn without_a_daemon_every_configured_tier_says_what_it_would_use() {
+        let home = tempfile::tempdir().unwrap();
+        let [disk, shared] = ["disk", "shared"].map(|name| home.path().join(name).display().to_string());
+        std::fs::create_dir(&shared).unwrap();
         let flags = [
-            ("tier.ssd.disks", "/dev/null"),
-            ("tier.fs.directories", "/mnt/shared"),
+            ("tier.ssd.disks", &*disk),
+            ("tier.ssd.capacity_bytes", "64MiB"),
+            ("tier.ssd.create", "true"),
+            ("tier.fs.directories", &*shared),
             ("tier.redis.urls", "redis://:secret@cache"),
             ("tier.redis.mode", "sentinel"),
         ];
@@ -159,7 +229,7 @@ mod tests {
         let checks = checks(&config, None);
         let found: Vec<(&str, Verdict)> = checks.iter().map(|check| (check.name.as_ref(), check.verdict)).collect();
         assert_eq!(found, [("ssd", Verdict::Ok), ("fs", Verdict::Ok), ("redis", Verdict::Fail)]);
-        assert!(checks[1].finding.contains("`/mnt/shared`"), "{:?}", checks[1]);
+        assert!(checks[1].finding.contains(&shared), "{:?}", checks[1]);
         assert!(checks[2].hint.as_ref().is_some_and(|hint| hint.contains("sentinel_master")), "{:?}", checks[2]);
         assert!(super::checks(&Config::default(), None).is_empty());
     }

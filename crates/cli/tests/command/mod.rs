@@ -11,7 +11,8 @@ use serde_json::Value;
 /// `forebay` with these arguments.
 pub fn forebay(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.env_clear().args(arguments).stdin(Stdio::null());
+    // No file is read, this host's own neither.
+    command.env_clear().env("FOREBAY_CONFIG", "").args(arguments).stdin(Stdio::null());
     command
 }
 

@@ -56,8 +56,19 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The pool may have mounted a filesystem of its own.
-        let _ = forebay_io::pool::remove(&self.pool());
+        // The pool may have mounted a filesystem of its own. There is none where the test made a directory that is
+        // refused. A process that another test is starting has copies of all descriptors, until it is another program.
+        let begun = Instant::now();
+        let (removed, is_left) = loop {
+            let removed = forebay_io::pool::remove(&self.pool());
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells");
+            let is_left = mounts.contains(&*self.root.path().to_string_lossy());
+            if !is_left || begun.elapsed() > DEADLINE / 4 {
+                break (removed, is_left);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(std::thread::panicking() || !is_left, "the test leaves a mount: {removed:?}");
     }
 }
 
@@ -88,7 +99,11 @@ impl Daemon {
         // The umask is the process's, and other tests run in this one: a shell has its own.
         let binary = env!("CARGO_BIN_EXE_forebay");
         let mut command = Command::new("sh");
-        command.env_clear().args(["-c", &format!("umask {mask:03o}; exec \"$0\" \"$@\""), binary]);
+        command.env_clear().env("FOREBAY_CONFIG", "").args([
+            "-c",
+            &format!("umask {mask:03o}; exec \"$0\" \"$@\""),
+            binary,
+        ]);
         Daemon::spawn_by(command, place, arguments).whole(place)
     }
 
@@ -102,8 +117,8 @@ impl Daemon {
         self
     }
 
-    /// Waits until it answers, and has all of its pool: it serves from the first unit of memory on, and evicts where all
-    /// that is there is full.
+    /// Waits until it answers, and has all of its pool: it serves from the first unit of memory on, and evicts where
+    /// all that is there is full.
     fn whole(self, place: &Place) -> Daemon {
         let daemon = self.listening(place);
         let ends = ["the pool is populated", "cannot populate more"];
@@ -118,7 +133,8 @@ impl Daemon {
     fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)], uid: Option<u32>) -> Daemon {
         let own = rustix::process::geteuid().as_raw();
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.env_clear().envs(environment.iter().copied()).uid(uid.unwrap_or(own));
+        // No file is read, this host's own neither.
+        command.env_clear().env("FOREBAY_CONFIG", "").envs(environment.iter().copied()).uid(uid.unwrap_or(own));
         Daemon::spawn_by(command, place, arguments)
     }
 
@@ -126,11 +142,15 @@ impl Daemon {
         let log = place.log();
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let log_start = stderr.metadata().expect("its size").len();
+        // Tests keep their disks where they are built, which is on the root filesystem of most machines.
+        let is_told = arguments.contains(&"--tier.ssd.create");
+        let create = ["--tier.ssd.create", "true"].into_iter().filter(|_| !is_told);
         let child = command
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])
             .args(["--pool.directory".as_ref(), place.pool().as_os_str()])
             .args(["--http.address", "off"])
+            .args(create)
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(stderr)
@@ -171,8 +191,8 @@ impl Daemon {
         self.child.id() as i32
     }
 
-    /// What the daemon answers on one of its pages, head and body; its arguments name an address for them.
-    pub fn page(&self, path: &str) -> String {
+    /// Where its pages are; its arguments name an address for them.
+    pub fn address(&self) -> String {
         let mut address = String::new();
         wait_until("the daemon names its pages", || {
             let log = self.own_log();
@@ -180,7 +200,12 @@ impl Daemon {
             address = line.and_then(|line| line.split("address=").nth(1)).unwrap_or_default().trim().to_owned();
             !address.is_empty()
         });
-        let mut stream = TcpStream::connect(address).expect("the pages are served");
+        address
+    }
+
+    /// What the daemon answers on one of its pages, head and body.
+    pub fn page(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address()).expect("the pages are served");
         stream.set_read_timeout(Some(DEADLINE)).expect("a limit");
         write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a question");
         let mut answer = String::new();
@@ -359,7 +384,7 @@ impl Client {
     }
 
     pub fn release(&self, lease: u64) {
-        let request = ReleaseRequest { session: self.welcome.session, leases: vec![lease], lookups: Vec::new() };
+        let request = ReleaseRequest { session: self.welcome.session, leases: vec![lease], ..Default::default() };
         call!(self, release, request).expect("a release");
     }
 
@@ -483,8 +508,8 @@ impl Worker {
         bytes
     }
 
-    /// How many of [`Worker::SAMPLES`] words, spread over a slot, are these bytes' by now, whoever holds the slot. Which
-    /// come first is the processor's to say: a copy may write its first bytes last.
+    /// How many of [`Worker::SAMPLES`] words, spread over a slot, are these bytes' by now, whoever holds the slot.
+    /// Which come first is the processor's to say: a copy may write its first bytes last.
     pub fn arrived(&self, slot: u32, bytes: &[u8]) -> usize {
         let at = SlotId(slot).offset() as usize;
         assert!(at + bytes.len() <= self.mapping().len());

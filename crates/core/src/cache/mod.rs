@@ -64,8 +64,19 @@ impl Cache {
     }
 
     /// See [`Names::open`].
-    pub fn open_namespace(&mut self, id: NamespaceId, layout: &Layout, slots: &mut Slots) -> Result<NamespaceIndex> {
-        self.names.open(id, layout, slots)
+    pub fn open_namespace(
+        &mut self,
+        id: NamespaceId,
+        layout: &Layout,
+        is_trial: bool,
+        slots: &mut Slots,
+    ) -> Result<NamespaceIndex> {
+        self.names.open(id, layout, is_trial, slots)
+    }
+
+    /// See [`Names::end`].
+    pub fn end_trial(&mut self, id: NamespaceId) {
+        self.names.end(id);
     }
 
     /// See [`Names::close`].

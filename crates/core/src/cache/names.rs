@@ -2,6 +2,9 @@
 //!
 //! A short name is never given to a second namespace. So if a client still uses the name of a closed namespace, it
 //! finds nothing, and never another namespace's blocks. A closed namespace keeps only its number.
+//!
+//! A trial is the namespace of a measurement or a self-test. Its blocks stay in the pool, its lookups count nowhere,
+//! and it is removed with the session that opened it.
 
 use std::collections::HashMap;
 
@@ -14,6 +17,8 @@ pub(crate) struct Namespace {
     pub id: NamespaceId,
     pub layout: Layout,
     pub groups: Vec<GroupState>,
+    /// See the module's head.
+    pub is_trial: bool,
     /// No id means it any more: it takes no new blocks.
     is_retired: bool,
 }
@@ -37,15 +42,30 @@ impl Names {
     /// Bounds the memory that clients can make the daemon use between two restarts: 80 bytes for each closed namespace.
     pub const MAX: usize = 1 << 20;
 
-    pub fn open(&mut self, id: NamespaceId, layout: &Layout, slots: &mut Slots) -> Result<NamespaceIndex> {
+    pub fn open(
+        &mut self,
+        id: NamespaceId,
+        layout: &Layout,
+        is_trial: bool,
+        slots: &mut Slots,
+    ) -> Result<NamespaceIndex> {
         if let Some(&index) = self.by_id.get(&id) {
-            let known = &self.get(index).layout;
+            let Namespace { layout: known, is_trial: known_trial, .. } = self.get(index);
+            if *known_trial != is_trial {
+                return Err(Error::invalid("the namespace is known, and only one of both is a trial")
+                    .with("namespace", id)
+                    .hint("give the trial other fields"));
+            }
             if known != layout {
                 return Err(Error::invalid("the namespace is known with other block sizes")
                     .with("namespace", id)
-                    .with("known", format!("{known:?}"))
-                    .with("offered", format!("{layout:?}"))
-                    .hint("two engines describe different caches by one name: report this with both configurations"));
+                    .with("known", known)
+                    .with("offered", layout)
+                    .hint(
+                        "a program whose block size changed needs another field in its descriptor, such as another \
+                         `revision`; if no program changed, two engines describe different caches by one name: report \
+                         this with both configurations",
+                    ));
             }
             return Ok(index);
         }
@@ -60,18 +80,25 @@ impl Names {
             Ok(GroupState { group, class, blocks: 0 })
         });
         let groups = groups.collect::<Result<Vec<_>>>()?;
-        Ok(self.add(Namespace { id, layout: layout.clone(), groups, is_retired: false }))
+        Ok(self.add(Namespace { id, layout: layout.clone(), groups, is_trial, is_retired: false }))
     }
 
     /// From now on `id` means an empty namespace of another short name. Returns (old, new).
     pub fn replace(&mut self, id: NamespaceId) -> Option<(NamespaceIndex, NamespaceIndex)> {
         let old = *self.by_id.get(&id)?;
-        let Namespace { layout, groups, .. } = self.get(old);
-        let layout = layout.clone();
+        let Namespace { layout, groups, is_trial, .. } = self.get(old);
+        let (layout, is_trial) = (layout.clone(), *is_trial);
         let groups = groups.iter().map(|g| GroupState { group: g.group, class: g.class, blocks: 0 }).collect();
         self.get_mut(old).is_retired = true;
         self.purges.push((old, 0));
-        Some((old, self.add(Namespace { id, layout, groups, is_retired: false })))
+        Some((old, self.add(Namespace { id, layout, groups, is_trial, is_retired: false })))
+    }
+
+    /// From now on nothing means `id`, and its blocks are dropped in pieces.
+    pub fn end(&mut self, id: NamespaceId) {
+        let Some(old) = self.by_id.remove(&id) else { return };
+        self.get_mut(old).is_retired = true;
+        self.purges.push((old, 0));
     }
 
     /// The purge to go on with, and the first record that was not looked at yet.
@@ -140,10 +167,17 @@ impl Names {
         self.get(one).id == self.get(other).id
     }
 
-    /// The namespaces that ids mean at present.
+    /// The namespaces that ids mean at present, and the trials that have ended and are not removed yet.
     pub fn current(&self) -> impl Iterator<Item = &Namespace> {
-        let is_current = |(i, ns): &(usize, &Namespace)| self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32));
+        let is_current = |(i, ns): &(usize, &Namespace)| {
+            self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32)) || ns.is_trial && !ns.groups.is_empty()
+        };
         self.all.iter().enumerate().filter(is_current).map(|(_, namespace)| namespace)
+    }
+
+    /// Whether a namespace has blocks of this class, or may get some.
+    pub fn is_used(&self, class: ClassId) -> bool {
+        self.all.iter().any(|namespace| namespace.groups.iter().any(|group| group.class == class))
     }
 
     fn add(&mut self, namespace: Namespace) -> NamespaceIndex {

@@ -1,4 +1,4 @@
-//! Says which loads and probes are late.
+//! Says which loads, probes and touches are late.
 //!
 //! A deadline frees the waiter, never the memory: the completion of a late load still comes from the tier, when its
 //! slot is safe. Stores have no deadline: nobody waits for them, and a write budget may hold them back for long.
@@ -11,7 +11,7 @@ use crate::tier::{OpId, OpKind, Operation};
 /// See the module's head.
 pub struct Deadline {
     limit: Duration,
-    /// Loads and probes, by the time at which they are late. Some of them have ended.
+    /// Loads, probes and touches, by the time at which they are late. Some of them have ended.
     due: VecDeque<(Duration, OpId)>,
 }
 
@@ -23,7 +23,7 @@ impl Deadline {
 
     /// The tier took the operation.
     pub fn begin(&mut self, op: &Operation, now: Duration) {
-        if matches!(op.kind, OpKind::Load { .. } | OpKind::Exists) {
+        if matches!(op.kind, OpKind::Load { .. } | OpKind::Exists | OpKind::Touch { .. }) {
             self.due.push_back((now + self.limit, op.id));
         }
     }

@@ -1,11 +1,11 @@
 //! A tier with the rules around it, and one table of the operations in flight.
 //!
 //! Only this file knows the order of the rules. The counts see what the driver sees. The breaker sees late operations,
-//! and one failure for all attempts at an operation. The deadline covers all attempts, and its cancelling ends them. The
-//! throttle holds up second attempts as well as first ones.
+//! and one failure for all attempts at an operation. The deadline covers all attempts, and its cancelling ends them.
+//! The throttle holds up second attempts as well as first ones.
 //!
-//! Invariant: an operation is in the table from the moment the tier takes its first attempt until it ends, also while it
-//! waits for its next attempt. An operation that the open breaker refused is never in the table.
+//! Invariant: an operation is in the table from the moment the tier takes its first attempt until it ends, also while
+//! it waits for its next attempt. An operation that the open breaker refused is never in the table.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

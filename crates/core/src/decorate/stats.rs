@@ -6,7 +6,7 @@ use crate::histogram::Histogram;
 use crate::tier::{OpKind, Operation, Outcome};
 
 /// As they stand in metrics, by [`number`].
-const KINDS: [&str; 4] = ["load", "store", "exists", "remove"];
+const KINDS: [&str; 5] = ["load", "store", "exists", "remove", "touch"];
 
 /// Operations of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Counts {
     pub refused: u64,
     /// Ended as was asked for.
     pub done: u64,
-    /// Bytes that were asked for, of those that were done.
+    /// Bytes that were moved by those that were done: a question or a touch names a block, and moves none of it.
     pub done_bytes: u64,
     /// Ended because the tier does not have the block.
     pub absent: u64,
@@ -53,7 +53,9 @@ impl Stats {
             Outcome::Failed(_) => counts.failed += 1,
             _ => {
                 counts.done += 1;
-                counts.done_bytes += op.length_bytes;
+                if matches!(op.kind, OpKind::Load { .. } | OpKind::Store) {
+                    counts.done_bytes += op.length_bytes;
+                }
                 counts.time.record(time.as_micros() as u64);
             }
         }
@@ -66,5 +68,6 @@ fn number(kind: OpKind) -> usize {
         OpKind::Store => 1,
         OpKind::Exists => 2,
         OpKind::Remove { .. } => 3,
+        OpKind::Touch { .. } => 4,
     }
 }

@@ -99,7 +99,7 @@ impl Throttle {
         match kind {
             OpKind::Load { .. } => Some(&mut self.loads),
             OpKind::Store => Some(&mut self.stores),
-            OpKind::Exists | OpKind::Remove { .. } => None,
+            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => None,
         }
     }
 

@@ -20,7 +20,8 @@ impl Core {
     pub const MAX_HINTED_KEYS: usize = 1 << 20;
 
     /// A request of `instance` that will look up these `hashes` (packed, `hash_bytes` each) waits. Call
-    /// [`Core::withdraw_hint`] when it is looked up or gone. `HintId(0)` if there is no room for more.
+    /// [`Core::withdraw_hint`] when it is looked up or gone. `HintId(0)` if there is no room for more,
+    /// or the namespace is a trial.
     pub fn hint(
         &mut self,
         instance: Instance,
@@ -32,7 +33,7 @@ impl Core {
         let count = hashes.len() / hash_bytes;
         debug_assert!(count <= Core::MAX_KEYS_PER_EVENT);
         let Some(class) = self.cache.namespace(namespace).class(group) else { return HintId(0) };
-        if count == 0 || self.hints.keys() + count > Core::MAX_HINTED_KEYS {
+        if count == 0 || self.is_trial(namespace) || self.hints.keys() + count > Core::MAX_HINTED_KEYS {
             return HintId(0);
         }
         let key = |hash| self.cache.fingerprint(namespace, group, hash);

@@ -38,6 +38,8 @@ pub struct Lookup {
     cursor: Option<Cursor>,
     /// What it finds goes to the tiers that lack it: until one takes no more, so that none gets a child alone.
     is_writing: bool,
+    /// A promotion that it wants found no slot.
+    lacks_room: bool,
     counts: Counts,
 }
 
@@ -85,8 +87,9 @@ impl Core {
     /// `instance` gets the lease; `None` only asks.
     pub fn begin_lookup(&mut self, instance: Option<Instance>, namespace: NamespaceIndex) -> Lookup {
         let (found, ends, counts) = (Vec::new(), Vec::new(), Counts::default());
-        let (lease, leased, before) = (None, 0, 0);
-        Lookup { instance, namespace, found, ends, lease, leased, before, cursor: None, is_writing: true, counts }
+        let (lease, leased, before, cursor) = (None, 0, 0, None);
+        let (is_writing, lacks_room) = (true, false);
+        Lookup { instance, namespace, found, ends, lease, leased, before, cursor, is_writing, lacks_room, counts }
     }
 
     /// Asks for the next `hashes` (packed, `hash_bytes` each) of `group` in prefix order; pieces of one group
@@ -127,7 +130,8 @@ impl Core {
             lookup.counts.misses[reason as usize] += end - cursor.position;
         }
         lookup.cursor = Some(Cursor { position: end, ..cursor });
-        if self.tiers.is_on() {
+        lookup.lacks_room |= allowance.lacks_room;
+        if self.uses_tiers(lookup.namespace) {
             lookup.is_writing = lookup.is_writing && self.consider_hits(&lookup.found[found..]);
         }
         let hits = (lookup.found.len() - found) as u64;
@@ -138,7 +142,7 @@ impl Core {
     /// Ends a lookup. The lease is `LeaseId(0)` if nothing is ready, nobody wants one, or it was released in a pause.
     pub fn finish_lookup(&mut self, mut lookup: Lookup) -> LeaseId {
         self.touch_found(&lookup);
-        self.journal.stats_mut().count(&lookup.counts);
+        self.count(&lookup);
         match (lookup.instance, lookup.lease) {
             (Some(_), Some(lease)) => self.extend(lease, lookup.found.split_off(lookup.leased)),
             (Some(instance), None) if !lookup.found.is_empty() => self.leases.add(instance, lookup.found),
@@ -166,6 +170,7 @@ impl Core {
         let is_awaited = lookup.lease.is_none_or(|lease| self.leases.is_held(lease));
         if is_awaited {
             lookup.namespace = namespace;
+            lookup.lacks_room = false;
             lookup.counts.forget_passing();
         }
         is_awaited
@@ -174,7 +179,7 @@ impl Core {
     /// Gives a lookup's pins back, but for those that its lease covers. One that was never answered is not counted.
     pub fn cancel_lookup(&mut self, mut lookup: Lookup) {
         if lookup.lease.is_some() {
-            self.journal.stats_mut().count(&lookup.counts);
+            self.count(&lookup);
         }
         if lookup.instance.is_some() {
             self.leases.give_up(lookup.found.split_off(lookup.leased));
@@ -194,6 +199,12 @@ impl Core {
         for _ in 0..Core::UNPINS_PER_EVENT {
             let Some(block) = self.leases.take_ended() else { return };
             self.unpin(block);
+        }
+    }
+
+    fn count(&mut self, lookup: &Lookup) {
+        if !self.is_trial(lookup.namespace) {
+            self.journal.stats_mut().count(&lookup.counts);
         }
     }
 
@@ -238,7 +249,7 @@ impl Core {
         }
         let candidates = self.cache.candidates(&keys);
         self.slots.touch_lines(&candidates[..hashes.len()]);
-        if lookup.instance.is_some() && self.tiers.is_on() {
+        if lookup.instance.is_some() && self.uses_tiers(lookup.namespace) {
             let absent = candidates.iter().zip(hashes.clone()).filter(|(block, _)| **block == BlockId::NONE);
             self.prepare_promotions(lookup.namespace, cursor.group, absent.map(|(_, hash)| hash));
         }
@@ -313,7 +324,7 @@ impl Core {
     /// Why a key has no block, after its promotion was started if a tier has it and a lease is wanted.
     #[inline(never)]
     fn fetch(&mut self, lookup: &Lookup, cursor: &Cursor, hash: &[u8], allowance: &mut Allowance) -> MissReason {
-        let wants_it = lookup.instance.is_some() && self.tiers.is_on();
+        let wants_it = lookup.instance.is_some() && self.uses_tiers(lookup.namespace);
         let fetched =
             wants_it.then(|| self.promote(lookup.namespace, cursor.group, hash, cursor.limit, allowance)).flatten();
         fetched.unwrap_or_else(|| self.cache.explain(lookup.namespace, cursor.group, hash))
@@ -324,6 +335,12 @@ impl Lookup {
     /// The next piece begins a group, behind its first `before` keys.
     pub fn begin_group(&mut self, before: u64) {
         (self.cursor, self.before) = (None, before);
+    }
+
+    /// Whether a key is "not yet" since all blocks that could make room for it are held. No end of anything says when
+    /// that changes.
+    pub fn lacks_room(&self) -> bool {
+        self.lacks_room
     }
 
     /// Who is told the offsets, and so may touch the slots when the daemon is no more.

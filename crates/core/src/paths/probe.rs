@@ -46,6 +46,7 @@ impl Core {
     pub fn probe_done(&mut self, probe: &Probe, outcome: Outcome) {
         let key = self.tiers.key_of(&probe.key);
         self.tiers.presence_mut().answer(key, probe.tier, matches!(outcome, Outcome::Found(_)));
+        self.journal.note_end();
     }
 
     /// Appends the questions that came up since the last call.

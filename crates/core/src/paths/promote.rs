@@ -35,11 +35,13 @@ pub(crate) struct Allowance {
     starts: usize,
     evictions: usize,
     probes: usize,
+    /// A promotion found no slot: what would have to go is held.
+    pub lacks_room: bool,
 }
 
 impl Default for Allowance {
     fn default() -> Allowance {
-        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES }
+        Allowance { starts: STARTS, evictions: 2 * STARTS, probes: PROBES, lacks_room: false }
     }
 }
 
@@ -99,6 +101,7 @@ impl Core {
         if !self.has_free_slot(class) && !self.free_slots(class, 1, &mut allowance.evictions) {
             // The coldest blocks are held, perhaps by this very lookup, and were moved out of the way: the next lookup
             // finds others. The limit above guarantees that there are some.
+            allowance.lacks_room = true;
             return Some(MissReason::PromotionUnfinished);
         }
         self.start_promotion(location.tier, class, namespace, group, hash);
@@ -111,6 +114,7 @@ impl Core {
         assert!(own == generation && matches!(state, State::Promoting | State::Fenced), "{block:?} was not loading");
         let (tier, bytes) = (self.filler(block), self.slots.slot_bytes(block));
         self.tiers.end_load(tier, bytes);
+        self.journal.note_end();
         let is_ready = state == State::Promoting && self.is_as_long(block, outcome);
         match state {
             State::Promoting if is_ready => self.arrive(block, tier),
@@ -158,6 +162,7 @@ impl Core {
         let block = self.slots.begin_promotion(class, key, (tier.0, tier.bit()), holders, &mut self.journal);
         self.cache.name(&self.slots, block);
         self.tiers.begin_load(tier, self.slots.slot_bytes(block));
+        self.tiers.confirm(tier, block);
         let Block { slot, generation, .. } = self.slots[block];
         self.journal.push(Effect::Promote { tier, block, slot, generation });
         block
@@ -211,5 +216,6 @@ impl Core {
         self.slots.unmark_prefetch(block);
         self.cache.unname(&self.slots, block);
         self.slots.fence(block, &mut self.journal);
+        self.journal.note_end();
     }
 }

@@ -3,10 +3,13 @@
 //! The namespace's id gets a new, empty short name, so no lookup can hit an old block. The blocks of the old short name
 //! are then dropped a few at a time; held blocks are freed when they are released. The tiers' drivers remove the
 //! namespace's blocks from the tiers.
+//!
+//! A trial that ends is dropped in the same pieces. No tier has blocks of it, and no id means it any more. At last the
+//! memory of its sizes goes back, if no other namespace has them.
 
 use crate::cache::Fate;
 use crate::core::Core;
-use crate::key::{BlockId, NamespaceId, NamespaceIndex};
+use crate::key::{BlockId, ClassId, NamespaceId, NamespaceIndex};
 use crate::slots::{Block, State};
 
 /// What a purge took away.
@@ -31,9 +34,17 @@ impl Core {
         let blocks = groups.iter().map(|group| group.blocks).sum();
         let bytes =
             groups.iter().map(|group| group.blocks * self.slots.space().class_info(group.class).slot_bytes).sum();
-        self.purge_tiers(id, old);
-        self.journal.stats_mut().purged += blocks;
+        if !self.is_trial(old) {
+            self.purge_tiers(id, old);
+            self.journal.stats_mut().purged += blocks;
+        }
         Some((Purged { blocks, bytes }, old, new))
+    }
+
+    /// Removes a trial with all its blocks; see [`Core::open_trial`]. Panics if the namespace is none.
+    pub fn end_trial(&mut self, trial: NamespaceIndex) {
+        assert!(self.is_trial(trial), "{trial:?} is no trial: its blocks stay");
+        self.cache.end_trial(self.namespace_id(trial));
     }
 
     pub(crate) fn step_purge(&mut self) {
@@ -52,6 +63,16 @@ impl Core {
             }
             at += 1;
         }
-        self.cache.advance_purge((at < self.slots.end()).then_some(at));
+        if at < self.slots.end() {
+            return self.cache.advance_purge(Some(at));
+        }
+        let of_trial = self.cache.namespace(namespace).groups.iter().filter(|_| self.is_trial(namespace));
+        let classes: Vec<ClassId> = of_trial.map(|group| group.class).collect();
+        self.cache.advance_purge(None);
+        for class in classes {
+            if !self.cache.names().is_used(class) {
+                self.slots.free_empty_extents(class, &mut self.journal);
+            }
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Units that move from one size class to another.
 //!
-//! A few times while as many blocks are evicted or refused as one more extent would hold, a class compares the age of its
-//! older blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an unused
-//! extent, a run of its units is drained. Nothing new is placed in the run. Blocks that nobody holds move to other
-//! slots of their class (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they are
-//! released. Meanwhile no other class gets the run's empty units, or a busy class would take them back. Draining
+//! A few times while as many blocks are evicted or refused as one more extent would hold, a class compares the age of
+//! its older blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an
+//! unused extent, a run of its units is drained. Nothing new is placed in the run. Blocks that nobody holds move to
+//! other slots of their class (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they
+//! are released. Meanwhile no other class gets the run's empty units, or a busy class would take them back. Draining
 //! continues in pieces; its state is [`Drains`](crate::rebalance::Drains).
 
 use std::cmp::Reverse;
@@ -34,8 +34,8 @@ struct ExtentSample {
 const DRAIN_SLOTS_PER_STEP: u32 = 32;
 /// Evictions of one step, at about 2 µs each.
 const EVICTIONS_PER_STEP: usize = 2 * DRAIN_SLOTS_PER_STEP as usize;
-/// Comparisons with the other classes while as much is evicted or refused as one more extent of a class would hold: more make no
-/// difference to the default policy, fewer leave a class that suddenly needs room behind
+/// Comparisons with the other classes while as much is evicted or refused as one more extent of a class would hold:
+/// more make no difference to the default policy, fewer leave a class that suddenly needs room behind
 /// (bench/reports/2026-11-22-policy.md).
 const COMPARISONS_PER_EXTENT: u64 = 4;
 /// The age of a class is the age that at least one in so many of its slots has reached. The oldest block alone says
@@ -88,8 +88,8 @@ impl Core {
         }
     }
 
-    /// Blocks that had to go or could not stay. A class that refuses the rest of a prompt evicts nothing for it, and is as
-    /// short of room as one that evicts.
+    /// Blocks that had to go or could not stay. A class that refuses the rest of a prompt evicts nothing for it, and is
+    /// as short of room as one that evicts.
     fn turned_away(&self) -> u64 {
         let Stats { evicted, orphans, .. } = self.journal.stats();
         evicted + orphans
@@ -98,6 +98,7 @@ impl Core {
     /// Starts to drain a run of a class that is much older than `class`. False if no class has one to give.
     fn compare_ages(&mut self, class: ClassId) -> bool {
         let has_others = self.slots.space().classes().any(|(other, info)| other != class && info.slots > 0);
+        self.drains.note_comparison();
         has_others && self.begin_drain(class, self.age_of(class))
     }
 

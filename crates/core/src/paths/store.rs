@@ -88,9 +88,10 @@ impl Core {
             self.release_slot(block);
             return CommitOutcome::Incomplete;
         }
-        if self.cache.find(&self.slots, namespace, group, &hash).is_some() {
+        if let Some(stored) = self.cache.find(&self.slots, namespace, group, &hash) {
             self.journal.stats_mut().duplicates += 1;
             self.release_slot(block);
+            self.consider_duplicate(stored, predecessor);
             return CommitOutcome::Duplicate;
         }
         let parent = predecessor.and_then(|hash| self.cache.find(&self.slots, namespace, group, &hash));
@@ -105,7 +106,7 @@ impl Core {
         }
         let is_returning = self.is_returning(namespace, group, &hash);
         self.make_ready(block, namespace, group, hash, parent);
-        if self.tiers.is_on() {
+        if self.uses_tiers(namespace) {
             self.consider_new(block, predecessor, is_returning);
         }
         CommitOutcome::Stored
@@ -124,8 +125,10 @@ impl Core {
         self.slots.commit(block, ns, group, hash, &mut self.journal);
         self.enter(block, parent);
         self.cache.note(ns, group, &hash, Fate::Stored);
-        self.journal.stats_mut().stored += 1;
-        self.journal.stats_mut().stored_bytes += self.slots.slot_bytes(block);
+        if !self.is_trial(ns) {
+            self.journal.stats_mut().stored += 1;
+            self.journal.stats_mut().stored_bytes += self.slots.slot_bytes(block);
+        }
     }
 
     /// Index, counts and policy of a block whose record is complete.

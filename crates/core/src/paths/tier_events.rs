@@ -1,8 +1,9 @@
 //! Reports and questions of the tiers' driver, beside the results of operations.
 //!
 //! The core decides and emits [`Effect::Promote`] and [`Effect::WriteBack`]. The driver moves the bytes, and reports
-//! with [`Core::promoted`], [`Core::written_back`], [`Core::give_up`] and [`Core::probe_done`]. With the events in this
-//! file it reports which blocks a tier had at its start, which it evicted, and whether it is healthy.
+//! with [`Core::promoted`], [`Core::written_back`], [`Core::touched`], [`Core::give_up`] and [`Core::probe_done`]. With
+//! the events in this file it reports which blocks a tier had at its start, which it evicted, and whether it is
+//! healthy.
 
 use crate::core::Core;
 use crate::journal::Effect;
@@ -66,8 +67,8 @@ impl Core {
         self.tiers.is_purging(namespace)
     }
 
-    /// Blocks that were skipped after a failure may be loaded again, and answers of shared stores age. Called every
-    /// second or two.
+    /// Blocks that were skipped after a failure may be loaded again, and what is known of shared stores ages. Called
+    /// every second or two.
     pub fn expire_skips(&mut self) {
         self.tiers.expire_skips();
     }

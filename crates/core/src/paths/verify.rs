@@ -49,6 +49,7 @@ impl Core {
         let Block { state, generation: own, pins, .. } = self.slots[block];
         let is_held = own == generation && pins > 0;
         assert!(is_held && matches!(state, State::Verifying | State::Fenced), "{block:?} was not verified");
+        self.journal.note_end();
         let is_dropped = state == State::Verifying && !is_whole;
         if is_dropped {
             self.drop_rotten(block, finder);

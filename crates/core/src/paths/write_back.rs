@@ -22,6 +22,7 @@ impl Core {
         let mut is_all = true;
         for tier in self.tiers.writable() {
             is_all &= found.iter().all(|block| self.queue_write_back(tier, *block));
+            self.touch_marked(tier, found);
         }
         self.start_write_backs();
         is_all
@@ -35,10 +36,19 @@ impl Core {
     /// This block was committed behind `predecessor`.
     pub(crate) fn consider_new(&mut self, block: BlockId, predecessor: Option<BlockHash>, is_returning: bool) {
         for tier in self.tiers.writable() {
-            let is_admitted = is_returning || self.tiers.limits(tier).admission == Admission::All;
-            if is_admitted && self.is_reachable(tier, block, predecessor) {
-                self.queue_write_back(tier, block);
-            }
+            self.offer(tier, block, predecessor, is_returning);
+        }
+        self.start_write_backs();
+    }
+
+    /// A block was committed that is here already, as `block`. Tiers that may have lost it meanwhile are asked.
+    pub(crate) fn consider_duplicate(&mut self, block: BlockId, predecessor: Option<BlockHash>) {
+        if !self.tiers.is_on() || self.slots[block].state != State::Ready {
+            return;
+        }
+        for tier in self.tiers.writable().filter(|tier| self.tiers.marks(*tier).is_some()).collect::<Vec<_>>() {
+            self.offer(tier, block, predecessor, false);
+            self.touch_marked(tier, &[block]);
         }
         self.start_write_backs();
     }
@@ -47,6 +57,7 @@ impl Core {
     pub fn written_back(&mut self, tier: TierId, block: BlockId, outcome: Outcome) -> bool {
         let bytes = self.slots.slot_bytes(block);
         self.tiers.end_write_back(tier, bytes);
+        self.tiers.confirm(tier, block);
         let is_kept = match outcome {
             Outcome::Stored(at) if self.is_current(block) => {
                 let stats = self.tiers.stats_mut(tier);
@@ -98,6 +109,14 @@ impl Core {
         self.journal.push(Effect::WriteBack { tier, block, slot, generation });
     }
 
+    /// Queues a block that was committed, if the tier takes such ones.
+    fn offer(&mut self, tier: TierId, block: BlockId, predecessor: Option<BlockHash>, is_returning: bool) {
+        let is_admitted = is_returning || self.tiers.limits(tier).admission == Admission::All;
+        if is_admitted && self.is_reachable(tier, block, predecessor) {
+            self.queue_write_back(tier, block);
+        }
+    }
+
     /// Whether the block is on the tier, or will be. False if there is no room in the queue.
     fn queue_write_back(&mut self, tier: TierId, block: BlockId) -> bool {
         let Block { tiers, generation, .. } = self.slots[block];
@@ -105,7 +124,9 @@ impl Core {
             return true;
         }
         let is_there = self.tiers.location(self.tier_key_of(block)).is_some_and(|(location, _)| location.tier == tier);
-        if !is_there && !self.tiers.enqueue(tier, block, generation) {
+        if is_there {
+            self.tiers.confirm(tier, block);
+        } else if !self.tiers.enqueue(tier, block, generation) {
             return false;
         }
         self.slots.add_tier(block, tier.bit());

@@ -93,8 +93,9 @@ impl Ghosts {
         Some(ghost)
     }
 
-    /// Shows about `count` of the ghosts to `see`, others each time, and returns how many each of them stands for. Keys are
-    /// spread evenly over the buckets, so any bucket is a fair sample. Most may be empty: it looks at `count` at most.
+    /// Shows about `count` of the ghosts to `see`, others each time, and returns how many each of them stands for. Keys
+    /// are spread evenly over the buckets, so any bucket is a fair sample. Most may be empty: it looks at `count` at
+    /// most.
     pub fn sample(&mut self, count: usize, clock: u32, mut see: impl FnMut(Ghost)) -> f64 {
         let (mut seen, mut looked_at) = (0, 0);
         while seen < count && looked_at < count.min(self.buckets) {

@@ -54,8 +54,8 @@ impl HitDensity {
         self.aged_out[bucket(age)] += 1.0;
     }
 
-    /// A block of this age may still be looked up. Such blocks are counted anew before each update, by a sample. Without
-    /// them, the blocks that come back late would be missing from the curve until they are forgotten.
+    /// A block of this age may still be looked up. Such blocks are counted anew before each update, by a sample.
+    /// Without them, the blocks that come back late would be missing from the curve until they are forgotten.
     pub fn wait(&mut self, age: u32) {
         self.alive[bucket(age)] += 1.0;
     }

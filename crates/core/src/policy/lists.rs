@@ -99,8 +99,8 @@ impl Lists {
 
     /// Takes out the coldest block that is neither held nor protected, as `choose` compares the two lists. If all
     /// blocks that it looks at are protected, it takes the coldest of them, a leaf, if `residents` allows that. Held
-    /// blocks move to the head: they are in use, and every later eviction would meet them again. This one ends a list where
-    /// it meets them again. Protected ones keep their place, or a child could become more recent than its parent.
+    /// blocks move to the head: they are in use, and every later eviction would meet them again. This one ends a list
+    /// where it meets them again. Protected ones keep their place, or a child could become more recent than its parent.
     pub fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents, choose: impl Choose) -> Option<BlockId> {
         let mut at = [self.lists[FRESH].tail, self.lists[REUSED].tail];
         let mut wanted = None;

@@ -276,8 +276,8 @@ impl Space {
         self.is_refused
     }
 
-    /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits, or no
-    /// memory for what is kept of its slots.
+    /// Gives a run of free units to `class` at this time of the core's clock. `None` if there is no run that fits, or
+    /// no memory for what is kept of its slots.
     pub fn grow(&mut self, class: ClassId, clock: u32) -> Option<ExtentId> {
         self.is_refused = false;
         if self.free_units == 0 {

@@ -241,6 +241,16 @@ impl Slots {
         journal.push(Effect::ExtentCleared { first_unit, units });
     }
 
+    /// The units of the class's empty extents are free for any class.
+    pub fn free_empty_extents(&mut self, class: ClassId, journal: &mut Journal) {
+        while let Some(id) = self.space.empty_extent(class) {
+            let Extent { first_unit, units, .. } = *self.space.extent(id);
+            let run = Run { first_unit, units };
+            self.space.drain(run).into_iter().for_each(|extent| self.give_back(extent, journal));
+            self.space.finish_drain(run);
+        }
+    }
+
     /// See [`Space::finish_drain`].
     pub fn finish_drain(&mut self, run: Run) -> bool {
         self.space.finish_drain(run)

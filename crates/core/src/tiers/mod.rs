@@ -8,10 +8,11 @@
 //! for any more, and `prefetch` those that no lookup has asked for yet. A block of an own tier has one location.
 //! Without a tier, nothing here is ever called.
 //!
-//! In the order of dependence: `locations` (which tier has which block), `presence` (answers of shared tiers), this
-//! file.
+//! In the order of dependence: `locations` (which tier has which block), `presence` (answers of shared tiers), `marks`
+//! (how old is what is known of resident blocks on shared tiers), this file.
 
 mod locations;
+mod marks;
 mod presence;
 
 use std::collections::VecDeque;
@@ -23,6 +24,8 @@ pub use crate::key::TierId;
 pub(crate) use locations::LoadHealth;
 use locations::Locations;
 pub use locations::TierLocation;
+use marks::Marks;
+pub use marks::Touching;
 pub(crate) use presence::Presence;
 use presence::PresenceCache;
 pub use presence::Probe;
@@ -67,6 +70,8 @@ pub struct Limits {
     pub store_permille: u32,
     /// Thousandths of the pool that late loads may keep out of use; over it the tier is closed.
     pub late_permille: u32,
+    /// How the tier is told of uses; `None` for one that loses nothing unsaid, or takes no touches.
+    pub touching: Option<Touching>,
 }
 
 impl Default for Limits {
@@ -83,6 +88,7 @@ impl Default for Limits {
             // A 32nd: enough to keep a disk busy, and nothing that eviction would notice.
             store_permille: 31,
             late_permille: 62,
+            touching: None,
         }
     }
 }
@@ -122,6 +128,10 @@ pub struct TierStats {
     pub dropped_gone: u64,
     /// Blocks that the tier said it has no more, evicted or removed.
     pub evicted: u64,
+    /// Touches that the tier was asked for.
+    pub touches: u64,
+    /// Of those, blocks that were gone: their next sighting stores them again.
+    pub lost: u64,
 }
 
 /// One tier, at this moment.
@@ -146,6 +156,8 @@ pub struct TierReport {
     pub storing_blocks: u64,
     /// Bytes of the slots of those.
     pub storing_bytes: u64,
+    /// Calls of [`crate::Core::expire_skips`] after which a mark is old at present; 0 if the tier is never touched.
+    pub touch_ticks: u32,
 }
 
 struct Tier {
@@ -161,6 +173,7 @@ struct Tier {
     queue: VecDeque<(BlockId, Generation)>,
     storing: Amount,
     stats: TierStats,
+    marks: Option<Marks>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -215,6 +228,7 @@ impl Tiers {
     /// One more tier. Panics beyond [`TierId::MAX`].
     pub fn open(&mut self, limits: Limits) -> TierId {
         assert!(self.all.len() < TierId::MAX, "more tiers than a block's record has bits for");
+        let seed = self.seed.rotate_left(self.all.len() as u32 + 1);
         self.all.push(Tier {
             limits,
             is_healthy: true,
@@ -226,6 +240,7 @@ impl Tiers {
             queue: VecDeque::new(),
             storing: Amount::default(),
             stats: TierStats::default(),
+            marks: limits.touching.map(|touching| Marks::new(touching, seed)),
         });
         TierId(self.all.len() as u8 - 1)
     }
@@ -291,12 +306,14 @@ impl Tiers {
             waiting_blocks: state.queue.len() as u64,
             storing_blocks: state.storing.blocks,
             storing_bytes: state.storing.bytes,
+            touch_ticks: state.marks.as_ref().map_or(0, Marks::length),
         }
     }
 
     /// Bytes on the heap that grow with the number of blocks there.
     pub fn heap_bytes(&self) -> usize {
-        self.locations.heap_bytes()
+        let marks = self.all.iter().filter_map(|tier| tier.marks.as_ref());
+        self.locations.heap_bytes() + marks.map(Marks::heap_bytes).sum::<usize>()
     }
 
     // What lies where.
@@ -354,6 +371,7 @@ impl Tiers {
             self.locations.set_health(key, LoadHealth::Good);
         }
         self.presence.forget();
+        self.all.iter_mut().filter_map(|tier| tier.marks.as_mut()).for_each(Marks::tick);
     }
 
     /// What shared tiers answered.
@@ -377,6 +395,28 @@ impl Tiers {
 
     pub fn is_purging(&self, namespace: NamespaceId) -> bool {
         self.purging.contains(&namespace)
+    }
+
+    // How old the marks of shared tiers are.
+
+    /// None of a tier that is told of no uses.
+    pub fn marks_mut(&mut self, tier: TierId) -> Option<&mut Marks> {
+        self.get_mut(tier).marks.as_mut()
+    }
+
+    pub fn marks(&self, tier: TierId) -> Option<&Marks> {
+        self.get(tier).marks.as_ref()
+    }
+
+    /// A tier of which blocks wait to be touched, and may be now.
+    pub fn to_touch(&self) -> Option<TierId> {
+        let has_due = |tier: &TierId| self.marks(*tier).is_some_and(Marks::has_due) && self.is_open(*tier);
+        self.writable().find(has_due)
+    }
+
+    /// The tier has the block.
+    pub fn confirm(&mut self, tier: TierId, block: BlockId) {
+        self.marks_mut(tier).into_iter().for_each(|marks| marks.confirm(block));
     }
 
     // On its way up.
@@ -442,6 +482,7 @@ impl Tiers {
         }
         state.queue.push_back((block, generation));
         state.stats.queued += 1;
+        state.marks.iter_mut().for_each(|marks| marks.wait(block));
         true
     }
 

@@ -130,7 +130,7 @@ impl Table {
                 self.moving.push(Moving { from, at: (slot, generation), to, to_slot });
             }
             // What moves between tiers is kept in `tiers`.
-            Effect::Promote { .. } | Effect::WriteBack { .. } | Effect::PurgeTiers { .. } => {}
+            Effect::Promote { .. } | Effect::WriteBack { .. } | Effect::Touch { .. } | Effect::PurgeTiers { .. } => {}
             Effect::Verify { block, slot, generation, finder } => {
                 let row = self.row(slot);
                 let trust = if finder == Finder::Restart { Trust::Unverified } else { Trust::Verified };

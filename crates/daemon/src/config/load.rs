@@ -9,13 +9,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_rpc::client::{CONFIG_VARIABLE, config_file, read_config};
 use toml::{Table, Value};
 
 use super::check::first_unmet;
 use super::{Config, Key, keys};
-
-/// The variable that names the file.
-const CONFIG_VARIABLE: &str = "FOREBAY_CONFIG";
 
 const PREFIX: &str = "FOREBAY_";
 
@@ -26,8 +24,10 @@ const RESERVED: [&str; 6] =
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// The file, if a flag named one; otherwise `FOREBAY_CONFIG` does.
+    /// The file, if a flag named one; otherwise `FOREBAY_CONFIG` does, or it is the usual one: see [`config_file`].
     pub file: Option<PathBuf>,
+    /// Read if it is there, and nobody names another.
+    pub usual_file: Option<PathBuf>,
     /// Name and value of every environment variable; those without our prefix are passed over.
     pub variables: Vec<(String, String)>,
     /// Key and value, as in `--pool.capacity_bytes 8GiB`.
@@ -60,6 +60,8 @@ pub struct Loaded {
     pub config: Config,
     /// Each a sentence.
     pub warnings: Vec<String>,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
     origins: BTreeMap<&'static str, Origin>,
 }
 
@@ -71,18 +73,19 @@ impl Loaded {
 
 /// Reads all sources and checks the result. Errors are `Invalid`, or `Io` if the file cannot be read.
 pub fn load(sources: &Sources) -> Result<Loaded> {
-    let mut loaded = Loaded { config: Config::default(), warnings: Vec::new(), origins: BTreeMap::new() };
-    if let Some(path) = file(sources) {
+    let file = file(sources);
+    let mut loaded =
+        Loaded { config: Config::default(), warnings: Vec::new(), file: file.clone(), origins: BTreeMap::new() };
+    if let Some(path) = file {
         for (name, value) in read_file(&path)? {
             let key = find(&name).ok_or_else(|| unknown_key(&name).with("file", path.display()))?;
             loaded.set(key, &value, Origin::File(path.clone()))?;
         }
     }
-    for (name, text) in sources.variables.iter().filter(|(name, _)| is_ours(name)) {
-        match keys().into_iter().find(|key| key.variable() == *name) {
-            Some(key) => loaded.set_text(key, text, Origin::Variable(name.clone()))?,
-            None if is_kubernetes(name, text) => {}
-            None => loaded.warnings.push(unknown_variable(name)?),
+    loaded.warnings = check_names(&sources.variables)?;
+    for (name, text) in &sources.variables {
+        if let Some(key) = key_of(name) {
+            loaded.set_text(key, text, Origin::Variable(name.clone()))?;
         }
     }
     for (name, text) in &sources.flags {
@@ -95,13 +98,19 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
     }
 }
 
+/// Warnings of variables with our prefix that are nothing of ours. Errors for one that resembles a key.
+pub fn check_names(variables: &[(String, String)]) -> Result<Vec<String>> {
+    let is_unknown = |name: &str, text: &str| is_ours(name) && key_of(name).is_none() && !is_kubernetes(name, text);
+    let unknown = variables.iter().filter(|(name, text)| is_unknown(name, text));
+    unknown.map(|(name, _)| unknown_variable(name)).collect()
+}
+
 impl Loaded {
     /// In flags and variables a value is written as in the file, and text may go without its quotes.
     fn set_text(&mut self, key: &'static Key, text: &str, origin: Origin) -> Result<()> {
         let quoted = Value::String(text.to_string());
         if self.config.set(key, &quoted) {
-            self.origins.insert(key.name, origin);
-            return Ok(());
+            return self.came_from(key, origin);
         }
         let bare = format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
         self.set(key, &bare.unwrap_or(quoted), origin)
@@ -115,6 +124,24 @@ impl Loaded {
                 .with("from", origin)
                 .hint(format!("give {}", key.kind)));
         }
+        self.came_from(key, origin)
+    }
+
+    /// Of the value that was set last. A relative path means another place from another working directory: a flag's is
+    /// made whole where it is given, and others are refused.
+    fn came_from(&mut self, key: &'static Key, origin: Origin) -> Result<()> {
+        let value = self.config.value(key).filter(|_| key.is_path);
+        for path in value.iter().flat_map(texts).map(Path::new).filter(|path| path.is_relative()) {
+            let whole = whole(path)?;
+            if origin != Origin::Flag {
+                return Err(Error::invalid(format!("`{}` cannot be `{}`", key.name, path.display()))
+                    .with("from", origin)
+                    .hint(format!("give a path that begins with `/`, such as `{}`", whole.display())));
+            }
+        }
+        if let (Some(value), Origin::Flag) = (&value, &origin) {
+            self.config.set(key, &with_whole_paths(value)?);
+        }
         self.origins.insert(key.name, origin);
         Ok(())
     }
@@ -127,38 +154,48 @@ impl Loaded {
     }
 }
 
+/// The key that this variable sets.
+fn key_of(variable: &str) -> Option<&'static Key> {
+    keys().into_iter().find(|key| key.variable() == variable)
+}
+
+/// The text, or those of a list.
+fn texts(value: &Value) -> Vec<&str> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().filter_map(Value::as_str).collect()
+}
+
+fn with_whole_paths(value: &Value) -> Result<Value> {
+    match value {
+        Value::Array(list) => list.iter().map(with_whole_paths).collect::<Result<_>>().map(Value::Array),
+        Value::String(path) => Ok(Value::String(whole(Path::new(path))?.to_string_lossy().into_owned())),
+        other => Ok(other.clone()),
+    }
+}
+
+/// The path from the root, without a look at the disk.
+fn whole(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::new(ErrorKind::Io, "cannot tell the working directory")
+            .source(error)
+            .hint("give a path that begins with `/`")
+    })
+}
+
 fn find(name: &str) -> Option<&'static Key> {
     keys().into_iter().find(|key| key.name == name)
 }
 
 fn file(sources: &Sources) -> Option<PathBuf> {
-    let named = || sources.variables.iter().find(|(name, value)| name == CONFIG_VARIABLE && !value.is_empty());
-    sources.file.clone().or_else(|| named().map(|(_, path)| PathBuf::from(path)))
+    let named = sources.variables.iter().find(|(name, _)| name == CONFIG_VARIABLE).map(|(_, path)| Path::new(path));
+    sources.file.clone().or_else(|| config_file(named, sources.usual_file.as_deref()))
 }
 
 /// The file's keys with their full names, in the file's order of sections.
 fn read_file(path: &Path) -> Result<Vec<(String, Value)>> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Error::new(ErrorKind::Io, "cannot read the configuration")
-            .with("file", path.display())
-            .source(error)
-            .hint("name another file with `--config` or `FOREBAY_CONFIG`")
-    })?;
-    let table: Table = text.parse().map_err(|error: toml::de::Error| {
-        Error::invalid("the configuration is not valid TOML")
-            .with("file", path.display())
-            .source(format!("line {}: {}", line_of(&text, &error), error.message()))
-            .hint("docs/config.md has an example; `forebay config` prints the effective configuration as such a file")
-    })?;
     let mut keys = Vec::new();
-    flatten("", table, &mut keys);
+    flatten("", read_config(path)?, &mut keys);
     Ok(keys)
-}
-
-/// The line of an error. The line itself is not shown: it may hold a password.
-fn line_of(text: &str, error: &toml::de::Error) -> usize {
-    let at = error.span().map_or(0, |span| span.start.min(text.len()));
-    1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count()
 }
 
 fn flatten(prefix: &str, table: Table, keys: &mut Vec<(String, Value)>) {
@@ -189,11 +226,24 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn unknown_key(name: &str) -> Error {
-    let error = Error::invalid(format!("unknown key `{name}`"));
-    match nearest(name, keys().into_iter().map(|key| key.name)) {
-        Some(near) => error.hint(format!("did you mean `{near}`?")),
-        None => error.hint("`forebay config` lists all keys"),
-    }
+    Error::invalid(format!("unknown key `{name}`"))
+        .hint(key_hint(name, "").unwrap_or_else(|| "`forebay config` lists all keys".to_owned()))
+}
+
+/// What to say of a name that is no key, if it resembles one; `dashes` stand before keys as they are written there.
+/// Whoever names a section means a key of that section.
+pub fn key_hint(name: &str, dashes: &str) -> Option<String> {
+    let mean = |key: &str| format!("did you mean `{dashes}{key}`?");
+    let parts = |key: &'static Key| key.name.rsplit_once('.').expect("a key is in a section");
+    let named = name.rsplit_once('.').filter(|(section, _)| keys().into_iter().any(|key| parts(key).0 == *section));
+    let Some((section, last)) = named else {
+        return nearest(name, keys().into_iter().map(|key| key.name)).map(mean);
+    };
+    let own: Vec<&str> = keys().into_iter().map(parts).filter(|(of, _)| *of == section).map(|(_, last)| last).collect();
+    Some(match nearest(last, own.iter().copied()) {
+        Some(near) => mean(&format!("{section}.{near}")),
+        None => format!("the keys of `{section}` are {}", own.join(", ")),
+    })
 }
 
 /// The warning about a variable that no key resembles. Errors for the others, with the nearest.
@@ -212,7 +262,7 @@ fn unknown_variable(name: &str) -> Result<String> {
 
 /// The candidate that `word` was probably meant to be: one that it is a part of, or that is at most a third of
 /// its letters away.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let last_part = |name: &str| name.rsplit('.').next().unwrap_or(name).to_string();
     candidates
         .map(|candidate| {
@@ -259,7 +309,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("forebay.toml");
         std::fs::write(&file, text).unwrap();
-        load(&Sources { file: Some(file), variables: pairs(variables), flags: pairs(flags) })
+        load(&Sources { file: Some(file), usual_file: None, variables: pairs(variables), flags: pairs(flags) })
     }
 
     fn refusal(text: &str, variables: &[(&str, &str)], flags: &[(&str, &str)]) -> (String, String) {
@@ -291,6 +341,26 @@ mod tests {
         assert_eq!(origin(&loaded, "limits.blocks_per_commit"), Origin::Flag);
         assert_eq!(origin(&loaded, "limits.leases_per_session"), Origin::Default);
         assert_eq!(limits.leases_per_session, Config::default().limits.leases_per_session);
+    }
+
+    #[test]
+    fn the_usual_file_is_read_if_it_is_there_and_nobody_names_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let [usual, other] = ["usual", "other"].map(|name| directory.path().join(name));
+        let sessions = |file: Option<&PathBuf>, variables: &[(&str, &str)]| {
+            let (file, variables) = (file.cloned(), pairs(variables));
+            let loaded =
+                load(&Sources { file, usual_file: Some(usual.clone()), variables, flags: Vec::new() }).unwrap();
+            (loaded.config.limits.sessions, loaded.file)
+        };
+        let default = Config::default().limits.sessions;
+        assert_eq!(sessions(None, &[]), (default, None));
+        std::fs::write(&usual, "[limits]\nsessions = 1\n").unwrap();
+        std::fs::write(&other, "[limits]\nsessions = 2\n").unwrap();
+        assert_eq!(sessions(None, &[]), (1, Some(usual.clone())));
+        assert_eq!(sessions(Some(&other), &[]), (2, Some(other.clone())));
+        assert_eq!(sessions(None, &[("FOREBAY_CONFIG", other.to_str().unwrap())]), (2, Some(other)));
+        assert_eq!(sessions(None, &[("FOREBAY_CONFIG", "")]), (default, None), "an empty name means no file");
     }
 
     #[test]
@@ -330,6 +400,9 @@ mod tests {
         assert_eq!(hint, "did you mean `FOREBAY_POOL_CAPACITY_BYTES`?");
         assert_eq!(refusal("", &[], &[("sessions", "3")]).1, "did you mean `limits.sessions`?");
         assert_eq!(refusal("nonsense = 1", &[], &[]).1, "`forebay config` lists all keys");
+        // The same word is a key of another section, which was not meant.
+        let (_, hint) = refusal("[tier.object]\nurls = \"x\"", &[], &[]);
+        assert!(hint.starts_with("the keys of `tier.object` are bucket, ") && hint.contains("endpoint"), "{hint}");
         // A whole section under a wrong name is found by its keys.
         assert_eq!(refusal("[memory]\nhuge_pages = \"off\"", &[], &[]).1, "did you mean `pool.huge_pages`?");
     }
@@ -357,7 +430,8 @@ mod tests {
     fn a_value_that_cannot_be_is_refused_with_its_origin_and_what_would_do() {
         let (message, hint) = refusal("[pool]\ncapacity_bytes = \"8 gigs\"\n", &[], &[]);
         assert!(message.starts_with("`pool.capacity_bytes` cannot be `8 gigs` (from=`file "), "{message}");
-        assert_eq!(hint, "give a size, such as `8589934592` or `\"8GiB\"`");
+        assert!(hint.starts_with("give a size, such as `8589934592` or `\"8GiB\"`"), "{hint}");
+        assert!(hint.ends_with("a whole number with KiB, MiB, GiB or TiB"), "{hint}");
         for (name, value) in [
             ("pool.capacity_bytes", "1"),
             ("pool.unit_bytes", "3MiB"),

@@ -12,6 +12,8 @@ pub struct Key {
     pub kind: &'static str,
     /// Whether a value may hold a password.
     pub is_secret: bool,
+    /// Whether a value is a path, or a list of them.
+    pub is_path: bool,
     pub(crate) own_variable: Option<&'static str>,
     /// The default in words (markdown), where it depends on the user.
     pub default_text: Option<&'static str>,
@@ -82,6 +84,7 @@ macro_rules! settings {
                         meaning: &[$($meaning),+],
                         kind: <$Type as $crate::config::Setting>::KIND,
                         is_secret: <$Type as $crate::config::Setting>::IS_SECRET,
+                        is_path: <$Type as $crate::config::Setting>::IS_PATH,
                         own_variable: $crate::config::only(&[$($variable)?]),
                         default_text: $crate::config::only(&[$($shown)?]),
                     },

@@ -15,6 +15,8 @@ pub trait Setting: Sized {
     const KIND: &'static str;
     /// Whether a value may hold a password, so that not even one that does not fit is shown.
     const IS_SECRET: bool = false;
+    /// Whether a value is a path, or a list of them, which must mean the same from every working directory.
+    const IS_PATH: bool = false;
     /// None if the value does not fit.
     fn read(value: &Value) -> Option<Self>;
     /// None if the setting is not set.
@@ -37,7 +39,8 @@ impl fmt::Display for Bytes {
 }
 
 impl Setting for Bytes {
-    const KIND: &'static str = "a size, such as `8589934592` or `\"8GiB\"`";
+    const KIND: &'static str =
+        "a size, such as `8589934592` or `\"8GiB\"`: a number of bytes, or a whole number with KiB, MiB, GiB or TiB";
 
     fn read(value: &Value) -> Option<Bytes> {
         match value {
@@ -100,6 +103,33 @@ impl Setting for Secret {
 
     fn show(&self) -> Option<Value> {
         Some(Value::String("***".to_string()))
+    }
+}
+
+/// How a line of the log is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Setting for LogFormat {
+    const KIND: &'static str = "`\"text\"` or `\"json\"`";
+
+    fn read(value: &Value) -> Option<LogFormat> {
+        match value.as_str()? {
+            "text" => Some(LogFormat::Text),
+            "json" => Some(LogFormat::Json),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> Option<Value> {
+        let text = match self {
+            LogFormat::Text => "text",
+            LogFormat::Json => "json",
+        };
+        Some(Value::String(text.to_string()))
     }
 }
 
@@ -254,6 +284,7 @@ impl Setting for String {
 
 impl Setting for PathBuf {
     const KIND: &'static str = "a path";
+    const IS_PATH: bool = true;
 
     fn read(value: &Value) -> Option<PathBuf> {
         value.as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
@@ -278,6 +309,7 @@ impl Setting for Vec<u32> {
 
 impl Setting for Vec<PathBuf> {
     const KIND: &'static str = "a path, or a list of paths, such as `[\"/mnt/a/forebay\", \"/mnt/b/forebay\"]`";
+    const IS_PATH: bool = true;
 
     /// Text that begins like a list is one, so that a variable can name several.
     fn read(value: &Value) -> Option<Vec<PathBuf>> {
@@ -315,6 +347,7 @@ impl Setting for Vec<ServerUrl> {
 impl<T: Setting> Setting for Option<T> {
     const KIND: &'static str = T::KIND;
     const IS_SECRET: bool = T::IS_SECRET;
+    const IS_PATH: bool = T::IS_PATH;
 
     fn read(value: &Value) -> Option<Option<T>> {
         T::read(value).map(Some)

@@ -18,14 +18,33 @@ pub struct Health {
     pub needed_bytes: u64,
     pub is_draining: bool,
     /// Of each tier below the pool: its name, its state, and why. None of them is needed to serve.
-    pub tiers: Vec<(&'static str, &'static str, String)>,
+    pub tiers: Vec<TierHealth>,
+}
+
+/// Of a tier below the pool.
+#[derive(Clone, Debug)]
+pub struct TierHealth {
+    pub name: &'static str,
+    pub state: &'static str,
+    pub why: String,
+    /// It serves, with all its disks and stores.
+    pub is_whole: bool,
+}
+
+/// What comes of a check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finding {
+    Holds,
+    /// Something is wrong, and the daemon serves on without it.
+    Impaired,
+    Fails,
 }
 
 /// One reason for or against.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
     pub name: &'static str,
-    pub holds: bool,
+    pub finding: Finding,
     pub why: String,
 }
 
@@ -40,10 +59,12 @@ impl Health {
         let Health { populated_bytes, needed_bytes, .. } = self;
         let serving = if self.is_draining { "draining: no new slots and leases are granted" } else { "not draining" };
         let index = if self.is_recovered { "complete" } else { "still being read from the pool" };
-        let tiers = self.tiers.iter().map(|(name, state, why)| {
+        let tiers = self.tiers.iter().map(|tier| {
+            let TierHealth { name, state, why, is_whole } = tier;
             let colon = if why.is_empty() { "" } else { ": " };
             // The rest serves on without it: an engine that is sent elsewhere would gain nothing.
-            check(name, true, format!("{state}{colon}{why}"))
+            let finding = if *is_whole { Finding::Holds } else { Finding::Impaired };
+            Check { name, finding, why: format!("{state}{colon}{why}") }
         });
         let mut checks = vec![
             self.core(),
@@ -66,7 +87,7 @@ impl Health {
 }
 
 fn check(name: &'static str, holds: bool, why: String) -> Check {
-    Check { name, holds, why }
+    Check { name, finding: if holds { Finding::Holds } else { Finding::Fails }, why }
 }
 
 #[cfg(test)]
@@ -83,7 +104,7 @@ mod tests {
     };
 
     fn failing(checks: Vec<Check>) -> Vec<&'static str> {
-        checks.into_iter().filter(|check| !check.holds).map(|check| check.name).collect()
+        checks.into_iter().filter(|check| check.finding == Finding::Fails).map(|check| check.name).collect()
     }
 
     #[test]
@@ -102,9 +123,16 @@ mod tests {
 
     #[test]
     fn a_sick_tier_is_told_and_does_not_send_engines_away() {
-        let health = Health { tiers: vec![("ssd", "sick", "io".to_string())], ..WELL };
-        let checks = health.ready();
-        assert_eq!(failing(checks.clone()), [""; 0]);
-        assert_eq!(checks.last().map(|check| (check.name, check.why.as_str())), Some(("ssd", "sick: io")));
+        for (state, is_whole, finding) in [
+            ("sick", false, Finding::Impaired),
+            ("serving", false, Finding::Impaired),
+            ("serving", true, Finding::Holds),
+        ] {
+            let tier = TierHealth { name: "ssd", state, why: "io".to_string(), is_whole };
+            let checks = Health { tiers: vec![tier], ..WELL }.ready();
+            assert_eq!(failing(checks.clone()), [""; 0]);
+            let last = checks.last().expect("the tier's");
+            assert_eq!((last.name, last.finding, last.why.as_str()), ("ssd", finding, &*format!("{state}: io")));
+        }
     }
 }

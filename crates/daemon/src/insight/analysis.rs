@@ -83,7 +83,7 @@ impl Analysis {
             }
         }
         let at_us = seen.at.saturating_duration_since(self.start).as_micros() as u64;
-        self.ceiling.note(at_us, keys.iter().copied());
+        self.ceiling.note(at_us, &keys, seen.hits);
         self.curve.note(owner, Shape { block_bytes: seen.block_bytes, attention: seen.attention }, &keys);
         self.fade(keys.len() as u64 * seen.block_bytes);
         if let Some(recording) = &mut self.recording {

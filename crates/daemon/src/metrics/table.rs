@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 
 use super::{Histogram, Share, Snapshot, Tier};
 use crate::insight::ALARMS;
+use crate::tiers::TICK;
 
 /// What [`render`] writes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -30,6 +31,8 @@ struct Metric {
 
 enum Read {
     Counter(fn(&Snapshot) -> u64),
+    /// Microseconds, told in seconds.
+    CounterOfTime(fn(&Snapshot) -> u64),
     Gauge(fn(&Snapshot) -> u64),
     /// Names of the labels, and each combination of their values with its count.
     Counters(&'static [&'static str], fn(&Snapshot) -> Samples),
@@ -45,7 +48,7 @@ type Shares = Vec<(Vec<String>, f64)>;
 
 type Times<'a> = Vec<(Vec<String>, &'a Histogram)>;
 
-use Read::{Counter, Counters, Gauge, Gauges, Ratios, Seconds, SecondsBy};
+use Read::{Counter, CounterOfTime, Counters, Gauge, Gauges, Ratios, Seconds, SecondsBy};
 
 const fn metric(name: &'static str, help: &'static str, read: Read) -> Metric {
     Metric { name, help, read }
@@ -123,7 +126,7 @@ static METRICS: &[Metric] = &[
     // Lookups.
     metric(
         "forebay_lookups_total",
-        "Lookups. One whose blocks are promoted or verified meanwhile counts once, with its last answer.",
+        "Lookups. A lookup whose blocks are promoted or verified meanwhile counts once, with its last answer.",
         Counter(|s| s.core.lookups),
     ),
     metric("forebay_lookup_keys_total", "Keys looked up: the sum of hits and misses.", Counter(|s| s.core.keys)),
@@ -214,7 +217,7 @@ static METRICS: &[Metric] = &[
     metric("forebay_reserved_slots_total", "Slots given to clients to fill.", Counter(|s| s.core.reserved)),
     metric(
         "forebay_short_reservations_total",
-        "Requests for slots that got none, or fewer than they asked for; a request for more than 64 asks for 64.",
+        "Requests for slots that got fewer than they asked for, or none; one for more than 64 counts as one for 64.",
         Counter(|s| s.core.short_reservations),
     ),
     metric(
@@ -229,7 +232,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_unstored_blocks_total",
-        "Slots that clients reserved or committed and that did not become blocks, by reason.",
+        "Slots that clients reserved or committed but that did not become blocks, by reason.",
         Counters(&["reason"], unstored_by_reason),
     ),
     // What left the pool, and what came back.
@@ -269,7 +272,7 @@ static METRICS: &[Metric] = &[
     // The tiers below the pool.
     metric(
         "forebay_tier_state",
-        "1 for the tier's present state, 0 for the others: opening, serving, sick or failed.",
+        "1 for the tier's present state, 0 for the other states: opening, serving, sick or failed.",
         Gauges(&["tier", "state"], tier_states),
     ),
     metric(
@@ -279,7 +282,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_operations_total",
-        "Operations that ended, by kind (load, store, exists, remove) and outcome (done, absent, failed).",
+        "Operations that ended, by kind (load, store, exists, remove, touch) and outcome (done, absent, failed).",
         Counters(&["tier", "op", "outcome"], tier_operations),
     ),
     metric(
@@ -289,7 +292,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_operation_bytes_total",
-        "Bytes moved by operations that succeeded.",
+        "Bytes moved by operations that succeeded: loads and stores move a block, the others move nothing.",
         Counters(&["tier", "op"], |s| by_kind(s, |counts| counts.done_bytes)),
     ),
     metric(
@@ -309,7 +312,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_late_bytes",
-        "Bytes of pool slots out of use until a load past its deadline ends; too many suspend the tier.",
+        "Bytes of pool slots that wait for the end of a late load; too many of them suspend the tier.",
         Gauges(TIER, |s| tiers(s, |t| t.core.late_bytes)),
     ),
     metric(
@@ -344,7 +347,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_unwritten_blocks_total",
-        "Blocks that were due to be written to the tier and were not, by reason: queue_full, evicted or failed.",
+        "Blocks that should have been written to the tier but were not, by reason: queue_full, evicted or failed.",
         Counters(&["tier", "reason"], tier_unwritten),
     ),
     metric(
@@ -356,6 +359,16 @@ static METRICS: &[Metric] = &[
         "forebay_tier_evicted_blocks_total",
         "Blocks that left the tier: evicted by it, or removed by a purge.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.evicted)),
+    ),
+    metric(
+        "forebay_tier_lost_blocks_total",
+        "Blocks of the pool that a shared tier had lost when it was told of their use; the next use stores them again.",
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.lost)),
+    ),
+    metric(
+        "forebay_tier_touch_period_seconds",
+        "Time after which a shared tier is told of the next use of a block in the pool; 0 for tiers that are told none.",
+        Gauges(TIER, |s| tiers(s, |t| u64::from(t.core.touch_ticks) * TICK.as_secs())),
     ),
     metric(
         "forebay_tier_breaker_opened_total",
@@ -400,7 +413,7 @@ static METRICS: &[Metric] = &[
     // The stores that hosts share.
     metric(
         "forebay_shared_store_healthy",
-        "1 if the shared store serves, 0 while the daemon does not use it because it failed.",
+        "1 if the shared store serves, 0 while the daemon does not use the store because it failed.",
         Gauges(STORE, |s| stores(s, |store| Some(u64::from(store.health == Health::Healthy)))),
     ),
     metric(
@@ -442,6 +455,16 @@ static METRICS: &[Metric] = &[
     ),
     metric("forebay_leases", "Leases held by clients.", Gauge(|s| s.held.leases)),
     metric("forebay_namespaces", "Namespaces that the daemon knows.", Gauge(|s| s.clients.namespaces)),
+    metric(
+        "forebay_saved_tokens_total",
+        "Tokens of prompts that engines loaded and so did not compute, as the engines say with the leases they return.",
+        Counter(|s| s.saved.tokens),
+    ),
+    metric(
+        "forebay_saved_prefill_seconds_total",
+        "Least time that computing the saved tokens would have taken, by each engine's fastest prefill.",
+        CounterOfTime(|s| s.saved.prefill_us),
+    ),
     metric(
         "forebay_put_bytes_total",
         "Bytes copied into the pool by `Put`, for clients that do not map it.",
@@ -490,6 +513,7 @@ impl Metric {
         let mut out = encoder.encode_descriptor(name, self.help, None, self.kind())?;
         match &self.read {
             Counter(read) => encode_counter(&mut out, read(snapshot)),
+            CounterOfTime(read) => out.encode_counter::<NoLabelSet, f64, u64>(&(read(snapshot) as f64 / 1e6), None),
             Gauge(read) => out.encode_gauge(&read(snapshot)),
             Counters(names, read) => {
                 each(names, read(snapshot), |labels, value| encode_counter(&mut out.encode_family(labels)?, value))
@@ -515,7 +539,7 @@ impl Metric {
 
     fn kind(&self) -> MetricType {
         match self.read {
-            Counter(_) | Counters(..) => MetricType::Counter,
+            Counter(_) | CounterOfTime(_) | Counters(..) => MetricType::Counter,
             Gauge(_) | Gauges(..) | Ratios(..) => MetricType::Gauge,
             Seconds(_) | SecondsBy(..) => MetricType::Histogram,
         }

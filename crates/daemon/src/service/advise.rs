@@ -40,6 +40,8 @@ pub async fn advise(shared: &Shared) -> Result<AdviseReply> {
         all: Some(share(&estimates.all)),
         namespaces: estimates.namespaces.iter().map(share).collect(),
         disk_bytes: state.disk_bytes().unwrap_or(0),
+        saved_tokens: state.saved.tokens,
+        saved_prefill_us: state.saved.prefill_us,
         shared_stores: state.tiers.shared_stores().map(str::to_owned).collect(),
     })
 }

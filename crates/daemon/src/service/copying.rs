@@ -113,13 +113,18 @@ fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
 }
 
 fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
+    let start = Instant::now();
     let hash_bytes = check_hashes(&request.hashes, request.hash_bytes)?;
     let group = group_index(request.group)?;
-    let mut blocks = Vec::new();
-    let mut size = 0;
+    let mut blocks: Vec<Block> = Vec::new();
+    let (mut size, mut hits, mut has_gap) = (0, 0, false);
     prefetch(shared, request, group, hash_bytes)?;
     for hash in request.hashes.chunks_exact(hash_bytes) {
-        let Some(found) = pin(shared, request, group, hash, hash_bytes)? else { continue };
+        let Some(found) = pin(shared, request, group, hash, hash_bytes)? else {
+            has_gap = true;
+            continue;
+        };
+        hits += usize::from(!has_gap);
         size += found.length as usize + hash_bytes + 16;
         if size > MAX_MESSAGE_BYTES {
             shared.event(|state| state.core.release(Instance::DAEMON, found.lease));
@@ -137,7 +142,17 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
         });
         blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
     }
+    note_seen(shared, request, group, hash_bytes, hits, start);
     Ok(GetReply { blocks })
+}
+
+/// A load is in the estimates of the hit rate as a lookup of its keys is.
+fn note_seen(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize, hits: usize, start: Instant) {
+    let mut state = shared.lock();
+    // Its session may have ended meanwhile.
+    if let Ok((_, namespace, _)) = target(&mut state, request.session, request.namespace, group) {
+        state.note_seen(start, (namespace, group), (request.hashes.clone(), hash_bytes), hits);
+    }
 }
 
 /// The block's bytes; `None` if two readings both differ from what was stored.

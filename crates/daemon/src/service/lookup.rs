@@ -1,45 +1,49 @@
 //! Lookup and release.
 //!
-//! A lookup that finds keys "not yet" goes on by itself: it looks at those keys again until none is on its way, and
-//! answers whenever more is known. So nobody asks twice.
+//! A lookup that finds keys "not yet" goes on by itself: it waits until something has ended that it may wait for, looks
+//! at those keys again until none is on its way, and answers whenever more is known. So nobody asks twice.
+//!
+//! A lookup of as many keys as one event may look at takes one event, and so does each later look.
 
+use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::lookup::{Answer, LeaseId, Lookup, STATE_NOT_YET};
 use forebay_core::{Core, Error, ErrorKind, NamespaceIndex, Result};
 use forebay_rpc::proto::{Done, GroupAnswer, GroupKeys, LookupReply, LookupRequest, ReleaseRequest};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::{check_hashes, group_index};
 use crate::follows::Alive;
-use crate::insight::Seen;
 use crate::instances::Session;
+use crate::metrics::Saved;
 use crate::state::{Shared, State};
 
 pub type Replies = ReceiverStream<Result<LookupReply, Status>>;
 type Sender = mpsc::Sender<Result<LookupReply, Status>>;
 
-/// Pauses between two looks at what is "not yet" grow from the first, in which a disk reads a few blocks, to the last.
-/// Those of a session with many such keys are longer: see [`Follows`](crate::follows::Follows).
+/// Pauses between two looks at what is "not yet" grow from the first, in which a disk reads a few blocks, to the last:
+/// so that blocks that come up one by one are not looked at one by one. Those of a session with many such keys are
+/// longer: see [`Follows`](crate::follows::Follows).
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
+/// A lookup looks again after so long at the latest, whether anything is said to have ended or not.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Answers for all keys of all groups, and takes the lease. Long prompts are looked up in pieces, so that other
 /// calls get in between.
 pub async fn lookup(shared: &Shared, places: &Arc<Semaphore>, request: LookupRequest) -> Result<Replies> {
     let start = Instant::now();
-    let place = find_place(shared, places)?;
-    check_size(shared, &request)?;
-    let mut pending = begin(shared, request)?;
-    let groups = pending.look().await;
-    let lease = pending.hand_out(start)?;
-    shared.lock().lookup_time.record(start.elapsed().as_micros() as u64);
+    let mut pending = Pending::parse(shared, request)?;
+    let (place, reply) = pending.look(start, |pending, state| pending.begin(state, places)).await?;
+    let reply = reply.expect("the first look is always answered");
+    let alive = pending.begin_follow(reply.lease, place, start);
     let (replies, stream) = mpsc::channel(1);
-    replies.try_send(Ok(LookupReply { lease, groups })).expect("it is the first");
-    if let Some(alive) = pending.begin_follow(lease, place) {
+    replies.try_send(Ok(reply)).expect("it is the first");
+    if let Some(alive) = alive {
         tokio::spawn(follow(pending, alive, replies));
     }
     Ok(ReceiverStream::new(stream))
@@ -47,9 +51,9 @@ pub async fn lookup(shared: &Shared, places: &Arc<Semaphore>, request: LookupReq
 
 /// A place among the lookups under way. One whose first answer is out gives its place to a new one: a lookup that waits
 /// for a tier keeps nobody from what is in the pool.
-fn find_place(shared: &Shared, places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
+fn find_place(state: &mut State, places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
     let free = places.clone().try_acquire_owned().ok();
-    free.or_else(|| shared.lock().instances.end_follow()).ok_or_else(|| {
+    free.or_else(|| state.instances.end_follow()).ok_or_else(|| {
         Error::new(ErrorKind::Full, "too many lookups are waiting").hint("raise `limits.lookups_in_flight`")
     })
 }
@@ -66,7 +70,10 @@ async fn follow(mut pending: Pending, alive: Alive, replies: Sender) {
 
 pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
     shared.event(|state| {
-        let (instance, _) = state.instances.of_session(request.session)?;
+        let saved = Saved { tokens: request.saved_tokens, prefill_us: request.saved_prefill_us };
+        let (instance, member) = state.instances.of_session(request.session)?;
+        member.saved.add(saved);
+        state.saved.add(saved);
         request.leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
         let session = session(state, request.session).expect("found above");
         request.leases.iter().chain(&request.lookups).for_each(|lease| session.follows.end(*lease));
@@ -74,7 +81,8 @@ pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
     })
 }
 
-/// A lookup under way; dropped with what it pinned when the call is cancelled.
+/// A lookup under way; dropped with what it pinned when the call is cancelled. Never drop it inside an event: its drop
+/// is one.
 struct Pending {
     shared: Shared,
     session: u64,
@@ -83,9 +91,14 @@ struct Pending {
     namespace: NamespaceIndex,
     /// Whether there are workers, which load what they hold a lease on.
     maps_pool: bool,
-    /// `None` when it has ended.
+    /// `None` before it has begun, and when it has ended.
     lookup: Option<Lookup>,
     groups: Vec<Group>,
+    looked: Looked,
+    /// Keys that were "not yet" in the last answer; `None` before the first.
+    told: Option<usize>,
+    /// Changes when something has ended that a lookup may wait for.
+    ends: watch::Receiver<u64>,
     /// Its lease, once it is in the session's `follows`.
     followed: Option<u64>,
 }
@@ -100,32 +113,129 @@ struct Group {
     hits: usize,
 }
 
+/// How far one look has come.
+#[derive(Default)]
+struct Looked {
+    /// Of the groups that are done.
+    answers: Vec<GroupAnswer>,
+    /// Of the next group, and how many bytes of its keys were looked at.
+    answer: Answer,
+    at: usize,
+}
+
+enum Step {
+    /// Keys are left for another event.
+    Unfinished,
+    /// All keys are as in the last answer.
+    Same,
+    Answer(LookupReply),
+}
+
 impl Pending {
-    /// Looks at all keys at first, then at those that were "not yet".
-    async fn look(&mut self) -> Vec<GroupAnswer> {
-        let Pending { shared, lookup, groups, .. } = self;
-        let lookup = lookup.as_mut().expect("taken only at the end");
-        let mut answers = Vec::with_capacity(groups.len());
-        for asked in groups {
-            let (before, hashes) = asked.waiting.as_ref().map_or((0, &asked.hashes), |(before, keys)| (*before, keys));
-            let mut answer = Answer::default();
-            lookup.begin_group(before);
-            for (piece, hashes) in hashes.chunks(Core::MAX_KEYS_PER_EVENT * asked.hash_bytes).enumerate() {
-                if piece > 0 {
-                    tokio::task::yield_now().await;
-                }
-                shared.event(|state| state.core.look(lookup, asked.group, hashes, asked.hash_bytes, &mut answer));
-            }
-            asked.note(&answer);
-            answers.push(GroupAnswer { states: answer.states, slots: answer.slots, generations: answer.generations });
+    fn parse(shared: &Shared, request: LookupRequest) -> Result<Pending> {
+        let groups = request.groups.into_iter().map(Group::parse).collect::<Result<_>>()?;
+        let ends = shared.lock().ends.subscribe();
+        Ok(Pending {
+            shared: shared.clone(),
+            session: request.session,
+            name: request.namespace,
+            namespace: NamespaceIndex::NONE,
+            maps_pool: false,
+            lookup: None,
+            groups,
+            looked: Looked::default(),
+            told: None,
+            ends,
+            followed: None,
+        })
+    }
+
+    /// Its place is the last thing that it takes: a lookup that is refused takes nobody's.
+    fn begin(&mut self, state: &mut State, places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit> {
+        let limits = &state.config.limits;
+        check_size(&self.groups, limits.keys_per_lookup as usize)?;
+        let limit = u64::from(limits.leases_per_session);
+        let (instance, member) = state.instances.of_session(self.session)?;
+        self.maps_pool = member.ranks > 0;
+        self.namespace = member.session.as_ref().expect("found by its session").namespace(self.name)?;
+        if state.core.lease_count(instance) >= limit {
+            return Err(Error::new(ErrorKind::Full, "the session holds too many leases")
+                .with("limit", limit)
+                .hint("raise `limits.leases_per_session`, or release leases"));
         }
-        answers
+        let place = find_place(state, places)?;
+        // Whoever maps nothing has no use for offsets, and asks without taking a lease.
+        self.lookup = Some(state.core.begin_lookup(self.maps_pool.then_some(instance), self.namespace));
+        Ok(place)
+    }
+
+    /// Looks at all keys at first, then at those that were "not yet"; `begin` is part of the first event. Returns what
+    /// `begin` did, and an answer if there is something new to say.
+    async fn look<T>(
+        &mut self,
+        asked_at: Instant,
+        begin: impl FnOnce(&mut Pending, &mut State) -> Result<T>,
+    ) -> Result<(T, Option<LookupReply>)> {
+        let shared = self.shared.clone();
+        let (begun, mut step) = shared.event(|state| -> Result<_> {
+            let begun = begin(self, state)?;
+            Ok((begun, self.step(state, asked_at)?))
+        })?;
+        loop {
+            match step {
+                Step::Unfinished => tokio::task::yield_now().await,
+                Step::Same => return Ok((begun, None)),
+                Step::Answer(reply) => return Ok((begun, Some(reply))),
+            }
+            step = shared.event(|state| self.step(state, asked_at))?;
+        }
+    }
+
+    /// One event's part of a look, with its answer when all keys were looked at.
+    fn step(&mut self, state: &mut State, asked_at: Instant) -> Result<Step> {
+        let Some(groups) = self.look_at_some(&mut state.core) else { return Ok(Step::Unfinished) };
+        let waiting = self.waiting_keys();
+        if self.told == Some(waiting) {
+            return Ok(Step::Same);
+        }
+        self.told = Some(waiting);
+        let lease = self.hand_out(state, asked_at)?;
+        Ok(Step::Answer(LookupReply { lease, groups }))
+    }
+
+    /// `None` if keys are left.
+    fn look_at_some(&mut self, core: &mut Core) -> Option<Vec<GroupAnswer>> {
+        let Pending { lookup, groups, looked, .. } = self;
+        let lookup = lookup.as_mut().expect("taken only at the end");
+        let mut keys_left = Core::MAX_KEYS_PER_EVENT;
+        for asked in &mut groups[looked.answers.len()..] {
+            let (before, hashes) = asked.asked();
+            if looked.at == 0 {
+                lookup.begin_group(before);
+            }
+            let end = hashes.len().min(looked.at + keys_left * asked.hash_bytes);
+            core.look(lookup, asked.group, &hashes[looked.at..end], asked.hash_bytes, &mut looked.answer);
+            keys_left -= (end - looked.at) / asked.hash_bytes;
+            if end < hashes.len() {
+                looked.at = end;
+                return None;
+            }
+            let answer = take(&mut looked.answer);
+            looked.at = 0;
+            asked.note(&answer);
+            let Answer { states, slots, generations } = answer;
+            looked.answers.push(GroupAnswer { states, slots, generations });
+        }
+        Some(take(&mut looked.answers))
     }
 
     /// From now on it counts among those that the session has looked at again. `None` if it has ended, or is to end.
-    fn begin_follow(&mut self, lease: u64, place: OwnedSemaphorePermit) -> Option<Alive> {
+    fn begin_follow(&mut self, lease: u64, place: OwnedSemaphorePermit, asked_at: Instant) -> Option<Alive> {
         let keys = self.busy_keys();
         let mut state = self.shared.lock();
+        if !state.core.is_trial(self.namespace) {
+            state.lookup_time.record(asked_at.elapsed().as_micros() as u64);
+        }
         if self.lookup.is_none() || state.is_draining {
             return None;
         }
@@ -135,16 +245,17 @@ impl Pending {
 
     async fn keep_looking(&mut self, replies: &Sender) {
         let mut pause = FIRST_PAUSE;
-        while self.lookup.is_some() {
+        while let Some(lookup) = &self.lookup {
+            let lacks_room = lookup.lacks_room();
             tokio::time::sleep(pause.max(self.least_pause())).await;
-            pause = (pause * 2).min(LAST_PAUSE);
-            let before = self.waiting_keys();
-            let Some(groups) = self.look_again().await else { return };
-            if self.waiting_keys() == before {
-                continue;
+            if !lacks_room {
+                // What has ended since the last look counts.
+                let _ = tokio::time::timeout(LONGEST_WAIT, self.ends.changed()).await;
             }
-            let Ok(lease) = self.hand_out(Instant::now()) else { return };
-            if lease == 0 || replies.send(Ok(LookupReply { lease, groups })).await.is_err() {
+            pause = (pause * 2).min(LAST_PAUSE);
+            let Ok(((), reply)) = self.look(Instant::now(), Pending::resume).await else { return };
+            let Some(reply) = reply else { continue };
+            if reply.lease == 0 || replies.send(Ok(reply)).await.is_err() {
                 return;
             }
         }
@@ -156,57 +267,38 @@ impl Pending {
         session(&mut state, self.session).map_or(Duration::ZERO, |session| session.follows.pause(sessions))
     }
 
-    /// `None` if the session or the lease has ended. A namespace that was purged meanwhile is looked at as the empty
-    /// one it is now.
-    async fn look_again(&mut self) -> Option<Vec<GroupAnswer>> {
-        let shared = self.shared.clone();
-        let is_awaited = shared.event(|state| {
-            self.namespace = session(state, self.session)?.namespace(self.name).ok()?;
-            let lookup = self.lookup.as_mut().expect("taken only at the end");
-            state.core.look_again(lookup, self.namespace).then_some(())
-        });
-        is_awaited?;
-        Some(self.look().await)
+    /// Errors with `NotFound` if the session or the lease has ended. A namespace that was purged meanwhile is looked at
+    /// as the empty one it is now.
+    fn resume(&mut self, state: &mut State) -> Result<()> {
+        let is_over = || Error::new(ErrorKind::NotFound, "nobody waits for this lookup any more");
+        self.namespace = session(state, self.session).ok_or_else(is_over)?.namespace(self.name)?;
+        let lookup = self.lookup.as_mut().expect("taken only at the end");
+        state.core.look_again(lookup, self.namespace).then_some(()).ok_or_else(is_over)
     }
 
     /// The lease of what was found; 0 if there is none, or if it has ended. Ends the lookup unless it is to go on.
     /// Errors with `NotFound` if the session has ended: it would never release what was found now. What it holds by
     /// earlier answers is still its own.
-    fn hand_out(&mut self, asked_at: Instant) -> Result<u64> {
+    fn hand_out(&mut self, state: &mut State, asked_at: Instant) -> Result<u64> {
         let (is_settled, keys) = (self.waiting_keys() == 0, self.busy_keys());
-        let shared = self.shared.clone();
-        shared.event(|state| {
-            let (_, member) = state.instances.of_session(self.session)?;
-            let session = member.session.as_mut().expect("found by its session");
-            self.followed.into_iter().for_each(|id| session.follows.set_keys(id, keys));
-            let lease = match self.lookup.as_mut() {
-                // Without a lease nothing comes up.
-                Some(lookup) if !is_settled && self.maps_pool => state.core.pause_lookup(lookup),
-                _ => state.core.finish_lookup(self.lookup.take().expect("taken only here")),
-            };
-            if is_settled {
-                self.tell(state, asked_at);
-            }
-            Ok(lease.0)
-        })
+        let (_, member) = state.instances.of_session(self.session)?;
+        let session = member.session.as_mut().expect("found by its session");
+        self.followed.into_iter().for_each(|id| session.follows.set_keys(id, keys));
+        let lease = match self.lookup.as_mut() {
+            // Without a lease nothing comes up.
+            Some(lookup) if !is_settled && self.maps_pool => state.core.pause_lookup(lookup),
+            _ => state.core.finish_lookup(self.lookup.take().expect("taken only here")),
+        };
+        if is_settled {
+            self.tell(state, asked_at);
+        }
+        Ok(lease.0)
     }
 
     /// Hands the keys to those who look at them later.
     fn tell(&mut self, state: &State, at: Instant) {
-        for asked in self.groups.drain(..).filter(|asked| !asked.hashes.is_empty()) {
-            let Some(layout) = state.core.layout(self.namespace).group(asked.group) else { continue };
-            state.insight.note(Seen {
-                at,
-                namespace: self.namespace,
-                id: state.core.namespace_id(self.namespace),
-                group: asked.group,
-                block_tokens: layout.tokens_per_block,
-                block_bytes: layout.slot_bytes(),
-                attention: layout.attention,
-                hashes: asked.hashes,
-                hash_bytes: asked.hash_bytes,
-                hits: asked.hits,
-            });
+        for Group { group, hash_bytes, hashes, hits, .. } in self.groups.drain(..) {
+            state.note_seen(at, (self.namespace, group), (hashes, hash_bytes), hits);
         }
     }
 
@@ -242,10 +334,15 @@ impl Group {
         Ok(Group { group: group_index(keys.group)?, hash_bytes, hashes: keys.hashes, waiting: None, hits: 0 })
     }
 
+    /// The keys to look at, and how many of the group lie before them.
+    fn asked(&self) -> (u64, &[u8]) {
+        self.waiting.as_ref().map_or((0, &self.hashes), |(before, keys)| (*before, keys))
+    }
+
     /// Takes the answer for the keys that were looked at.
     fn note(&mut self, answer: &Answer) {
         self.hits += answer.slots.len();
-        let (before, keys) = self.waiting.as_ref().map_or((0, &self.hashes), |(before, keys)| (*before, keys));
+        let (before, keys) = self.asked();
         let is_waiting = |at: &usize| answer.states[*at] == STATE_NOT_YET;
         let waiting: Vec<usize> = (0..answer.states.len()).filter(is_waiting).collect();
         let hash = |at: &usize| &keys[at * self.hash_bytes..][..self.hash_bytes];
@@ -254,32 +351,12 @@ impl Group {
     }
 }
 
-fn begin(shared: &Shared, request: LookupRequest) -> Result<Pending> {
-    let groups = request.groups.into_iter().map(Group::parse).collect::<Result<_>>()?;
-    shared.event(|state| {
-        let limit = u64::from(state.config.limits.leases_per_session);
-        let (instance, member) = state.instances.of_session(request.session)?;
-        let maps_pool = member.ranks > 0;
-        let namespace = member.session.as_ref().expect("found by its session").namespace(request.namespace)?;
-        if state.core.lease_count(instance) >= limit {
-            return Err(Error::new(ErrorKind::Full, "the session holds too many leases")
-                .with("limit", limit)
-                .hint("raise `limits.leases_per_session`, or release leases"));
-        }
-        // Whoever maps nothing has no use for offsets, and asks without taking a lease.
-        let lookup = Some(state.core.begin_lookup(maps_pool.then_some(instance), namespace));
-        let (session, name, shared) = (request.session, request.namespace, shared.clone());
-        Ok(Pending { shared, session, name, namespace, maps_pool, lookup, groups, followed: None })
-    })
-}
-
 fn session(state: &mut State, id: u64) -> Option<&mut Session> {
     state.instances.of_session(id).ok()?.1.session.as_mut()
 }
 
-fn check_size(shared: &Shared, request: &LookupRequest) -> Result<()> {
-    let limit = shared.lock().config.limits.keys_per_lookup as usize;
-    let keys: usize = request.groups.iter().map(|keys| keys.hashes.len() / keys.hash_bytes.max(1) as usize).sum();
+fn check_size(groups: &[Group], limit: usize) -> Result<()> {
+    let keys: usize = groups.iter().map(|asked| asked.hashes.len() / asked.hash_bytes).sum();
     if keys > limit {
         return Err(Error::invalid("the lookup has too many keys").with("keys", keys).with("limit", limit));
     }

@@ -8,6 +8,7 @@ mod audit;
 mod copying;
 mod hint;
 mod lookup;
+mod ping;
 mod purge;
 mod report;
 mod session;
@@ -134,6 +135,12 @@ impl Forebay for Service {
 
     async fn record(&self, _: Request<RecordRequest>) -> Result<Response<Self::RecordStream>, Status> {
         self.answer("record", advise::record(&self.shared))
+    }
+
+    type PingStream = ping::Replies;
+
+    async fn ping(&self, request: Request<PingRequest>) -> Result<Response<Self::PingStream>, Status> {
+        self.answer("ping", ping::ping(&request.into_inner()))
     }
 
     async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {

@@ -1,33 +1,40 @@
 //! Purge: from the pool at once, then from the tiers, and from shared stores if the client asks for that.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
+use forebay_rpc::PURGE_OF_DISKS;
 use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
 
 use crate::state::{Shared, State};
 use crate::tasks::purge_shared::{Emptied, Emptying};
-
-/// A disk removes thousands of blocks a second; one that is sick is not waited for.
-const OWN_TIERS: Duration = Duration::from_secs(10);
 
 /// Lookups miss at once. The reply waits until all blocks that have no holder are freed in the pool and removed from
 /// the tiers. Failures in shared stores, or on the way to them, are in the reply, and do not stop the rest.
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply { reached_stores: request.shared_stores, ..PurgeReply::default() };
     let mut purged = Vec::new();
-    let (ids, stores) = shared.event(|state| -> Result<_> {
+    let (ids, stores, unnamed, known) = shared.event(|state| -> Result<_> {
         let ids = named(state, &request)?;
+        let is_known = |id: &NamespaceId| state.knows(*id);
+        let known: Vec<NamespaceId> = ids.iter().copied().filter(is_known).collect();
         let stores = request.shared_stores.then(|| begin(state, shared, &request, &ids)).transpose()?;
         for id in &ids {
-            let Some((gone, old, new)) = state.core.purge(*id) else { continue };
+            let Some((gone, old, new)) = state.core.purge(*id) else {
+                // Nobody has opened it since the pool was made. Its blocks may be on the disks all the same.
+                purge_tiers(state, *id);
+                continue;
+            };
             state.instances.rename(old, new);
             reply.purged_blocks += gone.blocks;
             reply.purged_bytes += gone.bytes;
             purged.push(old);
         }
-        Ok((ids, stores))
+        // Of a tenant, these may be more.
+        let unnamed = if request.namespace_id.is_empty() { unnamed(state) } else { Vec::new() };
+        Ok((ids, stores, unnamed, known))
     })?;
     shared.work_off().await;
     let emptied = async {
@@ -37,16 +44,25 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         }
     };
     let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids), emptied);
-    if request.shared_stores {
-        let own = own.into_iter().map(|tier| PurgedPlace { tier: tier.to_owned(), ..failed(&still_on(tier)) });
-        reply.places = emptied.into_iter().map(place).chain(own).collect();
-    } else if let Some(tier) = own.first() {
-        return Err(still_on(tier));
-    }
-    reply.namespace_ids = ids.iter().map(|id| id.0.to_be_bytes().to_vec()).collect();
+    let still = own.into_iter().map(|tier| (tier, still_on(tier)));
+    let mut own: Vec<(&str, Error)> = still.chain(unnamed_error(&unnamed).map(|error| ("disks", error))).collect();
     reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
-    tracing::info!(blocks = reply.purged_blocks, held = reply.held_blocks, "purged");
+    tracing::info!(
+        tenant = request.tenant,
+        namespaces = ids.len(),
+        blocks = reply.purged_blocks,
+        held = reply.held_blocks,
+        is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok()),
+        "purged"
+    );
+    if request.shared_stores {
+        let own = own.into_iter().map(|(tier, error)| PurgedPlace { tier: tier.to_owned(), ..failed(&error) });
+        reply.places = emptied.into_iter().map(place).chain(own).collect();
+    } else if !own.is_empty() {
+        return Err(own.swap_remove(0).1);
+    }
+    reply.namespace_ids = known.iter().map(|id| id.0.to_be_bytes().to_vec()).collect();
     Ok(reply)
 }
 
@@ -72,7 +88,7 @@ async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'stati
     let start = Instant::now();
     loop {
         let purging = shared.lock().tiers.purging(ids);
-        if purging.is_empty() || start.elapsed() > OWN_TIERS {
+        if purging.is_empty() || start.elapsed() > PURGE_OF_DISKS {
             return purging;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -81,9 +97,36 @@ async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'stati
 
 fn still_on(tier: &str) -> Error {
     let says = "the pool is purged, but blocks of the namespace are still on a tier";
-    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", OWN_TIERS.as_secs());
+    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", PURGE_OF_DISKS.as_secs());
     error
-        .hint("none is served, and their removal continues; purge again before a restart to be sure that they are gone")
+        .hint("the daemon serves none of them and continues the removal; purge again before a restart to be sure of it")
+}
+
+/// Of a namespace that the core does not know.
+fn purge_tiers(state: &mut State, id: NamespaceId) {
+    if state.tiers.has_own_disks() {
+        state.core.begin_tier_purge(id);
+        state.tiers.purge(id);
+    }
+}
+
+/// Namespaces on this host's disks whose descriptors went with an earlier pool.
+fn unnamed(state: &State) -> Vec<NamespaceId> {
+    let named: BTreeSet<NamespaceId> = state.descriptors.values().map(|(id, _)| *id).collect();
+    state.tiers.namespaces_found().difference(&named).copied().collect()
+}
+
+fn unnamed_error(unnamed: &[NamespaceId]) -> Option<Error> {
+    const SHOWN: usize = 4;
+    let says = "what this daemon knows of the tenant is purged, but disks of this host hold namespaces whose tenant is not known";
+    let mut shown: Vec<String> = unnamed.iter().take(SHOWN).map(ToString::to_string).collect();
+    if unnamed.len() > SHOWN {
+        shown.push("…".to_owned());
+    }
+    let hint = "these namespaces were written before the pool was lost: start the tenant's engines once and purge again, \
+                or purge namespaces with `--namespace`";
+    let error = Error::new(ErrorKind::NotFound, says).with("namespaces", shown.join(", "));
+    (!unnamed.is_empty()).then(|| error.with("count", unnamed.len()).hint(hint))
 }
 
 fn place(emptied: Emptied) -> PurgedPlace {

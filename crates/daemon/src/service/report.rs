@@ -28,14 +28,20 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             pinned_bytes: held.pinned_bytes + held.reserved_bytes,
             fenced_bytes: held.fenced_bytes,
             tiers: state.tiers.reports(&state.core).iter().map(tier).collect(),
+            saved_tokens: state.saved.tokens,
+            saved_prefill_us: state.saved.prefill_us,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: state.started.elapsed().as_secs(),
+            keys: state.core.stats().keys,
+            hits: state.core.stats().hits,
+            used_bytes: state.core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
         }
     }))
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {
     let reports = state.core.namespaces().into_iter().map(|report| {
-        let descriptor = state.descriptors.values().find(|(id, _)| *id == report.id);
-        let fields = descriptor.into_iter().flat_map(|(_, descriptor)| descriptor.fields());
+        let fields = state.descriptor(report.id).into_iter().flat_map(|descriptor| descriptor.fields());
         let group = |&(group, block_bytes, ready_blocks): &(u16, u64, u64)| GroupInfo {
             group: group.into(),
             block_bytes,
@@ -62,6 +68,8 @@ fn session(state: &State, instance: forebay_core::Instance, member: &Member) -> 
         leased_blocks,
         reserved_blocks,
         is_connected: member.session.is_some(),
+        saved_tokens: member.saved.tokens,
+        saved_prefill_us: member.saved.prefill_us,
     }
 }
 
@@ -78,6 +86,8 @@ fn tier(report: &crate::tiers::Report) -> TierInfo {
         waiting_blocks: core.waiting_blocks,
         storing_blocks: core.storing_blocks,
         promoted_blocks: core.stats.promoted,
+        touched_blocks: core.stats.touches,
+        lost_blocks: core.stats.lost,
         stored_blocks: core.stats.stored,
         evicted_blocks: core.stats.evicted,
         disks: report.disks.iter().map(disk).collect(),
@@ -90,6 +100,7 @@ fn store(report: &StoreReport) -> StoreInfo {
         name: report.name.clone(),
         is_healthy: report.health == Health::Healthy,
         trouble: report.trouble.clone().unwrap_or_default(),
+        refuses_writes: report.refuses_writes.clone().unwrap_or_default(),
         connections: report.connections,
         used_bytes: report.used_bytes,
         capacity_bytes: report.capacity_bytes,
@@ -119,7 +130,7 @@ fn disk(report: &DiskReport) -> DiskInfo {
 }
 
 fn classes(state: &State) -> Vec<ClassInfo> {
-    let classes = state.core.classes().into_iter().map(|class| ClassInfo {
+    let classes = state.classes().into_iter().map(|class| ClassInfo {
         slot_bytes: class.slot_bytes,
         slots: class.slots,
         ready: class.ready,

@@ -20,6 +20,7 @@ use tonic::Status;
 
 use super::group_index;
 use crate::instances::{EVENTS, Identity, Member, Session, drawn};
+use crate::random;
 use crate::state::{Shared, State};
 
 type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
@@ -52,12 +53,21 @@ pub fn check_protocol(protocol: u32) -> Result<()> {
 }
 
 pub fn open_namespace(shared: &Shared, request: OpenNamespaceRequest) -> Result<OpenNamespaceReply> {
-    let descriptor = Descriptor::new(request.fields)?;
-    let namespace_id = descriptor.id().0.to_be_bytes().to_vec();
+    let mut fields = request.fields;
     shared.event(|state| {
         let (_, member) = state.instances.of_session(request.session)?;
         let layout = layout(member, &request.groups)?;
-        let index = state.open_namespace(descriptor, &layout)?;
+        let is_trial = member.session.as_ref().expect("found by its session").is_trial;
+        if is_trial {
+            // So it is no other session's, nor one that stays, whatever fields others have.
+            fields.insert("trial".to_owned(), format!("{}-{:016x}", request.session, random::number()));
+        }
+        let descriptor = Descriptor::new(fields)?;
+        let namespace_id = descriptor.id().0.to_be_bytes().to_vec();
+        let index = match is_trial {
+            true => state.open_trial(descriptor, &layout)?,
+            false => state.open_namespace(descriptor, &layout)?,
+        };
         let (_, member) = state.instances.of_session(request.session)?;
         let session = member.session.as_mut().expect("found by its session");
         Ok(OpenNamespaceReply { namespace: session.open_namespace(index), namespace_id })
@@ -85,6 +95,9 @@ fn begin(
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
     }
+    if request.is_trial && request.ranks > 0 {
+        return Err(Error::invalid("a trial has no workers").with("ranks", request.ranks));
+    }
     let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
     let owner = drawn("owner", &request.owner)?;
     let instance = state.enter_instance(identity, request.ranks)?;
@@ -99,6 +112,7 @@ fn begin(
     state.next_session += 1;
     let session = Session {
         id,
+        is_trial: request.is_trial,
         events,
         namespaces: Default::default(),
         hints: Default::default(),
@@ -107,7 +121,8 @@ fn begin(
         was_told_attached: false,
     };
     // Dropping the old one ends its stream.
-    state.instances.get(instance).expect("just entered").session = Some(session);
+    let old = state.instances.get(instance).expect("just entered").session.replace(session);
+    old.into_iter().for_each(|old| state.end_trials(&old));
     Ok((id, state.core.begin_resume(instance)))
 }
 
@@ -133,13 +148,11 @@ fn welcome(
     let (_, member) = state.instances.of_session(id)?;
     member.session.as_ref().expect("found by its session").tell(Event::Welcome(welcome));
     tell_attached(member);
-    tracing::info!(
-        session = id,
-        instance = instance.0,
-        engine_id = request.engine_id,
-        ranks = request.ranks,
-        "session opened"
-    );
+    let (engine_id, ranks) = (&request.engine_id, request.ranks);
+    match request.is_trial {
+        true => tracing::debug!(session = id, engine_id, "trial opened"),
+        false => tracing::info!(session = id, instance = instance.0, engine_id, ranks, "session opened"),
+    }
     Ok(())
 }
 

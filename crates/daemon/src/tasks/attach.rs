@@ -8,10 +8,12 @@
 
 use std::convert::Infallible;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::{GroupLayout, Layout};
 use forebay_core::{Error, ErrorKind, Generation, Instance, Result, SlotId};
+use forebay_io::Seldom;
 use forebay_io::pool::{MapperFds, send_fds};
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::worker_says::Says;
@@ -21,7 +23,7 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 use crate::instances::{Identity, Member, Worker};
 use crate::listen;
@@ -34,12 +36,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const SEND_DEADLINE: Duration = Duration::from_millis(1);
 
 pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
+    let failed = Arc::new(Seldom::default());
     loop {
         let stream = listen::accept(&listener, &shared).await;
-        let shared = shared.clone();
+        let (shared, failed) = (shared.clone(), failed.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve(stream, &shared).await {
-                tracing::warn!(%error, hint = error.hint_text().unwrap_or(""), "a worker's connection failed");
+            if let Err(error) = serve(stream, &shared).await
+                && let Some(times) = failed.add(Instant::now())
+            {
+                tracing::warn!(%error, hint = error.hint_text(), times, "a worker's connection failed");
             }
         });
     }
@@ -47,7 +52,10 @@ pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
 
 /// A worker's connection, from its request to its end.
 async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
-    let request: AttachRequest = timeout(DEADLINE, read(&mut stream)).await.map_err(|_| late())??;
+    let Some(request) = read::<AttachRequest>(&mut stream).await? else {
+        tracing::debug!("a connection for workers said nothing");
+        return Ok(());
+    };
     let (ready, mut all_there) = mpsc::channel(1);
     let welcomed = shared.event(|state| welcome(state, &request, ready));
     let welcomed = match welcomed {
@@ -288,12 +296,23 @@ fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> 
     Ok(Some(message))
 }
 
-async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<M> {
+/// None from whoever says nothing, as a probe of the socket does.
+async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<Option<M>> {
     let cut = |error| Error::new(ErrorKind::Io, "a worker's message was truncated").source(error);
-    let length = check_length(stream.read_u32_le().await.map_err(cut)?)?;
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes).await.map_err(cut)?;
-    decode(&bytes)
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    let mut length = [0; 4];
+    let Ok(begun) = timeout_at(deadline, stream.read(&mut length)).await else { return Ok(None) };
+    let begun = begun.map_err(cut)?;
+    if begun == 0 {
+        return Ok(None);
+    }
+    let rest = async {
+        stream.read_exact(&mut length[begun..]).await.map_err(cut)?;
+        let mut bytes = vec![0; check_length(u32::from_le_bytes(length))?];
+        stream.read_exact(&mut bytes).await.map_err(cut)?;
+        decode(&bytes)
+    };
+    timeout_at(deadline, rest).await.map_err(|_| late())?.map(Some)
 }
 
 fn check_length(length: u32) -> Result<usize> {

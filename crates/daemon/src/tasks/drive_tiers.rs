@@ -11,13 +11,11 @@ use forebay_core::tiers::TierId;
 
 use super::open_tiers::Openings;
 use crate::state::{Shared, State};
+use crate::tiers::TICK;
 use crate::vital;
 
 /// Deadlines, write budgets and flushes are as exact as this.
 const PERIOD: Duration = Duration::from_millis(10);
-/// How often blocks whose load failed or was late may be loaded again: seldom enough that a request does not wait for
-/// the same block twice.
-const EXPIRE_SKIPS: Duration = Duration::from_secs(2);
 
 /// Opens the tiers, and drives them from then on.
 pub fn start(openings: Openings, shared: &Shared) {
@@ -49,10 +47,12 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallib
 }
 
 async fn expire_skips(shared: Shared) -> Infallible {
-    let mut ticks = interval(EXPIRE_SKIPS);
+    let mut ticks = interval(TICK);
     loop {
         ticks.tick().await;
         shared.event(|state| state.core.expire_skips());
+        // There is room for touches again.
+        shared.work_off().await;
     }
 }
 

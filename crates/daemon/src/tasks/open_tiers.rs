@@ -1,7 +1,8 @@
 //! From configuration to open tiers, without delaying the daemon.
 //!
-//! Claiming comes first and may prevent the start: a wrong path or a disk in use is the operator's mistake. Opening
-//! runs while the daemon serves, on a thread for each tier; if it fails, only that tier's blocks are misses.
+//! Claiming comes first and may prevent the start: a disk in use, or one that holds something else, is the operator's
+//! mistake. A disk that is missing prevents nothing. Opening runs while the daemon serves, on a thread for each tier;
+//! if it fails, only that tier's blocks are misses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,11 +16,10 @@ use tokio::sync::oneshot;
 use super::drive_tiers;
 use crate::config::Config;
 use crate::state::{Shared, State};
+use crate::tiers::Failure;
 use crate::tiers::spec::{Claimed, Driven, OpeningEvents, TierSpec};
 use crate::vital;
 
-/// How often the log says that the disks have not answered yet.
-const SLOW_CLAIM: Duration = Duration::from_secs(5);
 /// How often a shared store that cannot be opened is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 /// Blocks that the core is told of in one event: a table insert each.
@@ -37,31 +37,25 @@ pub struct Opening {
     claimed: Box<dyn Claimed>,
 }
 
-/// The configured tiers. An error says what the operator must change. A disk that fails by itself is an error too,
-/// because its absence would go unnoticed later. A thread of its own looks at the disks, one of which may hang for ever.
+/// The configured tiers. An error says what the operator must change. A thread of its own looks at them, since that may
+/// take seconds, and a signal must end the daemon meanwhile.
 pub async fn claim(config: Config) -> Result<(Config, Openings)> {
-    let (done, mut claimed) = oneshot::channel();
+    let (done, claimed) = oneshot::channel();
     let run = move || {
         let openings = claim_all(&config);
         // Nobody waits any more after a signal.
         let _ = done.send(openings.map(|openings| (config, openings)));
     };
     std::thread::Builder::new().name("claim".into()).spawn(run).expect("the system starts a thread");
-    loop {
-        match tokio::time::timeout(SLOW_CLAIM, &mut claimed).await {
-            Ok(claimed) => return claimed.expect("the thread sends, or ends the process"),
-            Err(_) => tracing::warn!(
-                hint = "look for errors of the disks in the kernel's log; `tier.ssd.disks` names them",
-                "the disks have not answered yet, and the daemon waits for them"
-            ),
-        }
-    }
+    claimed.await.expect("the thread sends, or ends the process")
 }
 
 fn claim_all(config: &Config) -> Result<Openings> {
+    config.check()?;
+    let sealing = config.sealing()?;
     let claim = |(spec, number): (&dyn TierSpec, u8)| {
         let (name, is_shared) = (spec.name(), spec.capabilities().is_shared);
-        Ok(Opening { tier: TierId(number), name, is_shared, since: Instant::now(), claimed: spec.claim()? })
+        Ok(Opening { tier: TierId(number), name, is_shared, since: Instant::now(), claimed: spec.claim(&sealing)? })
     };
     config.configured_tiers().zip(0..).map(claim).collect()
 }
@@ -80,7 +74,7 @@ impl Opening {
                 shared.event(|state| {
                     let driver = state.tiers.of(tier);
                     tracing::error!(tier = driver.name, %error, hint, "cannot open a tier; serving without it");
-                    driver.failed(error.to_string());
+                    driver.failed(Failure { why: error.to_string(), is_tried_again: false });
                 });
             }
         };
@@ -122,7 +116,7 @@ impl Opening {
                         if driver.failure.is_none() {
                             tracing::warn!(tier, %error, hint, "cannot open a shared store yet; serving without it");
                         }
-                        driver.failed(error.to_string());
+                        driver.failed(Failure { why: error.to_string(), is_tried_again: true });
                     });
                     std::thread::sleep(STORE_PAUSE);
                 }
@@ -139,13 +133,9 @@ struct Reports<'a> {
 }
 
 impl OpeningEvents for Reports<'_> {
-    fn transfers_over(&self) {
-        self.shared.event(|state| state.core.transfers_over());
-    }
-
     fn found(&self, blocks: &[(BlockKey, Location)]) {
         for piece in blocks.chunks(BLOCKS_PER_EVENT) {
-            self.shared.event(|state| piece.iter().for_each(|(key, at)| state.core.tier_found(self.tier, key, *at)));
+            self.shared.event(|state| state.tiers.of(self.tier).found(piece, &mut state.core));
         }
     }
 }

@@ -1,21 +1,32 @@
-//! One tier: effects to operations, completions to events.
+//! The driver of one tier: effects of the core become operations, and completions become events.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
-use forebay_core::tiers::{Limits, Probe, TierId};
+use forebay_core::tiers::{Limits, Probe, TierId, Touching};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::pool::{Pool, Slice};
 
 use super::purge::Purges;
-use super::spec::{Driven, TierSpec};
+use super::spec::{Driven, TICK, TierSpec};
 use super::waiting::Waiting;
 use crate::table::Table;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
 const SICK_AFTER: Duration = Duration::from_secs(1);
+
+/// Touches that are handed to the tier in a turn, of which there are a hundred a second or more: so few that no lookup
+/// waits behind them.
+const TOUCHES_AT_ONCE: usize = 4;
+
+/// A tier could not be opened.
+pub struct Failure {
+    pub why: String,
+    /// Whether it is tried again, without a restart.
+    pub is_tried_again: bool,
+}
 
 /// A configured tier, from before it is open until the end.
 pub struct Driver {
@@ -27,8 +38,8 @@ pub struct Driver {
     rates: decorate::Limits,
     has_breaker: bool,
     pub(super) tier: Option<Stack<Box<dyn Driven>>>,
-    /// Why it will never be open, if so.
-    pub failure: Option<String>,
+    /// Why it is not open, if it could not be opened.
+    pub failure: Option<Failure>,
     start: Instant,
     next_op: u64,
     pub(super) under_way: HashMap<OpId, Under>,
@@ -38,6 +49,8 @@ pub struct Driver {
     /// Loads that nobody asked for yet. Those that are asked for go over to `loads`.
     prefetches: Waiting,
     others: Waiting,
+    /// Handed over a few at a time.
+    touches: Waiting,
     pub(super) purges: Purges,
     /// As the core was told.
     pub(super) was_healthy: bool,
@@ -47,6 +60,8 @@ pub struct Driver {
     /// The daemon is going away.
     pub(super) is_closed: bool,
     registered_bytes: u64,
+    /// Whether the core knows that an earlier daemon's transfers are over.
+    are_transfers_over: bool,
 }
 
 /// What an operation is for.
@@ -56,6 +71,7 @@ pub enum Under {
     Load { block: BlockId, slot: SlotId, generation: Generation },
     Store { block: BlockId, key: BlockKey, length_bytes: u64 },
     Remove { key: BlockKey },
+    Touch { block: BlockId, generation: Generation, age: u8 },
 }
 
 impl Driver {
@@ -63,7 +79,12 @@ impl Driver {
     pub(super) fn new(spec: &dyn TierSpec, core: &mut Core) -> Driver {
         let (options, is_shared) = (spec.options(), spec.capabilities().is_shared);
         let parts = spec.disks().unwrap_or(1);
-        let limits = Limits { admission: options.admission, is_shared, parts, ..Limits::default() };
+        let touching = spec.touching().map(|touching| {
+            let ticks = |time: Duration| (time.as_secs() / TICK.as_secs()).max(1) as u32;
+            let per_tick = touching.per_second * TICK.as_secs() as u32;
+            Touching { per_tick, least_ticks: ticks(touching.least), most_ticks: ticks(touching.most) }
+        });
+        let limits = Limits { admission: options.admission, is_shared, parts, touching, ..Limits::default() };
         Driver {
             id: core.open_tier(limits),
             name: spec.name(),
@@ -80,18 +101,19 @@ impl Driver {
             loads: Waiting::default(),
             prefetches: Waiting::default(),
             others: Waiting::default(),
+            touches: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
             changed_at: Instant::now(),
             logged_healthy: None,
             is_closed: false,
             registered_bytes: 0,
+            are_transfers_over: false,
         }
     }
 
     /// From now on operations reach the tier.
     pub fn attach(&mut self, tier: Box<dyn Driven>, seed: u64) {
-        self.purges.find_all(&*tier);
         // A disk's errors do not pass; a connection's do.
         let attempts = if self.is_shared { Attempts::default() } else { Attempts { most: 1, ..Attempts::default() } };
         let rules =
@@ -99,8 +121,8 @@ impl Driver {
         self.tier = Some(Stack::new(tier, rules));
     }
 
-    pub fn failed(&mut self, why: String) {
-        self.failure = Some(why);
+    pub fn failed(&mut self, failure: Failure) {
+        self.failure = Some(failure);
     }
 
     pub fn is_idle(&self) -> bool {
@@ -109,7 +131,8 @@ impl Driver {
 
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
-        self.probes.len() + self.loads.len() + self.prefetches.len() + self.others.len()
+        let queues = [&self.probes, &self.loads, &self.prefetches, &self.others, &self.touches];
+        queues.into_iter().map(Waiting::len).sum()
     }
 
     /// For the core's questions.
@@ -149,6 +172,19 @@ impl Driver {
             ..self.operation(Under::Store { block, key, length_bytes }, OpKind::Store, key)
         };
         self.others.push(op, self.now());
+    }
+
+    /// For `Effect::Touch`, unless the block has left the pool since. At most a tick's worth of touches waits here, and
+    /// less than a tick.
+    pub fn touch(&mut self, core: &Core, block: BlockId, generation: Generation, age: u8) {
+        let Some(key) = core.resident_key(block, generation) else { return };
+        // Half a period: a use that another host told of is as good.
+        let fresh_seconds = core.tier_report(self.id).touch_ticks * TICK.as_secs() as u32 / 2;
+        let op = Operation {
+            length_bytes: core.block_length_bytes(block),
+            ..self.operation(Under::Touch { block, generation, age }, OpKind::Touch { fresh_seconds }, key)
+        };
+        self.touches.push(op, self.now());
     }
 
     /// A tier that cuts blocks removes all parts of one whose length it is told; 0 if it is not known.
@@ -219,6 +255,26 @@ impl Driver {
         }
     }
 
+    /// What came into an own tier since the last turn: parts that were missing, with their blocks.
+    fn hear_of_parts(&mut self, core: &mut Core) {
+        let is_told = self.are_transfers_over || self.is_shared;
+        let Some(tier) = self.driven() else { return };
+        let mut found = Vec::new();
+        tier.take_found(&mut found);
+        let is_over = is_told || tier.are_earlier_transfers_over();
+        self.found(&found, core);
+        if is_over && !is_told {
+            self.are_transfers_over = true;
+            core.transfers_over();
+        }
+    }
+
+    /// Blocks that the tier, or a part of it, had from the start.
+    pub fn found(&mut self, found: &[(BlockKey, Location)], core: &mut Core) {
+        self.purges.note_found(found);
+        found.iter().for_each(|(key, at)| core.tier_found(self.id, key, *at));
+    }
+
     fn now(&self) -> Duration {
         self.start.elapsed()
     }
@@ -234,8 +290,9 @@ impl Driver {
     fn take_stale(&mut self, is_healthy: bool, ended: &mut Vec<Completion>) {
         let ended_by = |kind| move |id| Completion { id, outcome: Outcome::Failed(kind) };
         if !is_healthy {
-            let given_up = self.prefetches.take(|_| true).into_iter().map(|op| op.id);
-            ended.extend(given_up.map(ended_by(ErrorKind::Unavailable)));
+            let given_up =
+                [&mut self.prefetches, &mut self.touches].map(|queue| queue.take(|_| true)).into_iter().flatten();
+            ended.extend(given_up.map(|op| op.id).map(ended_by(ErrorKind::Unavailable)));
         }
         let mut stale = Vec::new();
         let since = self.now().saturating_sub(self.deadline);
@@ -255,8 +312,10 @@ impl Driver {
         tier.advance(now);
         tier.poll(&mut ended);
         tier.take_late(&mut late);
+        self.touches.offer_some(TOUCHES_AT_ONCE, tier);
         let is_healthy = tier.health() == Health::Healthy && !self.is_closed;
         self.take_stale(is_healthy, &mut ended);
+        self.hear_of_parts(core);
         self.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
         self.register(populated_bytes);
         late.into_iter().for_each(|op| self.late(op, core));
@@ -289,6 +348,7 @@ impl Driver {
                     self.remove(key, length_bytes);
                 }
             }
+            Under::Touch { block, generation, age } => core.touched(self.id, block, generation, age, outcome),
             Under::Remove { key } => match outcome {
                 Outcome::Removed | Outcome::Absent => {
                     core.tier_evicted(self.id, &key);

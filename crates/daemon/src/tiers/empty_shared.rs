@@ -1,7 +1,7 @@
-//! Emptying shared stores of namespaces: what the tiers know of it. The work itself is `tasks::purge_shared`.
+//! The tiers' part of a purge of shared stores. The work itself is `tasks::purge_shared`.
 //!
-//! Invariants: one purge of shared stores at a time; a place where an earlier thread still hangs gets no second one, so
-//! there are no more threads than places.
+//! Invariants: there is one purge of shared stores at a time. A place where an earlier thread still hangs gets no
+//! second thread, so there are no more threads than places.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub struct Busy {
 }
 
 impl Tiers {
-    /// From now on nothing of the namespaces goes to a tier or comes up from one. An error if another purge of the shared
-    /// stores is under way.
+    /// From now on no block of the namespaces is written to a tier or promoted from one. An error if another purge of
+    /// the shared stores is under way.
     pub fn begin_emptying(&mut self, namespaces: &BTreeSet<NamespaceId>, core: &mut Core) -> Result<()> {
         if !self.emptying.is_empty() {
             return Err(Error::new(ErrorKind::Unavailable, "another purge of the shared stores is running")
@@ -75,7 +75,8 @@ impl Tiers {
 
 impl Driver {
     fn places(&mut self) -> Result<Vec<Place>> {
-        let why = self.failure.clone().unwrap_or_else(|| "it is still being opened".to_owned());
+        let why = self.failure.as_ref().map(|failure| failure.why.clone());
+        let why = why.unwrap_or_else(|| "it is still being opened".to_owned());
         self.driven().map(|tier| tier.places()).ok_or_else(|| {
             let error = Error::new(ErrorKind::Unavailable, "the shared store is not open").source(why);
             error.hint("see the daemon's log, and purge again when `forebay inspect` shows the tier as serving")

@@ -1,4 +1,4 @@
-//! Directories that hosts share: their entry among the tiers.
+//! The entry of shared directories in `ALL`, the list of tiers.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -10,12 +10,13 @@ use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
 use forebay_io::StoreReport;
 use forebay_io::fs::{Fs, FsConfig, Fsync};
+use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::uring::Region;
 use toml::Value;
 
-use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
+use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
 use crate::config::{Bytes, Setting, settings};
 
 settings! {
@@ -28,11 +29,11 @@ settings! {
         io_direct: bool = false;
         /// Threads for each directory, each with one operation at a time. Eight hide the latency of a remote mount.
         streams: u32 = 8;
-        /// Bounce buffers for each directory, which also limit its transfers at a time. A mount that hangs keeps some
-        /// of them, and never a slot of the pool.
+        /// Bounce buffers for each directory. Each transfer uses one, so they limit the transfers at a time. A mount
+        /// that hangs keeps some of them, and never a slot of the pool.
         buffers: u32 = 16;
-        /// Milliseconds after which an operation fails. If the mount hangs, the operation's thread and buffer are
-        /// not free before the mount answers.
+        /// Milliseconds after which an operation fails. If the mount hangs, the operation's thread and buffer are not
+        /// free until the mount answers.
         timeout_ms: u64 = 30_000;
         /// Whether the blocks of each namespace are spread over 4,096 folders. Set when a directory is first used, and
         /// the same for all hosts that use it.
@@ -42,8 +43,7 @@ settings! {
         fsync: Fsync = Fsync::None;
         /// Bytes of each directory, the same on all hosts. Not limited by default.
         capacity_bytes: Option<Bytes> = None;
-        /// Seconds after which blocks are removed that were neither stored nor loaded meanwhile. Not limited by
-        /// default.
+        /// Seconds after which a block is removed if it was not used meanwhile. Not limited by default.
         max_age_seconds: Option<u64> = None;
         /// Whether the tier only reads and never stores. A mount that cannot be written is treated as read-only anyway.
         read_only: bool = false;
@@ -73,15 +73,20 @@ impl TierSpec for TierFs {
         Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
-        let named = self.directories.iter().map(|directory| format!("`{}`", directory.display())).collect::<Vec<_>>();
-        vec![settings(self).check().map(|()| format!("configured with {}", named.join(", ")))]
+    fn touching(&self) -> Option<Touches> {
+        Some(Touches::by_use(self.max_age_seconds.map(Duration::from_secs)))
     }
 
-    fn claim(&self) -> Result<Box<dyn Claimed>> {
-        let config = settings(self);
-        config.check()?;
-        Ok(Box::new(config))
+    fn check(&self) -> Result<()> {
+        settings(self).check()
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        forebay_io::fs::examine(&settings(self))
+    }
+
+    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+        Ok(Box::new(FsConfig { sealing: sealing.clone(), ..settings(self) }))
     }
 }
 

@@ -12,6 +12,7 @@ use forebay_core::decorate::Timed;
 use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result, SlotId};
+use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::uring::Region;
 use rustix::event::{EventfdFlags, eventfd};
@@ -47,14 +48,13 @@ impl TierSpec for TierMemory {
         self.capacity_bytes.into_iter().map(|bytes| Ok(format!("{bytes} for blocks"))).collect()
     }
 
-    fn claim(&self) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
         Ok(Box::new(self.clone()))
     }
 }
 
 impl Claimed for TierMemory {
-    fn open(&mut self, pool: &Arc<Pool>, core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
-        core.transfers_over();
+    fn open(&mut self, pool: &Arc<Pool>, _core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
         let capacity_bytes = self.capacity_bytes.map_or(0, |bytes| bytes.0);
         Ok(Box::new(Memory::new(Region::of_pool(pool.clone()), capacity_bytes)))
     }
@@ -78,7 +78,7 @@ struct Memory {
 
 impl Memory {
     const CAPABILITIES: Capabilities =
-        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: false };
+        Capabilities { can_store: true, can_remove: true, can_touch: false, is_durable: false, is_shared: false };
 
     fn new(pool: Region, capacity_bytes: u64) -> Memory {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("the system has an eventfd");
@@ -94,6 +94,7 @@ impl Memory {
             (OpKind::Remove { .. }, _) if self.remove(&op.key) => Outcome::Removed,
             (OpKind::Exists, _) if self.blocks.contains_key(&op.key) => Outcome::Found(Location::default()),
             (OpKind::Remove { .. } | OpKind::Exists, _) => Outcome::Absent,
+            (OpKind::Touch { .. }, _) => Outcome::Failed(ErrorKind::Unsupported),
         }
     }
 

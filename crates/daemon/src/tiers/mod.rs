@@ -1,12 +1,12 @@
-//! The tiers below the pool, driven: what the core decides goes down as operations, what ends comes back as events.
+//! Drives the tiers below the pool: the core's decisions become operations, and completions become events of the core.
 //!
-//! `ALL` (the kinds of tiers, a file each with its `spec`) → `driver` (effects to operations, completions to events, one
-//! for each tier) → `purge` (own tiers), `empty_shared` (shared stores). Tasks open and drive them; nothing here knows the
-//! daemon's state. Nothing waits for a tier: until it is open, when it is sick, and when it is late, its blocks are
-//! misses.
+//! `ALL` (the kinds of tiers, each a file with its `spec`) → `driver` (one for each tier: effects to operations,
+//! completions to events) → `purge` (own tiers), `empty_shared` (shared stores). Tasks open and drive the tiers;
+//! nothing here knows the daemon's state. Nothing waits for a tier: while a tier is not open, is sick or is late, its
+//! blocks are misses.
 //!
-//! Invariants: an operation is submitted after its slot is written down as held; each ends exactly once in the core;
-//! what waits here is bounded by what the core has under way.
+//! Invariants: an operation is submitted after its slot is recorded as held. Each operation ends exactly once in the
+//! core. The core's limits bound the operations that wait here.
 
 mod driver;
 mod empty_shared;
@@ -31,8 +31,11 @@ use crate::table::Table;
 use driver::Driver;
 use spec::TierSpec;
 
+pub use driver::Failure;
 pub use empty_shared::Busy;
 pub use report::{Report, Standing};
+pub use spec::TICK;
+pub use ssd::CLAIM_COMMAND;
 
 /// All kinds of tiers, in the order in which they are asked: the nearest first.
 const ALL: &[fn() -> Box<dyn TierSpec>] = &[
@@ -103,7 +106,13 @@ impl Tiers {
         &mut self.drivers[tier.0 as usize]
     }
 
-    /// For `Effect::PurgeTiers`.
+    /// Namespaces of blocks that were on this host's own tiers before this daemon wrote any, but for those that were
+    /// purged since.
+    pub fn namespaces_found(&self) -> BTreeSet<NamespaceId> {
+        self.drivers.iter().flat_map(|driver| driver.purges.namespaces_found()).collect()
+    }
+
+    /// For `Effect::PurgeTiers`, and for namespaces that the core does not know.
     pub fn purge(&mut self, namespace: NamespaceId) {
         self.purging.insert(namespace);
         let own = self.drivers.iter_mut().filter(|driver| !driver.is_shared);

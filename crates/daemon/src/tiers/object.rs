@@ -1,15 +1,21 @@
-//! Buckets of object stores: their entry among the tiers. The tier itself is a feature of the build.
+//! The entry of object stores in `ALL`, the list of tiers. The tier itself is a feature of the build.
+
+use std::time::Duration;
+
+use std::path::PathBuf;
 
 use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
+use forebay_io::header::Sealing;
 
-use super::spec::{Claimed, Options, TierSpec};
+use super::spec::{Claimed, Options, TierSpec, Touches};
 use crate::config::{Bytes, Demand, settings};
 
 settings! {
     /// A bucket of an S3-compatible store that several hosts share; in builds with the feature `object`. Credentials
-    /// come from the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, or the instance's role.
+    /// come from files, or else from the environment: `AWS_ACCESS_KEY_ID` and so on, a web identity, or the instance's
+    /// role.
     "tier.object": TierObject {
         /// Name of the bucket; empty switches the tier off.
         bucket: String = String::new();
@@ -20,6 +26,11 @@ settings! {
         /// URL of a store other than Amazon's, such as `https://s3.internal`. Plain HTTP is used only if the URL begins
         /// with `http://`.
         endpoint: Option<String> = None;
+        /// File with the id of the access key; needs `secret_access_key_file`. The id stands alone in the file; one
+        /// newline at its end is not part of it. The daemon reads the file when it starts.
+        access_key_id_file: Option<PathBuf> = None;
+        /// File with the secret of the access key; like `access_key_id_file`.
+        secret_access_key_file: Option<PathBuf> = None;
         /// Requests at a time, of which at most half are stores; each keeps a block in memory.
         requests: u32 = 32;
         /// Milliseconds after which an operation fails.
@@ -51,42 +62,64 @@ impl TierSpec for TierObject {
     }
 
     fn demands(&self) -> Vec<Demand> {
-        vec![Demand::new(
-            "tier.object.bucket",
-            self.bucket.is_empty() || cfg!(feature = "object"),
-            "be empty in this build: object stores need a build with `--features object`",
-        )]
+        let is_built = self.bucket.is_empty() || cfg!(feature = "object");
+        let is_pair = self.access_key_id_file.is_some() == self.secret_access_key_file.is_some();
+        vec![
+            Demand::new(
+                "tier.object.bucket",
+                is_built,
+                "be empty in this build: object stores need a build with `--features object`",
+            ),
+            Demand::new(
+                "tier.object.access_key_id_file",
+                is_pair,
+                "be set together with `tier.object.secret_access_key_file`, or neither",
+            ),
+        ]
     }
 
     fn options(&self) -> Options {
         Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
-        vec![built::claim(self).map(|_| format!("configured with the bucket `{}`", self.bucket))]
+    /// A bucket evicts nothing by use, and each request has a price. But its rules may end objects that are in use.
+    fn touching(&self) -> Option<Touches> {
+        let hour = Duration::from_secs(3600);
+        Some(Touches { per_second: 16, least: hour, most: hour })
     }
 
-    fn claim(&self) -> Result<Box<dyn Claimed>> {
-        built::claim(self)
+    fn check(&self) -> Result<()> {
+        built::claim(self, &Sealing::default()).map(drop)
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        vec![built::claim(self, &Sealing::default()).map(|_| format!("configured with the bucket `{}`", self.bucket))]
+    }
+
+    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+        built::claim(self, sealing)
     }
 }
 
 #[cfg(feature = "object")]
 mod built {
     use std::os::fd::BorrowedFd;
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
     use forebay_core::Result;
     use forebay_core::tier::Capabilities;
     use forebay_io::StoreReport;
-    use forebay_io::object::{Object, ObjectConfig};
+    use forebay_io::header::Sealing;
+    use forebay_io::object::{Object, ObjectConfig, Secret};
     use forebay_io::pool::Pool;
     use forebay_io::purge::Place;
     use forebay_io::uring::Region;
 
     use super::super::spec::{Claimed, Driven, OpeningEvents};
     use super::TierObject;
+    use crate::config::read_secret;
 
     pub fn capabilities() -> Capabilities {
         Object::CAPABILITIES
@@ -112,8 +145,14 @@ mod built {
         }
     }
 
-    pub fn claim(config: &TierObject) -> Result<Box<dyn Claimed>> {
+    pub fn claim(config: &TierObject, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+        let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read_secret(key, file)).transpose();
+        let access_key_id = secret("tier.object.access_key_id_file", &config.access_key_id_file)?;
+        let secret_access_key = secret("tier.object.secret_access_key_file", &config.secret_access_key_file)?;
         let config = ObjectConfig {
+            access_key_id,
+            secret_access_key: secret_access_key.map(Secret),
+            sealing: sealing.clone(),
             prefix: config.prefix.clone(),
             region: config.region.clone(),
             endpoint: config.endpoint.clone(),
@@ -133,6 +172,7 @@ mod built {
 mod built {
     use forebay_core::tier::Capabilities;
     use forebay_core::{Error, ErrorKind, Result};
+    use forebay_io::header::Sealing;
 
     use super::super::spec::Claimed;
     use super::TierObject;
@@ -141,7 +181,7 @@ mod built {
         Capabilities::default()
     }
 
-    pub fn claim(_: &TierObject) -> Result<Box<dyn Claimed>> {
+    pub fn claim(_: &TierObject, _: &Sealing) -> Result<Box<dyn Claimed>> {
         Err(Error::new(ErrorKind::Unsupported, "this build has no object tier"))
     }
 }

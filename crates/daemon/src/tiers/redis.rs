@@ -1,4 +1,4 @@
-//! Redis and Valkey: their entry among the tiers.
+//! The entry of Redis and Valkey in `ALL`, the list of tiers.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -9,31 +9,37 @@ use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
 use forebay_io::StoreReport;
+use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
 use forebay_io::uring::Region;
 use toml::Value;
 
-use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
-use crate::config::{Bytes, Secret, ServerUrl, Setting, settings};
+use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
+use crate::config::{Bytes, Demand, Secret, ServerUrl, Setting, read_secret, settings};
 
 settings! {
-    /// A Redis or Valkey that several hosts share: a block that one host has computed is found by the others.
+    /// A Redis or Valkey server that several hosts share. Each host finds the blocks that the others stored.
     "tier.redis": TierRedis {
         /// URLs of the server, of some nodes of a cluster, or of sentinels; an empty list switches the tier off. A URL
         /// begins with `redis://`, `rediss://` (TLS) or `unix:///path`. `user:password@` may stand before the host, and
         /// `/number` of a database after it.
         urls: Vec<ServerUrl> = Vec::new();
+        /// File with the password for the servers in `urls`, whose URLs then name a user at most. The password stands
+        /// alone in the file; one newline at its end is not part of it. The daemon reads the file when it starts.
+        password_file: Option<PathBuf> = None;
         /// How the servers named by `urls` belong together.
         mode: RedisMode = RedisMode::Single;
         /// Name of the master, as the sentinels know it.
         sentinel_master: String = String::new();
-        /// User name for sentinels that have users; needs `sentinel_password`. The user and password in `urls` are for
+        /// User name for sentinels that have users; needs a password of theirs. The user and password in `urls` are for
         /// the master alone.
         sentinel_user: Option<String> = None;
         /// Password for the sentinels. Not set by default, for sentinels without a password.
         sentinel_password: Option<Secret> = None;
+        /// File with the password for the sentinels, instead of `sentinel_password`; like `password_file`.
+        sentinel_password_file: Option<PathBuf> = None;
         /// Whether connections to sentinels use TLS, with the same certificate files as their master. By default, the
         /// scheme of `urls` decides for both.
         sentinel_tls: Option<bool> = None;
@@ -47,8 +53,8 @@ settings! {
         /// Blocks longer than this are stored as several values; `forebay bench redis --sweep` finds the best size for
         /// a server. All hosts that share a store must use the same size.
         value_bytes: Bytes = Bytes(forebay_io::redis::VALUE_BYTES);
-        /// Seconds after which the server drops a block. Not set by default: the server then drops blocks when it runs
-        /// out of memory, if its `maxmemory-policy` lets it.
+        /// Seconds after which the server drops a block that no host used meanwhile. Not set by default: the server
+        /// then drops blocks when it runs out of memory, if its `maxmemory-policy` lets it.
         ttl_seconds: Option<u64> = None;
         /// Which blocks are written to the tier: `second_sighting` or `all`, as for `tier.ssd.admission`. The default
         /// is `all`, because a block that each of many hosts needs once is worth sharing, and no host sees the lookups
@@ -63,7 +69,7 @@ settings! {
         load_deadline_ms: u64 = 1000;
         /// Milliseconds within which a new connection must be ready for use.
         connect_timeout_ms: u64 = 1000;
-        /// Milliseconds that one operation may take; a connection on which one takes longer is replaced.
+        /// Milliseconds that one operation may take; if one takes longer, its connection is replaced.
         operation_timeout_ms: u64 = 5000;
         /// File of the certificate authorities that may have signed the server's certificate, for `rediss://`. By
         /// default, those that this machine trusts.
@@ -94,6 +100,12 @@ impl TierSpec for TierRedis {
         !self.urls.is_empty()
     }
 
+    fn demands(&self) -> Vec<Demand> {
+        let is_one = self.sentinel_password.is_none() || self.sentinel_password_file.is_none();
+        let must = "not be set where `tier.redis.sentinel_password` is set";
+        vec![Demand::new("tier.redis.sentinel_password_file", is_one, must)]
+    }
+
     fn options(&self) -> Options {
         Options::new(self.admission, self.load_deadline_ms, self.load_bytes_per_second, self.store_bytes_per_second)
     }
@@ -103,15 +115,20 @@ impl TierSpec for TierRedis {
         true
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
-        let named = self.urls.iter().map(|url| format!("`{url}`")).collect::<Vec<_>>();
-        vec![settings(self).check().map(|()| format!("configured with {}", named.join(", ")))]
+    fn touching(&self) -> Option<Touches> {
+        Some(Touches::by_use(self.ttl_seconds.map(Duration::from_secs)))
     }
 
-    fn claim(&self) -> Result<Box<dyn Claimed>> {
-        let config = settings(self);
-        config.check()?;
-        Ok(Box::new(config))
+    fn check(&self) -> Result<()> {
+        settings(self)?.check()
+    }
+
+    fn examine(&self) -> Vec<Result<String>> {
+        settings(self).map_or_else(|error| vec![Err(error)], |config| forebay_io::redis::examine(&config))
+    }
+
+    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+        Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self)? }))
     }
 }
 
@@ -139,7 +156,11 @@ impl Driven for Redis {
     }
 }
 
-fn settings(config: &TierRedis) -> RedisConfig {
+/// With the secrets that are in files.
+fn settings(config: &TierRedis) -> Result<RedisConfig> {
+    let secret = |key, file: &Option<PathBuf>| file.as_deref().map(|file| read_secret(key, file)).transpose();
+    let password = secret("tier.redis.password_file", &config.password_file)?;
+    let sentinel_password = secret("tier.redis.sentinel_password_file", &config.sentinel_password_file)?;
     let mode = match config.mode {
         RedisMode::Single => Mode::Single,
         RedisMode::Cluster => Mode::Cluster,
@@ -147,10 +168,11 @@ fn settings(config: &TierRedis) -> RedisConfig {
     };
     let credentials = Credentials {
         user: config.sentinel_user.clone(),
-        password: config.sentinel_password.as_ref().map(|secret| secret.0.clone()),
+        password: sentinel_password.or_else(|| config.sentinel_password.as_ref().map(|secret| secret.0.clone())),
     };
-    RedisConfig {
+    Ok(RedisConfig {
         mode,
+        credentials: Credentials { user: None, password },
         sentinel: SentinelConfig { credentials, is_tls: config.sentinel_tls },
         connections: config.connections as usize,
         threads: config.threads as usize,
@@ -166,7 +188,7 @@ fn settings(config: &TierRedis) -> RedisConfig {
         connect_timeout: Duration::from_millis(config.connect_timeout_ms),
         operation_timeout: Duration::from_millis(config.operation_timeout_ms),
         ..RedisConfig::new(config.urls.iter().map(|url| url.0.clone()).collect())
-    }
+    })
 }
 
 impl Setting for RedisMode {

@@ -1,4 +1,4 @@
-//! What the tier tells: for metrics, readiness and `inspect`.
+//! Figures and state of a tier for metrics, readiness and `inspect`.
 
 use forebay_core::decorate::Counts;
 use forebay_core::tier::{Health, Tier};
@@ -7,7 +7,7 @@ use forebay_core::{Core, ErrorKind};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 
-use super::driver::Driver;
+use super::driver::{Driver, Failure};
 use super::spec::Driven;
 
 /// How far the configured tier is.
@@ -55,7 +55,8 @@ impl Driver {
                 Health::Healthy => Standing::Serving,
                 Health::Sick(kind) => Standing::Sick(self.sickness(kind)),
             },
-            (None, Some(why)) => Standing::Failed(why.clone()),
+            (None, Some(Failure { why, is_tried_again: true })) => Standing::Sick(why.clone()),
+            (None, Some(Failure { why, is_tried_again: false })) => Standing::Failed(why.clone()),
             (None, None) => Standing::Opening,
         }
     }

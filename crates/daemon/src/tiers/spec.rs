@@ -1,8 +1,8 @@
 //! What the daemon has to know of a kind of tier: one [`TierSpec`], from which configuration, validation, opening,
 //! driving, reports, metrics and `forebay doctor` follow.
 //!
-//! A tier of another kind needs a folder in `forebay-io`, a file beside this one with its section and its `TierSpec`,
-//! and its lines in `mod.rs`: `mod` and one in `ALL`.
+//! A tier of another kind needs a folder in `crates/io/src`, a file beside this one with its section and its
+//! `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -13,11 +13,16 @@ use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::StoreReport;
+use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::ssd::DiskReport;
 
 use crate::config::{Bytes, Demand, Section};
+
+/// What is known of shared stores ages so often: often enough that what other hosts stored is soon found, and seldom
+/// enough that a request does not wait twice for a block whose load failed or was late.
+pub const TICK: Duration = Duration::from_secs(2);
 
 /// A kind of tier: its section of the configuration, and what follows from that.
 pub trait TierSpec: Section {
@@ -49,17 +54,30 @@ pub trait TierSpec: Section {
         false
     }
 
-    /// Disks that hang and fail each by themselves, if the tier has disks: each may keep its own share of the tier's limits.
+    /// Disks that hang and fail each by themselves, if the tier has disks: each may keep its own share of the tier's
+    /// limits.
     fn disks(&self) -> Option<usize> {
         None
     }
 
-    /// What `forebay doctor` says of a configured tier that no daemon serves: a finding each, or what the operator has
-    /// to change. Changes nothing.
+    /// How the tier is told of uses that it does not see, if it takes that.
+    fn touching(&self) -> Option<Touches> {
+        None
+    }
+
+    /// Checks what the values and the files of secrets say, before anything else is touched. Errors with what the
+    /// operator has to change.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What `forebay doctor` says of a configured tier that has passed its check and that no daemon serves: a finding
+    /// each, or what the operator has to change. Looks at disks, directories and servers, and changes nothing.
     fn examine(&self) -> Vec<Result<String>>;
 
-    /// Checks the configuration and takes what only one daemon may have. Errors with what the operator has to change.
-    fn claim(&self) -> Result<Box<dyn Claimed>>;
+    /// Takes what only one daemon may have, for a tier that has passed its check. Blocks in stores that hosts share are
+    /// sealed with `sealing`. Errors with what the operator has to change.
+    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>>;
 }
 
 /// What every tier has of the configuration. Tiers name the keys of these alike.
@@ -71,6 +89,25 @@ pub struct Options {
     pub rates: Rates,
 }
 
+/// How a shared store is told of the uses of blocks that are in the pool.
+pub struct Touches {
+    /// Of this host.
+    pub per_second: u32,
+    /// After this time without a touch a block is touched at its next use; longer, up to `most`, where the store keeps
+    /// blocks for long.
+    pub least: Duration,
+    pub most: Duration,
+}
+
+impl Touches {
+    /// For stores that evict by use, or whose blocks end by time: at most a quarter of the time that the store keeps a
+    /// block unused, if that is known. With one touch in four minutes, 256 a second keep 65,536 blocks of a host.
+    pub fn by_use(kept: Option<Duration>) -> Touches {
+        let most = Duration::from_secs(256);
+        Touches { per_second: 256, least: TICK, most: kept.map_or(most, |kept| most.min(kept / 4)) }
+    }
+}
+
 /// A tier that is claimed and does not serve yet.
 pub trait Claimed: Send {
     /// Opens the tier; on a thread of its own. Called again after an error that may pass, if hosts share the tier.
@@ -79,9 +116,6 @@ pub trait Claimed: Send {
 
 /// What a tier reports to the core while it is being opened.
 pub trait OpeningEvents {
-    /// Nothing lands any more in the slots that an earlier daemon's transfers were filling.
-    fn transfers_over(&self);
-
     /// The tier holds these blocks.
     fn found(&self, blocks: &[(BlockKey, Location)]);
 }
@@ -102,6 +136,20 @@ pub trait Driven: Timed + Send {
 
     /// The pool's first bytes are populated, and may be pinned.
     fn register(&mut self, _populated_bytes: u64) {}
+
+    /// Of an own tier: whether nothing lands any more in the slots that an earlier daemon's transfers were filling.
+    /// Once true, it stays so.
+    fn are_earlier_transfers_over(&self) -> bool {
+        true
+    }
+
+    /// Appends blocks of parts that came after the tier was opened, some at a time; it is woken for the rest.
+    fn take_found(&mut self, _found: &mut Vec<(BlockKey, Location)>) {}
+
+    /// Parts of an own tier that are configured and not in use.
+    fn missing_parts(&self) -> usize {
+        0
+    }
 
     /// Appends blocks that the tier gave up by itself.
     fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>) {}

@@ -1,20 +1,27 @@
-//! The disks of this host: their entry among the tiers.
+//! The entry of this host's disks in `ALL`, the list of tiers. How each disk comes into the tier is in `arrival`.
+
+mod arrival;
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, Error, NamespaceId, Result};
+use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
-use forebay_io::ssd::{Claim, DiskConfig, DiskReport, Ssd, SsdConfig};
+use forebay_io::ssd::{DiskConfig, DiskReport, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
 use crate::config::{Bytes, Demand, Setting, settings};
+use arrival::Arrival;
+
+pub use arrival::CLAIM_COMMAND;
 
 settings! {
     /// Files or block devices on this host that hold blocks for which the pool has no space. They outlive the daemon,
@@ -26,6 +33,10 @@ settings! {
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
         /// whole.
         capacity_bytes: Option<Bytes> = None;
+        /// Whether a missing file is created even if its directory is on the root filesystem. By default it is not,
+        /// because a directory there is probably the place of a mount that is missing, and the blocks would fill the
+        /// root filesystem. Elsewhere a missing file is always created.
+        create: bool = false;
         /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
         /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
         segment_bytes: Option<Bytes> = None;
@@ -78,38 +89,112 @@ impl TierSpec for TierSsd {
     }
 
     fn examine(&self) -> Vec<Result<String>> {
-        self.disks.iter().map(|disk| examine(disk, self.capacity_bytes)).collect()
+        settings(self).disks.iter().flat_map(examine).collect()
     }
 
-    fn claim(&self) -> Result<Box<dyn Claimed>> {
-        Ok(Box::new(Some(Claim::new(&settings(self))?)))
+    fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
+        Ok(Box::new(Arrivals::start(settings(self))?))
     }
 }
 
-/// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
-const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+/// How long a start waits to hear of the disks, for one that hangs too.
+const FIRST_LOOK: Duration = Duration::from_secs(6);
+/// How long disks that are there wait for those that are still being read.
+const OTHERS: Duration = Duration::from_secs(5);
+/// After an answer the next may take as long again, and at least this. Healthy disks are asked at the same time and
+/// take milliseconds. A busy host delays one of them by a second, and a mistake that it shows would go unnoticed.
+const GRACE: Duration = Duration::from_secs(2);
 
-impl Claimed for Option<Claim> {
-    /// Waits until an earlier daemon's transfers are over, then reads what the disks hold.
+/// The tier while its disks come.
+struct Arrivals {
+    ssd: Option<Ssd>,
+    pools: Vec<Sender<Region>>,
+    /// Disks that the first look heard nothing of. Nobody waits for them a second time.
+    silent: usize,
+}
+
+impl Arrivals {
+    /// Looks at all disks at once. An error is a mistake of the operator.
+    fn start(config: SsdConfig) -> Result<Arrivals> {
+        let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
+        let (first_look, looks) = mpsc::channel();
+        let mut pools = Vec::new();
+        for place in 0..config.disks.len() {
+            let (sender, receiver) = mpsc::channel();
+            pools.push(sender);
+            let (config, inbox, first_look) = (config.clone(), ssd.inbox(), Some(first_look.clone()));
+            Arrival { place, config, inbox, first_look, pools: receiver, pool: None, said: String::new() }.spawn();
+        }
+        drop(first_look);
+        let silent = pools.len() - judge(&looks)?;
+        Ok(Arrivals { ssd: Some(ssd), pools, silent })
+    }
+}
+
+/// Waits for the first look at each disk, or until those that are left take far longer than the others. The number of
+/// disks that were looked at.
+fn judge(looks: &Receiver<Result<()>>) -> Result<usize> {
+    let mut patience = Patience::new(FIRST_LOOK);
+    let mut heard = 0;
+    while let Ok(look) = looks.recv_timeout(patience.left()) {
+        look?;
+        heard += 1;
+        patience.answered();
+    }
+    Ok(heard)
+}
+
+/// How long to wait for disks that are asked at the same time, each of which may hang.
+struct Patience {
+    begun: Instant,
+    until: Instant,
+    limit: Instant,
+}
+
+impl Patience {
+    fn new(limit: Duration) -> Patience {
+        let begun = Instant::now();
+        Patience { begun, until: begun + limit, limit: begun + limit }
+    }
+
+    /// One of them.
+    fn answered(&mut self) {
+        let taken = self.begun.elapsed();
+        self.until = self.limit.min(self.begun + taken + taken.max(GRACE));
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+}
+
+impl Claimed for Arrivals {
+    /// Waits until each disk was read or is known to be missing. Once one was read, the others have a limit.
     fn open(&mut self, pool: &Arc<Pool>, core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
-        let mut claim = self.take().expect("disks are opened once");
-        let mut was_told = false;
-        while !claim.is_earlier_io_done()? {
-            if !std::mem::replace(&mut was_told, true) {
-                tracing::info!("waiting for transfers of an earlier daemon to end");
+        let mut ssd = self.ssd.take().expect("disks are opened once");
+        // A disk whose thread has ended needs no pool.
+        self.pools.iter().for_each(|waiting| drop(waiting.send(Region::of_pool(pool.clone()))));
+        let (mut patience, mut missing) = (Patience::new(OTHERS), self.pools.len());
+        loop {
+            if ssd.missing() < missing {
+                missing = ssd.missing();
+                patience.answered();
             }
-            std::thread::sleep(CLAIM_PAUSE);
+            let is_there = missing < self.pools.len();
+            if ssd.awaited() == 0 || is_there && (ssd.awaited() <= self.silent || patience.left().is_zero()) {
+                break;
+            }
+            ssd.receive(Duration::from_millis(100));
         }
-        core.transfers_over();
-        let ssd = claim.open(Region::of_pool(pool.clone()))?;
-        for disk in ssd.report() {
-            let (engine, why) = (disk.engine, &disk.engine_why);
-            let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
-            tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
+        let mut found = Vec::new();
+        loop {
+            ssd.take_found(&mut found);
+            if found.is_empty() {
+                return Ok(Box::new(ssd));
+            }
+            core.found(&found);
+            found.clear();
         }
-        let found: Vec<(BlockKey, Location)> = ssd.blocks().map(|block| (block.key, block.location)).collect();
-        core.found(&found);
-        Ok(Box::new(ssd))
     }
 }
 
@@ -120,6 +205,18 @@ impl Driven for Ssd {
 
     fn register(&mut self, populated_bytes: u64) {
         Ssd::register(self, populated_bytes);
+    }
+
+    fn are_earlier_transfers_over(&self) -> bool {
+        self.is_earlier_io_done()
+    }
+
+    fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) {
+        Ssd::take_found(self, found);
+    }
+
+    fn missing_parts(&self) -> usize {
+        self.missing()
     }
 
     fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
@@ -143,6 +240,7 @@ fn settings(config: &TierSsd) -> SsdConfig {
     let disk = |path: &Path| DiskConfig {
         path: path.to_path_buf(),
         capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
+        create: config.create,
     };
     SsdConfig {
         segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
@@ -177,30 +275,22 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn examine(path: &Path, capacity_bytes: Option<Bytes>) -> Result<String> {
-    let shown = path.display();
-    if path.exists() {
-        return Ok(format!("`{shown}` exists"));
-    }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Some(wanted) = capacity_bytes else {
-        return Err(Error::invalid(format!("`{shown}` does not exist"))
-            .hint("set `tier.ssd.capacity_bytes`, which a new file needs"));
-    };
-    let found = rustix::fs::statvfs(parent).map_err(|error| {
-        Error::invalid(format!("cannot create `{shown}`: {error}")).hint("create its directory first")
-    })?;
-    let free = Bytes((found.f_bavail * found.f_frsize) >> 20 << 20);
-    let finding = format!("`{shown}` will be created with {wanted} of {free} free");
-    if free >= wanted {
-        Ok(finding)
-    } else {
-        Err(Error::invalid(finding).hint("lower `tier.ssd.capacity_bytes`, or free space"))
+fn examine(disk: &DiskConfig) -> Vec<Result<String>> {
+    let shown = disk.path.display();
+    match forebay_io::ssd::examine(disk) {
+        Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Make { free_bytes }) => {
+            let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));
+            vec![Ok(format!("`{shown}` will be created with {wanted} of {free} free"))]
+        }
+        Err(refusals) => refusals.into_iter().map(Err).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -208,15 +298,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let there = directory.path().join("there");
         std::fs::write(&there, "").unwrap();
-        for (path, capacity_bytes, is_fine) in [
-            (there, None, true),
-            (directory.path().join("new"), Some(4096), true),
-            (directory.path().join("new"), None, false),
-            (directory.path().join("new"), Some(1 << 60), false),
-            (directory.path().join("no/such"), Some(4096), false),
+        let is_on_root = directory.path().metadata().unwrap().dev() == Path::new("/").metadata().unwrap().dev();
+        for (path, capacity_bytes, create, is_fine) in [
+            (there.clone(), Some(4096), false, true),
+            (there, None, false, false),
+            (directory.path().join("new"), Some(4096), true, true),
+            (directory.path().join("new"), Some(4096), false, !is_on_root),
+            (directory.path().join("new"), None, true, false),
+            (directory.path().join("new"), Some(1 << 60), true, false),
+            (directory.path().join("no/such"), Some(4096), true, false),
         ] {
             let disks = vec![path.clone()];
-            let tier = TierSsd { disks, capacity_bytes: capacity_bytes.map(Bytes), ..TierSsd::default() };
+            let tier = TierSsd { disks, capacity_bytes: capacity_bytes.map(Bytes), create, ..TierSsd::default() };
             let found = tier.examine();
             assert_eq!((found.len(), found[0].is_ok()), (1, is_fine), "{path:?}: {found:?}");
             assert!(found[0].as_ref().err().is_none_or(|error| error.hint_text().is_some()), "{path:?}: {found:?}");

@@ -1,4 +1,4 @@
-//! Operations that a tier has not taken yet, in their order, and since when they wait.
+//! Operations that the tier has not taken yet, in order, each with the time since which it waits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,10 +23,16 @@ impl Waiting {
 
     /// Hands the tier what it takes.
     pub fn offer(&mut self, tier: &mut impl Tier) {
+        self.offer_some(usize::MAX, tier);
+    }
+
+    /// The same with the first `most` of them.
+    pub fn offer_some(&mut self, most: usize, tier: &mut impl Tier) {
         if self.ops.is_empty() {
             return;
         }
-        let taken = tier.submit(self.ops.make_contiguous());
+        let count = most.min(self.ops.len());
+        let taken = tier.submit(&self.ops.make_contiguous()[..count]);
         self.ops.drain(..taken);
         self.since.drain(..taken);
     }

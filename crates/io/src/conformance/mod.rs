@@ -53,6 +53,11 @@ pub fn check(bed: &mut dyn Bed) {
     if capabilities.can_store && capabilities.can_remove {
         a_removed_block_is_absent(&mut Suite::new(bed, 9), capabilities);
     }
+    if capabilities.can_touch {
+        a_touched_block_stays_as_it_is_and_an_absent_one_is_absent(&mut Suite::new(bed, 11), capabilities);
+    } else {
+        a_tier_that_takes_no_touches_says_so(&mut Suite::new(bed, 11));
+    }
     if capabilities.can_store && capabilities.is_durable {
         what_was_stored_is_found_after_a_restart(&mut Suite::new(bed, 10));
     }
@@ -168,6 +173,34 @@ fn a_removed_block_is_absent(suite: &mut Suite, capabilities: Capabilities) {
     suite.verify(1, 4096, 0);
 }
 
+fn a_touched_block_stays_as_it_is_and_an_absent_one_is_absent(suite: &mut Suite, capabilities: Capabilities) {
+    let absent = suite.touch(99, 4096);
+    assert_eq!(suite.run(&[absent]), [Outcome::Absent]);
+    if !capabilities.can_store {
+        return;
+    }
+    for (number, length_bytes) in (0..).zip(LENGTHS) {
+        suite.store_all(&[(number, length_bytes)]);
+        let touch = suite.touch(number, length_bytes);
+        let touched = suite.run(&[touch])[0];
+        assert!(matches!(touched, Outcome::Found(_)), "a stored block is there when it is touched, not {touched:?}");
+        suite.verify(number, length_bytes, 41);
+    }
+    let touches: Vec<Operation> = (0..500).map(|i| suite.touch(i % 8, LENGTHS[i as usize % 8])).collect();
+    let is_found = |outcome: &Outcome| matches!(outcome, Outcome::Found(_));
+    assert!(suite.run(&touches).iter().all(is_found), "however often it is touched");
+    if capabilities.can_remove {
+        let (remove, touch) = (suite.remove(2), suite.touch(2, LENGTHS[2]));
+        suite.run(&[remove]);
+        assert_eq!(suite.run(&[touch]), [Outcome::Absent], "a touch brings nothing back");
+    }
+}
+
+fn a_tier_that_takes_no_touches_says_so(suite: &mut Suite) {
+    let touch = suite.touch(1, 4096);
+    assert_eq!(suite.run(&[touch]), [Outcome::Failed(ErrorKind::Unsupported)]);
+}
+
 fn what_was_stored_is_found_after_a_restart(suite: &mut Suite) {
     let blocks: Vec<(u64, u64)> = (0..).zip(LENGTHS).collect();
     suite.store_all(&blocks);
@@ -219,6 +252,10 @@ impl<'a> Suite<'a> {
 
     fn find(&mut self, number: u64) -> Operation {
         self.operation(OpKind::Exists, number)
+    }
+
+    fn touch(&mut self, number: u64, length_bytes: u64) -> Operation {
+        Operation { length_bytes, ..self.operation(OpKind::Touch { fresh_seconds: 0 }, number) }
     }
 
     fn remove(&mut self, number: u64) -> Operation {

@@ -7,15 +7,14 @@ use std::fs::File;
 use std::io;
 
 use forebay_core::SlotId;
-use forebay_core::checksum::{Checksum, checksum};
+use forebay_core::checksum::checksum;
+use forebay_core::tier::Operation;
 use rustix::io::{Errno, pread, pwrite};
 
 use super::layout::{HEAD_BYTES, file_bytes};
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Sealing};
 use crate::uring::{Private, Region};
 
-/// Blocks are copied from the pool in pieces of this size, and summed up while they are in the second-level cache.
-const PIECE_BYTES: usize = 256 << 10;
 /// Buffers grow in steps of a huge page.
 const STEP_BYTES: u64 = 2 << 20;
 /// The head of a file.
@@ -37,36 +36,27 @@ impl Buffer {
         file_bytes(length_bytes) <= self.memory.len() as u64
     }
 
-    /// Fills the buffer with the file of the block in `slot`; returns the checksum of the block.
-    pub fn fill(&mut self, header: &Header, slot: SlotId) -> u64 {
-        let (pool, length_bytes) = (self.pool.clone(), header.length_bytes as usize);
-        let (head, rest) = self.file_mut(header.length_bytes).split_at_mut(PAGE_BYTES);
-        head[..HEADER_BYTES].copy_from_slice(&header.write());
-        head[HEADER_BYTES..].fill(0);
+    /// Fills the buffer with the file of the block in `slot`. False if the block does not have its checksum.
+    pub fn fill(&mut self, sealing: &Sealing, op: &Operation, slot: SlotId) -> bool {
+        let (pool, length_bytes) = (self.pool.clone(), op.length_bytes as usize);
+        let (head, rest) = self.file_mut(op.length_bytes).split_at_mut(PAGE_BYTES);
         let (block, padding) = rest.split_at_mut(length_bytes);
         padding.fill(0);
-        let (mut sum, mut at) = (Checksum::new(), slot.offset());
-        for piece in block.chunks_mut(PIECE_BYTES) {
-            pool.read(at, piece);
-            sum.update(piece);
-            at += piece.len() as u64;
-        }
-        sum.finish()
+        let mut sum = sealing.sum(&op.key, op.length_bytes);
+        sum.copy_from(&pool, slot.offset(), block);
+        head[..HEADER_BYTES].copy_from_slice(&sum.header().write());
+        head[HEADER_BYTES..].fill(0);
+        sum.checksum() == op.checksum
     }
 
-    /// The header of the file that was read.
-    pub fn header(&self) -> Option<Header> {
-        Header::read(self.head())
+    /// Where the file that was read has its header.
+    pub fn head(&self) -> &[u8; HEADER_BYTES] {
+        self.memory[..HEADER_BYTES].try_into().expect("as long as a header")
     }
 
-    /// Whether the file that was read holds a block in a later format.
-    pub fn is_later(&self) -> bool {
-        Header::is_later(self.head())
-    }
-
-    /// The checksum of the block that was read.
-    pub fn checksum(&self, length_bytes: u64) -> u64 {
-        checksum(self.block(length_bytes))
+    /// The block in the file that was read.
+    pub fn block(&self, length_bytes: u64) -> &[u8] {
+        &self.memory[PAGE_BYTES..][..length_bytes as usize]
     }
 
     /// The checksum of all bytes that a read of that block's file returns or should return.
@@ -113,13 +103,5 @@ impl Buffer {
 
     fn file_mut(&mut self, length_bytes: u64) -> &mut [u8] {
         &mut self.memory[..file_bytes(length_bytes) as usize]
-    }
-
-    fn head(&self) -> &[u8; HEADER_BYTES] {
-        self.memory[..HEADER_BYTES].try_into().expect("as long as a header")
-    }
-
-    fn block(&self, length_bytes: u64) -> &[u8] {
-        &self.memory[PAGE_BYTES..][..length_bytes as usize]
     }
 }

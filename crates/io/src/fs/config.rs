@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
+use crate::header::Sealing;
+
 /// What is flushed before a block counts as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fsync {
@@ -23,6 +25,8 @@ pub enum Fsync {
 pub struct FsConfig {
     /// Each key lives in one of these directories, chosen by the key and the directories' own ids. They must exist.
     pub directories: Vec<PathBuf>,
+    /// With or without the secret of the hosts that share the directories.
+    pub sealing: Sealing,
     /// Bypass the page cache: for mounts whose client would only cache what the pool already holds.
     pub io_direct: bool,
     /// Threads per directory, each with one operation at a time; 8 hide the latency of a remote mount. One of them
@@ -67,6 +71,7 @@ impl FsConfig {
     pub fn new(directories: Vec<PathBuf>) -> FsConfig {
         FsConfig {
             directories,
+            sealing: Sealing::default(),
             io_direct: false,
             streams: 8,
             timeout: Duration::from_secs(30),

@@ -9,22 +9,25 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::{FsConfig, Fsync};
 use super::folder::Folder;
 use super::grants::Grants;
+use super::ground::Ground;
 use super::layout::{self, MARKER, OWN_FOLDER, USAGE};
+use crate::header::Sealing;
 
 const TITLE: &str = "forebay directory 1";
 /// Entries that filesystems keep in an otherwise empty directory.
 const NOT_CONTENT: [&str; 3] = ["lost+found", ".snapshot", OWN_FOLDER];
+const OPEN_TO_ALL: &str = "let a group share it: `chgrp GROUP`, `chmod 2770`";
 const NFS_MAGIC: i128 = 0x6969;
 /// Longer than any control file.
 const MAX_CONTROL_BYTES: u64 = 4096;
@@ -38,11 +41,16 @@ pub(super) struct Directory {
     pub read_only: Option<String>,
     pub grants: Grants,
     pub fsync: Fsync,
+    pub sealing: Sealing,
     /// Loads that read an object damaged, and differently the second time.
     pub misreads: AtomicU64,
+    /// The error of the last refused store, as the system numbers it; 0 if the directory's capacity was spent.
+    pub last_refusal: AtomicI32,
     /// This host and process.
     pub writer: String,
+    pub ground: Option<Ground>,
     is_direct: bool,
+    is_open_to_all: bool,
     folder_mode: Mode,
     file_mode: Mode,
 }
@@ -51,6 +59,76 @@ impl Directory {
     /// Examines the directory, creates its marker if it is empty, and tries the operations that it will need. Blocks
     /// as long as the mount does.
     pub fn open(path: &Path, config: &FsConfig) -> Result<Directory> {
+        Directory::open_unless(path, config, |_| None)
+    }
+
+    /// Opens what is now where a directory was that stood on `ground`. The mount point of a missing mount stays empty.
+    pub fn open_again(path: &Path, config: &FsConfig, ground: Option<&Ground>) -> Result<Directory> {
+        let refusal = |directory: &Directory| {
+            let is_still_mounted = ground.is_some_and(Ground::is_still_mounted);
+            let what = "the directory is not initialised, and may be the mount point of a missing mount";
+            let refusal = Error::new(ErrorKind::NotFound, what).with("path", directory.path.display());
+            let refusal = refusal.hint("mount it, or restart the daemon to use the empty directory");
+            (!is_still_mounted).then_some(refusal)
+        };
+        Directory::open_unless(path, config, refusal)
+    }
+
+    /// `refusal` is asked before an empty directory is made one of ours.
+    fn open_unless(
+        path: &Path,
+        config: &FsConfig,
+        refusal: impl FnOnce(&Directory) -> Option<Error>,
+    ) -> Result<Directory> {
+        let (mut directory, marker) = Directory::find(path, config)?;
+        let marker = match marker {
+            Some(marker) => marker,
+            None => match refusal(&directory) {
+                Some(error) => return Err(error),
+                None => directory.make(config)?,
+            },
+        };
+        directory.id = marker.id;
+        directory.agrees(&marker, config)?;
+        directory.try_out()?;
+        if directory.is_open_to_all {
+            tracing::warn!(path = %path.display(), hint = OPEN_TO_ALL, "all users may write to the shared directory");
+        }
+        Ok(directory)
+    }
+
+    /// What would become of opening it: a finding, or what to change. Changes nothing. Blocks as long as the mount
+    /// does.
+    pub fn examine(path: &Path, config: &FsConfig) -> Result<String> {
+        let (directory, marker) = Directory::find(path, config)?;
+        match &marker {
+            Some(marker) => directory.agrees(marker, config)?,
+            None => directory.is_for_us()?,
+        }
+        let shown = path.display();
+        if directory.read_only.is_some() {
+            return Ok(format!("`{shown}` is there, and is only read"));
+        }
+        let may_write =
+            rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+        may_write.map_err(|error| {
+            directory
+                .failed("this user may not write to the directory", error.into())
+                .hint("give this user the right to write there, or set `tier.fs.read_only`")
+        })?;
+        let free_bytes =
+            directory.free_bytes().map_err(|error| directory.failed("cannot ask for free space", error.into()))?;
+        let what = if marker.is_some() { "holds blocks" } else { "is empty" };
+        let open = if directory.is_open_to_all {
+            format!("; all users may write to it: {OPEN_TO_ALL}")
+        } else {
+            String::new()
+        };
+        Ok(format!("`{shown}` {what} and can be written, with {} MiB free{open}", free_bytes >> 20))
+    }
+
+    /// The directory as it is, and its marker if it has one; changes nothing.
+    fn find(path: &Path, config: &FsConfig) -> Result<(Directory, Option<Marker>)> {
         let about = fs::metadata(path).map_err(|error| not_there(path, error))?;
         if !about.is_dir() {
             return Err(Error::invalid("not a directory").with("path", path.display()).hint("name a directory"));
@@ -62,32 +140,41 @@ impl Directory {
             read_only: config.read_only.then(|| "by configuration".to_owned()),
             grants: Grants::new(path.to_owned(), config.capacity_bytes, config.grant_age),
             fsync: config.fsync,
+            sealing: config.sealing.clone(),
             misreads: AtomicU64::new(0),
+            last_refusal: AtomicI32::new(0),
             writer: layout::writer(),
+            ground: Ground::of(path),
             is_direct: config.io_direct,
+            is_open_to_all: about.mode() & 0o2 != 0,
             folder_mode: Mode::from_raw_mode(about.mode() & 0o2775),
             file_mode: Mode::from_raw_mode(about.mode() & 0o664),
         };
         if directory.fsync == Fsync::None && directory.is_nfs() {
             directory.fsync = Fsync::Data;
         }
-        let marker = match directory.marker()? {
-            Some(marker) => marker,
-            None => directory.make(config)?,
-        };
-        directory.id = marker.id;
-        if marker.is_sharded != config.is_sharded {
-            let told = if marker.is_sharded { "is sharded" } else { "is not sharded" };
-            return Err(Error::invalid(format!("the directory {told}, unlike the configuration"))
-                .with("path", path.display())
-                .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)));
+        let marker = directory.marker()?;
+        Ok((directory, marker))
+    }
+
+    fn agrees(&self, marker: &Marker, config: &FsConfig) -> Result<()> {
+        if marker.is_sharded == config.is_sharded {
+            return Ok(());
         }
-        directory.try_out()?;
-        if about.mode() & 0o2 != 0 {
-            tracing::warn!(path = %path.display(), hint = "let a group share it: `chgrp GROUP`, `chmod 2770`",
-                "all users may write to the shared directory");
+        let told = if marker.is_sharded { "is sharded" } else { "is not sharded" };
+        Err(Error::invalid(format!("the directory {told}, but the configuration says the opposite"))
+            .with("path", self.path.display())
+            .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)))
+    }
+
+    /// Whether its path leads elsewhere now. An error that says nothing of that is no loss. Blocks as long as the mount
+    /// does.
+    pub fn loss(&self) -> Option<Loss> {
+        match self.read(MARKER) {
+            Ok((text, _)) => Marker::parse(&text).filter(|marker| marker.id != self.id).map(|_| Loss::Other),
+            Err(Errno::NOENT | Errno::NOTDIR) => Some(Loss::Gone),
+            Err(_) => None,
         }
-        Ok(directory)
     }
 
     /// The directory as it is now.
@@ -167,8 +254,8 @@ impl Directory {
         }
     }
 
-    /// Makes an empty directory one of ours. The first host decides its settings.
-    fn make(&self, config: &FsConfig) -> Result<Marker> {
+    /// An error if the directory, which has no marker, cannot become one of ours.
+    fn is_for_us(&self) -> Result<()> {
         let path = self.path.display();
         if self.read_only.is_some() {
             return Err(Error::new(ErrorKind::NotFound, "the directory is not initialised, and is read-only")
@@ -184,6 +271,12 @@ impl Directory {
                     .hint("name an empty directory, or one that Forebay has used"));
             }
         }
+        Ok(())
+    }
+
+    /// Makes an empty directory one of ours. The first host decides its settings.
+    fn make(&self, config: &FsConfig) -> Result<Marker> {
+        self.is_for_us()?;
         let id = u128::from(layout::random()) << 64 | u128::from(layout::random());
         let marker = Marker { id, is_sharded: config.is_sharded };
         let made = self.enter().and_then(|root| root.make(OWN_FOLDER, self.folder_mode)).and_then(|_| {
@@ -229,10 +322,31 @@ impl Directory {
     }
 }
 
+/// What became of an open directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Loss {
+    /// Its marker is not at its path any more.
+    Gone,
+    /// Another directory of ours is at its path.
+    Other,
+}
+
+impl Loss {
+    pub fn error(self, path: &Path) -> Error {
+        let what = match self {
+            Loss::Gone => "the shared directory is not there any more",
+            Loss::Other => "another shared directory is in its place",
+        };
+        let error = Error::new(ErrorKind::NotFound, what).with("path", path.display());
+        error.hint("mount it again, or put another directory there; it is opened as soon as it can be used")
+    }
+}
+
 /// The directory as a busy thread has it open for reading: entering it costs as much as opening a file.
 ///
-/// The thread leaves before it waits for work, after an error other than a miss, and after [`MOST_READS`]: it keeps no filesystem from
-/// being unmounted, and soon sees what the path leads to. Whatever is changed is changed in a directory just entered.
+/// The thread leaves before it waits for work, after an error other than a miss, and after [`MOST_READS`]: it keeps no
+/// filesystem from being unmounted, and soon sees what the path leads to. Whatever is changed is changed in a directory
+/// just entered.
 #[derive(Default)]
 pub(super) struct Visit {
     root: Option<Folder>,
@@ -286,7 +400,7 @@ fn not_there(path: &Path, error: io::Error) -> Error {
     Error::new(kind, "cannot use the directory")
         .with("path", path.display())
         .source(error)
-        .hint("mount it, or create it with `mkdir`; the daemon does not create it, so that a missing mount is noticed")
+        .hint("mount it, or create it with `mkdir`; Forebay does not create it, so that a missing mount is noticed")
 }
 
 /// What a directory records about itself.

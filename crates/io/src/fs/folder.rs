@@ -4,8 +4,8 @@
 //! root works there. Invariants: what is opened, made, renamed or removed is below the directory, and no symbolic link
 //! leads to it. Permissions are set through the descriptor of what was made, never by name.
 //!
-//! The directory is opened for each piece of work, or for some loads of a busy thread. A directory that stays open keeps
-//! its filesystem from being unmounted, and goes on to show what its path no longer leads to.
+//! The directory is opened for each piece of work, or for some loads of a busy thread. A directory that stays open
+//! keeps its filesystem from being unmounted, and goes on to show what its path no longer leads to.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -38,8 +38,8 @@ impl Folder {
         self.resolve(path, flags, Mode::empty()).map(File::from)
     }
 
-    /// What is known of `path`, without opening it. A link at its end is not followed. A link on the way may be, so this
-    /// answers questions and justifies no change.
+    /// What is known of `path`, without opening it. A link at its end is not followed. A link on the way may be, so
+    /// this answers questions and justifies no change.
     pub fn about(&self, path: impl Arg) -> Result<Stat> {
         rustix::fs::statat(&self.0, path, AtFlags::SYMLINK_NOFOLLOW)
     }

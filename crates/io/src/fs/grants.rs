@@ -16,11 +16,13 @@
 //! The remaining error is a store that hangs between its grant and its name for longer than a grant lives: bytes in
 //! flight. An unreadable figure grants nothing until the directory was counted again.
 
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -37,6 +39,11 @@ const SEAL_AT: usize = FILE_BYTES - 8;
 /// while the unspent grants of all hosts together stay small.
 const GRANT_PART: u64 = 256;
 const MAX_GRANT_BYTES: u64 = 64 << 20;
+/// A host that stands still with the lock in its hand keeps it: the others fail their stores, but no thread of theirs
+/// stands still with it. Far above a change, which is four round trips to a server.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// The first and the longest pause between two attempts to lock.
+const LOCK_PAUSES: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 /// What the file records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,6 +97,13 @@ struct Own {
     is_refused: bool,
 }
 
+/// What one change tells the next one in this process.
+#[derive(Default)]
+struct Turn {
+    /// When this host last waited for the file's lock in vain.
+    waited: Option<Instant>,
+}
+
 /// See the module documentation. Times are those of one clock that continues while a host sleeps.
 pub(super) struct Grants {
     directory: PathBuf,
@@ -97,7 +111,7 @@ pub(super) struct Grants {
     grant_age: Duration,
     own: Mutex<Own>,
     /// One change at a time in this process; the file's lock is between processes.
-    changing: Mutex<()>,
+    changing: Mutex<Turn>,
     last_used_bytes: AtomicU64,
 }
 
@@ -131,14 +145,14 @@ impl Grants {
         if let Some(spent) = self.take(bytes, now) {
             return Ok(Some(spent));
         }
-        let turn = lock(&self.changing);
+        let mut turn = lock(&self.changing);
         // Another thread may have asked for a grant meanwhile.
         if let Some(spent) = self.take(bytes, now) {
             return Ok(Some(spent));
         }
         // The rest of the grant is too small. Returning it leaves its bytes for the next grant.
         lock(&self.own).give_back_grant();
-        let (granted_bytes, count) = self.locked(&turn, |figures| {
+        let (granted_bytes, count) = self.locked(&mut turn, |figures| {
             let granted_bytes = figures.as_mut().map_or(0, |figures| self.grant(figures, bytes));
             (granted_bytes, figures.unwrap_or_default().count)
         })?;
@@ -156,13 +170,13 @@ impl Grants {
 
     /// Records that the volume had no room for granted bytes, so that the sweeper makes room, whichever host's it is.
     pub fn refused(&self, bytes: u64) -> Result<(), Errno> {
-        let turn = lock(&self.changing);
+        let mut turn = lock(&self.changing);
         let mut own = lock(&self.own);
         own.is_refused = true;
         // What is returned later would look like room.
         own.give_back_grant();
         drop(own);
-        self.locked(&turn, |figures| {
+        self.locked(&mut turn, |figures| {
             if let Some(figures) = figures {
                 figures.wanted_bytes = figures.wanted_bytes.max(bytes);
             }
@@ -181,25 +195,25 @@ impl Grants {
 
     /// Writes returned bytes to the file. Also gives back what this host will not spend soon, or all of it.
     pub fn settle(&self, now: Duration, is_all: bool) -> Result<(), Errno> {
-        let turn = lock(&self.changing);
+        let mut turn = lock(&self.changing);
         let mut own = lock(&self.own);
         if is_all || own.grant.is_some_and(|grant| now.saturating_sub(grant.since) > self.grant_age / 2) {
             own.give_back_grant();
         }
         let has_returns = own.returns.unspent_bytes + own.returns.removed_bytes > 0;
         drop(own);
-        if has_returns { self.locked(&turn, |_| ()) } else { Ok(()) }
+        if has_returns { self.locked(&mut turn, |_| ()) } else { Ok(()) }
     }
 
     /// What the file records now; none if it cannot be read.
     pub fn figures(&self) -> Result<Option<Figures>, Errno> {
-        self.locked(&lock(&self.changing), |figures| *figures)
+        self.locked(&mut lock(&self.changing), |figures| *figures)
     }
 
     /// Corrects the bound after a walk. The file said `begun` when the walk began, and `granted_bytes` had been
     /// granted at least a grant's age before. Both are none if the file could not be read then.
     pub fn counted(&self, found_bytes: u64, granted_bytes: Option<u64>, begun: Option<Figures>) -> Result<(), Errno> {
-        self.locked(&lock(&self.changing), |figures| match (figures, granted_bytes, begun) {
+        self.locked(&mut lock(&self.changing), |figures| match (figures, granted_bytes, begun) {
             (Some(figures), Some(granted_bytes), Some(begun)) => {
                 let most = found_bytes.saturating_add(figures.granted_bytes.wrapping_sub(granted_bytes));
                 let least = found_bytes.saturating_sub(figures.removed_bytes.wrapping_sub(begun.removed_bytes));
@@ -245,16 +259,12 @@ impl Grants {
         grant_bytes
     }
 
-    /// Subtracts returned bytes, then makes the change.
-    fn locked<T>(
-        &self,
-        _turn: &MutexGuard<'_, ()>,
-        change: impl FnOnce(&mut Option<Figures>) -> T,
-    ) -> Result<T, Errno> {
+    /// Subtracts returned bytes, then makes the change. `TIMEDOUT` if another host keeps the lock.
+    fn locked<T>(&self, turn: &mut Turn, change: impl FnOnce(&mut Option<Figures>) -> T) -> Result<T, Errno> {
         let file = Folder::enter(&self.directory)?.folder(OWN_FOLDER)?.open(USAGE, OFlags::RDWR)?;
         // The lock ends with the file, at the end of this function or of this process. Over NFS it is a lock of the
         // server, and taking it refreshes the client's copy of the file.
-        flock(&file, FlockOperation::LockExclusive)?;
+        turn.lock(&file)?;
         let mut bytes = [0; FILE_BYTES];
         let before = match file.read_exact_at(&mut bytes, 0) {
             Ok(()) => Figures::read(&bytes),
@@ -275,6 +285,33 @@ impl Grants {
         self.last_used_bytes.store(figures.used_bytes, Relaxed);
         lock(&self.own).count = figures.count;
         Ok(result)
+    }
+}
+
+impl Turn {
+    /// Locks the file within [`LOCK_WAIT`]. After a wait in vain only one change in that time waits again.
+    fn lock(&mut self, file: &File) -> Result<(), Errno> {
+        let begun = Instant::now();
+        let is_patient = self.waited.is_none_or(|waited| waited.elapsed() >= LOCK_WAIT);
+        let (mut pause, longest) = LOCK_PAUSES;
+        loop {
+            match flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK | Errno::INTR) if is_patient && begun.elapsed() < LOCK_WAIT => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(longest);
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    if is_patient {
+                        self.waited = Some(Instant::now());
+                    }
+                    return Err(Errno::TIMEDOUT);
+                }
+                locked => {
+                    self.waited = None;
+                    return locked;
+                }
+            }
+        }
     }
 }
 

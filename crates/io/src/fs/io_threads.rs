@@ -45,7 +45,7 @@ impl Queue {
     pub fn of(kind: OpKind) -> Queue {
         match kind {
             OpKind::Load { .. } => Queue::Loads,
-            OpKind::Exists | OpKind::Remove { .. } => Queue::Finds,
+            OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. } => Queue::Finds,
             OpKind::Store => Queue::Stores,
         }
     }
@@ -189,6 +189,10 @@ impl IoThreads {
                     let outcome = match job.op.kind {
                         _ if job.guard.is_given_up() => Outcome::Failed(ErrorKind::Timeout),
                         OpKind::Exists => reader::find(&self.directory, &mut visit, &job.op),
+                        OpKind::Touch { fresh_seconds } => {
+                            let fresh = Duration::from_secs(fresh_seconds.into());
+                            reader::note(&self.directory, &mut visit, &job.op, fresh)
+                        }
                         _ => writer::remove(&self.directory, &job.op),
                     };
                     self.finish(Done { id: job.op.id, outcome, was_there: false });

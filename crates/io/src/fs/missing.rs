@@ -1,4 +1,5 @@
-//! A directory that is configured and cannot be used: it is tried again until it comes, beside serving without it.
+//! A directory that is configured and cannot be used, or not any more: it is tried again until it comes, beside serving
+//! without it.
 //!
 //! Invariants: one thread for each such directory, which ends with the directory's arrival, or at the next try after
 //! the tier was closed. Nobody waits for that thread, since a mount may never answer.
@@ -33,12 +34,10 @@ pub(super) struct Missing {
 impl Missing {
     /// `open` blocks as long as the mount does.
     pub fn start(path: PathBuf, why: Error, open: impl Fn() -> Result<Root> + Send + 'static) -> io::Result<Missing> {
-        tracing::warn!(path = %path.display(), error = %why, hint = why.hint_text(),
-            "cannot open a shared directory yet; serving without it");
         let (sender, opened) = sync_channel(1);
         let (close, closed) = channel();
         let why = Arc::new(Mutex::new(why));
-        let told = why.clone();
+        let (told, named) = (why.clone(), path.clone());
         let run = move || {
             while closed.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 match open() {
@@ -48,7 +47,14 @@ impl Missing {
                         }
                         return;
                     }
-                    Err(error) => *told.lock().unwrap_or_else(PoisonError::into_inner) = error,
+                    Err(error) => {
+                        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                        if told.to_string() != error.to_string() {
+                            tracing::warn!(path = %named.display(), %error, hint = error.hint_text(),
+                                "a shared directory stays out of use");
+                        }
+                        *told = error;
+                    }
                 }
             }
         };
@@ -68,7 +74,7 @@ impl Missing {
 
     pub fn report(&self) -> RootReport {
         let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
-        RootReport::of_missing(self.path.clone(), Health::Sick(why.kind()), why.to_string())
+        RootReport::of_missing(self.path.clone(), Health::Sick(why.kind()), why.told())
     }
 
     /// Its blocks cannot be purged.

@@ -21,6 +21,7 @@ mod config;
 mod directory;
 mod folder;
 mod grants;
+mod ground;
 mod io_threads;
 mod layout;
 mod lease;
@@ -37,4 +38,4 @@ mod writer;
 
 pub use config::{FsConfig, Fsync};
 pub use report::{Counters, FsReport, RootReport};
-pub use tier::Fs;
+pub use tier::{Fs, examine};

@@ -1,7 +1,7 @@
 //! From an object to a slot: open, read into a bounce buffer, verify there, copy.
 //!
-//! Invariants: a slot is written only with bytes that have the requested key and length and the checksum of their
-//! header, and only while somebody still waits for them. An object is removed only after two reads that found the
+//! Invariants: a slot is written only with bytes that have the requested key and length and that their header proves,
+//! and only while somebody still waits for them. An object is removed only after two reads that found the
 //! same damage, the second one past the page cache: if bits flip on the way to this host, other hosts may still read
 //! the object correctly. An object in a later format is a miss, and is not removed.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Operation, Outcome};
-use rustix::fs::{Advice, FileType, Stat, fadvise, fstat};
+use rustix::fs::{Advice, FileType, OFlags, Stat, fadvise, fstat};
 use rustix::io::Errno;
 
 use super::buffer::Buffer;
@@ -21,11 +21,11 @@ use super::layout::{self, file_bytes, is_object_length};
 use super::lease::{touch, touched_at};
 use super::writer::{kind_of, resolve};
 use crate::cancel::SlotGuard;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Sealing};
 
-/// The time of last use is recorded at most this often: one more request to a server for many loads. Mounts rarely
+/// Loads record the time of last use at most this often: one more request to a server for many loads. Mounts rarely
 /// keep access times, and never exactly.
-const NOTE_USE_EVERY: Duration = Duration::from_secs(3600);
+const NOTE_USE_EVERY: Duration = Duration::from_secs(60);
 
 /// Whether the object exists. Checks its length, not its content.
 pub(super) fn find(directory: &Directory, visit: &mut Visit, op: &Operation) -> Outcome {
@@ -33,6 +33,26 @@ pub(super) fn find(directory: &Directory, visit: &mut Visit, op: &Operation) -> 
     match visit.read(directory, |root| root.about(&path)) {
         Ok(about) if is_object_length(about.st_size as u64) => Outcome::Found(Location::default()),
         Ok(_) => Outcome::Absent,
+        Err(error) => not_read(error),
+    }
+}
+
+/// Notes a use of the object in a host's pool, unless one was noted less than `fresh` ago. Checks its length, not its
+/// content.
+pub(super) fn note(directory: &Directory, visit: &mut Visit, op: &Operation, fresh: Duration) -> Outcome {
+    let path = layout::object(&op.key, directory.is_sharded);
+    let noted = visit.read(directory, |root| {
+        let about = root.about(&path)?;
+        let is_there = is_object_length(about.st_size as u64);
+        if is_there && !is_fresh(&about, fresh) {
+            touch(&root.open(&path, OFlags::RDONLY | OFlags::NONBLOCK)?)?;
+        }
+        Ok(is_there)
+    });
+    match noted {
+        // Another user's object may not allow this: it then counts as last used when it was stored.
+        Ok(true) | Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Outcome::Found(Location::default()),
+        Ok(false) => Outcome::Absent,
         Err(error) => not_read(error),
     }
 }
@@ -54,16 +74,16 @@ pub(super) fn load(
         Ok(file) => file,
         Err(error) => return not_read(error),
     };
-    let read = match read(buffer, op, &file) {
+    let read = match read(directory, buffer, op, &file) {
         Err(DAMAGED) => read_again(directory, buffer, op, &file),
         read => read,
     };
     match read {
-        Ok((header, about)) => {
+        Ok((checksum, about)) => {
             let copied = guard.use_slot(|| buffer.hand_out(slot, op.length_bytes));
             note_use(directory, &file, &about);
             match copied {
-                Some(()) => Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum },
+                Some(()) => Outcome::Loaded { length_bytes: op.length_bytes, checksum },
                 None => Outcome::Failed(ErrorKind::Timeout),
             }
         }
@@ -75,29 +95,24 @@ pub(super) fn load(
     }
 }
 
-/// Reads the block into the buffer and returns its header, and what is known of its file.
-fn read(buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(Header, Stat), Outcome> {
+/// Reads the block into the buffer and returns its checksum, and what is known of its file.
+fn read(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(u64, Stat), Outcome> {
     let read_bytes = buffer.read_from(file, op.length_bytes).map_err(not_read)?;
-    if read_bytes >= HEADER_BYTES as u64 && buffer.is_later() {
+    if read_bytes >= HEADER_BYTES as u64 && directory.sealing.is_later(buffer.head()) {
         return Err(Outcome::Absent);
     }
     let about = fstat(file).map_err(|error| Outcome::Failed(kind_of(error)))?;
-    let header = judge(buffer, op, read_bytes, about.st_size as u64).map_err(Outcome::Failed)?;
-    Ok((header, about))
+    let checksum = judge(&directory.sealing, buffer, op, read_bytes, about.st_size as u64).map_err(Outcome::Failed)?;
+    Ok((checksum, about))
 }
 
 /// Reads a damaged object again, from the disk or the server instead of a local cache. If the damage differs from the
 /// first read, the fault lies between the object and this host, not in the object.
-fn read_again(
-    directory: &Directory,
-    buffer: &mut Buffer,
-    op: &Operation,
-    file: &File,
-) -> Result<(Header, Stat), Outcome> {
+fn read_again(directory: &Directory, buffer: &mut Buffer, op: &Operation, file: &File) -> Result<(u64, Stat), Outcome> {
     let first_sum = buffer.file_checksum(op.length_bytes);
     // Where the advice is ignored, the second read proves no more than the first.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
-    let read = match read(buffer, op, file) {
+    let read = match read(directory, buffer, op, file) {
         Err(DAMAGED) if buffer.file_checksum(op.length_bytes) == first_sum => return Err(DAMAGED),
         Err(DAMAGED) => Err(Outcome::Failed(ErrorKind::Io)),
         read => read,
@@ -107,29 +122,45 @@ fn read_again(
     read
 }
 
-/// Whether the bytes that were read are the requested block.
-fn judge(buffer: &Buffer, op: &Operation, read_bytes: u64, size_bytes: u64) -> Result<Header, ErrorKind> {
+/// The checksum of the requested block, if the bytes that were read are that block.
+fn judge(
+    sealing: &Sealing,
+    buffer: &Buffer,
+    op: &Operation,
+    read_bytes: u64,
+    size_bytes: u64,
+) -> Result<u64, ErrorKind> {
     // A read that ended before the end of the file says nothing about the file; other hosts may read it correctly.
     if read_bytes < size_bytes.min(file_bytes(op.length_bytes)) {
         return Err(ErrorKind::Io);
     }
     let is_there = read_bytes >= layout::HEAD_BYTES;
-    let header = Some(buffer).filter(|_| is_there).and_then(Buffer::header).filter(|header| header.key == op.key);
+    let header = is_there.then(|| sealing.read(buffer.head())).flatten().filter(|header| header.key == op.key);
     let header = header.ok_or(ErrorKind::Corrupt)?;
     if header.length_bytes != op.length_bytes {
         let has_it_all = size_bytes == file_bytes(header.length_bytes);
         return Err(if has_it_all { ErrorKind::Invalid } else { ErrorKind::Corrupt });
     }
-    let is_whole = read_bytes == file_bytes(op.length_bytes) && buffer.checksum(op.length_bytes) == header.checksum;
-    if is_whole { Ok(header) } else { Err(ErrorKind::Corrupt) }
+    if read_bytes < file_bytes(op.length_bytes) {
+        return Err(ErrorKind::Corrupt);
+    }
+    let mut sum = sealing.sum(&op.key, op.length_bytes);
+    sum.update(buffer.block(op.length_bytes));
+    sum.proves(&header).ok_or(ErrorKind::Corrupt)
 }
 
 fn note_use(directory: &Directory, file: &File, about: &Stat) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    if directory.read_only.is_none() && now.saturating_sub(touched_at(about)) > NOTE_USE_EVERY {
-        // Another user's object may not allow this: it then counts as last used when it was stored.
+    if directory.read_only.is_none() && !is_fresh(about, NOTE_USE_EVERY) {
+        // As above.
         let _ = touch(file);
     }
+}
+
+/// Whether a use of the object was noted less than `limit` ago. One in the future shows that the clocks of this host
+/// and of the server differ, and does not count.
+fn is_fresh(about: &Stat, limit: Duration) -> bool {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    now.checked_sub(touched_at(about)).is_some_and(|age| age < limit)
 }
 
 /// Removes a damaged object, unless it was replaced meanwhile, so that the block can be stored again.
@@ -191,7 +222,7 @@ mod tests {
             load(&directory, &mut Visit::default(), &mut buffer, &load_op, &guard),
             Outcome::Failed(ErrorKind::Timeout)
         );
-        assert_eq!(buffer.checksum(LENGTH), sum, "they came");
+        assert_eq!(checksum(buffer.block(LENGTH)), sum, "they came");
         let mut bytes = [0; 8192];
         pool.read(0, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == 0x77), "and went no further");

@@ -63,6 +63,8 @@ pub struct RootReport {
     pub missing: Option<String>,
     /// Why nothing is written; none if the directory is writable.
     pub read_only: Option<String>,
+    /// Why the directory has refused all recent stores; none while it takes them.
+    pub refuses_writes: Option<String>,
     /// An upper bound, as this host last saw it.
     pub used_bytes: u64,
     /// The configured limit; none means no limit.
@@ -97,6 +99,7 @@ impl RootReport {
             health,
             missing: Some(why),
             read_only: None,
+            refuses_writes: None,
             used_bytes: 0,
             capacity_bytes: None,
             counted_blocks: 0,

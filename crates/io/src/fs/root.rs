@@ -4,19 +4,22 @@
 //! second case the thread's result is ignored.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
+use rustix::io::Errno;
 
 use super::config::FsConfig;
-use super::directory::Directory;
+use super::directory::{Directory, Loss};
 use super::io_threads::{Done, IoThreads, Job, Queue};
 use super::report::{Counters, RootReport};
 use super::sweeper::SweeperHandle;
 use crate::cancel::SlotGuard;
+use crate::refusals::Refusals;
 
 struct Flight {
     guard: Arc<SlotGuard>,
@@ -43,6 +46,7 @@ pub(super) struct Root {
     /// For loads, finds, stores.
     queue_limits: [usize; 3],
     counters: Counters,
+    refusals: Refusals,
 }
 
 impl Root {
@@ -66,6 +70,7 @@ impl Root {
             max_block_bytes: config.max_block_bytes,
             queue_limits: [config.queued_loads, config.queued_finds, config.queued_stores],
             counters: Counters::default(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -132,6 +137,10 @@ impl Root {
         if std::mem::take(&mut self.has_given_up) {
             self.io_threads.forget_given_up();
         }
+        // Room may have been made since the last store: the next one shows.
+        if !matches!(self.last_refusal(), None | Some(Errno::NOSPC | Errno::DQUOT)) {
+            self.judge_refusals(now);
+        }
     }
 
     /// Completes the operation as late, unless it has ended or is being copied now.
@@ -155,6 +164,23 @@ impl Root {
     pub fn health(&self) -> Health {
         let (transfers, _) = self.io_threads.widths();
         if self.hanging >= transfers { Health::Sick(ErrorKind::Timeout) } else { Health::Healthy }
+    }
+
+    /// None while the directory is at its path. Does no I/O.
+    pub fn loss(&self) -> Option<Loss> {
+        self.sweeper.sweeps.loss.get().copied()
+    }
+
+    /// Ends all operations as failed, and lets the threads end. One that copies at this moment ends with its thread, or
+    /// when this is called again.
+    pub fn abandon(&mut self) {
+        let over = self.flights.iter().filter(|(_, flight)| flight.guard.give_up()).map(|(id, _)| *id);
+        for id in over.collect::<Vec<_>>() {
+            self.complete(id, Outcome::Failed(ErrorKind::Unavailable), false);
+        }
+        self.io_threads.forget_given_up();
+        self.io_threads.close();
+        self.sweeper.close();
     }
 
     /// Ends all operations, and lets the threads end. After [`Root::wait_for_end`] has returned nothing touches a
@@ -198,6 +224,7 @@ impl Root {
             health: self.health(),
             missing: None,
             read_only: self.directory.read_only.clone(),
+            refuses_writes: self.refusals.told(),
             used_bytes: self.directory.grants.last_used_bytes(),
             capacity_bytes: self.directory.grants.capacity_bytes(),
             counted_blocks: sweeps.blocks.load(Relaxed),
@@ -215,7 +242,7 @@ impl Root {
 
     /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
-        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. });
+        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. } | OpKind::Touch { .. });
         if is_change && self.directory.read_only.is_some() {
             return Some(ErrorKind::Unsupported);
         }
@@ -238,10 +265,38 @@ impl Root {
     fn complete(&mut self, id: OpId, outcome: Outcome, was_there: bool) {
         let Some(flight) = self.flights.remove(&id) else { return };
         self.count(&flight, outcome, was_there);
+        if flight.kind == OpKind::Store && self.directory.read_only.is_none() {
+            self.heard_of_store(outcome, was_there);
+        }
         if outcome == Outcome::Failed(ErrorKind::Full) {
             self.sweeper.hurry();
         }
         self.completions.push(Completion { id, outcome });
+    }
+
+    fn heard_of_store(&mut self, outcome: Outcome, was_there: bool) {
+        match outcome {
+            Outcome::Stored(_) if !was_there => self.refusals.taken(&self.directory.path.to_string_lossy()),
+            Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported | ErrorKind::Io) => {
+                let now = Instant::now();
+                self.refusals.refused(now);
+                self.judge_refusals(now);
+            }
+            _ => {}
+        }
+    }
+
+    fn judge_refusals(&mut self, now: Instant) {
+        let error = self.last_refusal();
+        let why =
+            || error.map_or_else(|| "its capacity is used".to_string(), |error| io::Error::from(error).to_string());
+        self.refusals.judge(&self.directory.path.to_string_lossy(), now, why);
+    }
+
+    /// None if the directory's capacity was spent.
+    fn last_refusal(&self) -> Option<Errno> {
+        let number = self.directory.last_refusal.load(Relaxed);
+        (number != 0).then(|| Errno::from_raw_os_error(number))
     }
 
     fn count(&mut self, flight: &Flight, outcome: Outcome, was_there: bool) {
@@ -256,7 +311,7 @@ impl Root {
                 counters.loaded_blocks += 1;
                 counters.loaded_bytes += length_bytes;
             }
-            (_, Outcome::Found(_)) => counters.found_blocks += 1,
+            (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
             (_, Outcome::Removed) => counters.removed_blocks += 1,
             (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
             (OpKind::Load { .. }, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
@@ -265,7 +320,7 @@ impl Root {
                 counters.failed_stores += 1;
                 counters.full_stores += u64::from(kind == ErrorKind::Full);
             }
-            (_, Outcome::Absent | Outcome::Failed(_)) => {}
+            (_, Outcome::Found(_) | Outcome::Absent | Outcome::Failed(_)) => {}
         }
     }
 }

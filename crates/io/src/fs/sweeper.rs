@@ -3,11 +3,12 @@
 //! Every host has a sweeper; the one with the lease sweeps. It walks, counts, and removes blocks that are too old,
 //! unfinished files that nobody finishes, and the least recently used blocks when the directory is nearly full, or when
 //! stores found no room on its volume.
+//! On every host the thread also looks whether the directory is still at its path. If not, it ends.
 //! Invariants: a killed sweeper leaves nothing to repair. Two sweepers at a time remove what one would have removed,
 //! or a little more.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
@@ -15,7 +16,7 @@ use std::{io, mem};
 use rustix::io::Errno;
 
 use super::config::FsConfig;
-use super::directory::{Directory, clock};
+use super::directory::{Directory, Loss, clock};
 use super::grants::Figures;
 use super::lease::{Lease, now};
 use super::samples::Samples;
@@ -41,11 +42,13 @@ pub(super) struct Sweeps {
     pub orphans: AtomicU64,
     pub blocks: AtomicU64,
     pub skipped_folders: AtomicU64,
+    /// Nothing is swept after this.
+    pub loss: OnceLock<Loss>,
 }
 
 /// See the module documentation.
 pub(super) struct SweeperHandle {
-    shared: Option<Arc<Shared>>,
+    shared: Arc<Shared>,
     pub sweeps: Arc<Sweeps>,
 }
 
@@ -63,47 +66,40 @@ struct Wishes {
 }
 
 impl SweeperHandle {
-    /// None where nothing is written: no sweeper is needed there.
+    /// Where nothing is written the thread only looks.
     pub fn start(directory: Arc<Directory>, config: &FsConfig) -> io::Result<SweeperHandle> {
         let sweeps = Arc::<Sweeps>::default();
-        if directory.read_only.is_some() {
-            return Ok(SweeperHandle { shared: None, sweeps });
-        }
         let shared = Arc::<Shared>::default();
         let sweeper = Sweeper::new(directory, config, sweeps.clone());
         let watched = shared.clone();
         thread::Builder::new().name("forebay-sweep".to_owned()).spawn(move || watched.run(sweeper))?;
-        Ok(SweeperHandle { shared: Some(shared), sweeps })
+        Ok(SweeperHandle { shared, sweeps })
     }
 
     /// Called when a store found the directory full.
     pub fn hurry(&self) {
-        if let Some(shared) = &self.shared {
-            lock(&shared.wishes).is_urgent = true;
-            shared.changed.notify_all();
-        }
+        lock(&self.shared.wishes).is_urgent = true;
+        self.shared.changed.notify_all();
     }
 
     /// Lets the thread end after its current step.
     pub fn close(&self) {
-        if let Some(shared) = &self.shared {
-            lock(&shared.wishes).is_closed = true;
-            shared.changed.notify_all();
-        }
+        lock(&self.shared.wishes).is_closed = true;
+        self.shared.changed.notify_all();
     }
 
     /// Waits for the thread of a closed sweeper, unless its mount hangs.
     pub fn wait_for_end(&self, deadline: Instant) {
-        if let Some(shared) = &self.shared {
-            let left = deadline.saturating_duration_since(Instant::now());
-            drop(shared.changed.wait_timeout_while(lock(&shared.wishes), left, |wishes| !wishes.has_ended));
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited =
+            self.shared.changed.wait_timeout_while(lock(&self.shared.wishes), left, |wishes| !wishes.has_ended);
+        drop(waited);
     }
 }
 
 impl Shared {
     fn run(&self, mut sweeper: Sweeper) {
-        while self.rest(sweeper.turn()) {}
+        while sweeper.turn().is_some_and(|pause| self.rest(pause)) {}
         sweeper.end();
         lock(&self.wishes).has_ended = true;
         self.changed.notify_all();
@@ -137,6 +133,7 @@ struct Sweeper {
     /// Bytes still to be removed for that reason, and when that was decided.
     owed_bytes: u64,
     last_round: Option<Instant>,
+    last_look: Instant,
     /// By the last walk.
     found_bytes: u64,
     has_failed: bool,
@@ -160,14 +157,30 @@ impl Sweeper {
             full: None,
             owed_bytes: 0,
             last_round: None,
+            last_look: Instant::now(),
             found_bytes: 0,
             has_failed: false,
             has_skipped: false,
         }
     }
 
-    /// Does one step of work; returns how long to rest.
-    fn turn(&mut self) -> Duration {
+    /// Does one step of work; returns how long to rest, or none if the directory is lost.
+    fn turn(&mut self) -> Option<Duration> {
+        if self.last_look.elapsed() >= LOOK_EVERY {
+            if let Some(loss) = self.directory.loss() {
+                let _ = self.sweeps.loss.set(loss);
+                return None;
+            }
+            self.last_look = Instant::now();
+        }
+        if self.directory.read_only.is_some() {
+            return Some(LOOK_EVERY);
+        }
+        Some(self.step())
+    }
+
+    /// Returns how long to rest.
+    fn step(&mut self) -> Duration {
         let worked = self.work();
         self.sweeps.is_sweeper.store(self.lease.is_held(), Relaxed);
         match worked {
@@ -288,8 +301,8 @@ impl Sweeper {
         let Some(walk) = self.walk.take() else { return Ok(Duration::ZERO) };
         self.tell_skipped(&walk);
         if let Some(granted_bytes) = walk.basis {
-            // The bound stays right without the bytes of folders that cannot be read; a sum without them would not be. But
-            // nothing is granted before there is a bound.
+            // The bound stays right without the bytes of folders that cannot be read; a sum without them would not be.
+            // But nothing is granted before there is a bound.
             if walk.skipped.is_none() || walk.begun.is_none() {
                 self.directory.grants.counted(walk.found_bytes, granted_bytes, walk.begun)?;
             }
@@ -317,11 +330,15 @@ impl Sweeper {
         let had_skipped = mem::replace(&mut self.has_skipped, walk.skipped.is_some());
         if let Some((folder, error)) = walk.skipped.as_ref().filter(|_| !had_skipped) {
             let (path, folders) = (self.directory.path.join(folder), walk.skipped_folders);
-            tracing::warn!(path = %path.display(), %error, folders, "the sweeper cannot read a folder, and passes over it");
+            tracing::warn!(path = %path.display(), %error, folders, "the sweeper cannot read a folder, and skips it");
         }
     }
 
     fn end(&mut self) {
+        if self.directory.read_only.is_some() || self.sweeps.loss.get().is_some() {
+            self.sweeps.is_sweeper.store(false, Relaxed);
+            return;
+        }
         self.lease.give_back(&self.directory);
         self.sweeps.is_sweeper.store(false, Relaxed);
         // If this fails, the next walk still counts correctly.

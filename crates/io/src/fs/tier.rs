@@ -2,8 +2,10 @@
 //!
 //! Invariants: a key lives in one directory, chosen by the key and the directories' own ids, so every host finds it,
 //! whatever the names and the configured order of its mounts are. A directory that hangs or is missing affects its own
-//! blocks only. While it is missing, new ones of them go to the others.
+//! blocks only. While it is missing, new ones of them go to the others. One that is not at its path any more is closed,
+//! and is missing from then on.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Outcome, Tier};
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
 use super::config::{FsConfig, Fsync};
@@ -35,18 +37,20 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Fs {
     roots: Vec<Root>,
     missing: Vec<Missing>,
-    /// As they are configured.
-    paths: Vec<PathBuf>,
-    is_read_only: bool,
+    /// Directories that were lost, until their last operation has ended.
+    abandoned: Vec<Root>,
+    /// Of operations that found no directory open.
+    refused: Vec<Completion>,
+    config: FsConfig,
+    pool: Region,
     waker: Arc<Waker>,
     transfers: Transfers,
-    fsync: Fsync,
 }
 
 impl Fs {
     /// Less where directories are read-only, or nothing is flushed.
     pub const CAPABILITIES: Capabilities =
-        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: true };
+        Capabilities { can_store: true, can_remove: true, can_touch: true, is_durable: true, is_shared: true };
 
     /// Opens the directories, all at once, and blocks for at most one timeout. `pool` is the memory with the slots.
     /// Directories that cannot be used yet are waited for beside serving, if there is another. An error names the
@@ -54,7 +58,7 @@ impl Fs {
     pub fn open(config: &FsConfig, pool: Region) -> Result<Fs> {
         config.check()?;
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let mut opened = open_all(config)?;
+        let mut opened = each_of(config, Directory::open)?;
         let is_wrong =
             |opened: &Result<Directory>| opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid);
         if let Some(at) = opened.iter().position(is_wrong).or(opened.iter().all(Result::is_err).then_some(0)) {
@@ -64,25 +68,25 @@ impl Fs {
         let mut fs = Fs {
             roots: Vec::new(),
             missing: Vec::new(),
-            paths: config.directories.clone(),
-            is_read_only: config.read_only,
+            abandoned: Vec::new(),
+            refused: Vec::new(),
+            config: config.clone(),
+            pool,
             waker,
             transfers: Transfers::default(),
-            fsync: config.fsync,
         };
         for (path, opened) in config.directories.iter().zip(opened) {
-            let (config, pool, waker) = (config.clone(), pool.clone(), fs.waker.clone());
             match opened {
                 Ok(directory) => {
                     if let Some(error) = fs.twin_of(&directory) {
                         return Err(error);
                     }
-                    fs.roots.push(start(directory, &config, &pool, &waker)?);
+                    fs.roots.push(start(directory, config, &fs.pool, &fs.waker)?);
                 }
                 Err(error) => {
-                    let named = path.clone();
-                    let open = move || start(Directory::open(&named, &config)?, &config, &pool, &waker);
-                    fs.missing.push(Missing::start(path.clone(), error, open).map_err(no_memory)?);
+                    tracing::warn!(path = %path.display(), %error, hint = error.hint_text(),
+                        "cannot open a shared directory yet; serving without it");
+                    fs.wait_for(path.clone(), error, Directory::open).map_err(no_memory)?;
                 }
             }
         }
@@ -99,6 +103,55 @@ impl Fs {
         )
     }
 
+    /// The directory is used when `open` can open it.
+    fn wait_for(
+        &mut self,
+        path: PathBuf,
+        why: Error,
+        open: impl Fn(&Path, &FsConfig) -> Result<Directory> + Send + 'static,
+    ) -> io::Result<()> {
+        let (named, config, pool, waker) = (path.clone(), self.config.clone(), self.pool.clone(), self.waker.clone());
+        let open = move || start(open(&named, &config)?, &config, &pool, &waker);
+        self.missing.push(Missing::start(path, why, open)?);
+        Ok(())
+    }
+
+    /// Closes directories that are not at their paths any more.
+    fn give_up_lost(&mut self) {
+        for at in (0..self.roots.len()).rev() {
+            let root = &self.roots[at];
+            let Some(loss) = root.loss() else { continue };
+            let (path, ground) = (root.directory.path.clone(), root.directory.ground.clone());
+            let open = move |path: &Path, config: &FsConfig| Directory::open_again(path, config, ground.as_ref());
+            // Without a thread the next call tries again.
+            if self.wait_for(path.clone(), loss.error(&path), open).is_ok() {
+                let error = loss.error(&path);
+                tracing::warn!(path = %path.display(), %error, hint = error.hint_text(),
+                    "a shared directory is lost; serving without it");
+                self.abandoned.push(self.roots.swap_remove(at));
+            }
+        }
+    }
+
+    /// Accepts the operation; false if its queue is full.
+    fn take(&mut self, op: &Operation) -> bool {
+        if let Some(root) = self.home_of(&op.key) {
+            return root.take(op);
+        }
+        self.refused.push(Completion { id: op.id, outcome: Outcome::Failed(ErrorKind::Unavailable) });
+        true
+    }
+
+    fn wake_for_completions(&self) {
+        if !self.refused.is_empty() || self.all_roots().any(|root| !root.completions.is_empty()) {
+            self.waker.wake();
+        }
+    }
+
+    fn all_roots(&self) -> impl Iterator<Item = &Root> {
+        self.roots.iter().chain(&self.abandoned)
+    }
+
     /// Uses directories that were missing and came.
     fn take_up(&mut self) {
         for missing in std::mem::take(&mut self.missing) {
@@ -113,7 +166,7 @@ impl Fs {
                 self.missing.push(missing);
                 continue;
             }
-            tracing::info!(path = %missing.path.display(), "a shared directory came, and is used");
+            tracing::info!(path = %missing.path.display(), "a missing shared directory appeared and is used now");
             self.roots.push(root);
         }
     }
@@ -127,7 +180,7 @@ impl Fs {
     pub fn report(&self) -> FsReport {
         let roots = self.roots.iter().map(Root::report);
         let mut roots: Vec<_> = roots.chain(self.missing.iter().map(Missing::report)).collect();
-        roots.sort_by_key(|root| self.paths.iter().position(|path| *path == root.path));
+        roots.sort_by_key(|root| self.config.directories.iter().position(|path| *path == root.path));
         FsReport { roots }
     }
 
@@ -139,7 +192,7 @@ impl Fs {
 
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.roots.iter().all(Root::is_idle)
+        self.refused.is_empty() && self.all_roots().all(Root::is_idle)
     }
 
     /// Blocks until every accepted operation has completed; false if that takes longer than `timeout`.
@@ -147,8 +200,9 @@ impl Fs {
         let deadline = Instant::now() + timeout;
         loop {
             self.roots.iter_mut().for_each(Root::advance);
+            self.abandoned.iter_mut().for_each(Root::abandon);
             self.poll(completions);
-            let Some(busy) = self.roots.iter().find(|root| !root.is_idle()) else { return true };
+            let Some(busy) = self.all_roots().find(|root| !root.is_idle()) else { return true };
             if Instant::now() > deadline {
                 return false;
             }
@@ -157,7 +211,7 @@ impl Fs {
     }
 
     /// Rendezvous hashing: adding or losing a directory moves no other directory's keys.
-    fn home_of(&mut self, key: &BlockKey) -> &mut Root {
+    fn home_of(&mut self, key: &BlockKey) -> Option<&mut Root> {
         let weight = |root: &Root| {
             let mut sum = Checksum::new();
             sum.update(&root.directory.id.to_le_bytes());
@@ -167,8 +221,7 @@ impl Fs {
             // A checksum is linear. After mixing, its high bits depend on the whole key.
             sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
-        let index = (0..self.roots.len()).max_by_key(|index| weight(&self.roots[*index])).unwrap_or(0);
-        &mut self.roots[index]
+        self.roots.iter_mut().max_by_key(|root| weight(root))
     }
 }
 
@@ -178,30 +231,30 @@ impl Tier for Fs {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let may_write = !self.missing.is_empty() && !self.is_read_only;
+        let may_write = !self.missing.is_empty() && !self.config.read_only;
         let can_write = may_write || self.roots.iter().any(|root| root.directory.read_only.is_none());
         Capabilities {
             can_store: can_write,
             can_remove: can_write,
-            is_durable: self.fsync != Fsync::None,
+            can_touch: can_write,
+            is_durable: self.config.fsync != Fsync::None,
             ..Fs::CAPABILITIES
         }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
-        let taken = batch.iter().take_while(|op| self.home_of(&op.key).take(op)).count();
+        let taken = batch.iter().take_while(|op| self.take(op)).count();
         self.transfers.begin(&batch[..taken]);
         self.roots.iter().for_each(Root::start);
-        if self.roots.iter().any(|root| !root.completions.is_empty()) {
-            self.waker.wake();
-        }
+        self.wake_for_completions();
         taken
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.waker.clear();
         let from = completions.len();
-        for root in &mut self.roots {
+        completions.append(&mut self.refused);
+        for root in self.roots.iter_mut().chain(&mut self.abandoned) {
             root.poll();
             completions.append(&mut root.completions);
         }
@@ -210,7 +263,7 @@ impl Tier for Fs {
 
     /// Completes the operation as late at once, whatever its thread does.
     fn cancel(&mut self, id: OpId) {
-        if self.roots.iter_mut().any(|root| root.give_up(id)) {
+        if self.roots.iter_mut().chain(&mut self.abandoned).any(|root| root.give_up(id)) {
             self.waker.wake();
         }
     }
@@ -233,6 +286,7 @@ impl Drop for Fs {
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         self.take_up();
+        self.roots.append(&mut self.abandoned);
         self.roots.iter_mut().for_each(Root::close);
         self.roots.iter().for_each(|root| root.wait_for_end(deadline));
     }
@@ -244,10 +298,11 @@ impl Timed for Fs {
         if !self.missing.is_empty() {
             self.take_up();
         }
+        self.give_up_lost();
         self.roots.iter_mut().for_each(Root::advance);
-        if self.roots.iter().any(|root| !root.completions.is_empty()) {
-            self.waker.wake();
-        }
+        self.abandoned.retain(|root| !root.is_idle());
+        self.abandoned.iter_mut().for_each(Root::abandon);
+        self.wake_for_completions();
     }
 }
 
@@ -260,8 +315,14 @@ fn start(directory: Directory, config: &FsConfig, pool: &Region, waker: &Arc<Wak
     Ok(Root::new(directory, io_threads.map_err(no_memory)?, sweeper, config))
 }
 
+/// What would become of each directory, in the order of the configuration: a finding, or what to change. Changes
+/// nothing. Takes `timeout` at most.
+pub fn examine(config: &FsConfig) -> Vec<Result<String>> {
+    each_of(config, Directory::examine).unwrap_or_else(|error| vec![Err(error)])
+}
+
 /// In separate threads, since a mount may never answer. In the order of the configuration.
-fn open_all(config: &FsConfig) -> Result<Vec<Result<Directory>>> {
+fn each_of<T: Send + 'static>(config: &FsConfig, look: fn(&Path, &FsConfig) -> Result<T>) -> Result<Vec<Result<T>>> {
     let deadline = Instant::now() + config.timeout;
     let mut opening = Vec::new();
     for path in &config.directories {
@@ -269,7 +330,7 @@ fn open_all(config: &FsConfig) -> Result<Vec<Result<Directory>>> {
         let (path, config) = (path.clone(), config.clone());
         let named = path.clone();
         // When the mount answers, the receiver may be gone.
-        let open = move || drop(sender.send(Directory::open(&path, &config)));
+        let open = move || drop(sender.send(look(&path, &config)));
         thread::Builder::new().name("forebay-fs-open".to_owned()).spawn(open).map_err(no_memory)?;
         opening.push((named, receiver));
     }

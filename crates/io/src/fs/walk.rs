@@ -1,8 +1,8 @@
 //! One walk through a shared directory, folder by folder: it finds what is there, what is too old, and what was used
 //! least recently.
 //!
-//! Invariants: a folder that cannot be read is passed over and does not end the walk. The walk enters, counts and removes only folders and files with names of ours. Its memory is bounded for any
-//! number of objects.
+//! Invariants: a folder that cannot be read is passed over and does not end the walk. The walk enters, counts and
+//! removes only folders and files with names of ours. Its memory is bounded for any number of objects.
 
 use std::collections::BinaryHeap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::folder::Folder;
 use super::grants::Figures;
 use super::layout::{self, OWN_FOLDER, is_folder, is_object_length, is_temporary};
 use super::lease::touched_at;
-use super::writer::{is_later, resolve};
+use super::writer::{head, resolve};
 
 /// At most this many of the least recently used objects are kept for removal. They take 12 MiB at most, and at 1 MiB
 /// per block they free 128 GiB before the next walk.
@@ -30,6 +30,13 @@ pub(super) struct Ages {
     pub now: Duration,
     pub max_age: Option<Duration>,
     pub orphan_age: Duration,
+}
+
+impl Ages {
+    /// Of an object that was used last at `touched`.
+    fn are_over(&self, touched: Duration) -> bool {
+        self.max_age.is_some_and(|age| self.now.saturating_sub(touched) > age)
+    }
 }
 
 /// An object that may be evicted.
@@ -147,23 +154,23 @@ impl Walk {
             && let Ok(about) = folder.about(name)
             && FileType::from_raw_mode(about.st_mode) == FileType::RegularFile
         {
-            self.object(ages, key, folder, name, &about, swept);
+            let bytes = about.st_size as u64;
+            let is_later = || head(folder, name).is_some_and(|head| directory.sealing.is_later(&head));
+            // Only whole files get a name. This one lost a part later, and every load of it is a miss.
+            let is_broken = !is_object_length(bytes) && !is_later();
+            if (ages.are_over(touched_at(&about)) || is_broken) && folder.remove(name).is_ok() {
+                swept.expired_blocks += 1;
+                swept.expired_bytes += bytes;
+            } else {
+                self.found(Candidate { touched: touched_at(&about), key, bytes });
+            }
         }
     }
 
-    fn object(&mut self, ages: Ages, key: BlockKey, folder: &Folder, name: &str, about: &Stat, swept: &mut Swept) {
-        let (touched, bytes) = (touched_at(about), about.st_size as u64);
-        let is_expired = ages.max_age.is_some_and(|age| ages.now.saturating_sub(touched) > age);
-        // Only whole files get a name. This one lost a part later, and every load of it is a miss.
-        let is_broken = !is_object_length(bytes) && !is_later(folder, name);
-        if (is_expired || is_broken) && folder.remove(name).is_ok() {
-            swept.expired_blocks += 1;
-            swept.expired_bytes += bytes;
-            return;
-        }
-        self.found_bytes += bytes;
+    fn found(&mut self, object: Candidate) {
+        self.found_bytes += object.bytes;
         self.found_blocks += 1;
-        self.least_recent.push(Candidate { touched, key, bytes });
+        self.least_recent.push(object);
         if self.least_recent.len() > MAX_CANDIDATES {
             self.least_recent.pop();
         }

@@ -1,13 +1,14 @@
 //! From a slot to an object: a bounce buffer, a file under a unique name, flushed, then linked to its key.
 //!
 //! Invariants: a key's name leads to a file that was written to its end. A whole object, also one in a later format, is
-//! never replaced. A kill at
-//! any moment leaves the object, or an unfinished file that the sweeper removes.
+//! never replaced, except by a host with a secret if it has no MAC. A kill at any moment leaves the object, or an
+//! unfinished file that the sweeper removes.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Location, Operation, Outcome};
@@ -20,8 +21,9 @@ use super::config::Fsync;
 use super::directory::{Directory, clock};
 use super::folder::Folder;
 use super::layout::{self, file_bytes};
+use super::lease::touch;
 use crate::cancel::SlotGuard;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::HEADER_BYTES;
 
 /// How often an object's folder is created again if the sweeper removes it as empty at that moment.
 const TRIES: u32 = 4;
@@ -30,6 +32,8 @@ const TRIES: u32 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Written {
     New,
+    /// Instead of a file of that many bytes.
+    Replaced(u64),
     /// A whole object with the same key already exists.
     WasThere,
     /// The object may exist or not.
@@ -44,24 +48,28 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
     let path = layout::object(&op.key, directory.is_sharded);
     let root = match directory.enter() {
         Ok(root) => root,
-        Err(error) => return (Outcome::Failed(kind_of(error)), false),
+        Err(error) => return (refused(directory, error), false),
     };
     let stored = Outcome::Stored(Location::default());
-    if is_whole(&root, &path, op.length_bytes) {
+    if stays(directory, &root, &path, op) {
+        note_use(&root, &path);
         return (stored, true);
     }
-    let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
-    match guard.use_slot(|| buffer.fill(&header, slot)) {
+    match guard.use_slot(|| buffer.fill(&directory.sealing, op, slot)) {
         None => return (Outcome::Failed(ErrorKind::Timeout), false),
-        Some(sum) if sum != op.checksum => return (Outcome::Failed(ErrorKind::Corrupt), false),
-        Some(_) => {}
+        Some(false) => return (Outcome::Failed(ErrorKind::Corrupt), false),
+        Some(true) => {}
     }
     let spent = match directory.grants.spend(file_bytes(op.length_bytes), clock()) {
         Ok(Some(spent)) => spent,
-        Ok(None) => return (Outcome::Failed(ErrorKind::Full), false),
-        Err(error) => return (Outcome::Failed(kind_of(error)), false),
+        Ok(None) => {
+            directory.last_refusal.store(0, Relaxed);
+            return (Outcome::Failed(ErrorKind::Full), false);
+        }
+        Err(error) => return (refused(directory, error), false),
     };
-    let written = write(directory, &root, buffer, op.length_bytes, &path);
+    let count = directory.grants.count();
+    let written = write(directory, &root, buffer, op, &path);
     if matches!(written, Ok(Written::WasThere) | Err(_)) {
         directory.grants.refund(spent);
     }
@@ -71,9 +79,21 @@ pub(super) fn store(directory: &Directory, buffer: &mut Buffer, op: &Operation, 
     }
     match written {
         Ok(Written::New) => (stored, false),
-        Ok(Written::WasThere) => (stored, true),
-        Ok(Written::Unsure(error)) | Err(error) => (Outcome::Failed(kind_of(error)), false),
+        Ok(Written::Replaced(bytes)) => {
+            directory.grants.removed(bytes, count);
+            (stored, false)
+        }
+        Ok(Written::WasThere) => {
+            note_use(&root, &path);
+            (stored, true)
+        }
+        Ok(Written::Unsure(error)) | Err(error) => (refused(directory, error), false),
     }
+}
+
+fn refused(directory: &Directory, error: Errno) -> Outcome {
+    directory.last_refusal.store(error.raw_os_error(), Relaxed);
+    Outcome::Failed(kind_of(error))
 }
 
 /// Removes the object.
@@ -115,8 +135,20 @@ pub(super) fn resolve<'a>(root: &Folder, path: &'a Path) -> Result<(Folder, &'a 
     Ok((root.folder(folder)?, name))
 }
 
-fn is_whole(folder: &Folder, path: impl Arg, length_bytes: u64) -> bool {
-    folder.about(path).is_ok_and(|about| about.st_size as u64 == file_bytes(length_bytes))
+/// A repeated store is a use: the object counts as stored now.
+fn note_use(root: &Folder, path: &Path) {
+    if let Ok(file) = root.open(path, OFlags::RDONLY | OFlags::NONBLOCK) {
+        // Another user's object may not allow this: it then counts as last used when it was stored.
+        let _ = touch(&file);
+    }
+}
+
+/// Whether the file at `path` is left as it is. Without a secret its length says enough, and it is not opened.
+fn stays(directory: &Directory, folder: &Folder, path: impl Arg + Copy, op: &Operation) -> bool {
+    let Ok(about) = folder.about(path) else { return false };
+    let (sealing, is_whole) = (&directory.sealing, about.st_size as u64 == file_bytes(op.length_bytes));
+    let is_kept = |head| sealing.keeps(&head, &op.key, op.length_bytes, is_whole);
+    (is_whole && !sealing.has_secret()) || head(folder, path).is_some_and(is_kept)
 }
 
 /// An error means that nothing was left behind.
@@ -124,14 +156,14 @@ fn write(
     directory: &Directory,
     root: &Folder,
     buffer: &mut Buffer,
-    length_bytes: u64,
+    op: &Operation,
     path: &Path,
 ) -> Result<Written, Errno> {
     let New { folder, name, temporary, file } = create(directory, root, path)?;
-    let published = write_whole(directory, buffer, length_bytes, &file)
-        .map(|()| publish(&folder, &temporary, name, length_bytes))
+    let published = write_whole(directory, buffer, op.length_bytes, &file)
+        .map(|()| publish(directory, &folder, &temporary, name, op))
         .map(|written| match flush_name(directory, &folder) {
-            Err(error) if written == Written::New => Written::Unsure(error),
+            Err(error) if matches!(written, Written::New | Written::Replaced(_)) => Written::Unsure(error),
             _ => written,
         });
     // The file may have moved. The sweeper removes it if it cannot be removed now.
@@ -173,25 +205,28 @@ fn write_whole(directory: &Directory, buffer: &mut Buffer, length_bytes: u64, fi
     if is_complete { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Gives the file its key's name, unless a whole object has that name. A broken object, which only another program or
-/// a damaged filesystem can have left, is replaced.
-fn publish(folder: &Folder, temporary: &str, name: &OsStr, length_bytes: u64) -> Written {
+/// Gives the file its key's name, unless an object that stays has that name. A broken object, which only another
+/// program or a damaged filesystem can have left, is replaced, and so is one without a MAC where there is a secret.
+fn publish(directory: &Directory, folder: &Folder, temporary: &str, name: &OsStr, op: &Operation) -> Written {
     match folder.link(temporary, name) {
         Ok(true) => Written::New,
         // An earlier link succeeded but its answer was lost.
         Ok(false) if is_same(folder, temporary, name) => Written::New,
-        Ok(false) if is_whole(folder, name, length_bytes) || is_later(folder, name) => Written::WasThere,
-        Ok(false) => folder.rename(temporary, name).map_or_else(Written::Unsure, |()| Written::New),
+        Ok(false) if stays(directory, folder, name, op) => Written::WasThere,
+        Ok(false) => {
+            let replaced_bytes = folder.about(name).map_or(0, |about| about.st_size as u64);
+            folder.rename(temporary, name).map_or_else(Written::Unsure, |()| Written::Replaced(replaced_bytes))
+        }
         Err(error) => Written::Unsure(error),
     }
 }
 
-/// Whether the file holds a block in a later format. It may have another length there.
-pub(super) fn is_later(folder: &Folder, name: impl Arg) -> bool {
+/// The bytes where an object's file has its header.
+pub(super) fn head(folder: &Folder, name: impl Arg) -> Option<[u8; HEADER_BYTES]> {
     // Without a wait, if it is a FIFO.
-    let Ok(file) = folder.open(name, OFlags::RDONLY | OFlags::NONBLOCK) else { return false };
+    let file = folder.open(name, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
     let mut head = [0; HEADER_BYTES];
-    file.read_exact_at(&mut head, 0).is_ok() && Header::is_later(&head)
+    file.read_exact_at(&mut head, 0).ok().map(|()| head)
 }
 
 fn is_same(folder: &Folder, a: impl Arg, b: impl Arg) -> bool {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use forebay_core::{Error, Result};
 
+use crate::header::Sealing;
+
 /// A secret that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
@@ -20,6 +22,8 @@ impl fmt::Debug for Secret {
 pub struct ObjectConfig {
     /// Name of the bucket, which must exist.
     pub bucket: String,
+    /// With or without the secret of the hosts that share the bucket.
+    pub sealing: Sealing,
     /// Prefix of every object's name, without a slash at its end; may be empty.
     pub prefix: String,
     /// The bucket's region; each request's signature names it.
@@ -56,6 +60,7 @@ impl ObjectConfig {
     pub fn new(bucket: impl Into<String>) -> ObjectConfig {
         ObjectConfig {
             bucket: bucket.into(),
+            sealing: Sealing::default(),
             prefix: String::new(),
             region: "us-east-1".to_owned(),
             endpoint: None,

@@ -1,8 +1,9 @@
 //! One block between a slot and an object: the header, then the payload.
 //!
-//! Invariants: a slot is read and written by plain copies without a wait in the middle, and written only with
-//! verified bytes. An object is removed only after two requests that found the same damage, since bits may flip in
-//! transit. An object in a later format is a miss, and is not removed or replaced.
+//! Invariants: a slot is read and written by plain copies without a wait in the middle, and written only with verified
+//! bytes. An object is removed only after two requests that found the same damage, since bits may flip in transit. An
+//! object in a later format is a miss, and is not removed or replaced. A host with a secret replaces objects without a
+//! MAC.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,11 +18,9 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, ObjectStoreExt};
 
 use crate::cancel::SlotGuard;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{HEADER_BYTES, Sealing};
 use crate::uring::Region;
 
-/// Copies go through pieces of this size.
-const PIECE_BYTES: usize = 64 << 10;
 /// Parts of one object that are uploaded at a time.
 const PARTS_AT_ONCE: usize = 4;
 /// The bytes that were read are not the block.
@@ -31,6 +30,7 @@ const DAMAGED: Outcome = Outcome::Failed(ErrorKind::Corrupt);
 pub(super) struct Place {
     pub store: AmazonS3,
     pub prefix: String,
+    pub sealing: Sealing,
     pub part_bytes: u64,
     pub pool: Region,
     /// Whether objects are not removed, however damaged.
@@ -48,7 +48,8 @@ impl Place {
     pub async fn perform(&self, op: &Operation, guard: &SlotGuard) -> (Outcome, bool) {
         let outcome = match op.kind {
             OpKind::Load { .. } => self.load(op, guard).await,
-            OpKind::Exists => self.find(op).await,
+            // A bucket evicts nothing by use: it is only asked whether its own rules ended the object.
+            OpKind::Exists | OpKind::Touch { .. } => self.find(op).await,
             OpKind::Remove { .. } => self.remove(op).await,
             OpKind::Store => return self.store(op, guard).await,
         };
@@ -89,7 +90,7 @@ impl Place {
             }
         }
         match read {
-            Ok(header) => {
+            Ok(checksum) => {
                 let copied = guard.use_slot(|| {
                     let mut at = slot.offset();
                     payload(&pieces, |bytes| {
@@ -97,7 +98,7 @@ impl Place {
                         at += bytes.len() as u64;
                     });
                 });
-                let loaded = Outcome::Loaded { length_bytes: header.length_bytes, checksum: header.checksum };
+                let loaded = Outcome::Loaded { length_bytes: op.length_bytes, checksum };
                 copied.map_or(Outcome::Failed(ErrorKind::Timeout), |()| loaded)
             }
             Err(outcome) => {
@@ -113,11 +114,11 @@ impl Place {
         }
     }
 
-    /// One request returns header and payload, which are compared with each other. No bytes beyond the block's length
-    /// are requested.
-    async fn read(&self, op: &Operation, path: &Path) -> (Result<Header, Outcome>, Vec<impl AsRef<[u8]> + use<>>) {
+    /// The block's checksum, if the object is the block. One request returns header and payload, which are compared
+    /// with each other. No bytes beyond the block's length are requested.
+    async fn read(&self, op: &Operation, path: &Path) -> (Result<u64, Outcome>, Vec<impl AsRef<[u8]> + use<>>) {
         match self.fetch(op, path).await {
-            Ok((object_bytes, pieces)) => (judge(op, object_bytes, &pieces), pieces),
+            Ok((object_bytes, pieces)) => (judge(&self.sealing, op, object_bytes, &pieces), pieces),
             Err(error) => (Err(not_done(&error)), Vec::new()),
         }
     }
@@ -134,8 +135,7 @@ impl Place {
         let bytes = HEADER_BYTES as u64 + op.length_bytes;
         let stored = Outcome::Stored(Location::default());
         match self.store.head(&path).await {
-            Ok(about) if about.size == bytes => return (stored, true),
-            Ok(_) if self.is_later(&path).await => return (stored, true),
+            Ok(about) if self.stays(op, &path, about.size == bytes).await => return (stored, true),
             Ok(_) | Err(Error::NotFound { .. }) => {}
             Err(error) => return (not_done(&error), false),
         }
@@ -151,25 +151,24 @@ impl Place {
         (sent.map_or_else(|error| not_done(&error), |()| stored), false)
     }
 
-    /// Whether the object is a block in a later format. It may have another length there.
-    async fn is_later(&self, path: &Path) -> bool {
-        let head = self.store.get_range(path, 0..HEADER_BYTES as u64).await;
-        head.is_ok_and(|head| head[..].try_into().is_ok_and(Header::is_later))
+    /// Whether the object is left as it is. Without a secret its length says enough, and it is not requested.
+    async fn stays(&self, op: &Operation, path: &Path, is_whole: bool) -> bool {
+        if is_whole && !self.sealing.has_secret() {
+            return true;
+        }
+        let Ok(head) = self.store.get_range(path, 0..HEADER_BYTES as u64).await else { return false };
+        let is_kept = |head| self.sealing.keeps(head, &op.key, op.length_bytes, is_whole);
+        head[..].try_into().is_ok_and(is_kept)
     }
 
     /// The object of the block in the operation's slot.
     fn object(&self, op: &Operation) -> Result<Vec<u8>, ErrorKind> {
         let (slot, _) = op.slot.ok_or(ErrorKind::Invalid)?;
-        let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
         let mut object = vec![0; HEADER_BYTES + op.length_bytes as usize];
-        object[..HEADER_BYTES].copy_from_slice(&header.write());
-        let (mut sum, mut at) = (Checksum::new(), slot.offset());
-        for piece in object[HEADER_BYTES..].chunks_mut(PIECE_BYTES) {
-            self.pool.read(at, piece);
-            sum.update(piece);
-            at += piece.len() as u64;
-        }
-        if sum.finish() == op.checksum { Ok(object) } else { Err(ErrorKind::Corrupt) }
+        let mut sum = self.sealing.sum(&op.key, op.length_bytes);
+        sum.copy_from(&self.pool, slot.offset(), &mut object[HEADER_BYTES..]);
+        object[..HEADER_BYTES].copy_from_slice(&sum.header().write());
+        if sum.checksum() == op.checksum { Ok(object) } else { Err(ErrorKind::Corrupt) }
     }
 
     /// The object appears when all parts were uploaded and joined, or not at all.
@@ -202,30 +201,29 @@ pub(super) fn path_of(key: &BlockKey, prefix: &str) -> Path {
     if prefix.is_empty() { Path::from(name) } else { Path::from(format!("{prefix}/{name}")) }
 }
 
-/// Whether the bytes are the requested block.
-fn judge(op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<Header, Outcome> {
+/// The checksum of the requested block, if the bytes are that block.
+fn judge(sealing: &Sealing, op: &Operation, object_bytes: u64, pieces: &[impl AsRef<[u8]>]) -> Result<u64, Outcome> {
     let mut head = Vec::with_capacity(HEADER_BYTES);
     for piece in pieces.iter().map(AsRef::as_ref) {
         head.extend_from_slice(&piece[..piece.len().min(HEADER_BYTES - head.len())]);
     }
     let head: &[u8; HEADER_BYTES] = head[..].try_into().map_err(|_| DAMAGED)?;
-    if Header::is_later(head) {
+    if sealing.is_later(head) {
         return Err(Outcome::Absent);
     }
-    let header = Header::read(head).filter(|header| header.key == op.key).ok_or(DAMAGED)?;
+    let header = sealing.read(head).filter(|header| header.key == op.key).ok_or(DAMAGED)?;
     if object_bytes != HEADER_BYTES as u64 + header.length_bytes {
         return Err(DAMAGED);
     }
     if header.length_bytes != op.length_bytes {
         return Err(Outcome::Failed(ErrorKind::Invalid));
     }
-    let (mut sum, mut bytes) = (Checksum::new(), 0);
+    let (mut sum, mut bytes) = (sealing.sum(&op.key, op.length_bytes), 0);
     payload(pieces, |piece| {
         sum.update(piece);
         bytes += piece.len() as u64;
     });
-    let is_whole = bytes == op.length_bytes && sum.finish() == header.checksum;
-    if is_whole { Ok(header) } else { Err(DAMAGED) }
+    sum.proves(&header).filter(|_| bytes == op.length_bytes).ok_or(DAMAGED)
 }
 
 /// The checksum of all bytes that a request returned.

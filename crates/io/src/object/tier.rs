@@ -51,7 +51,7 @@ pub struct Object {
 impl Object {
     /// Less where the configuration says read-only.
     pub const CAPABILITIES: Capabilities =
-        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: true };
+        Capabilities { can_store: true, can_remove: true, can_touch: true, is_durable: true, is_shared: true };
 
     /// Checks that the bucket exists; blocks for at most one timeout. `pool` is the memory with the slots.
     pub fn open(config: &ObjectConfig, pool: Region) -> Result<Object> {
@@ -65,8 +65,8 @@ impl Object {
         let waker = Arc::new(Waker::new().map_err(no_machine)?);
         let misreads = Arc::<AtomicU64>::default();
         let (prefix, part_bytes) = (config.prefix.clone(), config.part_bytes);
-        let is_read_only = config.read_only;
-        let place = Place { store, prefix, part_bytes, pool, is_read_only, misreads: misreads.clone() };
+        let (is_read_only, sealing) = (config.read_only, config.sealing.clone());
+        let place = Place { store, prefix, sealing, part_bytes, pool, is_read_only, misreads: misreads.clone() };
         let client =
             Client::start(runtime, place, config.requests, config.timeout, waker.clone()).map_err(no_machine)?;
         Ok(Object {
@@ -151,7 +151,7 @@ impl Object {
 
     /// Why an operation is refused at once.
     fn refusal(&self, op: &Operation) -> Option<ErrorKind> {
-        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. });
+        let is_change = matches!(op.kind, OpKind::Store | OpKind::Remove { .. } | OpKind::Touch { .. });
         if is_change && self.config.read_only {
             return Some(ErrorKind::Unsupported);
         }
@@ -179,13 +179,13 @@ impl Object {
                 counters.loaded_blocks += 1;
                 counters.loaded_bytes += length_bytes;
             }
-            (_, Outcome::Found(_)) => counters.found_blocks += 1,
+            (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
             (_, Outcome::Removed) => counters.removed_blocks += 1,
             (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
             (OpKind::Load { .. }, Outcome::Failed(ErrorKind::Corrupt)) => counters.corrupt_blocks += 1,
             (OpKind::Load { .. }, Outcome::Failed(_)) => counters.failed_loads += 1,
             (OpKind::Store, Outcome::Failed(_)) => counters.failed_stores += 1,
-            (_, Outcome::Absent | Outcome::Failed(_)) => {}
+            (_, Outcome::Found(_) | Outcome::Absent | Outcome::Failed(_)) => {}
         }
     }
 }
@@ -197,7 +197,7 @@ impl Tier for Object {
 
     fn capabilities(&self) -> Capabilities {
         let can_write = !self.config.read_only;
-        Capabilities { can_store: can_write, can_remove: can_write, ..Object::CAPABILITIES }
+        Capabilities { can_store: can_write, can_remove: can_write, can_touch: can_write, ..Object::CAPABILITIES }
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {

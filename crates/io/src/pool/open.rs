@@ -69,8 +69,9 @@ impl Pool {
     }
 }
 
-/// Removes the pool in `directory` and its private mount. Errors while a daemon serves it or workers map it.
-pub fn remove(directory: &Path) -> Result<()> {
+/// Removes the pool in `directory` and its private mount. False if there was none. Errors while a daemon serves it or
+/// workers map it.
+pub fn remove(directory: &Path) -> Result<bool> {
     let directory = Directory::claim(directory)?;
     let cannot = |error| cannot_make("remove", &directory, error);
     let found = found::look(&directory)?;
@@ -80,12 +81,13 @@ pub fn remove(directory: &Path) -> Result<()> {
             Error::new(ErrorKind::Unavailable, "cannot remove a pool that workers map").hint("stop the engines first")
         );
     }
+    let was_there = found.is_some();
     if let Some(found) = found {
         found::discard(&found).map_err(cannot)?;
     }
     match directory.private_mount().map_err(cannot)? {
-        Some(_) => site::unmount(&directory).map_err(cannot),
-        None => Ok(()),
+        Some(_) => site::unmount(&directory).map_err(cannot).map(|()| true),
+        None => Ok(was_there),
     }
 }
 

@@ -32,7 +32,7 @@ use super::room::Room;
 use super::site::Site;
 use super::table::{RecoveredSlot, Table, Units};
 use super::{lock, records};
-use crate::trust;
+use crate::{Seldom, trust};
 
 /// See the module's head.
 pub struct Pool {
@@ -67,24 +67,8 @@ struct Counted {
     huge_bytes: u64,
 }
 
-/// The shortest time between two warnings of one kind: while memory is full, each try fails.
-const QUIET: Duration = Duration::from_secs(10);
 /// As long after a refusal no memory is taken for an extent of as many units: a try may go over thousands of pages.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// What happens again and again: how often it was not told, and when it was last.
-#[derive(Default)]
-struct Seldom(Mutex<(u64, Option<Instant>)>);
-
-impl Seldom {
-    /// How many are to be told now, if it is time.
-    fn add(&self, now: Instant) -> Option<u64> {
-        let mut this = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        this.0 += 1;
-        let is_time = this.1.is_none_or(|told| now - told >= QUIET);
-        is_time.then(|| std::mem::replace(&mut *this, (0, Some(now))).0)
-    }
-}
 
 impl Pool {
     /// Maps what [`Pool::open`] found or made.
@@ -198,7 +182,7 @@ impl Pool {
         while let Some((path, file)) = replaced.last() {
             if lock::is_locked(file, ALL_LOCK_BYTES).map_err(cannot_ask)? {
                 return Err(Error::new(ErrorKind::Unavailable, "workers still map the pool that was replaced")
-                    .hint("it was marked as retired and they detach when idle; stop the engines to free it now"));
+                    .hint("the workers detach when they are idle; stop the engines to free the memory now"));
             }
             remove_if_there(path)
                 .map_err(|error| Error::new(ErrorKind::Io, "cannot remove a replaced pool").source(error))?;
@@ -222,8 +206,8 @@ impl Pool {
 
 /// Slots: one thread decides about each.
 impl Pool {
-    /// Whether the table has memory for the slots of `extent`; takes it. What is not shorter than an extent that was just
-    /// refused is refused without another look.
+    /// Whether the table has memory for the slots of `extent`; takes it. What is not shorter than an extent that was
+    /// just refused is refused without another look.
     pub fn has_room(&self, extent: &Extent) -> bool {
         let mut last = self.last_refused.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -264,8 +248,8 @@ impl Pool {
         self.table.ready(slot, generation, entry);
     }
 
-    /// Makes the content of a slot in any state count no more, also after a restart. Its generation and its holders stay:
-    /// whoever reads it may go on.
+    /// Makes the content of a slot in any state count no more, also after a restart. Its generation and its holders
+    /// stay: whoever reads it may go on.
     pub fn fence(&self, slot: SlotId) {
         self.table.fence(slot, self.generations.get(slot));
     }
@@ -308,7 +292,7 @@ impl Pool {
         let no_birth = |error: &Error| {
             if let Some(blocks) = self.birthless.add(Instant::now()) {
                 let hint = "free memory where `pool.directory` lies";
-                tracing::warn!(blocks, %error, hint, "blocks have no room for their checksums, so they are not kept");
+                tracing::warn!(blocks, %error, hint, "blocks are not kept: there is no memory for their checksums");
             }
         };
         let set = |(rank, slice): (usize, &Slice)| {
@@ -550,16 +534,4 @@ fn cannot_populate(unit: u32, error: io::Error) -> Error {
             .hint("free memory, or lower `pool.capacity_bytes`"),
     };
     failed.with("unit", unit).source(error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_without_births_are_told_of_every_ten_seconds_at_most() {
-        let (birthless, start) = (Seldom::default(), Instant::now());
-        let told = [0, 1, 9, 10, 11, 21].map(|second| birthless.add(start + Duration::from_secs(second)));
-        assert_eq!(told, [Some(1), None, None, Some(3), None, Some(2)]);
-    }
 }

@@ -49,28 +49,35 @@ impl Room {
         })
     }
 
-    /// Errors with `Full`, the numbers and a hint if `needed_bytes` of new memory do not fit.
+    /// Errors with `Full`, the numbers and a hint if `needed_bytes` of new memory do not fit. What nobody can raise is
+    /// judged first: with too little memory, a larger filesystem is no help.
     pub fn check(&self, needed_bytes: u64) -> Result<()> {
         let reserve = RESERVE_BYTES.min(self.memory_total_bytes / RESERVE_SHARE);
         let memory = self.memory_available_bytes.saturating_sub(reserve);
+        let free_memory = match needed_bytes.saturating_add(reserve) <= self.memory_total_bytes {
+            true => "free memory, or lower `pool.capacity_bytes`".to_owned(),
+            false => {
+                format!("lower `pool.capacity_bytes`: this machine has {} of memory", human(self.memory_total_bytes))
+            }
+        };
         let limits = [
-            (Some(memory), "of memory is available", "free memory"),
-            (self.cgroup_available_bytes, "is left in the control group", "raise the control group's memory limit"),
+            (Some(memory), "of memory is available", free_memory),
+            (
+                self.cgroup_available_bytes,
+                "is left in the control group",
+                "raise the control group's memory limit, or lower `pool.capacity_bytes`".to_owned(),
+            ),
             (
                 self.filesystem_free_bytes,
                 "is free on the pool's filesystem",
-                "enlarge the filesystem (`mount -o remount,size=…`)",
+                "enlarge the filesystem (`mount -o remount,size=…`), or lower `pool.capacity_bytes`".to_owned(),
             ),
         ];
-        let narrowest = limits.into_iter().filter_map(|(bytes, what, remedy)| Some((bytes?, what, remedy))).min();
-        match narrowest {
-            Some((available, what, remedy)) if available < needed_bytes => {
-                let (needed, available) = (human(needed_bytes), human(available));
-                Err(Error::new(ErrorKind::Full, format!("cannot allocate {needed} for the pool: {available} {what}"))
-                    .hint(format!("{remedy}, or lower `pool.capacity_bytes`")))
-            }
-            _ => Ok(()),
-        }
+        let too_narrow = limits.into_iter().find(|(bytes, ..)| bytes.is_some_and(|bytes| bytes < needed_bytes));
+        let Some((available, what, hint)) = too_narrow else { return Ok(()) };
+        let (needed, available) = (human(needed_bytes), human(available.unwrap_or(0)));
+        Err(Error::new(ErrorKind::Full, format!("cannot allocate {needed} for the pool: {available} {what}"))
+            .hint(hint))
     }
 }
 
@@ -177,6 +184,11 @@ mod tests {
                 1 << 30,
                 Some("cannot allocate 1 GiB for the pool: 64 MiB is free on the pool's filesystem"),
             ),
+            (
+                Room { filesystem_free_bytes: Some(16 << 30), ..room() },
+                200 << 30,
+                Some("cannot allocate 200 GiB for the pool: 39.5 GiB of memory is available"),
+            ),
             (Room { memory_total_bytes: 0, memory_available_bytes: 0, ..room() }, 0, None),
         ];
         for (room, needed, message) in cases {
@@ -184,6 +196,8 @@ mod tests {
             assert_eq!(answer.as_ref().map(|error| error.to_string()).as_deref(), message);
             assert!(answer.is_none_or(|error| error.hint_text().is_some()));
         }
+        let too_much = room().check(200 << 30).unwrap_err();
+        assert_eq!(too_much.hint_text(), Some("lower `pool.capacity_bytes`: this machine has 64 GiB of memory"));
     }
 
     #[test]

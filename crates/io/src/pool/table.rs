@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -78,12 +79,16 @@ pub enum SlotState {
 }
 
 impl Table {
+    /// The lock of `file` goes with the descriptor: a process that a hung disk keeps in the kernel keeps its mappings,
+    /// which are of a description of their own.
     pub fn map(file: File, header: &Header) -> io::Result<(Table, Units)> {
         let Header { geometry, epoch, ceiling, .. } = *header;
         let bytes = u64::from(geometry.pages) * ENTRY_BYTES;
-        let head = Region::map(&file, 0, HEADER_BYTES, Access::ReadWrite)?;
+        let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let mapped = File::options().read(true).write(true).open(again)?;
+        let head = Region::map(&mapped, 0, HEADER_BYTES, Access::ReadWrite)?;
         head.populate(0..head.len())?;
-        let entries = Region::map(&file, ENTRIES_AT, bytes, Access::ReadWrite)?;
+        let entries = Region::map(&mapped, ENTRIES_AT, bytes, Access::ReadWrite)?;
         let extents = (0..geometry.units).map(|_| AtomicU64::new(0)).collect();
         let table = Table { file, header: head, entries, geometry, epoch, first_generation: ceiling, extents };
         let units = table.read_units()?;

@@ -22,7 +22,6 @@ use rustix::time::{ClockId, clock_gettime};
 use super::address::Address;
 use super::config::{RedisConfig, Settings};
 use super::event_loop::greeting;
-use super::name;
 use super::resp;
 use super::tier::Redis;
 use crate::uring::Region;
@@ -367,7 +366,7 @@ fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
     for _ in 0..config.runs.max(5) {
         let begun = Instant::now();
         for block in 0..config.lookup_keys {
-            name::write(&mut name, &config.redis.key_prefix, &key(rig.namespace, block), 0);
+            config.redis.write_name(&mut name, &key(rig.namespace, block), 0);
             plain.ask(&[b"EXISTS", &name])?;
         }
         singles.push(begun.elapsed().as_micros() as u64);

@@ -49,7 +49,7 @@ impl BlockingClient {
             Error::new(ErrorKind::Unavailable, "cannot connect to the server")
                 .with("server", address)
                 .source(why)
-                .hint("check the server, and purge again when it answers")
+                .hint("check the server, and try again when it answers")
         };
         let inbox = Arc::new(Inbox::new().map_err(|error| cannot(error.to_string()))?);
         let mut dialer = Dialer::new(address.clone());
@@ -84,7 +84,7 @@ impl BlockingClient {
             Error::new(ErrorKind::Unavailable, "the server does not answer")
                 .with("server", &self.address)
                 .source(why)
-                .hint("check the server, and purge again when it answers")
+                .hint("check the server, and try again when it answers")
         })
     }
 
@@ -96,11 +96,11 @@ impl BlockingClient {
                 "give the urls' user the rights to SCAN and UNLINK, and in a cluster to CLUSTER SLOTS and CLUSTER NODES"
             }
             "NOAUTH" | "WRONGPASS" => "check user and password in the urls",
-            "READONLY" => "purge again when the server is a master, or set the url to its master",
+            "READONLY" => "try again when the server is a master, or set the url to its master",
             "ERR" => {
                 "use a server that knows the commands SCAN and UNLINK, and in a cluster CLUSTER SLOTS and CLUSTER NODES"
             }
-            _ => "check the server, and purge again",
+            _ => "check the server, and try again",
         };
         Error::new(super::in_flight::kind_of(code), format!("the server refused {what}"))
             .with("server", &self.address)

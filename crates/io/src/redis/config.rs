@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::address::{Address, Credentials, Url};
+use super::name;
+use crate::header::Sealing;
 
 /// The machine's trusted certificates, on Debian and on Red Hat.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
@@ -64,8 +66,12 @@ pub struct TlsConfig {
 pub struct RedisConfig {
     /// One server, or several seeds of a cluster, or several sentinels.
     pub urls: Vec<String>,
+    /// The password where the URLs have none, as they then must. A user stands in the URLs.
+    pub credentials: Credentials,
     /// Says what `urls` names.
     pub mode: Mode,
+    /// With or without the secret of the hosts that share the servers.
+    pub sealing: Sealing,
     /// Used in [`Mode::Sentinel`] only.
     pub sentinel: SentinelConfig,
     /// Connections to each server for loads and stores; lookups have a separate one. If there are several, the first
@@ -111,7 +117,9 @@ impl RedisConfig {
     pub fn new(urls: Vec<String>) -> RedisConfig {
         RedisConfig {
             urls,
+            credentials: Credentials::default(),
             mode: Mode::Single,
+            sealing: Sealing::default(),
             sentinel: SentinelConfig::default(),
             connections: 4,
             threads: 1,
@@ -134,6 +142,11 @@ impl RedisConfig {
     /// Checks the settings before anything is opened. Errors say what to change.
     pub fn check(&self) -> Result<()> {
         Settings::of(self).map(|_| ())
+    }
+
+    /// Writes the name of a part of a block into `name`, replacing its content.
+    pub(super) fn write_name(&self, name: &mut Vec<u8>, key: &BlockKey, part: u32) {
+        name::write(name, &self.key_prefix, key, self.sealing.version(), part);
     }
 }
 
@@ -181,7 +194,7 @@ impl Settings {
         check_mode(config, first)?;
         check_limits(config)?;
         let tls = |is_wanted: bool| is_wanted.then(|| Tls::of(&config.tls)).transpose();
-        let access = Access { credentials: first.credentials.clone(), tls: tls(first.is_tls)? };
+        let access = Access { credentials: credentials(config, first)?, tls: tls(first.is_tls)? };
         let sentinel_access = match &config.mode {
             Mode::Single | Mode::Cluster => access.clone(),
             Mode::Sentinel { .. } => Access {
@@ -199,17 +212,27 @@ impl Settings {
     }
 }
 
+/// For the servers that the URLs name.
+fn credentials(config: &RedisConfig, first: &Url) -> Result<Credentials> {
+    let Credentials { user, password } = first.credentials.clone();
+    match (password, config.credentials.password.clone()) {
+        (Some(_), Some(_)) => Err(Error::invalid("the password of a redis tier is given twice")
+            .hint("set `password_file`, or write the password into `urls`")),
+        (in_urls, given) => Ok(Credentials { user, password: in_urls.or(given) }),
+    }
+}
+
 fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
     let is_unix = matches!(first.address, Address::Unix(_));
     let has_sentinels = matches!(config.mode, Mode::Sentinel { .. });
     if !has_sentinels && config.sentinel != SentinelConfig::default() {
         return Err(Error::invalid("sentinels are configured, but the mode is not `sentinel`")
-            .hint("set `mode` to `sentinel`, or remove `sentinel_user`, `sentinel_password` and `sentinel_tls`"));
+            .hint("set `mode` to `sentinel`, or remove all `sentinel_…` keys"));
     }
     let Credentials { user, password } = &config.sentinel.credentials;
     if user.is_some() && password.is_none() {
         return Err(Error::invalid("`sentinel_user` needs a password")
-            .hint("set `sentinel_password` too, or only the password"));
+            .hint("set `sentinel_password` or `sentinel_password_file` too, or only that"));
     }
     match &config.mode {
         Mode::Single if config.urls.len() > 1 => Err(Error::invalid("mode `single` takes one url")

@@ -14,17 +14,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use forebay_core::ErrorKind;
-use forebay_core::checksum::Checksum;
 use forebay_core::tier::{Location, OpId, OpKind, Outcome};
 
 use super::address::Address;
 use super::config::Settings;
-use super::in_flight::{InFlight, Job, Verdict};
+use super::in_flight::{InFlight, Job, Moving, Verdict};
 use super::report::Counters;
 use super::resp::{self, Head, LostStep, Reply};
 use super::send_buffer::SendBuffer;
 use super::transport::Transport;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::HEADER_BYTES;
 use crate::uring::Region;
 
 /// Replies without payload are read in pieces of this size.
@@ -114,7 +113,6 @@ pub(super) struct Connection {
     from: usize,
     to: usize,
     body: Option<Body>,
-    sum: Checksum,
     in_flight: VecDeque<InFlight>,
     /// For loads and for stores.
     bytes_in_flight: [u64; 2],
@@ -124,6 +122,8 @@ pub(super) struct Connection {
     pub has_served: bool,
     /// The server has refused a write, since it is a replica.
     pub is_to_replica: bool,
+    /// What the server said last to a store or removal that it refused.
+    pub refusal: Option<String>,
     /// It takes nothing new, and ends with the last operation in flight.
     pub is_leaving: bool,
 }
@@ -142,12 +142,12 @@ impl Connection {
             from: 0,
             to: 0,
             body: None,
-            sum: Checksum::new(),
             in_flight: VecDeque::new(),
             bytes_in_flight: [0; 2],
             answer: None,
             has_served: false,
             is_to_replica: false,
+            refusal: None,
             is_leaving: false,
         }
     }
@@ -191,10 +191,19 @@ impl Connection {
             && !self.in_flight.back().is_some_and(InFlight::has_more)
     }
 
-    /// Begins `job` with its first command, to be sent with [`Connection::send`].
-    pub fn launch(&mut self, job: Job, due: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
-        self.in_flight.push_back(InFlight::new(job, due, settings));
-        self.ask(settings, scratch);
+    /// Begins `job` with its first command, to be sent with [`Connection::send`]. A store may end here instead: with a
+    /// secret, bytes that lost their checksum are not sent.
+    pub fn launch(&mut self, job: Job, due: Instant, context: &mut Context<'_>, scratch: &mut Vec<u8>) {
+        match InFlight::new(job, due, context.settings, context.pool) {
+            Some(flight) => {
+                self.in_flight.push_back(flight);
+                self.ask(context.settings, scratch);
+            }
+            None => {
+                context.counters.corrupt_blocks += 1;
+                context.ended.push(Ended { job, verdict: Verdict::Done(Outcome::Failed(ErrorKind::Corrupt)) });
+            }
+        }
     }
 
     /// Bytes of the last operation's next command. None if it has no command left, or if `of_stores` does not match
@@ -302,7 +311,7 @@ impl Connection {
             let tail_bytes = if len as u64 == rest { TAIL_BYTES } else { 0 };
             let received = self.transport.receive(pool, Some((place, len)), &mut self.input[..tail_bytes])?;
             let payload = received.min(len);
-            pool.sum(&mut self.sum, place, payload);
+            self.in_flight.front_mut().expect("a body has a flight").received(pool, place, payload);
             self.body.as_mut().expect("it was there").done += payload as u64;
             (self.from, self.to) = (0, received - payload);
             return Ok((received, len + tail_bytes));
@@ -359,21 +368,23 @@ impl Connection {
         match (&flight.job.op.kind, head) {
             (_, Head::Error(text)) => {
                 self.is_to_replica |= text.starts_with(b"READONLY");
+                if flight.job.is_store() {
+                    self.refusal = Some(String::from_utf8_lossy(text).into_owned());
+                }
                 flight.refused(text, &self.address);
             }
             (_, Head::Simple(b"OK")) if flight.awaits_asking() => {}
             _ if flight.awaits_asking() => return Err(LostStep("a reply is of another type than its command's")),
             (OpKind::Load { .. }, Head::Bulk(len_of_value)) => {
                 self.body = Some(Body::of(flight, len_of_value, context));
-                if flight.part() == 0 {
-                    self.sum = Checksum::new();
-                }
                 self.from += len;
                 return Ok(true);
             }
             (OpKind::Load { .. }, Head::Null) => flight.decide(Verdict::Done(Outcome::Absent)),
             (OpKind::Store, Head::Simple(b"OK")) => {}
-            (OpKind::Exists | OpKind::Remove { .. }, Head::Integer(number)) => flight.counted(number, context.settings),
+            (OpKind::Exists | OpKind::Remove { .. } | OpKind::Touch { .. }, Head::Integer(number)) => {
+                flight.counted(number, context.settings);
+            }
             _ => return Err(LostStep("a reply is of another type than its command's")),
         }
         self.from += len;
@@ -413,7 +424,7 @@ impl Connection {
             body.header[body.done as usize..][..some].copy_from_slice(&bytes[..some]);
             if body.done + some as u64 == HEADER_BYTES as u64 && body.target.is_some() {
                 let flight = self.in_flight.front_mut().expect("a body has a flight");
-                if !check_header(flight, body, context.counters)? {
+                if !check_header(flight, body, context)? {
                     body.target = None;
                 }
             }
@@ -421,8 +432,10 @@ impl Connection {
         } else if body.done < body.len {
             let some = bytes.len().min((body.len - body.done) as usize);
             if let Some(target) = body.target {
-                context.pool.write(target + body.done - payload_at, &bytes[..some]);
-                self.sum.update(&bytes[..some]);
+                let place = target + body.done - payload_at;
+                context.pool.write(place, &bytes[..some]);
+                let flight = self.in_flight.front_mut().expect("a body has a flight");
+                flight.received(context.pool, place, some);
             }
             some
         } else {
@@ -452,17 +465,17 @@ impl Connection {
         if flight.is_abandoned() {
             return;
         }
-        let verdict = match (flight.verdict, flight.header) {
+        let length_bytes = flight.job.op.length_bytes;
+        let verdict = match (flight.verdict, flight.moving) {
             (Some(verdict), _) => verdict,
-            (None, Some(header)) if self.sum.finish() == header.checksum => {
-                let (length_bytes, checksum) = (header.length_bytes, header.checksum);
-                Verdict::Done(Outcome::Loaded { length_bytes, checksum })
-            }
-            (None, Some(_)) => {
-                context.counters.corrupt_blocks += 1;
-                Verdict::Done(Outcome::Failed(ErrorKind::Corrupt))
-            }
-            (None, None) => Verdict::Done(Outcome::Stored(Location::default())),
+            (None, Moving::In(sum, header)) => match sum.proves(&header) {
+                Some(checksum) => Verdict::Done(Outcome::Loaded { length_bytes, checksum }),
+                None => {
+                    context.counters.corrupt_blocks += 1;
+                    Verdict::Done(Outcome::Failed(ErrorKind::Corrupt))
+                }
+            },
+            (None, Moving::Out(_) | Moving::Nothing) => Verdict::Done(Outcome::Stored(Location::default())),
         };
         context.ended.push(Ended { job: flight.job, verdict });
     }
@@ -496,8 +509,9 @@ impl Body {
 }
 
 /// Whether the payload after this header may go to the slot.
-fn check_header(flight: &mut InFlight, body: &Body, counters: &mut Counters) -> Result<bool, LostStep> {
-    if Header::is_later(&body.header) {
+fn check_header(flight: &mut InFlight, body: &Body, context: &mut Context<'_>) -> Result<bool, LostStep> {
+    let (sealing, counters) = (&context.settings.config.sealing, &mut *context.counters);
+    if sealing.is_later(&body.header) {
         // Whoever wrote it can read it: it stays.
         flight.decide(Verdict::Done(Outcome::Absent));
         return Ok(false);
@@ -507,12 +521,11 @@ fn check_header(flight: &mut InFlight, body: &Body, counters: &mut Counters) -> 
         flight.fail(ErrorKind::Corrupt);
         return Ok(false);
     }
-    let (op, header) = (&flight.job.op, Header::read(&body.header));
-    if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes)) {
-        // Parts of two versions of a block do not make a block.
-        if flight.header.get_or_insert(header).checksum == header.checksum {
-            return Ok(true);
-        }
+    let (op, header) = (&flight.job.op, sealing.read(&body.header));
+    if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes))
+        && flight.arrives(header, sealing)
+    {
+        return Ok(true);
     }
     counters.foreign_values += 1;
     flight.fail(ErrorKind::Corrupt);

@@ -192,6 +192,9 @@ impl EventLoop {
             result = connection.on_readable(is_at_end, &mut context);
         }
         let is_new = !was_ready && connection.is_ready();
+        if let Some(text) = connection.refusal.take() {
+            self.outbox.done().last_refusal = Some(text);
+        }
         if std::mem::take(&mut connection.is_to_replica) {
             let now = Instant::now();
             if self.next_leave <= now {
@@ -328,7 +331,7 @@ impl EventLoop {
     fn route(&mut self, job: Job) {
         let node = match self.settings.config.mode {
             Mode::Cluster => {
-                name::write(&mut self.scratch, &self.settings.config.key_prefix, &job.op.key, 0);
+                self.settings.config.write_name(&mut self.scratch, &job.op.key, 0);
                 self.slots[usize::from(name::slot(&self.scratch))]
             }
             _ => 0,
@@ -432,7 +435,8 @@ impl EventLoop {
     /// Launches and sends operations as capacity allows. Operations that wait without hope fail.
     fn launch(&mut self, now: Instant) {
         for at in 0..self.nodes.len() {
-            self.nodes[at].dispatch(now, &self.settings, &mut self.scratch);
+            let EventLoop { settings, pool, counters, ended, nodes, scratch, .. } = self;
+            nodes[at].dispatch(now, &mut Context { settings, pool, counters, ended }, scratch);
             for link in 0..self.nodes[at].links.len() {
                 let connection = self.nodes[at].links[link].connection.as_mut();
                 if let Some(Err(loss)) = connection.map(|connection| connection.send(&self.pool)) {
@@ -556,16 +560,16 @@ fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
             counters.loaded_blocks += 1;
             counters.loaded_bytes += length_bytes;
         }
-        (_, Outcome::Found(_)) => counters.found_blocks += 1,
+        (OpKind::Exists, Outcome::Found(_)) => counters.found_blocks += 1,
         (_, Outcome::Removed) => counters.removed_blocks += 1,
         (OpKind::Exists, Outcome::Absent) => counters.absent_finds += 1,
         (OpKind::Load { .. }, Outcome::Absent) => counters.absent_loads += 1,
-        (_, Outcome::Failed(ErrorKind::Full)) => counters.full_stores += 1,
+        (OpKind::Store, Outcome::Failed(ErrorKind::Full)) => counters.full_stores += 1,
         (_, Outcome::Failed(ErrorKind::Unavailable)) => counters.unavailable_operations += 1,
         (_, Outcome::Failed(ErrorKind::Timeout)) => counters.late_operations += 1,
         // Already counted by kind: wrong sizes, foreign values, corrupt blocks.
         (_, Outcome::Failed(ErrorKind::Corrupt)) => {}
         (_, Outcome::Failed(_)) => counters.refused_operations += 1,
-        (_, Outcome::Absent) => {}
+        (_, Outcome::Found(_) | Outcome::Absent) => {}
     }
 }

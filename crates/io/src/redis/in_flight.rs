@@ -3,7 +3,7 @@
 //! A store is one `SET` per part, the first part last, so that a block is found only after all of it was written. A
 //! load is one `GET` per part, the first one first. A lookup is one `EXISTS`, whose reply is four bytes; the load
 //! checks whether the value matches its name, because the value may be evicted before the load anyway. A removal is
-//! one `UNLINK`.
+//! one `UNLINK`. A touch is one `TOUCH`, or where values end by time one `EXPIRE` per part.
 //!
 //! Invariant: whatever the replies are, an operation takes exactly one reply for each of its commands, so that the
 //! connection stays in step. The first failure decides the outcome. Commands that were not sent by then are never
@@ -19,7 +19,8 @@ use super::config::Settings;
 use super::name;
 use super::resp;
 use super::send_buffer::SendBuffer;
-use crate::header::{HEADER_BYTES, Header};
+use crate::header::{BlockSum, HEADER_BYTES, Header, Sealing};
+use crate::uring::Region;
 
 /// An accepted operation, and how often a cluster has redirected it.
 #[derive(Clone, Copy, Debug)]
@@ -53,14 +54,22 @@ pub(super) enum Verdict {
     },
 }
 
+/// The block that an operation moves.
+pub(super) enum Moving {
+    Nothing,
+    /// To a server, with this header before each part.
+    Out(Header),
+    /// From a server: the sum of what has come, and the header of the first part.
+    In(Box<BlockSum>, Header),
+}
+
 /// See the module documentation.
 pub(super) struct InFlight {
     pub job: Job,
     pub due: Instant,
     /// The outcome that was decided before the last reply.
     pub verdict: Option<Verdict>,
-    /// Header of the first part of a load.
-    pub header: Option<Header>,
+    pub moving: Moving,
     /// Its completion was already reported: its replies are ignored, and its slot is no longer ours.
     is_abandoned: bool,
     /// Number of its commands: one per part, or one in all.
@@ -73,20 +82,29 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// No command is written yet.
-    pub fn new(job: Job, due: Instant, settings: &Settings) -> InFlight {
-        let commands = if job.op.slot.is_some() { parts(&job.op, settings) } else { 1 };
-        InFlight {
+    /// No command is written yet. `None` for a store whose bytes were read for their MAC and lost their checksum.
+    pub fn new(job: Job, due: Instant, settings: &Settings, pool: &Region) -> Option<InFlight> {
+        let is_by_part = job.op.slot.is_some() || is_prolonged(&job.op, settings);
+        let commands = if is_by_part { parts(&job.op, settings) } else { 1 };
+        let moving = match (job.op.kind, job.op.slot) {
+            (OpKind::Store, Some((slot, _))) => {
+                let Operation { key, length_bytes, checksum, .. } = &job.op;
+                let add = |sum: &mut BlockSum| sum.update_from(pool, slot.offset(), *length_bytes as usize);
+                Moving::Out(settings.config.sealing.header(key, *length_bytes, *checksum, add)?)
+            }
+            _ => Moving::Nothing,
+        };
+        Some(InFlight {
             job,
             due,
             verdict: None,
-            header: None,
+            moving,
             is_abandoned: false,
             commands,
             wanted: commands,
             asked: 0,
             replies: 0,
-        }
+        })
     }
 
     /// Writes the next command. `scratch` is for names.
@@ -97,12 +115,21 @@ impl InFlight {
             out.push(|bytes| resp::command(bytes, &[b"ASKING"]));
         }
         let part = self.part_of(self.asked);
-        name::write(scratch, &settings.config.key_prefix, &op.key, part);
+        settings.config.write_name(scratch, &op.key, part);
         match op.kind {
             OpKind::Load { .. } => out.push(|bytes| resp::command(bytes, &[b"GET", scratch])),
-            OpKind::Store => set(op, part, settings, out, scratch),
+            OpKind::Store => {
+                let Moving::Out(header) = &self.moving else { unreachable!("a store moves a block out") };
+                set(op, header, part, settings, out, scratch);
+            }
             OpKind::Exists => every(b"EXISTS", op, settings, out, scratch),
             OpKind::Remove { .. } => every(b"UNLINK", op, settings, out, scratch),
+            OpKind::Touch { .. } => match settings.config.ttl_seconds {
+                None => every(b"TOUCH", op, settings, out, scratch),
+                Some(seconds) => out.push(|bytes| {
+                    resp::command(bytes, &[b"EXPIRE", scratch, resp::digits(seconds, &mut [0; 20])]);
+                }),
+            },
         }
         self.asked += 1;
     }
@@ -170,6 +197,22 @@ impl InFlight {
         self.replies + 1 == self.asked * self.replies_each()
     }
 
+    /// Whether the part with this header, which is the block's, may follow what has come: parts of two versions of a
+    /// block do not make a block.
+    pub fn arrives(&mut self, header: Header, sealing: &Sealing) -> bool {
+        if let Moving::Nothing = self.moving {
+            self.moving = Moving::In(Box::new(sealing.sum(&header.key, header.length_bytes)), header);
+        }
+        matches!(self.moving, Moving::In(_, first) if first == header)
+    }
+
+    /// The next bytes of the block have come, and lie in its slot.
+    pub fn received(&mut self, pool: &Region, place: u64, len: usize) {
+        if let Moving::In(sum, _) = &mut self.moving {
+            sum.update_from(pool, place, len);
+        }
+    }
+
     /// Counts a reply; returns how many bytes its command moved, if this was the command's last reply.
     pub fn answer(&mut self, settings: &Settings) -> u64 {
         let answered = self.answered();
@@ -204,11 +247,21 @@ impl InFlight {
         if self.job.op.kind == OpKind::Store { self.commands - 1 - command } else { command }
     }
 
+    /// Whether it changes what a server holds that may refuse changes and be read from.
+    fn is_change(&self) -> bool {
+        matches!(self.job.op.kind, OpKind::Store | OpKind::Touch { .. })
+    }
+
     /// Interprets a `:number`.
     pub fn counted(&mut self, number: i64, settings: &Settings) {
-        let is_all = number >= i64::from(parts(&self.job.op, settings));
+        let is_prolonged = is_prolonged(&self.job.op, settings);
+        if is_prolonged && number > 0 && self.part() + 1 < self.commands {
+            return;
+        }
+        let wanted = if is_prolonged { 1 } else { parts(&self.job.op, settings) };
+        let is_all = number >= i64::from(wanted);
         self.decide(Verdict::Done(match self.job.op.kind {
-            OpKind::Exists if is_all => Outcome::Found(Location::default()),
+            OpKind::Exists | OpKind::Touch { .. } if is_all => Outcome::Found(Location::default()),
             OpKind::Remove { .. } if number > 0 => Outcome::Removed,
             _ => Outcome::Absent,
         }));
@@ -225,12 +278,17 @@ impl InFlight {
             ("MOVED", Some(slot), Some(to)) => self.decide(Verdict::Moved { slot, to }),
             ("ASK", _, Some(to)) => self.decide(Verdict::Ask { to }),
             // Another attempt would be refused as well, and what the server holds can be read.
-            ("MISCONF" | "NOREPLICAS" | "READONLY", ..) if self.job.op.kind == OpKind::Store => {
+            ("MISCONF" | "NOREPLICAS" | "READONLY", ..) if self.is_change() => {
                 self.fail(ErrorKind::Full);
             }
             _ => self.fail(kind_of(code)),
         }
     }
+}
+
+/// Whether the operation touches values that end by time: each is given its time anew.
+fn is_prolonged(op: &Operation, settings: &Settings) -> bool {
+    matches!(op.kind, OpKind::Touch { .. }) && settings.config.ttl_seconds.is_some()
 }
 
 /// How many values an operation names. If the block's length is unknown, only the first part, which was written last,
@@ -247,15 +305,14 @@ fn every(verb: &[u8], op: &Operation, settings: &Settings, out: &mut SendBuffer,
         resp::bulk(bytes, verb);
     });
     for part in 0..count {
-        name::write(name, &settings.config.key_prefix, &op.key, part);
+        settings.config.write_name(name, &op.key, part);
         out.push(|bytes| resp::bulk(bytes, name));
     }
 }
 
-fn set(op: &Operation, part: u32, settings: &Settings, out: &mut SendBuffer, name: &[u8]) {
+fn set(op: &Operation, header: &Header, part: u32, settings: &Settings, out: &mut SendBuffer, name: &[u8]) {
     let (slot, _) = op.slot.expect("a store has a slot");
     let (at, len) = name::span(part, op.length_bytes, settings.config.value_bytes);
-    let header = Header { key: op.key, length_bytes: op.length_bytes, checksum: op.checksum };
     let ttl = settings.config.ttl_seconds;
     out.push(|bytes| {
         resp::begin(bytes, if ttl.is_some() { 5 } else { 3 });

@@ -17,6 +17,7 @@ mod connect;
 mod connection;
 mod event_loop;
 mod in_flight;
+mod masters;
 mod name;
 mod node;
 mod purge;
@@ -30,5 +31,6 @@ mod transport;
 
 pub use address::Credentials;
 pub use config::{Mode, RedisConfig, SentinelConfig, TlsConfig, VALUE_BYTES};
+pub use masters::examine;
 pub use report::{Counters, RedisReport};
 pub use tier::Redis;

@@ -5,7 +5,11 @@
 //! the slot of a cluster, so a block's parts lie on one node and go through one connection in order: the first part
 //! is written last and read first.
 //!
-//! [`read`] is exact: a similar name of another program is not accepted, and is never removed.
+//! From version 2 of the header on, `v2` and so on stands behind the braces. So a host never reads, replaces or removes
+//! a value of another version, and no command has to ask for the version first.
+//!
+//! [`read`] is exact: a similar name of another program is not accepted, and is never removed. It accepts all versions:
+//! a purge removes a block in whatever version.
 //!
 //! Names are readable for operators who use the server's own tools; binary names would save 50 bytes per value.
 
@@ -27,8 +31,8 @@ pub fn span(part: u32, length_bytes: u64, value_bytes: u64) -> (u64, u64) {
     (at, value_bytes.min(length_bytes - at))
 }
 
-/// Writes the name of a part into `name`, replacing its content.
-pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, part: u32) {
+/// Writes the name of a part into `name`, replacing its content. The version is that of the header before it.
+pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, version: u32, part: u32) {
     name.clear();
     name.extend_from_slice(prefix.as_bytes());
     name.push(b'{');
@@ -38,23 +42,34 @@ pub fn write(name: &mut Vec<u8>, prefix: &str, key: &BlockKey, part: u32) {
     name.push(b':');
     hex(name, key.hash.as_bytes());
     name.push(b'}');
+    if version > 1 {
+        name.push(b'v');
+        decimal(name, u64::from(version));
+    }
     if part > 0 {
         name.push(b':');
         decimal(name, u64::from(part));
     }
 }
 
-/// The block and the part of a name that [`write`] makes; none for any other name.
+/// The block and the part of a name that [`write`] makes, in whatever version; none for any other name.
 pub fn read(name: &[u8], prefix: &str) -> Option<(BlockKey, u32)> {
     let text = str::from_utf8(name).ok()?.strip_prefix(prefix)?.strip_prefix('{')?;
-    let (key, part) = text.split_once('}')?;
+    let (key, rest) = text.split_once('}')?;
+    let (version, part) = match rest.strip_prefix('v') {
+        None => (1, rest),
+        Some(rest) => {
+            let (version, part) = rest.split_at(rest.find(':').unwrap_or(rest.len()));
+            (version.parse().ok()?, part)
+        }
+    };
     let mut fields = key.split(':');
     let namespace = NamespaceId(u128::from_str_radix(fields.next()?, 16).ok()?);
     let (group, hash) = (fields.next()?.parse().ok()?, BlockHash::from_hex(fields.next()?)?);
     let part = if part.is_empty() { 0 } else { part.strip_prefix(':')?.parse().ok()? };
     let key = BlockKey { namespace, group, hash };
     let mut again = Vec::with_capacity(name.len());
-    write(&mut again, prefix, &key, part);
+    write(&mut again, prefix, &key, version, part);
     (again == name).then_some((key, part))
 }
 
@@ -114,8 +129,8 @@ mod tests {
     fn names_are_readable_and_their_parts_share_a_slot() {
         let key = BlockKey { namespace: NamespaceId(0xAB), group: 12, hash: BlockHash::new(&[1, 0xFE]).unwrap() };
         let (mut first, mut third) = (Vec::new(), b"what was there".to_vec());
-        write(&mut first, "forebay:", &key, 0);
-        write(&mut third, "forebay:", &key, 2);
+        write(&mut first, "forebay:", &key, 1, 0);
+        write(&mut third, "forebay:", &key, 1, 2);
         assert_eq!(first, b"forebay:{000000000000000000000000000000ab:12:01fe}");
         assert_eq!(third, b"forebay:{000000000000000000000000000000ab:12:01fe}:2");
         assert_eq!(slot(&first), slot(&third));
@@ -126,7 +141,7 @@ mod tests {
         let key = BlockKey { namespace: NamespaceId(0xAB), group: 12, hash: BlockHash::new(&[1, 0xFE]).unwrap() };
         let mut name = Vec::new();
         for (prefix, part) in [("forebay:", 0), ("", 7), ("a*[b]:", u32::MAX)] {
-            write(&mut name, prefix, &key, part);
+            write(&mut name, prefix, &key, 1, part);
             assert_eq!(read(&name, prefix), Some((key, part)), "{}", String::from_utf8_lossy(&name));
             assert_eq!(read(&name, "other:"), None);
         }
@@ -141,6 +156,11 @@ mod tests {
             format!("forebay:{{{id}:12:01fe}}:0"),
             format!("forebay:{{{id}:12:01fe}}:02"),
             format!("forebay:{{{id}:12:01fe}}x"),
+            format!("forebay:{{{id}:12:01fe}}v"),
+            format!("forebay:{{{id}:12:01fe}}v1"),
+            format!("forebay:{{{id}:12:01fe}}v02"),
+            format!("forebay:{{{id}:12:01fe}}v2:0"),
+            format!("forebay:{{{id}:12:01fe}}v2x"),
             format!("forebay:{{{id}:12:01fe"),
             format!("forebay:{id}:12:01fe"),
             "forebay:{ab:12:01fe}".to_owned(),
@@ -151,6 +171,20 @@ mod tests {
             assert_eq!(read(other.as_bytes(), "forebay:"), None, "{other}");
         }
         assert_eq!(read(b"forebay:{\xff}", "forebay:"), None);
+    }
+
+    #[test]
+    fn each_version_has_names_of_its_own_which_are_all_read() {
+        let key = BlockKey { namespace: NamespaceId(0xAB), group: 12, hash: BlockHash::new(&[1, 0xFE]).unwrap() };
+        let mut names = std::collections::BTreeSet::new();
+        for (version, part) in [(1, 0), (1, 2), (2, 0), (2, 2), (u32::MAX, 0)] {
+            let mut name = Vec::new();
+            write(&mut name, "forebay:", &key, version, part);
+            assert_eq!(read(&name, "forebay:"), Some((key, part)), "{}", String::from_utf8_lossy(&name));
+            names.insert(name);
+        }
+        assert_eq!(names.len(), 5);
+        assert!(names.contains(&b"forebay:{000000000000000000000000000000ab:12:01fe}v2:2"[..]));
     }
 
     #[test]

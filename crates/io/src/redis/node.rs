@@ -2,8 +2,8 @@
 //!
 //! Invariants: loads and lookups are launched before stores. If there are several connections, the first one carries
 //! no stores, so that a load never waits behind stores on every connection. Operations wait only while a connection
-//! exists or is being made. A node that fails is left alone for a while, in the direction in which it fails: other nodes
-//! are used meanwhile, and a node that takes no writes is read from.
+//! exists or is being made. A node that fails is left alone for a while, in the direction in which it fails: other
+//! nodes are used meanwhile, and a node that takes no writes is read from.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use forebay_core::tier::{OpId, Outcome};
 use super::address::Address;
 use super::config::Settings;
 use super::connect::{Backoff, Dialer};
-use super::connection::{Connection, Greeting};
+use super::connection::{Connection, Context, Greeting};
 use super::in_flight::{InFlight, Job};
 use super::shared::Inbox;
 
@@ -117,7 +117,8 @@ impl Node {
     }
 
     /// Continues begun operations and launches waiting ones as capacity allows. Nothing is sent yet.
-    pub fn dispatch(&mut self, now: Instant, settings: &Settings, scratch: &mut Vec<u8>) {
+    pub fn dispatch(&mut self, now: Instant, context: &mut Context<'_>, scratch: &mut Vec<u8>) {
+        let settings = context.settings;
         let due = now + settings.config.operation_timeout;
         let first_for_stores = usize::from(self.links.len() > 1);
         for (of_stores, queue, from) in [(false, &mut self.urgent, 0), (true, &mut self.later, first_for_stores)] {
@@ -143,7 +144,7 @@ impl Node {
                     && let Some(connection) = emptiest(links, settings)
                     && takes(InFlight::first_bytes(&job.op, settings))
                 {
-                    connection.launch(*job, due, settings, scratch);
+                    connection.launch(*job, due, context, scratch);
                     queue.pop_front();
                 } else {
                     break;

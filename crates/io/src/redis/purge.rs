@@ -15,9 +15,10 @@ use super::address::Address;
 use super::blocking::BlockingClient;
 use super::config::{Mode, Settings};
 use super::event_loop::greeting;
+use super::masters::masters;
 use super::name;
 use super::resp::{self, Reply};
-use super::topology::{Found, found, question};
+use super::topology::Found;
 use crate::purge::{Place, Purging};
 
 /// Names that a server examines in one `SCAN`, while it serves nobody else: 1,000 took Redis 6.2 with a million names
@@ -55,34 +56,10 @@ fn empty(settings: &Settings, purging: &Purging) -> Result<()> {
         .hint("purge again when the cluster has moved its slots, or the sentinels have elected a master"))
 }
 
-/// The masters and their slots, where there can be several masters.
-fn masters(settings: &Settings) -> Result<Found> {
-    let Some(question) = question(settings) else { return Ok(Found::Master(settings.addresses[0].clone())) };
-    let mut failure = None;
-    for teller in &settings.addresses {
-        let asked = BlockingClient::connect(teller, &settings.sentinel_access, &question, &settings.config);
-        match asked.map(|(_, answer)| found(&answer, teller)) {
-            Ok(Ok(found)) => return Ok(found),
-            Ok(Err(why)) => {
-                let error = Error::new(ErrorKind::Unavailable, "cannot find the masters").with("server", teller);
-                failure = Some(error.source(why).hint("check the server and `tier.redis.mode`"));
-            }
-            Err(error) => failure = Some(error),
-        }
-    }
-    Err(failure.expect("a configuration has an address"))
-}
-
 /// Scans all masters, even if some fail. False if something may have moved meanwhile.
 fn pass(masters: &Found, settings: &Settings, purging: &Purging) -> Result<bool> {
-    let mut addresses: Vec<&Address> = match masters {
-        Found::Master(address) => vec![address],
-        Found::Map(ranges) => ranges.iter().map(|(_, _, address)| address).collect(),
-    };
-    addresses.sort_by_key(|address| address.to_string());
-    addresses.dedup();
     let (mut is_still, mut failure) = (true, None);
-    for address in addresses {
+    for address in masters.addresses() {
         match (Master { address, settings, purging, is_still: true }).empty() {
             Ok(master_is_still) => is_still &= master_is_still,
             Err(error) => failure = failure.or(Some(error)),

@@ -100,6 +100,8 @@ pub struct RedisReport {
     pub finds: usize,
     /// The last error of a connection.
     pub last_error: Option<String>,
+    /// What a server said last, if all recent stores were refused.
+    pub refuses_writes: Option<String>,
     /// Counts since the tier was opened, over all servers.
     pub counters: Counters,
 }

@@ -90,6 +90,8 @@ pub(super) struct Done {
     pub completions: Vec<Completion>,
     pub counters: Counters,
     pub last_error: Option<String>,
+    /// Of a store or removal.
+    pub last_refusal: Option<String>,
     pub servers: Vec<String>,
 }
 

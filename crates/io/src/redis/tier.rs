@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -21,6 +21,7 @@ use super::purge;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
 use crate::purge::Place;
+use crate::refusals::Refusals;
 use crate::uring::Region;
 
 /// The event loop for lookups; the others are for loads and stores.
@@ -30,12 +31,15 @@ const LOOKUP_DEPTH: usize = 4096;
 
 /// See the module documentation.
 pub struct Redis {
+    /// The configured servers.
+    name: String,
     settings: Arc<Settings>,
     event_loops: Vec<Running>,
     outbox: Arc<Outbox>,
     taken: HashMap<OpId, Taken>,
     /// Number of `taken` operations by class.
     counts: [usize; 3],
+    refusals: Refusals,
 }
 
 struct Running {
@@ -63,19 +67,22 @@ impl Redis {
     /// Not durable: the server's operator decides whether values survive a restart, or are kept at all. No operation
     /// hangs: bytes reach a slot only through our own calls, which end when the connection is closed.
     pub const CAPABILITIES: Capabilities =
-        Capabilities { can_store: true, can_remove: true, is_durable: false, is_shared: true };
+        Capabilities { can_store: true, can_remove: true, can_touch: true, is_durable: false, is_shared: true };
 
     /// Begins to connect, without waiting: a server that is absent now is found later. Errors are about the
     /// configuration alone, and say what to change. `pool` is the memory with the slots.
     pub fn open(config: &RedisConfig, pool: Region) -> Result<Redis> {
         let settings = Arc::new(Settings::of(config)?);
         let outbox = Arc::new(Outbox::new().map_err(no_means)?);
+        let named: Vec<String> = settings.addresses.iter().map(ToString::to_string).collect();
         let mut redis = Redis {
+            name: named.join(","),
             settings: settings.clone(),
             event_loops: Vec::new(),
             outbox,
             taken: HashMap::new(),
             counts: [0; 3],
+            refusals: Refusals::default(),
         };
         let mut lookups = Settings::clone(&settings);
         lookups.config.pipeline_depth = LOOKUP_DEPTH;
@@ -109,9 +116,8 @@ impl Redis {
         let connections =
             self.event_loops.iter().map(|event_loop| event_loop.inbox.connections.load(Ordering::Relaxed)).sum();
         let [loads, stores, finds] = self.counts;
-        let named: Vec<String> = self.settings.addresses.iter().map(ToString::to_string).collect();
         RedisReport {
-            name: named.join(","),
+            name: self.name.clone(),
             servers: done.servers.clone(),
             health: self.health(),
             connections,
@@ -119,7 +125,16 @@ impl Redis {
             stores,
             finds,
             last_error: done.last_error.clone(),
+            refuses_writes: self.refusals.told(),
             counters: done.counters,
+        }
+    }
+
+    fn heard_of_store(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Stored(_) => self.refusals.taken(&self.name),
+            Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported) => self.refusals.refused(Instant::now()),
+            _ => {}
         }
     }
 
@@ -205,6 +220,9 @@ impl Tier for Redis {
             let taken = self.taken.remove(&completion.id).expect("only what was taken completes, and once");
             self.event_loops[taken.event_loop].bytes -= taken.bytes;
             self.counts[taken.class as usize] -= 1;
+            if matches!(taken.class, Class::Store) {
+                self.heard_of_store(completion.outcome);
+            }
         }
     }
 
@@ -225,8 +243,12 @@ impl Tier for Redis {
 }
 
 impl Timed for Redis {
-    /// Event loops wait for sockets and have a clock of their own: pauses and timeouts need no call of this.
-    fn advance(&mut self, _now: Duration) {}
+    /// Event loops wait for sockets and have a clock of their own: pauses and timeouts need no call of this. What lasts
+    /// is told.
+    fn advance(&mut self, _now: Duration) {
+        let why = || self.outbox.done().last_refusal.clone().unwrap_or_default();
+        self.refusals.judge(&self.name, Instant::now(), why);
+    }
 }
 
 impl Drop for Redis {
@@ -246,7 +268,7 @@ fn class_of(op: &Operation) -> Class {
     match op.kind {
         OpKind::Load { .. } => Class::Load,
         OpKind::Store | OpKind::Remove { .. } => Class::Store,
-        OpKind::Exists => Class::Find,
+        OpKind::Exists | OpKind::Touch { .. } => Class::Find,
     }
 }
 

@@ -27,6 +27,19 @@ pub(super) enum Found {
     Map(Vec<(u16, u16, Address)>),
 }
 
+impl Found {
+    /// The masters, each once.
+    pub fn addresses(&self) -> Vec<&Address> {
+        let mut addresses: Vec<&Address> = match self {
+            Found::Master(address) => vec![address],
+            Found::Map(ranges) => ranges.iter().map(|(_, _, address)| address).collect(),
+        };
+        addresses.sort_by_key(|address| address.to_string());
+        addresses.dedup();
+        addresses
+    }
+}
+
 pub(super) struct Discovery {
     dialers: Vec<Dialer>,
     at: usize,

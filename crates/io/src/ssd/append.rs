@@ -209,6 +209,7 @@ impl Disk {
             next_page: batch.next_page,
             mark: self.writer.mark(batch.segment, segment.first_bad),
             first_sequence: batch.items[0].record.sequence,
+            balance: Some(self.balance()),
             records: batch.items.iter().filter(|item| item.error.is_none()).map(|item| item.record).collect(),
         };
         let (span, at) = (Staging::head(batch.head), self.geometry.at(batch.segment, batch.page));

@@ -1,6 +1,8 @@
 //! Write limits: token buckets; the caller passes the time in.
 //!
-//! Invariant: over any time, at most `rate * time + burst` bytes plus one batch are written to the disk.
+//! Invariant: over any time, at most `rate * time + burst` bytes plus one batch are written to the disk. The daily
+//! limit holds over restarts too: the disk keeps what was left, and the time. A clock that jumps gives at most one
+//! burst.
 
 use std::time::Duration;
 
@@ -16,6 +18,19 @@ impl Budget {
         Budget {
             per_second: bytes_per_second.map(|bytes| Bucket::new(bytes as f64, bytes as f64)),
             per_day: bytes_per_day.map(|bytes| Bucket::new(bytes as f64 / DAY, bytes as f64 / 24.0)),
+        }
+    }
+
+    /// What is left of the daily limit.
+    pub fn left_of_day(&self) -> Option<i64> {
+        self.per_day.as_ref().map(|bucket| bucket.bytes as i64)
+    }
+
+    /// Continues with what was left of the daily limit before a pause.
+    pub fn resume_day(&mut self, left: i64, pause: Duration) {
+        if let Some(bucket) = &mut self.per_day {
+            bucket.bytes = bucket.burst.min(left as f64);
+            bucket.fill(pause);
         }
     }
 
@@ -78,6 +93,25 @@ mod tests {
         budget.advance(Duration::from_secs(3600));
         budget.take(1000);
         assert!(!budget.allows(), "an idle hour saves up one burst, not more");
+    }
+
+    #[test]
+    fn a_day_goes_on_after_a_pause_with_what_was_left_and_what_came_since() {
+        let day = || Budget::new(None, Some(24_000));
+        let mut spent = day();
+        spent.take(1500);
+        assert_eq!(spent.left_of_day(), Some(-500));
+        // (what was left, seconds of the pause, what is left then); an hour gives 1,000.
+        for (left, seconds, then) in
+            [(-500, 0, -500), (-500, 1800, 0), (-500, 86_400 * 365, 1000), (5_000_000, 0, 1000), (-2000, 3600, -1000)]
+        {
+            let mut resumed = day();
+            resumed.resume_day(left, Duration::from_secs(seconds));
+            assert_eq!(resumed.left_of_day(), Some(then), "{left} and {seconds} s");
+        }
+        let mut unlimited = Budget::new(Some(1), None);
+        unlimited.resume_day(-1, Duration::ZERO);
+        assert_eq!((unlimited.left_of_day(), unlimited.allows()), (None, true));
     }
 
     #[test]

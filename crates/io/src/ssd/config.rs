@@ -12,10 +12,12 @@ use crate::uring::EngineChoice;
 /// One file or block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskConfig {
-    /// A missing file is created; the directory must exist.
+    /// A missing file is created where that is safe; the directory must exist.
     pub path: PathBuf,
     /// Bytes to use: a file is preallocated to this length. A device without it is used whole.
     pub capacity_bytes: Option<u64>,
+    /// Whether the file is also created in a directory on the root filesystem, where a mount is probably missing.
+    pub create: bool,
 }
 
 /// See the module documentation.
@@ -34,13 +36,13 @@ pub struct SsdConfig {
     pub queued_loads: usize,
     /// Stores that may wait per disk; more are refused. Each pins a slot of the pool.
     pub queued_stores: usize,
-    /// Whether a disk gets no loads for a while after failed or late ones in a row. It is for tiers without rules around
-    /// them that would do so for all disks at once.
+    /// Whether a disk gets no loads for a while after failed or late ones in a row. It is for tiers without rules
+    /// around them that would do so for all disks at once.
     pub has_breakers: bool,
     /// Stores under way on one disk. With the next two limits, a disk that hangs keeps a bounded part of the pool.
     pub begun_stores: usize,
-    /// Bytes of these blocks. [`Claim::open`](super::Claim::open) lowers it to the disk's part of what all disks may
-    /// keep.
+    /// Bytes of these blocks. [`DiskClaim::open`](super::DiskClaim::open) lowers it to the disk's part of what all
+    /// disks may keep.
     pub begun_store_bytes: u64,
     /// Bytes of the blocks that one disk is loading; lowered in the same way.
     pub begun_load_bytes: u64,

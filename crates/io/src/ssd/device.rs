@@ -2,7 +2,8 @@
 //!
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
 //! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
-//! another user could have made, and no disk is used in a directory that another user could change.
+//! another user could have made, and no disk is used in a directory that another user could change; no file is made on
+//! the root filesystem unless that is wanted, because the place of a mount that is missing lies there.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
@@ -10,6 +11,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +50,7 @@ pub(super) struct Device {
     pub bytes: u64,
     pub is_direct: bool,
     has_transfers_lock: bool,
-    _daemon_lock: File,
+    daemon_lock: File,
 }
 
 impl Device {
@@ -56,22 +58,23 @@ impl Device {
     pub fn claim(config: &DiskConfig) -> Result<Device> {
         let path = config.path.clone();
         let (real, links) = trusted_path(&path)?;
+        check_place(&real, config)?;
         let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
-            return Err(Error::new(ErrorKind::Unavailable, "another daemon uses this disk")
-                .with("path", path.display())
-                .hint("stop it, or name another file in `tier.ssd.disks`; each may stand there once"));
+            return Err(in_use(&path));
         }
         let bytes = sized(&daemon_lock, config)?;
         let (file, is_direct) = open_for_transfers(&real, links, &daemon_lock)?;
-        Ok(Device {
-            path,
-            file: Arc::new(file),
-            bytes,
-            is_direct,
-            has_transfers_lock: false,
-            _daemon_lock: daemon_lock,
-        })
+        Ok(Device::of(path, [daemon_lock, file], bytes, is_direct))
+    }
+
+    /// A disk that this process or another has claimed, with the descriptions that [`Device::descriptors`] gave.
+    pub fn of(path: PathBuf, [daemon_lock, file]: [File; 2], bytes: u64, is_direct: bool) -> Device {
+        Device { path, file: Arc::new(file), bytes, is_direct, has_transfers_lock: false, daemon_lock }
+    }
+
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.daemon_lock.as_fd(), self.file.as_fd()]
     }
 
     /// Whether no transfer of an earlier daemon can move bytes any more. Once true, it stays so.
@@ -84,8 +87,30 @@ impl Device {
     }
 }
 
+/// A disk that may be used.
+pub(super) struct Judged {
+    /// The length that the disk has, or gets.
+    pub bytes: u64,
+    /// False for a file that has to be preallocated to that length.
+    pub is_whole: bool,
+}
+
 /// The length of the disk, after a file was given its own.
 fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
+    let Judged { bytes, is_whole } = judged(file, config)?;
+    if !is_whole {
+        let metadata = file.metadata().map_err(|error| cannot("look at", &config.path, error))?;
+        match preallocate(file, &metadata, bytes) {
+            // Written whole by others, for all that can be done here.
+            Err(Errno::OPNOTSUPP) if metadata.len() >= bytes => {}
+            preallocated => preallocated.map_err(|error| no_room(&config.path, bytes, error))?,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Changes nothing. Errors where the disk must not be used, or not with this configuration.
+pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     let path = &config.path;
     let metadata = file.metadata().map_err(|error| cannot("look at", path, error))?;
     if metadata.file_type().is_block_device() {
@@ -103,7 +128,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
                 .with("path", path.display())
                 .with("bytes", bytes)
                 .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
-            wanted => Ok(wanted.unwrap_or(bytes)),
+            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true }),
         };
     }
     if !metadata.is_file() {
@@ -112,33 +137,22 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             .hint("name one in `tier.ssd.disks`; a file that is not there is made"));
     }
     trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
-    let Some(wanted) = config.capacity_bytes else {
-        return Err(Error::invalid("a file needs a capacity")
-            .with("path", path.display())
-            .hint("set `capacity_bytes` beside its path"));
-    };
+    let wanted = config.capacity_bytes.ok_or_else(|| needs_capacity(path))?;
     let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
     // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
     let is_whole = content == Content::Ours && metadata.len() >= wanted;
-    if !is_whole {
-        match preallocate(file, &metadata, wanted) {
-            // Written whole by others, for all that can be done here.
-            Err(Errno::OPNOTSUPP) if metadata.len() >= wanted => {}
-            preallocated => preallocated.map_err(|error| no_room(path, wanted, error))?,
-        }
-    }
-    Ok(if is_whole { metadata.len() } else { wanted })
+    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole })
 }
 
 /// What is on a disk that may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
+pub(super) enum Content {
     Blank,
     Ours,
 }
 
 /// Errors where the file or device holds something, and no disk of ours: with that to lose, it is not changed.
-fn check_content(file: &File, bytes: u64) -> Result<Content> {
+pub(super) fn check_content(file: &File, bytes: u64) -> Result<Content> {
     let cannot = |error| {
         let hint = "look for errors of this disk in the kernel's log; replace it, or take it out of `tier.ssd.disks`";
         Error::new(ErrorKind::Io, "cannot read a disk").source(error).hint(hint)
@@ -179,7 +193,8 @@ fn has_segment(file: &File, bytes: u64) -> bool {
     false
 }
 
-/// Whether a file has only holes and zeros behind the superblock's part. Of a device, and of long zeros, it reads samples.
+/// Whether a file has only holes and zeros behind the superblock's part. Of a device, and of long zeros, it reads
+/// samples.
 fn is_empty_behind(file: &File, bytes: u64) -> io::Result<bool> {
     let mut sample = [0; SAMPLE_BYTES];
     let mut is_zero_at = |at: u64| -> io::Result<bool> {
@@ -211,10 +226,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 /// Preallocates, or leaves the file as it is: a `fallocate` that runs out of space keeps all it got.
 fn preallocate(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errno> {
-    let filesystem = rustix::fs::fstatvfs(file)?;
-    let available_bytes = filesystem.f_bavail * filesystem.f_frsize + metadata.blocks() * 512;
-    // Some filesystems do not know.
-    if filesystem.f_blocks > 0 && available_bytes < wanted {
+    if free_bytes(file)?.is_some_and(|free| free + metadata.blocks() * 512 < wanted) {
         return Err(Errno::NOSPC);
     }
     rustix::fs::fallocate(file, FallocateFlags::empty(), 0, wanted).inspect_err(|_| {
@@ -223,8 +235,14 @@ fn preallocate(file: &File, metadata: &Metadata, wanted: u64) -> Result<(), Errn
     })
 }
 
+/// Free space of the filesystem; some filesystems do not know.
+pub(super) fn free_bytes(file: &File) -> Result<Option<u64>, Errno> {
+    let filesystem = rustix::fs::fstatvfs(file)?;
+    Ok((filesystem.f_blocks > 0).then(|| filesystem.f_bavail * filesystem.f_frsize))
+}
+
 /// Opens the description that moves bytes, past the page cache where the filesystem allows it.
-fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(File, bool)> {
+pub(super) fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(File, bool)> {
     let is_device = measured.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     // The kernel opens a device exclusively for one holder and for no mounted filesystem.
     let exclusive = if is_device { links | OFlags::EXCL } else { links };
@@ -251,7 +269,6 @@ fn open_for_transfers(path: &Path, links: OFlags, measured: &File) -> Result<(Fi
         Ok(_) | Err(_) => {}
     }
     let file = open(path, exclusive).map_err(|error| cannot("open", path, error))?;
-    tracing::warn!(path = %path.display(), "no direct i/o here: bytes are copied through the page cache");
     Ok((file, false))
 }
 
@@ -269,9 +286,9 @@ fn takes_pages(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The path without links above its last part, where nobody else can change it, and whether its last part may be a link:
-/// one is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
-fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
+/// The path without links above its last part, where nobody else can change it, and whether its last part may be a
+/// link: one is followed where only root and this user could have made it, as in `/dev/disk/by-id`.
+pub(super) fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
     let absolute = std::path::absolute(path).map_err(|error| cannot("look at", path, error))?;
     let real = |directory: &Path| directory.canonicalize().map_err(|error| cannot("open", path, error));
     let parent = real(absolute.parent().unwrap_or(&absolute))?;
@@ -293,8 +310,30 @@ fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
     Ok((absolute.file_name().map_or(parent.clone(), |name| parent.join(name)), links))
 }
 
-/// Checks the directory of each link on the way: others must not add names beside a link. There is no loop of links above
-/// the last part.
+/// A file that is not there yet is made where that fills no filesystem by mistake.
+pub(super) fn check_place(real: &Path, config: &DiskConfig) -> Result<()> {
+    if config.create || real.exists() {
+        return Ok(());
+    }
+    let device = |path: &Path| path.metadata().map(|metadata| metadata.dev());
+    let cannot = |error| cannot("look at", &config.path, error);
+    if device(&place_of(real)).map_err(cannot)? != device(Path::new("/")).map_err(cannot)? {
+        return Ok(());
+    }
+    let says = "a disk's file does not exist, and its directory is on the root filesystem";
+    Err(Error::new(ErrorKind::NotFound, says)
+        .with("path", config.path.display())
+        .hint("mount the disk there; if blocks belong on the root filesystem, set `tier.ssd.create = true`"))
+}
+
+/// The directory in which the file is made.
+pub(super) fn place_of(real: &Path) -> PathBuf {
+    let target = std::fs::read_link(real).ok().and_then(|target| Some(real.parent()?.join(target)));
+    target.as_deref().unwrap_or(real).parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Checks the directory of each link on the way: others must not add names beside a link. There is no loop of links
+/// above the last part.
 fn check_links(path: &Path) -> Result<()> {
     for part in path.ancestors() {
         let (Ok(target), Some(above)) = (std::fs::read_link(part), part.parent()) else { continue };
@@ -319,7 +358,20 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     if exists { options.open(path) } else { options.create(true).truncate(false).open(path) }
 }
 
-fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
+pub(super) fn in_use(path: &Path) -> Error {
+    Error::new(ErrorKind::Unavailable, "another daemon uses this disk").with("path", path.display()).hint(
+        "name a disk of this host in `tier.ssd.disks`, once; of a daemon that has ended, a call that hangs may still \
+             hold the disk: it is taken when the call ends",
+    )
+}
+
+pub(super) fn needs_capacity(path: &Path) -> Error {
+    Error::invalid("a file needs a capacity")
+        .with("path", path.display())
+        .hint("set `tier.ssd.capacity_bytes`, to which the file is preallocated")
+}
+
+pub(super) fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
     let kind = if error == Errno::NOSPC { ErrorKind::Full } else { ErrorKind::Unsupported };
     let hint = match error {
         Errno::FBIG => "raise the limit on the size of files (`ulimit -f unlimited`; `LimitFSIZE=` of a service)",
@@ -332,9 +384,10 @@ fn no_room(path: &Path, wanted: u64, error: Errno) -> Error {
         .hint(hint)
 }
 
-fn cannot(what: &str, path: &Path, error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot {what} a disk"))
-        .with("path", path.display())
-        .source(error)
-        .hint("see that the path in `tier.ssd.disks` exists and that the daemon's user may read and write it")
+pub(super) fn cannot(what: &str, path: &Path, error: io::Error) -> Error {
+    let hint = match error.kind() {
+        io::ErrorKind::IsADirectory => "name a file in the directory, or a block device, in `tier.ssd.disks`",
+        _ => "see that the path in `tier.ssd.disks` exists and that the daemon's user may read and write it",
+    };
+    Error::new(ErrorKind::Io, format!("cannot {what} a disk")).with("path", path.display()).source(error).hint(hint)
 }

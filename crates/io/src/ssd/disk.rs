@@ -6,7 +6,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::decorate::Breaker;
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
@@ -17,7 +17,7 @@ use super::config::SsdConfig;
 use super::device::Device;
 use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
-use super::layout::{Geometry, PAGE, Record};
+use super::layout::{Balance, Geometry, PAGE, Record};
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
 use super::space::Space;
@@ -48,6 +48,8 @@ pub(super) struct Opened {
     pub next_sequence: u64,
     pub written_bytes: u64,
     pub stored_bytes: u64,
+    /// The latest that was found.
+    pub balance: Option<Balance>,
     pub recovery: Recovery,
     pub device: Option<Device>,
 }
@@ -96,6 +98,11 @@ pub(super) struct Disk {
 
 impl Disk {
     pub fn new(opened: Opened, config: &SsdConfig) -> Disk {
+        let mut budget = Budget::new(config.write_bytes_per_second, config.write_bytes_per_day);
+        if let Some(Balance { unix_seconds, bytes, .. }) = opened.balance {
+            // A clock that was set back since says nothing of the pause, which counts as none.
+            budget.resume_day(bytes, Duration::from_secs(unix_seconds_now().saturating_sub(unix_seconds)));
+        }
         Disk {
             io: opened.io,
             limits: config.clone(),
@@ -110,7 +117,7 @@ impl Disk {
             breaker: Breaker::new(config.has_breakers),
             writer: Writer::new(opened.next_sequence),
             reclaim: None,
-            budget: Budget::new(config.write_bytes_per_second, config.write_bytes_per_day),
+            budget,
             counters: Counters::default(),
             now: Duration::ZERO,
             completions: Vec::new(),
@@ -131,6 +138,11 @@ impl Disk {
         }
     }
 
+    /// Its time begins with that of a tier which was there before.
+    pub fn start_at(&mut self, now: Duration) {
+        (self.now, self.healths_since) = (now, now);
+    }
+
     /// Accepts the operation, unless its queue is full.
     pub fn take(&mut self, op: &Operation) -> bool {
         let lane = if matches!(op.kind, OpKind::Load { .. }) { &self.io.reads } else { &self.io.writes };
@@ -139,6 +151,7 @@ impl Disk {
                 let found = self.index.get(&op.key).map(Entry::location);
                 self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
             }
+            OpKind::Touch { .. } => self.complete(op.id, Outcome::Failed(ErrorKind::Unsupported)),
             _ if self.is_stuck(lane) => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
             OpKind::Load { .. } if self.loads.len() >= self.limits.queued_loads => return false,
             OpKind::Load { .. } => self.take_load(op),
@@ -198,7 +211,7 @@ impl Disk {
         self.logged_healths = healths;
         let disk = self.name.as_str();
         match trouble(healths[0], healths[1]) {
-            Some(why) => tracing::warn!(disk, why, "a disk is sick; the tier does without it until it recovers"),
+            Some(why) => tracing::warn!(disk, why, "a disk is sick; the tier does not use it until it recovers"),
             None => tracing::info!(disk, "the disk serves"),
         }
     }
@@ -284,6 +297,7 @@ impl Disk {
             geometry: self.geometry,
             health: self.health(),
             health_of_writes: self.health_of_writes(),
+            missing: None,
             breaker_opened: self.breaker.opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,
@@ -338,6 +352,13 @@ impl Disk {
         self.io.start(flight, work);
     }
 
+    /// For the pages that are written now. Without a daily limit nothing of one was ever spent.
+    pub(super) fn balance(&self) -> Balance {
+        let of_day = self.budget.left_of_day().map(|bytes| (unix_seconds_now(), bytes));
+        let (unix_seconds, bytes) = of_day.unwrap_or((1, i64::MAX));
+        Balance { unix_seconds, bytes, written_bytes: self.lifetime_written_bytes() }
+    }
+
     pub(super) fn lifetime_written_bytes(&self) -> u64 {
         self.earlier_written_bytes + self.counters.written_bytes
     }
@@ -370,6 +391,10 @@ impl Disk {
             Flight::Opening(_) => unreachable!("opening waits for all its transfers"),
         }
     }
+}
+
+fn unix_seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn info(entry: &Entry) -> BlockInfo {

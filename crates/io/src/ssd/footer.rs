@@ -18,6 +18,7 @@ impl Disk {
         }
         self.space.closing.pop_front();
         self.writer.footer = Some(index);
+        let balance = Some(self.balance());
         let segment = self.space.segment(index);
         let mut whole = std::mem::take(&mut segment.whole);
         whole.sort_by_key(|record| record.sequence);
@@ -29,6 +30,7 @@ impl Disk {
             count: whole.len() as u32,
             end_page: segment.next_page,
             records_checksum: checksum(&bytes),
+            balance,
         };
         bytes.resize(record_pages as usize * PAGE_BYTES, 0);
         bytes.extend_from_slice(&footer.encode(&self.geometry));

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,18 +12,18 @@ use std::time::{Duration, Instant};
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 
 use super::config::SsdConfig;
-use super::device::DAEMON_BYTE;
+use super::device::{Content, DAEMON_BYTE, check_content};
 use super::disk::Disk;
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport};
-use super::staging::STAGING_BYTES;
-use super::tier::no_memory;
+use super::staging::{STAGING_BYTES, no_memory};
 use crate::uring::{Memory, Region, Threads, Waker, is_locked};
 
 /// How long one block may take to read before the disk counts as hung.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(60);
 /// Limit on the damaged keys that are named; all are counted.
 const NAMED_KEYS: usize = 1024;
+const NAME_A_DISK: &str = "name a file or device of `tier.ssd.disks` that a daemon has used";
 /// An audit reads one block at a time, in a few pieces.
 const DEPTH: u32 = 4;
 
@@ -47,8 +48,13 @@ pub struct Audit {
 impl Inspection {
     /// Reads the disk's own records at `path`; refuses while a daemon uses it. Takes as long as recovery.
     pub fn open(path: &Path) -> Result<Inspection> {
-        let cannot = |error| Error::new(ErrorKind::Io, "cannot read a disk").with("path", path.display()).source(error);
+        let with_path = |error: Error| error.with("path", path.display());
+        let cannot = |error| with_path(Error::new(ErrorKind::Io, "cannot read a disk").source(error).hint(NAME_A_DISK));
         let mut file = File::open(path).map_err(cannot)?;
+        let kind = file.metadata().map_err(cannot)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(with_path(Error::invalid("a disk is a file or a block device").hint(NAME_A_DISK)));
+        }
         if is_locked(&file, DAEMON_BYTE).map_err(cannot)? {
             return Err(Error::new(ErrorKind::Unavailable, "a daemon is using this disk")
                 .with("path", path.display())
@@ -59,8 +65,9 @@ impl Inspection {
         let [pool, staging] = [1 << 12, STAGING_BYTES].map(Region::anonymous);
         let memory = Arc::new(Memory::new(pool.map_err(no_memory)?, staging.map_err(no_memory)?));
         let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let engine = Threads::start(Arc::new(file), memory.clone(), waker, DEPTH).map_err(no_memory)?;
-        Inspection::on(Medium {
+        let file = Arc::new(file);
+        let engine = Threads::start(file.clone(), memory.clone(), waker, DEPTH).map_err(no_memory)?;
+        let opened = Inspection::on(Medium {
             name: path.display().to_string(),
             engine: Box::new(engine),
             engine_why: "offline inspection".to_owned(),
@@ -68,6 +75,14 @@ impl Inspection {
             bytes,
             is_direct: false,
             new_id: 0,
+        });
+        // Whatever kept it from being read: a file that never was a disk is called so.
+        opened.map_err(|error| match check_content(&file, bytes) {
+            Ok(Content::Blank) => with_path(Error::invalid("this disk is empty").hint(NAME_A_DISK)),
+            Err(other) if other.kind() == ErrorKind::Invalid => {
+                with_path(Error::invalid("this is not a disk of Forebay").hint(NAME_A_DISK))
+            }
+            Ok(Content::Ours) | Err(_) => error,
         })
     }
 

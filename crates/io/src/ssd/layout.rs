@@ -108,16 +108,49 @@ impl Geometry {
     }
 }
 
+/// What was left of a disk's daily write budget, as its own pages keep it. Builds that know nothing of it leave zeros,
+/// and read over it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Balance {
+    /// By the clock of the host.
+    pub unix_seconds: u64,
+    /// Bytes that could be written then; negative if too many were.
+    pub bytes: i64,
+    /// Bytes written to the disk since it was made: the later of two has more.
+    pub written_bytes: u64,
+}
+
+impl Balance {
+    fn encode(balance: Option<Balance>, page: &mut Page, at: usize) {
+        let Some(Balance { unix_seconds, bytes, written_bytes }) = balance else { return };
+        put_u64(page, at, unix_seconds);
+        put_u64(page, at + 8, bytes as u64);
+        put_u64(page, at + 16, written_bytes);
+    }
+
+    fn decode(page: &Page, at: usize) -> Option<Balance> {
+        let [unix_seconds, bytes, written_bytes] = [0, 8, 16].map(|offset| u64_at(page, at + offset));
+        (unix_seconds > 0).then_some(Balance { unix_seconds, bytes: bytes as i64, written_bytes })
+    }
+}
+
 /// The version of a page of ours that this build cannot read, for the error message.
 pub(super) fn superblock_version(page: &Page) -> Option<u32> {
     (page[..8] == SUPERBLOCK_MAGIC).then(|| u32_at(page, 8))
+}
+
+/// Whether another version wrote this first page, whole. Its segments may be in a format that looks like ours.
+pub(super) fn is_of_other_version(page: &Page) -> bool {
+    let is_other = superblock_version(page).is_some_and(|version| version != VERSION);
+    is_other && u64_at(page, SEAL_AT) == seal_of(page, SEAL_AT)
 }
 
 /// Why a disk with this first page, or with an unreadable one, is refused.
 pub(super) fn not_ours(page: Option<&Page>) -> Error {
     match page.and_then(superblock_version) {
         Some(version) if version != VERSION => {
-            Error::new(ErrorKind::Unsupported, "a disk was formatted by another version")
+            // Another release wrote it, and may come back: the disk stays as it is.
+            Error::new(ErrorKind::Corrupt, "a disk was formatted by another version")
                 .with("version", version)
                 .with("readable", VERSION)
                 .hint("use that version, or delete the file to start empty")
@@ -139,6 +172,7 @@ pub(super) struct SegmentHeader {
     pub written_bytes: u64,
     /// Bytes of blocks stored on this disk since it was made, when this life began.
     pub stored_bytes: u64,
+    pub balance: Option<Balance>,
 }
 
 impl SegmentHeader {
@@ -150,6 +184,7 @@ impl SegmentHeader {
         put_u64(&mut page, 48, self.life);
         put_u64(&mut page, 56, self.written_bytes);
         put_u64(&mut page, 64, self.stored_bytes);
+        Balance::encode(self.balance, &mut page, 72);
         sealed(page, SEAL_AT)
     }
 
@@ -161,6 +196,7 @@ impl SegmentHeader {
             life: u64_at(page, 48),
             written_bytes: u64_at(page, 56),
             stored_bytes: u64_at(page, 64),
+            balance: Balance::decode(page, 72),
         })
     }
 }
@@ -260,6 +296,7 @@ pub(super) struct BatchHead {
     pub mark: u64,
     /// None of its records or of the disk's later records has a lower sequence.
     pub first_sequence: u64,
+    pub balance: Option<Balance>,
     pub records: Vec<Record>,
 }
 
@@ -271,6 +308,7 @@ impl BatchHead {
         put_u32(&mut page, 44, self.next_page);
         put_u64(&mut page, 48, self.mark);
         put_u64(&mut page, 56, self.first_sequence);
+        Balance::encode(self.balance, &mut page, 64);
         for (record, bytes) in self.records.iter().zip(page[RECORDS_AT..].chunks_exact_mut(RECORD_BYTES)) {
             bytes.copy_from_slice(&record.encode());
         }
@@ -294,7 +332,8 @@ impl BatchHead {
                 || (first > u64::from(page) && first.saturating_add(pages) <= u64::from(next_page))
         };
         let (mark, first_sequence) = (u64_at(bytes, 48), u64_at(bytes, 56));
-        let head = BatchHead { life, page, next_page, mark, first_sequence, records };
+        let balance = Balance::decode(bytes, 64);
+        let head = BatchHead { life, page, next_page, mark, first_sequence, balance, records };
         head.records.iter().all(fits).then_some(head)
     }
 }
@@ -308,6 +347,7 @@ pub(super) struct Footer {
     /// End of the log in this segment.
     pub end_page: u32,
     pub records_checksum: u64,
+    pub balance: Option<Balance>,
 }
 
 impl Footer {
@@ -322,6 +362,7 @@ impl Footer {
         put_u32(&mut page, 40, self.index);
         put_u32(&mut page, 44, self.end_page);
         put_u64(&mut page, 48, self.records_checksum);
+        Balance::encode(self.balance, &mut page, 56);
         sealed(page, SEAL_AT)
     }
 
@@ -333,7 +374,8 @@ impl Footer {
         let end_page = u32_at(bytes, 44);
         let needed = u64::from(end_page) + u64::from(Footer::record_pages(count)) + 1;
         let fits = count <= RECORDS_PER_SEGMENT && needed <= u64::from(geometry.pages());
-        (is_this && fits).then(|| Footer { life, index, count, end_page, records_checksum: u64_at(bytes, 48) })
+        let (records_checksum, balance) = (u64_at(bytes, 48), Balance::decode(bytes, 56));
+        (is_this && fits).then_some(Footer { life, index, count, end_page, records_checksum, balance })
     }
 
     /// The records of a footer; none if they differ from what was written.
@@ -408,22 +450,33 @@ mod tests {
         Record { kind, key, sequence: 11, first_page, length_bytes: 5000, checksum: 13 }
     }
 
+    const BALANCE: Option<Balance> = Some(Balance { unix_seconds: 14, bytes: -15, written_bytes: 16 });
+
     #[test]
     fn pages_read_as_they_were_written() {
         assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock()), Some(GEOMETRY));
-        let header = SegmentHeader { geometry: GEOMETRY, index: 3, life: 4, written_bytes: 5, stored_bytes: 6 };
+        let header = SegmentHeader {
+            geometry: GEOMETRY,
+            index: 3,
+            life: 4,
+            written_bytes: 5,
+            stored_bytes: 6,
+            balance: BALANCE,
+        };
         assert_eq!(SegmentHeader::decode(&header.encode()), Some(header));
         let records = vec![record(RecordKind::Block, 2), record(RecordKind::Removed, 0)];
-        let head = BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, records };
+        let head =
+            BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, balance: BALANCE, records };
         assert_eq!(BatchHead::decode(&head.encode(&GEOMETRY), &GEOMETRY, 9, 1), Some(head));
-        let footer = Footer { life: 9, index: 2, count: 40, end_page: 200, records_checksum: 1 };
+        let footer = Footer { life: 9, index: 2, count: 40, end_page: 200, records_checksum: 1, balance: BALANCE };
         assert_eq!(Footer::decode(&footer.encode(&GEOMETRY), &GEOMETRY, 9, 2), Some(footer));
     }
 
     #[test]
     fn a_page_with_any_bit_flipped_is_not_believed() {
         let records = vec![record(RecordKind::Block, 2), record(RecordKind::Touched, 0)];
-        let head = BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, records };
+        let head =
+            BatchHead { life: 9, page: 1, next_page: 4, mark: 10, first_sequence: 11, balance: BALANCE, records };
         let mut page = head.encode(&GEOMETRY);
         for bit in 0..PAGE_BYTES * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
@@ -446,6 +499,7 @@ mod tests {
             next_page: 4,
             mark: 10,
             first_sequence: 11,
+            balance: None,
             records: vec![record(RecordKind::Block, 2)],
         };
         let page = head.encode(&GEOMETRY);
@@ -466,6 +520,7 @@ mod tests {
             next_page: 2,
             mark: first,
             first_sequence: first,
+            balance: BALANCE,
             records: records(first),
         };
         let (old, new) = (head(8, 11).encode(&GEOMETRY), head(9, 1011).encode(&GEOMETRY));
@@ -477,7 +532,8 @@ mod tests {
         let (old, new): (Vec<Record>, Vec<Record>) = (records(11), records(1011));
         let bytes = |records: &[Record]| records.iter().flat_map(Record::encode).collect::<Vec<u8>>();
         let records_checksum = checksum(&bytes(&new));
-        let footer = Footer { life: 9, index: 2, count: new.len() as u32, end_page: 200, records_checksum };
+        let footer =
+            Footer { life: 9, index: 2, count: new.len() as u32, end_page: 200, records_checksum, balance: None };
         assert_eq!(footer.decode_records(&bytes(&old)), None);
         assert_eq!(footer.decode_records(&bytes(&new)), Some(new));
     }

@@ -1,8 +1,9 @@
 //! The SSD tier: bounded, crash-safe, checksummed, without copies between pool and disk.
 //!
-//! In the order data passes: [`SsdConfig`] → [`Claim`] (locks; has an earlier daemon's I/O ended?) → [`Claim::open`]
-//! → [`Ssd`], a [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `blocks`, `take_evicted`, `report`.
-//! Without a daemon: [`Inspection`].
+//! In the order data passes: [`SsdConfig`] → [`DiskClaim`] of each disk (locks; has an earlier daemon's I/O ended?), by
+//! a [`ClaimProcess`] where nobody may wait for a disk that hangs → [`DiskClaim::open`] → [`Ssd`], a
+//! [`forebay_core::tier::Tier`] beside `tick`, `register`, `block`, `blocks`, `take_found`, `take_evicted`, `report`.
+//! Disks come one by one, through an [`Inbox`]. Without a daemon: [`Inspection`].
 //!
 //! Invariants, each with tests: a stored block survives any crash. An incomplete block is never found. A loaded block
 //! has the requested key and the bytes that were stored. One daemon uses a disk. Space and memory are bounded.
@@ -12,11 +13,15 @@ mod append;
 mod batch;
 pub mod bench;
 mod budget;
+mod claim;
+mod claim_process;
 mod config;
 mod device;
 mod disk;
+mod examine;
 mod flush;
 mod footer;
+mod inbox;
 mod index;
 mod inspect;
 mod io;
@@ -30,8 +35,12 @@ mod staging;
 mod tier;
 mod writer;
 
+pub use claim::{DiskClaim, OpenedDisk};
+pub use claim_process::{ClaimProcess, answer_claim};
 pub use config::{DiskConfig, SsdConfig};
 pub use device::{DAEMON_BYTE, TRANSFERS_BYTE};
+pub use examine::{Prospect, examine};
+pub use inbox::Inbox;
 pub use inspect::{Audit, Inspection};
 pub use layout::Geometry;
 pub use layout::VERSION as FORMAT_VERSION;
@@ -39,4 +48,4 @@ pub use recover::Medium;
 pub use report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport};
 pub use space::SegmentState;
 pub use staging::STAGING_BYTES;
-pub use tier::{Claim, Ssd};
+pub use tier::Ssd;

@@ -231,9 +231,10 @@ impl Disk {
         }
         let Some(index) = self.space.begin_life() else { return };
         let (written_bytes, stored_bytes) = (self.lifetime_written_bytes(), self.lifetime_stored_bytes());
+        let (geometry, balance) = (self.geometry, Some(self.balance()));
         let segment = self.space.segment(index);
-        segment.began_at_bytes = written_bytes;
-        let header = SegmentHeader { geometry: self.geometry, index, life: segment.life, written_bytes, stored_bytes };
+        (segment.began_at_bytes, segment.began_at_stored_bytes) = (written_bytes, stored_bytes);
+        let header = SegmentHeader { geometry, index, life: segment.life, written_bytes, stored_bytes, balance };
         self.memory.write(Staging::header(), &header.encode());
         self.writer.erase = Some(Erase::Writing(index));
         let at = self.geometry.at(index, 0);

@@ -80,6 +80,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         next_sequence: contents.last_sequence + SEQUENCE_GAP,
         written_bytes: contents.written_bytes,
         stored_bytes: contents.stored_bytes,
+        balance: contents.balance,
         recovery,
         device,
         name,
@@ -102,6 +103,7 @@ struct Contents {
     last_sequence: u64,
     written_bytes: u64,
     stored_bytes: u64,
+    balance: Option<Balance>,
 }
 
 struct Opening {
@@ -127,6 +129,7 @@ impl Opening {
         let first = self.page(0)?;
         let geometry = match first.as_ref().and_then(Geometry::decode_superblock) {
             Some(geometry) => geometry,
+            None if first.as_ref().is_some_and(is_of_other_version) => return Err(not_ours(first.as_ref())),
             None => match self.agreed_geometry(bytes)? {
                 Some(geometry) => {
                     self.recovery.was_rebuilt = true;
@@ -208,7 +211,8 @@ impl Opening {
     fn make(&mut self, bytes: u64, config: &SsdConfig, id: u128) -> Result<Geometry> {
         let (segment_bytes, segments) = config.segments(bytes)?;
         let geometry = Geometry { id, segment_bytes, segments };
-        let header = |index| SegmentHeader { geometry, index, life: 0, written_bytes: 0, stored_bytes: 0 };
+        let header =
+            |index| SegmentHeader { geometry, index, life: 0, written_bytes: 0, stored_bytes: 0, balance: None };
         let headers: Vec<_> = (0..segments).map(|index| (geometry.at(index, 0), header(index).encode())).collect();
         self.write_pages(&headers)?;
         self.sync()?;
@@ -228,6 +232,7 @@ impl Opening {
             last_sequence: 0,
             written_bytes: 0,
             stored_bytes: 0,
+            balance: None,
         };
         let mut used = self.headers(&mut contents)?;
         used.sort_by_key(|(life, _)| *life);
@@ -242,6 +247,7 @@ impl Opening {
         let mut open = Vec::new();
         for ((life, index), footer) in used.iter().zip(footers) {
             contents.space.last_life = contents.space.last_life.max(*life);
+            contents.note(footer.and_then(|footer| footer.balance));
             let records = footer.map(|footer| self.footer_records(&geometry, &footer)).transpose()?.flatten();
             match footer.zip(records) {
                 Some((footer, records)) => self.take_closed(&mut contents, &footer, &records),
@@ -262,9 +268,12 @@ impl Opening {
             let header = page.as_ref().and_then(SegmentHeader::decode);
             match header.filter(|header| header.geometry == geometry && header.index == index) {
                 Some(header) => {
+                    contents.note(header.balance);
                     contents.written_bytes = contents.written_bytes.max(header.written_bytes);
                     contents.stored_bytes = contents.stored_bytes.max(header.stored_bytes);
-                    contents.space.segment(index).began_at_bytes = header.written_bytes;
+                    let segment = contents.space.segment(index);
+                    segment.began_at_bytes = header.written_bytes;
+                    segment.began_at_stored_bytes = header.stored_bytes;
                     if header.life > 0 {
                         used.push((header.life, index));
                         continue;
@@ -313,13 +322,15 @@ impl Opening {
                 break;
             }
             floor = head.first_sequence + head.records.len() as u64;
+            contents.note(head.balance);
             mark = mark.max(head.mark);
             page = head.next_page;
             records.extend(head.records);
         }
-        let began_at_bytes = contents.space.segment(index).began_at_bytes;
+        let Segment { began_at_bytes, began_at_stored_bytes, .. } = *contents.space.segment(index);
         let appended = records.len() as u32;
-        let mut segment = Segment { next_page: page, appended, began_at_bytes, ..Segment::free(life) };
+        let mut segment =
+            Segment { next_page: page, appended, began_at_bytes, began_at_stored_bytes, ..Segment::free(life) };
         for record in records {
             contents.last_sequence = contents.last_sequence.max(record.sequence);
             if record.sequence < mark || self.is_whole(&geometry, index, &record)? {
@@ -393,7 +404,7 @@ impl Opening {
     }
 
     fn account(&mut self, contents: &mut Contents) {
-        let Contents { index, space, written_bytes, stored_bytes, .. } = contents;
+        let Contents { index, space, written_bytes, stored_bytes, balance, .. } = contents;
         for number in 0..space.geometry.segments {
             let (blocks, bytes) = index
                 .of_segment(number)
@@ -401,10 +412,16 @@ impl Opening {
             let segment = space.segment(number);
             (segment.live_blocks, segment.live_bytes) = (blocks, bytes);
         }
+        // Headers count what was written before them. A restart writes new ones, which count the active segment
+        // already.
+        let balance_bytes = balance.map_or(0, |balance| balance.written_bytes);
+        *written_bytes = (*written_bytes).max(balance_bytes);
         if let Some(active) = space.active {
             let active = &space.segments[active as usize];
-            *written_bytes += u64::from(active.next_page) * PAGE;
-            *stored_bytes += active.whole.iter().map(|record| record.length_bytes).sum::<u64>();
+            let in_segment = u64::from(active.next_page) * PAGE;
+            *written_bytes = (*written_bytes).max(active.began_at_bytes + in_segment);
+            let stored: u64 = active.whole.iter().map(|record| record.length_bytes).sum();
+            *stored_bytes = (*stored_bytes).max(active.began_at_stored_bytes + stored);
         }
     }
 }
@@ -429,6 +446,11 @@ pub(super) fn is_whole(io: &mut Io, at: u64, length_bytes: u64, checksum: u64, d
 }
 
 impl Contents {
+    fn note(&mut self, found: Option<Balance>) {
+        let later = found.filter(|found| self.balance.is_none_or(|known| known.written_bytes <= found.written_bytes));
+        self.balance = later.or(self.balance);
+    }
+
     fn take(&mut self, record: &Record, segment: u32) {
         self.last_sequence = self.last_sequence.max(record.sequence);
         let found = self.index.get(&record.key).map(|entry| entry.sequence);

@@ -117,6 +117,8 @@ pub struct DiskReport {
     pub health: Health,
     /// Of writes and flushes: sick after failures in a row, or when none was answered for seconds.
     pub health_of_writes: Health,
+    /// Why the disk is not in use at all; all figures are zero then.
+    pub missing: Option<String>,
     /// Times that no loads were tried for a while.
     pub breaker_opened: u64,
     /// Blocks that can be loaded.
@@ -144,6 +146,32 @@ pub struct DiskReport {
 }
 
 impl DiskReport {
+    /// Of a configured disk that is not in use.
+    pub(super) fn missing(name: String, why: String) -> DiskReport {
+        DiskReport {
+            name,
+            engine: "none",
+            engine_why: String::new(),
+            is_direct: false,
+            geometry: Geometry { id: 0, segment_bytes: 0, segments: 0 },
+            health: Health::Sick(ErrorKind::Unavailable),
+            health_of_writes: Health::Sick(ErrorKind::Unavailable),
+            missing: Some(why),
+            breaker_opened: 0,
+            blocks: 0,
+            index_room_blocks: 0,
+            live_bytes: 0,
+            waiting_loads: 0,
+            waiting_stores: 0,
+            transfers_in_flight: 0,
+            lifetime_written_bytes: 0,
+            lifetime_stored_bytes: 0,
+            counters: Counters::default(),
+            recovery: Recovery::default(),
+            segments: Vec::new(),
+        }
+    }
+
     /// Bytes written per byte stored since the disk was created; none before the first store.
     pub fn lifetime_amplification(&self) -> Option<f64> {
         amplification(self.lifetime_written_bytes, self.lifetime_stored_bytes)
@@ -151,7 +179,7 @@ impl DiskReport {
 
     /// What is wrong with the disk, if anything is.
     pub fn trouble(&self) -> Option<String> {
-        trouble(self.health, self.health_of_writes)
+        self.missing.clone().or_else(|| trouble(self.health, self.health_of_writes))
     }
 
     /// The part of the disk's block space that holds loadable blocks.

@@ -32,6 +32,8 @@ pub(super) struct Segment {
     pub life: u64,
     /// Bytes written to the disk before this life began.
     pub began_at_bytes: u64,
+    /// The same of the bytes of blocks.
+    pub began_at_stored_bytes: u64,
     /// Start of the next batch.
     pub next_page: u32,
     /// Appended records, which need space in the footer.
@@ -54,6 +56,7 @@ impl Segment {
             state: SegmentState::Free,
             life,
             began_at_bytes: 0,
+            began_at_stored_bytes: 0,
             next_page: 1,
             appended: 0,
             whole: Vec::new(),

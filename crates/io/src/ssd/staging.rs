@@ -3,6 +3,7 @@
 //! Invariant: a page has one use at a time; the lists here contain the free ones.
 
 use forebay_core::checksum::combine;
+use forebay_core::{Error, ErrorKind};
 
 use super::layout::{FOOTER_BYTES, PAGE, PAGE_BYTES, Page};
 use crate::uring::{Memory, Span};
@@ -70,4 +71,8 @@ pub(super) fn pieces(length_bytes: u64) -> impl Iterator<Item = (u64, u32)> {
 pub(super) fn joined(length_bytes: u64, sums: impl Iterator<Item = u64>) -> u64 {
     let joined = pieces(length_bytes).zip(sums).map(|((_, len), sum)| (sum, u64::from(len)));
     joined.reduce(|(a, a_len), (b, b_len)| (combine(a, b, b_len), a_len + b_len)).map_or(0, |(sum, _)| sum)
+}
+
+pub(super) fn no_memory(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "cannot get threads or memory for a disk").source(error)
 }

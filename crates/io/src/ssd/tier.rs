@@ -1,137 +1,209 @@
 //! The SSD tier: blocks distributed over disks by their keys.
 //!
-//! Claim → open → use. Invariants: a key lives on one disk, chosen by the key and the disks' ids alone, so it is
-//! found again whatever the order of the configuration. A disk that fails affects its own blocks only.
+//! A disk is in the tier from the moment it was opened on, whenever that is. Invariants: a new block goes to one of the
+//! disks that are there, chosen by the key and the disks' ids alone. A block that a disk has is found on it, whatever
+//! the order of the configuration, and whatever disks came or went. A disk that fails or is missing affects its own
+//! blocks only.
+//!
+//! While a disk is missing, another may get a block that the missing disk has too. Then both have it when the disk is
+//! back. That is no harm: a block of one key is one block. The owner hears that a block is gone when no disk has it.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, OpId, Operation, Tier};
-use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::{BlockKey, ErrorKind, Result};
 
+use super::claim::{DiskClaim, OpenedDisk};
 use super::config::SsdConfig;
-use super::device::Device;
 use super::disk::Disk;
+use super::inbox::{Inbox, News};
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport};
-use super::staging::STAGING_BYTES;
-use crate::uring::{self, Memory, Region, Waker};
+use super::staging::no_memory;
+use crate::uring::{Region, Waker};
 
-/// Disks that no other daemon uses; nothing is read yet.
-pub struct Claim {
-    devices: Vec<Device>,
-    config: SsdConfig,
-}
-
-impl Claim {
-    /// Locks the disks, and preallocates files. An error names the disk and what to do.
-    pub fn new(config: &SsdConfig) -> Result<Claim> {
-        let devices = config.disks.iter().map(Device::claim).collect::<Result<_>>()?;
-        Ok(Claim { devices, config: config.clone() })
-    }
-
-    /// Whether every transfer of an earlier daemon has ended. Until then its reads may still write into the pool and
-    /// its writes may still reach the disks. So the slots that it was filling stay fenced, and [`Claim::open`]
-    /// refuses.
-    pub fn is_earlier_io_done(&mut self) -> Result<bool> {
-        let mut is_done = true;
-        for device in &mut self.devices {
-            is_done &= device.is_earlier_io_done()?;
-        }
-        Ok(is_done)
-    }
-
-    /// Reads the content of the disks; blocks for at most `open_deadline` each. `pool` is the memory with the slots.
-    pub fn open(mut self, pool: Region) -> Result<Ssd> {
-        self.config.share(pool.len() as u64);
-        if !self.is_earlier_io_done()? {
-            return Err(Error::new(ErrorKind::Unavailable, "the i/o of an earlier daemon has not ended yet")
-                .hint("wait, and try again"));
-        }
-        let waker = Arc::new(Waker::new().map_err(no_memory)?);
-        let mut disks = Vec::new();
-        for device in self.devices {
-            let staging = Region::anonymous(STAGING_BYTES).map_err(no_memory)?;
-            let memory = Arc::new(Memory::new(pool.clone(), staging));
-            let uring::Started { engine, why } =
-                uring::start(self.config.engine, &device.file, &memory, &waker, self.config.depth)?;
-            let medium = Medium {
-                name: device.path.display().to_string(),
-                engine,
-                engine_why: why,
-                memory,
-                bytes: device.bytes,
-                is_direct: device.is_direct,
-                new_id: random_id()?,
-            };
-            disks.push(recover::open(medium, Some(device), &self.config, Mode::Serve)?);
-        }
-        Ok(Ssd { disks, waker })
-    }
-}
+/// Blocks that one call of [`Ssd::take_found`] reports: the owner inserts each into a table.
+const FOUND_AT_A_TIME: usize = 1024;
 
 /// See the module documentation.
 pub struct Ssd {
-    disks: Vec<Disk>,
-    waker: Arc<Waker>,
+    /// In the order of the configuration.
+    parts: Vec<Part>,
+    inbox: Inbox,
+    news: Receiver<(usize, News)>,
+    /// Keys on disks that came, which the owner was not told of yet.
+    found: VecDeque<(usize, VecDeque<BlockKey>)>,
+    /// Of operations that came while there was no disk at all.
+    refused: Vec<Completion>,
+    populated_bytes: u64,
+    now: Duration,
+}
+
+/// A configured disk.
+struct Part {
+    name: String,
+    is_earlier_io_done: bool,
+    state: State,
+}
+
+enum State {
+    /// Nothing is known of it yet.
+    Awaited,
+    /// Why it is not there.
+    Missing(String),
+    Open(Box<Disk>),
 }
 
 impl Ssd {
     /// A disk of this host alone: its operations may outlive the process, in the kernel.
     pub const CAPABILITIES: Capabilities =
-        Capabilities { can_store: true, can_remove: true, is_durable: true, is_shared: false };
+        Capabilities { can_store: true, can_remove: true, can_touch: false, is_durable: true, is_shared: false };
+
+    /// A tier whose disks come through its [`Ssd::inbox`]; these are their names, for reports.
+    pub fn awaiting(names: Vec<String>) -> Result<Ssd> {
+        let waker = Arc::new(Waker::new().map_err(no_memory)?);
+        let (sender, news) = mpsc::channel();
+        let part = |name| Part { name, is_earlier_io_done: false, state: State::Awaited };
+        Ok(Ssd {
+            parts: names.into_iter().map(part).collect(),
+            inbox: Inbox { sender, waker },
+            news,
+            found: VecDeque::new(),
+            refused: Vec::new(),
+            populated_bytes: 0,
+            now: Duration::ZERO,
+        })
+    }
+
+    /// Opens claimed disks, one after another. What they hold need not be asked for with [`Ssd::take_found`].
+    pub fn open(claims: Vec<DiskClaim>, config: &SsdConfig, pool: &Region) -> Result<Ssd> {
+        let names = config.disks.iter().map(|disk| disk.path.display().to_string()).collect();
+        let mut ssd = Ssd::awaiting(names)?;
+        for (place, claim) in claims.into_iter().enumerate() {
+            ssd.add(place, claim.open(config, pool, &ssd.inbox.waker)?);
+        }
+        ssd.found.clear();
+        Ok(ssd)
+    }
 
     /// Opens disks behind the caller's engines, for tests and simulations.
     pub fn on(media: Vec<Medium>, config: &SsdConfig) -> Result<Ssd> {
-        let open = |medium| recover::open(medium, None, config, Mode::Serve);
-        let disks = media.into_iter().map(open).collect::<Result<_>>()?;
-        Ok(Ssd { disks, waker: Arc::new(Waker::new().map_err(no_memory)?) })
+        let mut ssd = Ssd::awaiting(media.iter().map(|medium| medium.name.clone()).collect())?;
+        for (place, medium) in media.into_iter().enumerate() {
+            ssd.add(place, OpenedDisk::new(recover::open(medium, None, config, Mode::Serve)?));
+        }
+        ssd.found.clear();
+        Ok(ssd)
+    }
+
+    /// Where disks come in.
+    pub fn inbox(&self) -> Inbox {
+        self.inbox.clone()
     }
 
     /// Readable when [`Tier::poll`] has work to do.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.waker.as_fd()
+        self.inbox.waker.as_fd()
+    }
+
+    /// Takes in the disks that came; [`Tier::poll`] does that too. `timeout` is how long it waits for one.
+    pub fn receive(&mut self, timeout: Duration) {
+        if let Ok((place, news)) = self.news.recv_timeout(timeout) {
+            self.hear(place, news);
+        }
+        self.hear_all();
+    }
+
+    /// Disks of which nothing is known yet.
+    pub fn awaited(&self) -> usize {
+        self.parts.iter().filter(|part| matches!(part.state, State::Awaited)).count()
+    }
+
+    /// Disks that are not in use.
+    pub fn missing(&self) -> usize {
+        self.parts.len() - self.disks().count()
+    }
+
+    /// Whether no transfer of an earlier daemon is under way on any of the disks. Once true, it stays so.
+    pub fn is_earlier_io_done(&self) -> bool {
+        self.parts.iter().all(|part| part.is_earlier_io_done)
+    }
+
+    /// Appends some of the blocks of disks that came. It wakes the owner as long as there are more.
+    pub fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) {
+        let mut left = FOUND_AT_A_TIME;
+        while left > 0
+            && let Some((place, keys)) = self.found.front_mut()
+        {
+            let some: Vec<BlockKey> = keys.drain(..left.min(keys.len())).collect();
+            left -= some.len();
+            let is_all = keys.is_empty();
+            // What was evicted or removed since is not there.
+            if let State::Open(disk) = &self.parts[*place].state {
+                found.extend(some.iter().filter_map(|key| Some((*key, disk.block(key)?.location))));
+            }
+            if is_all {
+                self.found.pop_front();
+            }
+        }
+        if !self.found.is_empty() {
+            self.inbox.waker.wake();
+        }
     }
 
     /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
     /// call about every 10 ms.
     pub fn tick(&mut self, now: Duration) {
-        self.disks.iter_mut().for_each(|disk| disk.tick(now));
+        self.now = self.now.max(now);
+        self.disks_mut().for_each(|disk| disk.tick(now));
     }
 
     /// Reports that the pool's first bytes are populated: they are then pinned for the engines, once.
     pub fn register(&mut self, populated_bytes: u64) {
-        self.disks.iter_mut().for_each(|disk| disk.io.engine.register(populated_bytes));
+        self.populated_bytes = populated_bytes;
+        self.disks_mut().for_each(|disk| disk.io.engine.register(populated_bytes));
     }
 
     /// The index's record of a block; does no I/O.
     pub fn block(&self, key: &BlockKey) -> Option<BlockInfo> {
-        self.disks.iter().find_map(|disk| disk.block(key))
+        self.disks().find_map(|disk| disk.block(key))
     }
 
     /// All blocks, disk by disk, the oldest first.
     pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
-        self.disks.iter().flat_map(Disk::blocks)
+        self.disks().flat_map(Disk::blocks)
     }
 
     /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
     /// after its completions were handled: a block may be stored and evicted in one turn, and is then reported here
     /// last.
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
-        self.disks.iter_mut().for_each(|disk| disk.take_evicted(keys));
+        let before = keys.len();
+        self.disks_mut().for_each(|disk| disk.take_evicted(keys));
+        let mut evicted = keys.split_off(before);
+        evicted.retain(|key| self.block(key).is_none());
+        keys.append(&mut evicted);
     }
 
     /// The figures of each disk, in the order of the configuration. Costs a pass over all segments.
     pub fn report(&self) -> Vec<DiskReport> {
-        self.disks.iter().map(Disk::report).collect()
+        let report = |part: &Part| match &part.state {
+            State::Open(disk) => disk.report(),
+            State::Missing(why) => DiskReport::missing(part.name.clone(), why.clone()),
+            State::Awaited => DiskReport::missing(part.name.clone(), "it is being opened".to_owned()),
+        };
+        self.parts.iter().map(report).collect()
     }
 
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.disks.iter().all(Disk::is_idle)
+        self.refused.is_empty() && self.disks().all(Disk::is_idle)
     }
 
     /// Blocks until every accepted operation has completed and was flushed; false if that takes longer than
@@ -146,16 +218,57 @@ impl Ssd {
             if Instant::now() > deadline {
                 return false;
             }
-            let busy = self.disks.iter_mut().find(|disk| disk.io.in_flight() > 0);
+            let busy = self.disks_mut().find(|disk| disk.io.in_flight() > 0);
             busy.into_iter().for_each(|disk| disk.io.engine.wait(Duration::from_millis(10)));
         }
     }
 
-    /// The disk that holds the key, otherwise the one to which the key belongs.
-    fn disk_of(&mut self, key: &BlockKey) -> &mut Disk {
-        let holder = self.disks.iter().position(|disk| disk.block(key).is_some());
+    fn disks(&self) -> impl Iterator<Item = &Disk> {
+        self.parts.iter().filter_map(|part| if let State::Open(disk) = &part.state { Some(&**disk) } else { None })
+    }
+
+    fn disks_mut(&mut self) -> impl Iterator<Item = &mut Disk> {
+        let parts = self.parts.iter_mut();
+        parts.filter_map(|part| if let State::Open(disk) = &mut part.state { Some(&mut **disk) } else { None })
+    }
+
+    fn hear_all(&mut self) {
+        while let Ok((place, news)) = self.news.try_recv() {
+            self.hear(place, news);
+        }
+    }
+
+    fn hear(&mut self, place: usize, news: News) {
+        match news {
+            News::EarlierIoDone => self.parts[place].is_earlier_io_done = true,
+            News::Missing(why) => self.parts[place].state = State::Missing(why),
+            News::Opened(disk) => self.add(place, *disk),
+        }
+    }
+
+    fn add(&mut self, place: usize, OpenedDisk { mut disk, keys }: OpenedDisk) {
+        let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if other.geometry.id == disk.geometry.id);
+        if let Some(twin) = self.parts.iter().find(is_twin) {
+            // Keys belong to disks by their ids, so one of both would get none.
+            let why = format!("it is a copy of `{}`", twin.name);
+            let hint = "make the copy blank: `dd if=/dev/zero of=DISK bs=1M count=1`, and restart the daemon";
+            let part = &mut self.parts[place];
+            tracing::error!(disk = part.name, error = why, hint, "a disk is not used");
+            (part.is_earlier_io_done, part.state) = (true, State::Missing(why));
+            return;
+        }
+        disk.start_at(self.now);
+        disk.io.engine.register(self.populated_bytes);
+        self.found.push_back((place, keys));
+        let part = &mut self.parts[place];
+        (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
+    }
+
+    /// The disk that holds the key, otherwise the one to which the key belongs. None if there is no disk.
+    fn disk_of(&mut self, key: &BlockKey) -> Option<&mut Disk> {
+        let holder = self.disks().position(|disk| disk.block(key).is_some());
         let index = holder.unwrap_or_else(|| self.home_of(key));
-        &mut self.disks[index]
+        self.disks_mut().nth(index)
     }
 
     /// Rendezvous hashing: adding or losing a disk moves no other disk's keys.
@@ -169,7 +282,21 @@ impl Ssd {
             // A checksum is linear. After mixing, its high bits depend on the whole key.
             sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
-        (0..self.disks.len()).max_by_key(|index| weight(&self.disks[*index])).unwrap_or(0)
+        self.disks().map(weight).enumerate().max_by_key(|(_, weight)| *weight).map_or(0, |(index, _)| index)
+    }
+
+    fn take(&mut self, op: &Operation) -> bool {
+        if let Some(disk) = self.disk_of(&op.key) {
+            return disk.take(op);
+        }
+        let outcome = match op.kind {
+            OpKind::Exists | OpKind::Remove { .. } => Outcome::Absent,
+            OpKind::Load { .. } | OpKind::Store => Outcome::Failed(ErrorKind::Unavailable),
+            OpKind::Touch { .. } => Outcome::Failed(ErrorKind::Unsupported),
+        };
+        self.refused.push(Completion { id: op.id, outcome });
+        self.inbox.waker.wake();
+        true
     }
 }
 
@@ -183,27 +310,29 @@ impl Tier for Ssd {
     }
 
     fn submit(&mut self, batch: &[Operation]) -> usize {
-        let taken = batch.iter().take_while(|op| self.disk_of(&op.key).take(op)).count();
-        self.disks.iter_mut().for_each(Disk::start);
+        let taken = batch.iter().take_while(|op| self.take(op)).count();
+        self.disks_mut().for_each(Disk::start);
         taken
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
-        self.waker.clear();
-        for disk in &mut self.disks {
+        self.inbox.waker.clear();
+        self.hear_all();
+        completions.append(&mut self.refused);
+        for disk in self.disks_mut() {
             disk.poll();
             completions.append(&mut disk.completions);
         }
     }
 
     fn cancel(&mut self, id: OpId) {
-        self.disks.iter_mut().any(|disk| disk.cancel(id));
+        self.disks_mut().any(|disk| disk.cancel(id));
     }
 
     /// Sick only when no disk can be read.
     fn health(&self) -> Health {
         let mut health = Health::Sick(ErrorKind::Unavailable);
-        for disk in &self.disks {
+        for disk in self.disks() {
             health = disk.health();
             if health == Health::Healthy {
                 break;
@@ -217,15 +346,4 @@ impl Timed for Ssd {
     fn advance(&mut self, now: Duration) {
         self.tick(now);
     }
-}
-
-fn random_id() -> Result<u128> {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| no_memory(error.into()))?;
-    Ok(u128::from_le_bytes(bytes))
-}
-
-pub(super) fn no_memory(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Io, "cannot get threads or memory for a disk").source(error)
 }

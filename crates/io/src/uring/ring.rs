@@ -13,12 +13,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::io::Errno;
 
+use super::descriptors;
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::{Memory, Place, Span};
 use super::shared::{Shared, Waker};
@@ -39,6 +40,7 @@ type Ring = IoUring<squeue::Entry, cqueue::Entry>;
 pub struct Uring {
     shared: Arc<Shared>,
     submitted: Arc<Waker>,
+    memory: Arc<Memory>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -47,11 +49,12 @@ impl Uring {
     pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Uring> {
         let (shared, submitted) = (Arc::<Shared>::default(), Arc::new(Waker::new()?));
         let (started, start) = mpsc::channel();
-        let (theirs, to_theirs) = (shared.clone(), submitted.clone());
+        let (theirs, given, mapped) = (shared.clone(), (file, submitted.clone(), waker), memory.clone());
         let work = move || {
-            match Loop::new(file, memory, theirs.clone(), to_theirs, waker, depth) {
+            let own = descriptors::own(&given.0, [&given.1, &given.2]);
+            match own.and_then(|(file, wakers)| Loop::new(file, mapped, theirs.clone(), wakers, depth)) {
                 Ok(mut looping) => {
-                    let _ = started.send(Ok(()));
+                    let _ = started.send(Ok(given));
                     looping.run();
                 }
                 Err(error) => drop(started.send(Err(error))),
@@ -60,7 +63,7 @@ impl Uring {
         };
         let thread = thread::Builder::new().name("forebay-ring".to_owned()).spawn(work)?;
         start.recv().map_err(io::Error::other)??;
-        Ok(Uring { shared, submitted, thread: Some(thread) })
+        Ok(Uring { shared, submitted, memory, thread: Some(thread) })
     }
 }
 
@@ -94,6 +97,9 @@ impl Drop for Uring {
         self.submitted.wake();
         if self.shared.close(1) {
             let _ = self.thread.take().map(thread::JoinHandle::join);
+        } else {
+            // The last to drop the memory closes descriptors of the process, which the ring's thread cannot.
+            mem::forget(self.memory.clone());
         }
     }
 }
@@ -110,8 +116,8 @@ struct Loop {
     ring: Ring,
     memory: Arc<Memory>,
     shared: Arc<Shared>,
-    submitted: Arc<Waker>,
-    waker: Arc<Waker>,
+    submitted: Waker,
+    waker: Waker,
     waiting: VecDeque<Request>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<usize>,
@@ -123,16 +129,15 @@ struct Loop {
     is_wake_armed: bool,
     is_closed: bool,
     /// Open as long as the ring is, with its locks.
-    _file: Arc<File>,
+    _file: File,
 }
 
 impl Loop {
     fn new(
-        file: Arc<File>,
+        file: File,
         memory: Arc<Memory>,
         shared: Arc<Shared>,
-        submitted: Arc<Waker>,
-        waker: Arc<Waker>,
+        [submitted, waker]: [Waker; 2],
         depth: u32,
     ) -> io::Result<Loop> {
         let entries = (depth + EXTRA_ENTRIES).next_power_of_two();

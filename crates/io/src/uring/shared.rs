@@ -25,6 +25,11 @@ impl Waker {
         Ok(Waker(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
+    /// The same eventfd, by a descriptor of its own.
+    pub(super) fn try_clone(&self) -> io::Result<Waker> {
+        Ok(Waker(self.0.try_clone()?))
+    }
+
     /// Makes the descriptor readable. One system call; wake-ups before a [`Waker::clear`] count once.
     pub fn wake(&self) {
         // A full counter wakes equally well.

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use rustix::io::Errno;
 
+use super::descriptors;
 use super::engine::{Done, Engine, Request, Work};
 use super::memory::Memory;
 use super::shared::{Shared, Waker};
@@ -18,17 +19,30 @@ const MAX_THREADS: u32 = 16;
 /// See the module documentation.
 pub struct Threads {
     shared: Arc<Shared>,
+    memory: Arc<Memory>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl Threads {
     /// Starts `depth` threads, at least one and at most 16. Errors when the machine gives none.
     pub fn start(file: Arc<File>, memory: Arc<Memory>, waker: Arc<Waker>, depth: u32) -> io::Result<Threads> {
-        let mut engine = Threads { shared: Arc::default(), threads: Vec::new() };
+        let mut engine = Threads { shared: Arc::default(), memory, threads: Vec::new() };
         for _ in 0..depth.clamp(1, MAX_THREADS) {
-            let (shared, file, memory, waker) = (engine.shared.clone(), file.clone(), memory.clone(), waker.clone());
-            let work = move || serve(&shared, file, memory, &waker);
+            let (shared, memory) = (engine.shared.clone(), engine.memory.clone());
+            let (theirs, (started, start)) = ((file.clone(), waker.clone()), mpsc::channel());
+            let work = move || {
+                match descriptors::own(&theirs.0, [&theirs.1]) {
+                    Ok((file, [waker])) => {
+                        // What is closed in this thread closes nothing of the process, so the process drops its own.
+                        let _ = started.send(Ok(theirs));
+                        serve(&shared, file, memory, &waker);
+                    }
+                    Err(error) => drop(started.send(Err(error))),
+                }
+                shared.thread_ended();
+            };
             engine.threads.push(thread::Builder::new().name("forebay-disk".to_owned()).spawn(work)?);
+            start.recv().map_err(io::Error::other)??;
         }
         Ok(engine)
     }
@@ -56,18 +70,19 @@ impl Drop for Threads {
     fn drop(&mut self) {
         if self.shared.close(self.threads.len()) {
             self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        } else {
+            // The last to drop the memory closes descriptors of the process, which a disk's thread cannot.
+            mem::forget(self.memory.clone());
         }
     }
 }
 
-fn serve(shared: &Shared, file: Arc<File>, memory: Arc<Memory>, waker: &Waker) {
+fn serve(shared: &Shared, file: File, memory: Arc<Memory>, waker: &Waker) {
     while let Some(Request { tag, work }) = shared.next() {
         let (result, checksum) = perform(&file, &memory, work);
         shared.publish(&mut vec![Done { tag, result, checksum }], waker);
     }
     // The file's locks are released before anybody learns that this thread has ended.
-    drop((file, memory));
-    shared.thread_ended();
 }
 
 fn perform(file: &File, memory: &Memory, work: Work) -> (Result<u32, Errno>, u64) {

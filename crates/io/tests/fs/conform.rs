@@ -9,6 +9,7 @@ use forebay_core::decorate::Timed;
 use forebay_core::tier::{OpKind, Outcome, Tier};
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
 use forebay_io::fs::{Fs, FsConfig, Fsync};
+use forebay_io::header::Sealing;
 use forebay_io::uring::Region;
 
 use crate::bed::{self, Host, files, name_of};
@@ -68,6 +69,13 @@ fn the_tier_conforms_through_the_page_cache() {
     let home = bed::home();
     let config = FsConfig { fsync: Fsync::Data, ..FsConfig::new(vec![home.path().to_owned()]) };
     conformance::check(&mut Bed::new(config));
+}
+
+#[test]
+fn the_tier_conforms_with_a_secret() {
+    let home = bed::home();
+    let sealing = Sealing::with(&[7; 32]).unwrap();
+    conformance::check(&mut Bed::new(FsConfig { sealing, ..FsConfig::new(vec![home.path().to_owned()]) }));
 }
 
 #[test]

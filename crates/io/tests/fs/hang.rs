@@ -1,6 +1,6 @@
-//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang for
-//! real until somebody writes to it; a lock on the usage file makes stores hang in the middle, with their bounce buffer
-//! full.
+//! Single files that hang, on any filesystem; `mounts` has whole mounts. A FIFO in place of a file makes `open` hang
+//! for real until somebody writes to it; a lock on the usage file makes stores hang in the middle, with their bounce
+//! buffer full.
 
 use std::fs::{self, File};
 use std::path::Path;

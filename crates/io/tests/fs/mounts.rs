@@ -2,8 +2,8 @@
 //!
 //! What holds of every hanging mount is shown on a real filesystem in user space, once with a server that reads
 //! requests and does not answer them and once with one that is frozen; and on FIFOs in place of files, at which `open`
-//! hangs as well. Where there is no FUSE the FIFOs are what is left, and each test says so; what the other tests claim is
-//! then shown by `hang`, `damage` and `limits` alone, by other means.
+//! hangs as well. Where there is no FUSE the FIFOs are what is left, and each test says so; what the other tests claim
+//! is then shown by `hang`, `damage` and `limits` alone, by other means.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -234,7 +234,8 @@ fn reads_that_end_early_or_lie_are_never_data() {
             assert_eq!(host.load(1, LENGTH), Outcome::Failed(kind), "{harm}");
             are_untouched(&host, [1]);
             mount.calm();
-            // A read that ended early is no word about the file; the same other bytes twice are, until it is stored again.
+            // A read that ended early is no word about the file; the same other bytes twice are, until it is stored
+            // again.
             assert_eq!(objects(mount.path()).len(), usize::from(is_kept), "{harm}");
             host.is_stored(1, LENGTH);
             host.verify(1, LENGTH);

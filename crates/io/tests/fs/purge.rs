@@ -137,8 +137,8 @@ fn the_capacity_is_counted_right_while_others_sweep_and_store() {
     });
     assert_eq!((purging.blocks(), object_bytes(home.path())), (200, 100 * FILE_BYTES));
     drop(other);
-    // What is granted and not spent is a 256th of the capacity, or one block. What this host saw last may be from before
-    // the other one's last stores.
+    // What is granted and not spent is a 256th of the capacity, or one block. What this host saw last may be from
+    // before the other one's last stores.
     let is_right = 100 * FILE_BYTES..=103 * FILE_BYTES;
     host.until("the count is right", |host| is_right.contains(&host.fs.report().roots[0].used_bytes));
     store_own(&mut host, 200..480);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Outcome, Tier};
 use forebay_io::fs::{FsConfig, Fsync};
+use forebay_io::header::Sealing;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::bed::*;
@@ -180,4 +181,20 @@ fn one_of_several_hosts_publishes_and_all_are_told_that_it_is_stored() {
     for host in &mut hosts {
         (0..60).for_each(|number| host.verify(number, length(number)));
     }
+}
+
+/// The old and the new file of each would not fit together.
+#[test]
+fn a_block_that_a_host_with_a_secret_replaces_counts_once() {
+    let (home, length) = (home(), 60_000);
+    let limited = FsConfig { capacity_bytes: Some(100 * (4096 + 61_440)), ..config(home.path()) };
+    let mut plain = Host::open(&limited);
+    (0..90).for_each(|number| plain.is_stored(number, length));
+    drop(plain);
+    let sealing = Sealing::with(&[7; 32]).unwrap();
+    let mut host = Host::open(&FsConfig { sealing, ..limited });
+    (0..90).for_each(|number| host.is_stored(number, length));
+    assert_eq!(host.fs.report().roots[0].counters.repeated_stores, 0);
+    assert_eq!(objects(home.path()).len(), 90);
+    (0..90).for_each(|number| host.verify(number, length));
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use forebay_core::ErrorKind;
 use forebay_core::tier::{OpKind, Outcome};
 use forebay_io::fs::FsConfig;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::bed::*;
 use crate::share::{Writer, said, told};
@@ -224,7 +225,12 @@ fn a_host_that_stood_still_over_a_count_does_not_spend_what_it_was_granted_befor
     let told = format!("{} {}", home.path().display(), go.display());
     let mut sleeper = Writer::start("sweep::stores_one_block_and_later_what_it_can", &told);
     assert!(hears(&mut sleeper, "stored one ."));
+    // Not while it holds the lock of the figures: nobody could count then.
     sleeper.stop();
+    while flock(figures(home.path()), FlockOperation::NonBlockingLockExclusive).is_err() {
+        sleeper.go_on();
+        sleeper.stop();
+    }
     let mut host = Host::open(&granted_much(home.path()));
     host.until("what is there is counted", |host| host.fs.report().roots[0].used_bytes == FILE_BYTES);
     drop(host);
@@ -243,6 +249,32 @@ fn a_host_that_stood_still_over_a_count_does_not_spend_what_it_was_granted_befor
     assert!(hears(&mut sleeper, "stored all ."));
     let bytes = object_bytes(home.path());
     assert!(bytes <= 64 * MIB, "{bytes}");
+}
+
+fn figures(home: &Path) -> File {
+    File::open(home.join(".forebay/usage")).unwrap()
+}
+
+/// As a host that stands still in the middle of a change of the figures.
+#[test]
+fn a_host_that_keeps_the_lock_of_the_figures_holds_no_thread_of_another() {
+    let home = home();
+    // Each store asks for a grant of its own, so small is the directory.
+    let mut host = Host::open(&bounded(home.path()));
+    host.is_stored(0, LENGTH);
+    let kept = figures(home.path());
+    flock(&kept, FlockOperation::LockExclusive).unwrap();
+    let begun = Instant::now();
+    let stores: Vec<_> = (1..9).map(|number| host.store_op(number, LENGTH)).collect();
+    let outcomes = host.run(&stores);
+    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Failed(ErrorKind::Timeout)), "{outcomes:?}");
+    // What needs no figures goes on.
+    host.verify(0, LENGTH);
+    drop(host);
+    assert!(begun.elapsed() < DEADLINE / 2, "each of them waited: {:?}", begun.elapsed());
+    drop(kept);
+    let mut host = Host::open(&bounded(home.path()));
+    host.is_stored(1, LENGTH);
 }
 
 /// Two that both believe to be the one: the second takes the lease file away by force, again and again.
@@ -296,6 +328,39 @@ fn several_hosts_fill_one_directory_and_its_bound_holds() {
     }
     assert!(most > CAPACITY / 2, "it was filled: {most}");
     writers.into_iter().for_each(|writer| drop(writer.kill()));
+}
+
+/// Seconds since the object of that number was used last, as far as its file tells.
+fn unused_for(home: &Path, number: u64) -> u64 {
+    let modified = fs::metadata(object_of(home, number)).unwrap().modified().unwrap();
+    SystemTime::now().duration_since(modified).unwrap_or_default().as_secs()
+}
+
+#[test]
+fn repeated_stores_and_touches_are_uses_and_loads_are_once_a_minute() {
+    let home = home();
+    let mut host = Host::open(&config(home.path()));
+    (0..4).for_each(|number| host.is_stored(number, LENGTH));
+    (0..4).for_each(|number| age(&object_of(home.path(), number), Duration::from_secs(50)));
+    host.is_stored(0, LENGTH);
+    host.verify(1, LENGTH);
+    let touch = host.op(OpKind::Touch { fresh_seconds: 40 }, 2, LENGTH);
+    let fresh = host.op(OpKind::Touch { fresh_seconds: 60 }, 3, LENGTH);
+    let gone = host.op(OpKind::Touch { fresh_seconds: 0 }, 9, LENGTH);
+    let outcomes = host.run(&[touch, fresh, gone]);
+    assert!(matches!(outcomes[..], [Outcome::Found(_), Outcome::Found(_), Outcome::Absent]), "{outcomes:?}");
+    let unused: Vec<u64> = (0..4).map(|number| unused_for(home.path(), number)).collect();
+    assert!(unused[0] < 40 && unused[2] < 40, "a repeated store and a touch: {unused:?}");
+    assert!(unused[1] >= 50 && unused[3] >= 50, "a use that was noted shortly before is enough: {unused:?}");
+    age(&object_of(home.path(), 1), Duration::from_secs(70));
+    host.verify(1, LENGTH);
+    assert!(unused_for(home.path(), 1) < 40);
+    // A server whose clock is ahead of this host's does not make its blocks look used for ever.
+    let ahead = SystemTime::now() + Duration::from_secs(1000);
+    File::open(object_of(home.path(), 3)).unwrap().set_modified(ahead).unwrap();
+    let touch = host.op(OpKind::Touch { fresh_seconds: 60 }, 3, LENGTH);
+    host.run(&[touch]);
+    assert!(fs::metadata(object_of(home.path(), 3)).unwrap().modified().unwrap() < ahead);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 use forebay_core::BlockKey;
 use forebay_core::tier::Tier;
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
-use forebay_io::header::HEADER_BYTES;
-use forebay_io::object::Object;
+use forebay_io::header::{HEADER_BYTES, Sealing};
+use forebay_io::object::{Object, ObjectConfig};
 use forebay_io::uring::Region;
 
 use crate::bed;
@@ -14,6 +14,7 @@ use crate::server::Server;
 
 struct Bed {
     server: Server,
+    sealing: Sealing,
     pool: Region,
     tier: Option<Object>,
 }
@@ -21,7 +22,8 @@ struct Bed {
 impl Bed {
     fn open(&mut self) {
         self.tier = None;
-        self.tier = Some(Object::open(&bed::config(&self.server.endpoint), self.pool.clone()).unwrap());
+        let config = ObjectConfig { sealing: self.sealing.clone(), ..bed::config(&self.server.endpoint) };
+        self.tier = Some(Object::open(&config, self.pool.clone()).unwrap());
     }
 }
 
@@ -51,9 +53,11 @@ impl conformance::Bed for Bed {
 }
 
 #[test]
-fn the_tier_conforms() {
-    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
-    let mut bed = Bed { server: Server::start(), pool, tier: None };
-    bed.open();
-    conformance::check(&mut bed);
+fn the_tier_conforms_with_a_secret_and_without() {
+    for sealing in [Sealing::default(), Sealing::with(&[7; 32]).unwrap()] {
+        let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+        let mut bed = Bed { server: Server::start(), sealing, pool, tier: None };
+        bed.open();
+        conformance::check(&mut bed);
+    }
 }

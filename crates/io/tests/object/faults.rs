@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{OpKind, Outcome, Tier};
+use forebay_io::header::Sealing;
 use forebay_io::object::{Object, ObjectConfig};
 use forebay_io::uring::Region;
 
@@ -127,6 +128,30 @@ fn a_store_of_what_is_there_sends_nothing_and_of_what_is_cut_replaces_it() {
     server.alter(|bytes| bytes.truncate(500));
     host.is_stored(1, LENGTH);
     host.verify(1, LENGTH);
+}
+
+#[test]
+fn an_object_is_for_hosts_with_its_secret_and_one_without_a_mac_is_replaced_by_those_with_one() {
+    let (server, mut host) = served();
+    let with = |secret: u8| {
+        let sealing = Sealing::with(&[secret; 32]).unwrap();
+        Host::open(&ObjectConfig { sealing, ..config(&server.endpoint) })
+    };
+    let (mut ours, mut theirs) = (with(1), with(2));
+    host.is_stored(1, LENGTH);
+    ours.is_stored(1, LENGTH);
+    ours.is_stored(1, LENGTH);
+    let counters = ours.tier.report().counters;
+    assert_eq!((counters.stored_blocks, counters.repeated_stores), (1, 1));
+    ours.verify(1, LENGTH);
+    assert_eq!(host.one(LOAD, 1, LENGTH), Outcome::Absent, "later for a host without a secret");
+    host.is_stored(1, LENGTH);
+    ours.verify(1, LENGTH);
+    theirs.fill(1, 0x77);
+    assert_eq!(theirs.one(LOAD, 1, LENGTH), Outcome::Failed(ErrorKind::Corrupt));
+    assert!(theirs.is_filled(1, 0x77) && server.state.objects.lock().unwrap().is_empty());
+    theirs.is_stored(1, LENGTH);
+    theirs.verify(1, LENGTH);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use forebay_core::BlockKey;
 use forebay_core::tier::Tier;
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
+use forebay_io::header::Sealing;
 use forebay_io::redis::{Redis, RedisConfig};
 use forebay_io::uring::Region;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -51,7 +52,8 @@ impl conformance::Bed for Suited<'_> {
 
     fn damage(&mut self, key: &BlockKey, length_bytes: u64) -> bool {
         let (part, within) = (length_bytes / 2 / self.config.value_bytes, length_bytes / 2 % self.config.value_bytes);
-        let mut name = name_of(key);
+        let version = if self.config.sealing.has_secret() { "v2" } else { "" };
+        let mut name = format!("{}{version}", name_of(key));
         if part > 0 {
             name = format!("{name}:{part}");
         }
@@ -96,4 +98,10 @@ fn with_split_blocks_it_is_a_tier() {
         check(&server, RedisConfig { value_bytes: 40 * KIB + 1, ..config(&server.url()) });
         check(&server, RedisConfig { value_bytes: 7 * KIB, pipeline_bytes: 15 * KIB, ..config(&server.url()) });
     }
+}
+
+#[test]
+fn with_a_secret_it_is_a_tier() {
+    let (server, sealing) = (Server::start(Kind::Redis), Sealing::with(&[7; 32]).unwrap());
+    check(&server, RedisConfig { value_bytes: 40 * KIB + 1, sealing, ..config(&server.url()) });
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
 use forebay_core::tier::{Health, Location, Operation, Outcome, Tier};
-use forebay_io::header::Header;
+use forebay_io::header::Sealing;
 use forebay_io::redis::RedisConfig;
 use rustix::process::Signal;
 
 use crate::bed::{Bed, KIB, SLOT_BYTES, block_bytes, config, key, loaded, name_of};
+use crate::purge::{OWN, emptied};
 use crate::servers::{BOTH, Kind, Server, until};
 
 const STORED: Outcome = Outcome::Stored(Location(0, 0));
@@ -189,7 +190,8 @@ fn a_value_of_a_later_version_is_absent_and_stays() {
         for (number, more) in [(1, ""), (2, "more")] {
             let name = name_of(&key(number));
             let sum = checksum(&block_bytes(number, 5000));
-            let mut header = Header { key: key(number), length_bytes: 5000, checksum: sum }.write();
+            let header = Sealing::default().header(&key(number), 5000, sum, |_| ());
+            let mut header = header.expect("no byte is read").write();
             header[8] += 1;
             let seal = checksum(&header[..88]);
             header[88..].copy_from_slice(&seal.to_le_bytes());
@@ -202,6 +204,43 @@ fn a_value_of_a_later_version_is_absent_and_stays() {
         }
         let counters = bed.redis.report().counters;
         assert_eq!((counters.foreign_values, counters.wrong_sizes, counters.connections_lost), (0, 0, 0));
+    }
+}
+
+/// Such a MAC would make them right for every host. Without a secret, the checksum tells each of them.
+#[test]
+fn bytes_that_changed_in_the_pool_get_no_mac() {
+    let (server, sealing) = (Server::start(Kind::Redis), Sealing::with(&[7; 32]).unwrap());
+    let mut bed = Bed::ready(&RedisConfig { value_bytes: 16 * KIB, sealing, ..config(&server.url()) });
+    let (damaged, good) = (bed.store(1, 1, 40 * KIB), bed.store(2, 2, 40 * KIB));
+    bed.pool.write(SLOT_BYTES + 17_000, &[!block_bytes(1, 40 * KIB)[17_000]]);
+    let outcomes = bed.run(&[damaged, good]);
+    assert_eq!(outcomes, [failed(ErrorKind::Corrupt), STORED]);
+    assert_eq!(server.admin().must(&["DBSIZE"]), "3", "the three parts of the good one");
+    assert_eq!(bed.look(2, 40 * KIB), loaded(2, 40 * KIB));
+    let counters = bed.redis.report().counters;
+    assert_eq!((counters.corrupt_blocks, counters.connections_lost), (1, 0));
+}
+
+/// A later build names its values after its version: no store, load or removal of this one meets them.
+#[test]
+fn a_block_of_a_later_version_stays_whatever_is_done_with_the_block_here() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&RedisConfig { value_bytes: 16 * KIB, ..config(&server.url()) });
+        let mut admin = server.admin();
+        let later = ["v2", "v2:1", "v2:2"].map(|more| format!("{}{more}", name_of(&key(1))));
+        later.iter().for_each(|name| drop(admin.must(&["SET", name, "a later version's"])));
+        assert_eq!(bed.look(1, 40 * KIB), Outcome::Absent, "a miss");
+        bed.store_all([1], 40 * KIB);
+        assert_eq!(bed.look(1, 40 * KIB), loaded(1, 40 * KIB));
+        let remove = Operation { length_bytes: 40 * KIB, ..bed.remove(1) };
+        assert_eq!(bed.run(&[remove]), [Outcome::Removed]);
+        for name in &later {
+            assert_eq!(admin.must(&["GET", name]), "a later version's", "{kind:?} {name}");
+        }
+        assert_eq!(admin.must(&["DBSIZE"]), "3");
+        assert_eq!(emptied(&bed, &[OWN]), (1, 3), "a purge leaves no version");
     }
 }
 

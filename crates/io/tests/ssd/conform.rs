@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use forebay_core::BlockKey;
 use forebay_core::tier::Tier;
 use forebay_io::conformance::{self, SLOT_BYTES, SLOTS};
-use forebay_io::ssd::{Claim, Ssd, SsdConfig};
+use forebay_io::ssd::{Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region, SimulatedDisk};
 
 use crate::bed::{MIB, open_tier};
-use crate::files::{file_config, home, open_when_free, turn_taken};
+use crate::files::{file_config, home, open, open_when_free, turn_taken};
 
 struct OnFile {
     config: SsdConfig,
@@ -25,7 +25,7 @@ impl OnFile {
         let mut config = file_config(&directory.join("disk"), 64 * MIB);
         config.engine = engine;
         let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
-        let ssd = Some(Claim::new(&config).unwrap().open(pool.clone()).unwrap());
+        let ssd = Some(open(&config, &pool).unwrap());
         OnFile { config, pool, ssd, begun: Instant::now() }
     }
 

@@ -92,7 +92,7 @@ fn a_shape_is_never_guessed() {
     }
     let before = disk.image();
     let error = Bed::open(&disk, &small_config(), None).err().expect("another version is refused");
-    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("another version"), "{error}");
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("another version"), "{error}");
     assert!(disk.image() == before, "and left alone");
 }
 

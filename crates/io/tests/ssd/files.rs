@@ -5,9 +5,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_core::ErrorKind;
 use forebay_core::tier::{Completion, Outcome, Tier};
-use forebay_io::ssd::{Claim, DiskConfig, Inspection, Ssd, SsdConfig};
+use forebay_core::{ErrorKind, Result};
+use forebay_io::ssd::{DiskClaim, DiskConfig, Inspection, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use rustix::event::{PollFd, PollFlags};
 
@@ -19,7 +19,16 @@ pub fn home() -> tempfile::TempDir {
 }
 
 pub fn file_config(path: &Path, capacity_bytes: u64) -> SsdConfig {
-    SsdConfig::new(vec![DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes) }])
+    SsdConfig::new(vec![DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes), create: true }])
+}
+
+/// Of the one disk of a configuration.
+pub fn claimed(config: &SsdConfig) -> Result<DiskClaim> {
+    DiskClaim::new(&config.disks[0])
+}
+
+pub fn open(config: &SsdConfig, pool: &Region) -> Result<Ssd> {
+    Ssd::open(vec![claimed(config)?], config, pool)
 }
 
 /// Sleeps until the tier has something to do.
@@ -33,9 +42,9 @@ pub fn turn_taken(ssd: &Ssd, timeout: Duration) {
 pub fn open_when_free(config: &SsdConfig, pool: &Region) -> Ssd {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let claim = Claim::new(config).and_then(|mut claim| Ok((claim.is_earlier_io_done()?, claim)));
+        let claim = claimed(config).and_then(|mut claim| Ok((claim.is_earlier_io_done()?, claim)));
         match claim {
-            Ok((true, claim)) => return claim.open(pool.clone()).unwrap(),
+            Ok((true, claim)) => return Ssd::open(vec![claim], config, pool).unwrap(),
             Err(error) if error.kind() != ErrorKind::Unavailable => panic!("{error}"),
             _ if Instant::now() > deadline => panic!("the disk does not become free"),
             _ => std::thread::sleep(Duration::from_millis(1)),
@@ -54,9 +63,9 @@ fn two_daemons_on_one_file_are_refused() {
         let mut config = file_config(&home.path().join("disk"), 32 * MIB);
         config.engine = engine;
         let first = open_when_free(&config, &pool());
-        let error = Claim::new(&config).err().expect("a second daemon is refused");
+        let error = claimed(&config).err().expect("a second daemon is refused");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(error.hint_text().unwrap().contains("stop it"), "{error}");
+        assert!(error.hint_text().unwrap().contains("it is taken when the call ends"), "{error}");
         drop(first);
         open_when_free(&config, &pool());
     }
@@ -81,7 +90,7 @@ fn a_file_with_something_else_in_it_is_refused_and_left_alone() {
         vec![b'x'; 40 << 20],
     ] {
         std::fs::write(&path, &content).unwrap();
-        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused before the daemon serves");
+        let error = claimed(&file_config(&path, 32 * MIB)).err().expect("it is refused before the daemon serves");
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("holds other data"), "{error}");
         assert!(error.hint_text().unwrap().contains("another file"), "{error}");
@@ -101,7 +110,7 @@ fn a_symbolic_link_that_others_could_have_made_is_not_followed() {
     std::os::unix::fs::symlink(&target, &link).unwrap();
     for mode in [0o777, 0o1777, 0o770] {
         std::fs::set_permissions(home.path(), PermissionsExt::from_mode(mode)).unwrap();
-        let error = Claim::new(&file_config(&link, 32 * MIB)).err().expect("it is refused");
+        let error = claimed(&file_config(&link, 32 * MIB)).err().expect("it is refused");
         assert!(error.to_string().contains("symbolic link") && error.hint_text().is_some(), "{error}");
         assert!(!target.exists(), "mode {mode:o}: it was made through the link");
     }
@@ -121,7 +130,7 @@ fn a_disk_in_a_directory_that_others_may_change_is_refused_whatever_link_leads_t
     std::fs::set_permissions(inside.join("disk"), PermissionsExt::from_mode(0o600)).unwrap();
     std::fs::set_permissions(&above, PermissionsExt::from_mode(0o777)).unwrap();
     for path in [inside.join("disk"), inside.join("new"), link.join("disk"), end] {
-        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused");
+        let error = claimed(&file_config(&path, 32 * MIB)).err().expect("it is refused");
         assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
     }
     assert!(!inside.join("new").exists() && std::fs::metadata(inside.join("disk")).unwrap().len() == 0);
@@ -141,7 +150,7 @@ fn a_link_above_a_disk_that_others_could_have_made_is_not_followed() {
     std::os::unix::fs::symlink(theirs.join("way"), home.path().join("link")).unwrap();
     std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o1777)).unwrap();
     for path in [theirs.join("way/disk"), theirs.join("way/inside/disk"), home.path().join("link/inside/disk")] {
-        let error = Claim::new(&file_config(&path, 32 * MIB)).err().expect("it is refused");
+        let error = claimed(&file_config(&path, 32 * MIB)).err().expect("it is refused");
         assert!(error.to_string().contains("symbolic link") && error.hint_text().is_some(), "{error}");
     }
     assert!(!ours.join("disk").exists() && !ours.join("inside/disk").exists());
@@ -155,7 +164,7 @@ fn a_disk_that_others_took_over_is_refused_and_a_damaged_first_page_is_made_agai
     let file = File::options().read(true).write(true).open(&config.disks[0].path).unwrap();
     file.write_all_at(b"a filesystem of others", 0).unwrap();
     file.write_all_at(b"its second page", 4096).unwrap();
-    let error = Claim::new(&config).err().expect("it is refused");
+    let error = claimed(&config).err().expect("it is refused");
     assert!(error.to_string().contains("other data"), "{error}");
     file.write_all_at(&[0; 15], 4096).unwrap();
     drop(open_when_free(&config, &pool()));
@@ -166,20 +175,20 @@ fn a_disk_that_others_took_over_is_refused_and_a_damaged_first_page_is_made_agai
 fn a_disk_is_not_opened_before_all_earlier_io_is_over() {
     let home = home();
     let config = file_config(&home.path().join("disk"), 32 * MIB);
-    drop(Claim::new(&config).unwrap().open(pool()).unwrap());
+    drop(open(&config, &pool()).unwrap());
     let transfers = File::options().read(true).write(true).open(&config.disks[0].path).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while !forebay_io::uring::try_lock(&transfers, forebay_io::ssd::TRANSFERS_BYTE).unwrap() {
         assert!(Instant::now() < deadline, "a closed tier gives its locks back");
     }
-    let mut claim = Claim::new(&config).unwrap();
+    let mut claim = claimed(&config).unwrap();
     assert!(!claim.is_earlier_io_done().unwrap());
-    let error = Claim::open(claim, pool()).err().expect("it is not opened");
+    let error = Ssd::open(vec![claim], &config, &pool()).err().expect("it is not opened");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     drop(transfers);
-    let mut claim = Claim::new(&config).unwrap();
+    let mut claim = claimed(&config).unwrap();
     assert!(claim.is_earlier_io_done().unwrap());
-    claim.open(pool()).unwrap();
+    Ssd::open(vec![claim], &config, &pool()).unwrap();
 }
 
 #[test]
@@ -187,7 +196,7 @@ fn a_file_that_does_not_fit_is_an_error_with_a_hint_and_stays_as_it_is() {
     let home = home();
     let path = home.path().join("disk");
     File::create(&path).unwrap().set_len(MIB).unwrap();
-    let error = Claim::new(&file_config(&path, 1 << 50)).err().expect("no disk is so large");
+    let error = claimed(&file_config(&path, 1 << 50)).err().expect("no disk is so large");
     assert_eq!(error.kind(), ErrorKind::Full);
     assert!(error.hint_text().unwrap().contains("capacity_bytes"), "{error}");
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
@@ -200,7 +209,7 @@ fn a_blank_file_gets_its_capacity_and_no_more() {
         let path = home.path().join(format!("disk-{length}"));
         File::create(&path).unwrap().set_len(length).unwrap();
         let config = file_config(&path, 32 * MIB);
-        let ssd = Claim::new(&config).unwrap().open(pool()).unwrap();
+        let ssd = open(&config, &pool()).unwrap();
         let is_there = std::fs::metadata(&path).unwrap().blocks() * 512;
         assert!((32 * MIB..40 * MIB).contains(&is_there), "{is_there} of a file of {length}");
         drop(ssd);
@@ -212,13 +221,13 @@ fn a_blank_file_gets_its_capacity_and_no_more() {
 fn a_smaller_capacity_than_a_disk_was_made_with_is_refused_with_its_number() {
     let home = home();
     let path = home.path().join("disk");
-    drop(Claim::new(&file_config(&path, 64 * MIB)).unwrap().open(pool()).unwrap());
+    drop(open(&file_config(&path, 64 * MIB), &pool()).unwrap());
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(16 * MIB).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     let config = file_config(&path, 32 * MIB);
     let error = loop {
-        match Claim::new(&config).unwrap().open(pool()) {
+        match open(&config, &pool()) {
             Err(error) if error.kind() == ErrorKind::Unavailable => assert!(Instant::now() < deadline),
             Err(error) => break error,
             Ok(_) => panic!("it is refused"),
@@ -282,7 +291,7 @@ fn a_disk_is_inspected_while_no_daemon_uses_it() {
 fn a_filesystem_without_direct_io_is_used_through_the_page_cache() {
     let Ok(home) = tempfile::tempdir_in("/dev/shm") else { panic!("a Linux without /dev/shm") };
     let config = file_config(&home.path().join("disk"), 32 * MIB);
-    let mut ssd = Claim::new(&config).unwrap().open(pool()).unwrap();
+    let mut ssd = open(&config, &pool()).unwrap();
     // Newer kernels take direct I/O on tmpfs too: either way it works, and the report says which it is.
     let _ = ssd.report()[0].is_direct;
     let mut completions: Vec<Completion> = Vec::new();

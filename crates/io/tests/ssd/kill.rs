@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::checksum;
 use forebay_core::tier::{Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{ErrorKind, Generation, SlotId};
-use forebay_io::ssd::{Claim, Inspection, SsdConfig};
+use forebay_io::ssd::{DiskClaim, Inspection, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 
 use crate::bed::*;
@@ -190,10 +190,10 @@ fn reads_until_it_is_killed() {
 }
 
 /// The first free moment: how long it took, and the claim.
-fn free_claim(config: &SsdConfig) -> (u32, Claim) {
+fn free_claim(config: &SsdConfig) -> (u32, DiskClaim) {
     let (deadline, mut waits) = (Instant::now() + Duration::from_secs(30), 0);
     let mut claim = loop {
-        match Claim::new(config) {
+        match DiskClaim::new(&config.disks[0]) {
             Ok(claim) => break claim,
             Err(error) => assert!(error.kind() == ErrorKind::Unavailable && Instant::now() < deadline, "{error}"),
         }

@@ -171,7 +171,8 @@ fn a_disk_that_fails_costs_its_own_blocks_and_no_others() {
     bed.ssd.tick(bed.now + Duration::from_millis(1));
 }
 
-/// Stores of a disk that hangs end, but for a bounded number that the kernel may still be reading; the other disk goes on.
+/// Stores of a disk that hangs end, but for a bounded number that the kernel may still be reading; the other disk goes
+/// on.
 #[test]
 fn a_disk_that_hangs_keeps_a_few_stores_and_holds_up_none_of_the_other_disk() {
     let config = SsdConfig { begun_stores: 6, begun_store_bytes: 4 * 8192, ..small_config() };

@@ -36,10 +36,19 @@ impl Shared for Fs {
 /// `file:///directory`, or a Redis URL. Contacts no server; a directory is examined.
 pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult<Opened> {
     let options = Options(options.copy()?);
-    match url.strip_prefix("file://") {
-        Some(directory) => directory_at(directory, &options, staging),
-        None => redis_at(url, &options, staging),
+    // A URL may hold a password, so that only its scheme is repeated.
+    match url.split_once("://") {
+        Some(("file", directory)) => directory_at(directory, &options, staging),
+        Some(("redis" | "rediss" | "unix", _)) => redis_at(url, &options, staging),
+        Some((scheme, _)) => Err(no_store(&format!("no kind of store has URLs that begin with `{scheme}://`"))),
+        None => Err(no_store("the URL of a store begins with its kind, and this one with none")),
     }
+}
+
+fn no_store(what: &str) -> PyErr {
+    let hint = "give `redis://HOST`, `rediss://HOST` for TLS, `unix:///SOCKET` or `file:///DIRECTORY`; \
+                daemons alone reach buckets";
+    Raised::from(Error::invalid(what).hint(hint)).into()
 }
 
 fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opened> {
@@ -62,7 +71,16 @@ fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opene
 }
 
 fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyResult<Opened> {
-    let mut config = FsConfig::new(vec![PathBuf::from(directory)]);
+    let directory = PathBuf::from(directory);
+    if directory.is_relative() {
+        // From another working directory this would be another store.
+        let hint = match std::path::absolute(&directory) {
+            Ok(whole) => format!("write `file://{}`", whole.display()),
+            Err(_) => "write `file:///` and the whole path".to_owned(),
+        };
+        return Err(Raised::from(Error::invalid("the directory of a store is relative").hint(hint)).into());
+    }
+    let mut config = FsConfig::new(vec![directory]);
     options.take("streams", &mut config.streams)?;
     options.take("buffers", &mut config.buffers)?;
     options.take("io_direct", &mut config.io_direct)?;

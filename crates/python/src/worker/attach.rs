@@ -11,14 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::pool::{GeometryDescription, MapperFds, Mapping, recv_fds, send_fds};
+use forebay_io::pool::{GeometryDescription, MapperFds, Mapping, peer_uid, recv_fds, send_fds};
 use forebay_rpc::client::{Backoff, SessionState};
 use forebay_rpc::proto::worker_says::Says;
 use forebay_rpc::proto::{AttachAck, AttachReply, AttachRequest, RankGroup, Suspects, WorkerSays};
 use forebay_rpc::{ATTACH_SOCKET, MAX_SUSPECTS, PROTOCOL_VERSION};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::copies::Copies;
@@ -163,13 +164,12 @@ fn say(stream: &UnixStream, says: Says) -> Result<()> {
 
 /// Connects. The kernel itself may block the caller if the daemon accepts nobody.
 fn dial(path: &Path) -> Result<UnixStream> {
-    let cannot = |errno: rustix::io::Errno| {
-        forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, std::io::Error::from(errno))
-    };
+    let unreachable = |error| forebay_rpc::client::unreachable(ErrorKind::Unavailable, path, error);
+    let cannot = |errno: Errno| unreachable(std::io::Error::from(errno));
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(cannot)?;
     set_socket_timeout(&socket, Timeout::Send, Some(DEADLINE)).map_err(cannot)?;
     connect(&socket, &SocketAddrUnix::new(path).map_err(cannot)?).map_err(cannot)?;
-    forebay_rpc::client::peer(socket_peercred(&socket).map_err(cannot)?.uid.as_raw())?;
+    forebay_rpc::client::peer(peer_uid(&socket).map_err(unreachable)?)?;
     Ok(UnixStream::from(socket))
 }
 
@@ -181,7 +181,7 @@ fn wait(sockets: &[&UnixStream], timeout: Option<Duration>) -> Result<Option<usi
     loop {
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) => return Ok(polled.iter().position(|socket| !socket.revents().is_empty())),
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::new(ErrorKind::Io, "cannot wait").source(std::io::Error::from(errno))),
         }
     }

@@ -14,7 +14,7 @@ use tonic::{Response, Status, Streaming};
 use super::connect::{Rpc, connect};
 use crate::from_status;
 use crate::proto::{self, CommitOutcome};
-use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, draw};
+use crate::{Hashes, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PURGE_OF_DISKS, draw};
 
 /// Bytes of block data in one call: half the largest message, and about 10 ms of the daemon's time.
 const CALL_BYTES: usize = MAX_MESSAGE_BYTES / 2;
@@ -149,8 +149,8 @@ impl Client {
         Ok(all.into_iter().map(|hash| found.get(hash).cloned()).collect())
     }
 
-    /// As [`get`](Self::get). Errors with `Invalid`, before anything is asked, unless there is a length for each hash and
-    /// all are the group's.
+    /// As [`get`](Self::get). Errors with `Invalid`, before anything is asked, unless there is a length for each hash
+    /// and all are the group's.
     pub async fn get_of_lengths(
         &mut self,
         namespace: u32,
@@ -207,9 +207,15 @@ impl Client {
         rpc.audit(proto::AuditRequest {}).await.map(Response::into_inner).map_err(from_status)
     }
 
-    /// Drops blocks; see the protocol. One round trip, no session.
+    /// Drops blocks; see the protocol. One round trip, no session. Waits longer than other calls, for as long as the
+    /// daemon may wait for its disks, and for shared stores if it is asked to empty them.
     pub async fn purge(&mut self, request: proto::PurgeRequest) -> Result<proto::PurgeReply> {
-        self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await
+        let stores = if request.shared_stores { request.timeout_seconds } else { 0 };
+        let usual = self.deadline;
+        self.deadline += PURGE_OF_DISKS + Duration::from_secs(stores.into());
+        let purged = self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await;
+        self.deadline = usual;
+        purged
     }
 
     /// The hit rate and the best possible one. One round trip, no session.

@@ -4,8 +4,13 @@
 
 use std::env;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use forebay_core::{Error, Result};
+
+use super::configuration::{CONFIG_VARIABLE, USUAL_CONFIG, config_file, read_config};
+use super::trust;
 use crate::RPC_SOCKET;
 
 /// The second is the daemon's own name for it: whoever sets it for `forebay serve` means clients too.
@@ -13,10 +18,36 @@ const VARIABLES: [&str; 2] = ["FOREBAY_SOCKET", "FOREBAY_SOCKET_DIRECTORY"];
 /// Of a daemon that root started.
 const HOST: &str = "/run/forebay";
 
-/// `named`, else what a variable names: the directory, or the path of `forebay.sock` in it. Else the first of the usual
-/// directories that is there, root's and this user's before others; else the one that this user's daemon would make.
+/// `named`, else what a variable names: the directory, or the path of `forebay.sock` in it. Else `socket.directory` of
+/// the configuration file, if this user may read it. Else [`usual_sockets`].
 pub fn find_sockets(named: Option<&str>) -> PathBuf {
-    named.map(directory_of).or_else(sockets_of_variables).unwrap_or_else(usual_sockets)
+    named.map(directory_of).unwrap_or_else(|| look_for_sockets().0)
+}
+
+/// Where the sockets are if nobody names them, and why the configuration file was passed over, if it was. A file that
+/// cannot be read may be meant for the daemon's user alone, so it keeps no client from its daemon.
+pub fn look_for_sockets() -> (PathBuf, Option<Error>) {
+    if let Some(directory) = sockets_of_variables() {
+        return (directory, None);
+    }
+    let variable = env::var_os(CONFIG_VARIABLE);
+    let file = config_file(variable.as_deref().map(Path::new), Some(Path::new(USUAL_CONFIG)));
+    match file.map_or(Ok(None), |file| sockets_of_file(&file)) {
+        Ok(directory) => (directory.unwrap_or_else(usual_sockets), None),
+        Err(why) => (usual_sockets(), Some(why)),
+    }
+}
+
+/// What the daemon reads there. The other keys are the daemon's to judge.
+fn sockets_of_file(path: &Path) -> Result<Option<PathBuf>> {
+    let table = read_config(path)?;
+    let Some(value) = table.get("socket").and_then(|section| section.get("directory")) else { return Ok(None) };
+    match value.as_str().filter(|text| !text.is_empty()) {
+        Some(text) => Ok(Some(PathBuf::from(text))),
+        None => Err(Error::invalid(format!("`socket.directory` cannot be `{value}`"))
+            .with("file", path.display())
+            .hint("give the directory of the daemon's sockets")),
+    }
 }
 
 /// What `FOREBAY_SOCKET` or `FOREBAY_SOCKET_DIRECTORY` names.
@@ -25,16 +56,46 @@ pub fn sockets_of_variables() -> Option<PathBuf> {
     values.filter(|value| !value.is_empty()).map(|value| directory_of(&value)).next()
 }
 
-fn usual_sockets() -> PathBuf {
+/// The first of the usual directories where a daemon answers this user. Else the first with the sockets of one that has
+/// ended, else the first that is there; those of believed users before others. Else the one that this user's daemon
+/// would make.
+pub fn usual_sockets() -> PathBuf {
     let user = rustix::process::getuid().as_raw();
     let runtime = env::var("XDG_RUNTIME_DIR").ok().filter(|runtime| !runtime.is_empty());
     let runtime = runtime.unwrap_or_else(|| format!("/run/user/{user}"));
-    usual_of(Path::new(HOST), &Path::new(&runtime).join("forebay"), user)
+    usual_of(Path::new(HOST), &Path::new(&runtime).join("forebay"), user, is_strangers)
 }
 
-fn usual_of(host: &Path, own: &Path, user: u32) -> PathBuf {
-    let is_strange = |path: &&Path| path.metadata().is_ok_and(|found| found.uid() != 0 && found.uid() != user);
-    let there = [host, own].into_iter().filter(|path| path.is_dir()).min_by_key(is_strange);
+/// What is in a directory for sockets, the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Sockets {
+    /// A daemon that lets this user connect.
+    Answering,
+    /// Those of a daemon that has ended, or of one for other users.
+    Silent,
+    /// A daemon that ends leaves its directory, so this says little.
+    None,
+}
+
+impl Sockets {
+    fn of(directory: &Path) -> Sockets {
+        let socket = directory.join(RPC_SOCKET);
+        match UnixStream::connect(&socket) {
+            Ok(_) => Sockets::Answering,
+            Err(_) if socket.exists() => Sockets::Silent,
+            Err(_) => Sockets::None,
+        }
+    }
+}
+
+/// Whether a daemon of the user who owns `path` would not be believed.
+fn is_strangers(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| trust::peer(found.uid()).is_err())
+}
+
+fn usual_of(host: &Path, own: &Path, user: u32, is_strangers: impl Fn(&Path) -> bool) -> PathBuf {
+    let there = [host, own].into_iter().filter(|path| path.is_dir());
+    let there = there.min_by_key(|path| (is_strangers(path), Sockets::of(path)));
     there.unwrap_or(if user == 0 { host } else { own }).to_path_buf()
 }
 
@@ -57,13 +118,54 @@ mod tests {
     fn the_usual_directory_that_is_there_is_taken() {
         let folder = tempfile::tempdir().unwrap();
         let [host, own] = ["host", "own"].map(|name| folder.path().join(name));
-        let user = rustix::process::getuid().as_raw();
-        assert_eq!(usual_of(&host, &own, 0), host);
-        assert_eq!(usual_of(&host, &own, 1234), own);
+        let of = |user| usual_of(&host, &own, user, |_| false);
+        assert_eq!((of(0), of(1234)), (host.clone(), own.clone()));
         std::fs::create_dir(&own).unwrap();
-        assert_eq!(usual_of(&host, &own, user), own);
+        assert_eq!(of(0), own);
         std::fs::create_dir(&host).unwrap();
-        assert_eq!(usual_of(&host, &own, user), host);
+        assert_eq!(of(1234), host);
+    }
+
+    #[test]
+    fn a_daemon_that_answers_is_found_before_what_another_one_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let [host, own] = ["host", "own"].map(|name| folder.path().join(name));
+        [&host, &own].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        let of = || usual_of(&host, &own, 1234, |_| false);
+        assert_eq!(of(), host);
+        let ended = std::os::unix::net::UnixListener::bind(own.join(RPC_SOCKET)).unwrap();
+        assert_eq!(of(), own, "one answers there, and the other directory is empty");
+        drop(ended);
+        assert_eq!(of(), own, "it may come again");
+        let _other = std::os::unix::net::UnixListener::bind(host.join(RPC_SOCKET)).unwrap();
+        assert_eq!(of(), host);
+    }
+
+    #[test]
+    fn a_directory_of_a_user_who_is_not_believed_is_the_last_choice() {
+        let folder = tempfile::tempdir().unwrap();
+        let [host, own] = ["host", "own"].map(|name| folder.path().join(name));
+        [&host, &own].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        assert_eq!(usual_of(&host, &own, 1234, |path| path == host), own);
+        assert_eq!(usual_of(&host, &own, 1234, |_| true), host);
+    }
+
+    #[test]
+    fn a_file_names_the_directory_whatever_else_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("forebay.toml");
+        let of = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            sockets_of_file(&path).map_err(|error| error.to_string())
+        };
+        let ours = Some(PathBuf::from("/run/ours"));
+        assert_eq!(of("[socket]\ndirectory = \"/run/ours\""), Ok(ours.clone()));
+        assert_eq!(of("unknown = 1\nsocket.directory = \"/run/ours\"\n[pool]\npolicy = 7"), Ok(ours));
+        assert_eq!(of("[pool]"), Ok(None));
+        for (text, why) in [("[socket", "line 1"), ("socket.directory = 7", "`7`"), ("socket.directory = ''", "`\"\"`")]
+        {
+            assert!(of(text).is_err_and(|error| error.contains(why) && error.contains("forebay.toml")), "{text}");
+        }
     }
 
     #[test]

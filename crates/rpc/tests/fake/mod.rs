@@ -65,6 +65,8 @@ pub struct Memory {
     pub commits: Vec<CommitRequest>,
     pub aborted: Vec<Held>,
     pub released: Vec<u64>,
+    /// Tokens and microseconds.
+    pub saved: (u64, u64),
     /// Leases of lookups that were given up.
     pub ended: Vec<u64>,
     pub hinted: Vec<HintRequest>,
@@ -287,11 +289,12 @@ impl Forebay for Service {
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {
         let mut memory = self.answer("release").await;
-        let ReleaseRequest { leases, lookups, .. } = request.into_inner();
+        let ReleaseRequest { leases, lookups, saved_tokens, saved_prefill_us, .. } = request.into_inner();
         if leases.iter().chain(&lookups).any(|lease| *lease == memory.next_lease) {
             memory.replies = None;
         }
         memory.released.extend(leases);
+        memory.saved = (memory.saved.0 + saved_tokens, memory.saved.1 + saved_prefill_us);
         memory.ended.extend(lookups);
         Ok(Response::new(Done {}))
     }
@@ -362,6 +365,12 @@ impl Forebay for Service {
 
     async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
         Ok(Response::new(AdviseReply::default()))
+    }
+
+    type PingStream = Pin<Box<dyn Stream<Item = Result<PingReply, Status>> + Send>>;
+
+    async fn ping(&self, _: Request<PingRequest>) -> Result<Response<Self::PingStream>, Status> {
+        Err(Status::unimplemented("nobody asks"))
     }
 
     type RecordStream = Pin<Box<dyn Stream<Item = Result<Recorded, Status>> + Send>>;

@@ -258,7 +258,7 @@ fn a_directory_that_cannot_be_made_is_refused_with_a_hint() {
     std::fs::write(home.path().join("file"), b"").unwrap();
     let config = PoolConfig { directory: home.path().join("file/pool"), ..home.config(4 * MIB) };
     let error = Pool::open(&config).err().expect("a file is a directory");
-    assert!(error.to_string().contains("a directory above it is something else"), "{error}");
+    assert!(error.to_string().contains("a directory above it is not a directory"), "{error}");
     assert!(error.hint_text().is_some(), "{error}");
 }
 

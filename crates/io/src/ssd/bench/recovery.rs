@@ -7,7 +7,7 @@ use forebay_core::checksum::checksum;
 use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 
-use crate::ssd::{Claim, DiskConfig, Recovery, Ssd, SsdConfig};
+use crate::ssd::{DiskClaim, DiskConfig, Recovery, Ssd, SsdConfig};
 use crate::uring::{EngineChoice, Region};
 
 /// Blocks per submission; all from the same page of memory.
@@ -31,7 +31,7 @@ pub struct RecoveryRow {
 pub fn recovery(path: &Path, blocks: u64, engine: EngineChoice) -> Result<RecoveryRow> {
     // A head per 40 blocks, footers, and the segments that are kept free.
     let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
-    let disk = DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes) };
+    let disk = DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes), create: true };
     let config = SsdConfig { engine, segment_bytes: Some(64 << 20), ..SsdConfig::new(vec![disk]) };
     let result = fill(&config, blocks).and_then(|()| reopen(&config, blocks));
     let _ = std::fs::remove_file(path);
@@ -43,8 +43,13 @@ fn pool() -> Result<Region> {
         .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))
 }
 
+fn open(config: &SsdConfig) -> Result<Ssd> {
+    let claims = config.disks.iter().map(DiskClaim::new).collect::<Result<_>>()?;
+    Ssd::open(claims, config, &pool()?)
+}
+
 fn fill(config: &SsdConfig, blocks: u64) -> Result<()> {
-    let mut ssd: Ssd = Claim::new(config)?.open(pool()?)?;
+    let mut ssd = open(config)?;
     let sum = checksum(&[0; PAGE_BYTES as usize]);
     let mut completions = Vec::new();
     for first in (0..blocks).step_by(BATCH) {
@@ -77,7 +82,7 @@ fn fill(config: &SsdConfig, blocks: u64) -> Result<()> {
 fn reopen(config: &SsdConfig, blocks: u64) -> Result<RecoveryRow> {
     let memory_before = resident_bytes();
     let begun = Instant::now();
-    let ssd = Claim::new(config)?.open(pool()?)?;
+    let ssd = open(config)?;
     let took = begun.elapsed();
     let recovery = ssd.report()[0].recovery;
     if recovery.blocks != blocks {

@@ -16,7 +16,7 @@ use rustix::time::ClockId;
 use super::config::{BenchConfig, Direction};
 use super::sample::{Sample, cpu_time};
 use crate::ssd::reclaim::READY;
-use crate::ssd::{Claim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
+use crate::ssd::{DiskClaim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
 use crate::uring::{Memory, Region, Span};
 
 /// A disk that completes nothing for this long is given up.
@@ -55,14 +55,14 @@ impl Rig {
         if size_bytes < PAGE_BYTES {
             return Err(Error::invalid("a benchmark's blocks have 4 KiB at least").with("size_bytes", size_bytes));
         }
-        let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes) };
+        let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes), create: true };
         // Stores take half of a disk's depth.
         let ssd_config = SsdConfig {
             engine: config.engine,
             depth: 2 * depth,
             // The segment size of a disk of 16 GiB or more; a benchmark's file is short.
             segment_bytes: Some((1 << (config.capacity_bytes / 16).max(1).ilog2()).clamp(1 << 20, 256 << 20)),
-            ..SsdConfig::new(vec![disk])
+            ..SsdConfig::new(vec![disk.clone()])
         };
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         let most = (STORES_BYTES / slot_bytes).max(u64::from(depth));
@@ -71,7 +71,7 @@ impl Rig {
         let pool = Region::anonymous(pool_bytes as usize)
             .map_err(|error| Error::new(ErrorKind::Io, "cannot get memory for a benchmark").source(error))?;
         pool.want_huge_pages();
-        let mut ssd = Claim::new(&ssd_config)?.open(pool.clone())?;
+        let mut ssd = Ssd::open(vec![DiskClaim::new(&disk)?], &ssd_config, &pool)?;
         pool.write(0, &vec![1; pool_bytes as usize]);
         ssd.register(pool_bytes);
         Ok(Rig {

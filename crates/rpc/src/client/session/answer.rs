@@ -131,7 +131,8 @@ impl Answer {
         Answer { has_failed: true, ..Answer::default() }
     }
 
-    /// Assigns the reply to the keys that it answers, and lists the leased slots; `None` if the reply does not match them.
+    /// Assigns the reply to the keys that it answers, and lists the leased slots; `None` if the reply does not match
+    /// them.
     pub fn from_reply(reply: LookupReply, keys: &[usize]) -> Option<(Answer, Vec<Held>)> {
         if reply.groups.len() != keys.len() {
             return None;

@@ -148,9 +148,11 @@ impl Sending<'_> {
                 let call = rpc.abort(proto::AbortRequest { session, slots: slots.clone() });
                 watched(self.shared, call, None).await.map(|_| Vec::new())
             }
-            Batch::Releases { leases, lookups } => {
+            Batch::Releases { leases, lookups, saved } => {
                 let (leases, lookups) = (leases.clone(), lookups.clone());
-                let call = rpc.release(proto::ReleaseRequest { session, leases, lookups });
+                let (saved_tokens, saved_prefill_us) = (saved.tokens, saved.prefill_us);
+                let request = proto::ReleaseRequest { session, leases, lookups, saved_tokens, saved_prefill_us };
+                let call = rpc.release(request);
                 watched(self.shared, call, None).await.map(|_| Vec::new())
             }
         }
@@ -231,8 +233,8 @@ async fn ask(shared: Arc<Shared>, mut rpc: Rpc, session: u64, mut lookup: Lookup
     };
     let Ok((reply, mut replies)) = watched(&shared, first, Some(&lookup)).await else { return };
     lookup.answer(reply);
-    // The daemon reports on what is promoting without another question, and ends the stream: at once when it is told that
-    // the lookup is over. HTTP/2 closes a connection on which many streams were dropped before their end.
+    // The daemon reports on what is promoting without another question, and ends the stream: at once when it is told
+    // that the lookup is over. HTTP/2 closes a connection on which many streams were dropped before their end.
     while let Ok(Some(reply)) = replies.message().await {
         lookup.update(reply);
     }

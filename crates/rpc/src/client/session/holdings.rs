@@ -14,7 +14,7 @@ use super::hints::Hints;
 use super::leases::Leases;
 use super::limits;
 use super::link::{Link, SessionState};
-use super::outbox::{Batch, Commit, Outbox};
+use super::outbox::{Batch, Commit, Outbox, Saved};
 use super::stats::Stats;
 use super::stock::{Refill, Reservations, Returned};
 use crate::Hashes;
@@ -145,6 +145,10 @@ impl Holdings {
         if let Some(lease) = lease.filter(|_| self.link.is_connected()) {
             self.outbox.release(lease);
         }
+    }
+
+    pub fn save(&mut self, saved: Saved) {
+        self.outbox.save(saved);
     }
 
     pub fn hint(&mut self, request: u64, groups: Vec<(u32, Hashes)>) {
@@ -382,7 +386,7 @@ mod tests {
     }
 
     fn releases(lease: u64) -> Batch {
-        Batch::Releases { leases: vec![lease], lookups: Vec::new() }
+        Batch::Releases { leases: vec![lease], lookups: Vec::new(), saved: Saved::default() }
     }
 
     fn batches(holdings: &mut Holdings) -> Vec<Batch> {

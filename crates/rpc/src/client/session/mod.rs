@@ -30,7 +30,7 @@ mod thread;
 mod ticket;
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, Result};
 
@@ -43,6 +43,7 @@ pub use stats::Stats;
 pub use ticket::Ticket;
 
 use answer::{Answer, Cell};
+use outbox::Saved;
 use shared::Shared;
 use ticket::Lookup;
 
@@ -137,6 +138,13 @@ impl EngineSession {
     pub fn abort(&self, slots: &[Held]) {
         self.shared.holdings().abort(slots);
         self.shared.wake_deliver.notify_one();
+    }
+
+    /// Loads have saved the engine these tokens, and at least this time of computing them. The daemon is told of it
+    /// with the next release of a lease, at most once. No round trip.
+    pub fn saved(&self, tokens: u64, prefill: Duration) {
+        let prefill_us = prefill.as_micros().try_into().unwrap_or(u64::MAX);
+        self.shared.holdings().save(Saved { tokens, prefill_us });
     }
 
     /// Counters since the start, and the present state. No round trip.

@@ -18,6 +18,7 @@ pub(super) struct Outbox {
     releases: VecDeque<u64>,
     /// Leases of lookups that end while blocks are promoted.
     ends: VecDeque<u64>,
+    saved: Saved,
     /// Blocks and leases of the batch in flight.
     in_flight: usize,
 }
@@ -43,7 +44,17 @@ pub(super) enum Batch {
     Releases {
         leases: Vec<u64>,
         lookups: Vec<u64>,
+        saved: Saved,
     },
+}
+
+/// What loads have saved the engine. It goes with the next releases, and at most once: what a call loses is not said
+/// again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Saved {
+    pub tokens: u64,
+    /// The least time that computing them would have taken.
+    pub prefill_us: u64,
 }
 
 impl Outbox {
@@ -66,6 +77,12 @@ impl Outbox {
         self.ends.push_back(lease);
     }
 
+    /// The daemon is told of it with the next releases.
+    pub fn save(&mut self, saved: Saved) {
+        self.saved.tokens = self.saved.tokens.saturating_add(saved.tokens);
+        self.saved.prefill_us = self.saved.prefill_us.saturating_add(saved.prefill_us);
+    }
+
     /// Blocks and leases not yet acknowledged.
     pub fn len(&self) -> usize {
         self.commit_blocks() + self.aborts.len() + self.releases.len() + self.ends.len() + self.in_flight
@@ -84,7 +101,7 @@ impl Outbox {
             Batch::Aborts(std::mem::take(&mut self.aborts).into())
         } else if !self.releases.is_empty() || !self.ends.is_empty() {
             let [leases, lookups] = [&mut self.releases, &mut self.ends].map(|all| std::mem::take(all).into());
-            Batch::Releases { leases, lookups }
+            Batch::Releases { leases, lookups, saved: std::mem::take(&mut self.saved) }
         } else {
             return None;
         };
@@ -103,7 +120,7 @@ impl Outbox {
         match batch {
             Batch::Commits(commits) => commits.into_iter().rev().for_each(|commit| self.commits.push_front(commit)),
             Batch::Aborts(slots) => slots.into_iter().rev().for_each(|slot| self.aborts.push_front(slot)),
-            Batch::Releases { leases, lookups } => {
+            Batch::Releases { leases, lookups, saved: _ } => {
                 leases.into_iter().rev().for_each(|lease| self.releases.push_front(lease));
                 lookups.into_iter().rev().for_each(|lease| self.ends.push_front(lease));
             }
@@ -160,7 +177,7 @@ impl Batch {
         match self {
             Batch::Commits(commits) => commits.iter().map(|commit| commit.slots.len()).sum(),
             Batch::Aborts(slots) => slots.len(),
-            Batch::Releases { leases, lookups } => leases.len() + lookups.len(),
+            Batch::Releases { leases, lookups, .. } => leases.len() + lookups.len(),
         }
     }
 }
@@ -262,9 +279,26 @@ mod tests {
         outbox.release(7);
         outbox.end_lookup(8);
         assert_eq!(outbox.next(false), Some(Batch::Aborts(vec![held(2), held(3)])));
-        assert_eq!(outbox.next(false), Some(Batch::Releases { leases: vec![7], lookups: vec![8] }));
+        let saved = Saved::default();
+        assert_eq!(outbox.next(false), Some(Batch::Releases { leases: vec![7], lookups: vec![8], saved }));
         assert_eq!(outbox.next(false), None);
         assert!(matches!(outbox.next(true), Some(Batch::Commits(_))));
+    }
+
+    #[test]
+    fn what_was_saved_goes_with_the_next_releases_and_never_twice() {
+        let mut outbox = Outbox::default();
+        outbox.save(Saved { tokens: 100, prefill_us: 7 });
+        outbox.save(Saved { tokens: 20, prefill_us: 0 });
+        assert_eq!(outbox.next(true), None, "it is no reason for a call");
+        outbox.release(7);
+        let all = Saved { tokens: 120, prefill_us: 7 };
+        let batch = outbox.next(true).unwrap();
+        assert_eq!(batch, Batch::Releases { leases: vec![7], lookups: vec![], saved: all });
+        outbox.save(Saved { tokens: 3, prefill_us: 1 });
+        outbox.put_back(batch);
+        let rest = Saved { tokens: 3, prefill_us: 1 };
+        assert_eq!(outbox.next(true), Some(Batch::Releases { leases: vec![7], lookups: vec![], saved: rest }));
     }
 
     #[test]

@@ -90,6 +90,7 @@ async fn open(shared: &Shared) -> Result<Open> {
         reservations: declaration.reservations,
         incarnation: config.incarnation.to_vec(),
         owner: shared.owner.to_vec(),
+        is_trial: false,
     };
     let mut events = rpc.open_session(request).await.map_err(from_status)?.into_inner();
     match events.message().await.map_err(from_status)? {

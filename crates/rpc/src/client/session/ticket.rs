@@ -1,8 +1,8 @@
 //! Both ends of a lookup: the engine holds the ticket, the background thread the lookup in flight.
 //!
-//! Invariants: a ticket is answered exactly once; if its lookup is dropped, with a failure. Afterwards only keys that are
-//! promoting change: they become ready or a miss, at the latest when the lookup ends. The lease of an answer is released
-//! when the ticket is dropped, or at once if that happened before.
+//! Invariants: a ticket is answered exactly once; if its lookup is dropped, with a failure. Afterwards only keys that
+//! are promoting change: they become ready or a miss, at the latest when the lookup ends. The lease of an answer is
+//! released when the ticket is dropped, or at once if that happened before.
 //!
 //! Locks are taken in the order holdings, cell.
 

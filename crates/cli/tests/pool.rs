@@ -1,0 +1,63 @@
+//! `forebay pool remove`: a pool that a killed daemon left, on a mount or not, and what is none of its business.
+
+mod command;
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use command::{Answer, run};
+use support::{Daemon, Place};
+
+const CAPACITY: [&str; 2] = ["--pool.capacity_bytes", "64MiB"];
+
+fn remove(directory: &Path) -> Answer {
+    run(&["pool", "remove", directory.to_str().expect("a path in UTF-8")])
+}
+
+fn is_mounted(below: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo").expect("the mounts").contains(below.to_str().expect("UTF-8"))
+}
+
+#[test]
+fn the_pool_of_a_killed_daemon_goes_with_its_mount_and_its_directory() {
+    for huge_pages in ["auto", "off"] {
+        let place = Place::new();
+        let flags = [&CAPACITY[..], &["--pool.huge_pages", huge_pages]].concat();
+        Daemon::start(&place, &flags).kill();
+        assert!(place.pool().is_dir(), "a killed daemon leaves its pool");
+        let answer = remove(&place.pool());
+        let expected = format!("removed the pool in `{}`\n", place.pool().display());
+        assert_eq!((answer.code, answer.out, answer.err), (0, expected, String::new()));
+        assert!(!place.pool().exists() && !is_mounted(&place.pool()));
+        remove(&place.pool()).assert_refused(1, "there is no pool in");
+    }
+}
+
+#[test]
+fn a_pool_in_use_stays() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place, &CAPACITY);
+    remove(&place.pool()).assert_refused(1, "another daemon is using this pool");
+    assert!(daemon.is_running() && place.pool().is_dir());
+}
+
+#[test]
+fn what_is_no_pool_stays_and_so_do_other_files() {
+    let place = Place::new();
+    remove(&place.pool()).assert_refused(1, "there is no pool in");
+    assert!(!place.pool().exists(), "looking makes no directory");
+    fs::create_dir(place.pool()).expect("a directory");
+    remove(&place.pool()).assert_refused(1, "there is no pool in");
+    assert!(place.pool().is_dir());
+
+    Daemon::start(&place, &[&CAPACITY[..], &["--pool.huge_pages", "off"]].concat()).kill();
+    let other = place.pool().join("notes");
+    fs::write(&other, "mine").expect("a file");
+    let answer = remove(&place.pool());
+    assert!(
+        answer.code == 0 && answer.out.ends_with("the directory stays, since it holds other files\n"),
+        "{answer:?}"
+    );
+    assert_eq!(fs::read_to_string(&other).expect("it is there"), "mine");
+}

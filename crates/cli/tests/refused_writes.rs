@@ -1,0 +1,131 @@
+//! A shared store that takes no writes is shown as such, is read from all the same, and is written to when it can be.
+
+mod command;
+#[path = "../../io/tests/redis/servers.rs"]
+#[allow(dead_code, reason = "each test uses a part")]
+mod servers;
+mod support;
+#[path = "../../io/tests/fs/volume.rs"]
+mod volume;
+
+use std::fs;
+
+use command::run;
+use rustix::mount::{MountFlags, mount_remount};
+use servers::{Kind, Server};
+use support::tiers::*;
+use support::*;
+
+struct Rig {
+    tier: &'static str,
+    daemon: Daemon,
+    client: Client,
+    worker: Worker,
+    namespace: u32,
+    next_seed: u64,
+    place: Place,
+}
+
+impl Rig {
+    /// What is stored before anything is refused can be read later.
+    fn start(tier: &'static str, arguments: &[&str], before: u64) -> Rig {
+        let place = Place::new();
+        let (daemon, client, worker) = serving(&place, &[arguments, &["--http.address", "127.0.0.1:0"]].concat());
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        store(&client, &worker, namespace, 0..before);
+        Rig { tier, daemon, client, worker, namespace, next_seed: 1_000, place }
+    }
+
+    fn told(&self) -> String {
+        let store = tier(&self.client, self.tier).stores.into_iter().next().expect("a store");
+        assert!(store.is_healthy, "it can be read: {store:?}");
+        store.refuses_writes
+    }
+
+    fn stores_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
+        wait_until(what, || {
+            store(&self.client, &self.worker, self.namespace, self.next_seed..self.next_seed + 4);
+            self.next_seed += 4;
+            is_so(&self.told())
+        });
+    }
+
+    fn lines(&self, says: &str) -> usize {
+        self.daemon.log().lines().filter(|line| line.contains(says)).count()
+    }
+
+    fn is_told(&mut self, why: &str) {
+        assert_eq!(self.told(), "");
+        self.stores_until("the refusals are told", |told| told.contains(why));
+        assert_eq!(tier(&self.client, self.tier).state, "serving");
+        let ready = self.daemon.page("/readyz");
+        assert!(ready.starts_with("HTTP/1.1 200 OK"), "{ready}");
+        let line = ready.lines().find(|line| line.contains("without writes to")).unwrap_or_else(|| panic!("{ready}"));
+        assert!(line.starts_with("warn") && line.contains(why), "{ready}");
+        // The log is written beside; room may be made for one block meanwhile, and then it begins again.
+        wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes no writes")));
+        for command in ["doctor", "inspect"] {
+            let said = self.run(command);
+            assert!(said.contains("takes no writes") && said.contains(why), "{said}");
+        }
+    }
+
+    fn run(&self, command: &str) -> String {
+        let directory = self.place.sockets();
+        run(&[command, "--socket.directory", directory.to_str().expect("a path in UTF-8")]).out
+    }
+
+    fn is_over(&mut self) {
+        self.stores_until("they are over", str::is_empty);
+        wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes writes again")));
+        let ready = self.daemon.page("/readyz");
+        assert!(!ready.contains("without"), "{ready}");
+    }
+
+    fn is_read(&self, arguments: &[&str], seeds: std::ops::Range<u64>) {
+        let place = Place::new();
+        let (_daemon, client, worker) = serving(&place, arguments);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        is_served(&client, &worker, namespace, seeds);
+    }
+}
+
+#[test]
+fn a_server_without_memory_for_more_says_so_and_is_still_read() {
+    let server = Server::start(Kind::Valkey);
+    let url = server.url();
+    let arguments = ["--tier.redis.urls", url.as_str()];
+    let mut rig = Rig::start("redis", &arguments, 50);
+    server.admin().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    rig.is_told("OOM");
+    rig.is_read(&arguments, 0..50);
+    server.admin().must(&["CONFIG", "SET", "maxmemory", "0"]);
+    rig.is_over();
+}
+
+#[test]
+fn a_directory_that_becomes_read_only_says_so_and_is_still_read() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Some(volume) = volume::Volume::of_bytes(home, 64 << 20) else { return };
+    let arguments = ["--tier.fs.directories", volume.path().to_str().expect("a path in UTF-8")];
+    let mut rig = Rig::start("fs", &arguments, 50);
+    mount_remount(volume.path(), MountFlags::RDONLY, "").expect("it becomes read-only");
+    rig.is_told("Read-only file system");
+    rig.is_read(&arguments, 0..50);
+    mount_remount(volume.path(), MountFlags::empty(), "").expect("it can be written");
+    rig.is_over();
+}
+
+#[test]
+fn a_directory_on_a_volume_that_others_fill_says_so() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let Some(volume) = volume::Volume::of_bytes(home, 4 << 20) else { return };
+    let (path, filler) = (volume.path().join("shared"), volume.path().join("filler"));
+    fs::create_dir(&path).expect("a directory");
+    let mut rig = Rig::start("fs", &["--tier.fs.directories", path.to_str().expect("a path in UTF-8")], 0);
+    // Nothing of ours is there that could be evicted.
+    assert!(fs::write(&filler, vec![0; 8 << 20]).is_err(), "the volume is full");
+    rig.is_told("No space left on device");
+    fs::remove_file(&filler).expect("it is removed");
+    rig.is_over();
+}

@@ -1,0 +1,236 @@
+//! Shared stores are told of the uses that they do not see, and are given again what they lost.
+
+mod common;
+
+use common::{ENGINE, Rig, SMALL, hash, layout};
+use forebay_core::store::CommitOutcome;
+use forebay_core::tier::{Location, Outcome};
+use forebay_core::tiers::{Admission, Limits, TierId, TierStats, Touching};
+use forebay_core::{BlockId, Effect, ErrorKind, Generation, NamespaceIndex};
+
+const STORE: TierId = TierId(0);
+const FOUND: Outcome = Outcome::Found(Location(0, 0));
+const GONE: Outcome = Outcome::Absent;
+
+type Touch = (BlockId, Generation, u8);
+
+/// A shared store with a mark that is old after each tick.
+fn rig(per_tick: u32) -> (Rig, NamespaceIndex) {
+    rig_of(4, per_tick)
+}
+
+fn rig_of(units: u32, per_tick: u32) -> (Rig, NamespaceIndex) {
+    let mut rig = Rig::new(units);
+    let touching = Some(Touching { per_tick, least_ticks: 1, most_ticks: 1 });
+    rig.core.open_tier(Limits { admission: Admission::All, is_shared: true, touching, ..Limits::default() });
+    let ns = rig.open(1, &layout(SMALL));
+    (rig, ns)
+}
+
+/// Ends the stores that are under way, and returns the touches that were asked for.
+fn follow(rig: &mut Rig) -> (usize, Vec<Touch>) {
+    let (mut stored, mut touches) = (0, Vec::new());
+    loop {
+        let effects = rig.effects();
+        if effects.is_empty() {
+            return (stored, touches);
+        }
+        for effect in effects {
+            match effect {
+                Effect::WriteBack { tier, block, .. } => {
+                    rig.core.written_back(tier, block, Outcome::Stored(Location(0, 0)));
+                    stored += 1;
+                }
+                Effect::Touch { tier, age, block, generation } => {
+                    assert_eq!(tier, STORE);
+                    touches.push((block, generation, age));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn hit(rig: &mut Rig, ns: NamespaceIndex, keys: &[u64]) -> (usize, Vec<Touch>) {
+    let (hits, lease) = rig.lease(ns, keys);
+    assert_eq!(hits, keys.len());
+    rig.core.release(ENGINE, lease);
+    follow(rig)
+}
+
+fn stats(rig: &Rig) -> TierStats {
+    rig.core.tier_report(STORE).stats
+}
+
+fn end(rig: &mut Rig, touches: &[Touch], outcome: Outcome) {
+    for (block, generation, age) in touches {
+        rig.core.touched(STORE, *block, *generation, *age, outcome);
+    }
+    rig.audit();
+}
+
+#[test]
+fn a_hit_of_an_old_mark_touches_once_in_a_period_leaves_first() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0, 1, 2]);
+    assert_eq!(follow(&mut rig), (3, vec![]));
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]), "it was just stored");
+    rig.core.expire_skips();
+    let (stored, touches) = hit(&mut rig, ns, &[0, 1, 2]);
+    let keys: Vec<_> = touches.iter().map(|touch| rig.core.block_key(touch.0).hash).collect();
+    assert_eq!((stored, keys), (0, vec![hash(2), hash(1), hash(0)]));
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]), "once in a period");
+    end(&mut rig, &touches, FOUND);
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (0, vec![]));
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]).1.len(), 3);
+    assert_eq!((stats(&rig).touches, stats(&rig).lost), (6, 0));
+}
+
+#[test]
+fn what_is_gone_is_stored_again_at_the_next_hit() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0, 1, 2]);
+    follow(&mut rig);
+    rig.core.expire_skips();
+    let (_, touches) = hit(&mut rig, ns, &[0, 1, 2]);
+    end(&mut rig, &touches, GONE);
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]), (3, vec![]));
+    assert_eq!(stats(&rig).lost, 3);
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0, 1, 2]).1.len(), 3, "and is touched like before");
+}
+
+#[test]
+fn a_repeated_store_is_a_use_too() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0, 1]);
+    follow(&mut rig);
+    rig.core.expire_skips();
+    rig.store(ns, None, &[0, 1]);
+    let (stored, touches) = follow(&mut rig);
+    assert_eq!((stored, touches.len()), (0, 2));
+    end(&mut rig, &touches, GONE);
+    rig.store(ns, None, &[0, 1]);
+    assert_eq!(follow(&mut rig), (2, vec![]));
+}
+
+#[test]
+fn a_store_that_is_sick_or_refuses_is_asked_again_in_the_next_period_and_given_nothing() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0, 1]);
+    follow(&mut rig);
+    rig.core.expire_skips();
+    let (_, touches) = hit(&mut rig, ns, &[0, 1]);
+    end(&mut rig, &touches[..1], Outcome::Failed(ErrorKind::Timeout));
+    end(&mut rig, &touches[1..], Outcome::Failed(ErrorKind::Unsupported));
+    assert_eq!(hit(&mut rig, ns, &[0, 1]), (0, vec![]));
+    rig.core.expire_skips();
+    rig.core.set_healthy(STORE, false);
+    assert_eq!(hit(&mut rig, ns, &[0, 1]), (0, vec![]), "nothing is asked of a sick store");
+    rig.core.set_healthy(STORE, true);
+    assert_eq!(hit(&mut rig, ns, &[0, 1]).1.len(), 2);
+}
+
+#[test]
+fn a_store_that_is_only_read_from_is_never_touched() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0, 1]);
+    follow(&mut rig);
+    rig.core.set_read_only(STORE);
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0, 1]), (0, vec![]));
+}
+
+#[test]
+fn touches_have_a_limit_and_those_that_were_left_out_come_next() {
+    let (mut rig, ns) = rig(5);
+    let keys: Vec<u64> = (0..12).collect();
+    rig.store(ns, None, &keys);
+    follow(&mut rig);
+    let mut touched = Vec::new();
+    for expected in [5, 5, 5] {
+        rig.core.expire_skips();
+        let (_, touches) = hit(&mut rig, ns, &keys);
+        assert_eq!(touches.len(), expected);
+        assert_eq!(hit(&mut rig, ns, &keys).1.len(), 0);
+        touched.extend(touches);
+    }
+    assert!(touched.iter().all(|(_, _, age)| (1..=3).contains(age)), "{touched:?}");
+}
+
+/// One event asks for 64, and the same ones are due again when the rest has its turn.
+#[test]
+fn all_blocks_of_a_long_prompt_are_touched_however_often_it_is_seen() {
+    let (mut rig, ns) = rig_of(256, 100);
+    let keys: Vec<u64> = (0..250).collect();
+    for some in keys.chunks(50) {
+        rig.store(ns, some[0].checked_sub(1), some);
+        follow(&mut rig);
+    }
+    let mut counts = vec![0; keys.len()];
+    for _ in 0..20 {
+        rig.core.expire_skips();
+        let (_, mut touches) = hit(&mut rig, ns, &keys);
+        while rig.core.step() {}
+        touches.extend(follow(&mut rig).1);
+        assert_eq!(touches.len(), 100, "the limit between two ticks is used");
+        for (block, ..) in &touches {
+            let hash_of = rig.core.block_key(*block).hash;
+            counts[keys.iter().position(|key| hash(*key) == hash_of).unwrap()] += 1;
+        }
+    }
+    // Eight each would be equal shares.
+    assert!(counts.iter().all(|count| (6..=10).contains(count)), "{counts:?}");
+}
+
+#[test]
+fn what_was_evicted_while_it_waited_is_not_touched() {
+    let (mut rig, ns) = rig(1);
+    let keys: Vec<u64> = (0..3).collect();
+    rig.store(ns, None, &keys);
+    follow(&mut rig);
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &keys).1.len(), 1);
+    rig.core.purge(rig.core.namespace_id(ns)).unwrap();
+    rig.core.expire_skips();
+    while rig.core.step() {}
+    assert_eq!(follow(&mut rig).1, vec![]);
+    rig.audit();
+}
+
+#[test]
+fn a_block_that_waits_to_be_written_is_not_touched() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0]);
+    let effects = rig.effects();
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0]), (0, vec![]), "its store has not ended");
+    let write = |effect: &Effect| if let Effect::WriteBack { block, .. } = effect { Some(*block) } else { None };
+    let block = effects.iter().find_map(write).expect("it is written");
+    rig.core.written_back(STORE, block, Outcome::Stored(Location(0, 0)));
+    rig.core.expire_skips();
+    assert_eq!(hit(&mut rig, ns, &[0]).1.len(), 1);
+}
+
+#[test]
+fn what_left_the_pool_meanwhile_is_nobodys() {
+    let (mut rig, ns) = rig(100);
+    rig.store(ns, None, &[0]);
+    follow(&mut rig);
+    rig.core.expire_skips();
+    let (_, touches) = hit(&mut rig, ns, &[0]);
+    let (block, generation, _) = touches[0];
+    assert!(rig.core.resident_key(block, generation).is_some());
+    let others = (100..1000).take_while(|key| {
+        rig.store(ns, None, &[*key]);
+        follow(&mut rig);
+        rig.is_resident(ns, 0)
+    });
+    assert!(others.count() < 900, "it is evicted at some time");
+    assert_eq!(rig.core.resident_key(block, generation), None);
+    end(&mut rig, &touches, GONE);
+    let slots = rig.reserve(ns, 1);
+    assert_eq!(rig.commit(ns, 0, None, slots[0]), CommitOutcome::Stored);
+    assert_eq!(follow(&mut rig).0, 1);
+}

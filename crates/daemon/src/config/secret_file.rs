@@ -1,0 +1,94 @@
+//! A secret in a file of its own, as secret stores of container platforms mount one.
+//!
+//! Invariants: no message repeats what a file holds. Only root and this user could have written the secret. The file
+//! may be a symbolic link, as Kubernetes makes them.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_io::trust;
+
+/// Longer ones are no secrets: the file is another than was meant.
+const MOST_BYTES: u64 = 64 << 10;
+const OTHERS_READ: u32 = 0o004;
+
+/// The file's text without one newline at its end. Errors name the key and the file.
+pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
+    let named = |error: Error| error.with("key", key).with("file", path.display());
+    let cannot = |error: std::io::Error| {
+        let hint = "give a file that the daemon's user may read, with the secret alone in it";
+        named(Error::new(ErrorKind::Io, "cannot read the file of a secret").source(error).hint(hint))
+    };
+    let is_file = path.metadata().map_err(cannot)?.is_file();
+    if !is_file {
+        return Err(cannot(std::io::Error::other("it is not a file")));
+    }
+    let file = File::open(path).map_err(cannot)?;
+    trust::check(&file, path).map_err(named)?;
+    if file.metadata().map_err(cannot)?.mode() & OTHERS_READ != 0 {
+        tracing::warn!(
+            key,
+            file = %path.display(),
+            hint = "run `chmod o-r` on it; in Kubernetes, set `defaultMode: 0400` of the secret's volume",
+            "all users who reach the file of a secret can read it"
+        );
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    let is_short = bytes.len() as u64 <= MOST_BYTES;
+    let text = String::from_utf8(bytes).ok().filter(|_| is_short);
+    let Some(text) = text else { return Err(cannot(std::io::Error::other("it is too long, or not UTF-8"))) };
+    let secret = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if secret.is_empty() {
+        return Err(cannot(std::io::Error::other("it is empty")));
+    }
+    Ok(secret.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, set_permissions, write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_secret_is_a_file_s_text_without_one_newline() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("secret");
+        for (text, secret) in [
+            ("s3cret", "s3cret"),
+            ("s3cret\n", "s3cret"),
+            ("s3cret\r\n", "s3cret"),
+            ("a\nb\n\n", "a\nb\n"),
+            (" x ", " x "),
+        ] {
+            write(&path, text).unwrap();
+            assert_eq!(read_secret("tier.redis.password_file", &path).unwrap(), secret, "{text:?}");
+        }
+        // As Kubernetes mounts it: a link to a link to a file that all may read.
+        set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        symlink(&path, home.path().join("..data")).unwrap();
+        symlink(home.path().join("..data"), home.path().join("password")).unwrap();
+        assert_eq!(read_secret("tier.redis.password_file", &home.path().join("password")).unwrap(), " x ");
+    }
+
+    #[test]
+    fn a_file_that_is_no_secret_is_refused_without_a_word_of_what_it_holds() {
+        let home = tempfile::tempdir().unwrap();
+        let [empty, long, binary, open] = ["empty", "long", "binary", "open"].map(|name| home.path().join(name));
+        write(&empty, "\n").unwrap();
+        write(&long, "s3cret".repeat(20_000)).unwrap();
+        write(&binary, b"s3cret\xff").unwrap();
+        write(&open, "s3cret").unwrap();
+        set_permissions(&open, Permissions::from_mode(0o666)).unwrap();
+        for path in [empty, long, binary, open, home.path().to_owned(), home.path().join("absent")] {
+            let error = read_secret("tier.redis.password_file", &path).unwrap_err();
+            assert!(error.to_string().contains("tier.redis.password_file") && error.hint_text().is_some(), "{error}");
+            assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+            assert!(!error.told().contains("s3cret"), "{error}");
+        }
+    }
+}
