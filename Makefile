@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules lint types licences deny check fast golden wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -49,11 +49,15 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests deny
+long: newest vllm-own-tests schedules deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
 	@tools/newest.sh $(VENV) .cache/newest
+
+# Random schedules below vLLM's host tier; some of them are in every run of the connector's tests.
+schedules: build
+	SCHEDULES=400 $(BIN)/python -m pytest -q --numprocesses 2 tests/connector/test_schedules.py
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

@@ -3,8 +3,8 @@
 # `tools/vllm-own-tests.sh VENV CACHE [pytest arguments]`.
 #
 # Wheels carry no tests, so they come from the source distribution, which is fetched by pip's own client without being
-# built, and checked against the digest in tools/versions.env. The plugins in tests/vllm_own say how Forebay takes vLLM's
-# place in them, and which are left out.
+# built, and checked against the digest in tools/versions.env. The plugins in tests/vllm_own say how Forebay takes
+# vLLM's place in them, and which are left out.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -28,7 +28,9 @@ def find_sockets(named: str | None = None) -> str:
     """The directory of the daemon's sockets, by the rule that commands, programs and engines share.
 
     `named` (the directory, or the path of `forebay.sock` in it), else `FOREBAY_SOCKET`, else
-    `FOREBAY_SOCKET_DIRECTORY`, else the first of `/run/forebay` and `$XDG_RUNTIME_DIR/forebay` that is there.
+    `FOREBAY_SOCKET_DIRECTORY`, else `socket.directory` of the configuration file (`FOREBAY_CONFIG`, else
+    `/etc/forebay.toml`) if this user may read it, else the first of `/run/forebay` and `$XDG_RUNTIME_DIR/forebay` that
+    is there.
     """
 
 @type_check_only
@@ -169,6 +171,10 @@ class EngineSession:
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
         """Returns unfilled slots. Queued, never waits."""
+
+    def saved(self, tokens: int, seconds: float) -> None:
+        """Tells what loads have saved: tokens that were not computed, and the least time that computing them would have
+        taken. Sent with the next release of a lease, at most once. Never waits."""
 
     @property
     def pool(self) -> bytes:

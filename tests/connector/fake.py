@@ -191,7 +191,8 @@ class FakeTicket:
         for number in self._leased:
             slot = self._session.daemon.slots[number]
             assert slot.leases > 0
-            assert not slot.copies, f"the lease of slot {number} is given back while it is being read"
+            is_read = slot.copies and slot.leases == 1
+            assert not is_read, f"the last lease of slot {number} is given back while it is being read"
             slot.leases -= 1
         self._leased.clear()
 
@@ -244,6 +245,7 @@ class FakeSession:
         self.calls: list[str] = []
         self.is_refilling = True
         self.waiting: dict[int, dict[int, list[bytes]]] = {}
+        self.saved_tokens, self.saved_seconds = 0, 0.0
         daemon.sessions.append(self)
 
     def state(self) -> Literal["connecting", "attaching", "naming", "ready", "refused", "closed"]:
@@ -317,6 +319,12 @@ class FakeSession:
         for number, generation in _pairs(slots, generations):
             self.daemon.abort(self, number, generation)
 
+    def saved(self, tokens: int, seconds: float) -> None:
+        self._maybe_raise("saved")
+        assert tokens > 0 and seconds >= 0
+        self.saved_tokens += tokens
+        self.saved_seconds += seconds
+
     @property
     def pool(self) -> bytes:
         return self.daemon.pool if self.state() == "ready" else b""
@@ -330,7 +338,15 @@ class FakeSession:
         }
 
     def close(self) -> None:
-        self.is_closed = True
+        """As where the process ends behind it: the daemon takes back what nobody copies to or from."""
+        self.is_closed, self.is_refilling = True, False
+        self.stock = {group: [] for group in self.stock}
+        for ticket in self.tickets:
+            ticket.release()
+        for number, slot in enumerate(self.daemon.slots):
+            if slot.owner is self and not slot.copies:
+                slot.owner = None
+                self.daemon._free(number)
 
     def lose_all(self) -> None:
         self.stock = {group: [] for group in self.stock}
@@ -408,7 +424,11 @@ class FakeEngine:
         return True
 
     def shutdown(self) -> None:
+        """Abandons the copies that have not begun."""
         self.is_shut_down = True
+        for _, _, pool, groups in self._queue:
+            self._count_copies(pool, groups, -1)
+        self._queue.clear()
 
     def _submit(self, job: int, is_store: bool, pool: bytes, groups: Groups) -> None:
         self._queue.append((job, is_store, pool, groups))

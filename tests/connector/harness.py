@@ -204,6 +204,8 @@ class Engine:
         self.hits: dict[str, int] = {}
         self.steps = 0
         self.preemptions = 0
+        self.weights = 0  # which of them it computes with
+        self.external_tokens = 0  # that vLLM counts as hits of its connector
         self.stats: dict[str, Any] = {}
 
     @property
@@ -254,6 +256,8 @@ class Engine:
         whole = self._aggregator.aggregate(outputs)
         assert whole is not None
         for core in self.scheduler.update_from_output(output, whole).values():
+            if core.scheduler_stats and (counted := core.scheduler_stats.connector_prefix_cache_stats):
+                self.external_tokens += counted.hits + counted.preempted_hits
             if core.scheduler_stats and core.scheduler_stats.kv_connector_stats:
                 self._count(core.scheduler_stats.kv_connector_stats)
 
@@ -335,9 +339,12 @@ class Engine:
                 is_seen = window is None or block_end > end - window
                 if block == 0 or not start < block_end <= end or (only_seen and not is_seen):
                     continue
-                seen = [*tokens[:block_end], *_pictures(request, block_end)]
+                seen = [*tokens[:block_end], *_pictures(request, block_end), *self._weights()]
                 for layer in group.layer_names:
                     yield layer, block, _content(layer, worker, seen, worker.pages[layer].shape[1])
+
+    def _weights(self) -> Iterable[object]:
+        return [("weights", self.weights)] if self.weights else []
 
     def _count(self, stats: dict[str, Any]) -> None:
         if "data" not in stats:  # of a `MultiConnector`, by the name of the child
@@ -354,6 +361,19 @@ def _forebay(connector: KVConnectorBase_V1 | None) -> ForebayConnector:
     children = connector.sub_connectors if isinstance(connector, MultiConnector) else [connector]
     (ours,) = (child for child in children if isinstance(child, ForebayConnector))
     return ours
+
+
+def left_a_window(engine: Engine) -> Request:
+    """A request that runs, and whose window has left blocks that hold other requests' KV by now. For an engine of 44 blocks."""
+    runs = engine.add("runs", prompt(1, 150), max_tokens=60)
+    while not runs.output_token_ids:
+        engine.step()
+    for at in range(3):
+        other = engine.add(f"other-{at}", prompt(2 + at, 100), max_tokens=3)
+        while not other.is_finished():
+            engine.step()
+    assert not runs.is_finished() and not engine.preemptions
+    return runs
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from fake import NONE, FakeDaemon, FakeEngine, FakeSession, masked
+from fake import NONE, READY, FakeDaemon, FakeEngine, FakeSession, FakeTicket, masked
 from forebay.vllm.lookup import Lookup
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, make_offload_key
 
@@ -221,3 +223,26 @@ def test_masked_hashes_are_asked_for_and_plain_ones_answered(session: FakeSessio
     assert lookup.poll(0, now=0)
     assert lookup.result(key(0, 0)) is LookupResult.HIT
     assert lookup.result(key(0, 1)) is LookupResult.MISS
+
+
+def test_keys_with_gaps_have_their_own_places(session: FakeSession) -> None:
+    store(session, 0, HASHES)
+    lookup = Lookup(session, [(0, HASHES)], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    some = [key(0, at) for at in (0, 2, 3, 7)]
+    assert lookup.places(some) == tuple(map(b"".join, zip(*(lookup.places([one]) or () for one in some), strict=True)))
+    assert lookup.places([key(0, 0), key(0, 2), make_offload_key(b"?" * 32, 0)]) is None
+
+
+def test_a_long_prompt_with_a_gap_holds_no_step(session: FakeSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's host tier may have any chunk of a prompt, and the places of the others are asked for in one job."""
+    count = 16_384
+    hashes = [at.to_bytes(32, "big") for at in range(count)]
+    all_ready = bytes([READY]) * count, b"slot" * count, b"gene" * count
+    monkeypatch.setattr(FakeTicket, "_answer", lambda ticket, _: setattr(ticket, "_answers", [all_ready]))
+    lookup = Lookup(session, [(0, hashes)], None, deadline=1)
+    assert lookup.poll(0, now=0)
+    begun = time.thread_time()
+    places = lookup.places([make_offload_key(hash_, 0) for hash_ in hashes if hash_ != hashes[count // 2]])
+    assert places == (b"slot" * (count - 1), b"gene" * (count - 1))
+    assert time.thread_time() - begun < 0.5, "the time grows with the square of the prompt's length"

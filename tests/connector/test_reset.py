@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake import FakeDaemon
-from harness import Engine, Shape, prompt
+from harness import Engine, Shape, left_a_window, prompt
 
 
 def test_a_reset_moves_this_engine_alone(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +135,22 @@ def test_a_reset_that_fails_ends_caching(daemon: FakeDaemon, monkeypatch: pytest
     engine.generate("warm", prompt(1, 100))
     assert engine.hits["warm"] == 0
     assert engine.connector.breaker.is_off
+
+
+def test_a_block_that_a_window_has_left_is_not_stored_after_a_reset(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM offers it once more, and it holds another request's KV by then."""
+    extra = {"reset_moves_namespace": False}
+    engine = Engine(daemon, monkeypatch, Shape(groups="hybrid", blocks=44, extra=extra))
+    runs = left_a_window(engine)
+    daemon.evict_all()
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run(runs)
+    reader = Engine(daemon, monkeypatch, Shape(groups="hybrid", engine_id="reader"))
+    reader.generate("reads", prompt(1, 150))
+    engine.forget()
+    engine.generate("again", prompt(1, 150))
+    for each in (engine, reader):
+        each.assert_nothing_is_held()
+        each.assert_no_faults()

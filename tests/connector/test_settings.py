@@ -43,9 +43,14 @@ def test_an_unknown_option_is_not_passed_on_and_names_the_nearest_known_one(give
     assert warnings == [f"unknown option `{given}` is ignored, did you mean `{meant}`?"]
 
 
+def test_below_vllms_host_tier_its_options_are_known_too() -> None:
+    _, warnings = passed_on({"cpu_bytes_to_us": 1}, TIERING_OPTIONS)
+    assert warnings == ["unknown option `cpu_bytes_to_us` is ignored, did you mean `cpu_bytes_to_use`?"]
+
+
 def test_an_option_like_no_other_lists_what_there_is() -> None:
     (warning,) = passed_on({"socket": "/x", "zzzzzzzz": 1})[1]
-    assert "known are lookup_deadline_ms, max_leased_requests" in warning
+    assert "known are log_requests, lookup_deadline_ms, max_leased_requests" in warning
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,7 @@ def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> Non
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
     defaults = {field.name: str(field.default) for field in fields(Settings)}
     defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true", "verify_loads": "true"}
+    defaults |= {"log_requests": "false"}
     assert rows == defaults
     served = {name + "_total" * (name in metrics.COUNTERS) for name in metrics.DEFINITIONS}
     assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == served

@@ -17,6 +17,8 @@ import pytest
 from forebay.vllm.tier import ForebayTier
 from harness import Shape, kv_cache_config, vllm_config
 from rig.daemon import Daemon
+from rig.process import wait_until
+from rig.stores import Directory, Valkey
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import init_none_hash
@@ -40,9 +42,9 @@ class Host:
 
     numbers = itertools.count(1)
 
-    def __init__(self, daemon: Daemon, **options: Any):
+    def __init__(self, daemon: Daemon, groups: str = "full", **options: Any):
         init_none_hash(get_hash_fn_by_name("sha256"))
-        shape = Shape(engine_id=f"host-{os.getpid()}-{next(self.numbers)}")
+        shape = Shape(engine_id=f"host-{os.getpid()}-{next(self.numbers)}", groups=groups)
         config = build_offloading_config(vllm_config(shape), kv_cache_config(shape))
         region = SharedOffloadRegion(config.engine_id, ROWS, None, ROW_BYTES, ROW_BYTES)
         self.primary = CPUPrimaryTierOffloadingManager(ROWS, region)
@@ -52,6 +54,7 @@ class Host:
         self.tier = ForebayTier(spec, view, "forebay", **{"socket": str(daemon.socket)} | patient | options)
         self.manager = TieringOffloadingManager(self.primary, [self.tier])
         self.rows = np.asarray(self.primary.get_kv_memoryview())
+        self.asked_ms: list[float] = []  # each step's questions
 
     def wait_ready(self) -> Host:
         self._until(lambda: self.tier.manager._session.stats().get("reserved_stock", 0) >= ROWS)
@@ -81,7 +84,9 @@ class Host:
         answers: list[LookupResult] = []
 
         def is_final() -> bool:
+            begun = time.perf_counter()
             answers[:] = [self.manager.lookup(key, context) for key in keys]
+            self.asked_ms.append(1e3 * (time.perf_counter() - begun))
             return not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(answers)
 
         self._until(is_final)
@@ -139,6 +144,11 @@ def keys(*numbers: int) -> list[OffloadKey]:
 
 def right(names: list[OffloadKey]) -> list[bytes]:
     return [content(key).tobytes() for key in names]
+
+
+def stored_blocks(daemon: Daemon) -> float:
+    """In the tiers below the pool."""
+    return daemon.metrics()["forebay_tier_stored_blocks_total"]
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +289,43 @@ def test_a_damaged_block_is_never_served(host: Begin) -> None:
         assert loaded == [right(names)[0], None]
 
 
+@pytest.mark.parametrize("kind", [Valkey, Directory])
+def test_a_sick_tier_below_the_pool_costs_hits_and_no_byte(kind: type[Valkey | Directory], host: Begin) -> None:
+    """Frozen, killed or emptied. What vLLM asks meanwhile is answered within a step's budget, and stores go on."""
+    numbers = itertools.count(180)
+    with kind() as store:
+        store.start()
+        well = ("well", lambda: None, lambda: None)
+        asked = {harm: keys(next(numbers), next(numbers)) for harm in (well, *store.harms)}
+        with Daemon(capacity_bytes=64 << 20, tiers=store.sections) as writer:
+            there = host(writer.start()).wait_ready()
+            for name, names in enumerate(asked.values()):
+                there.store(f"writes-{name}", names)
+            wait_until("all is in the store", lambda: stored_blocks(writer) >= sum(map(len, asked.values())), 60)
+            there.close()
+        with Daemon(capacity_bytes=64 << 20, tiers=store.sections) as reader:
+            here = host(reader.start()).wait_ready()
+            for (name, harm, undo), names in asked.items():
+                harm()
+                answers = here.load(f"asks-{name}", names)
+                allowed = [None] * (name != "well")
+                assert all(answer in (byte, *allowed) for answer, byte in zip(answers, right(names), strict=True))
+                fresh = keys(next(numbers), next(numbers))
+                here.store(f"stores-{name}", fresh)
+                here.forget()
+                assert here.load(f"reads-{name}", fresh) == right(fresh)
+                assert np.median(here.asked_ms) < 5, "a step waits for nobody longer than its budget of 2 ms"
+                undo()
+                before = stored_blocks(reader)
+                for at in range(60):
+                    here.store(f"again-{name}-{at}", keys(next(numbers)))
+                    if stored_blocks(reader) > before:
+                        break
+                    time.sleep(0.5)
+                assert stored_blocks(reader) > before, f"{name}: the store is not written to again"
+            assert here.tier.breaker.faults == 0
+
+
 def test_a_load_without_a_lease_fails_and_is_no_fault(
     pool: Daemon, host: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +412,25 @@ def test_what_runs_through_a_reset_is_not_stored(pool: Daemon, host: Begin) -> N
     assert here.load("b", names) == [None] * 2
     here.reset()
     here.wait_ready().store("new", names)
+    here.forget()
+    assert here.load("c", names) == right(names)
+
+
+@pytest.mark.parametrize(("groups", "is_stored"), [("full", True), ("hybrid", False)])
+def test_a_reset_that_keeps_the_namespace_trusts_the_rows_of_full_attention_alone(
+    pool: Daemon, host: Begin, groups: str, is_stored: bool
+) -> None:
+    """A running request may offer blocks that a window has left, and nobody tells a tier which groups have windows."""
+    here = host(pool, groups=groups, namespace=groups, reset_moves_namespace=False).wait_ready()
+    names = keys(170, 171)
+    runs = compute(here, "runs", keys(172))
+    here.reset()
+    here.wait_ready().store("while it runs", names)
+    here.forget()
+    assert here.load("b", names) == (right(names) if is_stored else [None] * 2)
+    here.manager.on_request_finished(runs)
+    here.reset()
+    here.wait_ready().store("behind it", names)
     here.forget()
     assert here.load("c", names) == right(names)
 

@@ -10,8 +10,9 @@ from typing import Any
 import harness
 import pytest
 from fake import FakeDaemon
-from harness import Shape, prompt
+from harness import Shape, left_a_window, prompt
 from rig.daemon import Daemon
+from rig.process import wait_until
 from test_multi import SIBLING
 from tiered import Engine
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -31,6 +32,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             # Steps take no time here, so a stock would not fill up between them.
             extra = {"socket": str(daemon.socket), "stock_blocks": 64} | shape.pop("extra", {})
             engine = Engine(monkeypatch, extra=extra, **shape)
+            if daemon.is_running():
+                engine.wait_for_stock()
         else:
             engine = Engine(monkeypatch, daemon, **shape)
         started.append(engine)
@@ -77,7 +80,8 @@ def slowest(engine: Engine, name: str, tokens: list[int]) -> float:
     return longest
 
 
-# ---- against the shipped daemon ------------------------------------------------------------------------------------------
+# ---- against the shipped daemon
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_comes_back_after_the_engine_was_started_anew(pool: Daemon, start: Start) -> None:
@@ -94,6 +98,32 @@ def test_a_prompt_comes_back_after_the_engine_was_started_anew(pool: Daemon, sta
     for engine in (first, second):
         engine.assert_no_faults()
         engine.assert_nothing_is_held()
+
+
+def test_what_came_back_is_saved_and_the_daemon_is_told(pool: Daemon, start: Start) -> None:
+    first = start(pool)
+    first.generate("cold", prompt(70, 100))
+    first.settle()
+    first.stop()
+    before = pool.inspect()["saved_tokens"]
+    second = start(pool)
+    second.generate("warm", prompt(70, 100))
+    second.settle()
+    saved = second.tier.manager.savings.tokens
+    assert 0 < saved == second.external_tokens
+    wait_until("the daemon is told", lambda: pool.inspect()["saved_tokens"] == before + saved, 20)
+    second.assert_no_faults()
+
+
+def test_a_line_for_each_request_is_not_to_be_had_below_vllms_host_tier(
+    daemon: FakeDaemon, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "vllm.forebay"):
+        engine = start(daemon, extra={"log_requests": True})
+        engine.generate("any", prompt(1, 100))
+    said = [message for message in caplog.messages if "log_requests" in message]
+    assert said == ["forebay: `log_requests` is ignored: a tier is not told what vLLM computes of a prompt"]
+    assert not any(message.startswith("forebay request") for message in caplog.messages)
 
 
 def test_two_engines_share_while_both_run(pool: Daemon, start: Start) -> None:
@@ -149,6 +179,7 @@ def test_a_killed_and_a_frozen_daemon_are_misses_and_never_stalls(start: Start) 
         while engine.session.state() != "ready":
             assert time.monotonic() < deadline, engine.session.reason()
             engine.generate(f"wake-{time.monotonic()}", prompt(21, 20))
+        engine.wait_for_stock()
         stored(engine, prompt(22, 100))
         engine.forget_rows()
         daemon.freeze()
@@ -172,7 +203,8 @@ def test_a_killed_and_a_frozen_daemon_are_misses_and_never_stalls(start: Start) 
         engine.assert_no_faults()
 
 
-# ---- against a daemon that checks what it is asked -------------------------------------------------------------------------
+# ---- against a daemon that checks what it is asked
+# -------------------------------------------------------------------------
 
 
 def test_hits_name_the_host_memory_they_come_from(daemon: FakeDaemon, start: Start) -> None:
@@ -495,6 +527,24 @@ def test_requests_that_run_through_a_sleep_alone_are_stored(daemon: FakeDaemon, 
     assert engine.hits["warm"] == 96
 
 
+def test_a_block_that_a_window_has_left_is_not_stored_after_a_reset(daemon: FakeDaemon, start: Start) -> None:
+    """Neither in the pool nor in vLLM's host tier: it holds another request's KV by then."""
+    engine = start(daemon, groups="hybrid", blocks=44, extra={"reset_moves_namespace": False})
+    runs = left_a_window(engine)
+    daemon.evict_all()
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run(runs)
+    engine.settle()
+    engine.forget()
+    engine.generate("again", prompt(1, 150))
+    reader = start(daemon, groups="hybrid")
+    reader.generate("reads", prompt(1, 150))
+    for each in (engine, reader):
+        each.settle()
+        each.assert_no_faults()
+        each.assert_nothing_is_held()
+
+
 CALLS = ["state", "set_namespace", "lookup", "hint", "reserve", "commit", "abort"]
 
 
@@ -607,7 +657,8 @@ def test_a_configuration_that_cannot_be_read_leaves_vllms_host_tier(
     assert engine.tier.breaker.is_off and not daemon.sessions
 
 
-# ---- below another connector -----------------------------------------------------------------------------------------------
+# ---- below another connector
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("failure_policy", ["recompute", "fail"])
@@ -628,7 +679,8 @@ def test_below_another_connector_it_serves(daemon: FakeDaemon, start: Start, fai
     engine.assert_nothing_is_held()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------------
+# ---- what is refused
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

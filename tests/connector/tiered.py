@@ -89,6 +89,14 @@ class Engine(harness.Engine):
     def copies(self) -> Any:
         return self.tier._engine
 
+    def wait_for_stock(self, seconds: float = 20.0) -> None:
+        """Steps until slots are at hand: chunks that find none are not stored."""
+        deadline = time.monotonic() + seconds
+        while self.session.stats().get("reserved_stock", 0) < 32:
+            assert time.monotonic() < deadline, self.session.stats()
+            self.connector.scheduler.manager.has_pending_work()  # type: ignore[union-attr]
+            self.step()
+
     def settle(self, seconds: float = 20.0) -> None:
         """Steps until the pool has all that it will get."""
         deadline = time.monotonic() + seconds
@@ -100,8 +108,13 @@ class Engine(harness.Engine):
     def forget_rows(self) -> None:
         """Empties vLLM's host tier and the engine's own cache: only the pool can hit now."""
         self.forget()
-        primary = self.connector.scheduler.manager.primary_tier  # type: ignore[attr-defined]
-        primary.reset_cache()
+        manager: Any = self.connector.scheduler.manager
+        # vLLM's own reset drains the jobs of its tiers first, since they know rows by their chunks.
+        deadline = time.monotonic() + 20.0
+        while manager._jobs:
+            assert time.monotonic() < deadline, manager._jobs
+            self.step()
+        manager.primary_tier.reset_cache()
         np.asarray(self.tier._primary_kv_view).fill(0x33)
 
     def stop(self) -> None:

@@ -17,7 +17,8 @@ from rig.engine import Answer, Engine, EngineConfig
 from rig.scenario import join
 from rig.workload import Workload, settle
 
-# The head size of 576 forces blocks of 16 tokens. On processors with AMX vLLM would take a kernel that knows no float32.
+# The head size of 576 forces blocks of 16 tokens. On processors with AMX vLLM would take a kernel that knows no
+# float32.
 CONFIG = EngineConfig(models.MLA, attention="CPU_MLA", block_size=16)
 WORKLOAD = Workload(prefixes=4, tails=1)
 

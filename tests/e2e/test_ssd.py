@@ -22,8 +22,8 @@ from rig.workload import Workload, settle
 CONFIG = EngineConfig(models.LLAMA, max_batched_tokens=512)
 WORKLOAD = Workload(seed=6, prefixes=20, tails=2)
 PREFIXES = range(16)
-# 112 blocks of 128 KiB, where the prompts of sixteen prefixes have 320. Stores may reserve a quarter of it, and one step
-# fills 16.
+# 112 blocks of 128 KiB, where the prompts of sixteen prefixes have 320. Stores may reserve a quarter of it, and one
+# step fills 16.
 POOL_BYTES = 14 << 20
 SSD_BYTES = 256 << 20
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from forebay.vllm.session import describe
 from forebay.vllm.settings import Settings
 from harness import hashes
 from rig.daemon import Daemon
+from rig.engine import clean_env
 from rig.process import wait_until
 
 BLOCK = 5000
@@ -78,6 +81,32 @@ def test_a_client_finds_its_daemon_and_ends_with_its_block(sockets: Path, monkey
         assert client.inspect()["capacity_bytes"]
     with pytest.raises(ForebayError, match="closed"):
         client.inspect()
+
+
+# Mounts of its own, and another `/etc` with nothing but the daemon's configuration in it.
+OTHER_ETC = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+
+
+@pytest.mark.parametrize(
+    ("make", "variables", "found"),
+    [
+        ("printf '[socket]\\ndirectory = \"/run/in-file\"' > FILE", {}, "/run/in-file"),
+        ("printf '[socket]\\ndirectory = \"/run/in-file\"' > FILE", {"FOREBAY_SOCKET": "/run/first"}, "/run/first"),
+        ("printf '[socket]\\ndirectory = \"/run/in-file\"' > FILE", {"FOREBAY_CONFIG": ""}, "/run/forebay"),
+        ("printf '[socket' > FILE", {}, "/run/forebay"),
+        ("mkfifo FILE", {}, "/run/forebay"),
+        ("ln -s /nowhere FILE", {}, "/run/forebay"),
+    ],
+)
+def test_a_program_finds_its_daemon_where_the_configuration_says(
+    make: str, variables: dict[str, str], found: str
+) -> None:
+    script = f'mount -t tmpfs none /etc && {make.replace("FILE", "/etc/forebay.toml")} && exec "$@"'
+    code = "import forebay; print(forebay.find_sockets())"
+    argv = [*OTHER_ETC, script, "sh", sys.executable, "-c", code]
+    env = clean_env() | {"XDG_RUNTIME_DIR": "/nowhere"} | variables
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, found), done.stderr
 
 
 def test_outcomes_tell_what_became_of_each_block(client: Client) -> None:

@@ -155,6 +155,13 @@ def test_documents_asked_in_order_fall_off_the_cliff_at_the_capacity(tmp_path: P
             assert whole > curve[2] > curve[3] > 0, "chance finds some"
 
 
+def test_the_points_of_the_curve_can_be_chosen(tmp_path: Path) -> None:
+    with Fake() as fake:
+        found = facts(tmp_path, fake.url, *DOCUMENTS, "--working-sets", "1.5,0.5")
+    assert {place["working_set"] for place in found["curve"]} == {0.5, 1.5}
+    assert found["settings"]["working_sets"] == [1.5, 0.5]
+
+
 def test_documents_against_one_endpoint_compare_later_rounds_with_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,6 +363,7 @@ def test_endpoints_with_different_models_are_said_to_have_them(tmp_path: Path) -
         (["--workload", "documents", "--capacity-tokens", "100"], "does not fit"),
         (["--workload", "documents", "--demo", "--rounds", "1"], "at least 2"),
         (["--workload", "documents", "--demo", "--turns", "3"], "`--workload conversations`"),
+        (["--working-sets", "0.5"], "is not a size of `conversations`"),
         (["--json", "nowhere/facts.json"], "no folder `nowhere`"),
     ],
 )
@@ -372,7 +380,17 @@ def test_an_endpoint_is_not_its_own_baseline(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    "option", [["--turns", "0"], ["--deadline", "inf"], ["--deadline", "-1"], ["--turn", "3"], ["--plot", "a.png"]]
+    "option",
+    [
+        ["--turns", "0"],
+        ["--deadline", "inf"],
+        ["--deadline", "-1"],
+        ["--turn", "3"],
+        ["--plot", "a.png"],
+        ["--working-sets", "0.9,0"],
+        ["--working-sets", "nan"],
+        ["--working-sets", "0.9;1.1"],
+    ],
 )
 def test_a_wrong_option_ends_with_status_2(option: Sequence[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -19,3 +19,9 @@ def test_the_example_runs(example: Path, sockets: Path) -> None:
         [sys.executable, str(example)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_examples_get_along_on_one_daemon(sockets: Path) -> None:
+    """In either order, a second time too."""
+    for example in [*EXAMPLES, *reversed(EXAMPLES)]:
+        test_the_example_runs(example, sockets)

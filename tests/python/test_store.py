@@ -57,6 +57,20 @@ def test_a_missing_key_costs_its_own_block_and_no_other(url: str) -> None:
     assert buffers[5:] == blocks[5:]
 
 
+def test_a_url_that_names_no_store_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    for url in ["s3://bucket", "localhost", "http://me:secret@cache"]:
+        with pytest.raises(ForebayError) as raised:
+            Store(url, FIELDS, BLOCK_BYTES)
+        assert "secret" not in str(raised.value)
+        assert raised.value.hint and all(kind in raised.value.hint for kind in ["redis://", "unix://", "file://"])
+    with pytest.raises(ForebayError, match="relative") as raised:
+        Store("file://some/place", FIELDS, BLOCK_BYTES)
+    assert raised.value.hint and f"file://{Path.cwd()}/some/place" in raised.value.hint
+    with pytest.raises(ForebayError) as raised:
+        Store(f"file://{tmp_path}/missing", FIELDS, BLOCK_BYTES)
+    assert raised.value.hint and "mkdir" in raised.value.hint and "daemon" not in str(raised.value)
+
+
 def test_other_fields_and_groups_are_other_blocks(url: str) -> None:
     keys = hashes("fields", 2)
     with Store(url, FIELDS, 100) as store, Store(url, FIELDS | {"tenant": "t"}, 100) as other:

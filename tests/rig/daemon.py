@@ -185,7 +185,12 @@ class Daemon:
         }
         if self.ssd_bytes:
             disks, capacity = [str(self.ssd_path)], self.ssd_bytes
-            sections["tier.ssd"] = {"disks": disks, "capacity_bytes": capacity, "admission": self.ssd_admission}
+            sections["tier.ssd"] = {
+                "disks": disks,
+                "capacity_bytes": capacity,
+                "admission": self.ssd_admission,
+                "create": True,
+            }
         sections |= self.tiers
         return "\n".join(
             f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())

@@ -24,9 +24,9 @@ from forebay.compare.text import render
 from forebay.compare.workload import DEMO_CONVERSATIONS, DEMO_DOCUMENTS, Conversations, Documents, Workload, longest
 
 DESCRIPTION = """\
-Puts the same seeded requests with shared prefixes to an OpenAI-compatible endpoint with Forebay and to one without,
+Sends the same seeded requests with shared prefixes to an OpenAI-compatible endpoint with Forebay and to one without,
 in turns, and prints time to first token, throughput, hit tokens and what was saved. With one endpoint it compares the
-first with the second sight of the same prompts."""
+first and the second sight of the same prompts."""
 EXAMPLES = """\
 examples:
   forebay-compare http://localhost:8000 --baseline http://localhost:8001
@@ -36,6 +36,7 @@ examples:
 exit status: 0 when the comparison was made, 1 with a reason when it was not, 2 for wrong options"""
 
 MAX_SECONDS = 86_400
+MAX_MULTIPLE = 1000
 
 # A flag for each of these fields of the workloads.
 SIZES = {
@@ -49,6 +50,7 @@ SIZES = {
     "rounds": "rounds of questions, the first sight included",
     "max_tokens": "tokens of each answer",
 }
+WORKING_SETS = "working_sets"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,20 +104,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--demo", action="store_true", help="sizes for a small model on a CPU: a minute or two")
     for name, meaning in SIZES.items():
         add(_flag(name), type=_count, metavar="N", help=f"{meaning} ({_defaults(name)})")
+    sets = f"multiples of the capacity that are tried ({_sets(Documents(0))}, demo {_sets(DEMO_DOCUMENTS)})"
+    add(_flag(WORKING_SETS), type=_multiples, metavar="X,X,...", help=sets)
     add("--concurrency", type=_count, default=1, metavar="N", help="requests sent at once (1)")
-    add("--seed", type=int, metavar="N", help="draws the prompts; by default another one each time")
+    add("--seed", type=int, metavar="N", help="chooses the prompts; by default a new seed each time")
     add("--deadline", type=_seconds, default=120.0, metavar="SECONDS", help="for each request (120)")
     add("--model", metavar="NAME", help="by default the only one of `/v1/models`")
-    add("--baseline-model", metavar="NAME", help="the baseline's name for it, where that is another")
+    add("--baseline-model", metavar="NAME", help="the model's name at the baseline, if it differs")
     add("--api-key-file", type=Path, metavar="FILE", help="the key for both endpoints; by default `OPENAI_API_KEY`")
-    add("--json", type=Path, metavar="FILE", help="writes all figures and each request's")
-    add("--plot", type=_svg, metavar="FILE.svg", help="draws the curves, or how times are spread")
+    add("--json", type=Path, metavar="FILE", help="writes all figures and those of each request")
+    add("--plot", type=_svg, metavar="FILE.svg", help="draws the curves, or the distribution of times")
     return parser
 
 
 def _workload(options: argparse.Namespace) -> Workload:
     """The workload's defaults, and over them the sizes that were given."""
-    given = {name: getattr(options, name) for name in SIZES if getattr(options, name) is not None}
+    given = {name: size for name in (*SIZES, WORKING_SETS) if (size := getattr(options, name)) is not None}
     kind = Conversations if options.workload == "conversations" else Documents
     for name in given:
         if name not in _fields(kind):
@@ -224,6 +228,22 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"`{text}` is not a number above zero")
     return int(text)
+
+
+def _multiples(text: str) -> tuple[float, ...]:
+    try:
+        multiples = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        multiples = (0.0,)
+    if not all(0 < multiple <= MAX_MULTIPLE for multiple in multiples):
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a list of numbers from 0 to {MAX_MULTIPLE} such as `0.9,1.5`"
+        )
+    return multiples
+
+
+def _sets(documents: Documents) -> str:
+    return ",".join(f"{multiple:g}" for multiple in documents.working_sets)
 
 
 def _seconds(text: str) -> float:

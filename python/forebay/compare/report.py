@@ -114,7 +114,7 @@ class Report:
         if hit_tokens(runs) is None:
             yield f"hit tokens of the {side.name} are unknown: start vLLM with `--enable-prompt-tokens-details`"
         elif None in [sample.hit_tokens for run in runs for sample in run.samples]:
-            yield f"hit tokens of the {side.name} are from its metrics page, which counts the requests of everybody"
+            yield f"hit tokens of the {side.name} are from its metrics page, which counts the requests of all clients"
         if runs[0].samples[0].hit_tokens:
             yield f"the {side.name} knew the first prompt already: another `--seed` gives a first sight"
         if side.name == ENDPOINT and side.has_forebay is False:
@@ -127,7 +127,7 @@ class Report:
     def _general_notes(self) -> Iterator[str]:
         roots = [f"`{side.model.root}`" for side in self.sides]
         if len(roots) == 1:
-            yield "one endpoint: the second sight came later, so a change of the machine's speed is in the saving"
+            yield "one endpoint: the second sight came later, so the saving includes any change of the machine's speed"
         elif roots[0] != roots[1]:
             yield f"the endpoints serve different models: {roots[0]} and {roots[1]}"
         last, tokens = self.sides[-1], self.workload.distinct_tokens

@@ -24,8 +24,8 @@ from forebay.vllm.names import (
 )
 
 IMPORTED_NS = time.time_ns()
-# When vLLM first loaded its plugins in this process, before it read anything of a model: by the clock of this host, and by one
-# that nobody can step. `None` where vLLM was told to load no plugins.
+# When vLLM first loaded its plugins in this process, before it read anything of a model: by the clock of this host, and
+# by one that nobody can step. `None` where vLLM was told to load no plugins.
 registered_ns: tuple[int, int] | None = None
 
 __all__ = ["CONNECTOR", "CONNECTOR_MODULE", "SPEC", "SPEC_MODULE", "register"]

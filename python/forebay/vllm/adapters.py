@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MAX_ADAPTERS = 4096
 # Files of one adapter; it has two or three.
 MAX_FILES = 256
-# An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room for,
-# and reads them again when they are asked for.
+# An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room
+# for, and reads them again when they are asked for.
 LOOK_AGAIN_SECONDS = 1.0
 # An adapter of which nothing but times of change move is digested again, so often at one look.
 READINGS = 3
@@ -161,9 +161,7 @@ class Adapters:
             for thread in self._threads:
                 thread.start()
 
-    def _lose(
-        self, adapter: Adapter, why: str, hint: str = "load changed weights under a path and an id of their own"
-    ) -> None:
+    def _lose(self, adapter: Adapter, why: str, hint: str = "give changed weights a new path and a new id") -> None:
         with self._lock:
             if adapter.is_lost:
                 return
@@ -173,7 +171,7 @@ class Adapters:
     def _say_full(self) -> None:
         if not self._is_full:
             self._is_full = True
-            logger.warning("forebay leaves out the requests of further adapters: it knows %d", MAX_ADAPTERS)
+            logger.warning("forebay leaves out the requests of further adapters: it handles at most %d", MAX_ADAPTERS)
 
     # ---- on the threads --------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.base import OffloadingManager, ReqContext
@@ -53,7 +54,8 @@ MAX_STOCK_BLOCKS = 512
 Slots = TypeVar("Slots")
 
 
-# ---- configuration ----------------------------------------------------------------------------------------------------
+# ---- configuration
+# ----------------------------------------------------------------------------------------------------
 
 
 def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[VllmConfig, list[str]]:
@@ -161,9 +163,9 @@ def _spans_hosts(vllm_config: VllmConfig) -> str | None:
     parallel = vllm_config.parallel_config
     hosts = getattr(parallel, "nnodes_within_dp", 1)
     if hosts > 1:
-        return f"it spans {hosts} hosts, and each host's pool holds the slices of its own ranks alone"
+        return f"the engine spans {hosts} hosts, and each host's pool holds the slices of its own ranks only"
     if str(parallel.distributed_executor_backend).lower() == "ray" and parallel.world_size > _local_devices():
-        return "it has more ranks than this host has devices, so it spans hosts"
+        return "the engine has more ranks than this host has devices, so it spans hosts"
     return None
 
 
@@ -223,6 +225,13 @@ def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterato
         yield job_id, job.dst_spec, False
 
 
+def generated_tokens(output: SchedulerOutput) -> int:
+    """How many tokens of a step do not belong to prompts: those of requests that have generated some already."""
+    cached = output.scheduled_cached_reqs
+    generating = (name for name, count in zip(cached.req_ids, cached.num_output_tokens, strict=True) if count)
+    return sum(output.num_scheduled_tokens[name] for name in generating)
+
+
 def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
     """How many workers report each job in this step."""
     metadata = connector_output.kv_connector_worker_meta
@@ -232,6 +241,19 @@ def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
 def jobs_under_way(scheduler: OffloadingConnectorScheduler) -> Mapping[int, int]:
     """vLLM's own jobs, and how many workers have yet to report each."""
     return {job_id: job.pending_count for job_id, job in scheduler._jobs.items()}
+
+
+def forget_left_windows(scheduler: OffloadingConnectorScheduler) -> None:
+    """To be called before a reset of the cache, after which vLLM stores once more what running requests have computed.
+
+    A block that was stored, and that the sliding window has left since, may hold another request's KV by then, and vLLM
+    still knows it by its number: those are not stored again.
+    """
+    for status in scheduler._req_status.values():
+        for group in scheduler._sliding_window_groups:
+            state = status.group_states[group]
+            stored = state.next_stored_chunk_idx * scheduler.config.blocks_per_chunk
+            state.block_ids[:stored] = [0] * min(stored, len(state.block_ids))
 
 
 def may_load_from_host(context: ReqContext) -> bool:
@@ -556,6 +578,8 @@ __all__ = [
     "completed_jobs",
     "device",
     "engine_core",
+    "forget_left_windows",
+    "generated_tokens",
     "group_shapes",
     "hash_root",
     "hear_of_adapters",

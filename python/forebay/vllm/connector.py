@@ -125,7 +125,7 @@ class ForebayConnector(OffloadingConnector):
             match = super().get_num_new_matched_tokens(request, num_computed_tokens)
             if not self.manager.asks_more(request):
                 break
-        self.manager.matched(request, match[0])
+        self.manager.matched(request, match[0], num_computed_tokens)
         return match
 
     @timed
@@ -134,7 +134,7 @@ class ForebayConnector(OffloadingConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens:
             self._unsent_loads.add(request.request_id)
-        self.manager.placed(request)
+        self.manager.placed(request, num_external_tokens)
 
     @timed
     @guarded(lambda *_: {})
@@ -144,7 +144,8 @@ class ForebayConnector(OffloadingConnector):
     @guarded(lambda self, *_: self._metadata_when_off())
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = self._build_connector_meta(scheduler_output)
-        self.manager.step_ended(scheduler_output.total_num_scheduled_tokens)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        self.manager.step_ended(tokens, generated=compat.generated_tokens(scheduler_output))
         return metadata
 
     @timed
@@ -184,6 +185,7 @@ class ForebayConnector(OffloadingConnector):
     @timed
     @guarded(lambda self: self._give_up() or True)
     def reset_cache(self) -> bool | None:
+        compat.forget_left_windows(self.scheduler)
         return super().reset_cache()
 
     @guarded(lambda *_: ())

@@ -29,8 +29,8 @@ READ_BYTES = 4 << 20
 MAX_READERS = 4
 # A file that keeps changing is being written: after so many readings it is given up.
 READINGS = 3
-# A file younger than this may change again without another time stamp: its digest is not kept. Some file systems count in
-# seconds, and a server's clock may be behind this host's.
+# A file younger than this may change again without another time stamp: its digest is not kept. Some file systems count
+# in seconds, and a server's clock may be behind this host's.
 SETTLED_NS = 60_000_000_000
 # The first line in the log comes after so many seconds of reading, the others so many apart.
 QUIET_SECONDS = 1.0
@@ -42,8 +42,8 @@ MAX_KEPT = 8192
 MAX_KEPT_BYTES = 4 << 20
 
 _FORMAT = 2
-# Each JSON file may say how weights are read, as the index says which shard has which tensor and `quantize_config.json` what
-# its numbers mean, unless it is known to say something else: these make tokens, which the block hashes tell, ...
+# Each JSON file may say how weights are read, as the index says which shard has which tensor and `quantize_config.json`
+# what its numbers mean, unless it is known to say something else: these make tokens, which the block hashes tell, ...
 _OTHER_JSON = frozenset(
     {
         "added_tokens.json",
@@ -68,12 +68,13 @@ _OTHER_JSON = frozenset(
     }
 )
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
-# What a trainer leaves beside the weights. vLLM goes by the same ends of names, and reads no `.pth` that a trainer names so.
+# What a trainer leaves beside the weights. vLLM goes by the same ends of names, and reads no `.pth` that a trainer
+# names so.
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 _RANDOM_STATES = re.compile(r"rng_state(_\d+)?\.pth")
 
-# The same weights once more, of which vLLM reads none where there are safetensors. Other files beside those may be read by a
-# model's own code, as the heads of some embedding models are.
+# The same weights once more, of which vLLM reads none where there are safetensors. Other files beside those may be read
+# by a model's own code, as the heads of some embedding models are.
 _OTHER_FORMATS = re.compile(r".*\.gguf|pytorch_model(-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json")
 
 # Of the names of all files, those that count.
@@ -145,7 +146,8 @@ def _is_weights(name: str) -> bool:
     return name.endswith(_WEIGHTS) and not name.endswith(_NO_WEIGHTS) and not _RANDOM_STATES.fullmatch(name)
 
 
-# ---- one file -----------------------------------------------------------------------------------------------------------
+# ---- one file
+# -----------------------------------------------------------------------------------------------------------
 
 
 Stamp = tuple[int, ...]
@@ -197,7 +199,8 @@ def _but_changed(stamp: Stamp) -> Stamp:
     return size, written, inode
 
 
-# ---- all files of a directory ---------------------------------------------------------------------------------------------
+# ---- all files of a directory
+# ---------------------------------------------------------------------------------------------
 
 
 def _digests(files: list[Path], directory: Path) -> dict[Path, str]:
@@ -239,14 +242,14 @@ class _Reading:
                 self._read / 1e9,
                 self._size / 1e9,
                 self._directory,
-                "" if self._has_spoken else "; until it knows them all, it stores and loads no KV of theirs",
+                "" if self._has_spoken else "; until it has read them all, it stores and loads no KV",
             )
             self._has_spoken = True
 
     def ended(self) -> None:
         if self._has_spoken:
             logger.info(
-                "forebay knows the weights in `%s` after %.1f s", self._directory, time.monotonic() - self._began
+                "forebay has read the weights in `%s` in %.1f s", self._directory, time.monotonic() - self._began
             )
 
 
@@ -279,7 +282,8 @@ def _on_threads(work: Callable[[Path], tuple[str, Stamp]], files: list[Path]) ->
     return [result for _, result in sorted(results.items()) if not isinstance(result, Exception)]
 
 
-# ---- what was read before -------------------------------------------------------------------------------------------------
+# ---- what was read before
+# -------------------------------------------------------------------------------------------------
 
 Kept = dict[tuple[str | int, ...], str]  # the digest by file name and stamp, the oldest first
 
@@ -334,8 +338,8 @@ def _keep(directory: Path, fresh: Kept) -> None:
 @functools.cache
 def _say_unkept(why: str) -> None:
     logger.info(
-        "forebay cannot keep the digests of weights, and reads them again at the next start: %s; "
-        "hint: set XDG_CACHE_HOME to a directory that stays",
+        "forebay cannot keep the digests of weights, and reads the weights again at the next start: %s; "
+        "hint: set XDG_CACHE_HOME to a directory that is kept",
         why,
     )
 

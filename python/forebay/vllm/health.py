@@ -37,7 +37,7 @@ class Health:
     def __init__(self) -> None:
         self.timings = Timings()
         # reported at 0 too: an absent counter would look unsupported
-        self._counted = dict.fromkeys(metrics.COUNTERS, 0)
+        self._counted: dict[str, float] = dict.fromkeys(metrics.COUNTERS, 0)
         self._step_seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._look_at = 0.0
         self._gauges: dict[str, int] = {}
@@ -47,7 +47,7 @@ class Health:
         self._is_watched = False
         self._is_over = threading.Event()
 
-    def count(self, metric: str, by: int = 1) -> None:
+    def count(self, metric: str, by: float = 1) -> None:
         if by:
             self._counted[metric] = self._counted.get(metric, 0) + by
 

@@ -39,8 +39,8 @@ def commit(model: ModelConfig, cache: str | None = None) -> str | None:
     if (moved := next((ref for ref in map(_text, refs) if ref not in (None, commit)), None)) is not None:
         raise IdentityError(
             f"revision `{branch}` of model `{model.model}` is {commit} in the configuration and {moved} in a cache of the "
-            "hub, since it moved while the engine started or that cache is older; hint: restart it, or pin a commit with "
-            "`--revision`"
+            "hub: the branch moved while the engine started, or that cache is older; hint: restart the engine, or pin a "
+            "commit with `--revision`"
         )
     return str(commit)
 

@@ -48,8 +48,8 @@ _LENGTH_DEPENDENT_ROPES = ("longrope", "dynamic", "su")
 
 # Digests that an earlier start has kept are there by then: such an engine has its name with its first request.
 START_SECONDS = 1.0
-# Weights that cannot be read are read again, since a server of files may be away for a while: after the first pause, which
-# doubles up to the last.
+# Weights that cannot be read are read again, since a server of files may be away for a while: after the first pause,
+# which doubles up to the last.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 300.0
 
 
@@ -272,7 +272,9 @@ def _section(name: str, section: object) -> dict[str, str]:
         values = {field: getattr(section, field, None) for field in sorted(names - judged.idle(kind))}
         if kind in judged.COUNTS and (new := sorted(judged.unjudged(kind, names))):
             logger.info(
-                "forebay knows nothing of these options of vLLM's `%s`, so they count: %s", kind, ", ".join(new)
+                "forebay does not know these options of vLLM's `%s`, so engines must have equal values of them: %s",
+                kind,
+                ", ".join(new),
             )
     texts = {}
     for field, value in values.items():
@@ -318,7 +320,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     """A digest of all files of weights, else the revision where a hub names one, else what lies in the workers."""
     if (why := elsewhere.why_elsewhere(model)) is not None:
         raise IdentityError(
-            f"what model `{model.model}` computes cannot be told by the files beside its configuration: {why}; hint: run "
+            f"the KV of model `{model.model}` cannot be told by the files beside its configuration: {why}; hint: run "
             "this model without forebay"
         )
     load_format = compat.load_format(vllm_config, model)
@@ -329,8 +331,8 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
         if (weight := weigh()) is None:
             what = f"`--load-format {load_format}`" if is_own else f"the class in `{module}`, which is not vLLM's,"
             raise IdentityError(
-                f"what {what} loads can neither be told by files nor read in the workers; hint: load the model from its "
-                "directory, by a class of vLLM's"
+                f"forebay can identify the weights of {what} neither by files nor in the workers; hint: load the model from "
+                "its directory, by a class of vLLM's"
             )
         return f"workers:{load_format}:{weight}"
     if envs.VLLM_USE_MODELSCOPE and not os.path.exists(model.model):
@@ -365,7 +367,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
                 if said != str(error):
                     said = str(error)
                     logger.warning(
-                        "forebay cannot tell the weights of model `%s` and tries again: %s", model.model, said
+                        "forebay cannot tell the weights of model `%s`, and tries again: %s", model.model, said
                     )
                 with contextlib.suppress(futures.TimeoutError, futures.CancelledError):
                     digest.result(pause)

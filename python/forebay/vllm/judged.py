@@ -152,10 +152,10 @@ COUNTS: Mapping[str, str] = {
 # Values of the environment, and these options, may hold keys to a store: a log shows their digests.
 SECRET = frozenset({"model_loader_extra_config", "additional"})
 
-# A variable counts if vLLM knows it, it is set, and it stands in no line below; vLLM has some 300 of them. Others of the
-# same prefix are nobody's choice of how to compute: Kubernetes sets `VLLM_SERVICE_HOST` for a service called `vllm`, and
-# vLLM itself a random `VLLM_DIST_IDENT` for its workers. What vLLM sets among those it knows follows from its options and
-# the machine, so it counts as what it is: in force.
+# A variable counts if vLLM knows it, it is set, and it stands in no line below; vLLM has some 300 of them. Others of
+# the same prefix are nobody's choice of how to compute: Kubernetes sets `VLLM_SERVICE_HOST` for a service called
+# `vllm`, and vLLM itself a random `VLLM_DIST_IDENT` for its workers. What vLLM sets among those it knows follows from
+# its options and the machine, so it counts as what it is: in force.
 IDLE_VARIABLES: Fields = {
     "is a place, an address or a number of this process": "VLLM_ASSETS_CACHE VLLM_CACHE_ROOT VLLM_CONFIG_ROOT"
     " VLLM_CUDA_COMPATIBILITY_PATH VLLM_CUDART_SO_PATH VLLM_DEBUG_DUMP_PATH VLLM_DP_MASTER_IP VLLM_DP_MASTER_PORT"

@@ -17,7 +17,7 @@ from forebay import vllm
 from forebay.vllm.fingerprint import Choice, Unreadable, chosen, fingerprint
 from forebay.vllm.signature import SECOND_NS, Seen, Signature, look
 
-_HINT = "hint: restart the engine once its files stay as they are"
+_HINT = "hint: restart the engine when its files no longer change"
 
 
 class Changed(Exception):
@@ -33,7 +33,7 @@ class Loaded:
             self._signatures, changed_ns = self._look()
         except (OSError, Unreadable) as error:
             raise Changed(
-                f"the files of model `{model}` cannot be seen once they are loaded: {error}; {_HINT}"
+                f"forebay cannot read the files of model `{model}` after they were loaded: {error}; {_HINT}"
             ) from error
         if not is_commit:
             _refuse_late(f"the files of model `{model}`", changed_ns)
@@ -91,7 +91,7 @@ def _refuse_late(what: str, changed_ns: int) -> None:
     if changed_ns > time.time_ns() + SECOND_NS:
         raise Changed(
             f"{what} changed in the future of this host's clock, so nobody can tell whether that was before they were "
-            "loaded; hint: bring the clocks of this host and of the file server into step, and restart the engine"
+            "loaded; hint: bring the clocks of this host and of the file server to the same time, and restart the engine"
         )
     raise Changed(f"{what} changed after this engine began to start; {_HINT}")
 

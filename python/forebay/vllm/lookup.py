@@ -8,7 +8,7 @@ than the given time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from vllm.v1.kv_offload.base import LookupResult
 
@@ -101,11 +101,16 @@ class Lookup:
         for question in self._questions:
             if places := question.places(keys):
                 return places
-        if len(keys) == 1:
+        if len(self._questions) == 1 or len(keys) == 1:
             return None
         parts = [self.places([key]) for key in keys]  # some in the prompt, some in its tail
         slots, generations = zip(*filter(None, parts), strict=True) if all(parts) else ((), ())
         return (b"".join(slots), b"".join(generations)) if slots else None
+
+    def promoted_share(self, keys: Collection[Key]) -> float:
+        """The share of these blocks that were still being promoted, or verified, at the first answer."""
+        promoted = sum(any(question.was_promoting(key) for question in self._questions) for key in keys)
+        return promoted / max(len(keys), 1)
 
     def is_resident(self, key: Key) -> bool:
         """Whether the daemon had the block at the lookup; still known after `release`."""
@@ -180,17 +185,29 @@ class _Question:
         self._next = at + 1
         return self._states[at]
 
+    def was_promoting(self, key: Key) -> bool:
+        at = self._index.get(key)
+        return at is not None and self._first_states[at : at + 1] == bytes([PROMOTING])
+
     def places(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
-        """None if the keys are not neighbours here, or not all ready."""
+        """None if the keys, which are in prefix order, are not all ready here."""
         try:
             first = self._keys.index(keys[0])
         except ValueError:
             return None
         end = first + len(keys)
-        if self._keys[end - 1 : end] != [keys[-1]] or self._states.count(READY, first, end) != len(keys):
+        if self._keys[end - 1 : end] == [keys[-1]]:
+            is_ready = self._states.count(READY, first, end) == len(keys)
+            return (self._slots[4 * first : 4 * end], self._generations[4 * first : 4 * end]) if is_ready else None
+        return self._scattered(keys)
+
+    def _scattered(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
+        """Of keys with gaps between them: vLLM's host tier has some of the prompt's, and others are still promoted."""
+        ats = [self._index.get(key, -1) for key in keys]
+        if any(at < 0 or self._states[at] != READY for at in ats):
             return None
-        span = slice(4 * first, 4 * end)
-        return self._slots[span], self._generations[span]
+        spans = [slice(4 * at, 4 * at + 4) for at in ats]
+        return b"".join(map(self._slots.__getitem__, spans)), b"".join(map(self._generations.__getitem__, spans))
 
     @property
     def missing(self) -> int:

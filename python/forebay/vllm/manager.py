@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from forebay.vllm import compat, metrics
+from forebay.vllm.account import Account
 from forebay.vllm.adapters import Adapter, Adapters
 from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
@@ -33,6 +34,7 @@ from forebay.vllm.hub import IdentityError
 from forebay.vllm.identity import Name
 from forebay.vllm.lookup import Lookup, group_of
 from forebay.vllm.patience import Patience
+from forebay.vllm.savings import Savings
 from forebay.vllm.session import AbsentSession, Session, describe
 from forebay.vllm.slots import PoolSlots
 from forebay.vllm.stores import Run, Shape, Store, Stores, split_into_runs
@@ -69,6 +71,7 @@ class ForebayManager(OffloadingManager):
     def __init__(self, settings: Settings, workers: int):
         self.breaker = Breaker()
         self.health = Health()
+        self.savings = Savings()
         self._settings = settings
         self._workers = workers
         self._session: Session = AbsentSession("the connector did not open it")
@@ -178,18 +181,23 @@ class ForebayManager(OffloadingManager):
         return asked is not None and asked.lookup is not None and asked.lookup.ask_more()
 
     @guarded(nothing)
-    def matched(self, request: Request, tokens: int | None) -> None:
-        """Called with the match's tokens: without any, the lease is useless."""
-        if tokens == 0 and (asked := self._requests.get(request.request_id)):
-            self._release(asked)
+    def matched(self, request: Request, tokens: int | None, engine_tokens: int) -> None:
+        """Called with the match's tokens, and those that the engine has itself: without any, the lease is useless."""
+        if asked := self._requests.get(request.request_id):
+            asked.account.engine_tokens = engine_tokens
+            if tokens == 0:
+                self._release(asked)
 
     @guarded(nothing)
-    def placed(self, request: Request) -> None:
-        """The request has its blocks, and a load began if one was needed: any other lease is useless."""
+    def placed(self, request: Request, tokens: int = 0) -> None:
+        """The request has its blocks, and a load of so many tokens began if one was needed: any other lease is useless."""
         self.met(request.request_id)
         if asked := self._requests.get(request.request_id):
             asked.is_placed = True
             self._release(asked)
+            asked.account.load_tokens = tokens
+            if not tokens:
+                self._tell(asked, is_loaded=False)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """From the answer at hand; no round trip. Called for each key, and only under the connector's guard."""
@@ -213,6 +221,8 @@ class ForebayManager(OffloadingManager):
         serial = next(self._serials)
         lookup.loads += 1
         self._loads[serial] = lookup
+        if self._settings.log_requests:
+            self._requests[req_context.req_id].account.promoted_share = lookup.promoted_share(keys)
         return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, list(keys)))
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> compat.CacheHitSource:
@@ -224,10 +234,11 @@ class ForebayManager(OffloadingManager):
 
         Under `MultiConnector` the ids include another connector's failed loads, which are ignored.
         """
-        loading = {job.loads for job in self._jobs.values()} if request_ids else set()
+        loading = self._give_savings_up(request_ids)
         ours = (self._requests.get(request_id) for request_id in request_ids if request_id in loading)
         for asked in filter(None, ours):
             self.health.count(metrics.FAILED_LOADS)
+            self._tell(asked, is_loaded=False)
             asked.is_barred = True
             self._release(asked)
             asked.lookup = None
@@ -267,12 +278,14 @@ class ForebayManager(OffloadingManager):
     def submitted(self, metadata: KVConnectorMetadata) -> None:
         """Records that this step's jobs were sent to the workers. Slots of stores that are in no job are returned."""
         for job_id, slots, is_load in compat.jobs_with_slots(metadata, PoolSlots):
-            self.sent(job_id, slots, is_load=is_load)
+            asked = self._requests.get(slots.request) if is_load else None
+            self.sent(job_id, slots, is_load=is_load, tokens=asked.account.load_tokens if asked else 0)
         self.drop_unsubmitted()
 
-    def sent(self, job_id: int, slots: PoolSlots, *, is_load: bool) -> None:
-        """These slots are in the hands of the workers from now on, until all of them have reported the job."""
-        self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None)
+    def sent(self, job_id: int, slots: PoolSlots, *, is_load: bool, tokens: int = 0) -> None:
+        """These slots are in the hands of the workers from now on, until all of them have reported the job, of which
+        so many tokens need not be computed."""
+        self._jobs[job_id] = _Job(slots.serial, self._workers, slots.request if is_load else None, tokens)
         self._fresh.discard(slots.serial)
 
     @caught(nothing)
@@ -289,6 +302,7 @@ class ForebayManager(OffloadingManager):
             job.workers_left -= completed[job_id]
             if job.workers_left <= 0:
                 del self._jobs[job_id]
+                self._save(job)  # first: the daemon is told with the return of the lease
                 self._finish(job.serial)
 
     @guarded(lambda *_: False)
@@ -309,6 +323,7 @@ class ForebayManager(OffloadingManager):
         sent = {job.serial for job in self._jobs.values()}
         for serial in self._loads.keys() - sent:
             self._finish(serial)
+        self._give_savings_up(self._requests.keys())
         for asked in self._requests.values():
             self.met(asked.request.request_id)
             self._release(asked)
@@ -326,6 +341,7 @@ class ForebayManager(OffloadingManager):
     def ended(self, request_id: str) -> None:
         """The request has ended: a lease that no load uses is returned. Its last blocks may still be stored."""
         self.met(request_id)
+        self._give_savings_up({request_id})
         if asked := self._requests.get(request_id):
             self._release(asked)
 
@@ -367,12 +383,13 @@ class ForebayManager(OffloadingManager):
         self._kv_cache_manager = kv_cache_manager
 
     @guarded(nothing)
-    def step_ended(self, tokens: int, *, is_busy: bool = False) -> None:
-        """The scheduler has finished a step that computes this many tokens, or `is_busy` with an unknown number."""
+    def step_ended(self, tokens: int, *, generated: int = 0, is_busy: bool = False) -> None:
+        """The scheduler has finished a step that computes this many tokens, so many of them no prompts', or `is_busy` with
+        an unknown number."""
         now = time.monotonic()
         self._steps += 1
         self._is_idle = tokens == 0 and not is_busy
-        self._patience.stepped(now, tokens)
+        self._patience.stepped(now, tokens, generated)
         if self._stores.settle() and self._is_idle:
             self._nap()
         if now >= self._look_for_unasked_at:
@@ -384,7 +401,8 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def say_how_it_is(self) -> None:
-        """Logs a change in whether the session is ready. The thread of `health` calls it."""
+        """Logs a change in whether the session is ready, and what was saved. The thread of `health` calls it."""
+        self.savings.say()
         # Each start passes through these states, and an engine that has no name shares nothing.
         is_starting = self._session.state() in ("attaching", "naming")
         if self._is_named or (self._identity is not None and not is_starting):
@@ -401,6 +419,7 @@ class ForebayManager(OffloadingManager):
         if self._is_named:
             self.health.look(self._session, self.breaker)
         self.health.close()
+        self.savings.say(is_last=True)
         if self._adapters is not None:
             self._adapters.close()
         if self._identity is not None:
@@ -568,6 +587,32 @@ class ForebayManager(OffloadingManager):
         elif serial >= 0:
             self._stores.finish(serial)
 
+    def _give_savings_up(self, request_ids: Collection[str]) -> set[str | None]:
+        """The loads of these requests under way save nothing any more; the requests of all loads under way."""
+        if not request_ids:
+            return set()
+        for job in self._jobs.values():
+            if job.loads in request_ids:
+                job.tokens = 0
+        return {job.loads for job in self._jobs.values()}
+
+    @caught(nothing)
+    def _save(self, job: _Job) -> None:
+        """All workers have reported this job."""
+        if not job.tokens:
+            return
+        seconds = self.savings.loaded(job.tokens, self._patience.tokens_per_second)
+        self.health.count(metrics.SAVED_TOKENS, job.tokens)
+        self.health.count(metrics.SAVED_SECONDS, seconds)
+        self._session.saved(job.tokens, seconds)
+        if asked := self._requests.get(job.loads or ""):
+            self._tell(asked, is_loaded=True)
+
+    def _tell(self, asked: _Asked, *, is_loaded: bool) -> None:
+        if self._settings.log_requests and self._shapes:
+            block = max(shape.tokens_per_block for shape in self._shapes.values())
+            asked.account.tell(asked.request.request_id, asked.request.num_prompt_tokens, block, is_loaded=is_loaded)
+
     def _has_more_to_load(self, lookup: Lookup) -> bool:
         """Whether blocks that the request still waits for may be loaded under this lease as well."""
         asked = self._leased.get(lookup)
@@ -624,6 +669,7 @@ class _Asked:
 
     def __init__(self, request: Request):
         self.request = request
+        self.account = Account()
         self.adapter: Adapter | None = None
         self.mask: bytes | None = None
         self.number = 0  # its number in the daemon's hints
@@ -663,6 +709,7 @@ class _Job:
     serial: int
     workers_left: int
     loads: str | None  # the request
+    tokens: int  # that its load saves, 0 once it is known to save none
 
 
 @dataclass

@@ -19,6 +19,8 @@ FAILED_LOADS = "forebay:failed_loads"
 LATE_LOOKUPS = "forebay:late_lookups"
 SLOW_PROMOTIONS = "forebay:slow_promotions"
 REFUSED_BLOCKS = "forebay:refused_blocks"
+SAVED_TOKENS = "forebay:saved_tokens"
+SAVED_SECONDS = "forebay:saved_prefill_seconds"
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     STEP_SECONDS: OffloadingHistogramMetadata(
@@ -35,6 +37,10 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         documentation="Requests that went on without blocks whose promotion fell behind computing them."
     ),
     REFUSED_BLOCKS: OffloadingCounterMetadata(documentation="Blocks not stored because no slot was at hand."),
+    SAVED_TOKENS: OffloadingCounterMetadata(documentation="Tokens of prompts that were loaded and so not computed."),
+    SAVED_SECONDS: OffloadingCounterMetadata(
+        documentation="Least time that computing the saved tokens would have taken, in seconds, at the fastest prefill."
+    ),
 }
 # Prometheus serves these with the suffix `_total`.
 COUNTERS = [name for name, metadata in DEFINITIONS.items() if isinstance(metadata, OffloadingCounterMetadata)]

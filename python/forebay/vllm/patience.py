@@ -5,8 +5,8 @@ promoted tokens are compared with those that the engine would have computed in t
 with what is ready if its promotions fall behind by a share of the whole. This needs no estimate of a tier. A slow
 tier costs at most that share of the computing time.
 
-The engine's speed is measured, not configured: the most tokens per second over a few consecutive busy steps. If the
-measurement is too low or missing, a request waits longer, at most until its deadline.
+The engine's speed is measured, not configured: the most tokens of prompts per second over a few consecutive busy steps.
+If the measurement is too low or missing, a request waits longer, at most until its deadline.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Patience:
         """The engine's prefill speed, 0 while unknown."""
         return max(self._fastest, self._fastest_before)
 
-    def stepped(self, now: float, tokens: int) -> None:
-        """A step with this many tokens was scheduled."""
+    def stepped(self, now: float, tokens: int, generated: int = 0) -> None:
+        """A step with this many tokens was scheduled, so many of them no prompts'."""
         if len(self._steps) == WINDOW_STEPS:
             self._measure(now)
         if tokens:
-            self._steps.append((now, tokens))
+            self._steps.append((now, tokens - generated))
         else:
             self._steps.clear()
 
@@ -56,11 +56,13 @@ class Patience:
         return waited >= LEAST_SECONDS + (came + self._lag * awaited) * seconds_per_token
 
     def _measure(self, now: float) -> None:
+        # The last step was scheduled but, with the engine one step behind, is not computed yet.
+        tokens = sum(tokens for _, tokens in list(self._steps)[:-1])
+        if not tokens:
+            return
         if self._windows == GENERATION:
             self._fastest_before, self._fastest, self._windows = self._fastest, 0.0, 0
         self._windows += 1
-        # The last step was scheduled but, with the engine one step behind, is not computed yet.
-        tokens = sum(tokens for _, tokens in list(self._steps)[:-1])
         elapsed = now - self._steps[0][0]
         if elapsed > 0:
             self._fastest = max(self._fastest, tokens / elapsed)

@@ -27,7 +27,8 @@ MAX_FIELD = 320
 ROW_BYTES = 8 << 10
 
 
-# ---- how a page is written ------------------------------------------------------------------------------------------------
+# ---- how a page is written
+# ------------------------------------------------------------------------------------------------
 
 
 def pages_of(core: Any | None) -> str:
@@ -40,7 +41,7 @@ def pages_of(core: Any | None) -> str:
     except Exception as error:  # noqa: BLE001 - the engine goes on without it
         told = _unprobed("workers", error)
     if "unprobed" in told:
-        logger.info("forebay cannot see how this engine writes a page, and goes by names and versions: %s", told)
+        logger.info("forebay cannot see how this engine writes a page, and uses names and versions instead: %s", told)
     # Namespaces are short; whoever wants the whole finds it in the log.
     logger.debug("forebay probed the pages: %s", told)
     return told if len(told) <= MAX_FIELD else f"{told[:MAX_FIELD]}:{hashlib.sha256(told.encode()).hexdigest()[:16]}"
@@ -126,7 +127,8 @@ def _known(*shape: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
     return (((count * 2_654_435_761 + salt) % 4093).double() / 1024 - 2).to(dtype).view(shape)
 
 
-# ---- whether weights are the same --------------------------------------------------------------------------------------------
+# ---- whether weights are the same
+# --------------------------------------------------------------------------------------------
 
 
 class Weight(NamedTuple):

@@ -31,7 +31,7 @@ _FILES = (
 )
 # Of the file of the tokenizer, what chooses the processor; the rest makes tokens, which the block hashes tell.
 _TOKENIZER_FILE, _TOKENIZER_KEYS = "tokenizer_config.json", ("auto_map", "processor_class")
-_CHANGES = "what the model is configured by changes while it is read; hint: restart the engine"
+_CHANGES = "a file of the model's configuration changes while it is read; hint: restart the engine"
 # A reference to code: a class in a module, of this repository or of another.
 _REFERENCE = re.compile(r'"((?:[^"]*--)?[\w.]+)\.\w+"')
 

@@ -58,6 +58,7 @@ class Session(Protocol):
         mask: bytes | None = None,
     ) -> None: ...
     def abort(self, group: int, slots: bytes, generations: bytes) -> None: ...
+    def saved(self, tokens: int, seconds: float) -> None: ...
     @property
     def pool(self) -> bytes: ...
     def stats(self) -> dict[str, int]: ...
@@ -219,6 +220,9 @@ class AbsentSession:
         pass
 
     def abort(self, group: int, slots: bytes, generations: bytes) -> None:
+        pass
+
+    def saved(self, tokens: int, seconds: float) -> None:
         pass
 
     def stats(self) -> dict[str, int]:

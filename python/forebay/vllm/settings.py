@@ -19,10 +19,10 @@ from forebay._native import find_sockets
 MAX_NUMBER = 1e9
 MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536}
 
-# What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part of
-# the connector, all else is why it is not.
+# What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part
+# of the connector, all else is why it is not.
 _FILLED_IN = "Forebay fills it in itself"
-_NO_EVENTS = "Forebay names no tokens in events, and vLLM would keep those of every block for ever"
+_NO_EVENTS = "Forebay names no tokens in events, and vLLM would keep the tokens of every block for ever"
 _FOREIGN = "it belongs to vLLM's own offloading and has no effect on Forebay"
 VLLM_OPTIONS: Mapping[str, str | None] = {
     "block_size": None,
@@ -30,7 +30,7 @@ VLLM_OPTIONS: Mapping[str, str | None] = {
     "offload_prompt_only": None,
     "spec_name": _FILLED_IN,
     "spec_module_path": _FILLED_IN,
-    "sync_load_budget_bytes": "all loads of Forebay are asynchronous, so that one that fails is computed instead",
+    "sync_load_budget_bytes": "all loads of Forebay are asynchronous, so that a failed load is computed instead",
     "self_describing_kv_events": _NO_EVENTS,
     "canonical_layout": "Forebay stores the layout of the engine",
     "cpu_bytes_to_use": _FOREIGN,
@@ -80,6 +80,8 @@ class Settings:
 
     Set to false for fleets that only put engines to sleep.
     """
+    log_requests: bool = False
+    """Whether a line in the engine's log says for each request where the KV of its prompt came from."""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> tuple[Settings, list[str]]:
@@ -106,7 +108,7 @@ def refusal(extra: Mapping[str, Any], around: Iterable[Mapping[str, Any]] = ()) 
     """
     hint = 'hint: write `"tenant": "NAME"` into the `kv_connector_extra_config` of Forebay itself, or leave it out'
     if not isinstance(tenant := extra.get("tenant", ""), str):
-        return f"`tenant` cannot be {tenant!r}: it is a text; {hint}"
+        return f"`tenant` cannot be {tenant!r}: it must be text; {hint}"
     near = [(key,) for key in extra if key not in {*_own(), *VLLM_OPTIONS} and _closest(key.lower()) == "tenant"]
     inner = [key for key in _keys(extra) if key != ("tenant",)]
     outer = [key for options in around for key in _keys(options) if key[0] != "connectors"]
@@ -125,7 +127,9 @@ def passed_on(
     known: dict[str, str | None] = {**dict.fromkeys(_own()), **options}
     passed = {key: value for key, value in extra.items() if known.get(key, "") is None}
     warnings = [
-        f"`{key}` is ignored: {known[key]}" if key in known else f"unknown option `{key}` is ignored{_nearest(key)}"
+        f"`{key}` is ignored: {known[key]}"
+        if key in known
+        else f"unknown option `{key}` is ignored{_nearest(key, options)}"
         for key in extra
         if key not in passed
     ]
@@ -170,13 +174,13 @@ def _means_tenant(key: Sequence[str]) -> bool:
     return "tenant" in name or bool(difflib.get_close_matches(name, ["tenant"], cutoff=0.8))
 
 
-def _nearest(key: str) -> str:
-    close = _closest(key)
+def _nearest(key: str, options: Mapping[str, str | None]) -> str:
+    close = _closest(key, options)
     return f", did you mean `{close}`?" if close else f"; known are {', '.join(sorted(_own()))}"
 
 
-def _closest(key: str) -> str | None:
-    passed = [name for name, reason in VLLM_OPTIONS.items() if reason is None]
+def _closest(key: str, options: Mapping[str, str | None] = VLLM_OPTIONS) -> str | None:
+    passed = [name for name, reason in options.items() if reason is None]
     return next(iter(difflib.get_close_matches(key, [*_own(), *passed], n=1)), None)
 
 

@@ -20,7 +20,8 @@ from vllm.v1.kv_offload.base import OffloadKey
 from forebay.vllm.adapters import Adapter
 from forebay.vllm.session import Session
 
-# A look at an adapter's files takes a millisecond. Behind a file server that hangs it would hold slots, and keep vLLM at work.
+# A look at an adapter's files takes a millisecond. Behind a file server that hangs it would hold slots, and keep vLLM
+# at work.
 LOOK_SECONDS = 10.0
 # Number of stored keys that are remembered, about 15 MB; beyond it all are dropped, which costs a few duplicate
 # copies.

@@ -15,6 +15,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _UNTOLD = (
-    "a tier is told neither the model's revision nor its adapters and images, so it cannot name blocks\n"
-    f'hint: write `"kv_connector":"{TIERING_CONNECTOR}"`, or a `namespace` that says what the blocks are made by'
+    "vLLM tells a tier neither the model's revision nor its adapters and images, so the tier cannot name blocks\n"
+    f'hint: write `"kv_connector":"{TIERING_CONNECTOR}"`, or a `namespace` that names all that changes the KV'
 )
 _CHUNKS = (
-    "a tier is not told whether attention is windowed, and then chunks may lack some of their blocks\n"
+    "vLLM does not tell a tier whether attention is windowed; if it is, chunks may lack some of their blocks\n"
     f'hint: write `"kv_connector":"{TIERING_CONNECTOR}"`, or leave out `blocks_per_chunk` and `block_size`'
 )
 
@@ -86,6 +87,7 @@ class ForebayTier(SecondaryTierManager):
         self.settings = self._read(options)
         self.manager = ForebayManager(self.settings, workers=1)
         self.timings = self.manager.health.timings
+        self._generated = 0  # of the tokens of the step, if the connector says it: those of no prompt
         self._tokens = 0  # of the step that is being scheduled: as the connector says, or else those of chunks to store
         self._resumed: Iterable[str] = ()  # requests that run again in this step, where somebody says so
         # Of vLLM's workers, dropped by a reset: how many have yet to report each. They may still write into rows.
@@ -106,6 +108,10 @@ class ForebayTier(SecondaryTierManager):
         self._results: list[JobResult] = []  # that vLLM has not taken yet
         if namespace:
             self._open_by(namespace)
+
+    @property
+    def _may_have_windows(self) -> bool:
+        return self._is_given and len(self.spec.config.groups) > 1
 
     @property
     def row_bytes(self) -> int:
@@ -181,7 +187,7 @@ class ForebayTier(SecondaryTierManager):
         self._loaded.setdefault(context.req_id, set()).update(job_metadata.keys)
         keys = _in_order(job_metadata)
         slots = self.manager.prepare_load(keys, context)
-        self.manager.sent(job, slots, is_load=True)
+        self.manager.sent(job, slots, is_load=True, tokens=self._tokens_of(job_metadata))
         if not slots.groups:
             self._end(job, is_copied=not keys)
             return
@@ -195,7 +201,7 @@ class ForebayTier(SecondaryTierManager):
         job = job_metadata.job_id
         self._may_rows_be_written = False  # all jobs before the reset have ended before one after it began
         if self._is_given:
-            self._tokens += self._computed(job_metadata)
+            self._tokens += self._tokens_of(job_metadata)
         keys = [] if self._has_stale_rows else _in_order(job_metadata)
         stored = self.manager.prepare_store(keys, job_metadata.req_context)
         if not stored.keys_to_store:
@@ -222,15 +228,17 @@ class ForebayTier(SecondaryTierManager):
         self._gather()  # only now, so that no store of before is named
         self._has_rows = False
         self._may_rows_be_written = self._is_given
-        # What running requests have computed comes to the host tier once more, whatever weights it is of.
-        are_weights_other = self.settings.reset_moves_namespace or self._has_stale_rows
-        self._has_stale_rows = are_weights_other and (bool(self._running) or self.manager.engine_holds_kv())
+        # What running requests have computed comes to the host tier once more, whatever weights it is of. And where
+        # nobody keeps vLLM from it, of blocks that a window has left, which may hold anything.
+        is_doubtful = self.settings.reset_moves_namespace or self._has_stale_rows or self._may_have_windows
+        self._has_stale_rows = is_doubtful and (bool(self._running) or self.manager.engine_holds_kv())
         self._say_if_stale()
 
     @guarded(lambda self, *_: self.breaker.switch_off("its cache could not be reset, so it might hit what is stale"))
     def reset_begins(self, scheduler: OffloadingConnectorScheduler) -> None:
         """vLLM is about to drop its own jobs, which its workers end at the next step."""
         self._dropped_jobs |= compat.jobs_under_way(scheduler)
+        compat.forget_left_windows(scheduler)
 
     @guarded(nothing)
     def workers_reported(self, completed: Mapping[int, int]) -> None:
@@ -252,6 +260,7 @@ class ForebayTier(SecondaryTierManager):
     def step_begins(self, output: SchedulerOutput) -> None:
         """Tells of the step that is being scheduled, of which a tier is told less."""
         self._tokens = output.total_num_scheduled_tokens
+        self._generated = compat.generated_tokens(output)
         self._resumed = output.scheduled_cached_reqs.resumed_req_ids
 
     @timed
@@ -267,8 +276,8 @@ class ForebayTier(SecondaryTierManager):
             self._running.update(self._requests.keys() & set(context.new_req_ids))
         self.manager.drop_unsubmitted()
         self.manager.on_schedule_end(context)
-        tokens, self._tokens = self._tokens, 0
-        self.manager.step_ended(tokens, is_busy=bool(self._running))
+        tokens, generated, self._tokens, self._generated = self._tokens, self._generated, 0, 0
+        self.manager.step_ended(tokens, generated=generated, is_busy=bool(self._running))
 
     @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:
@@ -293,6 +302,9 @@ class ForebayTier(SecondaryTierManager):
         settings, warnings = Settings.parse(options)
         for warning in passed_on(options, {})[1] + warnings:
             logger.warning("forebay: %s", warning)
+        if settings.log_requests:
+            logger.warning("forebay: `log_requests` is ignored: a tier is not told what vLLM computes of a prompt")
+            settings = replace(settings, log_requests=False)
         if reason := refusal(options):
             self.breaker.switch_off(reason)
         return settings
@@ -300,13 +312,13 @@ class ForebayTier(SecondaryTierManager):
     @guarded(lambda self, *_: self._cannot_begin())
     def _open_by(self, namespace: str) -> None:
         if not isinstance(namespace, str):
-            self.breaker.switch_off(f"`namespace` cannot be {namespace!r}: it is a text")
+            self.breaker.switch_off(f"`namespace` cannot be {namespace!r}: it must be text")
             return
         config = self.spec.config
         if config.cache.blocks_per_chunk > 1:
             self.breaker.switch_off(_CHUNKS)
             return
-        is_full = len(config.groups) == 1  # of several, nobody says which
+        is_full = not self._may_have_windows  # of several, nobody says which
         shapes = [
             Shape(
                 group.group_id,
@@ -324,8 +336,8 @@ class ForebayTier(SecondaryTierManager):
     def _cannot_begin(self) -> None:
         self.breaker.switch_off("it cannot work with this configuration, see above")
 
-    def _computed(self, job: TransferJob) -> int:
-        """The tokens of a store: vLLM stores chunks that it has computed, each once."""
+    def _tokens_of(self, job: TransferJob) -> int:
+        """The tokens of a job; those of a store were computed, each once."""
         counts = Counter(map(group_of, job.keys))
         return max((counts[group.group_id] * group.tokens_per_block for group in self.spec.config.groups), default=0)
 
@@ -368,7 +380,7 @@ class ForebayTier(SecondaryTierManager):
 
     def _say_if_stale(self) -> None:
         if self._has_stale_rows:
-            logger.info("forebay: nothing is stored before vLLM's host tier, which holds old KV, is reset")
+            logger.info("forebay: nothing is stored until vLLM's host tier, which holds old KV, is reset")
 
 
 class Told:
