@@ -1,8 +1,8 @@
 //! Ceiling and capacity curves as the daemon would estimate them, beside what is exact:
 //! `cargo run --release -p forebay-sim --example estimate -- TRACE..`
 //!
-//! Pools are shares of the different blocks, disks are some multiples of them, given what comes again or everything. With
-//! several traces, all of them together follow, with blocks of one size and of several.
+//! Pools are shares of the different blocks, disks are some multiples of them, given what comes again or everything.
+//! With several traces, all of them together follow, with blocks of one size and of several.
 
 use clap::Parser;
 use forebay_core::Result;

@@ -18,8 +18,8 @@ struct Arguments {
     /// Shares of the working set
     #[arg(long, value_delimiter = ',', default_value = "0.5,0.667,0.833,0.95")]
     pools: Vec<f64>,
-    /// `same`, `shuffled` or `random` order; `tenants` and `sizes`, three each, with `_same` for that order; with another
-    /// trace `mix`, `mix_shuffled`, `end`, `end_shuffled`; `endrounds`
+    /// `same`, `shuffled` or `random` order; `tenants` and `sizes`, three each, with `_same` for that order; with
+    /// another trace `mix`, `mix_shuffled`, `end`, `end_shuffled`; `endrounds`
     #[arg(long, value_delimiter = ',', default_value = "same,shuffled,random,tenants,sizes")]
     what: Vec<String>,
     #[arg(long, default_value_t = 30)]

@@ -11,7 +11,7 @@ pub fn note(trace: &Trace, salt: u64, ceiling: &mut Ceiling, curve: &mut Curve) 
     for request in trace.requests() {
         let key = |block: &u32| u64::from_le_bytes(*Trace::hash(*block, salt).first_chunk().expect("16 bytes hold 8"));
         let keys: Vec<u64> = request.blocks.iter().map(key).collect();
-        ceiling.note(request.at_us, keys.iter().copied());
+        ceiling.note(request.at_us, &keys, 0);
         let shape = Shape::of_prompts(trace.bytes_in(request.namespace));
         curve.note(usize::from(request.namespace).min(OWNERS - 1), shape, &keys);
     }

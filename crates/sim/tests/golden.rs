@@ -14,6 +14,7 @@ use forebay_sim::mix::with_one_time_requests;
 use forebay_sim::policy::{self, ALL};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, keys, store_batch};
+use forebay_sim::rounds::{Order, Rounds};
 use forebay_sim::{Outcome, Trace, replay};
 
 const CUTS: [&str; 3] = ["conv", "synth", "agents"];
@@ -129,27 +130,43 @@ fn the_curve_is_within_two_points_of_a_replay_and_the_ceiling_within_one() {
         let trace = cut(name);
         let pools = SHARES.map(|share| (capacity(&trace, share), 0));
         let disks = [2, 8].map(|times| (capacity(&trace, 0.05), times * capacity(&trace, 0.05)));
-        let bytes = |blocks: u64| blocks * trace.bytes_in(0);
-        let capacities: Vec<Capacities> = (pools.into_iter().chain(disks))
-            .map(|(pool, disk)| Capacities { pool_bytes: bytes(pool), disk_bytes: bytes(disk) })
-            .collect();
-        let (policy, admission) = (ALL[0].1, Admission::SecondSighting);
-        let rules = Rules { policy, seed: 0, promise_permille: 1000, admission, memory_blocks: 1 << 20 };
-        let (mut ceiling, mut curve) = (Ceiling::default(), Curve::new(rules, Samples::default(), &capacities));
-        note(&trace, 0, &mut ceiling, &mut curve);
-        for (at, Capacities { pool_bytes, disk_bytes }) in capacities.into_iter().enumerate() {
-            let ssd = (disk_bytes > 0).then_some(Ssd { capacity_bytes: disk_bytes, admission });
-            let setup = Setup { ssd, ..setup(&trace, ALL[0].0, pool_bytes / trace.bytes_in(0)) };
-            let Outcome { prefix_hits, blocks: asked, .. } = replay(&trace, setup, |_| {}).unwrap();
-            let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(at));
-            let what = format!("{name}, pool of {pool_bytes} and disk of {disk_bytes} bytes");
-            assert!((exact - estimate).abs() <= 0.02, "{what}: {estimate}, replay {exact}");
-        }
-        let end = trace.request(trace.len() - 1).at_us;
-        let exact = trace.infinite_hits() as f64 / trace.accesses() as f64;
-        let estimate = ceiling.estimates(end)[2].ceiling().unwrap();
-        assert!((exact - estimate).abs() <= 0.01, "{name}: ceiling {estimate}, exactly {exact}");
+        assert_estimated(&trace, pools.into_iter().chain(disks));
     }
+}
+
+/// Pools of half to almost all of the documents, and a disk below the smallest that holds all.
+#[test]
+fn the_curve_is_within_two_points_of_a_replay_on_rounds_too() {
+    for order in [Order::Same, Order::Shuffled, Order::Random] {
+        let rounds = Rounds::new(order, 20);
+        let blocks = |share: f64| (rounds.working_set() as f64 * share) as u64;
+        let pools = [0.5, 0.7, 0.9, 0.95].map(|share| (blocks(share), 0));
+        assert_estimated(&rounds.trace(), pools.into_iter().chain([(blocks(0.5), blocks(2.0))]));
+    }
+}
+
+/// Capacities are blocks of a pool and of a disk.
+fn assert_estimated(trace: &Trace, capacities: impl Iterator<Item = (u64, u64)>) {
+    let bytes = |blocks: u64| blocks * trace.bytes_in(0);
+    let capacities: Vec<Capacities> =
+        capacities.map(|(pool, disk)| Capacities { pool_bytes: bytes(pool), disk_bytes: bytes(disk) }).collect();
+    let (policy, admission) = (ALL[0].1, Admission::SecondSighting);
+    let rules = Rules { policy, seed: 0, promise_permille: 1000, admission, memory_blocks: 1 << 20 };
+    let (mut ceiling, mut curve) = (Ceiling::default(), Curve::new(rules, Samples::default(), &capacities));
+    note(trace, 0, &mut ceiling, &mut curve);
+    for (at, Capacities { pool_bytes, disk_bytes }) in capacities.into_iter().enumerate() {
+        let ssd = (disk_bytes > 0).then_some(Ssd { capacity_bytes: disk_bytes, admission });
+        let setup = Setup { ssd, ..setup(trace, ALL[0].0, pool_bytes / trace.bytes_in(0)) };
+        let Outcome { prefix_hits, blocks: asked, .. } = replay(trace, setup, |_| {}).unwrap();
+        let (exact, estimate) = (prefix_hits as f64 / asked as f64, curve.hit_ratio(at));
+        let what = format!("{}, pool of {pool_bytes} and disk of {disk_bytes} bytes", trace.name);
+        println!("{what}: {estimate:.3}, replay {exact:.3}");
+        assert!((exact - estimate).abs() <= 0.02, "{what}: {estimate}, replay {exact}");
+    }
+    let end = trace.request(trace.len() - 1).at_us;
+    let exact = trace.infinite_hits() as f64 / trace.accesses() as f64;
+    let estimate = ceiling.estimates(end)[2].ceiling().unwrap();
+    assert!((exact - estimate).abs() <= 0.01, "{}: ceiling {estimate}, exactly {exact}", trace.name);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Pool and disk on the core's real path, several tenants and block sizes: exact counts on cut traces, and what must hold
-//! for any traffic.
+//! Pool and disk on the core's real path, several tenants and block sizes: exact counts on cut traces, and what must
+//! hold for any traffic.
 //!
 //! A change that is meant is taken over with `UPDATE_GOLDEN=1 cargo test -p forebay-sim --test tiers`.
 

@@ -1,0 +1,322 @@
+//! Hosts with a pool each on one shared store that evicts by use: how much of what they ask for is in their pools or in
+//! the store, compared with a store that sees every use.
+//!
+//! Each host is a real core, driven as the daemon drives it, in virtual time. The store is a model: it keeps the blocks
+//! that were used last, as far as it was told of the uses. Payloads do not exist.
+
+use std::collections::{BTreeMap, HashMap};
+
+use forebay_core::layout::{Attention, GroupLayout, Layout};
+use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
+use forebay_core::tier::{Location, Outcome as Ended};
+use forebay_core::tiers::{Admission, Limits, Probe, TierId, Touching};
+use forebay_core::{BlockHash, BlockKey, Config, Core, Effect, Instance, NamespaceId, NamespaceIndex, PAGE_BYTES};
+
+use crate::trace::mix;
+
+const ENGINE: Instance = Instance(0);
+const STORE: TierId = TierId(0);
+const NAMESPACE: NamespaceId = NamespaceId(1);
+/// Blocks of a unit of a pool.
+const UNIT_BLOCKS: u64 = 16;
+/// Time between two ticks of a host, as in the daemon.
+const TICK_MS: u64 = 2000;
+/// Lookups of a request that may bring nothing new up before it is served with what there is.
+const MAX_IDLE: usize = 16;
+
+/// How the store learns of uses in the hosts' pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Of none.
+    Nothing,
+    /// By touches, as the daemon's tiers are.
+    Touches(Touching),
+    /// Of each at once, and it is given again what it lacks: the oracle.
+    All,
+}
+
+/// Hosts, a store, and the traffic.
+#[derive(Clone, Copy, Debug)]
+pub struct Fleet {
+    pub hosts: usize,
+    pub pool_blocks: u64,
+    pub store_blocks: u64,
+    /// Prompts that come again and again, the `n`th with a frequency of `1 / n`.
+    pub prompts: u64,
+    pub prompt_blocks: u64,
+    /// Thousandths of the requests whose prompt comes once.
+    pub once_permille: u64,
+    pub requests: u64,
+    /// Of all hosts together.
+    pub requests_per_second: u64,
+    /// After so many requests a host begins anew with an empty pool; the hosts in turn.
+    pub restart_every: u64,
+    /// When the store is emptied, in requests.
+    pub emptied_at: Option<u64>,
+    /// A use is not noted in the store if one was noted less than so long ago.
+    pub fresh_ms: u64,
+    pub seed: u64,
+}
+
+/// What came of it, over the second half of the requests and those prompts that come again.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Found {
+    pub asked_blocks: u64,
+    pub pool_blocks: u64,
+    pub store_blocks: u64,
+    /// Touches of all hosts, and blocks that they found gone, over all requests.
+    pub touches: u64,
+    pub lost_blocks: u64,
+    /// Blocks written to the store, over all requests.
+    pub stored_blocks: u64,
+    /// The most that the store noted in a second on behalf of touches.
+    pub noted_touches: u64,
+    /// Of the host whose period is longest at the end.
+    pub longest_period_seconds: u64,
+}
+
+impl Found {
+    pub fn hit_rate(&self) -> f64 {
+        (self.pool_blocks + self.store_blocks) as f64 / self.asked_blocks.max(1) as f64
+    }
+}
+
+/// Runs the traffic.
+pub fn run(fleet: &Fleet, told: Told) -> Found {
+    let mut store = Store::new(fleet.store_blocks, fleet.fresh_ms);
+    let mut hosts: Vec<Host> = (0..fleet.hosts).map(|number| Host::new(fleet, told, number as u64)).collect();
+    let (mut found, mut next_tick) = (Found::default(), vec![0; fleet.hosts]);
+    let weights: Vec<f64> = (1..=fleet.prompts).map(|rank| 1.0 / rank as f64).collect();
+    let sum: f64 = weights.iter().sum();
+    for number in 0..fleet.requests {
+        store.now_ms = number * 1000 / fleet.requests_per_second;
+        for (at, host) in hosts.iter_mut().enumerate() {
+            while next_tick[at] <= store.now_ms {
+                // Hosts were not started at the same moment.
+                next_tick[at] += if next_tick[at] == 0 { 1 + at as u64 * 137 % TICK_MS } else { TICK_MS };
+                host.core.expire_skips();
+                host.settle(&mut store);
+            }
+        }
+        if fleet.emptied_at == Some(number) {
+            store.empty();
+        }
+        if number % fleet.restart_every == fleet.restart_every - 1 {
+            let at = (number / fleet.restart_every) as usize % fleet.hosts;
+            hosts[at].leave(&mut found);
+            hosts[at] = Host::new(fleet, told, number);
+        }
+        let draw = |what: u64| mix(fleet.seed ^ mix(number * 4 + what));
+        let is_once = draw(0) % 1000 < fleet.once_permille;
+        let prompt = if is_once { 1 << 40 | number } else { ranked(&weights, sum, draw(1)) };
+        let hashes: Vec<[u8; 16]> = (0..fleet.prompt_blocks).map(|block| hash(prompt, block)).collect();
+        let served = hosts[draw(2) as usize % fleet.hosts].serve(&hashes, &mut store, told == Told::All);
+        if !is_once && number >= fleet.requests / 2 {
+            found.asked_blocks += fleet.prompt_blocks;
+            found.pool_blocks += served.0 as u64;
+            found.store_blocks += (served.1 - served.0) as u64;
+        }
+    }
+    for host in &hosts {
+        host.leave(&mut found);
+        let period = u64::from(host.core.tier_report(STORE).touch_ticks) * TICK_MS / 1000;
+        found.longest_period_seconds = found.longest_period_seconds.max(period);
+    }
+    Found { noted_touches: store.noted_touches, ..found }
+}
+
+fn ranked(weights: &[f64], sum: f64, draw: u64) -> u64 {
+    let mut at = (draw >> 11) as f64 / (1u64 << 53) as f64 * sum;
+    let rank = weights.iter().position(|weight| {
+        at -= weight;
+        at < 0.0
+    });
+    rank.unwrap_or(weights.len() - 1) as u64
+}
+
+fn hash(prompt: u64, block: u64) -> [u8; 16] {
+    let mut hash = [0; 16];
+    hash[..8].copy_from_slice(&mix(prompt).to_le_bytes());
+    hash[8..].copy_from_slice(&mix(prompt ^ block << 48).to_le_bytes());
+    hash
+}
+
+/// Keeps what was used last.
+struct Store {
+    capacity: u64,
+    fresh_ms: u64,
+    now_ms: u64,
+    /// When each block was used last, as far as is noted, and the number of that note.
+    blocks: HashMap<BlockKey, (u64, u64)>,
+    order: BTreeMap<u64, BlockKey>,
+    notes: u64,
+    noted_touches: u64,
+}
+
+impl Store {
+    fn new(capacity: u64, fresh_ms: u64) -> Store {
+        let (blocks, order) = Default::default();
+        Store { capacity, fresh_ms, now_ms: 0, blocks, order, notes: 0, noted_touches: 0 }
+    }
+
+    fn has(&self, key: &BlockKey) -> bool {
+        self.blocks.contains_key(key)
+    }
+
+    fn insert(&mut self, key: &BlockKey) {
+        self.note(key);
+        while self.blocks.len() as u64 > self.capacity {
+            let (_, oldest) = self.order.pop_first().expect("a block is noted");
+            self.blocks.remove(&oldest);
+        }
+    }
+
+    /// False if it is not there.
+    fn use_it(&mut self, key: &BlockKey, is_touch: bool) -> bool {
+        let Some((noted_ms, _)) = self.blocks.get(key) else { return false };
+        if self.now_ms - noted_ms >= self.fresh_ms {
+            self.note(key);
+            self.noted_touches += u64::from(is_touch);
+        }
+        true
+    }
+
+    fn note(&mut self, key: &BlockKey) {
+        self.notes += 1;
+        if let Some((_, earlier)) = self.blocks.insert(*key, (self.now_ms, self.notes)) {
+            self.order.remove(&earlier);
+        }
+        self.order.insert(self.notes, *key);
+    }
+
+    fn empty(&mut self) {
+        self.blocks.clear();
+        self.order.clear();
+    }
+}
+
+struct Host {
+    core: Core,
+    namespace: NamespaceIndex,
+    answer: Answer,
+}
+
+impl Host {
+    fn new(fleet: &Fleet, told: Told, salt: u64) -> Host {
+        let mut config = Config::new(UNIT_BLOCKS * PAGE_BYTES, fleet.pool_blocks.div_ceil(UNIT_BLOCKS) as u32);
+        (config.seed, config.memory_entries, config.table_bits) = (mix(fleet.seed ^ salt), 1 << 12, 4);
+        let units = config.units;
+        let mut core = Core::new(config);
+        (0..units).for_each(|unit| core.populate(unit));
+        let touching = if let Told::Touches(touching) = told { Some(touching) } else { None };
+        core.open_tier(Limits { admission: Admission::All, is_shared: true, touching, ..Limits::default() });
+        let rank_bytes = vec![PAGE_BYTES];
+        let group = GroupLayout { attention: Attention::Full, tokens_per_block: 16, rank_bytes, is_replicated: false };
+        let layout = Layout::new(vec![(0, group)]).expect("the layout is right");
+        let namespace = core.open_namespace(NAMESPACE, &layout).expect("the pool has room for blocks");
+        Host { core, namespace, answer: Answer::default() }
+    }
+
+    fn leave(&self, found: &mut Found) {
+        let stats = self.core.tier_report(STORE).stats;
+        found.touches += stats.touches;
+        found.lost_blocks += stats.lost;
+        found.stored_blocks += stats.stored;
+    }
+
+    /// Blocks that were in the pool, and all that were there when nothing more came up.
+    fn serve(&mut self, hashes: &[[u8; 16]], store: &mut Store, is_told_all: bool) -> (usize, usize) {
+        let (mut lease, pool_hits) = self.lookup(hashes);
+        let (mut hits, mut idle) = (pool_hits, 0);
+        while self.answer.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
+            self.follow(store);
+            let (next, more) = self.lookup(hashes);
+            self.core.release(ENGINE, lease);
+            idle = if more > hits { 0 } else { idle + 1 };
+            (lease, hits) = (next, more);
+        }
+        self.core.release(ENGINE, lease);
+        self.store_missing(hashes, store);
+        self.settle(store);
+        if is_told_all {
+            for hash in hashes.iter().rev() {
+                let key = key(hash);
+                if !store.use_it(&key, false) {
+                    store.insert(&key);
+                }
+            }
+        }
+        (pool_hits, hits)
+    }
+
+    /// Ends what the core cut up.
+    fn settle(&mut self, store: &mut Store) {
+        while self.core.step() {}
+        self.follow(store);
+    }
+
+    fn lookup(&mut self, hashes: &[[u8; 16]]) -> (LeaseId, usize) {
+        self.answer = Answer::default();
+        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespace);
+        self.core.look(&mut lookup, 0, hashes.as_flattened(), 16, &mut self.answer);
+        (self.core.finish_lookup(lookup), self.answer.slots.len())
+    }
+
+    fn store_missing(&mut self, hashes: &[[u8; 16]], store: &mut Store) {
+        let is_missing = |at: &usize| self.answer.states.get(*at) != Some(&STATE_READY);
+        for at in (0..hashes.len()).filter(is_missing).collect::<Vec<_>>() {
+            let mut slots = Vec::new();
+            self.core.reserve(ENGINE, self.namespace, 0, 1, false, &mut slots);
+            self.follow(store);
+            let Some(slot) = slots.first() else { return };
+            let hash = |at: usize| BlockHash::new(&hashes[at]).expect("16 bytes are a hash");
+            self.core.commit(ENGINE, self.namespace, 0, hash(at), at.checked_sub(1).map(hash), *slot, true);
+        }
+    }
+
+    /// Does what the core asks for, at once.
+    fn follow(&mut self, store: &mut Store) {
+        let (mut effects, mut probes) = (Vec::new(), Vec::new());
+        loop {
+            self.core.take_effects(&mut effects);
+            self.core.take_probes(&mut probes);
+            if effects.is_empty() && probes.is_empty() {
+                return;
+            }
+            probes.drain(..).for_each(|probe: Probe| {
+                self.core.probe_done(&probe, if store.has(&probe.key) { FOUND } else { Ended::Absent });
+            });
+            effects.drain(..).for_each(|effect| self.carry_out(effect, store));
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, store: &mut Store) {
+        match effect {
+            Effect::WriteBack { tier, block, .. } => {
+                store.insert(&self.core.block_key(block));
+                self.core.written_back(tier, block, Ended::Stored(Location::default()));
+            }
+            Effect::Promote { block, generation, .. } => {
+                let (key, length_bytes) = (self.core.block_key(block), self.core.block_length_bytes(block));
+                let is_there = store.use_it(&key, false);
+                let outcome = if is_there { Ended::Loaded { length_bytes, checksum: 0 } } else { Ended::Absent };
+                self.core.promoted(block, generation, outcome);
+            }
+            Effect::Touch { tier, age, block, generation } => {
+                let Some(key) = self.core.resident_key(block, generation) else { return };
+                let outcome = if store.use_it(&key, true) { FOUND } else { Ended::Absent };
+                self.core.touched(tier, block, generation, age, outcome);
+            }
+            Effect::Move { from, generation, to, .. } => {
+                self.core.moved(from, generation, to, true);
+            }
+            _ => {}
+        }
+    }
+}
+
+const FOUND: Ended = Ended::Found(Location(0, 0));
+
+fn key(hash: &[u8; 16]) -> BlockKey {
+    BlockKey { namespace: NAMESPACE, group: 0, hash: BlockHash::new(hash).expect("16 bytes are a hash") }
+}
