@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling lint types licences deny check fast golden wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -26,6 +26,7 @@ tools:
 servers:
 	@tools/test-servers.sh $(VENV) .cache/servers
 	@tools/test-objects.sh .cache/s3
+	@tools/test-prometheus.sh .cache/prometheus
 
 # The command and the native module, from this checkout. They share what they are built from: see crates/python/Cargo.toml.
 build: tools
@@ -49,7 +50,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules deny
+long: newest vllm-own-tests schedules rolling deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -58,6 +59,11 @@ newest: build
 # Random schedules below vLLM's host tier; some of them are in every run of the connector's tests.
 schedules: build
 	SCHEDULES=400 $(BIN)/python -m pytest -q --numprocesses 2 tests/connector/test_schedules.py
+
+# A build that writes later formats, beside this one on the same stores: an upgrade host by host, and the way back.
+rolling: servers
+	cargo build --locked --quiet --all-features --bin forebay
+	FOREBAY_BIN=$(CURDIR)/target/debug/forebay RUSTFLAGS="--cfg forebay_next" cargo test --locked --all-features --target-dir target/next --test rolling
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own
@@ -89,6 +95,7 @@ fast: lint licences
 
 golden: servers
 	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet --all-features
+	python3 tools/monitoring.py
 
 wheel:
 	@tools/wheel.sh $(VENV)
