@@ -15,11 +15,13 @@ use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 /// Length of every version's header.
 pub const HEADER_BYTES: usize = 96;
-/// Of blocks without a MAC.
-pub const VERSION: u32 = 1;
+/// Of blocks without a MAC. A build with `--cfg forebay_next` plays a later release: `make rolling`.
+pub const VERSION: u32 = if cfg!(forebay_next) { 3 } else { EARLIEST_VERSION };
 /// Of blocks with a MAC. Names in Redis contain the version from this one on.
-pub const VERSION_WITH_MAC: u32 = 2;
+pub const VERSION_WITH_MAC: u32 = if cfg!(forebay_next) { 4 } else { 2 };
 
+/// Of blocks without a MAC that every later build reads too.
+const EARLIEST_VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"FOREBAYB";
 const PROOF_AT: usize = 72;
 const SEAL_AT: usize = HEADER_BYTES - 8;
@@ -57,9 +59,13 @@ impl Eq for Mac {}
 impl Header {
     /// The header's bytes, with the seal that [`Sealing::read`] checks.
     pub fn write(&self) -> [u8; HEADER_BYTES] {
-        let (version, proof) = match self.proof {
-            Proof::Checksum(sum) => (VERSION, u128::from(sum).to_le_bytes()),
-            Proof::Mac(mac) => (VERSION_WITH_MAC, mac.0),
+        self.write_as(if matches!(self.proof, Proof::Mac(_)) { VERSION_WITH_MAC } else { VERSION })
+    }
+
+    fn write_as(&self, version: u32) -> [u8; HEADER_BYTES] {
+        let proof = match self.proof {
+            Proof::Checksum(sum) => u128::from(sum).to_le_bytes(),
+            Proof::Mac(mac) => mac.0,
         };
         let mut bytes = [0; HEADER_BYTES];
         bytes[..PROOF_AT].copy_from_slice(&identity(version, &self.key, self.length_bytes));
@@ -72,9 +78,12 @@ impl Header {
     /// `None` if the bytes are no header of a version that this build knows: foreign, torn or damaged bytes, or a later
     /// version.
     fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
-        let proof = match version(bytes)? {
-            VERSION => Proof::Checksum(u64::from_le_bytes(field(bytes, PROOF_AT))),
+        let version = version(bytes)?;
+        let proof = match version {
             VERSION_WITH_MAC => Proof::Mac(Mac(field(bytes, PROOF_AT))),
+            version if [VERSION, EARLIEST_VERSION].contains(&version) => {
+                Proof::Checksum(u64::from_le_bytes(field(bytes, PROOF_AT)))
+            }
             _ => return None,
         };
         let hash = bytes[32..64].get(..bytes[14] as usize).and_then(|hash| BlockHash::new(hash).ok())?;
@@ -83,7 +92,7 @@ impl Header {
         let key = BlockKey { namespace, group, hash };
         let header = Header { key, length_bytes: u64::from_le_bytes(field(bytes, 64)), proof };
         // A MAC covers all that is read here, also the zeros.
-        (header.write() == *bytes).then_some(header)
+        (header.write_as(version) == *bytes).then_some(header)
     }
 
     /// Whether this is the header of the block with that key and length.

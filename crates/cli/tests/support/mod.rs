@@ -33,11 +33,19 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 /// Directories of one daemon, removed at the end with the pool in them.
 pub struct Place {
     root: tempfile::TempDir,
+    /// The command that serves here.
+    binary: PathBuf,
 }
 
 impl Place {
     pub fn new() -> Place {
-        Place { root: tempfile::tempdir_in("/dev/shm").expect("a directory in memory") }
+        let root = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+        Place { root, binary: env!("CARGO_BIN_EXE_forebay").into() }
+    }
+
+    /// The next daemon of this place runs another build of the command.
+    pub fn run_next(&mut self, binary: &Path) {
+        self.binary = binary.into();
     }
 
     pub fn sockets(&self) -> PathBuf {
@@ -97,13 +105,9 @@ impl Daemon {
 
     pub fn start_with_umask(place: &Place, arguments: &[&str], mask: u32) -> Daemon {
         // The umask is the process's, and other tests run in this one: a shell has its own.
-        let binary = env!("CARGO_BIN_EXE_forebay");
         let mut command = Command::new("sh");
-        command.env_clear().env("FOREBAY_CONFIG", "").args([
-            "-c",
-            &format!("umask {mask:03o}; exec \"$0\" \"$@\""),
-            binary,
-        ]);
+        let script = format!("umask {mask:03o}; exec \"$0\" \"$@\"");
+        command.env_clear().env("FOREBAY_CONFIG", "").args(["-c", &script]).arg(&place.binary);
         Daemon::spawn_by(command, place, arguments).whole(place)
     }
 
@@ -132,7 +136,7 @@ impl Daemon {
 
     fn spawn_in(place: &Place, arguments: &[&str], environment: &[(&str, &str)], uid: Option<u32>) -> Daemon {
         let own = rustix::process::geteuid().as_raw();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let mut command = Command::new(&place.binary);
         // No file is read, this host's own neither.
         command.env_clear().env("FOREBAY_CONFIG", "").envs(environment.iter().copied()).uid(uid.unwrap_or(own));
         Daemon::spawn_by(command, place, arguments)

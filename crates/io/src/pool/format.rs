@@ -12,7 +12,7 @@ use super::geometry::{Extent, Geometry, MAX_RANKS, MAX_UNITS};
 const _: () = assert!(cfg!(target_endian = "little"), "the files are mapped as words in the machine's order");
 
 /// Version of `table`. Version 1 kept one record per instance and rewrote it in place.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = if cfg!(forebay_next) { 3 } else { 2 };
 const READABLE_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 /// Version of `generation`.
 const GENERATION_VERSION: u32 = 1;

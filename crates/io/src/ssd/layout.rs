@@ -8,8 +8,9 @@ use forebay_core::checksum::{Checksum, checksum};
 use forebay_core::tier::Location;
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, NamespaceId};
 
-/// Of what is written on a disk.
-pub const VERSION: u32 = 1;
+/// Of what is written on a disk. A build with `--cfg forebay_next` plays a later release: `make rolling`.
+pub const VERSION: u32 = if cfg!(forebay_next) { 2 } else { 1 };
+pub(super) const READABLE_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGE_BYTES: usize = PAGE as usize;
 /// The superblock's page and space for later versions.
@@ -141,14 +142,14 @@ pub(super) fn superblock_version(page: &Page) -> Option<u32> {
 
 /// Whether another version wrote this first page, whole. Its segments may be in a format that looks like ours.
 pub(super) fn is_of_other_version(page: &Page) -> bool {
-    let is_other = superblock_version(page).is_some_and(|version| version != VERSION);
+    let is_other = superblock_version(page).is_some_and(|version| !READABLE_VERSIONS.contains(&version));
     is_other && u64_at(page, SEAL_AT) == seal_of(page, SEAL_AT)
 }
 
 /// Why a disk with this first page, or with an unreadable one, is refused.
 pub(super) fn not_ours(page: Option<&Page>) -> Error {
     match page.and_then(superblock_version) {
-        Some(version) if version != VERSION => {
+        Some(version) if !READABLE_VERSIONS.contains(&version) => {
             // Another release wrote it, and may come back: the disk stays as it is.
             Error::new(ErrorKind::Corrupt, "a disk was formatted by another version")
                 .with("version", version)
@@ -409,7 +410,7 @@ fn seal_of(page: &Page, seal_at: usize) -> u64 {
 }
 
 fn check(page: &Page, magic: [u8; 8], seal_at: usize) -> Option<()> {
-    let is_ours = page[..8] == magic && u32_at(page, 8) == VERSION;
+    let is_ours = page[..8] == magic && READABLE_VERSIONS.contains(&u32_at(page, 8));
     (is_ours && u64_at(page, seal_at) == seal_of(page, seal_at)).then_some(())
 }
 

@@ -119,7 +119,7 @@ impl Opening {
     fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
         match self.geometry(bytes)? {
             Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry),
-            Some(geometry) => Ok(geometry),
+            Some(geometry) => self.stamp(geometry),
             None => self.make(bytes, config, new_id),
         }
     }
@@ -186,6 +186,17 @@ impl Opening {
             [_] => Err(disagreeing()),
             _ => Ok(agreed.filter(|geometry| geometry.disk_bytes() <= bytes)),
         }
+    }
+
+    /// From here on a disk of an earlier version has this version: an earlier build would take what this one writes for
+    /// damage. The superblock is one page, so a kill comes before it or after it.
+    fn stamp(&mut self, geometry: Geometry) -> Result<Geometry> {
+        let first = self.page(0)?;
+        if first.as_ref().and_then(superblock_version).is_some_and(|version| version < VERSION) {
+            self.write_pages(&[(0, geometry.encode_superblock())])?;
+            self.sync()?;
+        }
+        Ok(geometry)
     }
 
     fn rebuild(&mut self, geometry: Geometry) -> Result<Geometry> {
