@@ -76,6 +76,24 @@ fn a_directory_that_was_removed_and_made_again_is_used_again() {
     takes_blocks(&place, &path, daemon, (client, worker));
 }
 
+/// Nothing was under way there when it was lost.
+#[test]
+fn the_threads_of_a_lost_directory_end() {
+    let (place, home) = (Place::new(), home());
+    let [path, away] = ["shared", "away"].map(|name| home.path().join(name));
+    fs::create_dir(&path).expect("a directory");
+    let (daemon, client, _worker) = used(&place, &path);
+    let threads = || daemon.threads("forebay-fs").len();
+    let before = threads();
+    assert!(before > 0);
+    fs::rename(&path, &away).expect("it is moved");
+    wait_until("it is lost", || !trouble(&client).is_empty());
+    wait_until("its threads end", || threads() == 0);
+    fs::rename(&away, &path).expect("it is moved back");
+    wait_until("it is taken up", || trouble(&client).is_empty());
+    assert_eq!(threads(), before);
+}
+
 #[test]
 fn another_directory_of_ours_is_taken_in_place_of_the_lost_one() {
     let (place, home) = (Place::new(), home());

@@ -170,7 +170,16 @@ impl Directory {
     /// Whether its path leads elsewhere now. An error that says nothing of that is no loss. Blocks as long as the mount
     /// does.
     pub fn loss(&self) -> Option<Loss> {
-        match self.read(MARKER) {
+        match self.enter() {
+            Ok(root) => self.loss_of(&root),
+            Err(Errno::NOENT | Errno::NOTDIR) => Some(Loss::Gone),
+            Err(_) => None,
+        }
+    }
+
+    /// The same, of what its path led to.
+    pub fn loss_of(&self, root: &Folder) -> Option<Loss> {
+        match root.folder(OWN_FOLDER).and_then(|folder| read(&folder, MARKER)) {
             Ok((text, _)) => Marker::parse(&text).filter(|marker| marker.id != self.id).map(|_| Loss::Other),
             Err(Errno::NOENT | Errno::NOTDIR) => Some(Loss::Gone),
             Err(_) => None,
@@ -228,10 +237,7 @@ impl Directory {
 
     /// Reads a control file, and leaves it open.
     pub fn read(&self, name: &str) -> Result<(String, File), Errno> {
-        let file = self.own_folder()?.open(name, OFlags::RDONLY)?;
-        let mut text = String::new();
-        (&file).take(MAX_CONTROL_BYTES).read_to_string(&mut text).map_err(errno)?;
-        Ok((text, file))
+        read(&self.own_folder()?, name)
     }
 
     fn direct(&self) -> OFlags {
@@ -389,6 +395,13 @@ impl Visit {
 pub(super) fn clock() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.max(0) as u64, now.tv_nsec as u32)
+}
+
+fn read(own_folder: &Folder, name: &str) -> Result<(String, File), Errno> {
+    let file = own_folder.open(name, OFlags::RDONLY)?;
+    let mut text = String::new();
+    (&file).take(MAX_CONTROL_BYTES).read_to_string(&mut text).map_err(errno)?;
+    Ok((text, file))
 }
 
 pub(super) fn errno(error: io::Error) -> Errno {

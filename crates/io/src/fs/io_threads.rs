@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_core::ErrorKind;
 use forebay_core::tier::{OpId, OpKind, Operation, Outcome};
+use forebay_core::{ErrorKind, NamespaceId};
 
 use super::buffer::Buffer;
 use super::directory::{Directory, Visit};
@@ -57,12 +57,18 @@ pub(super) struct IoThreads {
     pool: Region,
     waker: Arc<Waker>,
     max_buffers: usize,
-    /// Since when each thread has been working on its job.
-    busy_since: Vec<Mutex<Option<Instant>>>,
+    /// What each thread is at.
+    busy: Vec<Mutex<Option<Busy>>>,
     state: Mutex<State>,
     has_jobs: Condvar,
     done: Mutex<Vec<Done>>,
     has_done: Condvar,
+}
+
+struct Busy {
+    since: Instant,
+    /// Of the block that it stores.
+    stores: Option<NamespaceId>,
 }
 
 #[derive(Default)]
@@ -95,7 +101,7 @@ impl IoThreads {
             pool,
             waker,
             max_buffers: buffers as usize,
-            busy_since: (0..streams).map(|_| Mutex::default()).collect(),
+            busy: (0..streams).map(|_| Mutex::default()).collect(),
             state: Mutex::default(),
             has_jobs: Condvar::new(),
             done: Mutex::default(),
@@ -145,12 +151,17 @@ impl IoThreads {
 
     /// How many threads have been at one job for longer than `timeout`.
     pub fn hanging(&self, timeout: Duration) -> usize {
-        let hangs = |busy: &&Mutex<Option<Instant>>| lock(busy).is_some_and(|since| since.elapsed() > timeout);
-        self.busy_since.iter().filter(hangs).count()
+        let hangs = |busy: &Busy| busy.since.elapsed() > timeout;
+        self.busy.iter().filter(|busy| lock(busy).as_ref().is_some_and(hangs)).count()
+    }
+
+    /// Whether a thread is at a store of one of these namespaces, also at one that was given up.
+    pub fn is_storing(&self, is_theirs: impl Fn(NamespaceId) -> bool) -> bool {
+        self.busy.iter().any(|busy| lock(busy).as_ref().and_then(|busy| busy.stores).is_some_and(&is_theirs))
     }
 
     pub fn threads(&self) -> usize {
-        self.busy_since.len()
+        self.busy.len()
     }
 
     /// How many transfers run at a time, and how many of them may be stores.
@@ -202,7 +213,7 @@ impl IoThreads {
                     self.transfer(&job, &mut visit, buffer);
                 }
             }
-            *lock(&self.busy_since[number]) = None;
+            *lock(&self.busy[number]) = None;
         }
         lock(&self.state).ended_threads += 1;
         self.has_jobs.notify_all();
@@ -210,7 +221,8 @@ impl IoThreads {
 
     fn begin(&self, number: usize, job: &Job) {
         let now = Instant::now();
-        *lock(&self.busy_since[number]) = Some(now);
+        let stores = (job.op.kind == OpKind::Store).then_some(job.op.key.namespace);
+        *lock(&self.busy[number]) = Some(Busy { since: now, stores });
         job.guard.begin(now);
     }
 

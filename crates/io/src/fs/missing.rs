@@ -1,8 +1,9 @@
 //! A directory that is configured and cannot be used, or not any more: it is tried again until it comes, beside serving
 //! without it.
 //!
-//! Invariants: one thread for each such directory, which ends with the directory's arrival, or at the next try after
-//! the tier was closed. Nobody waits for that thread, since a mount may never answer.
+//! Invariants: one thread for each such directory, which ends when the directory is taken up, or at the next try after
+//! the tier was closed. Nobody waits for that thread, since a mount may never answer. An open directory is handed over
+//! from hand to hand, or closed.
 
 use std::convert::Infallible;
 use std::io;
@@ -34,18 +35,18 @@ pub(super) struct Missing {
 impl Missing {
     /// `open` blocks as long as the mount does.
     pub fn start(path: PathBuf, why: Error, open: impl Fn() -> Result<Root> + Send + 'static) -> io::Result<Missing> {
-        let (sender, opened) = sync_channel(1);
+        let (sender, opened) = sync_channel(0);
         let (close, closed) = channel();
         let why = Arc::new(Mutex::new(why));
         let (told, named) = (why.clone(), path.clone());
         let run = move || {
             while closed.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 match open() {
+                    // It may be refused, and come again as another one.
                     Ok(root) => {
                         if let Err(SendError(mut root)) = sender.send(root) {
                             root.close();
                         }
-                        return;
                     }
                     Err(error) => {
                         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,9 +68,13 @@ impl Missing {
         self.opened.try_recv().ok()
     }
 
-    /// The directory stays missing for this reason.
+    /// The directory stays missing for this reason, until it can be used.
     pub fn refuse(&self, why: Error) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        let mut told = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.to_string() != why.to_string() {
+            tracing::error!(error = %why, hint = why.hint_text(), "a shared directory is not used");
+        }
+        *told = why;
     }
 
     pub fn report(&self) -> RootReport {

@@ -9,6 +9,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 
 use super::directory::{Directory, clock};
 use super::folder::Folder;
+use super::io_threads::IoThreads;
 use super::layout::{self, is_folder, is_temporary};
 use super::lease::now;
 use super::walk::{is_a_folder, is_older};
@@ -24,14 +26,35 @@ use crate::purge::{Place, Purging};
 
 /// A block is written in one piece; a writer that is silent for this long will not finish.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
+/// How often stores are looked after that have not ended.
+const LOOK: Duration = Duration::from_millis(20);
 /// Files removed in one step and reported to the grants.
 const FILES_AT_ONCE: usize = 64;
 /// Names held in memory at a time, about 200 bytes each. At 268 million blocks a shard's folder has this many.
 const MOST_LISTED: usize = 1 << 16;
 
-pub(super) fn place(directory: &Arc<Directory>, patience: Duration) -> Place {
-    let (directory, name) = (directory.clone(), directory.path.display().to_string());
-    Place { name, patience, empty: Box::new(move |purging| empty(&directory, purging)) }
+pub(super) fn place(directory: &Arc<Directory>, io_threads: &Arc<IoThreads>, patience: Duration) -> Place {
+    let (directory, io_threads, name) = (directory.clone(), io_threads.clone(), directory.path.display().to_string());
+    let empty = move |purging: &Purging| {
+        late_stores_end(&io_threads, purging, patience)?;
+        empty(&directory, purging)
+    };
+    Place { name, patience, empty: Box::new(empty) }
+}
+
+/// A store that was given up goes on while its mount hangs. Its file would come after the purge.
+fn late_stores_end(io_threads: &IoThreads, purging: &Purging, patience: Duration) -> Result<()> {
+    let begun = Instant::now();
+    while io_threads.is_storing(|namespace| purging.is_of(namespace)) {
+        if begun.elapsed() > patience {
+            return Err(Error::new(ErrorKind::Timeout, "stores that were given up have not ended")
+                .with("seconds", patience.as_secs())
+                .hint("check the mount and its server, and purge again when it answers"));
+        }
+        thread::sleep(LOOK);
+        purging.rest(Instant::now())?;
+    }
+    Ok(())
 }
 
 fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
@@ -47,9 +70,7 @@ fn empty(directory: &Directory, purging: &Purging) -> Result<()> {
         return Err(error.hint("purge on a host that may write to the directory"));
     }
     let begun = Instant::now();
-    // The time comes from a file in the directory's own folder. If the mount is gone, there is no such file. Without
-    // this check an empty mount point would look like an empty directory, which says nothing about the mount's
-    // content.
+    // The time comes from a file in the directory's own folder. If the mount is gone, there is no such file.
     let now = now(directory).map_err(failed)?;
     purging.rest(begun)?;
     let mut sweep = Sweep { directory, purging, now, begun: Instant::now(), left: 0, why: None };
@@ -82,7 +103,7 @@ struct Sweep<'a> {
 
 impl Sweep<'_> {
     fn folder(&mut self, path: &Path) -> Result<()> {
-        let folder = match self.directory.enter().and_then(|root| root.folder(path)) {
+        let folder = match self.root()?.and_then(|root| root.folder(path)) {
             Ok(folder) => folder,
             // Nothing was stored there, or the sweeper removed the empty folder.
             Err(Errno::NOENT) => return self.step(),
@@ -107,6 +128,19 @@ impl Sweep<'_> {
             if self.purging.values() == before {
                 return Ok(());
             }
+        }
+    }
+
+    /// The directory, as it is now. It may go away in the middle of a purge. An empty mount point would look like an
+    /// empty directory, which says nothing about the mount's content.
+    fn root(&self) -> Result<Result<Folder, Errno>> {
+        let directory = self.directory;
+        let root = directory.enter();
+        match root.as_ref().map_or_else(|_| directory.loss(), |root| directory.loss_of(root)) {
+            Some(loss) => Err(loss
+                .error(&directory.path)
+                .hint("check the mount, and purge again when `forebay inspect` shows the directory as healthy")),
+            None => Ok(root),
         }
     }
 

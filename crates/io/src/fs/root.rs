@@ -16,9 +16,11 @@ use rustix::io::Errno;
 use super::config::FsConfig;
 use super::directory::{Directory, Loss};
 use super::io_threads::{Done, IoThreads, Job, Queue};
+use super::purge;
 use super::report::{Counters, RootReport};
 use super::sweeper::SweeperHandle;
 use crate::cancel::SlotGuard;
+use crate::purge::Place;
 use crate::refusals::Refusals;
 
 struct Flight {
@@ -41,6 +43,7 @@ pub(super) struct Root {
     stores: Vec<OpId>,
     has_given_up: bool,
     hanging: usize,
+    /// After this time an operation's waiter is told that it failed.
     timeout: Duration,
     max_block_bytes: u64,
     /// For loads, finds, stores.
@@ -154,9 +157,9 @@ impl Root {
         is_given_up
     }
 
-    /// After this time an operation's waiter is told that it failed.
-    pub fn timeout(&self) -> Duration {
-        self.timeout
+    /// Where its blocks are, for purges of namespaces.
+    pub fn place(&self) -> Place {
+        purge::place(&self.directory, &self.io_threads, self.timeout)
     }
 
     /// Sick when all threads hang that can transfer at a time. Healthy again as soon as one of them returns, since

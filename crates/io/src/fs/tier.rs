@@ -22,7 +22,6 @@ use super::config::{FsConfig, Fsync};
 use super::directory::Directory;
 use super::io_threads::IoThreads;
 use super::missing::Missing;
-use super::purge;
 use super::report::FsReport;
 use super::root::Root;
 use super::sweeper::SweeperHandle;
@@ -160,7 +159,6 @@ impl Fs {
                 continue;
             };
             if let Some(error) = self.twin_of(&root.directory) {
-                tracing::error!(%error, "a shared directory is not used");
                 root.close();
                 missing.refuse(error);
                 self.missing.push(missing);
@@ -186,8 +184,7 @@ impl Fs {
 
     /// Where its blocks are, for purges of namespaces.
     pub fn places(&self) -> Vec<Place> {
-        let open = self.roots.iter().map(|root| purge::place(&root.directory, root.timeout()));
-        open.chain(self.missing.iter().map(Missing::place)).collect()
+        self.roots.iter().map(Root::place).chain(self.missing.iter().map(Missing::place)).collect()
     }
 
     /// Whether nothing waits and nothing is in flight.
@@ -300,8 +297,9 @@ impl Timed for Fs {
         }
         self.give_up_lost();
         self.roots.iter_mut().for_each(Root::advance);
-        self.abandoned.retain(|root| !root.is_idle());
+        // One with nothing to do has threads to end all the same.
         self.abandoned.iter_mut().for_each(Root::abandon);
+        self.abandoned.retain(|root| !root.is_idle());
         self.wake_for_completions();
     }
 }

@@ -49,6 +49,22 @@ fn a_directory_that_is_missing_is_done_without_and_taken_up_when_it_comes() {
     assert!((5..35).contains(&found), "{found}");
 }
 
+/// Somebody mounts the wrong one first.
+#[test]
+fn a_missing_directory_is_used_when_it_comes_after_another_that_is_used_already() {
+    let home = home();
+    let (there, missing) = (home.path().join("there"), home.path().join("missing"));
+    fs::create_dir(&there).unwrap();
+    let mut host = Host::open(&both(&there, &missing));
+    std::os::unix::fs::symlink(&there, &missing).unwrap();
+    let says = |host: &Host| host.fs.report().roots[0].missing.clone().unwrap_or_default();
+    host.until("it is refused", |host| says(host).contains("two paths lead to the same directory"));
+    fs::remove_file(&missing).and_then(|()| fs::create_dir(&missing)).unwrap();
+    host.until("it is taken up", |host| host.fs.report().roots[0].health == Health::Healthy);
+    (0..40).for_each(|number| host.is_stored(number, LENGTH));
+    assert!(!objects(&missing).is_empty());
+}
+
 #[test]
 fn a_directory_that_hangs_at_the_start_holds_up_no_other_for_longer_than_the_timeout() {
     let home = home();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_core::tier::{Operation, Outcome};
 use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId};
-use forebay_io::fs::FsConfig;
+use forebay_io::fs::{FsConfig, Fsync};
 use forebay_io::purge::Purging;
 
 use crate::bed::*;
@@ -185,6 +185,43 @@ fn a_mount_that_went_away_is_not_called_empty() {
 }
 
 #[test]
+fn a_mount_that_goes_away_in_the_middle_is_not_called_empty() {
+    let home = home();
+    let path = home.path().join("mounted");
+    fs::create_dir(&path).unwrap();
+    let mut host = Host::open(&config(&path));
+    store_own(&mut host, 0..400);
+    store_other(&mut host, 0..30);
+    let (place, purging) = (host.fs.places().remove(0), purging(&[OWN, OTHER]));
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| (place.empty)(&purging));
+        while purging.values() == 0 {
+            std::thread::yield_now();
+        }
+        without_mount(&path, || {
+            let error = running.join().unwrap().unwrap_err();
+            assert!(
+                error.kind() == ErrorKind::NotFound && error.hint_text().unwrap().contains("purge again"),
+                "{error}"
+            );
+        });
+    });
+    assert_eq!(emptied(&host, &[OWN, OTHER]), (430 - purging.blocks(), 430 - purging.values()));
+}
+
+#[test]
+fn another_directory_in_its_place_is_not_emptied_instead() {
+    let home = home();
+    let [path, other, away] = ["one", "other", "away"].map(|name| home.path().join(name));
+    [&path, &other].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    let (mut host, mut others) = (Host::open(&config(&path)), Host::open(&config(&other)));
+    [&mut host, &mut others].into_iter().for_each(|host| host.is_stored(1, LENGTH));
+    fs::rename(&path, &away).and_then(|()| fs::rename(&other, &path)).unwrap();
+    assert!(refused(&host, ErrorKind::NotFound).0.contains("another shared directory"));
+    assert_eq!((objects(&path).len(), objects(&away).len()), (1, 1));
+}
+
+#[test]
 fn a_mount_that_fails_or_turns_read_only_is_an_error() {
     let Some(mut mount) = mount() else { return };
     let mut host = Host::open(&config(mount.path()));
@@ -198,6 +235,21 @@ fn a_mount_that_fails_or_turns_read_only_is_an_error() {
         assert_eq!(objects(&mount.backing()).len(), 20);
     }
     assert_eq!(emptied(&host, &[OWN]), (20, 20));
+}
+
+/// The host has given the store up, and the mount may answer again.
+#[test]
+fn a_store_that_hangs_does_not_come_after_a_purge_that_succeeded() {
+    let Some(mut mount) = mount() else { return };
+    let timeout = Duration::from_millis(500);
+    let mut host = Host::open(&FsConfig { fsync: Fsync::Data, timeout, ..config(mount.path()) });
+    mount.harm("sync", "hang");
+    assert_eq!(host.store(1, LENGTH), Outcome::Failed(ErrorKind::Timeout));
+    assert!(refused(&host, ErrorKind::Timeout).0.contains("have not ended"));
+    assert_eq!(emptied(&host, &[OTHER]), (0, 0), "no other namespace waits for it");
+    mount.calm();
+    let (blocks, _) = emptied(&host, &[OWN]);
+    assert!(blocks <= 1 && objects(&mount.backing()).is_empty());
 }
 
 #[test]
