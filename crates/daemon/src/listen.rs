@@ -85,8 +85,8 @@ fn remove_stale(path: &Path) -> Result<()> {
             .with("path", path.display())
             .hint("move the file away, or set `socket.directory`"));
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
+    match forebay_rpc::client::knock(path) {
+        Ok(()) => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
             .with("path", path.display())
             .hint("stop that daemon, or set `socket.directory` and `pool.directory` for a second one")),
         Err(_) => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),

@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind as Io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::{Config, HttpAddress};
 use forebay_daemon::http::bind;
 use forebay_io::trust::{self, Holds};
-use forebay_rpc::client::{Trial, connect};
+use forebay_rpc::client::{Trial, connect, knock};
 use forebay_rpc::proto::{Block, ClassInfo, CommitOutcome, GetRequest, Group, PutRequest, SessionInfo, TierInfo};
 use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
@@ -40,7 +39,7 @@ pub async fn examine(config: &Config) -> Findings {
     let path = directory.join(RPC_SOCKET);
     let check = match forebay_rpc::client::socket(directory, RPC_SOCKET) {
         Err(error) if error.kind() == ErrorKind::Invalid => Check::failed("socket", &error),
-        Ok(_) | Err(_) => socket(&path, UnixStream::connect(&path).map(drop)),
+        Ok(_) | Err(_) => socket(&path, knock(&path)),
     };
     // Without a daemon: whether one could be started here.
     let check = match trust::check_directory(directory, Holds::Sockets) {
@@ -273,7 +272,7 @@ mod tests {
         let (stale, file) = (directory.path().join("stale"), directory.path().join("file"));
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         std::fs::write(&file, "").unwrap();
-        let check = |path: &Path| socket(path, UnixStream::connect(path).map(drop));
+        let check = |path: &Path| socket(path, knock(path));
         let left = check(&stale);
         assert_eq!(left.verdict, Verdict::Warn);
         assert!(left.finding.contains("left behind"), "{left:?}");

@@ -17,6 +17,6 @@ pub use configuration::{CONFIG_VARIABLE, USUAL_CONFIG, config_file, read_config}
 pub use connect::{Rpc, connect};
 pub use plain::{Client, GroupBytes, lone_session};
 pub use session::{EngineSession, SessionConfig, SessionState, Ticket};
-pub use sockets::{find_sockets, look_for_sockets, sockets_of_variables, usual_sockets};
+pub use sockets::{find_sockets, knock, look_for_sockets, sockets_of_variables, usual_sockets};
 pub use trial::Trial;
 pub use trust::{peer, socket, unreachable};

@@ -2,12 +2,13 @@
 //!
 //! Whether the daemon found there may be believed is for [`trust`](super::trust), before anything is said to it.
 
-use std::env;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::{env, io};
 
 use forebay_core::{Error, Result};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::configuration::{CONFIG_VARIABLE, USUAL_CONFIG, config_file, read_config};
 use super::trust;
@@ -66,6 +67,17 @@ pub fn usual_sockets() -> PathBuf {
     usual_of(Path::new(HOST), &Path::new(&runtime).join("forebay"), user, is_strangers)
 }
 
+/// Whether somebody listens at the socket; never waits. A daemon that accepts nobody listens too: where as many wait for
+/// it as its queue holds, the kernel would let the caller wait with them.
+pub fn knock(socket: &Path) -> io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let caller = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&caller, &SocketAddrUnix::new(socket)?) {
+        Err(Errno::AGAIN) => Ok(()),
+        connected => Ok(connected?),
+    }
+}
+
 /// What is in a directory for sockets, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Sockets {
@@ -80,8 +92,8 @@ enum Sockets {
 impl Sockets {
     fn of(directory: &Path) -> Sockets {
         let socket = directory.join(RPC_SOCKET);
-        match UnixStream::connect(&socket) {
-            Ok(_) => Sockets::Answering,
+        match knock(&socket) {
+            Ok(()) => Sockets::Answering,
             Err(_) if socket.exists() => Sockets::Silent,
             Err(_) => Sockets::None,
         }
@@ -139,6 +151,27 @@ mod tests {
         assert_eq!(of(), own, "it may come again");
         let _other = std::os::unix::net::UnixListener::bind(host.join(RPC_SOCKET)).unwrap();
         assert_eq!(of(), host);
+    }
+
+    /// As where a daemon was stopped, and clients have tried for hours.
+    #[test]
+    fn a_daemon_that_accepts_nobody_is_found_without_a_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let [host, own] = ["host", "own"].map(|name| folder.path().join(name));
+        [&host, &own].into_iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new(own.join(RPC_SOCKET)).unwrap();
+        rustix::net::bind(&listener, &address).and_then(|()| rustix::net::listen(&listener, 0)).unwrap();
+        let queued = || {
+            let caller = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+            connect(&caller, &address).map(|()| caller)
+        };
+        let waiting: Vec<_> = std::iter::repeat_with(queued).map_while(Result::ok).collect();
+        assert!(!waiting.is_empty());
+        let (done, found) = std::sync::mpsc::channel();
+        let own_too = own.clone();
+        std::thread::spawn(move || done.send(usual_of(&host, &own_too, 1234, |_| false)));
+        assert_eq!(found.recv_timeout(std::time::Duration::from_secs(20)), Ok(own));
     }
 
     #[test]
