@@ -4,12 +4,13 @@
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use rustix::fs::OFlags;
 
 use super::config::SsdConfig;
 use super::device::{Content, DAEMON_BYTE, check_content};
@@ -50,7 +51,9 @@ impl Inspection {
     pub fn open(path: &Path) -> Result<Inspection> {
         let with_path = |error: Error| error.with("path", path.display());
         let cannot = |error| with_path(Error::new(ErrorKind::Io, "cannot read a disk").source(error).hint(NAME_A_DISK));
-        let mut file = File::open(path).map_err(cannot)?;
+        // Without a wait, if it is a FIFO.
+        let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+        let mut file = file.map_err(cannot)?;
         let kind = file.metadata().map_err(cannot)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(with_path(Error::invalid("a disk is a file or a block device").hint(NAME_A_DISK)));
@@ -119,5 +122,22 @@ impl Inspection {
             }
         }
         Ok(audit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn a_fifo_is_refused_without_a_wait() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("fifo");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let (done, inspected) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(Inspection::open(&path).err().map(|error| error.kind())));
+        assert_eq!(inspected.recv_timeout(Duration::from_secs(20)), Ok(Some(ErrorKind::Invalid)));
     }
 }
