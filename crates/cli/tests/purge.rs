@@ -90,6 +90,36 @@ fn a_dry_run_counts_and_removes_nothing_and_a_short_id_is_enough() {
     is_served(&client, &worker, red, 0..10);
 }
 
+/// As engines leave many that often reset their caches.
+#[test]
+fn a_tenant_whose_namespace_gave_its_record_to_others_is_gone_from_the_disk() {
+    let (place, home) = (Place::new(), home());
+    let disk = home.path().join("disk");
+    let disks = format!("{:?}", [&disk]);
+    let arguments = ["--tier.ssd.disks", &disks, "--tier.ssd.capacity_bytes", "64MiB"];
+    let more = ["--tier.ssd.create", "true", "--tier.ssd.admission", "all"];
+    let (_daemon, client, worker) = serving(&place, &[&arguments[..], &more].concat());
+    let [blue, red] = ["blue", "red"].map(|tenant| client.namespace(tenant, vec![group()]).expect("a namespace"));
+    store(&client, &worker, blue, 0..50);
+    // More than the pool holds.
+    store(&client, &worker, red, 1000..3000);
+    drop(client);
+    for first in (0..1100).step_by(100) {
+        let client = Client::open(&place, "b", 0);
+        for number in first..first + 100 {
+            let group = forebay_rpc::proto::Group { rank_bytes: vec![BYTES], ..group() };
+            client.namespace(&format!("other {number}"), vec![group]).expect("a namespace");
+        }
+    }
+
+    let sockets = place.sockets();
+    let answer = run(&["purge", "--socket.directory", sockets.to_str().expect("a path in UTF-8"), "--tenant", "blue"]);
+    assert_eq!((answer.code, answer.out.as_str()), (0, "purged 0 blocks, 0 B\n"), "{}", answer.err);
+    let (client, _worker) = engine(&place, "c", BYTES);
+    let blue = client.namespace("blue", vec![group()]).expect("a namespace");
+    is_missed(&client, blue, 0..50);
+}
+
 #[test]
 fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
     for kind in BOTH {

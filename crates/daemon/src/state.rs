@@ -2,7 +2,7 @@
 //!
 //! Invariant: a decision of the core is in the table before the lock is released, so before any answer leaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,9 @@ pub struct State {
     pub boot_id: u64,
     /// What each namespace id stands for, by the number of its record in the pool.
     pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
+    /// Namespaces of each tenant whose records others have taken. Tiers may hold blocks of them all the same. The core
+    /// bounds how many namespaces are opened.
+    forgotten: BTreeMap<String, BTreeSet<NamespaceId>>,
     /// What the namespaces of trials stand for.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
@@ -138,6 +141,7 @@ impl State {
             instances: Instances::default(),
             boot_id,
             descriptors: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
             trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
@@ -227,6 +231,7 @@ impl State {
         if !self.descriptors.values().any(|(known, _)| *known == id) {
             let record = self.vacant_record()?;
             self.table.pool().set_namespace(record, id, &descriptor.to_text(), &layout.to_bytes())?;
+            self.recall(id);
             self.descriptors.insert(record, (id, descriptor));
         }
         Ok(index)
@@ -259,7 +264,22 @@ impl State {
 
     /// Whether somebody opened the namespace since the pool was made, or blocks of it were found on this host's disks.
     pub fn knows(&self, id: NamespaceId) -> bool {
-        self.descriptors.values().any(|(known, _)| *known == id) || self.tiers.namespaces_found().contains(&id)
+        let is_forgotten = || self.forgotten.values().any(|ids| ids.contains(&id));
+        self.descriptors.values().any(|(known, _)| *known == id)
+            || is_forgotten()
+            || self.tiers.namespaces_found().contains(&id)
+    }
+
+    /// The namespaces of a tenant, also those whose records others have taken since the daemon started.
+    pub fn namespaces_of(&self, tenant: &str) -> Vec<NamespaceId> {
+        let is_its = |descriptor: &Descriptor| descriptor.tenant() == tenant;
+        let recorded = self.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id);
+        recorded.chain(self.forgotten.get(tenant).into_iter().flatten().copied()).collect()
+    }
+
+    /// The namespace has a record again, or no tier has a block of it.
+    pub fn recall(&mut self, id: NamespaceId) {
+        self.forgotten.retain(|_, ids| !ids.remove(&id) || !ids.is_empty());
     }
 
     /// The short name of a trial's namespace, which is in no record: a restart drops its blocks.
@@ -310,7 +330,10 @@ impl State {
         for (record, id) in unused {
             if self.core.close_namespace(id) {
                 self.table.pool().clear_namespace(record)?;
-                self.descriptors.remove(&record);
+                let (_, descriptor) = self.descriptors.remove(&record).expect("it is among the unused");
+                if self.tiers.is_any() {
+                    self.forgotten.entry(descriptor.tenant().to_owned()).or_default().insert(id);
+                }
             }
         }
         Ok(())

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
 use forebay_rpc::PURGE_OF_DISKS;
 use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
@@ -46,14 +45,19 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids), emptied);
     let still = own.into_iter().map(|tier| (tier, still_on(tier)));
     let mut own: Vec<(&str, Error)> = still.chain(unnamed_error(&unnamed).map(|error| ("disks", error))).collect();
-    reply.held_blocks = shared.event(|state| purged.iter().map(|old| state.core.fenced_of(*old)).sum());
+    let is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok());
+    reply.held_blocks = shared.event(|state| {
+        let is_everywhere = request.shared_stores || state.tiers.shared_stores().next().is_none();
+        ids.iter().filter(|_| is_complete && is_everywhere).for_each(|id| state.recall(*id));
+        purged.iter().map(|old| state.core.fenced_of(*old)).sum()
+    });
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
     tracing::info!(
         tenant = request.tenant,
         namespaces = ids.len(),
         blocks = reply.purged_blocks,
         held = reply.held_blocks,
-        is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok()),
+        is_complete,
         "purged"
     );
     if request.shared_stores {
@@ -150,6 +154,5 @@ fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     if request.tenant.is_empty() && !request.all_tenants_named_empty {
         return Err(Error::invalid("a purge must name a namespace or a tenant"));
     }
-    let is_its = |descriptor: &Descriptor| descriptor.tenant() == request.tenant;
-    Ok(state.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id).collect())
+    Ok(state.namespaces_of(&request.tenant))
 }

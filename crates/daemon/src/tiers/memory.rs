@@ -2,7 +2,8 @@
 //!
 //! Small enough for one file. It shows what a tier is to the daemon: a section, its [`TierSpec`], and a [`Driven`].
 
-use std::collections::{HashMap, VecDeque};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ impl Claimed for TierMemory {
 /// Operations between `submit` and `poll`; what does not fit is asked again.
 const QUEUE: usize = 64;
 
-struct Memory {
+pub(super) struct Memory {
     /// The memory that slots lie in.
     pool: Region,
     capacity_bytes: u64,
@@ -74,16 +75,18 @@ struct Memory {
     evicted: Vec<BlockKey>,
     ended: Vec<Completion>,
     wake: OwnedFd,
+    /// How often it was gone through for the blocks of namespaces.
+    pub listings: Cell<u32>,
 }
 
 impl Memory {
     const CAPABILITIES: Capabilities =
         Capabilities { can_store: true, can_remove: true, can_touch: false, is_durable: false, is_shared: false };
 
-    fn new(pool: Region, capacity_bytes: u64) -> Memory {
+    pub fn new(pool: Region, capacity_bytes: u64) -> Memory {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("the system has an eventfd");
-        let (used_bytes, blocks, order, evicted, ended) = Default::default();
-        Memory { pool, capacity_bytes, used_bytes, blocks, order, evicted, ended, wake }
+        let (used_bytes, blocks, order, evicted, ended, listings) = Default::default();
+        Memory { pool, capacity_bytes, used_bytes, blocks, order, evicted, ended, wake, listings }
     }
 
     fn run(&mut self, op: &Operation) -> Outcome {
@@ -186,8 +189,9 @@ impl Driven for Memory {
         keys.append(&mut self.evicted);
     }
 
-    fn blocks_of(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.order.iter().copied().filter(|key| key.namespace == namespace).collect()
+    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
+        self.listings.update(|listings| listings + 1);
+        self.order.iter().copied().filter(|key| namespaces.contains(&key.namespace)).collect()
     }
 }
 

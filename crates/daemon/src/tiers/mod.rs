@@ -73,6 +73,11 @@ impl Tiers {
         Tiers { drivers, purging, emptying, busy: Vec::new(), probes: Vec::new() }
     }
 
+    /// Whether there is a place below the pool.
+    pub fn is_any(&self) -> bool {
+        !self.drivers.is_empty()
+    }
+
     /// Whether a tier's transfers can outlive a daemon that is killed; that tier says when they are over.
     pub fn has_own_disks(&self) -> bool {
         self.drivers.iter().any(|driver| !driver.is_shared)

@@ -19,6 +19,8 @@ const REMOVALS_AT_A_TIME: usize = 128;
 pub(super) struct Purges {
     /// Of each namespace, how many of `keys` are its own.
     namespaces: BTreeMap<NamespaceId, usize>,
+    /// Those of them whose blocks were not listed yet: the tier goes through all its blocks for as many as there are.
+    unlisted: BTreeSet<NamespaceId>,
     /// Blocks to be removed.
     keys: VecDeque<BlockKey>,
     /// Removals under way.
@@ -40,21 +42,24 @@ impl Purges {
         self.found.iter().copied()
     }
 
-    fn begin(&mut self, namespace: NamespaceId, known: Vec<BlockKey>) {
+    fn begin(&mut self, namespace: NamespaceId) {
+        self.found.remove(&namespace);
         self.namespaces.entry(namespace).or_default();
-        known.into_iter().for_each(|key| self.push(key));
+        self.unlisted.insert(namespace);
     }
 
     /// What was purged while the tier or a part of it was missing is looked for when it is there.
-    fn find_all(&mut self, tier: &dyn Driven) {
+    fn find(&mut self, tier: &dyn Driven) {
         let missing = Some(tier.missing_parts());
-        if self.missing_parts == missing {
-            return;
+        if self.missing_parts != missing {
+            self.missing_parts = missing;
+            self.keys.clear();
+            self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
+            self.unlisted = self.namespaces.keys().copied().collect();
         }
-        self.missing_parts = missing;
-        self.keys.clear();
-        for namespace in std::mem::take(&mut self.namespaces).into_keys() {
-            self.begin(namespace, tier.blocks_of(namespace));
+        if !self.unlisted.is_empty() {
+            let unlisted = std::mem::take(&mut self.unlisted);
+            tier.blocks_of(&unlisted).into_iter().for_each(|key| self.push(key));
         }
     }
 
@@ -83,17 +88,14 @@ impl Purges {
     }
 
     /// Forgets the namespaces of which no key waits, but for those that are `busy`. A block may be on two parts, and a
-    /// removal reaches one: the tier is asked again.
+    /// removal reaches one: the tier is asked again, of many namespaces for half of them at a time.
     fn forget_empty(&mut self, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
         let is_empty = |(namespace, waiting): &(&NamespaceId, &usize)| **waiting == 0 && !busy.contains(namespace);
-        let empty: Vec<NamespaceId> =
+        let empty: BTreeSet<NamespaceId> =
             self.namespaces.iter().filter(is_empty).map(|(namespace, _)| *namespace).collect();
-        for namespace in empty {
-            self.namespaces.remove(&namespace);
-            let left = tier.blocks_of(namespace);
-            if !left.is_empty() {
-                self.begin(namespace, left);
-            }
+        if !empty.is_empty() && (2 * empty.len() >= self.namespaces.len() || self.keys.is_empty()) {
+            self.namespaces.retain(|namespace, _| !empty.contains(namespace));
+            tier.blocks_of(&empty).into_iter().for_each(|key| self.push(key));
         }
     }
 }
@@ -101,9 +103,7 @@ impl Purges {
 impl Driver {
     /// For `Effect::PurgeTiers`.
     pub(super) fn purge(&mut self, namespace: NamespaceId) {
-        self.purges.found.remove(&namespace);
-        let known = self.driven().map(|tier| tier.blocks_of(namespace));
-        self.purges.begin(namespace, known.unwrap_or_default());
+        self.purges.begin(namespace);
     }
 
     /// Starts some removals, and forgets the namespaces of which nothing is left, nor on its way down. What a missing
@@ -115,7 +115,7 @@ impl Driver {
             return;
         }
         let Some(tier) = self.tier.as_ref().map(|tier| &**tier.tier()) else { return };
-        self.purges.find_all(tier);
+        self.purges.find(tier);
         while self.purges.removing < REMOVALS_AT_A_TIME
             && let Some(key) = self.purges.pop()
         {
@@ -131,5 +131,44 @@ impl Driver {
         {
             self.purges.forget_empty(&busy, &**tier.tier());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::tier::{OpId, OpKind, Operation, Tier};
+    use forebay_core::{BlockHash, Generation, SlotId};
+    use forebay_io::uring::Region;
+
+    use super::super::memory::Memory;
+    use super::*;
+
+    const NAMESPACES: u128 = 200;
+
+    fn run(memory: &mut Memory, kind: OpKind, key: BlockKey) {
+        let slot = Some((SlotId(0), Generation(0)));
+        assert_eq!(memory.submit(&[Operation { id: OpId(1), kind, key, slot, length_bytes: 1, checksum: 0 }]), 1);
+        memory.poll(&mut Vec::new());
+    }
+
+    /// The tier goes through all its blocks each time, and nobody is served meanwhile.
+    #[test]
+    fn a_purge_of_many_namespaces_lists_the_blocks_of_a_tier_a_few_times() {
+        let mut memory = Memory::new(Region::anonymous(4096).unwrap(), 1 << 20);
+        let hash = BlockHash::new(&[1]).unwrap();
+        let key = |id| BlockKey { namespace: NamespaceId(id), group: 0, hash };
+        (0..2 * NAMESPACES).for_each(|id| run(&mut memory, OpKind::Store, key(id)));
+        let mut purges = Purges::default();
+        (0..NAMESPACES).for_each(|id| purges.begin(NamespaceId(id)));
+        loop {
+            purges.find(&memory);
+            let Some(key) = purges.pop() else { break };
+            run(&mut memory, OpKind::Remove { at: Location::default() }, key);
+            purges.forget_empty(&BTreeSet::new(), &memory);
+        }
+        assert!(!(0..NAMESPACES).any(|id| purges.is_purging(NamespaceId(id))));
+        assert!(memory.blocks_of(&(0..NAMESPACES).map(NamespaceId).collect()).is_empty());
+        assert_eq!(memory.blocks_of(&(NAMESPACES..2 * NAMESPACES).map(NamespaceId).collect()).len(), 200);
+        assert!(memory.listings.get() < 14, "{}", memory.listings.get());
     }
 }

@@ -4,6 +4,7 @@
 //! A tier of another kind needs a folder in `crates/io/src`, a file beside this one with its section and its
 //! `TierSpec`, and two lines in `mod.rs`: a `mod` and a line in `ALL`.
 
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,8 +155,8 @@ pub trait Driven: Timed + Send {
     /// Appends blocks that the tier gave up by itself.
     fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>) {}
 
-    /// All blocks of a namespace, as far as the tier knows without asking anybody.
-    fn blocks_of(&self, _namespace: NamespaceId) -> Vec<BlockKey> {
+    /// All blocks of these namespaces, as far as the tier knows without asking anybody.
+    fn blocks_of(&self, _namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
         Vec::new()
     }
 

@@ -2,6 +2,7 @@
 
 mod arrival;
 
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -223,8 +224,8 @@ impl Driven for Ssd {
         Ssd::take_evicted(self, keys);
     }
 
-    fn blocks_of(&self, namespace: NamespaceId) -> Vec<BlockKey> {
-        self.blocks().map(|block| block.key).filter(|key| key.namespace == namespace).collect()
+    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
+        self.blocks().map(|block| block.key).filter(|key| namespaces.contains(&key.namespace)).collect()
     }
 
     fn disks(&self) -> Vec<DiskReport> {
