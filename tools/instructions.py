@@ -18,7 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "bench" / "instructions.json"
-LOOPS = ("reserve_free", "commit_free", "look_up", "release", "touch", "reserve_evicting", "commit_full")
+LOOPS = (
+    *("reserve_free", "commit_free", "look_up", "release", "touch", "reserve_evicting", "commit_full"),
+    *("hold", "resume", "gone", "unpin"),
+)
 # Processors differ in how the C library copies and clears memory; the compiler is pinned.
 TOLERANCE = 0.02
 

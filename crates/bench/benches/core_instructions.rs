@@ -3,9 +3,12 @@
 //!
 //! The core is deterministic, so the counts are too; times on a busy machine are not.
 
+use std::ops::Range;
+
 use forebay_bench::blocks::{hash, layout};
 use forebay_core::key::BlockHash;
 use forebay_core::lookup::{Answer, LeaseId};
+use forebay_core::recover::Resumption;
 use forebay_core::{Config, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
 
 type Slot = (SlotId, Generation);
@@ -18,6 +21,8 @@ const ENGINE: Instance = Instance(0);
 const PROMPT: usize = Core::MAX_RESERVE_PER_EVENT;
 const HASH_BYTES: usize = 32;
 const PROMPTS: usize = (UNITS as u64 * UNIT_BYTES / SLOT_BYTES) as usize / PROMPT;
+/// Leases that an engine has when it resumes and when it is gone: a quarter of the pool.
+const LEASES: usize = PROMPTS / 4;
 
 fn main() {
     let mut bench = Bench::new();
@@ -38,6 +43,16 @@ fn main() {
         commit_full(&mut bench, prompt, &slots);
     }
     assert_eq!(bench.core.stats().evicted as usize, PROMPTS * PROMPT, "each store evicts one");
+    for nth in 0..PROMPTS / LEASES {
+        let first = PROMPTS + nth * LEASES;
+        let held = bench.lease(first..first + LEASES);
+        let resumption = hold(&mut bench, &held);
+        resume(&mut bench, resumption);
+        unpin(&mut bench);
+        gone(&mut bench);
+        unpin(&mut bench);
+    }
+    assert_eq!(bench.core.held(), Default::default());
     bench.core.audit().expect("the core's books are right");
     println!("{}", PROMPTS * PROMPT);
 }
@@ -88,6 +103,34 @@ impl Bench {
         self.take_effects();
     }
 
+    fn look_up(&mut self, prompt: usize, answer: &mut Answer) -> LeaseId {
+        answer.states.clear();
+        answer.slots.clear();
+        answer.generations.clear();
+        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespace);
+        self.core.look(&mut lookup, 0, &self.bytes[prompt], HASH_BYTES, answer);
+        let lease = self.core.finish_lookup(lookup);
+        self.take_effects();
+        lease
+    }
+
+    /// Looks up these prompts, each under a lease of its own, and works off the touches.
+    fn lease(&mut self, prompts: Range<usize>) -> Vec<Slot> {
+        let (mut held, mut answer) = (Vec::new(), Answer::default());
+        for prompt in prompts {
+            self.look_up(prompt, &mut answer);
+            held.extend(answer.slots.iter().map(|s| SlotId(*s)).zip(answer.generations.iter().map(|g| Generation(*g))));
+        }
+        assert_eq!(held.len(), LEASES * PROMPT, "every block is resident");
+        self.work_off();
+        held
+    }
+
+    fn work_off(&mut self) {
+        while self.core.step() {}
+        self.take_effects();
+    }
+
     fn take_effects(&mut self) {
         self.core.take_effects(&mut self.effects);
         self.effects.clear();
@@ -106,14 +149,7 @@ fn commit_free(bench: &mut Bench, prompt: usize, slots: &[Slot]) {
 
 #[inline(never)]
 fn look_up(bench: &mut Bench, prompt: usize, answer: &mut Answer) -> LeaseId {
-    answer.states.clear();
-    answer.slots.clear();
-    answer.generations.clear();
-    let mut lookup = bench.core.begin_lookup(Some(ENGINE), bench.namespace);
-    bench.core.look(&mut lookup, 0, &bench.bytes[prompt], HASH_BYTES, answer);
-    let lease = bench.core.finish_lookup(lookup);
-    bench.take_effects();
-    lease
+    bench.look_up(prompt, answer)
 }
 
 #[inline(never)]
@@ -136,4 +172,30 @@ fn reserve_evicting(bench: &mut Bench, prompt: usize) -> Vec<Slot> {
 #[inline(never)]
 fn commit_full(bench: &mut Bench, prompt: usize, slots: &[Slot]) {
     bench.commit(prompt, slots);
+}
+
+#[inline(never)]
+fn hold(bench: &mut Bench, held: &[Slot]) -> Resumption {
+    let mut resumption = bench.core.begin_resume(ENGINE);
+    held.chunks(Core::MAX_HELD_PER_EVENT).for_each(|piece| bench.core.hold(&mut resumption, piece));
+    bench.take_effects();
+    resumption
+}
+
+#[inline(never)]
+fn resume(bench: &mut Bench, resumption: Resumption) {
+    bench.core.resume(resumption, &[]);
+    bench.take_effects();
+}
+
+#[inline(never)]
+fn gone(bench: &mut Bench) {
+    bench.core.instance_gone(ENGINE);
+    bench.take_effects();
+}
+
+/// What an event leaves of the leases that it ended; twice for each key.
+#[inline(never)]
+fn unpin(bench: &mut Bench) {
+    bench.work_off();
 }
