@@ -22,8 +22,9 @@ pub(crate) struct Leases {
     next: u64,
     /// Leases of each instance.
     counts: [u64; Instance::MAX],
-    /// Blocks of leases that ended, to be unpinned.
-    ended: Vec<BlockId>,
+    /// Blocks to be unpinned, in the lists of the leases that they were under; no list is empty. One list of all would
+    /// have to be copied in one event, however long it is.
+    ended: Vec<Vec<BlockId>>,
 }
 
 impl Leases {
@@ -47,7 +48,7 @@ impl Leases {
         match self.all.get_mut(&lease.0) {
             Some(lease) => lease.blocks.extend(blocks),
             None => {
-                self.ended.extend(blocks);
+                self.give_up(blocks);
                 return false;
             }
         }
@@ -66,20 +67,22 @@ impl Leases {
         }
         let lease = self.all.remove(&lease.0).expect("it was just there");
         self.counts[instance.0 as usize] -= 1;
-        self.ended.extend(lease.blocks);
+        self.give_up(lease.blocks);
         true
     }
 
     /// All leases of an instance end.
     pub fn end_all(&mut self, instance: Instance) {
         let its = self.all.extract_if(.., |_, lease| lease.instance == instance);
-        self.ended.extend(its.flat_map(|(_, lease)| lease.blocks));
+        self.ended.extend(its.map(|(_, lease)| lease.blocks).filter(|blocks| !blocks.is_empty()));
         self.counts[instance.0 as usize] = 0;
     }
 
     /// These blocks were pinned for a lease that nobody wants any more.
     pub fn give_up(&mut self, blocks: Vec<BlockId>) {
-        self.ended.extend(blocks);
+        if !blocks.is_empty() {
+            self.ended.push(blocks);
+        }
     }
 
     /// Whether blocks are left to be unpinned.
@@ -87,10 +90,12 @@ impl Leases {
         !self.ended.is_empty()
     }
 
-    /// The next block to be unpinned.
-    #[inline]
-    pub fn take_ended(&mut self) -> Option<BlockId> {
-        self.ended.pop()
+    /// The next blocks to be unpinned, at most `limit`, in the order in which they were leased. None if no block is left.
+    pub fn take_ended(&mut self, limit: usize) -> Vec<BlockId> {
+        match self.ended.last_mut() {
+            Some(blocks) if blocks.len() > limit => blocks.split_off(blocks.len() - limit),
+            _ => self.ended.pop().unwrap_or_default(),
+        }
     }
 
     pub fn len(&self) -> u64 {
@@ -105,5 +110,24 @@ impl Leases {
     pub fn blocks(&self, instance: Instance) -> u64 {
         let its = self.all.values().filter(|lease| lease.instance == instance);
         its.map(|lease| lease.blocks.len() as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_ended_leases_are_taken_from_the_last_on_and_no_more_than_asked_for() {
+        let mut leases = Leases::new(1);
+        let blocks = |range: std::ops::Range<u32>| range.map(BlockId).collect::<Vec<_>>();
+        for range in [0..3, 3..3, 3..8] {
+            leases.add(Instance(1), blocks(range));
+        }
+        leases.end_all(Instance(1));
+        leases.give_up(Vec::new());
+        let taken: Vec<_> = (0..5).map(|_| leases.take_ended(2)).collect();
+        assert_eq!(taken, [6..8, 4..6, 3..4, 1..3, 0..1].map(blocks));
+        assert!(!leases.has_ended() && leases.take_ended(2).is_empty());
     }
 }

@@ -196,9 +196,11 @@ impl Core {
 
     /// Unpins what was leased, as much as one event may; `step` goes on.
     pub(crate) fn unpin_ended(&mut self) {
-        for _ in 0..Core::UNPINS_PER_EVENT {
-            let Some(block) = self.leases.take_ended() else { return };
-            self.unpin(block);
+        let mut left = Core::UNPINS_PER_EVENT;
+        while left > 0 && self.leases.has_ended() {
+            let blocks = self.leases.take_ended(left);
+            left -= blocks.len();
+            blocks.into_iter().rev().for_each(|block| self.unpin(block));
         }
     }
 

@@ -371,11 +371,10 @@ impl Slots {
     /// One more lease covers `block`; `instance` may touch it from now on.
     #[inline]
     pub fn pin(&mut self, block: BlockId, instance: Option<Instance>, journal: &mut Journal) {
-        let slot_bytes = self.slot_bytes(block);
         let record = self.records.get_mut(block);
         record.pins += 1;
         if record.pins == 1 {
-            self.pinned_bytes += slot_bytes;
+            self.pinned_bytes += self.space.class_info(record.class).slot_bytes;
             self.tallies[record.class.0 as usize].pinned += 1;
         }
         let bit = instance.map_or(0, Instance::bit);
@@ -389,17 +388,15 @@ impl Slots {
     #[inline]
     #[must_use]
     pub fn unpin(&mut self, block: BlockId, journal: &mut Journal) -> bool {
-        let slot_bytes = self.slot_bytes(block);
-        let earlier = self.earlier;
         let record = self.records.get_mut(block);
         assert!(record.pins > 0, "block {block:?} is unpinned more often than pinned");
         record.pins -= 1;
         if record.pins > 0 {
             return false;
         }
-        self.pinned_bytes -= slot_bytes;
+        self.pinned_bytes -= self.space.class_info(record.class).slot_bytes;
         self.tallies[record.class.0 as usize].pinned -= 1;
-        let holders = record.holders & earlier;
+        let holders = record.holders & self.earlier;
         if record.holders != holders {
             record.holders = holders;
             journal.push(Effect::Held { slot: record.slot, holders });
