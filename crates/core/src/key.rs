@@ -176,26 +176,39 @@ pub struct Fingerprint(pub u64);
 
 impl Fingerprint {
     /// The hash of a key under `seed`; a core uses one seed for its whole life.
+    #[inline]
     pub fn new(seed: u64, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> Fingerprint {
         // Both factors of a product hold a part of the seed, or a client could make them zero.
         let one = seed ^ 0x9e37_79b9_7f4a_7c15 ^ (u64::from(namespace.0) << 16 | u64::from(group));
         let other = seed.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03 ^ hash.len() as u64;
-        // Each part is mixed on its own, so that the multiplications overlap.
-        let mix_part = |part: &[u8; 16]| {
-            let part = u128::from_le_bytes(*part);
-            mix(part as u64 ^ one, (part >> 64) as u64 ^ other)
+        let sum = match hash.as_chunks::<16>() {
+            // The usual length, without a loop.
+            ([low, high], []) => mix_part(low, one, other).rotate_left(23) ^ mix_part(high, one, other),
+            (parts, rest) => mix_parts(parts, rest, one, other),
         };
-        let (parts, rest) = hash.as_chunks::<16>();
-        let mut sum = parts.iter().fold(0u64, |sum, part| sum.rotate_left(23) ^ mix_part(part));
-        if !rest.is_empty() {
-            let mut last = [0; 16];
-            last[..rest.len()].copy_from_slice(rest);
-            sum = sum.rotate_left(23) ^ mix_part(&last);
-        }
         Fingerprint(mix(sum ^ one, other))
     }
 }
 
+#[inline(never)]
+fn mix_parts(parts: &[[u8; 16]], rest: &[u8], one: u64, other: u64) -> u64 {
+    let sum = parts.iter().fold(0u64, |sum, part| sum.rotate_left(23) ^ mix_part(part, one, other));
+    if rest.is_empty() {
+        return sum;
+    }
+    let mut last = [0; 16];
+    last[..rest.len()].copy_from_slice(rest);
+    sum.rotate_left(23) ^ mix_part(&last, one, other)
+}
+
+/// Each part is mixed on its own, so that the multiplications overlap.
+#[inline]
+fn mix_part(part: &[u8; 16], one: u64, other: u64) -> u64 {
+    let part = u128::from_le_bytes(*part);
+    mix(part as u64 ^ one, (part >> 64) as u64 ^ other)
+}
+
+#[inline]
 fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ (product >> 64) as u64
