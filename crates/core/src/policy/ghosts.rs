@@ -75,8 +75,9 @@ impl Ghosts {
         let now = self.tick(clock);
         let line = self.line(key)?;
         let age = |place: u64| if place == 0 { u64::MAX } else { now.wrapping_sub(place) & self.tick_mask };
-        let at = (0..BUCKET).max_by_key(|at| age(read(&self.bytes, line, *at)))?;
-        let lost = read(&self.bytes, line, at);
+        let bucket = self.bucket(line);
+        let at = (0..BUCKET).max_by_key(|at| age(read(bucket, *at)))?;
+        let lost = read(bucket, at);
         let place = tag(key) << (TICK_BITS + 1) | u64::from(ghost.mark) << TICK_BITS | self.tick(ghost.touched);
         self.write(line, at, place);
         self.used += usize::from(lost == 0);
@@ -86,8 +87,9 @@ impl Ghosts {
     /// Forgets `key`. Returns what was remembered of it.
     pub fn take(&mut self, key: Fingerprint, clock: u32) -> Option<Ghost> {
         let line = self.line(key)?;
-        let at = (0..BUCKET).find(|at| read(&self.bytes, line, *at) >> (TICK_BITS + 1) == tag(key))?;
-        let ghost = self.unpack(read(&self.bytes, line, at), clock);
+        let bucket = self.bucket(line);
+        let at = (0..BUCKET).find(|at| read(bucket, *at) >> (TICK_BITS + 1) == tag(key))?;
+        let ghost = self.unpack(read(bucket, at), clock);
         self.write(line, at, 0);
         self.used -= 1;
         Some(ghost)
@@ -101,8 +103,8 @@ impl Ghosts {
         while seen < count && looked_at < count.min(self.buckets) {
             self.cursor = (self.cursor + 1) % self.buckets;
             looked_at += 1;
-            let line = self.first + self.cursor * LINE_BYTES;
-            let places = (0..BUCKET).map(|at| read(&self.bytes, line, at)).filter(|place| *place != 0);
+            let bucket = self.bucket(self.first + self.cursor * LINE_BYTES);
+            let places = (0..BUCKET).map(|at| read(bucket, at)).filter(|place| *place != 0);
             places.for_each(|place| {
                 seen += 1;
                 see(self.unpack(place, clock));
@@ -126,6 +128,10 @@ impl Ghosts {
     fn line(&self, key: Fingerprint) -> Option<usize> {
         let at = ((u128::from(key.0) * self.buckets as u128) >> 64) as usize;
         (self.buckets > 0).then_some(self.first + at * LINE_BYTES)
+    }
+
+    fn bucket(&self, line: usize) -> &[u8; LINE_BYTES] {
+        self.bytes[line..].first_chunk().expect("a bucket is a whole line")
     }
 
     fn write(&mut self, line: usize, at: usize, place: u64) {
@@ -153,9 +159,8 @@ fn mask(bits: u32) -> u64 {
 }
 
 /// A bucket's last place ends 4 bytes before its line does, so that all of them can be read as words.
-fn read(bytes: &[u8], line: usize, at: usize) -> u64 {
-    let from = line + at * PLACE_BYTES;
-    let word = bytes[from..from + 8].first_chunk().expect("8 bytes");
+fn read(bucket: &[u8; LINE_BYTES], at: usize) -> u64 {
+    let word = bucket[at * PLACE_BYTES..].first_chunk().expect("8 bytes");
     u64::from_le_bytes(*word) & mask(8 * PLACE_BYTES as u32)
 }
 
