@@ -201,7 +201,7 @@ impl Cache {
         let record = &slots[block];
         let class = record.class;
         let parent = parent.filter(|parent| slots[*parent].class == class && slots.is_indexed(*parent));
-        let is_protected = hints.is_protected(self.key_of(record));
+        let is_protected = !hints.is_empty() && hints.is_protected(self.key_of(record));
         let key = policy_key(record.namespace, record.group, record.hash.as_bytes());
         let policy = &mut self.policies[class.0 as usize];
         match is_protected {
