@@ -15,7 +15,7 @@ use crate::leases::Leases;
 use crate::policy::{Make, PolicyChoice};
 use crate::rebalance::Drains;
 use crate::scrub::Scrub;
-use crate::slots::{Slots, TOUCHED_TOGETHER};
+use crate::slots::{Block, Slots, TOUCHED_TOGETHER};
 use crate::stats::Stats;
 use crate::tables::TABLE_BITS;
 use crate::tiers::Tiers;
@@ -241,10 +241,10 @@ impl Core {
         self.slots.pinned_bytes() - self.tiers.prefetch_bytes()
     }
 
-    /// One more lease covers `block`; `instance` may touch it from now on.
+    /// One more lease covers `block`; `instance` may touch it from now on. Returns its record.
     #[inline]
-    pub(crate) fn pin(&mut self, block: BlockId, instance: Option<Instance>) {
-        self.slots.pin(block, instance, &mut self.journal);
+    pub(crate) fn pin(&mut self, block: BlockId, instance: Option<Instance>) -> &Block {
+        self.slots.pin(block, instance, &mut self.journal)
     }
 
     #[inline]

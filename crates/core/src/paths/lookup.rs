@@ -287,15 +287,17 @@ impl Core {
         if let Some(reason) = self.why_not(block, cursor, lookup.instance.is_some()) {
             return Some(reason);
         }
-        if lookup.instance.is_some() {
-            self.pin(block, lookup.mapper());
-            if self.slots[block].owner & PREFETCH != 0 {
-                self.use_prefetch(block);
-            }
-        }
         lookup.found.push(block);
         lookup.ends.push((lookup.before + cursor.position) * cursor.tokens);
-        answer.push_ready(cursor.position, &self.slots[block]);
+        if lookup.instance.is_some() {
+            let record = self.pin(block, lookup.mapper());
+            answer.push_ready(cursor.position, record);
+            if record.owner & PREFETCH != 0 {
+                self.use_prefetch(block);
+            }
+        } else {
+            answer.push_ready(cursor.position, &self.slots[block]);
+        }
         None
     }
 

@@ -146,7 +146,9 @@ impl Core {
         let is_audited = |block: &BlockId| matches!(self.slots[*block].state, State::Ready | State::Unverified);
         let piece: Vec<ReadyBlock> =
             (cursor..end).map(BlockId).filter(is_audited).map(|block| self.block_to_read(block)).collect();
-        piece.iter().for_each(|audited| self.pin(audited.block, None));
+        for audited in &piece {
+            self.pin(audited.block, None);
+        }
         (piece, (end < self.slots.end()).then_some(end))
     }
 

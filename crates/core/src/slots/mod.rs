@@ -368,9 +368,9 @@ impl Slots {
         self.space.free(slot)
     }
 
-    /// One more lease covers `block`; `instance` may touch it from now on.
+    /// One more lease covers `block`; `instance` may touch it from now on. Returns its record.
     #[inline]
-    pub fn pin(&mut self, block: BlockId, instance: Option<Instance>, journal: &mut Journal) {
+    pub fn pin(&mut self, block: BlockId, instance: Option<Instance>, journal: &mut Journal) -> &Block {
         let record = self.records.get_mut(block);
         record.pins += 1;
         if record.pins == 1 {
@@ -382,6 +382,7 @@ impl Slots {
             record.holders |= bit;
             journal.push(Effect::Held { slot: record.slot, holders: record.holders });
         }
+        record
     }
 
     /// True if the block was fenced and nobody holds it any more: the caller then frees it.
