@@ -478,7 +478,8 @@ impl Space {
     }
 
     fn locate(&self, slot: SlotId) -> Option<(ExtentId, u32)> {
-        let unit = (slot.offset() / self.unit_bytes) as usize;
+        // A division by the unit, which is a power of two.
+        let unit = (slot.offset() >> self.unit_bytes.trailing_zeros()) as usize;
         let Unit::Used(id) = *self.units.get(unit)? else { return None };
         let extent = self.extent(id);
         let page = slot.0 - self.first_page(extent.first_unit);
