@@ -100,10 +100,10 @@ ALERTS = (
     ),
     Alert(
         "ForebaySharedStoreUnhealthy",
-        "min by (instance, tier, store) (forebay_shared_store_healthy) == 0",
+        "forebay_shared_store_healthy == 0",
         5,
         "warning",
-        "{{ $labels.instance }} does without the shared store {{ $labels.store }}.",
+        "{{ $labels.instance }} does without the shared store {{ $labels.store }} ({{ $labels.direction }}).",
         "a-tier-is-sick",
     ),
     Alert(

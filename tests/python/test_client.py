@@ -83,7 +83,7 @@ def test_a_client_finds_its_daemon_and_ends_with_its_block(sockets: Path, monkey
         client.inspect()
 
 
-# Mounts of its own, and another `/etc` with nothing but the daemon's configuration in it.
+# Mounts of its own: another `/etc` with nothing but the daemon's configuration in it, and a `/run` without a daemon.
 OTHER_ETC = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 
 
@@ -101,7 +101,8 @@ OTHER_ETC = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 def test_a_program_finds_its_daemon_where_the_configuration_says(
     make: str, variables: dict[str, str], found: str
 ) -> None:
-    script = f'mount -t tmpfs none /etc && {make.replace("FILE", "/etc/forebay.toml")} && exec "$@"'
+    mounts = "mount -t tmpfs none /etc && mount -t tmpfs none /run"
+    script = f'{mounts} && {make.replace("FILE", "/etc/forebay.toml")} && exec "$@"'
     code = "import forebay; print(forebay.find_sockets())"
     argv = [*OTHER_ETC, script, "sh", sys.executable, "-c", code]
     env = clean_env() | {"XDG_RUNTIME_DIR": "/nowhere"} | variables

@@ -38,7 +38,9 @@ def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_brings_the_command_and_the_package(empty_venv: Path) -> None:
     binaries = empty_venv / "bin"
     with Daemon(capacity_bytes=64 << 20, binary=binaries / "forebay") as daemon:
-        env = {"PATH": f"{binaries}:/usr/bin:/bin", "FOREBAY_SOCKET_DIRECTORY": str(daemon.socket.parent)}
+        # An empty `FOREBAY_CONFIG`: this host's own file is not read.
+        sockets = {"FOREBAY_SOCKET_DIRECTORY": str(daemon.socket.parent), "FOREBAY_CONFIG": ""}
+        env = {"PATH": f"{binaries}:/usr/bin:/bin"} | sockets
         assert run("forebay", "--version", env=env).startswith("forebay ")
         assert run("forebay-compare", "--help", env=env).startswith("usage: forebay-compare ")
         assert "torch" not in run("pip", "list", env=env)

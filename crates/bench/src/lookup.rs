@@ -75,7 +75,7 @@ pub async fn run(bench: &LookupBench) -> Result<Vec<Row>> {
     // Dropping the measurement ends the private daemon; so the signal is listened for before there is one.
     tokio::select! {
         biased;
-        _ = tokio::signal::ctrl_c() => Err(Error::new(ErrorKind::Unavailable, "interrupted")),
+        _ = tokio::signal::ctrl_c() => Err(Error::new(ErrorKind::Unavailable, "the measurement was interrupted")),
         rows = measure(bench, largest) => rows,
     }
 }
@@ -136,8 +136,11 @@ impl Engine {
             let reply = self.trial.rpc.put(request).await.map_err(from_status)?.into_inner();
             let is_there = |outcome| matches!(outcome, CommitOutcome::CommitStored | CommitOutcome::CommitDuplicate);
             if !reply.outcomes().all(is_there) {
-                return Err(Error::new(ErrorKind::Full, "the daemon did not store all blocks of the benchmark")
-                    .hint("give the daemon a larger pool, or leave out `--socket.directory`"));
+                return Err(Error::new(
+                    ErrorKind::Full,
+                    "the pool has too little free memory for the benchmark's blocks",
+                )
+                .hint("leave out `--socket.directory`: no block of others is evicted for a benchmark"));
             }
             predecessor = last;
         }

@@ -26,10 +26,13 @@ pub fn run(arguments: &Advise) -> Result<(), Failure> {
 
 fn to_text(reply: &AdviseReply) -> String {
     if reply.keys == 0 {
-        return "no lookups yet\n".to_string();
+        return "no engine has looked up a block yet\n".to_string();
     }
     let mut text = rates(reply);
-    text += &format!("\nsaved since the daemon started: {}\n", saved(reply.saved_tokens, reply.saved_prefill_us));
+    text += &format!(
+        "\nloads have saved this since the daemon started: {}\n",
+        saved(reply.saved_tokens, reply.saved_prefill_us)
+    );
     if !reply.shared_stores.is_empty() {
         let stores = reply.shared_stores.join(", ");
         text += &format!(
@@ -40,7 +43,7 @@ fn to_text(reply: &AdviseReply) -> String {
     if reply.keys < LEAST_KEYS {
         let keys = reply.keys;
         text += &format!(
-            "\nmemory and disk: too little traffic yet to estimate other sizes ({keys} keys of {LEAST_KEYS})\n"
+            "\nthere is too little traffic yet to estimate other sizes of memory and disk: {keys} keys of {LEAST_KEYS}\n"
         );
     } else {
         text += &sizes(reply);
@@ -72,7 +75,7 @@ fn rates(reply: &AdviseReply) -> String {
     };
     row("hit", ratio(reply.hits, reply.keys), reply.keys, "all keys since the daemon started");
     let sampled = |hits| ratio(hits, reply.sampled_keys);
-    row("hit recently", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of the last 16 turnovers");
+    row("hit recently", sampled(reply.sampled_hits), reply.sampled_keys, "a sample of recent keys");
     row("optimum, memory", sampled(reply.sampled_optimum_hits), reply.sampled_keys, "the same sample");
     if let Some(below) = reply.all.as_ref().and_then(|all| all.sampled_tiers.as_ref()) {
         let optimum = ratio(below.optimum_hits, below.keys);
@@ -80,19 +83,40 @@ fn rates(reply: &AdviseReply) -> String {
     }
     row("cache without limit", sampled(reply.sampled_again), reply.sampled_keys, "the same sample");
     for window in reply.windows.iter().filter(|window| window.keys > 0) {
-        row("ceiling", ceiling(window), window.keys, &format!("the last {}", duration(window.window_us)));
+        row(
+            "cache without limit",
+            ceiling(window),
+            window.keys,
+            &format!("all keys of the last {}", duration(window.window_us)),
+        );
     }
     table.render("")
 }
 
 fn misses(reply: &AdviseReply) -> String {
-    let mut table = Table::new(&["reason", ">share of keys", ">keys"]);
+    let mut table = Table::new(&["reason", ">share of keys", ">keys", "the key"]);
     let all: u64 = reply.misses.iter().map(|miss| miss.count).sum();
     for MissCount { reason, count } in reply.misses.iter().filter(|miss| miss.count > 0) {
-        table.row([reason.clone(), percent(ratio(*count, reply.keys)), count.to_string()]);
+        table.row([reason.clone(), percent(ratio(*count, reply.keys)), count.to_string(), meaning(reason).to_string()]);
     }
-    table.row(["all".to_string(), percent(ratio(all, reply.keys)), all.to_string()]);
+    table.row(["all".to_string(), percent(ratio(all, reply.keys)), all.to_string(), String::new()]);
     table.render("  ")
+}
+
+/// Of a reason, as the daemon names it; a later daemon may know more of them.
+fn meaning(reason: &str) -> &'static str {
+    match reason {
+        "never_seen" => "was never stored, or too long ago to be remembered",
+        "evicted" => "was evicted from the pool to make room",
+        "refused" => "was not kept: the block before it was absent, or the policy bypassed it",
+        "failed" => "had a wrong checksum, or its tier failed",
+        "too_slow" => "was on a lower tier, and did not come in time",
+        "not_yet" => "was still being verified after a restart, or was behind such a key",
+        "other_namespace" => "is stored for another model, layout or tenant",
+        "over_limit" => "was ready, but the engine held too much of the pool (`pool.promise_share`)",
+        "promotion_unfinished" => "was still on its way from a lower tier",
+        _ => "",
+    }
 }
 
 fn memory(reply: &AdviseReply) -> String {
@@ -297,13 +321,16 @@ mod tests {
         assert!(text.contains("+100.0 GiB") && text.contains("+7.0"));
         assert!(text.contains("+1.2 TiB") && text.contains("with the present disk") && text.contains("others"));
         assert!(text.lines().count() <= 48, "more than one screen");
-        assert_eq!(to_text(&AdviseReply::default()), "no lookups yet\n");
+        assert_eq!(to_text(&AdviseReply::default()), "no engine has looked up a block yet\n");
     }
 
     #[test]
     fn no_sizes_are_compared_on_too_little_traffic() {
         let text = to_text(&AdviseReply { keys: 2, hits: 1, ..reply() });
-        assert!(text.contains("too little traffic yet to estimate other sizes (2 keys of 10000)"), "{text}");
+        assert!(
+            text.contains("too little traffic yet to estimate other sizes of memory and disk: 2 keys of 10000"),
+            "{text}"
+        );
         assert!(!text.contains("points") && !text.contains("memory x 2"), "{text}");
     }
 

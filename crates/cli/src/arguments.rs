@@ -334,8 +334,8 @@ pub struct BenchCopy {
 
 #[derive(Args, Debug)]
 pub struct BenchLookup {
-    /// Sockets' directory of a daemon to measure instead of a private one; its tiers get nothing, and the blocks are
-    /// removed at the end
+    /// Sockets' directory of a daemon to measure instead of a private one; its tiers get nothing, nothing is
+    /// evicted, and the blocks are removed at the end
     #[arg(long = "socket.directory", value_name = "PATH")]
     pub socket_directory: Option<std::path::PathBuf>,
     /// Keys of one lookup; may be given several times

@@ -20,7 +20,10 @@ pub fn run(arguments: &Audit) -> Result<(), Failure> {
         object.insert("complaint".to_string(), json!(complaint));
         print_json(&object.into());
     } else {
-        print(&format!("{blocks} blocks, {}: {corrupt} corrupt, {misnamed} misnamed\n", size(bytes)));
+        print(&format!(
+            "{blocks} blocks, {}, were read: {corrupt} had wrong bytes, {misnamed} had a record that names another block\n",
+            size(bytes)
+        ));
     }
     if !complaint.is_empty() {
         return Err(Error::new(ErrorKind::Corrupt, format!("the index is inconsistent: {complaint}"))
@@ -28,9 +31,12 @@ pub fn run(arguments: &Audit) -> Result<(), Failure> {
             .into());
     }
     if corrupt + misnamed > 0 {
-        return Err(Error::new(ErrorKind::Corrupt, "blocks of the pool were corrupt or misnamed; they were dropped")
-            .hint("run a memory test: the memory is faulty, or a process that maps the pool wrote to the wrong place")
-            .into());
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            "blocks of the pool had wrong bytes or a wrong record; they were dropped",
+        )
+        .hint("run a memory test: the memory is faulty, or a process that maps the pool wrote to the wrong place")
+        .into());
     }
     Ok(())
 }

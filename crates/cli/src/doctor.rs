@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::arguments::Doctor;
 use crate::failure::Failure;
-use crate::output::{is_coloured, print, print_json};
+use crate::output::{Colour, is_coloured, painted, print, print_json};
 use crate::serve::runtime;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -32,13 +32,12 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    fn painted(self, text: &str) -> String {
-        let colour = match self {
-            Verdict::Ok => 32,
-            Verdict::Warn => 33,
-            Verdict::Fail => 31,
-        };
-        format!("\x1b[{colour}m{text}\x1b[0m")
+    fn colour(self) -> Colour {
+        match self {
+            Verdict::Ok => Colour::Green,
+            Verdict::Warn => Colour::Yellow,
+            Verdict::Fail => Colour::Red,
+        }
     }
 }
 
@@ -100,7 +99,7 @@ fn text(checks: &[Check], is_coloured: bool) -> String {
     let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let line = |check: &Check| {
         let verdict = format!("{:<4}", format!("{:?}", check.verdict).to_lowercase());
-        let verdict = if is_coloured { check.verdict.painted(&verdict) } else { verdict };
+        let verdict = if is_coloured { painted(&verdict, check.verdict.colour()) } else { verdict };
         let hint = check.hint.as_ref().map(|hint| format!("{:width$}        hint: {hint}\n", "")).unwrap_or_default();
         format!("{verdict}  {:<width$}  {}\n{hint}", check.name, check.finding)
     };

@@ -11,7 +11,7 @@ use forebay_core::Error;
 use forebay_daemon::config::key_hint;
 use forebay_daemon::write_whole;
 
-use crate::output;
+use crate::output::{self, Colour, painted};
 
 /// How long the end waits for the reader of standard error.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -79,13 +79,18 @@ impl Failure {
 }
 
 fn print(error: &Error) {
-    let hint = error.hint_text().map_or(String::new(), |hint| format!("hint: {hint}\n"));
-    say(format!("error: {error}\n{hint}"));
+    let hint = error.hint_text().map_or(String::new(), |hint| format!("{} {hint}\n", word("hint:", Colour::Cyan)));
+    say(format!("{} {error}\n{hint}", word("error:", Colour::Red)));
 }
 
 /// What goes on, but hardly as was meant.
 pub fn warn(warning: &str) {
-    say(format!("warning: {warning}\n"));
+    say(format!("{} {warning}\n", word("warning:", Colour::Yellow)));
+}
+
+/// The first of a line to standard error.
+fn word(text: &str, colour: Colour) -> String {
+    if output::is_coloured(&io::stderr()) { painted(text, colour) } else { text.to_owned() }
 }
 
 /// Written by a thread, because nobody may read standard error while its pipe is full.

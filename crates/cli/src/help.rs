@@ -121,7 +121,7 @@ pub fn man(arguments: &Man) -> Result<(), Failure> {
     };
     let cannot = |error: std::io::Error| {
         let what = match directory.exists() && !directory.is_dir() {
-            true => "cannot write the manual pages: this is no directory",
+            true => "cannot write the manual pages: it is not a directory",
             false => "cannot write the manual pages",
         };
         Error::new(ErrorKind::Io, what)
@@ -136,7 +136,7 @@ pub fn man(arguments: &Man) -> Result<(), Failure> {
         write_page(&directory.join(format!("{name}.1")), &text).map_err(cannot)?;
         count += 1;
     }
-    print(&format!("wrote {count} manual pages to `{}`\n", directory.display()));
+    print(&format!("{count} manual pages were written to `{}`\n", directory.display()));
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 mod ssd;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use forebay_rpc::proto::{
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{Table, hex, print, print_json, print_next, saved, size};
+use crate::output::{Table, has_control_codes, hex, print, print_json, print_next, saved, size};
 use crate::purge::ID_DIGITS;
 use crate::serve::runtime;
 
@@ -50,7 +49,7 @@ fn watch(
     is_json: bool,
 ) -> Result<(), Failure> {
     const CLEARED: &str = "\x1b[2J\x1b[H";
-    let between = if std::io::stdout().is_terminal() { CLEARED } else { "" };
+    let between = if has_control_codes(&std::io::stdout()) { CLEARED } else { "" };
     loop {
         let reply = ask()?;
         let text = match is_json {
@@ -95,12 +94,12 @@ fn summary(reply: &InspectReply) -> String {
     let free_bytes = reply.capacity_bytes.saturating_sub(reply.used_bytes);
     let hits = match reply.keys {
         0 => "no key was looked up yet".to_string(),
-        keys => format!("{:.1} % of {keys} keys hit", 100.0 * reply.hits as f64 / keys as f64),
+        keys => format!("{:.1} % of {keys} keys were hits", 100.0 * reply.hits as f64 / keys as f64),
     };
     let engines = reply.sessions.iter().filter(|session| session.ranks > 0 && session.is_connected).count();
-    let plural = if engines == 1 { "" } else { "s" };
+    let connected = if engines == 1 { " is" } else { "s are" };
     format!(
-        "forebay {}, up {}: {} of {} used, {} free; {hits}; {engines} engine{plural}\n",
+        "forebay {} has run for {}: {} of {} are used, {} are free; {hits}; {engines} engine{connected} connected\n",
         reply.version.escape_debug(),
         uptime(reply.uptime_seconds),
         size(reply.used_bytes),
@@ -130,6 +129,12 @@ fn shown_digits(namespaces: &[NamespaceInfo]) -> usize {
     (LEAST..ID_DIGITS).find(is_enough).unwrap_or(ID_DIGITS)
 }
 
+/// What the pool's words stand for.
+const MEANINGS: [(&str, &str); 2] = [
+    ("pinned", "cannot be evicted, because engines or transfers use it"),
+    ("fenced", "kept out of use, because a process may still read or write it"),
+];
+
 fn pool(reply: &InspectReply) -> String {
     let mut table = Table::new(&["pool", &hex(&reply.pool_id)]);
     table.row(["boot".to_string(), format!("{:016x}", reply.boot_id)]);
@@ -140,7 +145,11 @@ fn pool(reply: &InspectReply) -> String {
         ("pinned", reply.pinned_bytes),
         ("fenced", reply.fenced_bytes),
     ];
-    sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), size(bytes)]));
+    let shown = |name: &str, bytes| match MEANINGS.iter().find(|(of, _)| *of == name) {
+        Some((_, meaning)) => format!("{}: {meaning}", size(bytes)),
+        None => size(bytes),
+    };
+    sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), shown(name, bytes)]));
     table.row(["saved".to_string(), saved(reply.saved_tokens, reply.saved_prefill_us)]);
     table.render("")
 }
@@ -170,7 +179,7 @@ fn classes(classes: &[ClassInfo]) -> String {
 
 fn tier_text(tier: &TierInfo) -> String {
     let colon = if tier.why.is_empty() { "" } else { ": " };
-    let mut text = format!("tier {} {}{colon}{}\n", tier.name, tier.state, tier.why.escape_debug());
+    let mut text = format!("tier {} {}{colon}{}\n", tier.name, standing(&tier.state), tier.why.escape_debug());
     let mut table = Table::new(&[
         ">blocks",
         ">stored",
@@ -203,6 +212,11 @@ fn tier_text(tier: &TierInfo) -> String {
         text += &stores_text(&tier.stores);
     }
     text
+}
+
+/// A state as a verb.
+fn standing(state: &str) -> String {
+    if state == "failed" { "has failed".to_string() } else { format!("is {state}") }
 }
 
 fn disks_text(disks: &[DiskInfo]) -> String {
@@ -248,20 +262,20 @@ fn mode(disk: &DiskInfo) -> &'static str {
 fn stores_text(stores: &[StoreInfo]) -> String {
     let mut text = String::new();
     for store in stores {
-        let state = if store.is_healthy { "serving" } else { "sick" };
+        let state = if store.is_healthy { "is serving" } else { "is sick" };
         let mut facts = vec![state.to_string()];
-        facts.extend(store.connections.map(|count| format!("{count} connections")));
+        facts.extend(store.connections.map(|count| format!("{count} connections are usable")));
         facts.extend(store.used_bytes.map(|used| match store.capacity_bytes {
-            Some(capacity) => format!("at most {} of {} used", size(used), size(capacity)),
-            None => format!("at most {} used", size(used)),
+            Some(capacity) => format!("at most {} of {} are used", size(used), size(capacity)),
+            None => format!("at most {} are used", size(used)),
         }));
-        facts.extend(store.is_sweeper.filter(|is| *is).map(|_| "swept by this host".to_string()));
-        text += &format!("  store {}: {}\n", store.name.escape_debug(), facts.join(", "));
+        facts.extend(store.is_sweeper.filter(|is| *is).map(|_| "this host makes room in it for all hosts".to_string()));
+        text += &format!("  store {} {}\n", store.name.escape_debug(), facts.join("; "));
         if !store.trouble.is_empty() {
             text += &format!("    last trouble: {}\n", store.trouble.escape_debug());
         }
         if !store.refuses_writes.is_empty() {
-            text += &format!("    takes no writes: {}\n", store.refuses_writes.escape_debug());
+            text += &format!("    it takes no writes: {}\n", store.refuses_writes.escape_debug());
         }
         let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();
         let events: Vec<String> = events.iter().map(|(event, count)| format!("{event} {count}")).collect();

@@ -43,9 +43,28 @@ pub fn print_json(value: &Value) {
     print(&format!("{value:#}\n"));
 }
 
-/// Whether what goes to `stream` is coloured: on a terminal, unless `NO_COLOR` is set (https://no-color.org).
+/// Whether what goes to `stream` is coloured: on a terminal that has colours, unless `NO_COLOR` is set
+/// (https://no-color.org).
 pub fn is_coloured(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    has_control_codes(stream) && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether `stream` is a terminal that understands more than text; a dumb one does not.
+pub fn has_control_codes(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_some_and(|name| name != "dumb")
+}
+
+/// Of a word that is to be seen first.
+#[derive(Clone, Copy)]
+pub enum Colour {
+    Red = 31,
+    Green = 32,
+    Yellow = 33,
+    Cyan = 36,
+}
+
+pub fn painted(text: &str, colour: Colour) -> String {
+    format!("\x1b[{}m{text}\x1b[0m", colour as u8)
 }
 
 /// `4.0 GiB`; below 1 KiB whole bytes.

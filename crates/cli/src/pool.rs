@@ -39,9 +39,9 @@ pub fn remove(arguments: &PoolRemove) -> Result<(), Failure> {
     if arguments.json {
         print_json(&json!({"directory": directory, "is_directory_removed": has_directory_gone}));
     } else if has_directory_gone {
-        print(&format!("removed the pool in `{shown}`\n"));
+        print(&format!("the pool in `{shown}` is removed\n"));
     } else {
-        print(&format!("removed the pool in `{shown}`; the directory stays, since it holds other files\n"));
+        print(&format!("the pool in `{shown}` is removed; the directory stays, since it holds other files\n"));
     }
     Ok(())
 }
@@ -51,7 +51,7 @@ fn remove_directory(directory: &Path) -> Result<bool, Error> {
     match fs::remove_dir(directory) {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.kind(), Io::DirectoryNotEmpty | Io::ResourceBusy) => Ok(false),
-        Err(error) => Err(Error::new(ErrorKind::Io, "removed the pool, but not its directory")
+        Err(error) => Err(Error::new(ErrorKind::Io, "the pool is removed, but its directory is not")
             .with("path", directory.display())
             .source(error)
             .hint("remove the empty directory as a user who may write to the one above it")),

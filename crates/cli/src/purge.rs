@@ -66,7 +66,7 @@ fn judge(reply: &PurgeReply) -> Result<(), Failure> {
 }
 
 fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
-    let mut text = format!("purged {} blocks, {}\n", reply.purged_blocks, size(reply.purged_bytes));
+    let mut text = format!("{} blocks, {}, were removed\n", reply.purged_blocks, size(reply.purged_bytes));
     if reply.held_blocks > 0 {
         text += &format!(
             "{} more blocks are held by engines: no lookup finds them, and they are freed when released\n",
@@ -81,7 +81,7 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
         text += "this daemon has no shared store\n";
     }
     if is_of_tenant {
-        text += "namespaces of the tenant that this daemon knows; purge others with `--namespace`:\n";
+        text += "this daemon knows these namespaces of the tenant; purge others with `--namespace`:\n";
         reply.namespace_ids.iter().for_each(|id| text += &format!("  {}\n", hex(id)));
     }
     text
@@ -90,10 +90,10 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
 fn place_told(place: &PurgedPlace) -> String {
     let PurgedPlace { tier, place, blocks, values, error, hint } = place;
     let name = format!("{tier} {place}");
-    let removed = format!("{}: removed {blocks} blocks, {values} values", name.trim_end());
+    let removed = format!("{}: {blocks} blocks, {values} values, were removed", name.trim_end());
     match error.is_empty() {
         true => format!("{removed}\n"),
-        false => format!("{removed}, and failed: {error}\n  hint: {hint}\n"),
+        false => format!("{removed}, and then the purge failed: {error}\n  hint: {hint}\n"),
     }
 }
 

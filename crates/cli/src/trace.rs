@@ -32,7 +32,7 @@ pub fn run(command: &Trace) -> Result<(), Failure> {
     runtime.block_on(record(arguments, stream, &mut recorder)).map_err(|error| failed(&arguments.file, error))?;
     recorder.out.flush().map_err(|error| failed(&arguments.file, error))?;
     let Recorder { lookups, left_out, written, .. } = recorder;
-    print(&format!("recorded {lookups} lookups, {}\n", size(written)));
+    print(&format!("{lookups} lookups were recorded, {}\n", size(written)));
     if left_out > 0 {
         print(&format!("{left_out} more came faster than they could be written; a replay will have fewer hits\n"));
     }
@@ -45,7 +45,7 @@ async fn record(
     mut stream: Streaming<Recorded>,
     recorder: &mut Recorder<impl Write>,
 ) -> std::io::Result<()> {
-    eprintln!("recording to {}; interrupt to end", arguments.file.display());
+    eprintln!("lookups are recorded to `{}`; interrupt the command to end the recording", arguments.file.display());
     let end = tokio::time::sleep(Duration::from_secs(arguments.seconds));
     tokio::pin!(end);
     loop {

@@ -58,7 +58,7 @@ fn an_interrupted_measurement_takes_its_daemon_with_it() {
     wait_until("the private daemon has its directories", || leavings(pid) == 2);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let answer = Answer::of(child.wait_with_output().unwrap());
-    assert!(answer.code == 1 && answer.err.ends_with("error: interrupted\n"), "{answer:?}");
+    assert!(answer.code == 1 && answer.err.ends_with("error: the measurement was interrupted\n"), "{answer:?}");
     assert_eq!(leavings(pid), 0);
 }
 

@@ -47,7 +47,7 @@ fn without_a_daemon_the_machine_is_judged_and_nothing_is_left_behind() {
     let beside = std::fs::read_dir(place.pool().parent().unwrap()).unwrap().count();
     assert_eq!(beside, 0, "the trial pool is still there");
     let text = doctor(&place, &[]).out;
-    assert!(text.contains("\nwarn  socket      no daemon at `"), "{text}");
+    assert!(text.contains("\nwarn  socket      no daemon listens at `"), "{text}");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn the_socket_of_a_killed_daemon_is_told_from_a_living_one() {
     let json = doctor(&place, &["--json"]).json();
     assert!(finding(&json, "socket").ends_with("left behind by a daemon that has ended"), "{json:#}");
     // What the dead daemon's pool holds is not asked of the machine a second time.
-    assert!(finding(&json, "memory").ends_with("64.0 MiB of the pool's 64.0 MiB are there already"), "{json:#}");
+    assert!(finding(&json, "memory").ends_with("the pool has 64.0 MiB of its 64.0 MiB already"), "{json:#}");
 }
 
 #[test]
@@ -268,10 +268,10 @@ fn a_store_in_trouble_is_named_with_its_trouble() {
     wait_until("the log says so", || daemon.log().contains("the tier is sick"));
     assert!(daemon.log().contains("Connection refused"), "{}", daemon.log());
     let metrics = daemon.page("/metrics");
-    assert!(
-        metrics.contains(&format!("forebay_shared_store_healthy{{tier=\"redis\",store=\"{address}\"}} 0")),
-        "{metrics}"
-    );
+    for direction in ["load", "store"] {
+        let labels = format!("{{tier=\"redis\",store=\"{address}\",direction=\"{direction}\"}}");
+        assert!(metrics.contains(&format!("forebay_shared_store_healthy{labels} 0")), "{metrics}");
+    }
 
     let listener = TcpListener::bind(address).unwrap();
     std::thread::spawn(move || {
@@ -297,6 +297,6 @@ fn doctor_counts_no_blocks_of_a_shared_store() {
     let _daemon = Daemon::start(&place, &[CAPACITY, &tier].concat());
     wait_until("the tier serves", || {
         let report = report(&doctor(&place, &[&tier[..], &["--json"]].concat()));
-        finding(&report, "fs") == format!("serving; `{}`", shared.path().display())
+        finding(&report, "fs") == format!("it is serving: `{}`", shared.path().display())
     });
 }

@@ -385,7 +385,7 @@ fn one_missing_directory_of_two_is_done_without_and_taken_up_when_it_comes() {
     let arguments = ["--tier.fs.directories", &named, "--http.address", "127.0.0.1:0"];
     let (daemon, client, worker) = serving(&place, &arguments);
     let healthy = |path: &Path| {
-        let (page, store) = (daemon.page("/metrics"), format!("store=\"{}\"}} ", path.display()));
+        let (page, store) = (daemon.page("/metrics"), format!("store=\"{}\",direction=\"load\"}} ", path.display()));
         let line = page.lines().find(|line| line.starts_with("forebay_shared_store_healthy") && line.contains(&store));
         line.expect("each directory is named").ends_with(" 1")
     };

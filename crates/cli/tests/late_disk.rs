@@ -9,6 +9,7 @@ mod fuse;
 mod support;
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,35 +48,82 @@ fn start(place: &Place, disks: &[&Path], more: &[&str]) -> Daemon {
     Daemon::start(place, &[&tier[..], &rest, more].concat())
 }
 
-/// An engine of a daemon whose tier is in this state.
-fn engine_of(place: &Place, state: &str) -> (Client, Worker) {
-    let (client, worker) = engine(place, "a", BYTES);
-    wait_until(state, || tier(&client).state == state);
-    (client, worker)
+/// A daemon on these disks, and an engine of it.
+struct Rig {
+    daemon: Daemon,
+    client: Client,
+    worker: Worker,
+    namespace: u32,
 }
 
-fn tier(client: &Client) -> TierInfo {
-    tiers::tier(client, "ssd")
-}
+impl Rig {
+    /// Whose tier serves.
+    fn serving(place: &Place, disks: &[&Path], more: &[&str]) -> Rig {
+        Rig::in_state("serving", place, disks, more)
+    }
 
-fn trouble(client: &Client, disk: usize) -> String {
-    tier(client).disks[disk].trouble.clone()
-}
+    fn in_state(state: &str, place: &Place, disks: &[&Path], more: &[&str]) -> Rig {
+        let daemon = start(place, disks, more);
+        let (client, worker) = engine(place, "a", BYTES);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let rig = Rig { daemon, client, worker, namespace };
+        wait_until(state, || rig.tier().state == state);
+        rig
+    }
 
-fn is_taken(client: &Client, disk: usize) {
-    wait_until("the disk is taken", || trouble(client, disk).is_empty());
-}
+    fn tier(&self) -> TierInfo {
+        tiers::tier(&self.client, "ssd")
+    }
 
-/// The misses among these blocks, each asked for alone; whatever comes is whole.
-fn misses(client: &Client, worker: &Worker, namespace: u32, seeds: std::ops::Range<u64>) -> Vec<u64> {
-    let is_miss = |seed: &u64| {
-        let reply = client.lookup_settled(namespace, &hashes(*seed..seed + 1));
-        let slots = &reply.groups[0].slots;
-        slots.iter().for_each(|slot| assert!(worker.read(*slot) == pattern(*seed, BYTES), "block {seed} is another"));
-        client.release(reply.lease);
-        slots.is_empty()
-    };
-    seeds.filter(is_miss).collect()
+    fn blocks_on(&self, disk: usize) -> u64 {
+        self.tier().disks[disk].blocks
+    }
+
+    fn trouble(&self, disk: usize) -> String {
+        self.tier().disks[disk].trouble.clone()
+    }
+
+    fn is_taken(&self, disk: usize) {
+        wait_until("the disk is taken", || self.trouble(disk).is_empty());
+    }
+
+    fn store(&self, seeds: Range<u64>) {
+        store(&self.client, &self.worker, self.namespace, seeds);
+    }
+
+    fn is_served(&self, seeds: Range<u64>) {
+        is_served(&self.client, &self.worker, self.namespace, seeds);
+    }
+
+    /// The misses among these blocks, each asked for alone; whatever comes is whole.
+    fn misses(&self, seeds: Range<u64>) -> Vec<u64> {
+        let is_miss = |seed: &u64| {
+            let reply = self.client.lookup_settled(self.namespace, &hashes(*seed..seed + 1));
+            let slots = &reply.groups[0].slots;
+            let is_whole = |slot: &u32| self.worker.read(*slot) == pattern(*seed, BYTES);
+            assert!(slots.iter().all(is_whole), "block {seed} is another");
+            self.client.release(reply.lease);
+            slots.is_empty()
+        };
+        seeds.filter(is_miss).collect()
+    }
+
+    /// Of the namespace, from all disks.
+    fn purges(&self) {
+        let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+        call!(self.client, purge, request).expect("a purge");
+        assert_eq!(self.tier().disks.iter().map(|disk| disk.blocks).sum::<u64>(), 0);
+    }
+
+    fn ends_in_time(self) {
+        drop((self.client, self.worker));
+        ends_in_time(self.daemon);
+    }
+
+    /// What comes back from now on comes from the disks.
+    fn loses_pool(self, place: &Place) {
+        tiers::lose_pool(place, self.daemon, (self.client, self.worker));
+    }
 }
 
 /// From the first look at the tier's disks until it serves, as the log says.
@@ -116,40 +164,44 @@ fn says_everywhere(place: &Place, daemon: &Daemon, disk: &Path, why: &str) {
     assert!(judged.contains(why) && judged.contains(&format!("check `{disk}`")), "{judged}");
 }
 
+/// Hangs in this operation, or in all of them.
+fn harmed(mount: &mut Mount, harm: &str) {
+    match harm {
+        "frozen" => mount.freeze(),
+        operation => mount.harm(operation, "hang"),
+    }
+}
+
+fn healed(mount: &mut Mount, harm: &str) {
+    match harm {
+        "frozen" => mount.thaw(),
+        _ => mount.calm(),
+    }
+}
+
 #[test]
 fn a_disk_that_hangs_at_the_start_costs_its_blocks_and_no_end_of_the_daemon() {
     for harm in ["look", "open", "read", "frozen"] {
         let Some((mut mount, hung)) = mount() else { return };
         let (place, home) = (Place::new(), home());
-        match harm {
-            "frozen" => mount.freeze(),
-            op => mount.harm(op, "hang"),
-        }
-        let daemon = start(&place, &[&hung, &home.path().join("other")], &[]);
-        let (client, worker) = engine_of(&place, "serving");
-        wait_until("the disk is called silent", || trouble(&client, 0).contains("does not answer"));
-        says_everywhere(&place, &daemon, &hung, "does not answer");
-        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-        store(&client, &worker, namespace, 0..1500);
-        assert_eq!(tier(&client).disks[1].blocks, 1500, "{harm}: all go to the disk that is there");
-        is_served(&client, &worker, namespace, 0..50);
-        drop((client, worker));
-        ends_in_time(daemon);
+        let disks = [&hung, &*home.path().join("other")];
+        harmed(&mut mount, harm);
+        let rig = Rig::serving(&place, &disks, &[]);
+        wait_until("the disk is called silent", || rig.trouble(0).contains("does not answer"));
+        says_everywhere(&place, &rig.daemon, &hung, "does not answer");
+        rig.store(0..1500);
+        assert_eq!(rig.blocks_on(1), 1500, "{harm}: all go to the disk that is there");
+        rig.is_served(0..50);
+        rig.ends_in_time();
         // Another one starts on the same pool, while the first one's look at the disk still hangs.
-        let daemon = start(&place, &[&hung, &home.path().join("other")], &[]);
-        let (client, worker) = engine_of(&place, "serving");
-        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-        is_served(&client, &worker, namespace, 0..50);
-        match harm {
-            "frozen" => mount.thaw(),
-            _ => mount.calm(),
-        }
-        is_taken(&client, 0);
-        store(&client, &worker, namespace, 2000..2200);
-        let stored = tier(&client).disks[0].blocks;
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.is_served(0..50);
+        healed(&mut mount, harm);
+        rig.is_taken(0);
+        rig.store(2000..2200);
+        let stored = rig.blocks_on(0);
         assert!((50..150).contains(&stored), "{harm}: {stored} of 200 blocks went to the disk that came");
-        drop((client, worker));
-        ends_in_time(daemon);
+        rig.ends_in_time();
     }
 }
 
@@ -159,23 +211,14 @@ fn disks_that_answer_serve_before_a_hung_one_counts_as_silent() {
     for harm in ["frozen", "write"] {
         let Some((mut mount, hung)) = mount() else { return };
         let (place, home) = (Place::new(), home());
-        match harm {
-            "frozen" => mount.freeze(),
-            op => mount.harm(op, "hang"),
-        }
-        let daemon = start(&place, &[&hung, &home.path().join("other")], &[]);
-        let (client, worker) = engine_of(&place, "serving");
-        assert!(opened_in(&daemon) < SILENT_AFTER, "{harm}: {}", daemon.log());
-        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-        store(&client, &worker, namespace, 0..100);
-        assert_eq!(tier(&client).disks[1].blocks, 100, "{harm}");
-        match harm {
-            "frozen" => mount.thaw(),
-            _ => mount.calm(),
-        }
-        is_taken(&client, 0);
-        drop((client, worker));
-        ends_in_time(daemon);
+        harmed(&mut mount, harm);
+        let rig = Rig::serving(&place, &[&hung, &home.path().join("other")], &[]);
+        assert!(opened_in(&rig.daemon) < SILENT_AFTER, "{harm}: {}", rig.daemon.log());
+        rig.store(0..100);
+        assert_eq!(rig.blocks_on(1), 100, "{harm}");
+        healed(&mut mount, harm);
+        rig.is_taken(0);
+        rig.ends_in_time();
     }
 }
 
@@ -183,61 +226,48 @@ fn disks_that_answer_serve_before_a_hung_one_counts_as_silent() {
 fn a_disk_that_comes_late_brings_its_blocks_and_what_was_stored_twice_is_one_block() {
     let (place, home) = (Place::new(), home());
     let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
-    let daemon = start(&place, &[&first, &second], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..1000);
-    let on_first = tier(&client).disks[0].blocks;
+    let rig = Rig::serving(&place, &[&first, &second], &[]);
+    rig.store(0..1000);
+    let on_first = rig.blocks_on(0);
     assert!((300..700).contains(&on_first), "{on_first}");
-    tiers::lose_pool(&place, daemon, (client, worker));
+    rig.loses_pool(&place);
 
     fs::rename(&first, &away).expect("ours");
-    let daemon = start(&place, &[&first, &second], &["--tier.ssd.create", "false"]);
-    let (client, worker) = engine_of(&place, "serving");
+    let rig = Rig::serving(&place, &[&first, &second], &["--tier.ssd.create", "false"]);
     if home.path().metadata().expect("ours").dev() != Path::new("/").metadata().expect("a root").dev() {
         return eprintln!("the disks are not on the root filesystem, where no file is created");
     }
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    let missed = misses(&client, &worker, namespace, 0..1000);
+    let missed = rig.misses(0..1000);
     assert_eq!(missed.len() as u64, on_first, "the other disk's blocks are hits");
-    says_everywhere(&place, &daemon, &first, "root filesystem");
+    says_everywhere(&place, &rig.daemon, &first, "root filesystem");
     assert!(!first.exists(), "no file is made where a mount is missing");
     // These are on the disk that is away.
-    missed[..100].iter().for_each(|seed| store(&client, &worker, namespace, *seed..seed + 1));
-    assert_eq!(tier(&client).disks[1].blocks, 1000 - on_first + 100);
+    missed[..100].iter().for_each(|seed| rig.store(*seed..seed + 1));
+    assert_eq!(rig.blocks_on(1), 1000 - on_first + 100);
     fs::rename(&away, &first).expect("ours");
-    is_taken(&client, 0);
-    assert_eq!(tier(&client).disks[0].blocks, on_first);
-    assert_eq!(tier(&client).blocks, 1000, "each is counted once");
-    assert_eq!(misses(&client, &worker, namespace, 0..1000).len(), 0);
-    let audit = call!(client, audit, AuditRequest {}).expect("an audit");
+    rig.is_taken(0);
+    assert_eq!(rig.blocks_on(0), on_first);
+    assert_eq!(rig.tier().blocks, 1000, "each is counted once");
+    assert_eq!(rig.misses(0..1000).len(), 0);
+    let audit = call!(rig.client, audit, AuditRequest {}).expect("an audit");
     assert_eq!((audit.corrupt, audit.misnamed, audit.complaint), (0, 0, String::new()));
-    // A purge reaches both copies.
-    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
-    call!(client, purge, request).expect("a purge");
-    assert_eq!(tier(&client).disks.iter().map(|disk| disk.blocks).sum::<u64>(), 0);
-    tiers::lose_pool(&place, daemon, (client, worker));
-    let _daemon = start(&place, &[&first, &second], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    assert_eq!(misses(&client, &worker, namespace, 0..100).len(), 100);
+    // It reaches both copies.
+    rig.purges();
+    rig.loses_pool(&place);
+    let rig = Rig::serving(&place, &[&first, &second], &[]);
+    assert_eq!(rig.misses(0..100).len(), 100);
 }
 
 #[test]
 fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes() {
     let (place, home) = (Place::new(), home());
     let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
-    let daemon = start(&place, &[&first, &second], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..200);
-    tiers::lose_pool(&place, daemon, (client, worker));
+    let rig = Rig::serving(&place, &[&first, &second], &[]);
+    rig.store(0..200);
+    rig.loses_pool(&place);
     fs::rename(&first, &away).expect("ours");
     // A directory that is not there, as that of a volume that is gone.
-    let daemon = start(&place, &[&first, &second], &["--tier.ssd.create", "false"]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    let request = PurgeRequest { tenant: "t".to_owned(), ..PurgeRequest::default() };
+    let rig = Rig::serving(&place, &[&first, &second], &["--tier.ssd.create", "false"]);
     let told =
         command::run(&["purge", "--tenant", "t", "--socket.directory", place.sockets().to_str().expect("UTF-8")]);
     assert!(
@@ -245,12 +275,10 @@ fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes
         "{told:?}"
     );
     fs::rename(&away, &first).expect("ours");
-    is_taken(&client, 0);
-    call!(client, purge, request).expect("a purge");
-    assert_eq!(tier(&client).disks.iter().map(|disk| disk.blocks).sum::<u64>(), 0);
-    assert_eq!(misses(&client, &worker, namespace, 0..200).len(), 200);
-    drop((client, worker));
-    ends_in_time(daemon);
+    rig.is_taken(0);
+    rig.purges();
+    assert_eq!(rig.misses(0..200).len(), 200);
+    rig.ends_in_time();
 }
 
 #[test]
@@ -258,49 +286,42 @@ fn one_dead_disk_of_eight_is_replaced_and_the_other_seven_stay_warm() {
     let (place, home) = (Place::new(), home());
     let disks: Vec<PathBuf> = (0..8).map(|number| home.path().join(format!("disk{number}"))).collect();
     let disks: Vec<&Path> = disks.iter().map(PathBuf::as_path).collect();
-    let daemon = start(&place, &disks, &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..1600);
-    let lost = tier(&client).disks[3].blocks;
+    let rig = Rig::serving(&place, &disks, &[]);
+    rig.store(0..1600);
+    let lost = rig.blocks_on(3);
     assert!((100..300).contains(&lost), "{lost}");
-    tiers::lose_pool(&place, daemon, (client, worker));
+    rig.loses_pool(&place);
 
     // A blank one, and a larger one, as a new device is.
     fs::remove_file(disks[3]).expect("ours");
     File::create(disks[3]).and_then(|disk| disk.set_len(2 * DISK_BYTES)).expect("a file");
-    let daemon = start(&place, &disks, &["--tier.ssd.create", "false"]);
-    let (client, worker) = engine_of(&place, "serving");
-    is_taken(&client, 3);
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    assert_eq!(tier(&client).blocks, 1600 - lost);
-    assert_eq!(misses(&client, &worker, namespace, 0..1600).len() as u64, lost);
-    store(&client, &worker, namespace, 2000..2800);
-    assert!(tier(&client).disks[3].blocks > 50, "the new disk gets its part: {:?}", tier(&client).disks[3]);
-    assert_eq!(tier(&client).blocks, 1600 - lost + 800);
-    drop((client, worker));
-    ends_in_time(daemon);
+    let rig = Rig::serving(&place, &disks, &["--tier.ssd.create", "false"]);
+    rig.is_taken(3);
+    assert_eq!(rig.tier().blocks, 1600 - lost);
+    assert_eq!(rig.misses(0..1600).len() as u64, lost);
+    rig.store(2000..2800);
+    assert!(rig.blocks_on(3) > 50, "the new disk gets its part: {:?}", rig.tier().disks[3]);
+    assert_eq!(rig.tier().blocks, 1600 - lost + 800);
+    rig.ends_in_time();
 }
 
 #[test]
 fn a_daemon_whose_only_disk_is_missing_serves_from_its_pool_and_takes_the_disk_when_it_is_mounted() {
     let (place, home) = (Place::new(), home());
     let disk = home.path().join("volume/disk");
-    let daemon = start(&place, &[&disk], &[]);
-    let (client, worker) = engine_of(&place, "sick");
-    assert!(tier(&client).why.contains("No such file"), "{}", tier(&client).why);
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    let slots = client.reserve(namespace, 10);
-    (0..10).zip(&slots).for_each(|(seed, held)| worker.fill(held, seed));
-    assert_eq!(client.commit(namespace, &hashes(0..10), &slots), vec![CommitOutcome::CommitStored; 10]);
-    is_served(&client, &worker, namespace, 0..10);
+    let rig = Rig::in_state("sick", &place, &[&disk], &[]);
+    assert!(rig.tier().why.contains("No such file"), "{}", rig.tier().why);
+    let slots = rig.client.reserve(rig.namespace, 10);
+    (0..10).zip(&slots).for_each(|(seed, held)| rig.worker.fill(held, seed));
+    let outcomes = rig.client.commit(rig.namespace, &hashes(0..10), &slots);
+    assert_eq!(outcomes, vec![CommitOutcome::CommitStored; 10]);
+    rig.is_served(0..10);
     fs::create_dir(home.path().join("volume")).expect("ours");
-    is_taken(&client, 0);
-    wait_until("the tier serves", || tier(&client).state == "serving");
-    store(&client, &worker, namespace, 100..200);
-    assert_eq!(tier(&client).disks[0].blocks, 110, "with those that were stored before the disk came");
-    drop((client, worker));
-    ends_in_time(daemon);
+    rig.is_taken(0);
+    wait_until("the tier serves", || rig.tier().state == "serving");
+    rig.store(100..200);
+    assert_eq!(rig.blocks_on(0), 110, "with those that were stored before the disk came");
+    rig.ends_in_time();
 }
 
 #[test]
@@ -320,38 +341,28 @@ fn a_disk_with_other_data_stops_the_start() {
 fn a_disk_in_use_is_done_without_until_it_is_free() {
     let (place, other, home) = (Place::new(), Place::new(), home());
     let [own, fine] = ["own", "fine"].map(|name| home.path().join(name));
-    let user = start(&other, &[&own], &[]);
-    let (client, worker) = engine_of(&other, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..100);
-    let daemon = start(&place, &[&own, &fine], &[]);
-    let (client, worker) = (engine_of(&place, "serving"), drop((client, worker))).0;
-    assert!(trouble(&client, 0).contains("another daemon uses this disk"), "{}", trouble(&client, 0));
-    says_everywhere(&place, &daemon, &own, "another daemon uses this disk");
-    ends_in_time(user);
-    is_taken(&client, 0);
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    is_served(&client, &worker, namespace, 0..50);
-    drop((client, worker));
-    ends_in_time(daemon);
+    let user = Rig::serving(&other, &[&own], &[]);
+    user.store(0..100);
+    let rig = Rig::serving(&place, &[&own, &fine], &[]);
+    assert!(rig.trouble(0).contains("another daemon uses this disk"), "{}", rig.trouble(0));
+    says_everywhere(&place, &rig.daemon, &own, "another daemon uses this disk");
+    user.ends_in_time();
+    rig.is_taken(0);
+    rig.is_served(0..50);
+    rig.ends_in_time();
 }
 
 #[test]
 fn a_copy_of_a_disk_is_not_used_beside_it() {
     let (place, home) = (Place::new(), home());
     let [first, copy] = ["first", "copy"].map(|name| home.path().join(name));
-    let daemon = start(&place, &[&first], &[]);
-    drop(engine_of(&place, "serving"));
-    ends_in_time(daemon);
+    Rig::serving(&place, &[&first], &[]).ends_in_time();
     fs::copy(&first, &copy).expect("ours");
-    let daemon = start(&place, &[&first, &copy], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let troubles = [trouble(&client, 0), trouble(&client, 1)];
+    let rig = Rig::serving(&place, &[&first, &copy], &[]);
+    let troubles = [rig.trouble(0), rig.trouble(1)];
     assert_eq!(troubles.iter().filter(|trouble| trouble.contains("it is a copy of")).count(), 1, "{troubles:?}");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..100);
-    drop((client, worker));
-    ends_in_time(daemon);
+    rig.store(0..100);
+    rig.ends_in_time();
 }
 
 /// As after an upgrade that was taken back. The bytes stand for a build of a later version.
@@ -359,33 +370,29 @@ fn a_copy_of_a_disk_is_not_used_beside_it() {
 fn a_disk_of_a_later_version_stays_as_it_is_and_costs_itself_alone() {
     let (place, home) = (Place::new(), home());
     let [own, fine] = ["own", "fine"].map(|name| home.path().join(name));
-    let daemon = start(&place, &[&own, &fine], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    store(&client, &worker, namespace, 0..100);
-    tiers::lose_pool(&place, daemon, (client, worker));
-    // The first page, with its seal; see docs/formats/ssd.md.
-    let version = |number: u32| {
-        let file = fs::OpenOptions::new().read(true).write(true).open(&own).expect("ours");
-        let mut page = [0; 4096];
-        file.read_exact_at(&mut page, 0).expect("a page");
-        page[8..12].copy_from_slice(&number.to_le_bytes());
-        let seal = checksum(&page[..4088]).to_le_bytes();
-        page[4088..].copy_from_slice(&seal);
-        file.write_all_at(&page, 0).expect("ours");
-    };
-    version(2);
+    let rig = Rig::serving(&place, &[&own, &fine], &[]);
+    rig.store(0..100);
+    rig.loses_pool(&place);
+    set_version(&own, 2);
     let before = fs::read(&own).expect("ours");
-    let daemon = start(&place, &[&own, &fine], &[]);
-    let (client, worker) = engine_of(&place, "serving");
-    says_everywhere(&place, &daemon, &own, "formatted by another version");
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    let missed = misses(&client, &worker, namespace, 0..100).len();
+    let rig = Rig::serving(&place, &[&own, &fine], &[]);
+    says_everywhere(&place, &rig.daemon, &own, "formatted by another version");
+    let missed = rig.misses(0..100).len();
     assert!((20..80).contains(&missed), "{missed}");
     assert!(fs::read(&own).expect("ours") == before, "it was changed");
-    version(1);
-    is_taken(&client, 0);
-    (0..100).for_each(|seed| is_served(&client, &worker, namespace, seed..seed + 1));
-    drop((client, worker));
-    ends_in_time(daemon);
+    set_version(&own, 1);
+    rig.is_taken(0);
+    (0..100).for_each(|seed| rig.is_served(seed..seed + 1));
+    rig.ends_in_time();
+}
+
+/// In the first page, with its seal; see docs/formats/ssd.md.
+fn set_version(disk: &Path, number: u32) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(disk).expect("ours");
+    let mut page = [0; 4096];
+    file.read_exact_at(&mut page, 0).expect("a page");
+    page[8..12].copy_from_slice(&number.to_le_bytes());
+    let seal = checksum(&page[..4088]).to_le_bytes();
+    page[4088..].copy_from_slice(&seal);
+    file.write_all_at(&page, 0).expect("ours");
 }

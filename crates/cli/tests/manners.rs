@@ -56,16 +56,47 @@ fn completions_and_manual_pages_are_of_the_commands_there_are() {
     }
     let refused = run(&["man", "/etc/passwd"]);
     refused.assert_refused(1, "(path=`/etc/passwd`)");
-    assert!(refused.err.contains("is no directory") && refused.err.contains("hint: name a directory"), "{refused:?}");
+    assert!(
+        refused.err.contains("is not a directory") && refused.err.contains("hint: name a directory"),
+        "{refused:?}"
+    );
 }
 
-/// `script` runs a command on a terminal of its own.
+/// On a terminal of its own, which `script` makes. What a terminal shows is all in `out`.
+fn on_a_terminal(arguments: &[&str], environment: &[(&str, &str)]) -> Answer {
+    let mut command = Command::new("script");
+    let line = [&[env!("CARGO_BIN_EXE_forebay")], arguments].concat().join(" ");
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("FOREBAY_CONFIG", "").envs(environment.iter().copied());
+    command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
+    Answer::of(command.output().expect("script runs"))
+}
+
+#[test]
+fn a_terminal_shows_colours_unless_somebody_does_not_want_them_or_it_has_none() {
+    let place = Place::new();
+    let [sockets, pool] = [place.sockets(), place.pool()].map(|path| path.display().to_string());
+    let doctor = ["doctor", "--http.address", "off", "--socket.directory", &sockets, "--pool.directory", &pool];
+    let doctor = [&doctor[..], &CAPACITY].concat();
+    let xterm = ("TERM", "xterm");
+    for arguments in [&["--help"][..], &["inspect", "--qwertz"], &[], &doctor] {
+        let is_coloured = |environment: &[(&str, &str)]| {
+            let shown = on_a_terminal(arguments, environment).out;
+            assert!(shown.contains("forebay"), "{arguments:?}: {shown}");
+            shown.contains("\x1b[")
+        };
+        assert!(is_coloured(&[xterm]), "{arguments:?}");
+        assert!(is_coloured(&[xterm, ("NO_COLOR", "")]), "an empty NO_COLOR says nothing: {arguments:?}");
+        for without in [&[xterm, ("NO_COLOR", "1")][..], &[("TERM", "dumb")], &[]] {
+            assert!(!is_coloured(without), "{arguments:?} {without:?}");
+        }
+        let piped = Answer::of(forebay(arguments).envs([xterm]).output().expect("it runs"));
+        assert!(!(piped.out + &piped.err).contains('\x1b'), "{arguments:?}");
+    }
+}
+
 #[test]
 fn a_terminal_is_told_how_to_read_the_manual_page() {
-    let mut command = Command::new("script");
-    let line = format!("{} man", env!("CARGO_BIN_EXE_forebay"));
-    command.env_clear().env("PATH", "/usr/bin:/bin").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
-    let answer = Answer::of(command.output().expect("script runs"));
+    let answer = on_a_terminal(&["man"], &[]);
     assert!(answer.code == 2 && !answer.out.contains(".TH"), "{answer:?}");
     for part in ["forebay man | man -l -", "forebay man DIRECTORY"] {
         assert!(answer.out.contains(part), "{part} is not in {answer:?}");
@@ -79,8 +110,8 @@ fn inspect_begins_with_a_summary_and_can_watch() {
     let sockets = place.sockets().display().to_string();
     let text = run(&["inspect", "--socket.directory", &sockets]).out;
     let first = text.lines().next().unwrap_or_default();
-    let begin = format!("forebay {}, up ", env!("CARGO_PKG_VERSION"));
-    let end = ": 0 B of 64.0 MiB used, 64.0 MiB free; no key was looked up yet; 0 engines";
+    let begin = format!("forebay {} has run for ", env!("CARGO_PKG_VERSION"));
+    let end = ": 0 B of 64.0 MiB are used, 64.0 MiB are free; no key was looked up yet; 0 engines are connected";
     assert!(first.starts_with(&begin) && first.ends_with(end), "{first}");
 
     let watch = ["inspect", "--watch", "0.1", "--json", "--socket.directory", &sockets];
@@ -122,16 +153,17 @@ fn the_log_can_be_objects() {
     }
 }
 
-/// In a mount namespace of its own, with another `/etc`.
+/// In a mount namespace of its own, with another `/etc`, and a `/run` without a daemon of this host.
 fn with_etc(file: &Path, mode: &str, uid: &str, arguments: &[&str]) -> Answer {
     let file = file.to_str().expect("a path in UTF-8");
     with_usual_file(&format!("install -m {mode} {file} /etc/forebay.toml"), uid, arguments)
 }
 
+const MOUNTS: &str = "mount -t tmpfs none /etc && mount -t tmpfs none /run";
+
 /// The same, with `/etc/forebay.toml` made by a command of the shell. A command that hangs ends, with another code.
 fn with_usual_file(make: &str, uid: &str, arguments: &[&str]) -> Answer {
-    let script =
-        format!("mount -t tmpfs none /etc && {make} && exec timeout 10 setpriv --reuid {uid} --clear-groups -- \"$@\"");
+    let script = format!("{MOUNTS} && {make} && exec timeout 10 setpriv --reuid {uid} --clear-groups -- \"$@\"");
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_forebay")]);
     command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(arguments).stdin(Stdio::null());

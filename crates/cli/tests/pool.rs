@@ -27,7 +27,7 @@ fn the_pool_of_a_killed_daemon_goes_with_its_mount_and_its_directory() {
         Daemon::start(&place, &flags).kill();
         assert!(place.pool().is_dir(), "a killed daemon leaves its pool");
         let answer = remove(&place.pool());
-        let expected = format!("removed the pool in `{}`\n", place.pool().display());
+        let expected = format!("the pool in `{}` is removed\n", place.pool().display());
         assert_eq!((answer.code, answer.out, answer.err), (0, expected, String::new()));
         assert!(!place.pool().exists() && !is_mounted(&place.pool()));
         remove(&place.pool()).assert_refused(1, "there is no pool in");

@@ -86,7 +86,7 @@ fn a_dry_run_counts_and_removes_nothing_and_a_short_id_is_enough() {
     purge(&["--namespace", "0000000"]).assert_refused(1, "no namespace id begins with `0000000`");
     purge(&["--namespace", &id[..3]]).assert_refused(2, "is not a namespace id");
     let answer = purge(&["--namespace", &id[..8]]);
-    assert_eq!((answer.code, answer.out.as_str()), (0, "purged 20 blocks, 400.0 KiB\n"), "{}", answer.err);
+    assert_eq!((answer.code, answer.out.as_str()), (0, "20 blocks, 400.0 KiB, were removed\n"), "{}", answer.err);
     is_served(&client, &worker, red, 0..10);
 }
 
@@ -134,10 +134,10 @@ fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
 
         let answer = purge(&one, &["--tenant", "blue"]);
         let expected = format!(
-            "purged 100 blocks, 2.0 MiB\n\
-             fs {path}: removed 100 blocks, 100 values\n\
-             redis {}: removed 100 blocks, 300 values\n\
-             namespaces of the tenant that this daemon knows; purge others with `--namespace`:\n  {}\n",
+            "100 blocks, 2.0 MiB, were removed\n\
+             fs {path}: 100 blocks, 100 values, were removed\n\
+             redis {}: 100 blocks, 300 values, were removed\n\
+             this daemon knows these namespaces of the tenant; purge others with `--namespace`:\n  {}\n",
             server.socket().display(),
             id_of("blue")
         );
@@ -178,7 +178,7 @@ fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
     let _daemon = serving(&other, &["--tier.fs.directories", path]);
     let answer = purge(&other, &["--namespace", &id_of("blue")]);
     assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
-    assert!(answer.out.starts_with("purged 0 blocks, 0 B\n"), "{answer:?}");
+    assert!(answer.out.starts_with("0 blocks, 0 B, were removed\n"), "{answer:?}");
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_server_that_stands_still_keeps_nobody_and_the_other_store_is_purged() {
     let answer = purge(&place, &["--tenant", "blue"]);
     assert_incomplete(&answer, "cannot connect to the server");
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    assert!(answer.out.starts_with("purged 50 blocks, ") && answer.out.contains(": removed 50 blocks"), "{answer:?}");
+    assert!(answer.out.starts_with("50 blocks, ") && answer.out.contains(": 50 blocks, "), "{answer:?}");
     assert_eq!(files(directory.path(), "blue"), 0);
     server.signal(Signal::CONT);
     let answer = purge(&place, &["--tenant", "blue"]);
@@ -267,7 +267,7 @@ fn a_mount_that_hangs_is_given_up_and_gets_no_second_thread() {
         let answer = Answer::of(child.wait_with_output().expect("it ends"));
         assert_incomplete(&answer, "the shared store does not answer");
         assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-        assert!(answer.out.contains(": removed 50 blocks"), "{answer:?}");
+        assert!(answer.out.contains(": 50 blocks, "), "{answer:?}");
         assert_eq!(server.admin().must(&["DBSIZE"]), "50");
         wait_until("one thread hangs", || threads() == 1);
         assert_incomplete(&purge(&place, &["--tenant", "blue"]), "an earlier purge of the shared store hangs");
@@ -297,7 +297,7 @@ fn what_was_about_to_be_stored_does_not_come_back() {
     let begun = Instant::now();
     let answer = purge(&place, &["--tenant", "blue"]);
     assert_eq!(answer.code, 0, "{answer:?}");
-    assert!(answer.out.contains("removed 1 blocks") && begun.elapsed() < Duration::from_secs(20), "{answer:?}");
+    assert!(answer.out.contains(": 1 blocks, ") && begun.elapsed() < Duration::from_secs(20), "{answer:?}");
     let report = tier(&client, "fs");
     assert_eq!((report.waiting_blocks, report.storing_blocks), (0, 0));
     assert_eq!(client.inspect().pinned_bytes, 0);
@@ -336,7 +336,7 @@ fn one_purge_at_a_time_and_one_whose_command_ends_stops() {
     assert!(left > 0);
     mount.calm();
     let answer = purge(&place, &["--tenant", "blue"]);
-    assert!(answer.code == 0 && answer.out.contains(&format!("removed {left} blocks")), "{left}: {answer:?}");
+    assert!(answer.code == 0 && answer.out.contains(&format!(": {left} blocks, ")), "{left}: {answer:?}");
 }
 
 #[test]

@@ -62,6 +62,7 @@ impl Rig {
         assert!(ready.starts_with("HTTP/1.1 200 OK"), "{ready}");
         let line = ready.lines().find(|line| line.contains("without writes to")).unwrap_or_else(|| panic!("{ready}"));
         assert!(line.starts_with("warn") && line.contains(why), "{ready}");
+        assert_eq!(self.can_be_used(), [true, false]);
         // The log is written beside; room may be made for one block meanwhile, and then it begins again.
         wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes no writes")));
         for command in ["doctor", "inspect"] {
@@ -80,6 +81,17 @@ impl Rig {
         wait_until("the log says so", || (1..=3).contains(&self.lines("the shared store takes writes again")));
         let ready = self.daemon.page("/readyz");
         assert!(!ready.contains("without"), "{ready}");
+        assert_eq!(self.can_be_used(), [true, true]);
+    }
+
+    /// For loads, and for stores, as the metrics say.
+    fn can_be_used(&self) -> [bool; 2] {
+        let metrics = self.daemon.page("/metrics");
+        ["load", "store"].map(|direction| {
+            let is_of = |line: &&str| line.contains(&format!("direction=\"{direction}\""));
+            let mut lines = metrics.lines().filter(|line| line.starts_with("forebay_shared_store_healthy"));
+            lines.find(is_of).unwrap_or_else(|| panic!("{metrics}")).ends_with(" 1")
+        })
     }
 
     fn is_read(&self, arguments: &[&str], seeds: std::ops::Range<u64>) {

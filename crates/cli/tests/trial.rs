@@ -32,9 +32,13 @@ fn traces(place: &Place, server: &Server, directory: &Path, daemon: &Daemon) -> 
     seen.push(server.admin().must(&["DBSIZE"]));
     seen.push(format!("{:?}", entries(directory)));
     seen.push(daemon.log());
-    let counted = ["forebay_lookup", "forebay_stored", "forebay_pool_slots", "forebay_sampled"];
+    let parts =
+        ["lookup", "stored", "pool_slots", "sampled", "put_bytes", "get_bytes", "evicted", "reserved", "unstored"];
+    let counted = parts.map(|part| format!("forebay_{part}"));
     let metrics = daemon.page("/metrics");
-    seen.extend(metrics.lines().filter(|line| counted.iter().any(|name| line.starts_with(name))).map(str::to_owned));
+    seen.extend(
+        metrics.lines().filter(|line| counted.iter().any(|name| line.starts_with(name.as_str()))).map(str::to_owned),
+    );
     seen
 }
 
@@ -76,6 +80,29 @@ fn diagnostics_leave_nothing_in_the_pool_the_tiers_the_counts_and_the_log() {
     assert!(answer.out.contains("; nothing of it is left\n"), "{answer:?}");
     assert_eq!(traces(&place, &server, home.path(), &daemon), before, "after doctor");
     is_served(&client, &worker, namespace, 0..20);
+}
+
+/// As the pool of a host that has served for a while is.
+#[test]
+fn diagnostics_evict_no_block_of_a_full_pool() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"]);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    store(&client, &worker, namespace, 0..1500);
+    let evicted = || {
+        let metrics = daemon.page("/metrics");
+        let line = metrics.lines().find(|line| line.starts_with("forebay_evicted_blocks_total ")).map(str::to_owned);
+        line.expect("it is counted")
+    };
+    let before = evicted();
+    assert_ne!(before, "forebay_evicted_blocks_total 0", "the pool is full");
+    let directory = sockets(&place);
+    let answer = run(&["doctor", "--socket.directory", &directory]);
+    assert!(answer.out.contains("ok    self-test") && answer.out.contains("no block is evicted"), "{answer:?}");
+    let answer = run(&["bench", "lookup", "--socket.directory", &directory]);
+    answer.assert_refused(1, "too little free memory");
+    assert_eq!(evicted(), before);
 }
 
 /// The one who measures is killed: the daemon itself removes what it stored.

@@ -114,8 +114,9 @@ impl Core {
         self.open(id, layout, false)
     }
 
-    /// As [`Core::open_namespace`], for a measurement or a self-test: no tier is asked for its blocks or gets one, and
-    /// its lookups and stores count nowhere. Errors with `Invalid` too if the id is known and is no trial.
+    /// As [`Core::open_namespace`], for a measurement or a self-test: no tier is asked for its blocks or gets one, its
+    /// lookups and stores count nowhere, and nothing is evicted for it. Errors with `Invalid` too if the id is known
+    /// and is no trial.
     pub fn open_trial(&mut self, id: NamespaceId, layout: &Layout) -> Result<NamespaceIndex> {
         self.open(id, layout, true)
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ENGINE, Rig, SMALL, layout};
+use common::{ENGINE, Rig, SMALL, UNIT_BYTES, layout};
 use forebay_core::tiers::{Admission, Limits};
 use forebay_core::{Effect, ErrorKind, NamespaceId, NamespaceIndex};
 
@@ -60,6 +60,27 @@ fn a_trial_counts_nowhere() {
     let stats = rig.core.stats();
     assert_eq!((stats.lookups, stats.keys, stats.hits, stats.miss_count()), (0, 0, 0, 0));
     assert_eq!((stats.stored, stats.stored_bytes, stats.purged, stats.evicted), (0, 0, 0, 0));
+    assert_eq!((stats.reserved, stats.short_reservations), (0, 0));
+}
+
+#[test]
+fn nothing_is_evicted_for_a_trial() {
+    let mut rig = Rig::new(8);
+    let kept = rig.open(1, &layout(SMALL));
+    let fits = 8 * UNIT_BYTES / SMALL;
+    let keys: Vec<u64> = (0..fits).collect();
+    keys.chunks(8).for_each(|keys| assert_eq!(rig.store(kept, None, keys), keys.len()));
+    for bytes in [SMALL, 2 * SMALL] {
+        let trial = open_trial(&mut rig, 2, bytes);
+        assert_eq!(rig.reserve(trial, 1), [], "the pool is full");
+        rig.core.end_trial(trial);
+        while rig.core.step() {}
+    }
+    assert!(keys.iter().all(|key| rig.is_resident(kept, *key)));
+    let before = rig.core.stats().evicted;
+    assert_eq!((before, rig.store(kept, None, &[fits])), (0, 1), "who is no trial evicts");
+    assert_eq!(rig.core.stats().evicted, 1);
+    rig.audit();
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod check;
 mod demand;
 mod load;
+mod names;
 mod page;
 mod secret_file;
 mod table;
@@ -26,7 +27,8 @@ pub(crate) use demand::Demand;
 pub use forebay_core::policy::PolicyChoice;
 pub use forebay_core::tiers::Admission;
 pub use forebay_io::pool::HugePages;
-pub use load::{Loaded, Origin, Sources, check_names, key_hint, load};
+pub use load::{Loaded, Origin, Sources, load};
+pub use names::{check_names, key_hint};
 pub use page::page;
 pub(crate) use secret_file::read_secret;
 pub use table::{Key, Section};

@@ -18,8 +18,10 @@ pub struct StoreReport {
     pub health: Health,
     /// Its present problem, or its last one.
     pub trouble: Option<String>,
-    /// Why it has refused all recent writes; none while it takes them.
+    /// Why it, or a server of it, has refused all recent writes; none while it takes them.
     pub refuses_writes: Option<String>,
+    /// Whether nothing is written to it: by configuration, or because it cannot be written to.
+    pub is_read_only: bool,
     /// Connections that are usable now.
     pub connections: Option<u64>,
     /// An upper bound of the content of all hosts, as this one last saw it.
@@ -41,12 +43,23 @@ macro_rules! events {
 }
 
 impl StoreReport {
+    /// Whether blocks are loaded from it.
+    pub fn can_load(&self) -> bool {
+        self.health == Health::Healthy
+    }
+
+    /// Whether blocks are written to it.
+    pub fn can_store(&self) -> bool {
+        self.can_load() && !self.is_read_only && self.refuses_writes.is_none()
+    }
+
     fn new(name: String, health: Health, trouble: Option<String>, events: Vec<(&'static str, u64)>) -> StoreReport {
         StoreReport {
             name,
             health,
             trouble,
             refuses_writes: None,
+            is_read_only: false,
             connections: None,
             used_bytes: None,
             capacity_bytes: None,
@@ -106,9 +119,11 @@ impl StoreReport {
         );
         let hangs = || format!("{} of {} threads hang", root.hanging_threads, root.threads);
         let is_open = root.missing.is_none();
+        let is_read_only = root.read_only.is_some();
         let trouble = if root.hanging_threads > 0 { Some(hangs()) } else { root.missing.or(root.read_only) };
         StoreReport {
             refuses_writes: root.refuses_writes,
+            is_read_only,
             used_bytes: is_open.then_some(root.used_bytes),
             capacity_bytes: root.capacity_bytes,
             hanging_threads: is_open.then_some(root.hanging_threads as u64),
@@ -130,7 +145,8 @@ impl StoreReport {
             misread_blocks,
             given_up,
         );
-        let trouble = report.read_only.then(|| "configured as read-only".to_string());
-        StoreReport::new(report.name, report.health, trouble, events)
+        let is_read_only = report.read_only;
+        let trouble = is_read_only.then(|| "configured as read-only".to_string());
+        StoreReport { is_read_only, ..StoreReport::new(report.name, report.health, trouble, events) }
     }
 }

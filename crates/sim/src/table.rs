@@ -46,8 +46,11 @@ pub fn table(rows: &[Row]) -> String {
         );
         row.namespaces.iter().for_each(|share| text += &namespace(share, width));
     }
-    text + &summary(rows)
+    text + &summary(rows) + LEGEND
 }
+
+const LEGEND: &str = "opt: the best possible cache of this size; ceiling: a cache without limit; \
+                      hit/opt, hit/lru: hits relative to those of opt, and of the policy lru\n";
 
 fn namespace(share: &Share, width: usize) -> String {
     let Share { namespace, block_bytes, blocks, pool_hits, ssd_hits, prefix_hits, .. } = share;

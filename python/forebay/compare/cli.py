@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("url", metavar="URL", help="the endpoint with Forebay, `http://HOST:PORT`")
+    add("url", metavar="URL", help="the endpoint with Forebay, such as `http://localhost:8000`")
     add("--baseline", metavar="URL", help="the same model without Forebay")
     add("--workload", choices=("conversations", "documents"), default="conversations")
     add("--demo", action="store_true", help="sizes for a small model on a CPU: a minute or two")

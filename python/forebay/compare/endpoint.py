@@ -23,7 +23,7 @@ from forebay.compare.failure import CompareError
 MAX_PAGE_BYTES = 16 << 20
 MAX_LINE_BYTES = 1 << 20
 KEY_HINT = "give the key in `OPENAI_API_KEY`, or a file with it: `--api-key-file`"
-OPENAI_HINT = "name the address of an OpenAI server such as `vllm serve`: `http://HOST:PORT`"
+OPENAI_HINT = "name the address of an OpenAI server such as `vllm serve`, for example `http://localhost:8000`"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Url:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        hint = "write it as `http://HOST:PORT`"
+        hint = "write it like `http://localhost:8000`"
         try:
             parts = urlsplit(text)
             port = parts.port

@@ -39,24 +39,32 @@ fn memory(room: &Result<Room>, capacity_bytes: u64, held_bytes: u64) -> Check {
     }
     // Some kernels write "unlimited" as a number beyond any memory.
     let limit_bytes = room.cgroup_available_bytes.filter(|bytes| *bytes < room.memory_total_bytes);
-    let cgroup = limit_bytes.map(|bytes| format!(", {} in the control group", size(bytes)));
+    let cgroup = limit_bytes.map(|bytes| format!(" ({} in the control group)", size(bytes)));
     let (available, cgroup) = (size(room.memory_available_bytes), cgroup.unwrap_or_default());
     let (held, capacity) = (size(held_bytes.min(capacity_bytes)), size(capacity_bytes));
-    Check::ok("memory", format!("{available} available{cgroup}; {held} of the pool's {capacity} are there already"))
+    Check::ok("memory", format!("{available} are available{cgroup}; the pool has {held} of its {capacity} already"))
 }
 
 /// `to_pin_bytes` is the pool, if pinning is of use.
 fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, to_pin_bytes: u64) -> Check {
     match limit_bytes {
-        None => Check::ok("memlock", "unlimited"),
+        None => Check::ok("memlock", "this user may pin any amount of memory"),
         Some(limit) if may_pin_all => {
-            Check::ok("memlock", format!("{}, a limit that does not bind this user", size(limit)))
+            Check::ok("memlock", format!("the limit of {} does not bind this user", size(limit)))
         }
-        Some(limit) if to_pin_bytes == 0 => Check::ok("memlock", format!("{}; no disk needs more", size(limit))),
-        Some(limit) if limit >= to_pin_bytes => Check::ok("memlock", size(limit)),
+        Some(limit) if to_pin_bytes == 0 => {
+            Check::ok("memlock", format!("this user may pin {}, and no disk needs more", size(limit)))
+        }
+        Some(limit) if limit >= to_pin_bytes => {
+            Check::ok("memlock", format!("this user may pin {}, which is enough for the pool", size(limit)))
+        }
         Some(limit) => Check::warn(
             "memlock",
-            format!("{} may be pinned, but the pool has {}: disk i/o costs more CPU", size(limit), size(to_pin_bytes)),
+            format!(
+                "this user may pin {}, but the pool has {}: disk i/o costs more CPU",
+                size(limit),
+                size(to_pin_bytes)
+            ),
             "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit",
         ),
     }
@@ -71,8 +79,8 @@ fn io_uring(switch: &str, ring: std::io::Result<()>) -> Check {
         _ => "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile",
     };
     match ring {
-        Ok(()) => Check::ok("io_uring", "available"),
-        Err(error) => Check::warn("io_uring", format!("not available: {error}"), hint),
+        Ok(()) => Check::ok("io_uring", "this kernel allows it"),
+        Err(error) => Check::warn("io_uring", format!("it cannot be used: {error}"), hint),
     }
 }
 
@@ -89,7 +97,7 @@ fn cpu(levels: &[Level]) -> Check {
             format!("copies use {best} instructions"),
             "use a CPU with AVX2 or AVX-512 for faster copies",
         ),
-        _ => Check::ok("cpu", format!("copies use {best}")),
+        _ => Check::ok("cpu", format!("copies use {best} instructions")),
     }
 }
 

@@ -62,7 +62,7 @@ fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Ch
         Backing::Collapsed => "a tmpfs whose pages the kernel collapses into huge pages while it is populated",
         Backing::Small => "4 KiB pages",
     };
-    let finding = format!("the pool would be on {how}; tried with {} MiB", report.mapped_bytes >> 20);
+    let finding = format!("the pool would be on {how}; {} MiB were tried", report.mapped_bytes >> 20);
     let is_huge = report.backing.is_huge() && report.huge_bytes == report.mapped_bytes;
     match is_huge || wish == HugePages::Off {
         true => Check::ok(NAME, finding),
@@ -130,7 +130,7 @@ mod tests {
         };
         let check = of_trial(&report, HugePages::Auto, 4 << 30);
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.finding.ends_with("4 KiB pages; tried with 2 MiB: no hugetlbfs is mounted"), "{check:?}");
+        assert!(check.finding.ends_with("4 KiB pages; 2 MiB were tried: no hugetlbfs is mounted"), "{check:?}");
         let huge = HugePageReport { backing: Backing::Collapsed, huge_bytes: 2 << 20, notes: Vec::new(), ..report };
         assert_eq!(of_trial(&huge, HugePages::Auto, 4 << 30).verdict, Verdict::Ok);
     }

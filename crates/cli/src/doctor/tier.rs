@@ -12,9 +12,14 @@ pub fn sealing(config: &Config) -> Option<Check> {
     let is_shared = |tier: &dyn TierSpec| tier.capabilities().is_shared;
     match (config.sealing(), file) {
         (Err(error), _) => Some(Check::failed(name, &error)),
-        (Ok(_), Some(file)) => Some(Check::ok(name, format!("each block has a MAC; secret in `{}`", file.display()))),
+        (Ok(_), Some(file)) => {
+            Some(Check::ok(name, format!("each block has a MAC; the secret is in `{}`", file.display())))
+        }
         (Ok(_), None) => config.configured_tiers().any(is_shared).then(|| {
-            Check::ok(name, "no secret: whoever may write to them can change and make up blocks (`tier.secret_file`)")
+            Check::ok(
+                name,
+                "there is no secret (`tier.secret_file`): whoever may write to them can change blocks and make some up",
+            )
         }),
     }
 }
@@ -54,8 +59,8 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
     let stores = tier.stores.iter().map(said_of_store);
     let places: Vec<String> = disks.chain(stores).collect();
     // The daemon keeps no index of shared stores, so it counts no blocks there.
-    let blocks = if tier.stores.is_empty() { format!(", {} blocks", tier.blocks) } else { String::new() };
-    let finding = format!("{}{blocks}; {}", tier.state, places.join("; "));
+    let blocks = if tier.stores.is_empty() { format!(" with {} blocks", tier.blocks) } else { String::new() };
+    let finding = format!("it is {}{blocks}: {}", tier.state, places.join("; "));
     let name = tier.name.clone();
     let place = if is_shared { "shared store" } else { "disk" };
     match tier.state.as_str() {
@@ -78,12 +83,14 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
             }
         }
         "opening" => Check::warn(name, "its index is being read", "run `forebay doctor` again in a moment"),
-        "failed" => {
-            Check::fail(name, format!("failed: {}", tier.why), format!("check the {place}, and restart the daemon"))
-        }
+        "failed" => Check::fail(
+            name,
+            format!("it has failed: {}", tier.why),
+            format!("check the {place}, and restart the daemon"),
+        ),
         _ => Check::warn(
             name,
-            format!("sick: {}", tier.why),
+            format!("it is sick: {}", tier.why),
             format!("check the {place}; the daemon tries it again by itself"),
         ),
     }
@@ -177,8 +184,8 @@ mod tests {
                 "`cache:6379` takes no writes: OOM",
             ),
             (tier("serving", store(false, "refused")), Verdict::Warn, "`cache:6379`: refused"),
-            (tier("sick", store(false, "refused")), Verdict::Warn, "sick: refused"),
-            (tier("failed", store(false, "misnamed")), Verdict::Fail, "failed: misnamed"),
+            (tier("sick", store(false, "refused")), Verdict::Warn, "it is sick: refused"),
+            (tier("failed", store(false, "misnamed")), Verdict::Fail, "it has failed: misnamed"),
         ] {
             let check = served(&tier, true);
             assert_eq!((check.name.as_ref(), check.verdict), ("redis", verdict), "{check:?}");
@@ -197,7 +204,7 @@ mod tests {
         });
         let redis = ("tier.redis.urls", "redis://cache");
         for (flags, verdict, says) in [
-            (vec![redis], Verdict::Ok, "no secret"),
+            (vec![redis], Verdict::Ok, "there is no secret"),
             (vec![redis, ("tier.secret_file", &good)], Verdict::Ok, "each block has a MAC"),
             (vec![("tier.secret_file", &short)], Verdict::Fail, "too short"),
             (vec![redis, ("tier.secret_file", "/no/such/file")], Verdict::Fail, "cannot read"),

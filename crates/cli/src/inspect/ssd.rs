@@ -42,21 +42,27 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         (
             "live",
             format!(
-                "{} in {} blocks, {:.2} of the capacity",
+                "{} in {} blocks are in use, {:.2} of the capacity",
                 size(report.live_bytes),
                 report.blocks,
                 report.live_ratio()
             ),
         ),
-        ("written", format!("{} since the disk was formatted", size(report.lifetime_written_bytes))),
+        ("written", format!("{} were written since the disk was formatted", size(report.lifetime_written_bytes))),
         ("amplification", amplification),
         ("segments", states(report)),
-        ("lost", format!("{} blocks, {} segments", recovery.blocks_not_whole, recovery.segments_lost)),
+        (
+            "lost",
+            format!("{} blocks and {} segments could not be read", recovery.blocks_not_whole, recovery.segments_lost),
+        ),
     ];
     rows.into_iter().for_each(|(name, value)| table.row([name.to_string(), value]));
     if let Some(audit) = audit {
         let Audit { blocks, bytes, damaged_blocks, .. } = audit;
-        table.row(["audit".to_string(), format!("{blocks} blocks, {}, {damaged_blocks} damaged", size(*bytes))]);
+        table.row([
+            "audit".to_string(),
+            format!("{blocks} blocks, {}, were read; {damaged_blocks} are damaged", size(*bytes)),
+        ]);
     }
     let text = table.render("");
     if wants_segments { text + "\n" + &segments(&report.segments) } else { text }

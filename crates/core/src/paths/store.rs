@@ -35,8 +35,9 @@ impl Core {
     const MAX_EVICTIONS_PER_EVENT: usize = 512;
 
     /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
-    /// full of held blocks, the share of reservations is used up, or room is still being made.
-    /// `holds_mapping` is false for callers whose writes end with the daemon's process, as its own do.
+    /// full of held blocks, the share of reservations is used up, or room is still being made. A trial evicts nothing:
+    /// it gets slots that are free. `holds_mapping` is false for callers whose writes end with the daemon's process, as
+    /// its own do.
     pub fn reserve(
         &mut self,
         instance: Instance,
@@ -51,13 +52,19 @@ impl Core {
         self.step_drain();
         let mut budget = Core::MAX_EVICTIONS_PER_EVENT;
         let wanted = count.min(Core::MAX_RESERVE_PER_EVENT) as u64;
-        let mut left = self.reservations_left(class).min(wanted);
-        let is_short = left < wanted;
-        while left > 0 && (self.has_free_slot(class) || self.free_slots(class, left as usize, &mut budget)) {
+        let most = self.reservations_left(class).min(wanted);
+        let is_trial = self.is_trial(namespace);
+        let mut frees = |core: &mut Core, want| !is_trial && core.free_slots(class, want, &mut budget);
+        let mut granted = 0;
+        while granted < most && (self.has_free_slot(class) || frees(self, (most - granted) as usize)) {
             slots.push(self.grant(instance, class, holds_mapping));
-            left -= 1;
+            granted += 1;
         }
-        self.journal.stats_mut().short_reservations += u64::from(is_short || left > 0);
+        if !is_trial {
+            let stats = self.journal.stats_mut();
+            stats.reserved += granted;
+            stats.short_reservations += u64::from(granted < wanted);
+        }
     }
 
     /// Brings the data that commits of these keys will read into the processor's cache, all at once. Changes nothing.
@@ -148,7 +155,6 @@ impl Core {
     /// Takes a slot of `class`, which has a free one.
     fn grant(&mut self, instance: Instance, class: ClassId, holds_mapping: bool) -> (SlotId, Generation) {
         let holders = if holds_mapping { instance.bit() } else { 0 };
-        self.journal.stats_mut().reserved += 1;
         self.slots.reserve(instance, class, holders, &mut self.journal)
     }
 

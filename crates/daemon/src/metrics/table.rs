@@ -347,7 +347,8 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_unwritten_blocks_total",
-        "Blocks that should have been written to the tier but were not, by reason: queue_full, evicted or failed.",
+        "Blocks that should have been written to the tier but were not, by reason: queue_full, evicted or failed. The \
+         blocks behind such a block in its prompt are not offered to the tier, and are not counted.",
         Counters(&["tier", "reason"], tier_unwritten),
     ),
     metric(
@@ -413,8 +414,9 @@ static METRICS: &[Metric] = &[
     // The stores that hosts share.
     metric(
         "forebay_shared_store_healthy",
-        "1 if the shared store serves, 0 while the daemon does not use the store because it failed.",
-        Gauges(STORE, |s| stores(s, |store| Some(u64::from(store.health == Health::Healthy)))),
+        "1 while the shared store can be used in this direction, `load` or `store`; 0 while it fails or, for `store`, \
+         while it or a node of it refuses writes, or is read-only.",
+        Gauges(&["tier", "store", "direction"], store_health),
     ),
     metric(
         "forebay_shared_store_connections",
@@ -467,12 +469,12 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_put_bytes_total",
-        "Bytes copied into the pool by `Put`, for clients that do not map it.",
+        "Bytes copied into the pool by `Put`, for clients that do not map it; without measurements and self-tests.",
         Counter(|s| s.rpc.put_bytes),
     ),
     metric(
         "forebay_get_bytes_total",
-        "Bytes copied out of the pool by `Get`, for clients that do not map it.",
+        "Bytes copied out of the pool by `Get`, for clients that do not map it; without measurements and self-tests.",
         Counter(|s| s.rpc.get_bytes),
     ),
     metric(
@@ -678,6 +680,17 @@ fn disk_health(snapshot: &Snapshot) -> Samples {
         [("load", disk.health), ("store", disk.health_of_writes)].map(|(direction, health)| {
             let labels = [tier, &disk.name, direction].map(str::to_string);
             (labels.to_vec(), u64::from(health == Health::Healthy))
+        })
+    };
+    all.flat_map(of).collect()
+}
+
+fn store_health(snapshot: &Snapshot) -> Samples {
+    let all = snapshot.tiers.iter().flat_map(|tier| tier.stores.iter().map(move |store| (tier.name, store)));
+    let of = |(tier, store): (&str, &StoreReport)| {
+        [("load", store.can_load()), ("store", store.can_store())].map(|(direction, can_be_used)| {
+            let labels = [tier, &store.name, direction].map(str::to_string);
+            (labels.to_vec(), u64::from(can_be_used))
         })
     };
     all.flat_map(of).collect()

@@ -96,7 +96,7 @@ fn put_one(
             let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
             let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
             state.table.make_ready(key, at, length, sum, tokens);
-            state.rpc.put_bytes += length;
+            state.rpc.put_bytes += if state.core.is_trial(namespace) { 0 } else { length };
         }
         Ok(store::wire(outcome))
     })
@@ -138,7 +138,8 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
                 state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
             }
             state.core.release(Instance::DAEMON, found.lease);
-            state.rpc.get_bytes += data.as_ref().map_or(0, Vec::len) as u64;
+            let copied = data.as_ref().map_or(0, Vec::len) as u64;
+            state.rpc.get_bytes += if found.is_of_trial { 0 } else { copied };
         });
         blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
     }
@@ -194,6 +195,7 @@ struct Pinned {
     length: u64,
     /// As the table had it when the block was found; a purge meanwhile takes it from the table, not from its reader.
     checksum: Option<u64>,
+    is_of_trial: bool,
 }
 
 /// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted.
@@ -201,7 +203,7 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
     let start = Instant::now();
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     while start.elapsed() < deadline {
-        let (answer, lease, length, checksum) = shared.event(|state| -> Result<_> {
+        let (answer, lease, length, checksum, is_of_trial) = shared.event(|state| -> Result<_> {
             let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
             let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             let mut answer = Answer::default();
@@ -209,13 +211,14 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
             let at = answer.slots.first().zip(answer.generations.first());
             let entry =
                 at.and_then(|(slot, generation)| state.table.pool().entry(SlotId(*slot), Generation(*generation)));
-            Ok((answer, state.core.finish_lookup(lookup), length, entry.map(|entry| entry.checksum)))
+            let (lease, is_of_trial) = (state.core.finish_lookup(lookup), state.core.is_trial(namespace));
+            Ok((answer, lease, length, entry.map(|entry| entry.checksum), is_of_trial))
         })?;
         match answer.states.first() {
             None => return Ok(None),
             Some(&STATE_READY) => {
                 let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
-                return Ok(Some(Pinned { lease, at, length, checksum }));
+                return Ok(Some(Pinned { lease, at, length, checksum, is_of_trial }));
             }
             // 16 MiB are verified in about a millisecond, and read in some.
             Some(_) => std::thread::sleep(PAUSE),

@@ -131,7 +131,9 @@ impl Directory {
     fn find(path: &Path, config: &FsConfig) -> Result<(Directory, Option<Marker>)> {
         let about = fs::metadata(path).map_err(|error| not_there(path, error))?;
         if !about.is_dir() {
-            return Err(Error::invalid("not a directory").with("path", path.display()).hint("name a directory"));
+            return Err(Error::invalid("this is not a directory")
+                .with("path", path.display())
+                .hint("name a directory"));
         }
         let mut directory = Directory {
             path: path.to_owned(),

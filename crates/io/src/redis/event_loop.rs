@@ -28,7 +28,7 @@ use super::name::{self, SLOTS};
 use super::node::Node;
 use super::report::Counters;
 use super::resp::Reply;
-use super::shared::{Inbox, Outbox, Queue, State};
+use super::shared::{Inbox, Outbox, Queue, State, Written};
 use super::topology::{Discovery, Found, authenticate};
 use crate::uring::Region;
 
@@ -67,6 +67,7 @@ pub(super) struct EventLoop {
     queue: Queue,
     ended: Vec<Ended>,
     completions: Vec<Completion>,
+    written: Vec<Written>,
     /// Since when the first of them has been waiting for others.
     held_since: Option<Instant>,
     counters: Counters,
@@ -107,6 +108,7 @@ impl EventLoop {
             queue: Queue::default(),
             ended: Vec::new(),
             completions: Vec::new(),
+            written: Vec::new(),
             held_since: None,
             counters: Counters::default(),
             scratch: Vec::new(),
@@ -192,15 +194,16 @@ impl EventLoop {
             result = connection.on_readable(is_at_end, &mut context);
         }
         let is_new = !was_ready && connection.is_ready();
-        if let Some(text) = connection.refusal.take() {
-            self.outbox.done().last_refusal = Some(text);
-        }
+        let refusal = connection.refusal.take();
         if std::mem::take(&mut connection.is_to_replica) {
             let now = Instant::now();
             if self.next_leave <= now {
                 (connection.is_leaving, self.next_leave) = (true, now + LEAVE_PAUSE);
             }
             discovery.iter_mut().for_each(Discovery::want);
+        }
+        if let (Some(node), true) = (nodes.get_mut(node), refusal.is_some()) {
+            node.last_refusal = refusal;
         }
         match (token, result) {
             (DISCOVERY, _) if is_new => self.heard(),
@@ -303,6 +306,7 @@ impl EventLoop {
         for node in &mut self.nodes {
             node.is_retired = !map.iter().any(|(_, _, address)| node.dialer.address == *address);
         }
+        self.report_servers();
         self.reroute();
     }
 
@@ -316,10 +320,14 @@ impl EventLoop {
         });
         self.nodes[at].is_retired = false;
         if known.is_none() {
-            let servers = self.nodes.iter().map(|node| node.dialer.address.to_string()).collect();
-            self.outbox.done().servers = servers;
+            self.report_servers();
         }
         u16::try_from(at).expect("a cluster has fewer nodes than slots")
+    }
+
+    fn report_servers(&self) {
+        let used = self.nodes.iter().filter(|node| !node.is_retired);
+        self.outbox.done().servers = used.map(|node| node.dialer.address.to_string()).collect();
     }
 
     fn reroute(&mut self) {
@@ -492,6 +500,7 @@ impl EventLoop {
     fn hear(&mut self, job: &Job, outcome: Outcome) {
         if let Some(node) = self.nodes.get_mut(usize::from(job.node)) {
             self.counters.breakers_opened += node.heard(job, outcome, self.now);
+            self.written.extend(node.written(job, outcome));
         }
     }
 
@@ -521,7 +530,7 @@ impl EventLoop {
             return;
         }
         self.held_since = None;
-        self.outbox.publish(&mut self.completions, &mut self.counters);
+        self.outbox.publish(&mut self.completions, &mut self.written, &mut self.counters);
     }
 }
 

@@ -21,6 +21,7 @@ mod masters;
 mod name;
 mod node;
 mod purge;
+mod refusing;
 mod report;
 mod resp;
 mod send_buffer;

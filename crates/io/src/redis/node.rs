@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_core::ErrorKind;
 use forebay_core::decorate::Breaker;
 use forebay_core::tier::{OpId, Outcome};
 
@@ -17,13 +18,16 @@ use super::config::Settings;
 use super::connect::{Backoff, Dialer};
 use super::connection::{Connection, Context, Greeting};
 use super::in_flight::{InFlight, Job};
-use super::shared::Inbox;
+use super::shared::{Inbox, Written};
 
 pub(super) struct Node {
     pub dialer: Dialer,
     /// The cluster no longer names it: its connections stay, and are not replaced.
     pub is_retired: bool,
     pub links: Vec<Link>,
+    name: Arc<str>,
+    /// Of a store or removal.
+    pub last_refusal: Option<String>,
     /// Of loads and lookups, and of stores and removals.
     breakers: [Breaker; 2],
     urgent: VecDeque<Job>,
@@ -40,6 +44,8 @@ impl Node {
     pub fn new(address: Address, connections: usize, has_breakers: bool, now: Instant) -> Node {
         let link = || Link { connection: None, backoff: Backoff::new(now) };
         Node {
+            name: address.to_string().into(),
+            last_refusal: None,
             dialer: Dialer::new(address),
             is_retired: false,
             links: (0..connections).map(|_| link()).collect(),
@@ -66,6 +72,18 @@ impl Node {
         let opened = breaker.opened();
         breaker.heard(outcome, true, now);
         breaker.opened() - opened
+    }
+
+    /// What an operation that has ended says of its writes.
+    pub fn written(&self, job: &Job, outcome: Outcome) -> Option<Written> {
+        let refusal = match outcome {
+            Outcome::Stored(_) => None,
+            Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported) if job.is_store() => {
+                Some(self.last_refusal.clone().unwrap_or_default())
+            }
+            _ => return None,
+        };
+        Some(Written { server: self.name.clone(), refusal })
     }
 
     /// What it refused before it refuses no more, once the pause is over.

@@ -100,7 +100,7 @@ pub struct RedisReport {
     pub finds: usize,
     /// The last error of a connection.
     pub last_error: Option<String>,
-    /// What a server said last, if all recent stores were refused.
+    /// What a server said last that refused all recent stores; in a cluster, each such server with what it said.
     pub refuses_writes: Option<String>,
     /// Counts since the tier was opened, over all servers.
     pub counters: Counters,

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_core::tier::{Completion, OpId, Operation};
 
@@ -90,9 +90,16 @@ pub(super) struct Done {
     pub completions: Vec<Completion>,
     pub counters: Counters,
     pub last_error: Option<String>,
-    /// Of a store or removal.
-    pub last_refusal: Option<String>,
+    pub written: Vec<Written>,
+    /// Those that are in use.
     pub servers: Vec<String>,
+}
+
+/// What a server said to a store or removal.
+pub(super) struct Written {
+    pub server: Arc<str>,
+    /// Why it took none; absent if it did.
+    pub refusal: Option<String>,
 }
 
 impl Outbox {
@@ -104,11 +111,12 @@ impl Outbox {
         lock(&self.done)
     }
 
-    /// Hands `completions` to the owner, wakes it, and adds to the counts.
-    pub fn publish(&self, completions: &mut Vec<Completion>, counters: &mut Counters) {
+    /// Hands `completions` to the owner, with what was said to writes, wakes it, and adds to the counts.
+    pub fn publish(&self, completions: &mut Vec<Completion>, written: &mut Vec<Written>, counters: &mut Counters) {
         let mut done = lock(&self.done);
         let is_news = done.completions.is_empty() && !completions.is_empty();
         done.completions.append(completions);
+        done.written.append(written);
         done.counters.add(counters);
         *counters = Counters::default();
         drop(done);
@@ -117,9 +125,11 @@ impl Outbox {
         }
     }
 
-    pub fn poll(&self, completions: &mut Vec<Completion>) {
+    pub fn poll(&self, completions: &mut Vec<Completion>) -> Vec<Written> {
         self.waker.clear();
-        completions.append(&mut lock(&self.done).completions);
+        let mut done = lock(&self.done);
+        completions.append(&mut done.completions);
+        std::mem::take(&mut done.written)
     }
 
     pub fn waker_fd(&self) -> BorrowedFd<'_> {

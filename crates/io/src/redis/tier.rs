@@ -11,17 +11,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_core::decorate::Timed;
-use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Outcome, Tier};
+use forebay_core::tier::{Capabilities, Completion, Health, OpId, OpKind, Operation, Tier};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::config::{RedisConfig, Settings};
 use super::event_loop::EventLoop;
 use super::purge;
+use super::refusing::Refusing;
 use super::report::RedisReport;
 use super::shared::{Inbox, Outbox, State};
 use crate::purge::Place;
-use crate::refusals::Refusals;
 use crate::uring::Region;
 
 /// The event loop for lookups; the others are for loads and stores.
@@ -39,7 +39,7 @@ pub struct Redis {
     taken: HashMap<OpId, Taken>,
     /// Number of `taken` operations by class.
     counts: [usize; 3],
-    refusals: Refusals,
+    refusing: Refusing,
 }
 
 struct Running {
@@ -82,7 +82,7 @@ impl Redis {
             outbox,
             taken: HashMap::new(),
             counts: [0; 3],
-            refusals: Refusals::default(),
+            refusing: Refusing::default(),
         };
         let mut lookups = Settings::clone(&settings);
         lookups.config.pipeline_depth = LOOKUP_DEPTH;
@@ -125,16 +125,8 @@ impl Redis {
             stores,
             finds,
             last_error: done.last_error.clone(),
-            refuses_writes: self.refusals.told(),
+            refuses_writes: self.refusing.told(&self.settings.config.mode),
             counters: done.counters,
-        }
-    }
-
-    fn heard_of_store(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::Stored(_) => self.refusals.taken(&self.name),
-            Outcome::Failed(ErrorKind::Full | ErrorKind::Unsupported) => self.refusals.refused(Instant::now()),
-            _ => {}
         }
     }
 
@@ -215,14 +207,13 @@ impl Tier for Redis {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         let from = completions.len();
-        self.outbox.poll(completions);
+        let written = self.outbox.poll(completions);
+        let now = Instant::now();
+        written.into_iter().for_each(|written| self.refusing.hear(written, now));
         for completion in &completions[from..] {
             let taken = self.taken.remove(&completion.id).expect("only what was taken completes, and once");
             self.event_loops[taken.event_loop].bytes -= taken.bytes;
             self.counts[taken.class as usize] -= 1;
-            if matches!(taken.class, Class::Store) {
-                self.heard_of_store(completion.outcome);
-            }
         }
     }
 
@@ -246,8 +237,9 @@ impl Timed for Redis {
     /// Event loops wait for sockets and have a clock of their own: pauses and timeouts need no call of this. What lasts
     /// is told.
     fn advance(&mut self, _now: Duration) {
-        let why = || self.outbox.done().last_refusal.clone().unwrap_or_default();
-        self.refusals.judge(&self.name, Instant::now(), why);
+        if !self.refusing.is_empty() {
+            self.refusing.judge(&self.outbox.done().servers, Instant::now());
+        }
     }
 }
 

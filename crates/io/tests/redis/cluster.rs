@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use forebay_core::ErrorKind;
+use forebay_core::decorate::Timed;
 use forebay_core::tier::{Location, Outcome, Tier};
 use forebay_io::redis::{Mode, RedisConfig};
 use rustix::process::Signal;
@@ -121,6 +122,42 @@ fn a_slot_that_is_moving_is_asked_for_at_both_ends() {
         let held = cluster.nodes[to].admin().must(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]);
         assert_eq!(held, values, "the new owner holds it");
     }
+}
+
+#[test]
+fn a_node_that_takes_no_writes_is_named_and_the_others_are_written() {
+    let cluster = Cluster::start(Kind::Valkey);
+    let mut bed = Bed::ready(&cluster.config());
+    let mut first = 0;
+    // Thirty blocks more, which all nodes share; how many were stored on each.
+    let mut stored = |bed: &mut Bed| {
+        let numbers: Vec<u64> = (first..first + 30).collect();
+        first += 30;
+        let stores: Vec<_> = (0..).zip(&numbers).map(|(slot, number)| bed.store(*number, slot, 4096)).collect();
+        let outcomes = bed.run(&stores);
+        bed.redis.advance(Duration::ZERO);
+        let taken = numbers.iter().zip(outcomes).filter(|(_, outcome)| matches!(outcome, Outcome::Stored(_)));
+        let mut counts = [0; 3];
+        taken.for_each(|(number, _)| counts[cluster.node_of(&name_of(&key(*number)))] += 1);
+        counts
+    };
+    assert!(stored(&mut bed).iter().all(|count| *count > 0));
+    let refuses = |bed: &Bed| bed.redis.report().refuses_writes;
+    cluster.nodes[2].admin().must(&["CONFIG", "SET", "maxmemory", "1"]);
+    until(
+        || {
+            let counts = stored(&mut bed);
+            assert!(counts[0] > 0 && counts[1] > 0 && counts[2] == 0, "{counts:?}");
+            refuses(&bed).is_some()
+        },
+        || "the refusals are not told".to_string(),
+    );
+    let told = refuses(&bed).unwrap();
+    assert!(told.starts_with(&format!("`127.0.0.1:{}`: OOM ", cluster.nodes[2].port.unwrap())), "{told}");
+    assert!(!told.contains("; "), "the others take writes: {told}");
+    cluster.nodes[2].admin().must(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(stored(&mut bed)[2] > 0);
+    assert_eq!(refuses(&bed), None);
 }
 
 #[test]

@@ -46,8 +46,8 @@ pub fn open(url: &str, options: &Bound<'_, PyDict>, staging: Region) -> PyResult
 }
 
 fn no_store(what: &str) -> PyErr {
-    let hint = "give `redis://HOST`, `rediss://HOST` for TLS, `unix:///SOCKET` or `file:///DIRECTORY`; \
-                daemons alone reach buckets";
+    let hint = "give `redis://cache.internal`, `rediss://cache.internal` for TLS, `unix:///run/redis.sock` or \
+                `file:///mnt/kv`; daemons alone reach buckets";
     Raised::from(Error::invalid(what).hint(hint)).into()
 }
 
