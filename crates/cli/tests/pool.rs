@@ -38,7 +38,9 @@ fn the_pool_of_a_killed_daemon_goes_with_its_mount_and_its_directory() {
 fn a_pool_in_use_stays() {
     let place = Place::new();
     let mut daemon = Daemon::start(&place, &CAPACITY);
-    remove(&place.pool()).assert_refused(1, "another daemon is using this pool");
+    let refused = remove(&place.pool());
+    refused.assert_refused(1, "another daemon is using this pool");
+    assert!(refused.err.contains("hint: stop that daemon, and repeat the command"), "{refused:?}");
     assert!(daemon.is_running() && place.pool().is_dir());
 }
 
