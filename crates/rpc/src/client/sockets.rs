@@ -67,8 +67,8 @@ pub fn usual_sockets() -> PathBuf {
     usual_of(Path::new(HOST), &Path::new(&runtime).join("forebay"), user, is_strangers)
 }
 
-/// Whether somebody listens at the socket; never waits. A daemon that accepts nobody listens too: where as many wait for
-/// it as its queue holds, the kernel would let the caller wait with them.
+/// Whether somebody listens at the socket; never waits. A daemon that accepts nobody listens too: where as many wait
+/// for it as its queue holds, the kernel would let the caller wait with them.
 pub fn knock(socket: &Path) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let caller = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

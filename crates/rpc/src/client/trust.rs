@@ -36,11 +36,14 @@ pub fn peer(uid: u32) -> Result<()> {
 /// No daemon at `path`, and what to do: one that runs and refuses this user is not to be started.
 pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     let why = why.into();
-    let is_denied = why.downcast_ref::<io::Error>().is_some_and(|why| why.kind() == io::ErrorKind::PermissionDenied);
-    let hint = match (is_denied, closed_directory(path)) {
-        (true, Some(closed)) => format!("run `chmod o+x {}`: this user may not look in there", closed.display()),
-        (true, None) => allow_user(),
-        (false, _) => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
+    let kind_of_why = why.downcast_ref::<io::Error>().map(io::Error::kind);
+    let hint = match (kind_of_why, closed_directory(path)) {
+        (Some(io::ErrorKind::PermissionDenied), Some(closed)) => {
+            format!("run `chmod o+x {}`: this user may not look in there", closed.display())
+        }
+        (Some(io::ErrorKind::PermissionDenied), None) => allow_user(),
+        (Some(io::ErrorKind::WouldBlock), _) => "it accepts nobody: see whether it is stopped or hangs".to_string(),
+        _ => "start it with `forebay serve`, or give the directory of its sockets".to_string(),
     };
     Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
 }
@@ -82,4 +85,19 @@ fn own() -> u32 {
 fn look(path: &Path) -> io::Result<Facts> {
     let metadata = fs::symlink_metadata(path)?;
     Ok(Facts { uid: metadata.uid(), mode: metadata.mode(), links: metadata.nlink() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_accepts_nobody_is_not_to_be_started() {
+        let hint = |kind| {
+            let error = unreachable(ErrorKind::Unavailable, Path::new("/nowhere/forebay.sock"), io::Error::from(kind));
+            error.hint_text().expect("what to do").to_owned()
+        };
+        assert!(hint(io::ErrorKind::WouldBlock).contains("stopped or hangs"));
+        assert!(hint(io::ErrorKind::NotFound).contains("forebay serve"));
+    }
 }
