@@ -90,7 +90,7 @@ impl Leases {
         !self.ended.is_empty()
     }
 
-    /// The next blocks to be unpinned, at most `limit`, in the order in which they were leased. None if no block is left.
+    /// The last blocks of those to be unpinned, at most `limit`, and of one lease. None if no block is left.
     pub fn take_ended(&mut self, limit: usize) -> Vec<BlockId> {
         match self.ended.last_mut() {
             Some(blocks) if blocks.len() > limit => blocks.split_off(blocks.len() - limit),
