@@ -14,7 +14,8 @@ const CAPACITY: &[&str] = &["--pool.capacity_bytes", "64MiB"];
 
 fn doctor(place: &Place, more: &[&str]) -> Answer {
     let mut command = forebay(&["doctor", "--socket.directory"]);
-    command.arg(place.sockets()).arg("--pool.directory").arg(place.pool());
+    // A daemon of this host may have the usual port.
+    command.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(["--http.address", "127.0.0.1:0"]);
     Answer::of(command.args(CAPACITY).args(more).output().unwrap())
 }
 
@@ -231,7 +232,7 @@ fn a_shared_directory_that_is_missing_needs_no_restart() {
 fn config_refuses_what_serve_refuses_for_its_values() {
     let place = Place::new();
     for wrong in [["--tier.redis.urls", "http://cache"], ["--tier.fs.directories", "[\"/a\", \"/a\"]"]] {
-        let mut serve = forebay(&["serve", "--socket.directory"]);
+        let mut serve = forebay(&["serve", "--http.address", "off", "--socket.directory"]);
         let serve = serve.arg(place.sockets()).arg("--pool.directory").arg(place.pool()).args(CAPACITY).args(wrong);
         let refused = Answer::of(serve.output().unwrap());
         let config = Answer::of(forebay(&["config"]).args(wrong).output().unwrap());

@@ -242,7 +242,7 @@ fn wait_for_line(child: &mut std::process::Child) {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
     BufReader::new(child.stderr.as_mut().expect("a pipe")).read_line(&mut line).expect("it speaks");
-    assert!(line.starts_with("recording to"), "{line}");
+    assert!(line.starts_with("lookups are recorded to"), "{line}");
 }
 
 /// As ctrl-c does; it writes what it has and ends.
