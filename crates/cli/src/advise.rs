@@ -70,7 +70,11 @@ fn sizes(reply: &AdviseReply) -> String {
 
 fn rates(reply: &AdviseReply) -> String {
     let mut table = Table::new(&["hits", ">share", ">keys", "of"]);
+    // Nothing is said of a sample that has no key yet.
     let mut row = |name: &str, share: f64, keys: u64, of: &str| {
+        if keys == 0 {
+            return;
+        }
         table.row([name.to_string(), percent(share), keys.to_string(), of.to_string()]);
     };
     row("hit", ratio(reply.hits, reply.keys), reply.keys, "all keys since the daemon started");
@@ -332,6 +336,12 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("points") && !text.contains("memory x 2"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_sample_without_keys() {
+        let text = to_text(&AdviseReply { sampled_keys: 0, ..reply() });
+        assert!(text.contains("all keys since") && !text.contains("a sample of recent keys"), "{text}");
     }
 
     #[test]
