@@ -1,7 +1,7 @@
 //! A rolling upgrade and the way back, with two builds: `make rolling`.
 //!
-//! The next release is this build, made with `--cfg forebay_next`: it writes later versions of the pool, of disks and of
-//! blocks in shared stores. This release is the command that `FOREBAY_BIN` names.
+//! The next release is this build, made with `--cfg forebay_next`: it writes later versions of the pool, of disks and
+//! of blocks in shared stores. This release is the command that `FOREBAY_BIN` names.
 
 #![cfg(forebay_next)]
 
