@@ -38,8 +38,18 @@ class Bench:
         return self.daemon.metrics()[f"forebay_tier_{name}"]
 
     def ask_all_anew(self) -> list[Answer]:
-        waves = [self.base.workload.about(prefix) for prefix in PREFIXES]
-        return [answer for wave in waves for answer in ask_anew(self.engine, self.base, [wave])]
+        answers = []
+        for prefix in PREFIXES:
+            answers += ask_anew(self.engine, self.base, [self.base.workload.about(prefix)])
+            self.let_the_disk_follow()
+        return answers
+
+    def let_the_disk_follow(self) -> None:
+        """A disk that is slower than the engine would lose blocks that leave the pool before they are written."""
+        settle(self.engine)
+        wait_until(
+            "nothing waits to be written", lambda: self.tier("waiting_blocks") + self.tier("storing_bytes") == 0, 30
+        )
 
     def wait_until_written(self) -> None:
         """The write-through has caught up."""
@@ -64,10 +74,11 @@ def filled(
     daemon = start_daemon(capacity_bytes=POOL_BYTES, unit_bytes=2 << 20, ssd_bytes=SSD_BYTES, ssd_admission=admission)
     engine = start_engine(CONFIG, daemon.patient_connector(), name)
     join(daemon, engine)
+    bench = Bench(base, daemon, engine)
     for prefix in PREFIXES:
         ask(engine, base, [base.workload.about(prefix)])
-    settle(engine)
-    return Bench(base, daemon, engine)
+        bench.let_the_disk_follow()
+    return bench
 
 
 @pytest.fixture(scope="module")
