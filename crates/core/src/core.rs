@@ -231,9 +231,9 @@ impl Core {
         self.tiers.is_on() && !self.is_trial(namespace)
     }
 
-    /// Every class has a policy, which knows whether a tier takes what returns.
+    /// Every class has a policy, which knows what tiers take.
     pub(crate) fn cover_classes(&mut self) {
-        self.cache.cover_classes(&self.slots, self.tiers.keeps_what_returns());
+        self.cache.cover_classes(&self.slots, self.tiers.backing());
     }
 
     /// Pinned bytes without those of prefetches that no lookup has asked for yet: prefetches have a limit of their own.

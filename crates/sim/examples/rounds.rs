@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::Parser;
 use forebay_sim::bounds::{NextUses, opt_hit_bytes};
 use forebay_sim::read::{Hints, read};
-use forebay_sim::replay::{Setup, store_batch};
+use forebay_sim::replay::{Setup, Ssd, store_batch};
 use forebay_sim::rounds::{Order, Rounds};
+use forebay_sim::simulate::SsdAdmission;
 use forebay_sim::trace::{ASSUMED_BLOCK_BYTES, Shape, Trace, merge};
 use forebay_sim::{policy, replay};
 
@@ -37,6 +38,14 @@ struct Arguments {
     store_batch: Option<usize>,
     #[arg(long, default_value_t = 0)]
     salt: u64,
+    /// A disk under the pool, as a share of all different blocks; the pool's own hits count
+    #[arg(long)]
+    ssd: Option<f64>,
+    #[arg(long, value_enum, default_value = "all")]
+    ssd_admission: SsdAdmission,
+    /// Requests that wait behind the one that is served
+    #[arg(long, default_value_t = 0)]
+    lookahead: usize,
 }
 
 /// Requests of the other trace that come after the rounds.
@@ -82,13 +91,16 @@ impl Arguments {
         Rounds { documents, blocks, rounds, order, shapes: sizes.into_iter().map(shape).collect(), seed }
     }
 
-    /// Hits by bytes, by namespace.
+    /// The pool's hits by bytes, by namespace.
     fn hits(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> Vec<u64> {
         let policy = policy::by_name(name).expect("the name of a policy");
         let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks));
-        let setup = Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch, salt: self.salt };
+        let Arguments { lookahead, salt, .. } = *self;
+        let disk_bytes = |share: f64| (share * trace.unique_bytes() as f64) as u64;
+        let disk = |share| Ssd { capacity_bytes: disk_bytes(share), admission: self.ssd_admission.into() };
+        let setup = Setup { policy, capacity_bytes, ssd: self.ssd.map(disk), lookahead, store_batch, salt };
         let tallies = replay(trace, setup, |_| {}).expect("a pool of some blocks").namespaces;
-        tallies.iter().enumerate().map(|(at, tally)| tally.prefix_hits * trace.bytes_in(at as u16)).collect()
+        tallies.iter().enumerate().map(|(at, tally)| tally.pool_hits * trace.bytes_in(at as u16)).collect()
     }
 
     fn hits_of_all(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> u64 {

@@ -56,6 +56,8 @@ pub struct Outcome {
     pub evicted: u64,
     /// Blocks that were copied to other slots, because another size took the memory of their slots.
     pub moved: u64,
+    /// Blocks that came up from the disk, for a lookup or ahead of one.
+    pub ssd_loaded_blocks: u64,
     pub ssd_written_blocks: u64,
     pub ssd_written_bytes: u64,
     pub metadata_bytes: u64,
@@ -271,7 +273,8 @@ impl<'a> Replay<'a> {
         self.outcome.moved = stats.moved;
         self.outcome.metadata_bytes = core.heap_bytes() as u64;
         self.outcome.ghost_bytes = core.ghost_bytes() as u64;
-        if let Some((_, disk)) = self.rehearsal.disk() {
+        if let Some((tier, disk)) = self.rehearsal.disk() {
+            self.outcome.ssd_loaded_blocks = core.tier_report(tier).stats.promoted;
             self.outcome.ssd_written_blocks = disk.written_blocks;
             self.outcome.ssd_written_bytes = disk.written_bytes;
         }

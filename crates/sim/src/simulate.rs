@@ -78,6 +78,15 @@ pub enum SsdAdmission {
     All,
 }
 
+impl From<SsdAdmission> for Admission {
+    fn from(admission: SsdAdmission) -> Admission {
+        match admission {
+            SsdAdmission::SecondSighting => Admission::SecondSighting,
+            SsdAdmission::All => Admission::All,
+        }
+    }
+}
+
 /// One policy on one trace at one capacity of each tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -241,10 +250,7 @@ fn capacities(arguments: &Arguments, base: &Trace) -> Vec<(u64, Option<Ssd>)> {
         bytes.dedup();
         bytes
     };
-    let admission = match arguments.ssd_admission {
-        SsdAdmission::SecondSighting => Admission::SecondSighting,
-        SsdAdmission::All => Admission::All,
-    };
+    let admission = arguments.ssd_admission.into();
     let mut disks: Vec<Option<Ssd>> =
         ascending(&arguments.ssd).into_iter().map(|capacity_bytes| Some(Ssd { capacity_bytes, admission })).collect();
     if disks.is_empty() {

@@ -17,7 +17,7 @@ use crate::hints::QueueHints;
 use crate::key::{BlockHash, BlockId, ClassId, Fingerprint, NamespaceId, NamespaceIndex};
 use crate::layout::Layout;
 use crate::miss::MissReason;
-use crate::policy::{Make, Policy, Residents};
+use crate::policy::{Backing, Make, Policy, Residents};
 use crate::slots::{Block, Holds, Slots};
 
 use history::Memory;
@@ -94,10 +94,10 @@ impl Cache {
         self.names.advance_purge(cursor);
     }
 
-    /// Every class has a policy; `is_backed` says whether a tier admits only blocks that return.
-    pub fn cover_classes(&mut self, slots: &Slots, is_backed: bool) {
+    /// Every class has a policy, which knows what the tiers are given.
+    pub fn cover_classes(&mut self, slots: &Slots, backing: Backing) {
         self.policies.resize_with(slots.space().classes().count(), self.make);
-        self.policies.iter_mut().for_each(|policy| policy.back(is_backed));
+        self.policies.iter_mut().for_each(|policy| policy.back(backing));
     }
 
     /// Blocks in the index.
@@ -210,6 +210,27 @@ impl Cache {
         }
     }
 
+    /// As `admit`, for a block whose parent is on a tier and not in the pool.
+    pub fn admit_detached(&mut self, slots: &mut Slots, block: BlockId, hints: &QueueHints) {
+        let record = &slots[block];
+        let class = record.class;
+        let is_protected = hints.is_protected(self.key_of(record));
+        let key = policy_key(record.namespace, record.group, record.hash.as_bytes());
+        let policy = &mut self.policies[class.0 as usize];
+        match is_protected {
+            true => policy.insert_wanted(slots.nodes_mut(), block, key, None),
+            false => policy.insert_detached(slots.nodes_mut(), block, key),
+        }
+    }
+
+    /// As `admit`, for a block that a tier loaded.
+    pub fn admit_loaded(&mut self, slots: &mut Slots, block: BlockId) {
+        let record = &slots[block];
+        let class = record.class;
+        let key = policy_key(record.namespace, record.group, record.hash.as_bytes());
+        self.policies[class.0 as usize].insert_loaded(slots.nodes_mut(), block, key);
+    }
+
     /// The block leaves its policy without being evicted.
     pub fn dismiss(&mut self, slots: &mut Slots, block: BlockId) {
         let class = slots[block].class;
@@ -252,16 +273,15 @@ impl Cache {
         self.policies[class.0 as usize].oldest(slots.nodes()).map(|block| slots.nodes().age(block).into())
     }
 
+    /// See [`Policy::hit_densities`].
+    pub fn hit_densities(&self, slots: &Slots, class: ClassId) -> Option<[f64; 2]> {
+        self.policies[class.0 as usize].hit_densities(slots.nodes())
+    }
+
     /// The block is in use or will be soon.
     pub fn refresh(&mut self, slots: &mut Slots, block: BlockId) {
         let class = slots[block].class;
         self.policies[class.0 as usize].refresh(slots.nodes_mut(), block);
-    }
-
-    /// The block came before anybody asked for it, and is asked for now.
-    pub fn begin_use(&mut self, slots: &mut Slots, block: BlockId) {
-        let class = slots[block].class;
-        self.policies[class.0 as usize].begin_use(slots.nodes_mut(), block);
     }
 
     /// These blocks are to be touched, coldest first.

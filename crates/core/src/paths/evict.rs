@@ -23,14 +23,15 @@ impl Core {
     pub(crate) fn free_slots(&mut self, class: ClassId, want: usize, budget: &mut usize) -> bool {
         let needs_units = !self.slots.space().is_refused();
         self.rebalance(class);
-        let mut is_stuck = false;
         while *budget > 0 && !self.slots.space().has_free(class) {
             // The victims may be in a draining extent, whose slots are not taken again.
             let evicted = self.evict(class, want.min(*budget));
-            is_stuck |= evicted == 0;
             *budget = budget.saturating_sub(if evicted > 0 { evicted } else { MAX_SCAN });
         }
-        if is_stuck && needs_units {
+        if self.has_free_slot(class) {
+            return true;
+        }
+        if needs_units {
             self.begin_drain(class, None);
         }
         self.has_free_slot(class)

@@ -153,8 +153,8 @@ impl Core {
     /// Hands out what was found so far, under a lease that grows when the lookup goes on with [`Core::look_again`].
     /// There is a lease even if nothing is ready yet: its release ends the lookup. `LeaseId(0)` if that has happened,
     /// or nobody wants a lease.
+    /// Nothing is touched before the lookup ends: however often it pauses, it is one use.
     pub fn pause_lookup(&mut self, lookup: &mut Lookup) -> LeaseId {
-        self.touch_found(lookup);
         let Some(instance) = lookup.instance else { return LeaseId(0) };
         let found = lookup.found[lookup.leased..].to_vec();
         lookup.leased = lookup.found.len();
@@ -179,6 +179,7 @@ impl Core {
     /// Gives a lookup's pins back, but for those that its lease covers. One that was never answered is not counted.
     pub fn cancel_lookup(&mut self, mut lookup: Lookup) {
         if lookup.lease.is_some() {
+            self.touch_found(&lookup);
             self.count(&lookup);
         }
         if lookup.instance.is_some() {

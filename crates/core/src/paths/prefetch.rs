@@ -100,9 +100,6 @@ impl Core {
         self.tiers.stats_mut(tier).prefetch_hits += 1;
         self.end_prefetch(block);
         self.slots.unmark_prefetch(block);
-        if self.slots.is_indexed(block) {
-            self.cache.begin_use(&mut self.slots, block);
-        }
     }
 
     /// It is no prefetch under way any more.

@@ -175,7 +175,7 @@ impl Core {
         stats.promoted_bytes += bytes;
         self.end_prefetch(block);
         self.slots.end_promotion(block);
-        self.cache.admit(&mut self.slots, block, None, &self.hints);
+        self.cache.admit_loaded(&mut self.slots, block);
         self.cache.remember(&self.slots[block], Fate::Stored);
         // The tier's checksum is of the whole; each worker compares its slice.
         if self.slices(block).len() > 1 {

@@ -1,11 +1,11 @@
 //! Units that move from one size class to another.
 //!
 //! A few times while as many blocks are evicted or refused as one more extent would hold, a class compares the age of
-//! its older blocks with that of the other classes' older blocks. If another class keeps much older blocks, or has an
-//! unused extent, a run of its units is drained. Nothing new is placed in the run. Blocks that nobody holds move to
-//! other slots of their class (`relocate`), which evicts its coldest blocks for that. Held blocks are moved when they
-//! are released. Meanwhile no other class gets the run's empty units, or a busy class would take them back. Draining
-//! continues in pieces; its state is [`Drains`](crate::rebalance::Drains).
+//! its older blocks with that of the other classes' older blocks. If another class keeps much older blocks, which are
+//! not worth more than new ones here, or has an unused extent, a run of its units is drained. Nothing new is placed in
+//! the run. Blocks that nobody holds move to other slots of their class (`relocate`), which evicts its coldest blocks
+//! for that. Held blocks are moved when they are released. Meanwhile no other class gets the run's empty units, or a
+//! busy class would take them back. Draining continues in pieces; its state is [`Drains`](crate::rebalance::Drains).
 
 use std::cmp::Reverse;
 
@@ -111,7 +111,10 @@ impl Core {
         let age = own.map(|own| own.saturating_mul(MUCH_OLDER));
         let others = self.slots.space().classes().map(|(other, _)| other).filter(|other| *other != class);
         let donors = others.filter_map(|other| Some((self.spare_age(other)?, other)));
-        let mut donors: Vec<_> = donors.filter(|(oldest, _)| age.is_none_or(|age| *oldest > age)).collect();
+        let may_give = |(oldest, donor): &(u64, ClassId)| {
+            age.is_none_or(|age| *oldest > age && self.is_worth_more_in(class, *donor))
+        };
+        let mut donors: Vec<_> = donors.filter(may_give).collect();
         donors.sort_unstable_by_key(|(oldest, donor)| (Reverse(*oldest), donor.0));
         let run = donors.into_iter().take(MAX_DONORS).find_map(|(_, donor)| self.run_to_drain(donor, class, age));
         let Some(run) = run else { return false };
@@ -119,6 +122,19 @@ impl Core {
         let empty = self.slots.drain(run);
         empty.into_iter().for_each(|extent| self.give_back(extent));
         true
+    }
+
+    /// Whether memory of `donor`, which is older, would earn more hits in `class`: blocks that are old because their
+    /// time has not come yet are worth more than new ones of `class`. Also true where one of them expects nothing.
+    fn is_worth_more_in(&self, class: ClassId, donor: ClassId) -> bool {
+        let densities = |class| self.cache.hit_densities(&self.slots, class);
+        let slot_bytes = |class| self.slots.space().class_info(class).slot_bytes as f64;
+        match (densities(class), densities(donor)) {
+            (Some([new, _]), Some([_, oldest])) if self.slots.space().empty_extent(donor).is_none() => {
+                new / slot_bytes(class) >= oldest / slot_bytes(donor)
+            }
+            _ => true,
+        }
     }
 
     /// As [`Cache::oldest_age`](crate::cache::Cache::oldest_age). What got empty is colder than all; what was never

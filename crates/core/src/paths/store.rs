@@ -112,7 +112,8 @@ impl Core {
             return CommitOutcome::Orphan;
         }
         let is_returning = self.is_returning(namespace, group, &hash);
-        self.make_ready(block, namespace, group, hash, parent);
+        let is_detached = predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group);
+        self.make_ready(block, namespace, group, hash, parent, is_detached);
         if self.uses_tiers(namespace) {
             self.consider_new(block, predecessor, is_returning);
         }
@@ -128,9 +129,20 @@ impl Core {
     }
 
     /// Puts a filled slot into the index, right behind its parent.
-    fn make_ready(&mut self, block: BlockId, ns: NamespaceIndex, group: u16, hash: BlockHash, parent: Option<BlockId>) {
+    fn make_ready(
+        &mut self,
+        block: BlockId,
+        ns: NamespaceIndex,
+        group: u16,
+        hash: BlockHash,
+        parent: Option<BlockId>,
+        is_detached: bool,
+    ) {
         self.slots.commit(block, ns, group, hash, &mut self.journal);
-        self.enter(block, parent);
+        match is_detached {
+            true => self.enter_detached(block),
+            false => self.enter(block, parent),
+        }
         self.cache.note(ns, group, &hash, Fate::Stored);
         if !self.is_trial(ns) {
             self.journal.stats_mut().stored += 1;
@@ -142,6 +154,13 @@ impl Core {
     pub(crate) fn enter(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.cache.name(&self.slots, block);
         self.cache.admit(&mut self.slots, block, parent, &self.hints);
+    }
+
+    /// As `enter`, for a block whose parent is on a tier and not in the pool. Out of line, since most have theirs.
+    #[cold]
+    fn enter_detached(&mut self, block: BlockId) {
+        self.cache.name(&self.slots, block);
+        self.cache.admit_detached(&mut self.slots, block, &self.hints);
     }
 
     /// How many more slots of `class` may be reserved.

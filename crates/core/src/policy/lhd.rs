@@ -17,7 +17,7 @@
 use super::ghosts::{Ghost, Ghosts};
 use super::hit_density::HitDensity;
 use super::lists::{FRESH, Lists, REUSED};
-use super::{MAX_SCAN, Nodes, Policy, Residents};
+use super::{Backing, MAX_SCAN, Nodes, Policy, Residents};
 use crate::key::{BlockId, Fingerprint};
 
 /// Ghosts for each resident block, 5.3 bytes each. With fewer, the policy cannot learn how late blocks come back. Many
@@ -31,13 +31,16 @@ const SAMPLE: usize = 1536;
 /// The value of a hit that the lower tier would have served, if a hit that no tier serves counts 1. A disk loads a
 /// block about ten times as fast as an engine computes it. With every value from 0.03 to 0.25, no cell of pool and disk
 /// is below 0.96 of leaf-first LRU on three traces (bench/reports/2026-11-22-policy.md).
-const LOADED: f64 = 0.1;
+const LOAD: f64 = 0.1;
 
 /// The lowest mark bit is the list's. This bit is set in `fresh` only: the block is evicted next.
 const BYPASSED: u32 = 2;
-/// Set if the block was seen before it was last stored, or was looked up since. It says which hit densities apply.
+/// Set if the block was seen before it was last stored, or was looked up since. It says which hit densities apply. A
+/// block of `reused` without it is known too: a tier loaded it, and the lookup that it came for has not used it yet.
 const KNOWN: u32 = 4;
 const FLAGS: u32 = 7;
+/// The flags of such a block.
+const LOADED: u32 = REUSED as u32;
 
 /// See the module's head.
 #[derive(Default)]
@@ -46,14 +49,15 @@ pub struct Lhd {
     hit_density: HitDensities,
     ghosts: Ghosts,
     evictions_to_update: u32,
+    /// The loaded block that was last used for the first time, while it is resident.
+    last_loaded: Option<BlockId>,
 }
 
 #[derive(Default)]
 struct HitDensities {
     /// By whether the block is known.
     kinds: [HitDensity; 2],
-    /// A lower tier has the known blocks too.
-    is_backed: bool,
+    backing: Backing,
 }
 
 impl Policy for Lhd {
@@ -64,13 +68,29 @@ impl Policy for Lhd {
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key, nodes.clock);
         let is_passing = parent.is_some_and(|parent| nodes[parent].mark & BYPASSED != 0);
-        let has_place = !is_passing && self.is_worth_a_place(nodes, ghost.is_some());
+        // Above a tier a prompt is not refused behind a part that bypasses. So a known one that goes on stays.
+        let goes_on = self.hit_density.backing != Backing::None && ghost.is_some() && parent.is_some();
+        let has_place = !is_passing && (goes_on || self.is_worth_a_place(nodes, ghost.is_some()));
         self.enter(nodes, block, ghost, parent, has_place);
     }
 
     fn insert_wanted(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key, nodes.clock);
         self.enter(nodes, block, ghost, parent, true);
+    }
+
+    /// It is evicted next, as if its parent bypassed.
+    fn insert_detached(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint) {
+        let ghost = self.ghosts.take(key, nodes.clock);
+        self.enter(nodes, block, ghost, None, false);
+    }
+
+    /// The key came back now. Whether the block stays is decided when it is used: until then it must not be evicted.
+    fn insert_loaded(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint) {
+        let ghost = self.ghosts.take(key, nodes.clock);
+        self.lists.insert(nodes, block, None, true);
+        set_used(nodes, block, nodes[block].touched);
+        self.count_return(nodes, ghost);
     }
 
     /// The key is remembered as if its block had been evicted at once, so its return is recognised.
@@ -82,15 +102,11 @@ impl Policy for Lhd {
     }
 
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId) {
+        if nodes[block].mark & FLAGS == LOADED {
+            return self.use_loaded(nodes, block);
+        }
         self.hit_density.kinds[kind(nodes, block)].hit(age(nodes, block));
-        self.lists.lift(nodes, block, REUSED);
-        nodes[block].mark = nodes[block].mark & !BYPASSED | KNOWN;
-        set_used(nodes, block, nodes.clock);
-    }
-
-    /// The time from the insert to the first lookup says how long the engine's queue is, and nothing about the block.
-    fn begin_use(&mut self, nodes: &mut Nodes, block: BlockId) {
-        set_used(nodes, block, nodes.clock);
+        self.lift(nodes, block);
     }
 
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId) {
@@ -98,6 +114,7 @@ impl Policy for Lhd {
     }
 
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.forget_loaded(block);
         self.lists.remove(nodes, block);
     }
 
@@ -106,13 +123,14 @@ impl Policy for Lhd {
         let hit_density = &self.hit_density;
         let block =
             self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, hit_density, at))?;
-        let ghost = Ghost { touched: used(nodes, block), mark: nodes[block].mark & KNOWN != 0 };
+        self.forget_loaded(block);
+        let ghost = Ghost { touched: used(nodes, block), mark: kind(nodes, block) == 1 };
         self.remember(nodes, residents.fingerprint(block), ghost);
         Some(block)
     }
 
-    fn back(&mut self, is_backed: bool) {
-        self.hit_density.is_backed = is_backed;
+    fn back(&mut self, backing: Backing) {
+        self.hit_density.backing = backing;
     }
 
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId> {
@@ -125,6 +143,12 @@ impl Policy for Lhd {
         let oldest = |list| self.lists.iter_back(nodes, list).take(MAX_SCAN).find(stays);
         let stay = [FRESH, REUSED].into_iter().filter_map(oldest).max_by_key(|block| nodes.age(*block));
         stay.or_else(|| self.lists.oldest(nodes))
+    }
+
+    fn hit_densities(&self, nodes: &Nodes) -> Option<[f64; 2]> {
+        let used_now = self.hit_density.at(0, 0).max(self.hit_density.at(1, 0));
+        let oldest = self.oldest(nodes)?;
+        (used_now > 0.0).then(|| [used_now, self.hit_density.of(nodes, oldest)])
     }
 
     fn touch_lines(&self, keys: &[Fingerprint]) {
@@ -156,6 +180,34 @@ impl Lhd {
         }
         set_used(nodes, block, nodes[block].touched);
         self.count_return(nodes, ghost);
+    }
+
+    /// `block` leaves.
+    fn forget_loaded(&mut self, block: BlockId) {
+        if self.last_loaded == Some(block) {
+            self.last_loaded = None;
+        }
+    }
+
+    /// `block` is used now, and is the most recent of the reused ones.
+    fn lift(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.lists.lift(nodes, block, REUSED);
+        nodes[block].mark = nodes.clock & !FLAGS | KNOWN | REUSED as u32;
+    }
+
+    /// The use that a block was loaded for: its return was counted when it came. The blocks of a prompt are used one
+    /// right after another, from the last to the first. All stay, or all bypass: a block that stays needs its parent.
+    fn use_loaded(&mut self, nodes: &mut Nodes, block: BlockId) {
+        let child = self.last_loaded.replace(block).filter(|child| nodes[*child].touched == nodes.clock);
+        let stays = match child {
+            Some(child) => nodes[child].mark & BYPASSED == 0,
+            None => self.is_worth_a_place(nodes, true),
+        };
+        if stays {
+            return self.lift(nodes, block);
+        }
+        self.lists.sink(nodes, block, child);
+        nodes[block].mark = nodes.clock & !FLAGS | KNOWN | BYPASSED;
     }
 
     /// Whether a block that is used now has at least the hit density of the block that would be evicted for it.
@@ -200,7 +252,7 @@ impl Lhd {
 
 impl HitDensities {
     fn at(&self, kind: usize, age: u32) -> f64 {
-        let share = if self.is_backed && kind == 1 { LOADED } else { 1.0 };
+        let share = if self.backing == Backing::OfReturning && kind == 1 { LOAD } else { 1.0 };
         share * self.kinds[kind].at(age)
     }
 
@@ -220,7 +272,7 @@ fn may_be_colder(nodes: &Nodes, [fresh, reused]: [BlockId; 2]) -> bool {
 
 /// The number of the hit densities that apply to a block.
 fn kind(nodes: &Nodes, block: BlockId) -> usize {
-    usize::from(nodes[block].mark & KNOWN != 0)
+    usize::from(nodes[block].mark & (KNOWN | REUSED as u32) != 0)
 }
 
 /// The age since the last real use. A refresh is none; otherwise the policy would learn the length of the queue.

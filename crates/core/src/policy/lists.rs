@@ -78,6 +78,19 @@ impl Lists {
         }
     }
 
+    /// Moves `block` to `fresh`, to be evicted first, or right before `child`, which is to be evicted first too. Its
+    /// mark says so.
+    pub fn sink(&mut self, nodes: &mut Nodes, block: BlockId, child: Option<BlockId>) {
+        self.remove(nodes, block);
+        let before = child.map_or(self.lists[FRESH].tail, |child| nodes[child].prev);
+        nodes.stamp(block);
+        nodes[block].mark = FRESH as u32;
+        match before {
+            BlockId::NONE => self.lists[FRESH].push_head(nodes, block),
+            before => self.lists[FRESH].push_behind(nodes, block, before),
+        }
+    }
+
     /// Moves `block` to the head of `list`, as the most recent of all.
     pub fn lift(&mut self, nodes: &mut Nodes, block: BlockId, list: usize) {
         self.remove(nodes, block);

@@ -29,6 +29,18 @@ pub trait Residents {
     fn fingerprint(&self, block: BlockId) -> Fingerprint;
 }
 
+/// Which blocks of the pool lower tiers get.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// There is no tier.
+    #[default]
+    None,
+    /// Those that are looked up again, and not the others.
+    OfReturning,
+    /// Others too.
+    OfAll,
+}
+
 /// Entries that one `evict` may pass over because they are held or protected. It bounds the time of an eviction.
 pub const MAX_SCAN: usize = 64;
 
@@ -46,14 +58,21 @@ pub trait Policy: Send {
         self.insert(nodes, block, key, parent);
     }
 
+    /// As `insert`, for a block that no prefix in the pool leads to: a tier has its parent.
+    fn insert_detached(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint) {
+        self.insert(nodes, block, key, None);
+    }
+
+    /// A tier loaded `block` for a lookup, or for a request that waits. Its first touch is the use that it came for.
+    fn insert_loaded(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint) {
+        self.insert(nodes, block, key, None);
+    }
+
     /// A block of this key was committed and not admitted, because its parent is not resident.
     fn refuse(&mut self, _nodes: &mut Nodes, _key: Fingerprint) {}
 
     /// A lookup found `block`.
     fn touch(&mut self, nodes: &mut Nodes, block: BlockId);
-
-    /// `block` was inserted before anybody looked it up. It is looked up now, and touched soon.
-    fn begin_use(&mut self, _nodes: &mut Nodes, _block: BlockId) {}
 
     /// `block` is in use or will be soon. That says nothing about its hit density, but it must not be evicted next.
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId);
@@ -64,8 +83,8 @@ pub trait Policy: Send {
     /// Takes the next victim out. None if all candidates that it looked at must stay.
     fn evict(&mut self, nodes: &mut Nodes, residents: &dyn Residents) -> Option<BlockId>;
 
-    /// Whether a lower tier gets the blocks that are looked up again, and not the others.
-    fn back(&mut self, _is_backed: bool) {}
+    /// What the tiers below get.
+    fn back(&mut self, _backing: Backing) {}
 
     /// The block that `evict` looks at first.
     fn coldest(&self, nodes: &Nodes) -> Option<BlockId>;
@@ -73,6 +92,12 @@ pub trait Policy: Send {
     /// The block that was used longest ago, as far as the policy knows. Its age says how long a class keeps useless
     /// blocks, so classes can be compared whatever their policies are.
     fn oldest(&self, nodes: &Nodes) -> Option<BlockId>;
+
+    /// The expected hits for the time that they stay, of a block that is used now and of the oldest. `None` if the
+    /// policy expects nothing.
+    fn hit_densities(&self, _nodes: &Nodes) -> Option<[f64; 2]> {
+        None
+    }
 
     /// `insert` or `evict` is probably called next for blocks of these keys. Loads from memory that start here overlap.
     fn touch_lines(&self, _keys: &[Fingerprint]) {}

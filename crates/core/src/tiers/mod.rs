@@ -18,6 +18,7 @@ mod presence;
 use std::collections::VecDeque;
 
 use crate::key::{BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
+use crate::policy::Backing;
 use crate::slots::Block;
 
 pub use crate::key::TierId;
@@ -251,9 +252,13 @@ impl Tiers {
         !self.all.is_empty()
     }
 
-    /// Whether there is a tier, and each is given what was asked for again, and not the rest.
-    pub fn keeps_what_returns(&self) -> bool {
-        self.is_on() && self.all.iter().all(|tier| tier.limits.admission == Admission::SecondSighting)
+    /// Which blocks the tiers are given.
+    pub fn backing(&self) -> Backing {
+        match self.all.iter().all(|tier| tier.limits.admission == Admission::SecondSighting) {
+            _ if !self.is_on() => Backing::None,
+            true => Backing::OfReturning,
+            false => Backing::OfAll,
+        }
     }
 
     pub fn limits(&self, tier: TierId) -> &Limits {

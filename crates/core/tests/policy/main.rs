@@ -4,7 +4,7 @@ mod cache;
 
 use cache::Cache;
 use forebay_core::BlockId;
-use forebay_core::policy::{ALL, by_name};
+use forebay_core::policy::{ALL, Backing, Residents, by_name};
 use proptest::prelude::*;
 
 /// A cache with the policy of this name.
@@ -69,7 +69,7 @@ fn density_learns_to_keep_what_returns_out_of_a_scan() {
 /// which one in four comes back after 25 rounds. Hits of each.
 fn hits_by_kind(is_backed: bool) -> (u32, u32) {
     let mut cache = cache_of("lhd", 100);
-    cache.policy.back(is_backed);
+    cache.policy.back(if is_backed { Backing::OfReturning } else { Backing::None });
     let (mut circling, mut new) = (0, 0);
     for round in 0..8000u32 {
         let fresh = |round: u32, nth: u32| 100 + (round * 2 + nth) % 3900;
@@ -92,6 +92,46 @@ fn density_leaves_to_a_tier_what_returns_and_keeps_what_the_tier_lacks() {
     let ((circling, new), (circling_backed, new_backed)) = (hits_by_kind(false), hits_by_kind(true));
     let what = format!("{circling} and {new} hits alone, {circling_backed} and {new_backed} above a tier");
     assert!(new_backed > 2 * new && circling_backed < circling, "{what}");
+}
+
+/// Two blocks of a prompt are loaded and used.
+fn load_and_use(cache: &mut Cache) {
+    for block in [4000, 4001] {
+        let victim = cache.evict();
+        assert!(victim.is_some());
+        let key = cache.world.fingerprint(BlockId(block));
+        cache.policy.insert_loaded(&mut cache.nodes, BlockId(block), key);
+        cache.residents.insert(block, None);
+    }
+    [4001, 4000].iter().for_each(|block| cache.policy.touch(&mut cache.nodes, BlockId(*block)));
+}
+
+#[test]
+fn the_use_that_a_block_was_loaded_for_is_no_reason_to_keep_it() {
+    let mut cache = cache_of("lhd", 100);
+    cache.policy.back(Backing::OfAll);
+    // A circle of 150 blocks: what is kept of it will be asked for sooner than what was just used.
+    (0..6000u32).for_each(|n| _ = cache.ask(n % 150));
+    load_and_use(&mut cache);
+    assert_eq!(
+        [cache.evict(), cache.evict()],
+        [Some(4001), Some(4000)],
+        "they go first, the last one before its parent"
+    );
+    load_and_use(&mut cache);
+    [4001, 4000].iter().for_each(|block| cache.policy.touch(&mut cache.nodes, BlockId(*block)));
+    assert!(![4000, 4001].contains(&cache.evict().unwrap()), "a second use is one");
+}
+
+#[test]
+fn what_no_prefix_in_the_cache_leads_to_goes_first() {
+    let mut cache = cache_of("lhd", 100);
+    (0..100u32).for_each(|n| _ = cache.ask(n));
+    cache.evict();
+    let key = cache.world.fingerprint(BlockId(4000));
+    cache.policy.insert_detached(&mut cache.nodes, BlockId(4000), key);
+    cache.residents.insert(4000, None);
+    assert_eq!(cache.evict(), Some(4000));
 }
 
 cache::test_all!(ALL);

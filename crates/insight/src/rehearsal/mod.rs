@@ -14,7 +14,7 @@ mod disk;
 mod pool;
 
 use forebay_core::layout::Attention;
-use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{Answer, Lookup, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::store::CommitOutcome;
@@ -108,6 +108,7 @@ pub struct Rehearsal {
     store_batch: usize,
     // Scratch, to allocate once.
     answer: Answer,
+    states: Vec<u8>,
     missing: Vec<usize>,
     slots: Vec<(SlotId, Generation)>,
     effects: Vec<Effect>,
@@ -128,6 +129,7 @@ impl Rehearsal {
             disk,
             store_batch: setup.store_batch,
             answer: Answer::default(),
+            states: Vec::new(),
             missing: Vec::new(),
             slots: Vec::new(),
             effects: Vec::new(),
@@ -170,40 +172,51 @@ impl Rehearsal {
     }
 
     /// Blocks that were in the pool, and all that are there once nothing more comes up.
-    ///
-    /// The daemon looks again only at what is "not yet". Here all keys are asked for again, which offers the hits to
-    /// the disk again: a hit that the disk gave up meanwhile is written anew.
     fn fetch(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) -> Served {
-        let (mut lease, mut served) = self.lookup(namespace, hashes);
-        let (pool_hits, mut idle) = (served.hits, 0);
-        while self.answer.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
+        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespaces[namespace]);
+        self.look(&mut lookup, hashes);
+        self.states.clear();
+        self.states.extend_from_slice(&self.answer.states);
+        self.states.resize(hashes.len(), STATE_MISS);
+        let pool_hits = self.answer.slots.len();
+        let (mut hits, mut idle) = (pool_hits, 0);
+        while self.states.contains(&STATE_NOT_YET) && idle < MAX_IDLE {
+            self.core.pause_lookup(&mut lookup);
             self.follow_effects(watch);
-            let (next, found) = self.lookup(namespace, hashes);
-            self.core.release(ENGINE, lease);
-            idle = if found.hits > served.hits { 0 } else { idle + 1 };
-            (lease, served) = (next, found);
+            let found = self.look_again(&mut lookup, namespace, hashes);
+            hits += found;
+            idle = if found > 0 { 0 } else { idle + 1 };
         }
+        let misses = MissReason::ALL.map(|reason| lookup.missed(reason));
+        let lease = self.core.finish_lookup(lookup);
         self.core.release(ENGINE, lease);
-        Served { pool_hits, ..served }
+        Served { pool_hits, hits, misses }
     }
 
-    /// The lease, and what was there.
-    fn lookup(&mut self, namespace: usize, hashes: &[Hash]) -> (LeaseId, Served) {
+    /// Asks for what was "not yet". Returns how much of it is there now.
+    fn look_again(&mut self, lookup: &mut Lookup, namespace: usize, hashes: &[Hash]) -> usize {
+        assert!(self.core.look_again(lookup, self.namespaces[namespace]), "its lease is held");
+        let waiting: Vec<usize> = (0..hashes.len()).filter(|at| self.states[*at] == STATE_NOT_YET).collect();
+        let keys: Vec<Hash> = waiting.iter().map(|at| hashes[*at]).collect();
+        lookup.begin_group(waiting[0] as u64);
+        self.look(lookup, &keys);
+        let states = self.answer.states.iter().copied().chain(std::iter::repeat(STATE_MISS));
+        waiting.into_iter().zip(states).for_each(|(at, state)| self.states[at] = state);
+        self.answer.slots.len()
+    }
+
+    fn look(&mut self, lookup: &mut Lookup, hashes: &[Hash]) {
         self.answer.states.clear();
         self.answer.slots.clear();
         self.answer.generations.clear();
-        let mut lookup = self.core.begin_lookup(Some(ENGINE), self.namespaces[namespace]);
         for piece in hashes.chunks(Core::MAX_KEYS_PER_EVENT) {
-            self.core.look(&mut lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut self.answer);
+            self.core.look(lookup, GROUP, piece.as_flattened(), size_of::<Hash>(), &mut self.answer);
         }
-        let misses = MissReason::ALL.map(|reason| lookup.missed(reason));
-        let hits = self.answer.slots.len();
-        (self.core.finish_lookup(lookup), Served { pool_hits: hits, hits, misses })
     }
 
     /// Stores what the last lookup did not find.
     fn store(&mut self, namespace: usize, hashes: &[Hash], watch: &mut dyn Watch) {
-        let is_missing = |at: &usize| self.answer.states.get(*at) != Some(&STATE_READY);
+        let is_missing = |at: &usize| self.states[*at] != STATE_READY;
         self.missing.clear();
         self.missing.extend((0..hashes.len()).filter(is_missing));
         let missing = std::mem::take(&mut self.missing);
