@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from forebay import ForebayError, Store
+from rig.paths import forebay_binary
 from rig.stores import Valkey
 
 FIELDS = {"model": "m", "layout": "l"}
@@ -190,3 +194,66 @@ def test_tensors_and_arrays_are_dumped_and_loaded_as_their_bytes(url: str) -> No
             store.dump(keys[:1], [torch.zeros(8, 8, dtype=torch.int16)[:, :4]])
         with pytest.raises(ForebayError, match="not in host memory"):
             store.dump(keys[:1], [torch.zeros(16, device="meta")])
+
+
+# Options of a store, by the URL's kind, and the section of the daemon's configuration that has the same.
+SECTIONS = {"Redis": "tier.redis", "a directory": "tier.fs"}
+# An option in place of a key that has more values.
+OTHER_NAMES = {"cluster": ("mode", "single")}
+# Keys that say what a daemon does with a tier, or that a program gives in the URL or by `deadline`.
+OF_DAEMONS = {
+    "tier.redis": "urls password_file mode sentinel_master sentinel_user sentinel_password sentinel_password_file "
+    "sentinel_tls admission load_bytes_per_second store_bytes_per_second load_deadline_ms connect_timeout_ms "
+    "operation_timeout_ms certificate_file key_file server_name",
+    "tier.fs": "directories admission max_age_seconds load_bytes_per_second store_bytes_per_second load_deadline_ms "
+    "timeout_ms",
+}
+
+
+def documented_options(kind: str) -> dict[str, str | None]:
+    """The options that the docstring of `Store` lists for a kind of store, each with its default if it names one."""
+    text = " ".join((Store.__doc__ or "").split())
+    listed = text.split(f"f {kind}: ")[1].split(". ")[0]
+    return dict(re.findall(r"`(\w+)`(?: \(\"?([^\")]*)\"?\))?", listed))
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_a_stores_options_are_the_keys_of_its_tier(kind: str) -> None:
+    section, options = SECTIONS[kind], documented_options(kind)
+    shown = subprocess.run(
+        [forebay_binary(), "config", "--json"], env={}, check=True, capture_output=True, timeout=SECONDS
+    )
+    keys = {
+        name.removeprefix(section + "."): entry["value"]
+        for name, entry in json.loads(shown.stdout).items()
+        if name.startswith(section + ".")
+    }
+    for name, default in options.items():
+        if name in OTHER_NAMES:
+            key, value = OTHER_NAMES[name]
+            assert keys[key] == value, f"`{section}.{key}` has another default than `{name}`"
+        elif default:
+            assert plain(keys[name]) == plain(default), f"`{name}` has another default than `{section}.{name}`"
+    rest = set(keys) - set(options)
+    assert rest == set(OF_DAEMONS[section].split()), "a key of the tier is neither an option nor a daemon's alone"
+
+
+def plain(value: object) -> str:
+    """A default as both sides write it: `1 MiB` is `1MiB`, and `True` is `true`."""
+    return str(value).replace(" ", "").lower()
+
+
+def test_a_store_takes_each_option_that_it_lists_and_no_other(tmp_path: Path, valkey: Valkey) -> None:
+    urls = {"Redis": f"unix://{valkey.socket}", "a directory": f"file://{tmp_path}"}
+    values = {"connections": 2, "threads": 1, "key_prefix": "p:", "value_bytes": 1 << 20, "ttl_seconds": 60}
+    values |= {"ca_file": "/etc/ssl/certs/ca-certificates.crt", "cluster": False, "streams": 2, "buffers": 4}
+    values |= {"io_direct": False, "fsync": "data", "capacity_bytes": 1 << 30, "shard_folders": True}
+    values |= {"read_only": False}
+    assert set(values) == {name for kind in SECTIONS for name in documented_options(kind)}
+    for kind, url in urls.items():
+        for name in values:
+            if name in documented_options(kind):
+                Store(url, FIELDS, 1000, **{name: values[name]}).close()
+            else:
+                with pytest.raises(ForebayError, match=f"no option `{name}`"):
+                    Store(url, FIELDS, 1000, **{name: values[name]})
