@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::arguments::Audit;
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{print, print_json, size};
+use crate::output::{counted, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Audit) -> Result<(), Failure> {
@@ -21,8 +21,10 @@ pub fn run(arguments: &Audit) -> Result<(), Failure> {
         print_json(&object.into());
     } else {
         print(&format!(
-            "{blocks} blocks, {}, were read: {corrupt} had wrong bytes, {misnamed} had a record that names another block\n",
-            size(bytes)
+            "{}, {}, {} read: {corrupt} had wrong bytes, {misnamed} had a record that names another block\n",
+            counted(blocks, "block"),
+            size(bytes),
+            was(blocks)
         ));
     }
     if !complaint.is_empty() {

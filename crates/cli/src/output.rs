@@ -76,6 +76,16 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// `1 block`, `20 blocks`.
+pub fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// `was` or `were`, after a subject of so many.
+pub fn was(count: u64) -> &'static str {
+    if count == 1 { "was" } else { "were" }
+}
+
 /// `12345 tokens, at least 6.7 s of prefill`, of tokens that were loaded and not computed. No time is told while no
 /// engine has measured its speed.
 pub fn saved(tokens: u64, prefill_us: u64) -> String {
@@ -84,7 +94,7 @@ pub fn saved(tokens: u64, prefill_us: u64) -> String {
         us if us < 600_000_000 => format!(", at least {:.1} s of prefill", us as f64 / 1e6),
         us => format!(", at least {} min of prefill", us / 60_000_000),
     };
-    format!("{tokens} tokens{told}")
+    counted(tokens, "token") + &told
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -129,6 +139,13 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_told_as_many() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "block")), ["0 blocks", "1 block", "2 blocks"]);
+        assert_eq!([0, 1, 2].map(was), ["were", "was", "were"]);
+        assert_eq!(saved(1, 0), "1 token");
+    }
 
     #[test]
     fn numbers_stand_under_each_other_and_no_line_ends_in_blanks() {

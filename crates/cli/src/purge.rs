@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Purge, What};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{hex, print, print_json, size};
+use crate::output::{counted, hex, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub const ID_DIGITS: usize = 32;
@@ -66,13 +66,15 @@ fn judge(reply: &PurgeReply) -> Result<(), Failure> {
 }
 
 fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
-    let mut text = format!("{} blocks, {}, were removed\n", reply.purged_blocks, size(reply.purged_bytes));
-    if reply.held_blocks > 0 {
-        text += &format!(
-            "{} more blocks are held by engines: no lookup finds them, and they are freed when released\n",
-            reply.held_blocks
-        );
-    }
+    let (blocks, bytes) = (reply.purged_blocks, size(reply.purged_bytes));
+    let mut text = format!("{}, {bytes}, {} removed\n", counted(blocks, "block"), was(blocks));
+    text += &match reply.held_blocks {
+        0 => String::new(),
+        1 => "1 more block is held by an engine: no lookup finds it, and it is freed when released\n".to_string(),
+        held => {
+            format!("{held} more blocks are held by engines: no lookup finds them, and they are freed when released\n")
+        }
+    };
     if !reply.reached_stores {
         return text;
     }
@@ -90,7 +92,8 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
 fn place_told(place: &PurgedPlace) -> String {
     let PurgedPlace { tier, place, blocks, values, error, hint } = place;
     let name = format!("{tier} {place}");
-    let removed = format!("{}: {blocks} blocks, {values} values, were removed", name.trim_end());
+    let removed = format!("{}, {}, {} removed", counted(*blocks, "block"), counted(*values, "value"), was(*blocks));
+    let removed = format!("{}: {removed}", name.trim_end());
     match error.is_empty() {
         true => format!("{removed}\n"),
         false => format!("{removed}, and then the purge failed: {error}\n  hint: {hint}\n"),
@@ -134,7 +137,7 @@ fn foretell(request: &PurgeRequest, known: &[NamespaceInfo], json: bool) {
     if json {
         return print_json(&json!({"is_dry_run": true, "blocks": blocks, "bytes": bytes, "namespaces": ids}));
     }
-    let mut text = format!("a purge would remove {blocks} blocks, {}, from the pool\n", size(bytes));
+    let mut text = format!("a purge would remove {}, {}, from the pool\n", counted(blocks, "block"), size(bytes));
     ids.iter().for_each(|id| text += &format!("  {id}\n"));
     if ids.is_empty() {
         text += "this daemon knows no such namespace; `forebay inspect` lists the namespaces that it knows\n";

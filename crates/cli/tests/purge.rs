@@ -297,7 +297,7 @@ fn what_was_about_to_be_stored_does_not_come_back() {
     let begun = Instant::now();
     let answer = purge(&place, &["--tenant", "blue"]);
     assert_eq!(answer.code, 0, "{answer:?}");
-    assert!(answer.out.contains(": 1 blocks, ") && begun.elapsed() < Duration::from_secs(20), "{answer:?}");
+    assert!(answer.out.contains(": 1 block, ") && begun.elapsed() < Duration::from_secs(20), "{answer:?}");
     let report = tier(&client, "fs");
     assert_eq!((report.waiting_blocks, report.storing_blocks), (0, 0));
     assert_eq!(client.inspect().pinned_bytes, 0);

@@ -5,6 +5,7 @@ use forebay_daemon::config::{Config, TierSpec};
 use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
 use super::Check;
+use crate::output::counted;
 
 /// Whether the configuration keeps others from forging blocks. Nothing to say where no store is shared.
 pub fn sealing(config: &Config) -> Option<Check> {
@@ -59,7 +60,8 @@ fn served(tier: &TierInfo, is_shared: bool) -> Check {
     let stores = tier.stores.iter().map(said_of_store);
     let places: Vec<String> = disks.chain(stores).collect();
     // The daemon keeps no index of shared stores, so it counts no blocks there.
-    let blocks = if tier.stores.is_empty() { format!(" with {} blocks", tier.blocks) } else { String::new() };
+    let blocks =
+        if tier.stores.is_empty() { " with ".to_string() + &counted(tier.blocks, "block") } else { String::new() };
     let finding = format!("it is {}{blocks}: {}", tier.state, places.join("; "));
     let name = tier.name.clone();
     let place = if is_shared { "shared store" } else { "disk" };

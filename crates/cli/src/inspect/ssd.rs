@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::arguments::InspectSsd;
 use crate::failure::Failure;
-use crate::output::{Table, print, print_json, size};
+use crate::output::{Table, counted, print, print_json, size, was};
 
 pub fn run(arguments: &InspectSsd) -> Result<(), Failure> {
     let mut all = Vec::new();
@@ -42,9 +42,9 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         (
             "live",
             format!(
-                "{} in {} blocks are in use, {:.2} of the capacity",
+                "{} in {} are in use, {:.2} of the capacity",
                 size(report.live_bytes),
-                report.blocks,
+                counted(report.blocks, "block"),
                 report.live_ratio()
             ),
         ),
@@ -53,7 +53,11 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         ("segments", states(report)),
         (
             "lost",
-            format!("{} blocks and {} segments could not be read", recovery.blocks_not_whole, recovery.segments_lost),
+            format!(
+                "{} and {} could not be read",
+                counted(recovery.blocks_not_whole, "block"),
+                counted(u64::from(recovery.segments_lost), "segment")
+            ),
         ),
     ];
     rows.into_iter().for_each(|(name, value)| table.row([name.to_string(), value]));
@@ -61,7 +65,12 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         let Audit { blocks, bytes, damaged_blocks, .. } = audit;
         table.row([
             "audit".to_string(),
-            format!("{blocks} blocks, {}, were read; {damaged_blocks} are damaged", size(*bytes)),
+            format!(
+                "{}, {}, {} read; damaged: {damaged_blocks}",
+                counted(*blocks, "block"),
+                size(*bytes),
+                was(*blocks)
+            ),
         ]);
     }
     let text = table.render("");
