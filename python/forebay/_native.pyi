@@ -65,6 +65,10 @@ class Ticket:
     def generations(self, position: int) -> bytes:
         """Little-endian u32 generations, parallel to `slots`."""
 
+    def sources(self, position: int) -> bytes:
+        """Where each key's block was before this hit, a byte a key: 0 the pool, 1 a tier of this host, 2 a tier that hosts
+        share. The first hit of a block that a tier brought up is the tier's."""
+
     def has_failed(self) -> bool:
         """True if the daemon could not be asked; the answer is then a miss for every key."""
 

@@ -139,7 +139,7 @@ class FakeTicket:
     def __init__(self, session: FakeSession, groups: Sequence[tuple[int, Sequence[bytes]]]):
         self._session = session
         self._groups = [(group, list(hashes)) for group, hashes in groups]
-        self._answers: list[tuple[bytes, bytes, bytes]] | None = None
+        self._answers: list[tuple[bytes, bytes, bytes, bytes]] | None = None
         self._failed = False
         self._leased: list[int] = []
         self._is_released = False
@@ -158,7 +158,7 @@ class FakeTicket:
         if is_lost:
             self._failed, self._answers = (
                 True,
-                [(b"\0" * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups],
+                [(b"\0" * len(h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for _, h in self._groups],
             )
             return True
         if daemon.is_frozen:
@@ -177,12 +177,15 @@ class FakeTicket:
     def generations(self, position: int) -> bytes:
         return self._read(position)[2]
 
+    def sources(self, position: int) -> bytes:
+        return self._read(position)[3]
+
     def has_failed(self) -> bool:
         return self._failed
 
     def stop_waiting(self) -> None:
         if self._answers is not None:
-            self._answers = [(a.replace(b"\2", b"\0"), b, c) for a, b, c in self._answers]
+            self._answers = [(answer[0].replace(b"\2", b"\0"), *answer[1:]) for answer in self._answers]
 
     def release(self) -> None:
         if self._is_released:
@@ -199,7 +202,7 @@ class FakeTicket:
     def forget(self) -> None:
         self._leased.clear()
 
-    def _read(self, position: int) -> tuple[bytes, bytes, bytes]:
+    def _read(self, position: int) -> tuple[bytes, bytes, bytes, bytes]:
         assert self._answers is not None, "the answer is read before it is there"
         return self._answers[position]
 
@@ -208,10 +211,13 @@ class FakeTicket:
         is_promoting = daemon.promotions > 0
         daemon.promotions -= is_promoting
         self.pool = daemon.pool
-        before = self._answers or [(bytes([PROMOTING]) * len(h), NONE * len(h), NONE * len(h)) for _, h in self._groups]
+        # What was not ready at the first look came from a tier of this host.
+        source = 0 if self._answers is None else 1
+        nothing = [(bytes([PROMOTING]) * len(h), NONE * len(h), NONE * len(h), b"\0" * len(h)) for _, h in self._groups]
+        before = self._answers or nothing
         self._answers = []
-        for (group, hashes), (states, slots, generations) in zip(self._groups, before, strict=True):
-            new = bytearray(states), bytearray(slots), bytearray(generations)
+        for (group, hashes), answer in zip(self._groups, before, strict=True):
+            states, new = answer[0], [bytearray(part) for part in answer]
             for at in (at for at, state in enumerate(states) if state == PROMOTING):
                 number = daemon.index.get((self._session.namespace, group, hashes[at]))
                 if number is None or (is_promoting and (daemon.promoted is None or hashes[at] in daemon.promoted)):
@@ -223,7 +229,8 @@ class FakeTicket:
                 self._leased.append(number)
                 new[1][4 * at : 4 * at + 4] = number.to_bytes(4, "little")
                 new[2][4 * at : 4 * at + 4] = daemon.slots[number].generation.to_bytes(4, "little")
-            self._answers.append((bytes(new[0]), bytes(new[1]), bytes(new[2])))
+                new[3][at] = source
+            self._answers.append((bytes(new[0]), bytes(new[1]), bytes(new[2]), bytes(new[3])))
 
 
 class FakeSession:

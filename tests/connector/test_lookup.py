@@ -238,7 +238,7 @@ def test_a_long_prompt_with_a_gap_holds_no_step(session: FakeSession, monkeypatc
     """vLLM's host tier may have any chunk of a prompt, and the places of the others are asked for in one job."""
     count = 16_384
     hashes = [at.to_bytes(32, "big") for at in range(count)]
-    all_ready = bytes([READY]) * count, b"slot" * count, b"gene" * count
+    all_ready = bytes([READY]) * count, b"slot" * count, b"gene" * count, bytes(count)
     monkeypatch.setattr(FakeTicket, "_answer", lambda ticket, _: setattr(ticket, "_answers", [all_ready]))
     lookup = Lookup(session, [(0, hashes)], None, deadline=1)
     assert lookup.poll(0, now=0)

@@ -227,7 +227,7 @@ def test_requests_are_not_logged_unless_asked_for(
 
 def test_an_account_adds_up_to_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
     one = account.Account()
-    one.engine_tokens, one.load_tokens, one.promoted_share = 32, 100, 1 / 3
+    one.engine_tokens, one.load_tokens, one.share_of_tiers = 32, 100, 1 / 3
     with caplog.at_level("INFO", "vllm.forebay"):
         one.tell("r", 150, 16, is_loaded=True)
         one.tell("r", 150, 16, is_loaded=False)

@@ -17,7 +17,7 @@ from rig.daemon import Daemon
 from rig.engine import Answer, Duration, Engine, EngineConfig
 from rig.process import wait_until
 from rig.scenario import ask, ask_anew, join
-from rig.workload import Workload, settle
+from rig.workload import Wave, Workload, settle
 
 CONFIG = EngineConfig(models.LLAMA, max_batched_tokens=512)
 WORKLOAD = Workload(seed=6, prefixes=20, tails=2)
@@ -26,6 +26,7 @@ PREFIXES = range(16)
 # step fills 16.
 POOL_BYTES = 14 << 20
 SSD_BYTES = 256 << 20
+CACHED_BY = "vllm:prompt_tokens_cached_by_source:"
 
 
 @dataclass
@@ -61,6 +62,9 @@ class Bench:
             return seen[-1] == seen[-2] > 0
 
         wait_until("all is written through", is_quiet, 30)
+
+    def hits(self, tier: str) -> float:
+        return self.daemon.metrics()[f'forebay_lookup_hits_by_tier_total{{tier="{tier}"}}']
 
     def promoted_blocks(self) -> float:
         return self.daemon.metrics()['forebay_tier_promotions_total{tier="ssd",outcome="ready"}']
@@ -106,6 +110,25 @@ def test_what_left_the_pool_is_hit_on_the_disk(bench: Bench, report: Callable[[E
     compare.enough_hits(bench.ask_all_anew(), CONFIG.block_size, share=0.9)
     assert bench.promoted_blocks() - before > 200, "the pool had them"
     report(bench.engine)
+
+
+def test_vllm_and_the_daemon_count_the_same_hits_of_the_disk(bench: Bench) -> None:
+    """One request at a time: of two that wait for the same blocks, the first that has them has the disk's hits."""
+    before, of_pool, of_disk, by_vllm = (
+        bench.promoted_blocks(),
+        bench.hits("pool"),
+        bench.hits("ssd"),
+        bench.engine.metrics(),
+    )
+    for prefix in PREFIXES:
+        for request in bench.base.workload.about(prefix).requests:
+            ask_anew(bench.engine, bench.base, [Wave(request.id, (request,))])
+    promoted, metrics = bench.promoted_blocks() - before, bench.engine.metrics()
+    of_pool, of_disk = bench.hits("pool") - of_pool, bench.hits("ssd") - of_disk
+    assert promoted == of_disk > 200
+    assert bench.hits("ssd") + bench.hits("pool") == bench.daemon.metrics()["forebay_lookup_hits_total"]
+    tokens = {source: metrics[CACHED_BY + source] - by_vllm[CACHED_BY + source] for source in ("disk", "host")}
+    assert tokens == {"disk": of_disk * CONFIG.block_size, "host": of_pool * CONFIG.block_size}
 
 
 def test_the_disk_serves_what_a_killed_daemon_and_a_lost_pool_had(bench: Bench) -> None:

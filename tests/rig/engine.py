@@ -181,7 +181,7 @@ class Engine:
         self.call("poison")
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters and gauges, summed over their labels."""
+        """vLLM's counters and gauges, summed over their labels; by `source` too, as `name:source`."""
         metrics: dict[str, float] = self.call("metrics")["metrics"]
         return metrics
 

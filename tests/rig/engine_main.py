@@ -105,6 +105,8 @@ class Served:
         for metric in self.engine.get_metrics():
             if isinstance(metric, Counter | Gauge):
                 total[metric.name] += metric.value
+                if source := metric.labels.get("source"):
+                    total[f"{metric.name}:{source}"] += metric.value
         for family in REGISTRY.collect():  # vLLM tells of its own alone
             if family.name.startswith("forebay:") and family.type in ("counter", "gauge"):
                 samples = (sample for sample in family.samples if not sample.name.endswith("_created"))

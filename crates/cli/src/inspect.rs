@@ -184,6 +184,7 @@ fn tier_text(tier: &TierInfo) -> String {
         ">blocks",
         ">stored",
         ">promoted",
+        ">hits",
         ">evicted",
         ">touched",
         ">lost",
@@ -196,6 +197,7 @@ fn tier_text(tier: &TierInfo) -> String {
         tier.blocks.to_string(),
         tier.stored_blocks.to_string(),
         tier.promoted_blocks.to_string(),
+        tier.hits.to_string(),
         tier.evicted_blocks.to_string(),
         tier.touched_blocks.to_string(),
         tier.lost_blocks.to_string(),
@@ -258,13 +260,17 @@ fn mode(disk: &DiskInfo) -> &'static str {
     }
 }
 
+fn usable(connections: u64) -> String {
+    if connections == 1 { "1 connection is usable".into() } else { format!("{connections} connections are usable") }
+}
+
 /// Events that never happened are left out.
 fn stores_text(stores: &[StoreInfo]) -> String {
     let mut text = String::new();
     for store in stores {
         let state = if store.is_healthy { "is serving" } else { "is sick" };
         let mut facts = vec![state.to_string()];
-        facts.extend(store.connections.map(|count| format!("{count} connections are usable")));
+        facts.extend(store.connections.map(usable));
         facts.extend(store.used_bytes.map(|used| match store.capacity_bytes {
             Some(capacity) => format!("at most {} of {} are used", size(used), size(capacity)),
             None => format!("at most {} are used", size(used)),
@@ -373,6 +379,7 @@ fn tier_json(tier: &TierInfo) -> Value {
         "waiting_blocks": tier.waiting_blocks,
         "storing_blocks": tier.storing_blocks,
         "promoted_blocks": tier.promoted_blocks,
+        "hits": tier.hits,
         "stored_blocks": tier.stored_blocks,
         "evicted_blocks": tier.evicted_blocks,
         "touched_blocks": tier.touched_blocks,
@@ -486,6 +493,7 @@ mod tests {
             waiting_blocks: 17,
             storing_blocks: 9,
             promoted_blocks: 1_000,
+            hits: 990,
             stored_blocks: 10_922,
             evicted_blocks: 55,
             touched_blocks: 700,

@@ -41,7 +41,11 @@ fn a_host_with_an_empty_pool_hits_what_another_stored() {
     let (_daemon, client, worker, namespace) = host(&other, &moto);
     is_served(&client, &worker, namespace, 0..50);
     is_served(&client, &worker, namespace, 50..100);
-    assert_eq!(tier(&client, "object").promoted_blocks, 100);
+    let came = tier(&client, "object");
+    assert_eq!((came.promoted_blocks, came.hits, client.inspect().hits), (100, 100, 100));
+    // From the pool now: the hits are not the bucket's.
+    is_served(&client, &worker, namespace, 0..50);
+    assert_eq!((tier(&client, "object").hits, client.inspect().hits), (100, 150));
     is_missed(&client, namespace, 200..250);
 }
 

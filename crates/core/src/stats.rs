@@ -1,5 +1,6 @@
 //! The core's counters. Plain numbers; the daemon turns them into metrics.
 
+use crate::key::TierId;
 use crate::miss::MissReason;
 
 /// Who found that a block is not what was stored. The order is that of `Stats::corrupt`.
@@ -115,6 +116,8 @@ pub(crate) struct Counts {
     pub keys: u64,
     pub hits: u64,
     pub hit_bytes: u64,
+    /// Of the hits, those on blocks that a tier had just brought up, by tier.
+    pub hits_of_tiers: [u64; TierId::MAX],
     pub misses: [u64; MissReason::ALL.len()],
 }
 

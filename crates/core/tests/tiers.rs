@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
-use forebay_core::lookup::{LeaseId, STATE_MISS, STATE_NOT_YET, STATE_READY};
+use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
 use forebay_core::tier::{Location, Outcome};
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
@@ -242,6 +242,24 @@ fn what_lies_below_comes_up_once_however_many_ask() {
     }
     assert_eq!(states(&mut rig, ns, &[0, 1, 2, 3]), [STATE_READY; 3]);
     assert_eq!(rig.core.held(), Default::default());
+    rig.audit();
+}
+
+#[test]
+fn the_first_hit_of_what_a_tier_brought_up_is_the_tiers_and_all_others_are_the_pools() {
+    let (mut rig, ns) = rig(2, all());
+    rig.store(ns, None, &[0, 1]);
+    lie_on_tier(&mut rig, 2..4);
+    let keys = [0, 1, 2, 3];
+    let (before, _) = rig.look(Some(ENGINE), ns, 0, &keys);
+    assert_eq!((before.states, before.sources), (vec![STATE_READY, STATE_READY, STATE_NOT_YET, STATE_NOT_YET], vec![]));
+    for (block, _, generation) in loads(&mut rig) {
+        assert!(rig.core.promoted(block, generation, whole()));
+    }
+    assert_eq!(rig.look(None, ns, 0, &keys).0.sources, [0u8; 0], "who wants no lease takes nothing");
+    assert_eq!(rig.look(Some(ENGINE), ns, 0, &keys).0.sources, [SOURCE_POOL, SOURCE_POOL, SOURCE_DISK, SOURCE_DISK]);
+    assert_eq!(rig.look(Some(ENGINE), ns, 0, &keys).0.sources, [0u8; 0], "now the pool has them");
+    assert_eq!((rig.core.stats().hits, rig.core.tier_report(TIER).stats.hits), (2 + 3 * 4, 2));
     rig.audit();
 }
 

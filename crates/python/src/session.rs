@@ -42,6 +42,12 @@ impl Ticket {
         Ok(PyBytes::new(py, &self.0.generations(position)?))
     }
 
+    /// Where each key's block was before this hit, a byte a key: 0 the pool, 1 a tier of this host, 2 a tier that hosts
+    /// share. The first hit of a block that a tier brought up is the tier's.
+    fn sources<'py>(&self, py: Python<'py>, position: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+        Ok(PyBytes::new(py, &self.0.sources(position)?))
+    }
+
     /// True if the daemon could not be asked; the answer is then a miss for every key.
     fn has_failed(&self) -> bool {
         self.0.has_failed()

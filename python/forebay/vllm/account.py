@@ -19,7 +19,7 @@ class Account:
         self._is_told = False
         self.engine_tokens = 0  # that the engine's own cache had at the last match
         self.load_tokens = 0  # of the load that vLLM asked for last
-        self.promoted_share = 0.0  # of the blocks of that load: they were not ready yet at the lookup's first answer
+        self.share_of_tiers = 0.0  # of the blocks of that load: tiers brought them up, and this is their first hit
 
     def tell(self, request_id: str, prompt_tokens: int, block_tokens: int, *, is_loaded: bool) -> None:
         """The request's KV is there, with its load or, where that failed or there was none, without."""
@@ -27,7 +27,7 @@ class Account:
             return
         self._is_told = True
         loaded = self.load_tokens if is_loaded else 0
-        from_tier = round(loaded * self.promoted_share)
+        from_tier = round(loaded * self.share_of_tiers)
         logger.info(
             "forebay request %s: blocks=%d tokens=%d hit_engine=%d hit_pool=%d hit_tier=%d computed=%d ms=%.1f",
             request_id,

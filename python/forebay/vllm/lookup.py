@@ -15,6 +15,8 @@ from vllm.v1.kv_offload.base import LookupResult
 from forebay.vllm.session import Session
 
 MISS, READY, PROMOTING = 0, 1, 2
+# Where a block was before its first hit: in the pool, on a tier of this host, or on one that hosts share.
+POOL, DISK, SHARED = 0, 1, 2
 
 Hash = bytes
 Key = bytes  # an offload key: block hash and group
@@ -107,10 +109,14 @@ class Lookup:
         slots, generations = zip(*filter(None, parts), strict=True) if all(parts) else ((), ())
         return (b"".join(slots), b"".join(generations)) if slots else None
 
-    def promoted_share(self, keys: Collection[Key]) -> float:
-        """The share of these blocks that were still being promoted, or verified, at the first answer."""
-        promoted = sum(any(question.was_promoting(key) for question in self._questions) for key in keys)
-        return promoted / max(len(keys), 1)
+    def source(self, key: Key) -> int:
+        """Where the block was before this request's hit; still known after `release`."""
+        sources = (question.source(key) for question in self._questions)
+        return next((source for source in sources if source is not None), POOL)
+
+    def share_of_tiers(self, keys: Collection[Key]) -> float:
+        """The share of these blocks that a tier brought up, and whose first hit is this request's."""
+        return sum(self.source(key) != POOL for key in keys) / max(len(keys), 1)
 
     def is_resident(self, key: Key) -> bool:
         """Whether the daemon had the block at the lookup; still known after `release`."""
@@ -149,7 +155,7 @@ class _Question:
         self._groups = groups
         self._next = 0  # the index of the next key in prefix order, which vLLM probably asks for next
         # The answer, group after group.
-        self._states = bytes(sum(len(hashes) for _, hashes in groups))
+        self._states = self._sources = bytes(sum(len(hashes) for _, hashes in groups))
         self._slots = self._generations = b""
         self._is_answered = False
         # Time of the first answer, if that was not final.
@@ -185,9 +191,10 @@ class _Question:
         self._next = at + 1
         return self._states[at]
 
-    def was_promoting(self, key: Key) -> bool:
+    def source(self, key: Key) -> int | None:
+        """None if the key was not looked up."""
         at = self._index.get(key)
-        return at is not None and self._first_states[at : at + 1] == bytes([PROMOTING])
+        return None if at is None else self._sources[at]
 
     def places(self, keys: Sequence[Key]) -> tuple[bytes, bytes] | None:
         """None if the keys, which are in prefix order, are not all ready here."""
@@ -247,5 +254,6 @@ class _Question:
         self._states = states
         self._slots = b"".join(map(self._ticket.slots, positions))
         self._generations = b"".join(map(self._ticket.generations, positions))
+        self._sources = b"".join(map(self._ticket.sources, positions))
         if is_first and PROMOTING in states:
             self.promoting_since, self._first_states = now, states

@@ -32,7 +32,7 @@ from forebay.vllm.guard import Breaker, caught, guarded, logger, nothing
 from forebay.vllm.health import Health
 from forebay.vllm.hub import IdentityError
 from forebay.vllm.identity import Name
-from forebay.vllm.lookup import Lookup, group_of
+from forebay.vllm.lookup import DISK, POOL, SHARED, Lookup, group_of
 from forebay.vllm.patience import Patience
 from forebay.vllm.savings import Savings
 from forebay.vllm.session import AbsentSession, Session, describe
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
     from forebay.vllm.settings import Settings
     from forebay.vllm.spec import ForebaySpec
 
+# vLLM's names of where a block was. Of a store that hosts share vLLM has no better one.
+_SOURCES = {
+    POOL: compat.CacheHitSource.HOST,
+    DISK: compat.CacheHitSource.DISK,
+    SHARED: compat.CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
 # Lookups in progress at once; the session's own limit is far higher.
 LOOKUPS_UNDER_WAY = 32
 # vLLM does not ask for an answer while its batch is full. After this time the leases of such requests are returned,
@@ -222,11 +228,14 @@ class ForebayManager(OffloadingManager):
         lookup.loads += 1
         self._loads[serial] = lookup
         if self._settings.log_requests:
-            self._requests[req_context.req_id].account.promoted_share = lookup.promoted_share(keys)
+            self._requests[req_context.req_id].account.share_of_tiers = lookup.share_of_tiers(keys)
         return PoolSlots(serial, req_context.req_id, lookup.pool, _leased_slots(lookup, list(keys)))
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> compat.CacheHitSource:
-        return compat.CacheHitSource.HOST
+        """The tier of the first hit after a promotion, else the host's memory. No round trip; vLLM asks once a key."""
+        asked = self._requests.get(req_context.req_id)
+        lookup = asked.lookup if asked else None
+        return _SOURCES[lookup.source(key) if lookup else POOL]
 
     @guarded(nothing)
     def load_failed(self, request_ids: Collection[str]) -> None:

@@ -10,11 +10,11 @@ use std::cmp::Reverse;
 
 use super::promote::Allowance;
 use crate::core::Core;
-use crate::key::{BlockId, Fingerprint, Instance, NamespaceIndex};
+use crate::key::{BlockId, Fingerprint, Instance, NamespaceIndex, TierId};
 use crate::layout::Attention;
 pub use crate::leases::LeaseId;
 use crate::miss::MissReason;
-use crate::slots::{Block, PREFETCH, State, TOUCHED_TOGETHER};
+use crate::slots::{Block, FRESH, PREFETCH, State, TOUCHED_TOGETHER};
 use crate::stats::Counts;
 use crate::stats::Finder;
 
@@ -65,6 +65,14 @@ pub const STATE_READY: u8 = 1;
 /// Not ready, but soon: being verified or promoted.
 pub const STATE_NOT_YET: u8 = 2;
 
+/// Where ready blocks were before their first hit, as it travels. The first hit of a block that a tier brought up is
+/// the tier's; all others are the pool's.
+pub const SOURCE_POOL: u8 = 0;
+/// A tier of this host.
+pub const SOURCE_DISK: u8 = 1;
+/// A tier that hosts share.
+pub const SOURCE_SHARED: u8 = 2;
+
 /// What is known about the keys of one group, in their order.
 #[derive(Default, Debug, PartialEq, Eq, Clone)]
 pub struct Answer {
@@ -74,6 +82,8 @@ pub struct Answer {
     pub slots: Vec<u32>,
     /// Of the slots, parallel to them.
     pub generations: Vec<u32>,
+    /// Of the slots, parallel to them; what is cut off at the end came from the pool.
+    pub sources: Vec<u8>,
 }
 
 impl Core {
@@ -208,6 +218,8 @@ impl Core {
     fn count(&mut self, lookup: &Lookup) {
         if !self.is_trial(lookup.namespace) {
             self.journal.stats_mut().count(&lookup.counts);
+            let of_tiers = (0..).map(TierId).zip(lookup.counts.hits_of_tiers);
+            of_tiers.filter(|(_, hits)| *hits > 0).for_each(|(tier, hits)| self.tiers.stats_mut(tier).hits += hits);
         }
     }
 
@@ -293,13 +305,28 @@ impl Core {
         if lookup.instance.is_some() {
             let record = self.pin(block, lookup.mapper());
             answer.push_ready(cursor.position, record);
-            if record.owner & PREFETCH != 0 {
-                self.use_prefetch(block);
+            if record.owner & (PREFETCH | FRESH) != 0 {
+                self.use_promoted(lookup, block, answer);
             }
         } else {
             answer.push_ready(cursor.position, &self.slots[block]);
         }
         None
+    }
+
+    /// The lookup has a block, the last of its answer, that a tier brought up.
+    #[cold]
+    fn use_promoted(&mut self, lookup: &mut Lookup, block: BlockId, answer: &mut Answer) {
+        let owner = self.slots[block].owner;
+        if owner & PREFETCH != 0 {
+            self.use_prefetch(block);
+        }
+        if owner & FRESH != 0 {
+            let tier = self.slots[block].filler();
+            lookup.counts.hits_of_tiers[tier.0 as usize] += 1;
+            answer.come_from(if self.tiers.limits(tier).is_shared { SOURCE_SHARED } else { SOURCE_DISK });
+            self.slots.unmark_fresh(block);
+        }
     }
 
     /// Why a block that is here cannot be handed out now, if so. Starts its verification if it needs one.
@@ -387,6 +414,12 @@ impl Answer {
     fn push(&mut self, position: u64, state: u8) {
         self.states.resize(position as usize - 1, STATE_MISS);
         self.states.push(state);
+    }
+
+    /// The source of the last ready key.
+    fn come_from(&mut self, source: u8) {
+        self.sources.resize(self.slots.len() - 1, SOURCE_POOL);
+        self.sources.push(source);
     }
 
     #[inline]

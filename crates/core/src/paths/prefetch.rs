@@ -112,7 +112,7 @@ impl Core {
 
     /// The tier that fills, or filled, the block's slot.
     pub(crate) fn filler(&self, block: BlockId) -> TierId {
-        TierId(self.slots[block].owner & !PREFETCH)
+        self.slots[block].filler()
     }
 
     fn prefetch(&mut self, wanted: &HintedKey, left: &mut Budget) -> Prefetch {

@@ -22,7 +22,7 @@ use record::Records;
 
 pub(crate) use classes::{Class, Extent, ExtentId, HasRoom, Run, Space};
 pub use links::{List, Node, Nodes};
-pub(crate) use record::{Block, PREFETCH, State};
+pub(crate) use record::{Block, FRESH, PREFETCH, State};
 
 /// Loads from memory that are started together: about as many as a processor core can have under way.
 pub(crate) const TOUCHED_TOGETHER: usize = 32;
@@ -319,6 +319,7 @@ impl Slots {
     pub fn end_promotion(&mut self, block: BlockId) {
         assert!(self.records[block].state == State::Promoting, "{block:?} was not being promoted");
         self.transition(block, State::Ready);
+        self.records.get_mut(block).owner |= FRESH;
     }
 
     /// The block, which is in the index, is compared with its checksum from now on, and pinned.
@@ -418,6 +419,11 @@ impl Slots {
     /// Nobody asked yet for the block that a tier fills.
     pub fn mark_prefetch(&mut self, block: BlockId) {
         self.records.get_mut(block).owner |= PREFETCH;
+    }
+
+    /// A lookup has the block that a tier filled.
+    pub fn unmark_fresh(&mut self, block: BlockId) {
+        self.records.get_mut(block).owner &= !FRESH;
     }
 
     pub fn unmark_prefetch(&mut self, block: BlockId) {

@@ -10,10 +10,15 @@
 use std::hint::black_box;
 
 use crate::chunked::Chunked;
-use crate::key::{BlockHash, BlockId, ClassId, Generation, NamespaceIndex, SlotId};
+use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId, TierId};
 
 /// A bit in `Block::owner`, beside the tier: set by a prefetch, until a lookup asks for the block.
 pub(crate) const PREFETCH: u8 = 1 << 7;
+/// A bit in `Block::owner`, beside the tier: the tier brought the block up, and no lookup that leases has had it since.
+pub(crate) const FRESH: u8 = 1 << 6;
+
+const _: () = assert!(Instance::MAX <= FRESH as usize, "owners leave both bits free");
+const _: () = assert!(TierId::MAX <= FRESH as usize, "owners leave both bits free");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
@@ -46,8 +51,8 @@ pub(crate) struct Block {
     pub state: State,
     pub class: ClassId,
     pub group: u16,
-    /// Who fills it: an instance while `Reserved`, a tier while `Promoting`. With [`PREFETCH`] the tier that it came
-    /// from, also once it is `Ready`.
+    /// Who fills it: an instance while `Reserved`, a tier while `Promoting`. With [`PREFETCH`] or [`FRESH`] the tier
+    /// that it came from, also once it is `Ready`.
     pub owner: u8,
     /// The tiers (a mask) where it is, or will be once what waits there is written.
     pub tiers: u8,
@@ -115,6 +120,11 @@ impl Block {
     #[inline]
     pub fn is_indexed(&self) -> bool {
         matches!(self.state, State::Ready | State::Unverified | State::Verifying)
+    }
+
+    /// The tier that fills, or filled, its slot.
+    pub fn filler(&self) -> TierId {
+        TierId(self.owner & !(PREFETCH | FRESH))
     }
 
     pub fn has_key(&self, namespace: NamespaceIndex, group: u16, hash: &[u8]) -> bool {

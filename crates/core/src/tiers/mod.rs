@@ -107,6 +107,8 @@ pub struct TierStats {
     pub promoted: u64,
     /// Bytes of the slots of those.
     pub promoted_bytes: u64,
+    /// Keys looked up that were the first hits of their blocks after these promotions.
+    pub hits: u64,
     /// Loads that ended because the block was not there.
     pub absent: u64,
     /// Loads that ended with bytes that are not what was stored.

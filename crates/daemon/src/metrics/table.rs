@@ -135,6 +135,12 @@ static METRICS: &[Metric] = &[
         "Keys looked up that were hits: their blocks were ready, with no gap before them in the prompt.",
         Counter(|s| s.core.hits),
     ),
+    metric(
+        "forebay_lookup_hits_by_tier_total",
+        "Keys looked up that were hits, by where their blocks were: the first hit of a promoted block counts for the \
+         tier that it came from, all others for `pool`. Their sum is that of all hits.",
+        Counters(TIER, hits_by_tier),
+    ),
     metric("forebay_lookup_hit_bytes_total", "Bytes of the blocks that were hits.", Counter(|s| s.core.hit_bytes)),
     metric(
         "forebay_lookup_misses_total",
@@ -735,6 +741,13 @@ fn tier_states(snapshot: &Snapshot) -> Samples {
         ["opening", "serving", "sick", "failed"].map(one)
     };
     snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn hits_by_tier(snapshot: &Snapshot) -> Samples {
+    let of_tiers = snapshot.tiers.iter().map(|tier| (tier.name.to_string(), tier.core.stats.hits));
+    let of_tiers: Vec<(String, u64)> = of_tiers.collect();
+    let of_pool = snapshot.core.hits - of_tiers.iter().map(|(_, hits)| hits).sum::<u64>();
+    std::iter::once(("pool".to_string(), of_pool)).chain(of_tiers).map(|(name, hits)| (vec![name], hits)).collect()
 }
 
 fn tier_promotions(snapshot: &Snapshot) -> Samples {

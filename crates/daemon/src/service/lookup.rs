@@ -223,8 +223,8 @@ impl Pending {
             let answer = take(&mut looked.answer);
             looked.at = 0;
             asked.note(&answer);
-            let Answer { states, slots, generations } = answer;
-            looked.answers.push(GroupAnswer { states, slots, generations });
+            let Answer { states, slots, generations, sources } = answer;
+            looked.answers.push(GroupAnswer { states, slots, generations, sources });
         }
         Some(take(&mut looked.answers))
     }

@@ -86,6 +86,7 @@ fn tier(report: &crate::tiers::Report) -> TierInfo {
         waiting_blocks: core.waiting_blocks,
         storing_blocks: core.storing_blocks,
         promoted_blocks: core.stats.promoted,
+        hits: core.stats.hits,
         touched_blocks: core.stats.touches,
         lost_blocks: core.stats.lost,
         stored_blocks: core.stats.stored,

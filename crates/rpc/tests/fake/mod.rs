@@ -133,7 +133,12 @@ impl Fake {
     /// Says more of the last lookup: the states of the keys that were promoting, and the slots of those that are ready.
     pub fn reply(&self, states: &[u8], slots: &[u32]) {
         let memory = self.memory();
-        let group = GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations: vec![1; slots.len()] };
+        let group = GroupAnswer {
+            states: states.to_vec(),
+            slots: slots.to_vec(),
+            generations: vec![1; slots.len()],
+            sources: Vec::new(),
+        };
         let reply = LookupReply { lease: memory.next_lease, groups: vec![group] };
         memory.replies.as_ref().expect("keys are promoting").send(Ok(reply)).expect("the lookup goes on");
     }
@@ -272,6 +277,7 @@ impl Forebay for Service {
                 states: (0..keys).map(|key| if key < ready { 1 } else { 2 }).collect(),
                 slots: (0..ready as u32).map(|key| 1000 + key).collect(),
                 generations: vec![1; ready],
+                sources: Vec::new(),
             }
         });
         let reply = LookupReply { lease: memory.next_lease, groups: groups.collect() };

@@ -14,6 +14,9 @@ const MISS: u8 = 0;
 const READY: u8 = 1;
 const PROMOTING: u8 = 2;
 
+/// The source of a block that no tier brought up for this hit.
+const POOL: u8 = 0;
+
 /// Slot and generation of a key that is not ready.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -123,6 +126,8 @@ pub(super) struct Group {
     pub states: Vec<u8>,
     pub slots: Vec<u8>,
     pub generations: Vec<u8>,
+    /// Where each key's block was before this hit, as in `GroupAnswer`; 0 for keys that are not ready.
+    pub sources: Vec<u8>,
 }
 
 impl Answer {
@@ -154,23 +159,28 @@ impl Group {
     fn from_reply(group: GroupAnswer, keys: usize, held: &mut Vec<Held>) -> Option<Group> {
         let mut states = group.states;
         let ready = states.iter().filter(|state| **state == READY).count();
-        if states.len() > keys || group.slots.len() != ready || group.generations.len() != ready {
+        let is_parallel =
+            group.slots.len() == ready && group.generations.len() == ready && group.sources.len() <= ready;
+        if states.len() > keys || !is_parallel {
             return None;
         }
         states.resize(keys, MISS);
         let mut slots = Vec::with_capacity(keys * 4);
         let mut generations = Vec::with_capacity(keys * 4);
+        let mut sources = Vec::with_capacity(keys);
+        let mut told = group.sources.into_iter();
         let mut leased = group.slots.into_iter().zip(group.generations);
         for state in &states {
             let next = if *state == READY { leased.next() } else { None };
             let (slot, generation) = next.unwrap_or((NO_SLOT, NO_SLOT));
             slots.extend_from_slice(&slot.to_le_bytes());
             generations.extend_from_slice(&generation.to_le_bytes());
+            sources.push(next.and_then(|_| told.next()).unwrap_or(POOL));
             if next.is_some() {
                 held.push(Held { slot, generation });
             }
         }
-        Some(Group { states, slots, generations })
+        Some(Group { states, slots, generations, sources })
     }
 
     /// `news` has as many keys as are promoting here.
@@ -181,6 +191,7 @@ impl Group {
             if self.states[to] == READY {
                 self.slots[4 * to..][..4].copy_from_slice(&news.slots[4 * from..][..4]);
                 self.generations[4 * to..][..4].copy_from_slice(&news.generations[4 * from..][..4]);
+                self.sources[to] = news.sources[from];
             }
         }
     }
@@ -192,7 +203,7 @@ mod tests {
 
     fn group(states: &[u8], slots: &[u32]) -> GroupAnswer {
         let generations = slots.iter().map(|slot| slot + 100).collect();
-        GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations }
+        GroupAnswer { states: states.to_vec(), slots: slots.to_vec(), generations, sources: Vec::new() }
     }
 
     fn answer(states: &[u8], slots: &[u32], keys: usize) -> Answer {
@@ -208,6 +219,19 @@ mod tests {
         let slots: Vec<_> = answer.slots.chunks(4).map(|slot| u32::from_le_bytes(slot.try_into().unwrap())).collect();
         assert_eq!(slots, [7, NO_SLOT, NO_SLOT, 9, NO_SLOT]);
         assert_eq!(held, [Held { slot: 7, generation: 107 }, Held { slot: 9, generation: 109 }]);
+    }
+
+    #[test]
+    fn what_a_reply_says_of_sources_belongs_to_the_ready_keys() {
+        let told = GroupAnswer { sources: vec![0, 2], ..group(&[1, 2, 0, 1, 1], &[7, 9, 8]) };
+        let first = Group::from_reply(told, 6, &mut Vec::new()).unwrap();
+        assert_eq!(first.sources, [0, 0, 0, 2, 0, 0]);
+        let mut all = first;
+        let news = GroupAnswer { sources: vec![1], ..group(&[1], &[5]) };
+        all.update(&Group::from_reply(news, 1, &mut Vec::new()).unwrap());
+        assert_eq!(all.sources, [0, 1, 0, 2, 0, 0]);
+        let too_many = GroupAnswer { sources: vec![0, 1], ..group(&[1], &[5]) };
+        assert!(Group::from_reply(too_many, 1, &mut Vec::new()).is_none(), "more sources than ready keys");
     }
 
     #[test]

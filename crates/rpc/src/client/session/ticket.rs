@@ -48,6 +48,12 @@ impl Ticket {
         self.read(position, |group| &group.generations, 0xFF, 4)
     }
 
+    /// Where each key's block was before this hit, a byte a key: 0 the pool, 1 a tier of this host, 2 a shared tier.
+    /// The first hit of a block that a tier brought up is the tier's. 0 for keys that are not ready.
+    pub fn sources(&self, position: usize) -> Result<Vec<u8>> {
+        self.read(position, |group| &group.sources, 0, 1)
+    }
+
     /// Whether the daemon could not be asked.
     pub fn has_failed(&self) -> bool {
         self.cell.read(|answer| answer.has_failed).unwrap_or(false)
