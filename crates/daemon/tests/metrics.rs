@@ -122,7 +122,6 @@ fn disk() -> DiskReport {
         lifetime_stored_bytes: 256,
         counters,
         recovery: Recovery::default(),
-        segments: Vec::new(),
     }
 }
 

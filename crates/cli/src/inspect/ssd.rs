@@ -13,11 +13,11 @@ use crate::output::{Table, counted, print, print_json, size, was};
 pub fn run(arguments: &InspectSsd) -> Result<(), Failure> {
     let mut all = Vec::new();
     for path in &arguments.paths {
-        let (report, audit) = look(path, arguments.audit)?;
+        let look = look(path, arguments.audit)?;
         if !arguments.json {
-            print(&to_text(&report, audit.as_ref(), arguments.segments));
+            print(&to_text(&look, arguments.segments));
         }
-        all.push(to_json(&report, audit.as_ref()));
+        all.push(to_json(&look));
     }
     if arguments.json {
         print_json(&json!({"disks": all}));
@@ -25,13 +25,20 @@ pub fn run(arguments: &InspectSsd) -> Result<(), Failure> {
     Ok(())
 }
 
-fn look(path: &Path, wants_audit: bool) -> Result<(DiskReport, Option<Audit>), Failure> {
-    let mut inspection = Inspection::open(path)?;
-    let audit = if wants_audit { Some(inspection.audit()?) } else { None };
-    Ok((inspection.report(), audit))
+struct Look {
+    report: DiskReport,
+    segments: Vec<SegmentReport>,
+    audit: Option<Audit>,
 }
 
-fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> String {
+fn look(path: &Path, wants_audit: bool) -> Result<Look, Failure> {
+    let mut inspection = Inspection::open(path)?;
+    let audit = if wants_audit { Some(inspection.audit()?) } else { None };
+    Ok(Look { report: inspection.report(), segments: inspection.segments(), audit })
+}
+
+fn to_text(look: &Look, wants_segments: bool) -> String {
+    let Look { report, audit, .. } = look;
     let mut table = Table::new(&["disk", &report.name]);
     let capacity_bytes = report.geometry.segment_bytes * u64::from(report.geometry.segments);
     let amplification = report.lifetime_amplification().map_or("-".to_string(), |ratio| format!("{ratio:.2}"));
@@ -50,7 +57,7 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         ),
         ("written", format!("{} were written since the disk was formatted", size(report.lifetime_written_bytes))),
         ("amplification", amplification),
-        ("segments", states(report)),
+        ("segments", states(look)),
         (
             "lost",
             format!(
@@ -74,15 +81,15 @@ fn to_text(report: &DiskReport, audit: Option<&Audit>, wants_segments: bool) -> 
         ]);
     }
     let text = table.render("");
-    if wants_segments { text + "\n" + &segments(&report.segments) } else { text }
+    if wants_segments { text + "\n" + &segments(&look.segments) } else { text }
 }
 
 /// How many segments are in each state.
-fn states(report: &DiskReport) -> String {
+fn states(Look { report, segments, .. }: &Look) -> String {
     let mut counts = BTreeMap::new();
-    report.segments.iter().for_each(|segment| *counts.entry(state(segment.state)).or_insert(0u32) += 1);
+    segments.iter().for_each(|segment| *counts.entry(state(segment.state)).or_insert(0u32) += 1);
     let counts = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect::<Vec<_>>().join(", ");
-    format!("{} of {}: {counts}", report.segments.len(), size(report.geometry.segment_bytes))
+    format!("{} of {}: {counts}", segments.len(), size(report.geometry.segment_bytes))
 }
 
 fn segments(segments: &[SegmentReport]) -> String {
@@ -111,7 +118,7 @@ fn state(state: SegmentState) -> &'static str {
     }
 }
 
-fn to_json(report: &DiskReport, audit: Option<&Audit>) -> Value {
+fn to_json(Look { report, segments, audit }: &Look) -> Value {
     let segment = |segment: &SegmentReport| {
         json!({
             "segment": segment.index,
@@ -133,8 +140,8 @@ fn to_json(report: &DiskReport, audit: Option<&Audit>) -> Value {
         "blocks_not_whole": report.recovery.blocks_not_whole,
         "segments_lost": report.recovery.segments_lost,
         "recovery_us": report.recovery.took_us,
-        "segments": report.segments.iter().map(segment).collect::<Vec<_>>(),
-        "audit": audit.map(|audit| json!({
+        "segments": segments.iter().map(segment).collect::<Vec<_>>(),
+        "audit": audit.as_ref().map(|audit| json!({
             "blocks": audit.blocks,
             "bytes": audit.bytes,
             "damaged_blocks": audit.damaged_blocks,

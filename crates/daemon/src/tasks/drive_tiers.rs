@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -43,6 +43,16 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallib
         if is_more {
             shared.work_off().await;
         }
+        walk(&shared, tier).await;
+    }
+}
+
+/// A purge's walk through a tier's blocks, in events between which others have their turn, until the tier is due again.
+async fn walk(shared: &Shared, tier: TierId) {
+    let until = Instant::now() + PERIOD;
+    let step = |state: &mut State| state.tiers.walk(tier, &mut state.core);
+    while shared.event(step) && Instant::now() < until {
+        tokio::task::yield_now().await;
     }
 }
 

@@ -189,9 +189,9 @@ impl Driven for Memory {
         keys.append(&mut self.evicted);
     }
 
-    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
+    fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, _: u64) -> (Vec<BlockKey>, Option<u64>) {
         self.listings.update(|listings| listings + 1);
-        self.order.iter().copied().filter(|key| namespaces.contains(&key.namespace)).collect()
+        (self.order.iter().copied().filter(|key| namespaces.contains(&key.namespace)).collect(), None)
     }
 }
 

@@ -145,6 +145,14 @@ impl Tiers {
         self.drivers.iter().filter(is_purging).map(|driver| driver.name).collect()
     }
 
+    /// A piece of a purge's walk through the tier's blocks, if there is one to make. True if there is more.
+    pub fn walk(&mut self, tier: TierId, core: &mut Core) -> bool {
+        if self.of(tier).purges.is_walking() {
+            self.step_purges(core);
+        }
+        self.of(tier).purges.is_walking()
+    }
+
     /// A purge is over when every tier is done with it.
     pub fn step_purges(&mut self, core: &mut Core) {
         self.drivers.iter_mut().for_each(Driver::step_purges);

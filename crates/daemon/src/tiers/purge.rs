@@ -1,7 +1,9 @@
 //! Removes purged namespaces from this host's own tiers.
 //!
-//! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier. A removal that
-//! fails is tried again until it succeeds. Shared stores keep their blocks, because other hosts use them too, unless
+//! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier and writes none
+//! to one. A walk goes through the tier's blocks, piece by piece, and what it finds is removed. A removal that fails is
+//! tried again until it succeeds. A namespace is purged when a whole walk has found nothing of it: a block may be on
+//! two parts, and a removal reaches one. Shared stores keep their blocks, because other hosts use them too, unless
 //! `empty_shared` removes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,13 +16,17 @@ use super::spec::Driven;
 
 /// Removals under way at a time: half of what a disk takes of stores and removals, so that stores go on.
 const REMOVALS_AT_A_TIME: usize = 128;
+/// Keys that may wait for their removal; with as many, the walk waits too.
+const MAX_KEYS: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Purges {
     /// Of each namespace, how many of `keys` are its own.
     namespaces: BTreeMap<NamespaceId, usize>,
-    /// Those of them whose blocks were not listed yet: the tier goes through all its blocks for as many as there are.
+    /// Those of them that no walk has begun for.
     unlisted: BTreeSet<NamespaceId>,
+    /// The walk under way: one for as many namespaces as there were when it began.
+    walk: Option<Walk>,
     /// Blocks to be removed.
     keys: VecDeque<BlockKey>,
     /// Removals under way.
@@ -29,6 +35,15 @@ pub(super) struct Purges {
     missing_parts: Option<usize>,
     /// Of blocks that the tier had from the start.
     found: BTreeSet<NamespaceId>,
+}
+
+/// A walk through all blocks of the tier.
+struct Walk {
+    namespaces: BTreeSet<NamespaceId>,
+    /// Those of them that the tier may have a block of: the walk met one, or one was on its way down when it began.
+    unclean: BTreeSet<NamespaceId>,
+    /// Where it goes on.
+    at: u64,
 }
 
 impl Purges {
@@ -42,29 +57,13 @@ impl Purges {
         self.found.iter().copied()
     }
 
-    fn begin(&mut self, namespace: NamespaceId) {
-        self.found.remove(&namespace);
-        self.namespaces.entry(namespace).or_default();
-        self.unlisted.insert(namespace);
-    }
-
-    /// What was purged while the tier or a part of it was missing is looked for when it is there.
-    fn find(&mut self, tier: &dyn Driven) {
-        let missing = Some(tier.missing_parts());
-        if self.missing_parts != missing {
-            self.missing_parts = missing;
-            self.keys.clear();
-            self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
-            self.unlisted = self.namespaces.keys().copied().collect();
-        }
-        if !self.unlisted.is_empty() {
-            let unlisted = std::mem::take(&mut self.unlisted);
-            tier.blocks_of(&unlisted).into_iter().for_each(|key| self.push(key));
-        }
-    }
-
     pub fn is_purging(&self, namespace: NamespaceId) -> bool {
         self.namespaces.contains_key(&namespace)
+    }
+
+    /// Whether [`Driver::step_purges`] has something to do that waits for nothing.
+    pub fn is_walking(&self) -> bool {
+        self.walk.is_some() && self.keys.len() < MAX_KEYS
     }
 
     pub fn removed(&mut self) {
@@ -74,6 +73,71 @@ impl Purges {
     pub fn put_back(&mut self, key: BlockKey) {
         self.removing -= 1;
         self.push(key);
+    }
+
+    fn begin(&mut self, namespace: NamespaceId) {
+        self.found.remove(&namespace);
+        self.namespaces.entry(namespace).or_default();
+        self.unlisted.insert(namespace);
+    }
+
+    /// One piece of a walk, if there is one to make. `busy` namespaces have operations under way.
+    fn step(&mut self, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
+        let missing = Some(tier.missing_parts());
+        if self.missing_parts != missing {
+            self.missing_parts = missing;
+            self.start_anew();
+        }
+        if self.walk.is_none() && self.is_walk_due(busy) {
+            self.unlisted.clear();
+            let namespaces: BTreeSet<NamespaceId> = self.namespaces.keys().copied().collect();
+            let unclean = namespaces.iter().copied().filter(|namespace| self.may_have_more(*namespace, busy)).collect();
+            self.walk = Some(Walk { namespaces, unclean, at: 0 });
+        }
+        if self.is_walking()
+            && let Some(walk) = self.walk.take()
+        {
+            self.walk_on(walk, busy, tier);
+        }
+    }
+
+    /// What was purged while the tier or a part of it was missing is looked for when it is there.
+    fn start_anew(&mut self) {
+        self.walk = None;
+        self.keys.clear();
+        self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
+        self.unlisted = self.namespaces.keys().copied().collect();
+    }
+
+    /// For namespaces that no walk has begun for, at once. A last walk, when nothing of them is left as far as is
+    /// known: of many namespaces for half of them at a time. What a missing part has is not known, so they wait for
+    /// it.
+    fn is_walk_due(&self, busy: &BTreeSet<NamespaceId>) -> bool {
+        let idle = self.namespaces.keys().filter(|namespace| !self.may_have_more(**namespace, busy)).count();
+        let is_last = idle > 0 && (2 * idle >= self.namespaces.len() || self.keys.is_empty());
+        !self.unlisted.is_empty() || (is_last && self.missing_parts == Some(0))
+    }
+
+    fn may_have_more(&self, namespace: NamespaceId, busy: &BTreeSet<NamespaceId>) -> bool {
+        self.namespaces.get(&namespace).is_some_and(|waiting| *waiting > 0) || busy.contains(&namespace)
+    }
+
+    fn walk_on(&mut self, mut walk: Walk, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
+        let (keys, next) = tier.blocks_of(&walk.namespaces, walk.at);
+        for key in keys {
+            walk.unclean.insert(key.namespace);
+            self.push(key);
+        }
+        match next {
+            Some(at) => self.walk = Some(Walk { at, ..walk }),
+            None if self.missing_parts == Some(0) => {
+                let clean = walk.namespaces.difference(&walk.unclean).copied();
+                let clean: Vec<NamespaceId> =
+                    clean.filter(|namespace| !self.unlisted.contains(namespace) && !busy.contains(namespace)).collect();
+                clean.iter().for_each(|namespace| _ = self.namespaces.remove(namespace));
+            }
+            None => {}
+        }
     }
 
     fn push(&mut self, key: BlockKey) {
@@ -86,18 +150,6 @@ impl Purges {
         *self.namespaces.get_mut(&key.namespace).expect("counted by `push`") -= 1;
         Some(key)
     }
-
-    /// Forgets the namespaces of which no key waits, but for those that are `busy`. A block may be on two parts, and a
-    /// removal reaches one: the tier is asked again, of many namespaces for half of them at a time.
-    fn forget_empty(&mut self, busy: &BTreeSet<NamespaceId>, tier: &dyn Driven) {
-        let is_empty = |(namespace, waiting): &(&NamespaceId, &usize)| **waiting == 0 && !busy.contains(namespace);
-        let empty: BTreeSet<NamespaceId> =
-            self.namespaces.iter().filter(is_empty).map(|(namespace, _)| *namespace).collect();
-        if !empty.is_empty() && (2 * empty.len() >= self.namespaces.len() || self.keys.is_empty()) {
-            self.namespaces.retain(|namespace, _| !empty.contains(namespace));
-            tier.blocks_of(&empty).into_iter().for_each(|key| self.push(key));
-        }
-    }
 }
 
 impl Driver {
@@ -106,69 +158,205 @@ impl Driver {
         self.purges.begin(namespace);
     }
 
-    /// Starts some removals, and forgets the namespaces of which nothing is left, nor on its way down. What a missing
-    /// part has of them is not known, so they wait for it. Takes as long as there are operations under way, however
-    /// many keys wait.
+    /// Starts some removals, walks on, and forgets the namespaces of which nothing is left, nor on its way down. Takes
+    /// as long as there are operations under way and places in a piece of the tier's blocks, however many blocks there
+    /// are.
     pub(super) fn step_purges(&mut self) {
         // A sick tier would only fail them, again and again.
         if self.purges.namespaces.is_empty() || !self.was_healthy {
             return;
-        }
-        let Some(tier) = self.tier.as_ref().map(|tier| &**tier.tier()) else { return };
-        self.purges.find(tier);
-        while self.purges.removing < REMOVALS_AT_A_TIME
-            && let Some(key) = self.purges.pop()
-        {
-            self.remove(key, 0);
         }
         let under_way = self.under_way.values().filter_map(|under| match under {
             Under::Store { key, .. } | Under::Remove { key } => Some(key.namespace),
             Under::Load { .. } | Under::Exists { .. } | Under::Touch { .. } => None,
         });
         let busy: BTreeSet<NamespaceId> = under_way.collect();
-        if self.purges.missing_parts == Some(0)
-            && let Some(tier) = &self.tier
+        let Some(tier) = &self.tier else { return };
+        self.purges.step(&busy, &**tier.tier());
+        while self.purges.removing < REMOVALS_AT_A_TIME
+            && let Some(key) = self.purges.pop()
         {
-            self.purges.forget_empty(&busy, &**tier.tier());
+            self.remove(key, 0);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_core::tier::{OpId, OpKind, Operation, Tier};
-    use forebay_core::{BlockHash, Generation, SlotId};
-    use forebay_io::uring::Region;
+    use std::cell::Cell;
 
-    use super::super::memory::Memory;
+    use forebay_core::BlockHash;
+
     use super::*;
 
     const NAMESPACES: u128 = 200;
+    const PIECE: usize = 10;
 
-    fn run(memory: &mut Memory, kind: OpKind, key: BlockKey) {
-        let slot = Some((SlotId(0), Generation(0)));
-        assert_eq!(memory.submit(&[Operation { id: OpId(1), kind, key, slot, length_bytes: 1, checksum: 0 }]), 1);
-        memory.poll(&mut Vec::new());
+    /// A tier of two parts, each a list of places, of which a piece is gone through at a time.
+    struct Parts {
+        places: Vec<Option<BlockKey>>,
+        missing: usize,
+        pieces: Cell<usize>,
+    }
+
+    impl Parts {
+        fn new(keys: impl Iterator<Item = BlockKey>) -> Parts {
+            Parts { places: keys.map(Some).collect(), missing: 0, pieces: Cell::new(0) }
+        }
+
+        /// On the first part that has it.
+        fn remove(&mut self, key: BlockKey) {
+            if let Some(place) = self.places.iter_mut().find(|place| **place == Some(key)) {
+                *place = None;
+            }
+        }
+
+        fn has(&self, namespace: NamespaceId) -> bool {
+            self.places.iter().flatten().any(|key| key.namespace == namespace)
+        }
+    }
+
+    impl forebay_core::tier::Tier for Parts {
+        fn name(&self) -> &'static str {
+            "parts"
+        }
+
+        fn capabilities(&self) -> forebay_core::tier::Capabilities {
+            forebay_io::ssd::Ssd::CAPABILITIES
+        }
+
+        fn submit(&mut self, _: &[forebay_core::tier::Operation]) -> usize {
+            0
+        }
+
+        fn poll(&mut self, _: &mut Vec<forebay_core::tier::Completion>) {}
+
+        fn cancel(&mut self, _: forebay_core::tier::OpId) {}
+
+        fn health(&self) -> forebay_core::tier::Health {
+            forebay_core::tier::Health::Healthy
+        }
+    }
+
+    impl forebay_core::decorate::Timed for Parts {
+        fn advance(&mut self, _: std::time::Duration) {}
+    }
+
+    impl Driven for Parts {
+        fn wake_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+            unreachable!("nobody waits for it")
+        }
+
+        fn missing_parts(&self) -> usize {
+            self.missing
+        }
+
+        fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
+            self.pieces.set(self.pieces.get() + 1);
+            let end = self.places.len().min(at as usize + PIECE);
+            let keys = self.places[at as usize..end].iter().flatten().copied();
+            let keys = keys.filter(|key| namespaces.contains(&key.namespace)).collect();
+            (keys, (end < self.places.len()).then_some(end as u64))
+        }
+    }
+
+    fn key(namespace: u128, number: u8) -> BlockKey {
+        BlockKey { namespace: NamespaceId(namespace), group: 0, hash: BlockHash::new(&[number]).unwrap() }
+    }
+
+    /// Steps until nothing is purged any more; at each step what waits is removed.
+    fn purge_all(purges: &mut Purges, parts: &mut Parts) {
+        for _ in 0..100_000 {
+            if purges.namespaces.is_empty() {
+                return;
+            }
+            purges.step(&BTreeSet::new(), parts);
+            while let Some(key) = purges.pop() {
+                parts.remove(key);
+            }
+        }
+        panic!("the purge does not end");
     }
 
     /// The tier goes through all its blocks each time, and nobody is served meanwhile.
     #[test]
-    fn a_purge_of_many_namespaces_lists_the_blocks_of_a_tier_a_few_times() {
-        let mut memory = Memory::new(Region::anonymous(4096).unwrap(), 1 << 20);
-        let hash = BlockHash::new(&[1]).unwrap();
-        let key = |id| BlockKey { namespace: NamespaceId(id), group: 0, hash };
-        (0..2 * NAMESPACES).for_each(|id| run(&mut memory, OpKind::Store, key(id)));
+    fn a_purge_of_many_namespaces_goes_through_the_blocks_of_a_tier_a_few_times() {
+        let mut parts = Parts::new((0..2 * NAMESPACES).map(|namespace| key(namespace, 1)));
         let mut purges = Purges::default();
         (0..NAMESPACES).for_each(|id| purges.begin(NamespaceId(id)));
-        loop {
-            purges.find(&memory);
-            let Some(key) = purges.pop() else { break };
-            run(&mut memory, OpKind::Remove { at: Location::default() }, key);
-            purges.forget_empty(&BTreeSet::new(), &memory);
+        purge_all(&mut purges, &mut parts);
+        assert!(!(0..NAMESPACES).any(|id| parts.has(NamespaceId(id))));
+        assert!((NAMESPACES..2 * NAMESPACES).all(|id| parts.has(NamespaceId(id))));
+        assert_eq!(parts.pieces.get(), 2 * parts.places.len() / PIECE, "one walk finds them, one finds none");
+    }
+
+    /// Each purge waits for its end before the next begins, as commands do.
+    #[test]
+    fn a_purge_that_begins_during_another_waits_for_the_next_walk() {
+        let mut parts = Parts::new((0..100).map(|number| key(u128::from(number % 2), number)));
+        let mut purges = Purges::default();
+        purges.begin(NamespaceId(0));
+        purges.step(&BTreeSet::new(), &parts);
+        purges.begin(NamespaceId(1));
+        purge_all(&mut purges, &mut parts);
+        assert!(!parts.has(NamespaceId(0)) && !parts.has(NamespaceId(1)));
+    }
+
+    #[test]
+    fn a_block_on_two_parts_is_removed_from_both() {
+        let numbers = || (0..25u8).map(|number| key(1, number));
+        let mut parts = Parts::new(numbers().chain(numbers()));
+        let mut purges = Purges::default();
+        purges.begin(NamespaceId(1));
+        purge_all(&mut purges, &mut parts);
+        assert!(!parts.has(NamespaceId(1)));
+    }
+
+    /// A store that was under way when the purge began may land behind the walk.
+    #[test]
+    fn what_lands_behind_the_walk_is_found_by_the_next() {
+        let mut parts = Parts::new((0..50).map(|number| key(2, number)));
+        parts.places.insert(0, None);
+        let (mut purges, busy) = (Purges::default(), BTreeSet::from([NamespaceId(1)]));
+        purges.begin(NamespaceId(1));
+        purges.step(&busy, &parts);
+        purges.step(&busy, &parts);
+        parts.places[0] = Some(key(1, 7));
+        (0..20).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+        assert!(purges.is_purging(NamespaceId(1)), "one walk began before the store ended");
+        purge_all(&mut purges, &mut parts);
+        assert!(!parts.has(NamespaceId(1)));
+    }
+
+    #[test]
+    fn a_namespace_is_not_purged_while_a_part_is_missing_and_nothing_spins_meanwhile() {
+        let mut parts = Parts::new((0..50).map(|number| key(1, number)));
+        parts.missing = 1;
+        let mut purges = Purges::default();
+        purges.begin(NamespaceId(1));
+        for _ in 0..100 {
+            purges.step(&BTreeSet::new(), &parts);
+            while let Some(key) = purges.pop() {
+                parts.remove(key);
+            }
         }
-        assert!(!(0..NAMESPACES).any(|id| purges.is_purging(NamespaceId(id))));
-        assert!(memory.blocks_of(&(0..NAMESPACES).map(NamespaceId).collect()).is_empty());
-        assert_eq!(memory.blocks_of(&(NAMESPACES..2 * NAMESPACES).map(NamespaceId).collect()).len(), 200);
-        assert!(memory.listings.get() < 14, "{}", memory.listings.get());
+        assert!(purges.is_purging(NamespaceId(1)) && !parts.has(NamespaceId(1)));
+        assert_eq!((parts.pieces.get(), purges.is_walking()), (50 / PIECE, false), "one walk");
+        parts.missing = 0;
+        parts.places.push(Some(key(1, 99)));
+        purge_all(&mut purges, &mut parts);
+        assert!(!parts.has(NamespaceId(1)), "what the part had when it came back");
+    }
+
+    #[test]
+    fn no_more_keys_wait_than_their_limit_and_a_piece() {
+        let parts = Parts::new(
+            (0..20_000u32).map(|number| BlockKey { hash: BlockHash::new(&number.to_le_bytes()).unwrap(), ..key(1, 0) }),
+        );
+        let mut purges = Purges::default();
+        purges.begin(NamespaceId(1));
+        (0..10_000).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+        assert!((MAX_KEYS..MAX_KEYS + PIECE).contains(&purges.keys.len()), "{}", purges.keys.len());
+        assert!(!purges.is_walking());
     }
 }

@@ -155,9 +155,11 @@ pub trait Driven: Timed + Send {
     /// Appends blocks that the tier gave up by itself.
     fn take_evicted(&mut self, _keys: &mut Vec<BlockKey>) {}
 
-    /// All blocks of these namespaces, as far as the tier knows without asking anybody.
-    fn blocks_of(&self, _namespaces: &BTreeSet<NamespaceId>) -> Vec<BlockKey> {
-        Vec::new()
+    /// Some of the blocks of these namespaces, from `at` on (0 at first), as far as the tier knows without asking
+    /// anybody, and where to go on; `None` at the end. Takes at most some 100 us. A block that is stored meanwhile may
+    /// be missing.
+    fn blocks_of(&self, _namespaces: &BTreeSet<NamespaceId>, _at: u64) -> (Vec<BlockKey>, Option<u64>) {
+        (Vec::new(), None)
     }
 
     fn disks(&self) -> Vec<DiskReport> {

@@ -268,6 +268,12 @@ impl Disk {
         self.index.get(key).map(info)
     }
 
+    /// See [`super::Ssd::piece`].
+    pub fn piece(&self, from: u32, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u32>) {
+        let (entries, next) = self.index.piece(from, places);
+        (entries.map(|entry| entry.key).filter(is_wanted).collect(), next)
+    }
+
     /// Oldest first.
     pub fn blocks(&self) -> impl Iterator<Item = BlockInfo> {
         let mut order: Vec<u32> = (0..self.geometry.segments).collect();
@@ -278,7 +284,8 @@ impl Disk {
         })
     }
 
-    pub fn report(&self) -> DiskReport {
+    /// By number. Takes time by their number.
+    pub fn segments(&self) -> Vec<SegmentReport> {
         let written_bytes = self.lifetime_written_bytes();
         let segment = |(index, segment): (usize, &super::space::Segment)| SegmentReport {
             index: index as u32,
@@ -289,6 +296,14 @@ impl Disk {
             live_blocks: segment.live_blocks,
             live_bytes: segment.live_bytes,
         };
+        self.space.segments.iter().enumerate().map(segment).collect()
+    }
+
+    pub fn breaker_opened(&self) -> u64 {
+        self.breaker.opened()
+    }
+
+    pub fn report(&self) -> DiskReport {
         DiskReport {
             name: self.name.clone(),
             engine: self.io.engine.name(),
@@ -298,18 +313,17 @@ impl Disk {
             health: self.health(),
             health_of_writes: self.health_of_writes(),
             missing: None,
-            breaker_opened: self.breaker.opened(),
+            breaker_opened: self.breaker_opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,
-            live_bytes: self.space.segments.iter().map(|segment| segment.live_bytes).sum(),
+            live_bytes: self.space.live_bytes,
             waiting_loads: self.loads.len(),
             waiting_stores: self.writer.queue.len(),
             transfers_in_flight: self.io.in_flight(),
-            lifetime_written_bytes: written_bytes,
+            lifetime_written_bytes: self.lifetime_written_bytes(),
             lifetime_stored_bytes: self.lifetime_stored_bytes(),
             counters: self.counters,
             recovery: self.recovery,
-            segments: self.space.segments.iter().enumerate().map(segment).collect(),
         }
     }
 
@@ -322,9 +336,7 @@ impl Disk {
         if let Some(replaced) = self.index.insert(record, segment) {
             self.discount(&replaced);
         }
-        let account = self.space.segment(segment);
-        account.live_blocks += 1;
-        account.live_bytes += record.length_bytes;
+        self.space.count(segment, record.length_bytes);
     }
 
     pub(super) fn forget(&mut self, key: &BlockKey) -> Option<Entry> {
@@ -368,9 +380,7 @@ impl Disk {
     }
 
     fn discount(&mut self, entry: &Entry) {
-        let account = self.space.segment(entry.segment);
-        account.live_blocks -= 1;
-        account.live_bytes -= entry.length_bytes;
+        self.space.discount(entry.segment, entry.length_bytes);
     }
 
     fn is_stuck(&self, lane: &Lane) -> bool {

@@ -1,48 +1,61 @@
 //! The footer that closes a full segment, so that opening the disk reads its headers in one piece.
+//!
+//! It is made some records at a time: all 16,384 of a segment of small blocks would keep the thread for milliseconds.
 
-use forebay_core::checksum::checksum;
-
+use super::closing::Closing;
 use super::disk::Disk;
 use super::io::Flight;
-use super::layout::{Footer, PAGE_BYTES, Record};
+use super::layout::{Footer, PAGE_BYTES, RECORD_BYTES};
 use super::staging::Staging;
 use crate::uring::Work;
 
 impl Disk {
-    /// Writes the footer of the oldest full segment once everything written to it has settled.
+    /// Makes the footer of the oldest full segment, once everything written to it has settled, and writes it.
     pub(super) fn close_segments(&mut self) {
-        let Some(&index) = self.space.closing.front() else { return };
-        let is_settled = self.writer.batches.values().all(|batch| batch.segment != index);
-        if self.writer.footer.is_some() || !is_settled {
-            return;
+        if self.writer.closing.is_none() {
+            self.begin_footer();
         }
-        self.space.closing.pop_front();
-        self.writer.footer = Some(index);
+        if let Some(closing) = self.writer.closing.as_mut().filter(|closing| !closing.is_written) {
+            match closing.next() {
+                Some((at, bytes)) => self.memory.write(Staging::footer(at, bytes.len() as u32), &bytes),
+                None => self.write_footer(),
+            }
+        }
+    }
+
+    fn begin_footer(&mut self) {
+        let Some(&segment) = self.space.closing.front() else { return };
+        let is_settled = self.writer.batches.values().all(|batch| batch.segment != segment);
+        if is_settled {
+            let records = std::mem::take(&mut self.space.segment(segment).whole);
+            self.writer.closing = Some(Closing::new(segment, records));
+        }
+    }
+
+    /// All records are in the staging memory.
+    fn write_footer(&mut self) {
         let balance = Some(self.balance());
+        let closing = self.writer.closing.as_mut().expect("its records were encoded");
+        let (index, count) = (closing.segment, closing.records.len() as u32);
         let segment = self.space.segment(index);
-        let mut whole = std::mem::take(&mut segment.whole);
-        whole.sort_by_key(|record| record.sequence);
-        let record_pages = Footer::record_pages(whole.len() as u32);
-        let mut bytes: Vec<u8> = whole.iter().flat_map(Record::encode).collect();
-        let footer = Footer {
-            life: segment.life,
-            index,
-            count: whole.len() as u32,
-            end_page: segment.next_page,
-            records_checksum: checksum(&bytes),
-            balance,
-        };
-        bytes.resize(record_pages as usize * PAGE_BYTES, 0);
+        let record_pages = Footer::record_pages(count);
+        let (life, end_page, records_checksum) = (segment.life, segment.next_page, closing.checksum());
+        let footer = Footer { life, index, count, end_page, records_checksum, balance };
+        let mut bytes = vec![0; record_pages as usize * PAGE_BYTES - count as usize * RECORD_BYTES];
         bytes.extend_from_slice(&footer.encode(&self.geometry));
-        let span = Staging::footer(bytes.len() as u32);
-        self.memory.write(span, &bytes);
+        let records_bytes = count * RECORD_BYTES as u32;
+        self.memory.write(Staging::footer(records_bytes, bytes.len() as u32), &bytes);
+        closing.is_written = true;
         let at = self.geometry.at(index, self.geometry.pages() - 1 - record_pages);
+        let span = Staging::footer(0, records_bytes + bytes.len() as u32);
         self.write(Flight::Footer, Work::Write { at, spans: span.into() });
     }
 
     /// A failed footer write costs a scan at the next start, nothing else.
     pub(super) fn footer_ended(&mut self) {
-        let index = self.writer.footer.take().expect("its write was in flight");
-        self.space.close(index);
+        let Closing { segment, mut records, .. } = self.writer.closing.take().expect("its write was in flight");
+        self.space.close(segment);
+        records.clear();
+        self.space.spare = records;
     }
 }

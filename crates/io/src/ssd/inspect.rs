@@ -16,7 +16,7 @@ use super::config::SsdConfig;
 use super::device::{Content, DAEMON_BYTE, check_content};
 use super::disk::Disk;
 use super::recover::{self, Medium, Mode};
-use super::report::{BlockInfo, DiskReport};
+use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::{STAGING_BYTES, no_memory};
 use crate::uring::{Memory, Region, Threads, Waker, is_locked};
 
@@ -98,6 +98,11 @@ impl Inspection {
     /// The disk's figures as recovery found them; nothing runs that would change them.
     pub fn report(&self) -> DiskReport {
         self.disk.report()
+    }
+
+    /// The disk's segments, by number.
+    pub fn segments(&self) -> Vec<SegmentReport> {
+        self.disk.segments()
     }
 
     /// All blocks, the oldest first.

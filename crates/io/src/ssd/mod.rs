@@ -15,6 +15,7 @@ pub mod bench;
 mod budget;
 mod claim;
 mod claim_process;
+mod closing;
 mod config;
 mod device;
 mod disk;

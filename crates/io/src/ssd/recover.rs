@@ -302,7 +302,7 @@ impl Opening {
         if pages == 0 {
             return Ok(Some(Vec::new()));
         }
-        let span = Staging::footer(pages * PAGE as u32);
+        let span = Staging::footer(0, pages * PAGE as u32);
         let at = geometry.at(footer.index, geometry.pages() - 1 - pages);
         if self.read(&[Work::Read { at, span, checksum: None }])?[0].is_err() {
             return Ok(None);
@@ -416,12 +416,14 @@ impl Opening {
 
     fn account(&mut self, contents: &mut Contents) {
         let Contents { index, space, written_bytes, stored_bytes, balance, .. } = contents;
+        space.live_bytes = 0;
         for number in 0..space.geometry.segments {
             let (blocks, bytes) = index
                 .of_segment(number)
                 .fold((0, 0), |(blocks, bytes), entry| (blocks + 1, bytes + entry.length_bytes));
             let segment = space.segment(number);
             (segment.live_blocks, segment.live_bytes) = (blocks, bytes);
+            space.live_bytes += bytes;
         }
         // Headers count what was written before them. A restart writes new ones, which count the active segment
         // already.

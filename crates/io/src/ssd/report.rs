@@ -141,8 +141,6 @@ pub struct DiskReport {
     pub counters: Counters,
     /// What opening the disk found.
     pub recovery: Recovery,
-    /// All segments, by number.
-    pub segments: Vec<SegmentReport>,
 }
 
 impl DiskReport {
@@ -168,7 +166,6 @@ impl DiskReport {
             lifetime_stored_bytes: 0,
             counters: Counters::default(),
             recovery: Recovery::default(),
-            segments: Vec::new(),
         }
     }
 

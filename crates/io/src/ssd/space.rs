@@ -86,12 +86,18 @@ impl Segment {
 pub(super) struct Space {
     pub geometry: Geometry,
     pub segments: Vec<Segment>,
+    /// Of all segments.
+    pub live_bytes: u64,
     /// In the order of use.
     pub ready: VecDeque<u32>,
     pub free: VecDeque<u32>,
     /// Oldest first.
     pub closed: VecDeque<u32>,
+    /// Until each is closed, also while its footer is written.
     pub closing: VecDeque<u32>,
+    /// Memory for the records of the next active segment. A list that grows moves, and fresh memory for so many records
+    /// takes 2 ms where pages are slow to come.
+    pub spare: Vec<Record>,
     pub active: Option<u32>,
     pub erasing: Option<u32>,
     pub last_life: u64,
@@ -102,10 +108,12 @@ impl Space {
         Space {
             geometry,
             segments: (0..geometry.segments).map(|_| Segment::free(0)).collect(),
+            live_bytes: 0,
             ready: VecDeque::new(),
             free: VecDeque::new(),
             closed: VecDeque::new(),
             closing: VecDeque::new(),
+            spare: Vec::new(),
             active: None,
             erasing: None,
             last_life: 0,
@@ -114,6 +122,22 @@ impl Space {
 
     pub fn segment(&mut self, index: u32) -> &mut Segment {
         &mut self.segments[index as usize]
+    }
+
+    /// A block's latest record lies in this segment.
+    pub fn count(&mut self, segment: u32, length_bytes: u64) {
+        let account = self.segment(segment);
+        account.live_blocks += 1;
+        account.live_bytes += length_bytes;
+        self.live_bytes += length_bytes;
+    }
+
+    /// It does not any more.
+    pub fn discount(&mut self, segment: u32, length_bytes: u64) {
+        let account = self.segment(segment);
+        account.live_blocks -= 1;
+        account.live_bytes -= length_bytes;
+        self.live_bytes -= length_bytes;
     }
 
     /// Whether the active segment has space for a batch of that many records.
@@ -128,7 +152,10 @@ impl Space {
         if can_roll {
             self.retire();
             let next = self.ready.pop_front().expect("more than the reserve are ready");
-            self.segment(next).state = SegmentState::Active;
+            let mut whole = std::mem::take(&mut self.spare);
+            whole.reserve_exact(RECORDS_PER_SEGMENT.min(self.geometry.pages()) as usize);
+            let segment = self.segment(next);
+            (segment.state, segment.whole) = (SegmentState::Active, whole);
             self.active = Some(next);
         }
         can_roll
@@ -145,6 +172,7 @@ impl Space {
     /// Closes the segment, with or without a footer.
     pub fn close(&mut self, index: u32) {
         let life = self.segments[index as usize].life;
+        self.closing.retain(|closing| *closing != index);
         self.segment(index).state = SegmentState::Closed;
         // After a crash an older segment may get its footer later than a younger one.
         let place = self.closed.partition_point(|other| self.segments[*other as usize].life < life);
@@ -155,8 +183,8 @@ impl Space {
     pub fn take_oldest(&mut self) -> Option<u32> {
         let oldest = *self.closed.front()?;
         let life = self.segments[oldest as usize].life;
-        let is_closing = |segment: &Segment| segment.state == SegmentState::Closing && segment.life < life;
-        if self.segments.iter().any(is_closing) { None } else { self.closed.pop_front() }
+        let is_older = |closing: &u32| self.segments[*closing as usize].life < life;
+        if self.closing.iter().any(is_older) { None } else { self.closed.pop_front() }
     }
 
     /// Takes space for a batch in the active segment; returns the head's page.

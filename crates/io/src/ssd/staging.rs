@@ -40,9 +40,9 @@ impl Staging {
         Span::staging(CHUNKS_AT + u64::from(index) * u64::from(CHUNK_BYTES), len)
     }
 
-    /// The space for one footer.
-    pub fn footer(len: u32) -> Span {
-        Span::staging(0, len)
+    /// A part of the space for one footer.
+    pub fn footer(at: u32, len: u32) -> Span {
+        Span::staging(at.into(), len)
     }
 
     /// The page from which segment headers are written.

@@ -24,7 +24,7 @@ use super::config::SsdConfig;
 use super::disk::Disk;
 use super::inbox::{Inbox, News};
 use super::recover::{self, Medium, Mode};
-use super::report::{BlockInfo, DiskReport};
+use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::no_memory;
 use crate::uring::{Region, Waker};
 
@@ -180,6 +180,17 @@ impl Ssd {
         self.disks().flat_map(Disk::blocks)
     }
 
+    /// The wanted keys in up to `places` places of the index, from `at` on (0 at first), and where to go on; `None` at
+    /// the end. A block keeps its place until it is removed. One that is stored meanwhile may be missing.
+    pub fn piece(&self, at: u64, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u64>) {
+        let (number, place) = ((at >> 32) as usize, at as u32);
+        let Some(disk) = self.disks().nth(number) else { return (Vec::new(), None) };
+        let (keys, next) = disk.piece(place, places, is_wanted);
+        let is_last = number + 1 == self.disks().count();
+        let next = next.map(|place| (number as u64) << 32 | u64::from(place));
+        (keys, next.or_else(|| (!is_last).then_some((number as u64 + 1) << 32)))
+    }
+
     /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
     /// after its completions were handled: a block may be stored and evicted in one turn, and is then reported here
     /// last.
@@ -191,7 +202,20 @@ impl Ssd {
         keys.append(&mut evicted);
     }
 
-    /// The figures of each disk, in the order of the configuration. Costs a pass over all segments.
+    /// How often breakers of the disks have opened.
+    pub fn breakers_opened(&self) -> u64 {
+        self.disks().map(Disk::breaker_opened).sum()
+    }
+
+    /// The segments of one disk, by number; none of a disk that is not in use. Takes time by their number.
+    pub fn segments(&self, place: usize) -> Vec<SegmentReport> {
+        match self.parts.get(place).map(|part| &part.state) {
+            Some(State::Open(disk)) => disk.segments(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The figures of each disk, in the order of the configuration. Takes the same time for large disks and small ones.
     pub fn report(&self) -> Vec<DiskReport> {
         let report = |part: &Part| match &part.state {
             State::Open(disk) => disk.report(),

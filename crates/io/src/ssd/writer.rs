@@ -10,6 +10,7 @@ use forebay_core::tier::{OpId, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::batch::{Batch, Item};
+use super::closing::Closing;
 use super::io::RETRY_INTERVAL;
 use super::layout::{PAGE, RECORDS_PER_BATCH, RecordKind};
 
@@ -38,8 +39,8 @@ pub(super) struct Writer {
     pub begun_stores: usize,
     pub begun_bytes: u64,
     pub erase: Option<Erase>,
-    /// The segment whose footer is being written.
-    pub footer: Option<u32>,
+    /// The footer that is being made, or written.
+    pub closing: Option<Closing>,
     /// Keys of stores and removals that have begun and are not settled.
     pub busy: HashSet<BlockKey>,
     /// Keys that were read for the first time since they were written.
@@ -62,7 +63,7 @@ impl Writer {
             begun_stores: 0,
             begun_bytes: 0,
             erase: None,
-            footer: None,
+            closing: None,
             busy: HashSet::new(),
             notes: VecDeque::new(),
             next_batch: 0,
@@ -76,7 +77,7 @@ impl Writer {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.batches.is_empty() && self.footer.is_none() && self.erase.is_none()
+        self.queue.is_empty() && self.batches.is_empty() && self.closing.is_none() && self.erase.is_none()
     }
 
     pub fn push(&mut self, op: &Operation, now: Duration) {

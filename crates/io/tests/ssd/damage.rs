@@ -24,7 +24,7 @@ fn image() -> (Vec<u8>, BTreeMap<u64, u64>) {
     let remove = bed.remove(3);
     assert_eq!(bed.run(&[remove]), Some(vec![Outcome::Removed]));
     bed.settle();
-    let states: Vec<SegmentState> = bed.ssd.report()[0].segments.iter().map(|segment| segment.state).collect();
+    let states: Vec<SegmentState> = bed.ssd.segments(0).iter().map(|segment| segment.state).collect();
     assert!(states.contains(&SegmentState::Closed) && states.contains(&SegmentState::Active), "{states:?}");
     let lengths = bed.ssd.blocks().map(|block| (number_of(&block.key), block.length_bytes)).collect();
     (bed.disk.image(), lengths)
@@ -127,8 +127,8 @@ fn a_flip_in_a_head_of_a_closed_segment_costs_nothing() {
 fn a_flip_in_a_head_of_the_open_segment_costs_what_lies_behind_it() {
     let (image, lengths) = image();
     let bed = Bed::open(&SimulatedDisk::from_image(image.clone()), &small_config(), None).unwrap();
-    let report = &bed.ssd.report()[0];
-    let active = report.segments.iter().find(|segment| segment.state == SegmentState::Active).unwrap();
+    let segments = bed.ssd.segments(0);
+    let active = segments.iter().find(|segment| segment.state == SegmentState::Active).unwrap();
     let head = segment_at(active.index as usize) + PAGE;
     let least = lengths.len() - active.live_blocks as usize;
     // A removal may lie behind it too; the block it was about is then there again, with its own bytes.

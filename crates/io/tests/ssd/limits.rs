@@ -139,9 +139,10 @@ fn one_segment_is_active_and_the_accounts_add_up() {
     bed.store_all((0..300).map(|number| (number, 1 + number * 61 % 20_000)));
     bed.settle();
     let report = &bed.ssd.report()[0];
-    let active = report.segments.iter().filter(|segment| segment.state == SegmentState::Active).count();
+    let segments = bed.ssd.segments(0);
+    let active = segments.iter().filter(|segment| segment.state == SegmentState::Active).count();
     assert!(active <= 1, "{active} are active");
-    let blocks: u64 = report.segments.iter().map(|segment| u64::from(segment.live_blocks)).sum();
+    let blocks: u64 = segments.iter().map(|segment| u64::from(segment.live_blocks)).sum();
     let held = bed.holds();
     assert_eq!((blocks, report.blocks), (held.len() as u64, held.len() as u64));
     assert_eq!(report.live_bytes, held.values().map(|block| block.length_bytes).sum::<u64>());

@@ -197,7 +197,7 @@ impl Rig {
     fn settle(&mut self) -> Result<()> {
         let (begun, mut completions) = (Instant::now(), Vec::new());
         let is_ready = |segment: &&SegmentReport| segment.state == SegmentState::Ready;
-        while self.ssd.report()[0].segments.iter().filter(is_ready).count() < READY || !self.ssd.is_idle() {
+        while self.ssd.segments(0).iter().filter(is_ready).count() < READY || !self.ssd.is_idle() {
             self.turn(&mut completions);
             if begun.elapsed() > PATIENCE {
                 return Err(Error::new(ErrorKind::Timeout, "the disk makes no room"));
