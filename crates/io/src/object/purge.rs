@@ -14,7 +14,7 @@ use object_store::{Error as StoreError, ObjectStore, ObjectStoreExt};
 
 use super::config::ObjectConfig;
 use super::moves::path_of;
-use super::tier::store;
+use super::tier::patient_store;
 use crate::purge::{Place, Purging};
 
 /// Objects removed in one step.
@@ -24,8 +24,8 @@ const REQUESTS: usize = 8;
 
 pub(super) fn place(config: &ObjectConfig, name: String) -> Place {
     let config = config.clone();
-    // Each removal of a step may take a whole timeout.
-    let patience = config.timeout * (OBJECTS_AT_ONCE / REQUESTS) as u32;
+    // Each removal of a step may be repeated for a whole timeout; the last attempt may take another, after a pause.
+    let patience = 3 * config.timeout * (OBJECTS_AT_ONCE / REQUESTS) as u32;
     let empty = move |purging: &Purging| {
         if config.read_only {
             let error = Error::new(ErrorKind::Unsupported, "the bucket is used read-only");
@@ -36,7 +36,7 @@ pub(super) fn place(config: &ObjectConfig, name: String) -> Place {
         })?;
         // The tier's client cannot be used: its connections belong to the tier's runtime. This one's end with this
         // call.
-        let store = store(&config)?;
+        let store = patient_store(&config)?;
         purging.namespaces().try_for_each(|id| runtime.block_on(empty(&store, &config.prefix, id, purging)))
     };
     Place { name, patience, empty: Box::new(empty) }

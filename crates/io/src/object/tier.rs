@@ -16,7 +16,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use futures_util::StreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use tokio::runtime::Runtime;
 
 use super::client::{Client, Done, Job};
@@ -240,7 +240,18 @@ impl Timed for Object {
     fn advance(&mut self, _now: Duration) {}
 }
 
+/// The tier's client. It repeats nothing: only the decorators do.
 pub(super) fn store(config: &ObjectConfig) -> Result<AmazonS3> {
+    client(config, RetryConfig { max_retries: 0, ..RetryConfig::default() })
+}
+
+/// A client that repeats requests which a busy store refused (429, 5xx), as long as one request may take.
+pub(super) fn patient_store(config: &ObjectConfig) -> Result<AmazonS3> {
+    let backoff = BackoffConfig { max_backoff: Duration::from_secs(1), ..BackoffConfig::default() };
+    client(config, RetryConfig { backoff, max_retries: 20, retry_timeout: config.timeout })
+}
+
+fn client(config: &ObjectConfig, retry: RetryConfig) -> Result<AmazonS3> {
     let is_plain = config.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
     let options = ClientOptions::new()
         .with_allow_http(is_plain)
@@ -250,8 +261,7 @@ pub(super) fn store(config: &ObjectConfig) -> Result<AmazonS3> {
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&config.bucket)
         .with_region(&config.region)
-        // Only the decorators retry.
-        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+        .with_retry(retry)
         // Many stores that are not Amazon's cannot remove in bulk, and this tier removes one block at a time.
         .with_disable_bulk_delete(true)
         .with_client_options(options);

@@ -58,6 +58,19 @@ fn one_namespace_goes_and_nothing_else() {
     }
 }
 
+/// What a store answers that has too many requests.
+#[test]
+fn requests_that_a_busy_store_refuses_are_repeated() {
+    let server = Server::start();
+    let mut host = Host::open(&config(&server.endpoint));
+    for (method, status) in [("GET", 429), ("GET", 503), ("DELETE", 429), ("DELETE", 500)] {
+        (0..20).for_each(|number| host.is_stored(number, 100));
+        server.fail(method, Fault::Status(status), 3);
+        assert_eq!(emptied(&host, &[OWN]), 20, "{method} {status}");
+        assert_eq!(server.count(), 0, "{method} {status}");
+    }
+}
+
 #[test]
 fn a_store_that_refuses_stands_still_or_is_only_read_from_is_an_error() {
     let server = Server::start();
