@@ -21,6 +21,8 @@ pub enum Command {
     Serve(Settings),
     /// Show what the daemon holds: namespaces, slots, tiers, sessions
     Inspect(Inspect),
+    /// Ask whether the daemon is alive and ready, for probes
+    Health(Health),
     /// Compare every block of the pool with its checksum while the daemon serves
     Audit(Audit),
     /// Remove the blocks of a namespace or of a tenant
@@ -153,6 +155,24 @@ pub struct InspectSsd {
     /// List every segment
     #[arg(long)]
     pub segments: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Health {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Fail if only a restart helps, as /livez does
+    #[arg(long, conflicts_with = "ready")]
+    pub live: bool,
+    /// Fail if engines should be sent elsewhere or wait, as /readyz does; this is the default
+    #[arg(long)]
+    pub ready: bool,
+    /// Fail if the daemon has not answered after this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub timeout: u32,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

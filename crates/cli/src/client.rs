@@ -10,5 +10,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Connects with the first question.
 pub fn connect(socket_directory: &Path) -> Client {
-    Client::new(socket_directory, format!("forebay-cli-{}", std::process::id()), DEADLINE)
+    connect_within(socket_directory, DEADLINE)
+}
+
+/// As [`connect`], with another time for each answer.
+pub fn connect_within(socket_directory: &Path, deadline: Duration) -> Client {
+    Client::new(socket_directory, format!("forebay-cli-{}", std::process::id()), deadline)
 }

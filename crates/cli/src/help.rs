@@ -27,6 +27,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("inspect", &["forebay inspect", "forebay inspect --watch", "forebay inspect --json"]),
     ("inspect ssd", &["forebay inspect ssd /mnt/nvme/forebay --audit"]),
+    ("health", &["forebay health", "forebay health --live --timeout 5"]),
     ("audit", &["forebay audit"]),
     (
         "purge",
@@ -85,7 +86,7 @@ fn described(mut command: Command, words: &str) -> Command {
         let words = format!("{words} {name}");
         command = command.mut_subcommand(name, |below| described(below, words.trim()));
     }
-    let codes = if matches!(words, "doctor" | "audit" | "inspect ssd") { JUDGES } else { EXIT_CODES };
+    let codes = if matches!(words, "doctor" | "audit" | "health" | "inspect ssd") { JUDGES } else { EXIT_CODES };
     command.after_help(format!("{}{codes}", examples(words)))
 }
 

@@ -16,6 +16,7 @@ mod failure;
 #[cfg(test)]
 #[path = "../tests/golden/mod.rs"]
 mod golden;
+mod health;
 mod help;
 mod inspect;
 mod log;
@@ -51,6 +52,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Health(arguments) => health::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
         Command::Pool(Pool::Remove(arguments)) => pool::remove(&arguments),

@@ -4,7 +4,6 @@
 //! read, and never touches the data path. Whoever asks for nothing gives its place to the next. Each request gets a new
 //! answer, so the answer shows the present state.
 
-mod health;
 mod places;
 
 use std::convert::Infallible;
@@ -25,11 +24,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-pub use health::{Check, Finding, Health, TierHealth};
-
 use places::Places;
 
 use crate::config::HttpAddress;
+use crate::health::{Check, Finding, Health};
 use crate::metrics::{self, Snapshot};
 
 /// Connections at a time. One collector and a few probes ask at once; the rest is for connections that ask for nothing.
@@ -133,12 +131,7 @@ fn verdict(claim: &str, checks: &[Check]) -> Response<Full<Bytes>> {
     let not = if holds { "" } else { "not " };
     let mut body = format!("{not}{claim}\n");
     for check in checks {
-        let finding = match check.finding {
-            Finding::Holds => "ok  ",
-            Finding::Impaired => "warn",
-            Finding::Fails => "fail",
-        };
-        body += &format!("{finding} {}: {}\n", check.name, check.why);
+        body += &format!("{:4} {}: {}\n", check.finding.name(), check.name, check.why);
     }
     response(if holds { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, TEXT, body)
 }

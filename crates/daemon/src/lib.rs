@@ -13,6 +13,7 @@
 
 pub mod config;
 mod follows;
+pub mod health;
 pub mod http;
 mod insight;
 mod instances;

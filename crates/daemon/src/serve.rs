@@ -4,9 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_core::tier::Health as Judged;
 use forebay_core::{Core, Error, ErrorKind, Result};
-use forebay_io::StoreReport;
 use forebay_io::pool::{Outcome, Pool, PoolConfig};
 use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
@@ -18,13 +16,13 @@ use tokio::sync::mpsc;
 use tonic::transport::Server;
 
 use crate::config::{Config, Setting};
-use crate::http::{self, Health, TierHealth};
+use crate::health::Health;
+use crate::http;
 use crate::insight::alarms;
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
-use crate::tiers::{Report, Standing};
 use crate::{listen, random, recover, vital};
 
 /// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
@@ -214,15 +212,7 @@ struct Pages {
 
 impl http::Source for Pages {
     async fn health(&self) -> Health {
-        let state = self.shared.lock();
-        Health {
-            core_silence: state.last_tick.elapsed(),
-            is_recovered: state.is_recovered,
-            populated_bytes: state.core.populated_bytes(),
-            needed_bytes: state.table.pool().geometry().unit_bytes,
-            is_draining: state.is_draining,
-            tiers: state.tiers.reports(&state.core).iter().map(told).collect(),
-        }
+        Health::of(&self.shared.lock())
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -256,28 +246,6 @@ impl http::Source for Pages {
             start_time_seconds: self.start_time_seconds,
         })
     }
-}
-
-/// A tier that serves says which of its shared stores and disks it does without, or with half of.
-fn told(tier: &Report) -> TierHealth {
-    let (state, why) = tier.standing.told();
-    let stores = tier.stores.iter().filter_map(without_store);
-    let disks = tier.disks.iter().filter_map(|disk| {
-        let what = if disk.health == Judged::Healthy { "writes to " } else { "" };
-        Some(format!("without {what}`{}`: {}", disk.name, disk.trouble()?))
-    });
-    let without = stores.chain(disks).filter(|_| tier.standing == Standing::Serving);
-    let without = without.collect::<Vec<_>>().join("; ");
-    let is_whole = tier.standing == Standing::Serving && without.is_empty();
-    TierHealth { name: tier.name, state, why: if without.is_empty() { why.to_owned() } else { without }, is_whole }
-}
-
-fn without_store(store: &StoreReport) -> Option<String> {
-    if store.health == Judged::Healthy {
-        return Some(format!("without writes to `{}`: {}", store.name, store.refuses_writes.as_ref()?));
-    }
-    let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
-    Some(format!("without `{}`{why}", store.name))
 }
 
 fn pool_config(config: &Config) -> PoolConfig {

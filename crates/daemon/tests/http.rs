@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::HttpAddress;
-use forebay_daemon::http::{self, DEADLINE, Health, MAX_CONNECTIONS, Source};
+use forebay_daemon::health::Health;
+use forebay_daemon::http::{self, DEADLINE, MAX_CONNECTIONS, Source};
 use forebay_daemon::metrics::Snapshot;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

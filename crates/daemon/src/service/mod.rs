@@ -6,6 +6,7 @@
 mod advise;
 mod audit;
 mod copying;
+mod health;
 mod hint;
 mod lookup;
 mod ping;
@@ -121,6 +122,10 @@ impl Forebay for Service {
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {
         self.answer("inspect", report::inspect(&self.shared))
+    }
+
+    async fn health(&self, _: Request<HealthRequest>) -> Result<Response<HealthReply>, Status> {
+        self.answer("health", Ok(health::health(&self.shared)))
     }
 
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {

@@ -200,6 +200,11 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.inspect(proto::InspectRequest {}).await).await
     }
 
+    /// Whether the daemon is alive and ready. One round trip, no session.
+    pub async fn health(&mut self) -> Result<proto::HealthReply> {
+        self.ask_without_session(async |mut rpc: Rpc| rpc.health(proto::HealthRequest {}).await).await
+    }
+
     /// Compares the whole pool with its checksums. One round trip; takes as long as reading the pool; no session, no
     /// deadline.
     pub async fn audit(&mut self) -> Result<proto::AuditReply> {

@@ -365,6 +365,10 @@ impl Forebay for Service {
         Ok(Response::new(AuditReply::default()))
     }
 
+    async fn health(&self, _: Request<HealthRequest>) -> Result<Response<HealthReply>, Status> {
+        Ok(Response::new(HealthReply::default()))
+    }
+
     async fn purge(&self, _: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {
         Ok(Response::new(PurgeReply::default()))
     }

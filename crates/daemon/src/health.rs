@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+use forebay_core::tier::Health as Judged;
+use forebay_io::StoreReport;
+
+use crate::state::State;
+use crate::tiers::{Report, Standing};
+
 /// How long the core's thread may be silent. It ticks many times a second and no event takes a millisecond, so
 /// two seconds are a thread that is stuck or dead, or a host that is far beyond its load.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
@@ -40,6 +46,17 @@ pub enum Finding {
     Fails,
 }
 
+impl Finding {
+    /// As probes and people read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finding::Holds => "ok",
+            Finding::Impaired => "warn",
+            Finding::Fails => "fail",
+        }
+    }
+}
+
 /// One reason for or against.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
@@ -49,6 +66,18 @@ pub struct Check {
 }
 
 impl Health {
+    /// As it is now.
+    pub(crate) fn of(state: &State) -> Health {
+        Health {
+            core_silence: state.last_tick.elapsed(),
+            is_recovered: state.is_recovered,
+            populated_bytes: state.core.populated_bytes(),
+            needed_bytes: state.table.pool().geometry().unit_bytes,
+            is_draining: state.is_draining,
+            tiers: state.tiers.reports(&state.core).iter().map(told).collect(),
+        }
+    }
+
     /// If one of these fails, only a restart helps.
     pub fn live(&self) -> Vec<Check> {
         vec![self.core()]
@@ -84,6 +113,28 @@ impl Health {
         let ms = self.core_silence.as_millis();
         check("core", self.core_silence <= SILENCE_LIMIT, format!("ticked {ms} ms ago"))
     }
+}
+
+/// A tier that serves says which of its shared stores and disks it does without, or with half of.
+fn told(tier: &Report) -> TierHealth {
+    let (state, why) = tier.standing.told();
+    let stores = tier.stores.iter().filter_map(without_store);
+    let disks = tier.disks.iter().filter_map(|disk| {
+        let what = if disk.health == Judged::Healthy { "writes to " } else { "" };
+        Some(format!("without {what}`{}`: {}", disk.name, disk.trouble()?))
+    });
+    let without = stores.chain(disks).filter(|_| tier.standing == Standing::Serving);
+    let without = without.collect::<Vec<_>>().join("; ");
+    let is_whole = tier.standing == Standing::Serving && without.is_empty();
+    TierHealth { name: tier.name, state, why: if without.is_empty() { why.to_owned() } else { without }, is_whole }
+}
+
+fn without_store(store: &StoreReport) -> Option<String> {
+    if store.health == Judged::Healthy {
+        return Some(format!("without writes to `{}`: {}", store.name, store.refuses_writes.as_ref()?));
+    }
+    let why = store.trouble.as_ref().map_or(String::new(), |trouble| format!(": {trouble}"));
+    Some(format!("without `{}`{why}", store.name))
 }
 
 fn check(name: &'static str, holds: bool, why: String) -> Check {

@@ -1,0 +1,52 @@
+//! `forebay health`: whether the daemon is alive and ready, for the probes of systemd, Kubernetes and scripts.
+
+use std::io::stdout;
+use std::time::Duration;
+
+use forebay_rpc::proto::HealthCheck;
+use serde_json::{Value, json};
+
+use crate::arguments::Health;
+use crate::client::connect_within;
+use crate::failure::Failure;
+use crate::output::{Colour, is_coloured, painted, print, print_json};
+use crate::serve::runtime;
+
+pub fn run(arguments: &Health) -> Result<(), Failure> {
+    let deadline = Duration::from_secs(arguments.timeout.into());
+    let mut client = connect_within(&arguments.daemon.socket_directory()?, deadline);
+    let reply = runtime()?.block_on(client.health())?;
+    let (claim, checks) = if arguments.live { ("alive", reply.live) } else { ("ready", reply.ready) };
+    let holds = checks.iter().all(|check| check.finding != "fail");
+    if arguments.json {
+        print_json(&to_json(claim, holds, &checks));
+    } else {
+        print(&to_text(claim, holds, &checks, is_coloured(&stdout())));
+    }
+    if holds { Ok(()) } else { Err(Failure::Judged) }
+}
+
+/// As `/livez` and `/readyz`: a line for the verdict and one for each check.
+fn to_text(claim: &str, holds: bool, checks: &[HealthCheck], is_coloured: bool) -> String {
+    let mut text = format!("{}{claim}\n", if holds { "" } else { "not " });
+    for HealthCheck { name, finding, why } in checks {
+        let finding = format!("{finding:4}");
+        let finding = if is_coloured { painted(&finding, colour(&finding)) } else { finding };
+        text += &format!("{finding} {name}: {}\n", why.escape_debug());
+    }
+    text
+}
+
+fn colour(finding: &str) -> Colour {
+    match finding.trim_end() {
+        "ok" => Colour::Green,
+        "warn" => Colour::Yellow,
+        _ => Colour::Red,
+    }
+}
+
+fn to_json(claim: &str, holds: bool, checks: &[HealthCheck]) -> Value {
+    let check =
+        |HealthCheck { name, finding, why }: &HealthCheck| json!({"name": name, "finding": finding, "why": why});
+    json!({ format!("is_{claim}"): holds, "checks": checks.iter().map(check).collect::<Vec<_>>() })
+}

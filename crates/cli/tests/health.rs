@@ -1,0 +1,64 @@
+//! `forebay health` as probes run it: its exit code and its words, beside those of the pages.
+
+mod command;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use command::{Answer, run};
+use rustix::process::{Pid, Signal, kill_process};
+use support::{Daemon, Place, engine, wait_until};
+
+fn health(place: &Place, more: &[&str]) -> Answer {
+    let sockets = place.sockets();
+    run(&[&["health", "--socket.directory", sockets.to_str().unwrap()], more].concat())
+}
+
+#[test]
+fn a_daemon_that_serves_is_alive_and_ready_in_the_words_of_its_pages() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"]);
+    wait_until("the daemon is ready", || health(&place, &[]).code == 0);
+    for (flag, page) in [("--live", "/livez"), ("--ready", "/readyz")] {
+        let answer = health(&place, &[flag]);
+        assert_eq!((answer.code, answer.err.as_str()), (0, ""), "{answer:?}");
+        let names =
+            |text: &str| text.lines().map(|line| line.split(':').next().unwrap().to_owned()).collect::<Vec<_>>();
+        let page = daemon.page(page);
+        let (_, body) = page.split_once("\r\n\r\n").expect("a page");
+        assert_eq!(names(&answer.out), names(body), "{answer:?}");
+    }
+    assert_eq!(health(&place, &["--json"]).json()["is_ready"], true);
+    assert_eq!(health(&place, &["--live", "--json"]).json()["is_alive"], true);
+    assert_eq!(health(&place, &["--live", "--ready"]).code, 2);
+}
+
+#[test]
+fn a_daemon_that_drains_is_alive_and_not_ready() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB", "--drain.deadline_seconds", "60"]);
+    let (client, _worker) = engine(&place, "a", 4096);
+    let namespace = client.namespace("t", vec![support::group()]).expect("a namespace");
+    let held = client.reserve(namespace, 4);
+    assert!(!held.is_empty());
+    daemon.terminate();
+    wait_until("it drains", || health(&place, &[]).code == 1);
+    let answer = health(&place, &[]);
+    assert!(answer.out.starts_with("not ready\n") && answer.out.contains("\nfail drain: "), "{answer:?}");
+    assert_eq!(health(&place, &["--live"]).code, 0);
+}
+
+#[test]
+fn a_daemon_that_is_not_there_or_stands_still_fails_in_time() {
+    let place = Place::new();
+    let absent = health(&place, &["--live"]);
+    assert!(absent.code == 1 && absent.err.contains("hint:"), "{absent:?}");
+    let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
+    let pid = Pid::from_raw(daemon.pid()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let begun = Instant::now();
+    let stopped = health(&place, &["--live", "--timeout", "1"]);
+    kill_process(pid, Signal::CONT).unwrap();
+    assert!(stopped.code == 1 && stopped.err.contains("error:"), "{stopped:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it waited for {:?}", begun.elapsed());
+}
