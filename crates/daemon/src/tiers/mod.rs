@@ -147,10 +147,10 @@ impl Tiers {
 
     /// A piece of a purge's walk through the tier's blocks, if there is one to make. True if there is more.
     pub fn walk(&mut self, tier: TierId, core: &mut Core) -> bool {
-        if self.of(tier).purges.is_walking() {
+        if self.of(tier).is_walking() {
             self.step_purges(core);
         }
-        self.of(tier).purges.is_walking()
+        self.of(tier).is_walking()
     }
 
     /// A purge is over when every tier is done with it.

@@ -61,8 +61,7 @@ impl Purges {
         self.namespaces.contains_key(&namespace)
     }
 
-    /// Whether [`Driver::step_purges`] has something to do that waits for nothing.
-    pub fn is_walking(&self) -> bool {
+    fn is_walking(&self) -> bool {
         self.walk.is_some() && self.keys.len() < MAX_KEYS
     }
 
@@ -158,6 +157,11 @@ impl Driver {
         self.purges.begin(namespace);
     }
 
+    /// Whether [`Driver::step_purges`] has something to do that waits for nothing.
+    pub(super) fn is_walking(&self) -> bool {
+        self.was_healthy && self.purges.is_walking()
+    }
+
     /// Starts some removals, walks on, and forgets the namespaces of which nothing is left, nor on its way down. Takes
     /// as long as there are operations under way and places in a piece of the tier's blocks, however many blocks there
     /// are.
@@ -185,8 +189,9 @@ impl Driver {
 mod tests {
     use std::cell::Cell;
 
-    use forebay_core::BlockHash;
+    use forebay_core::{BlockHash, Config, Core};
 
+    use super::super::memory::TierMemory;
     use super::*;
 
     const NAMESPACES: u128 = 200;
@@ -346,6 +351,20 @@ mod tests {
         parts.places.push(Some(key(1, 99)));
         purge_all(&mut purges, &mut parts);
         assert!(!parts.has(NamespaceId(1)), "what the part had when it came back");
+    }
+
+    /// Else its task would run in a circle until the tier is well again.
+    #[test]
+    fn a_sick_tier_has_no_walk_to_go_on_with() {
+        let mut core = Core::new(Config::new(4096, 64));
+        let mut driver = Driver::new(&TierMemory::default(), &mut core);
+        driver.attach(Box::new(Parts::new((0..50).map(|number| key(1, number)))), 7);
+        driver.was_healthy = true;
+        driver.purge(NamespaceId(1));
+        driver.step_purges();
+        assert!(driver.is_walking());
+        driver.was_healthy = false;
+        assert!(!driver.is_walking());
     }
 
     #[test]
