@@ -41,6 +41,7 @@ class Daemon:
     unit_bytes: int | None = None
     ssd_bytes: int | None = None
     ssd_admission: str = "second_sighting"  # the default, said aloud
+    ssd_load_deadline_ms: int = 1000  # the default, too
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections of the configuration
     pool: Mapping[str, Any] = field(default_factory=dict)  # more keys of its section
     binary: Path = field(default_factory=forebay_binary)
@@ -189,6 +190,7 @@ class Daemon:
                 "disks": disks,
                 "capacity_bytes": capacity,
                 "admission": self.ssd_admission,
+                "load_deadline_ms": self.ssd_load_deadline_ms,
                 "create": True,
             }
         sections |= self.tiers
