@@ -9,6 +9,7 @@
 //! Invariants: `wanted` counts each key once for every protected mention; at most [`crate::Core::MAX_HINTED_KEYS`] keys
 //! are remembered; keys are protected in pieces; only protected keys are prefetched.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use crate::key::{BlockHash, Fingerprint, Instance, NamespaceIndex};
@@ -197,12 +198,14 @@ impl QueueHints {
         let Some(first) = self.queue.get_mut(self.protected) else { return Vec::new() };
         let from = first.protected;
         for key in &first.keys[from..] {
-            let is_new = !self.wanted.contains_key(&key.0);
-            if is_new && self.protected_bytes + first.slot_bytes > limit {
-                break;
+            match self.wanted.entry(key.0) {
+                Entry::Occupied(mut mentions) => *mentions.get_mut() += 1,
+                Entry::Vacant(_) if self.protected_bytes + first.slot_bytes > limit => break,
+                Entry::Vacant(place) => {
+                    place.insert(1);
+                    self.protected_bytes += first.slot_bytes;
+                }
             }
-            self.protected_bytes += if is_new { first.slot_bytes } else { 0 };
-            *self.wanted.entry(key.0).or_default() += 1;
             first.protected += 1;
         }
         self.unprefetched += if first.is_at_end { 0 } else { first.protected - from };
@@ -218,10 +221,12 @@ impl QueueHints {
         self.keys -= gone.keys.len();
         self.unprefetched -= gone.unprefetched();
         for key in &gone.keys[..gone.protected] {
-            let count = self.wanted.get_mut(&key.0).expect("protected keys are counted");
-            *count -= 1;
-            if *count == 0 {
-                self.wanted.remove(&key.0);
+            let Entry::Occupied(mut mentions) = self.wanted.entry(key.0) else {
+                unreachable!("protected keys are counted")
+            };
+            *mentions.get_mut() -= 1;
+            if *mentions.get() == 0 {
+                mentions.remove();
                 self.protected_bytes -= gone.slot_bytes;
             }
         }
