@@ -169,12 +169,7 @@ fn answer(state: &State, request: &Request) -> Answer {
     let upload = query.get("uploadId").map(|id| (*id).to_owned());
     let mut objects = state.objects.lock().unwrap();
     match (&request.method[..], upload) {
-        ("GET", _) if key.is_empty() => plain(
-            200,
-            format!(
-                "<ListBucketResult><Name>{BUCKET}</Name><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
-            ),
-        ),
+        ("GET", _) if key.is_empty() => plain(200, listed(&objects, query.get("prefix").copied().unwrap_or(""))),
         ("GET" | "HEAD", _) => {
             let Some(bytes) = objects.get(&key) else { return missing("NoSuchKey") };
             let mut headers = about(bytes);
@@ -226,4 +221,17 @@ fn answer(state: &State, request: &Request) -> Answer {
         }
         (method, _) => panic!("{method} {} is not served", request.path),
     }
+}
+
+/// All objects whose names begin so, in one answer. A slash may come encoded.
+fn listed(objects: &BTreeMap<String, Vec<u8>>, prefix: &str) -> String {
+    let prefix = prefix.replace("%2F", "/");
+    let about = |(key, bytes): (&String, &Vec<u8>)| {
+        let (time, size) = ("2026-11-21T10:00:00.000Z", bytes.len());
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>{time}</LastModified><ETag>\"1\"</ETag><Size>{size}</Size></Contents>"
+        )
+    };
+    let all: String = objects.iter().filter(|(key, _)| key.starts_with(&prefix)).map(about).collect();
+    format!("<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>{all}</ListBucketResult>")
 }
