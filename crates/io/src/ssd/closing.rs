@@ -28,8 +28,8 @@ impl Closing {
         Closing { segment, records, order, encoded: 0, sum: Checksum::new(), is_written: false }
     }
 
-    /// The next encoded records, and where in the footer they belong; `None` after the last.
-    pub fn next(&mut self) -> Option<(u32, Vec<u8>)> {
+    /// The next encoded records, and where in the footer they belong; none after the last.
+    pub fn next(&mut self) -> (u32, Vec<u8>) {
         let end = self.order.len().min(self.encoded + RECORDS_AT_A_TIME);
         let mut bytes = Vec::with_capacity((end - self.encoded) * RECORD_BYTES);
         for at in &self.order[self.encoded..end] {
@@ -37,7 +37,11 @@ impl Closing {
         }
         self.sum.update(&bytes);
         let at = std::mem::replace(&mut self.encoded, end) * RECORD_BYTES;
-        (!bytes.is_empty()).then_some((at as u32, bytes))
+        (at as u32, bytes)
+    }
+
+    pub fn is_encoded(&self) -> bool {
+        self.encoded == self.order.len()
     }
 
     /// Over all encoded records.

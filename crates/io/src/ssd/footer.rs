@@ -16,9 +16,10 @@ impl Disk {
             self.begin_footer();
         }
         if let Some(closing) = self.writer.closing.as_mut().filter(|closing| !closing.is_written) {
-            match closing.next() {
-                Some((at, bytes)) => self.memory.write(Staging::footer(at, bytes.len() as u32), &bytes),
-                None => self.write_footer(),
+            let (at, bytes) = closing.next();
+            self.memory.write(Staging::footer(at, bytes.len() as u32), &bytes);
+            if closing.is_encoded() {
+                self.write_footer();
             }
         }
     }
