@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_core::tier::{Health, Operation, Outcome, Tier};
 use forebay_core::{ErrorKind, Generation, SlotId};
 use forebay_io::ssd::{SegmentState, Ssd, SsdConfig};
-use forebay_io::uring::{Fault, FaultKind, Region};
+use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 
 use crate::bed::*;
 
@@ -260,4 +260,19 @@ fn disks_blocks(bed: &Bed, disk: usize) -> Vec<u64> {
     let all: Vec<u64> = bed.ssd.blocks().map(|block| number_of(&block.key)).collect();
     assert_eq!(disk, 0);
     all[..blocks].to_vec()
+}
+
+/// A segment of small blocks has more records than one call encodes.
+#[test]
+fn a_footer_of_many_records_is_read_as_it_was_made() {
+    let config = SsdConfig { segment_bytes: Some(8 * MIB), ..small_config() };
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..2500).map(|number| (number, 100)));
+    bed.settle();
+    let first = &bed.ssd.segments(0)[0];
+    assert!(first.state == SegmentState::Closed && first.live_blocks > 1536, "{first:?}");
+    let mut bed = Bed::open(&SimulatedDisk::from_image(bed.disk.image()), &config, None).unwrap();
+    let recovery = bed.ssd.report()[0].recovery;
+    assert_eq!((recovery.segments_with_footer, recovery.blocks, recovery.blocks_not_whole), (1, 2500, 0));
+    (0..2500).step_by(97).for_each(|number| assert!(matches!(bed.look(number, 100), Outcome::Loaded { .. })));
 }
