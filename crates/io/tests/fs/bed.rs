@@ -87,8 +87,10 @@ pub fn objects(path: &Path) -> Vec<PathBuf> {
     files(path).into_iter().filter(is_object).collect()
 }
 
+/// The files of blocks that were begun. The tier's own folder is left out: the sweeper may make a file there.
 pub fn unfinished(path: &Path) -> Vec<PathBuf> {
-    files(path).into_iter().filter(|file| name_of(file).starts_with(".tmp-")).collect()
+    let is_begun = |file: &PathBuf| name_of(file).starts_with(".tmp-") && !file.starts_with(path.join(".forebay"));
+    files(path).into_iter().filter(is_begun).collect()
 }
 
 /// The file of a stored block.
