@@ -455,6 +455,29 @@ fn a_block_that_is_being_written_is_not_evicted_and_one_that_waits_may_be() {
     rig.audit();
 }
 
+/// Two rounds of three times as many blocks as the pool holds: what comes back bypasses the pool, and the tier is to
+/// get it. The tier writes three blocks at a time, and none before a document is stored as a whole.
+#[test]
+fn a_slow_tier_gets_every_block_of_a_burst_that_bypasses_the_pool() {
+    const BLOCKS: u64 = 20;
+    for piece in [1, 2, 4, 8, 20] {
+        let (mut rig, ns) = rig(7, Limits { store_blocks: 3, ..Limits::default() });
+        let mut written = 0;
+        for document in (0..16).chain(0..16) {
+            let keys: Vec<u64> = (document * BLOCKS..(document + 1) * BLOCKS).collect();
+            let held = states(&mut rig, ns, &keys).iter().filter(|state| **state == STATE_READY).count();
+            for at in (held..keys.len()).step_by(piece) {
+                let end = keys.len().min(at + piece);
+                rig.store(ns, at.checked_sub(1).map(|before| keys[before]), &keys[at..end]);
+            }
+            written += write_all(&mut rig).len();
+        }
+        let lost = rig.core.tier_report(TIER).stats.dropped_gone;
+        assert_eq!((written, lost, rig.core.stats().orphans), (320, 0, 0), "{piece} blocks at a time");
+        rig.audit();
+    }
+}
+
 #[test]
 fn a_child_of_a_block_below_is_no_orphan() {
     let (mut rig, ns) = rig(2, all());

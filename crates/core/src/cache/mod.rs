@@ -223,6 +223,21 @@ impl Cache {
         }
     }
 
+    /// The block, just admitted behind `parent`, waits until a tier takes it.
+    pub fn begin_wait(&mut self, slots: &mut Slots, block: BlockId, parent: Option<BlockId>) {
+        let class = slots[block].class;
+        let parent = parent.filter(|parent| slots[*parent].class == class && slots.is_indexed(*parent));
+        self.policies[class.0 as usize].begin_wait(slots.nodes_mut(), block, parent);
+    }
+
+    /// A tier has written the block, or gave up on it.
+    pub fn end_wait(&mut self, slots: &mut Slots, block: BlockId) {
+        if slots.is_indexed(block) {
+            let class = slots[block].class;
+            self.policies[class.0 as usize].end_wait(slots.nodes_mut(), block);
+        }
+    }
+
     /// As `admit`, for a block that a tier loaded.
     pub fn admit_loaded(&mut self, slots: &mut Slots, block: BlockId) {
         let record = &slots[block];

@@ -115,7 +115,7 @@ impl Core {
         let is_detached = predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group);
         self.make_ready(block, namespace, group, hash, parent, is_detached);
         if self.uses_tiers(namespace) {
-            self.consider_new(block, predecessor, is_returning);
+            self.consider_new(block, predecessor, parent, is_returning);
         }
         CommitOutcome::Stored
     }

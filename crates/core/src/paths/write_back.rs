@@ -33,12 +33,23 @@ impl Core {
         self.tiers.is_on() && self.cache.was_offered(namespace, group, hash)
     }
 
-    /// This block was committed behind `predecessor`.
-    pub(crate) fn consider_new(&mut self, block: BlockId, predecessor: Option<BlockHash>, is_returning: bool) {
+    /// This block was committed behind `predecessor`, which is in the pool as `parent`.
+    pub(crate) fn consider_new(
+        &mut self,
+        block: BlockId,
+        predecessor: Option<BlockHash>,
+        parent: Option<BlockId>,
+        is_returning: bool,
+    ) {
         for tier in self.tiers.writable() {
             self.offer(tier, block, predecessor, is_returning);
         }
         self.start_write_backs();
+        // As much may wait as engines may reserve: a burst of stores, and not a pool that a slow tier fills.
+        let most = self.slots.share(self.config.reserve_permille) / self.slots.slot_bytes(block);
+        if self.tiers.waits_within(block, most) {
+            self.cache.begin_wait(&mut self.slots, block, parent);
+        }
     }
 
     /// A block was committed that is here already, as `block`. Tiers that may have lost it meanwhile are asked.
@@ -79,6 +90,7 @@ impl Core {
             }
         };
         self.unpin(block);
+        self.cache.end_wait(&mut self.slots, block);
         self.start_write_backs();
         is_kept
     }

@@ -8,6 +8,9 @@
 //! than the pool can hold does not push out blocks that are about to be looked up. No share is set: under scans fresh
 //! blocks go first, and in agent traffic the rule amounts to plain recency.
 //!
+//! A block that bypasses stays among the reused ones while it waits for a tier, and is evicted next when the tier has
+//! it. Otherwise a tier would get only as much of a burst as it writes at once.
+//!
 //! Above a tier that gets the blocks that return, losing such a block costs only its load. It counts less there, so
 //! blocks that were seen once stay longer. Otherwise the pool would keep copies of what the tier has.
 //!
@@ -33,13 +36,17 @@ const SAMPLE: usize = 1536;
 /// is below 0.96 of leaf-first LRU on three traces (bench/reports/2026-11-22-policy.md).
 const LOAD: f64 = 0.1;
 
-/// The lowest mark bit is the list's. This bit is set in `fresh` only: the block is evicted next.
+/// The lowest mark bit is the list's. This bit is set in `fresh` if the block is evicted next, and in `reused` if it is
+/// evicted next when a tier has it.
 const BYPASSED: u32 = 2;
+/// The flags of a block that waits for a tier, then bypasses.
+const WAITS: u32 = BYPASSED | REUSED as u32;
 /// Set if the block was seen before it was last stored, or was looked up since. It says which hit densities apply. A
-/// block of `reused` without it is known too: a tier loaded it, and the lookup that it came for has not used it yet.
+/// block of `reused` without it counts as known: a tier loaded it and the lookup that it came for has not used it yet,
+/// or it waits.
 const KNOWN: u32 = 4;
 const FLAGS: u32 = 7;
-/// The flags of such a block.
+/// The flags of a block that a tier loaded and nobody has used yet.
 const LOADED: u32 = REUSED as u32;
 
 /// See the module's head.
@@ -113,6 +120,18 @@ impl Policy for Lhd {
         self.lists.refresh(nodes, block);
     }
 
+    fn begin_wait(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>) {
+        if nodes[block].mark & BYPASSED != 0 {
+            self.lists.raise(nodes, block, parent);
+        }
+    }
+
+    fn end_wait(&mut self, nodes: &mut Nodes, block: BlockId) {
+        if nodes[block].mark & WAITS == WAITS {
+            self.lists.lower(nodes, block);
+        }
+    }
+
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId) {
         self.forget_loaded(block);
         self.lists.remove(nodes, block);
@@ -175,6 +194,7 @@ impl Lhd {
             self.lists.insert(nodes, block, parent, ghost.is_some());
             nodes[block].mark |= if Lists::of(&nodes[block]) == REUSED { KNOWN } else { 0 };
         } else {
+            let passing_parent = passing_parent.filter(|parent| Lists::of(&nodes[*parent]) == FRESH);
             self.lists.insert_coldest(nodes, block, passing_parent);
             nodes[block].mark |= BYPASSED | if ghost.is_some() { KNOWN } else { 0 };
         }

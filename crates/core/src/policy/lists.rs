@@ -91,6 +91,27 @@ impl Lists {
         }
     }
 
+    /// Moves `block` to `reused`, right behind `parent`, or to the head if its parent is not there. Its mark changes by
+    /// the list's bit alone.
+    pub fn raise(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>) {
+        self.remove(nodes, block);
+        nodes[block].mark |= REUSED as u32;
+        match parent.filter(|parent| Lists::of(&nodes[*parent]) == REUSED) {
+            Some(parent) => self.lists[REUSED].push_behind(nodes, block, parent),
+            None => self.lists[REUSED].push_head(nodes, block),
+        }
+    }
+
+    /// Moves `block` to `fresh`, to be evicted first. Its mark changes by the list's bit alone.
+    pub fn lower(&mut self, nodes: &mut Nodes, block: BlockId) {
+        self.remove(nodes, block);
+        nodes[block].mark &= !1;
+        match self.tail(FRESH) {
+            Some(tail) => self.lists[FRESH].push_behind(nodes, block, tail),
+            None => self.lists[FRESH].push_head(nodes, block),
+        }
+    }
+
     /// Moves `block` to the head of `list`, as the most recent of all.
     pub fn lift(&mut self, nodes: &mut Nodes, block: BlockId, list: usize) {
         self.remove(nodes, block);

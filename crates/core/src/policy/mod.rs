@@ -77,6 +77,12 @@ pub trait Policy: Send {
     /// `block` is in use or will be soon. That says nothing about its hit density, but it must not be evicted next.
     fn refresh(&mut self, nodes: &mut Nodes, block: BlockId);
 
+    /// `block`, which was inserted just now behind `parent`, waits until a tier takes it. It is not to be evicted next.
+    fn begin_wait(&mut self, _nodes: &mut Nodes, _block: BlockId, _parent: Option<BlockId>) {}
+
+    /// A tier has written `block`, or gave up on it.
+    fn end_wait(&mut self, _nodes: &mut Nodes, _block: BlockId) {}
+
     /// `block` left without being evicted.
     fn remove(&mut self, nodes: &mut Nodes, block: BlockId);
 

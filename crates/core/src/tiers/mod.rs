@@ -498,6 +498,13 @@ impl Tiers {
         if self.may_write_back(tier) { self.get_mut(tier).queue.pop_front() } else { None }
     }
 
+    /// Whether `block` was queued last for a tier, and at most `most` blocks wait there.
+    pub fn waits_within(&self, block: BlockId, most: u64) -> bool {
+        self.all
+            .iter()
+            .any(|tier| tier.queue.back().is_some_and(|(last, _)| *last == block) && tier.queue.len() as u64 <= most)
+    }
+
     /// The block had another generation before it moved; what waits to be written is known by it.
     pub fn requeue(&mut self, block: BlockId, before: Generation, now: &Block) {
         for tier in self.all.iter_mut().filter(|_| now.tiers != 0) {
