@@ -5,6 +5,8 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use command::{Answer, run};
 use support::{Daemon, Place};
@@ -42,6 +44,27 @@ fn a_pool_in_use_stays() {
     refused.assert_refused(1, "another daemon is using this pool");
     assert!(refused.err.contains("hint: stop that daemon, and repeat the command"), "{refused:?}");
     assert!(daemon.is_running() && place.pool().is_dir());
+}
+
+/// The kernel closes the files of a killed process a moment later, and an operator's shell may stand in the mount.
+#[test]
+fn a_mount_that_somebody_uses_is_waited_for_and_then_named() {
+    let place = Place::new();
+    Daemon::start(&place, &CAPACITY).kill();
+    let mount = place.pool().join("mnt");
+    assert!(is_mounted(&mount), "the pool is on a mount of its own");
+    let opened = fs::File::open(&mount).expect("the mount");
+    let refused = remove(&place.pool());
+    refused.assert_refused(1, "a process has a file or a directory open there");
+    assert!(refused.err.contains("hint: "), "{refused:?}");
+    let closing = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(500));
+        drop(opened);
+    });
+    let answer = remove(&place.pool());
+    assert_eq!((answer.code, answer.err), (0, String::new()));
+    closing.join().expect("a file is closed");
+    assert!(!place.pool().exists() && !is_mounted(&place.pool()));
 }
 
 #[test]

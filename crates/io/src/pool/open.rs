@@ -86,7 +86,14 @@ pub fn remove(directory: &Path) -> Result<bool> {
         found::discard(&found).map_err(cannot)?;
     }
     match directory.private_mount().map_err(cannot)? {
-        Some(_) => site::unmount(&directory).map_err(cannot).map(|()| true),
+        Some(_) => match site::unmount(&directory) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                let what = "the pool is removed, but not its mount: a process has a file or a directory open there";
+                Err(Error::new(ErrorKind::Unavailable, what).with("path", directory.mount_point().display()))
+            }
+            Err(error) => Err(cannot(error)),
+        },
         None => Ok(was_there),
     }
 }

@@ -7,10 +7,12 @@
 //! Invariant: no file is on a disk. The files are memory, and writing them back would wear the disk out.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::bytes::human;
@@ -153,10 +155,16 @@ fn mount_privately(directory: &Directory, huge: &str) -> Result<PathBuf, String>
     Ok(point)
 }
 
-/// Unmounts the private tmpfs; the kernel frees its memory when nobody maps it any more.
+/// Unmounts the private tmpfs; the kernel frees its memory when nobody maps it any more. Waits up to two seconds for
+/// files that somebody has open: the kernel closes a killed process's own a moment after the process is gone.
 pub(super) fn unmount(directory: &Directory) -> io::Result<()> {
-    let point = directory.mount_point();
-    rustix::mount::unmount(&point, UnmountFlags::empty())?;
+    let (point, deadline) = (directory.mount_point(), Instant::now() + Duration::from_secs(2));
+    while let Err(errno) = rustix::mount::unmount(&point, UnmountFlags::empty()) {
+        if errno != Errno::BUSY || Instant::now() >= deadline {
+            return Err(errno.into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     fs::remove_dir(&point)
 }
 
