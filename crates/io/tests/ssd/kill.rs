@@ -127,7 +127,7 @@ fn a_daemon_killed_while_it_writes_loses_nothing_that_it_acknowledged() {
             daemon.kill().iter().for_each(|line| note(line, &mut there));
             let config = config(home.path(), EngineChoice::Auto, DISK_BYTES);
             drop(free_claim(&config));
-            let mut inspection = Inspection::open(&config.disks[0].path).unwrap();
+            let mut inspection = free_inspection(&config);
             let found: Vec<u64> = inspection.blocks().map(|block| number_of(&block.key)).collect();
             // Room that was being made may have cost blocks that the child had no time to name: the oldest ones.
             let oldest = found.iter().min().copied().unwrap();
@@ -204,6 +204,18 @@ fn free_claim(config: &SsdConfig) -> (u32, DiskClaim) {
         std::thread::yield_now();
     }
     (waits, claim)
+}
+
+/// The disk that nobody has claimed. Another test's child holds a copy of a claim's file from its fork to its exec.
+fn free_inspection(config: &SsdConfig) -> Inspection {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match Inspection::open(&config.disks[0].path) {
+            Ok(inspection) => return inspection,
+            Err(error) => assert!(error.kind() == ErrorKind::Unavailable && Instant::now() < deadline, "{error}"),
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// A pattern that is no block's, laid over the pool as soon as the lock says that nothing moves any more, is never
