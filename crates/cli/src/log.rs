@@ -191,12 +191,20 @@ mod tests {
         Log::flush(&log, Duration::from_secs(20));
         log.write_all(b"the end\n").unwrap();
         let text = reading.join().unwrap();
-        let kept = text.lines().take_while(|line| !line.contains("WARN")).count();
-        let told = text.lines().nth(kept).unwrap();
-        let lost: usize = told.split("lines=").nth(1).unwrap().parse().unwrap();
-        assert_eq!(kept + lost, lines as usize, "{told}");
-        assert!(lost > 0 && text.lines().take(kept).zip(0..).all(|(kept, number)| kept == line(number).trim_end()));
-        assert_eq!(text.lines().skip(kept + 1).collect::<Vec<_>>(), ["the end"]);
+        // The writer may have made room now and then, so lines may be lost at several places.
+        let (mut next, mut lost) = (0, 0);
+        for said in text.lines() {
+            if let Some((_, count)) = said.split_once("lines=") {
+                lost += count.parse::<u32>().unwrap();
+                next += count.parse::<u32>().unwrap();
+            } else if next < lines {
+                assert_eq!(said, line(next).trim_end());
+                next += 1;
+            } else {
+                assert_eq!(said, "the end");
+            }
+        }
+        assert!(lost > 0 && next == lines, "{next} of {lines} lines are kept or told, {lost} told");
     }
 
     #[test]
