@@ -253,6 +253,22 @@ fn thousands_of_lookups_that_are_given_up_leave_their_connection_as_it_was() {
     assert_eq!((session.stats().reconnects, session.stats().lookup_failures), (0, 0));
 }
 
+/// However long `get` waits for the disk, each key is one lookup, with what came of it.
+#[test]
+fn what_get_brings_up_counts_once_and_as_a_hit_of_the_disk() {
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (_daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..2000);
+    let hashes = [hashes(0..100), hashes(5000..5001)].concat().concat();
+    let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+    let reply = call!(client, get, request).unwrap();
+    assert_eq!(reply.blocks.len(), 100);
+    let advice = call!(client, advise, AdviseRequest {}).unwrap();
+    let misses: u64 = advice.misses.iter().map(|miss| miss.count).sum();
+    assert_eq!((advice.keys, advice.hits, misses, tier(&client).hits), (101, 100, 1, 100));
+}
+
 #[test]
 fn blocks_outlive_a_killed_daemon_and_the_loss_of_the_pool() {
     let (place, disk) = (Place::new(), DiskFile::new());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::checksum::checksum;
 use forebay_core::key::BlockHash;
-use forebay_core::lookup::{Answer, LeaseId, STATE_READY};
+use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
@@ -198,33 +198,36 @@ struct Pinned {
     is_of_trial: bool,
 }
 
-/// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted.
+/// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted; however often
+/// it looks, the key counts once, with the last answer.
 fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
     let start = Instant::now();
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
-    while start.elapsed() < deadline {
-        let (answer, lease, length, checksum, is_of_trial) = shared.event(|state| -> Result<_> {
+    loop {
+        let is_last = start.elapsed() >= deadline;
+        let looked = shared.event(|state| -> Result<_> {
             let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
             let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             let mut answer = Answer::default();
             state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
-            let at = answer.slots.first().zip(answer.generations.first());
-            let entry =
-                at.and_then(|(slot, generation)| state.table.pool().entry(SlotId(*slot), Generation(*generation)));
-            let (lease, is_of_trial) = (state.core.finish_lookup(lookup), state.core.is_trial(namespace));
-            Ok((answer, lease, length, entry.map(|entry| entry.checksum), is_of_trial))
-        })?;
-        match answer.states.first() {
-            None => return Ok(None),
-            Some(&STATE_READY) => {
-                let at = (SlotId(answer.slots[0]), Generation(answer.generations[0]));
-                return Ok(Some(Pinned { lease, at, length, checksum, is_of_trial }));
+            if answer.states == [STATE_NOT_YET] && !is_last {
+                state.core.cancel_lookup(lookup);
+                return Ok(None);
             }
+            let lease = state.core.finish_lookup(lookup);
+            let at = answer.slots.first().zip(answer.generations.first());
+            Ok(Some(at.map(|(slot, generation)| {
+                let at = (SlotId(*slot), Generation(*generation));
+                let checksum = state.table.pool().entry(at.0, at.1).map(|entry| entry.checksum);
+                Pinned { lease, at, length, checksum, is_of_trial: state.core.is_trial(namespace) }
+            })))
+        })?;
+        match looked {
+            Some(found) => return Ok(found),
             // 16 MiB are verified in about a millisecond, and read in some.
-            Some(_) => std::thread::sleep(PAUSE),
+            None => std::thread::sleep(PAUSE),
         }
     }
-    Ok(None)
 }
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
