@@ -12,6 +12,7 @@ mod tier;
 use std::borrow::Cow;
 
 use forebay_daemon::config::{Key, Origin, keys};
+use forebay_rpc::RPC_SOCKET;
 use forebay_rpc::client::find_sockets;
 use serde::Serialize;
 use serde_json::json;
@@ -73,18 +74,25 @@ impl Check {
 
 pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     let loaded = arguments.settings.load()?;
-    // If nobody says where the sockets are, the daemon of interest is the one that engines of this user find.
-    let is_said = |key: &Key| key.name == "socket.directory" && *loaded.origin(key) != Origin::Default;
-    let is_said = keys().into_iter().any(is_said);
+    let origin = |key: &Key| loaded.origin(key);
+    let is_said = keys().into_iter().any(|key| key.name == "socket.directory" && *origin(key) != Origin::Default);
+    let flags: Vec<&str> = keys().into_iter().filter(|key| *origin(key) == Origin::Flag).map(|key| key.name).collect();
     let mut config = loaded.config;
-    if !is_said {
-        config.socket.directory = find_sockets(None);
+    // If nobody says where the sockets are, the daemon of interest is the one that engines of this user find. Where
+    // there is none, a daemon would listen in the directory that is configured.
+    let found = find_sockets(None);
+    if !is_said && found.join(RPC_SOCKET).symlink_metadata().is_ok() {
+        config.socket.directory = found;
     }
     let daemon = runtime()?.block_on(daemon::examine(&config));
     let has_disks = tier::has_disks(&config, daemon.tiers.as_deref());
     let mut checks = machine::checks(&config, daemon.holdings.as_ref(), has_disks);
     checks.extend(tier::sealing(&config));
     checks.extend(tier::checks(&config, daemon.tiers.as_deref()));
+    if let Some(holdings) = &daemon.holdings {
+        let is_same = config.pool.capacity_bytes.0 == holdings.capacity_bytes;
+        checks.extend(unchecked(&flags, is_same));
+    }
     checks.extend(daemon.checks);
     let worst = checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok);
     if arguments.json {
@@ -93,6 +101,21 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
         print(&text(&checks, is_coloured(&std::io::stdout())));
     }
     if worst == Verdict::Fail { Err(Failure::Judged) } else { Ok(()) }
+}
+
+/// Flags that nothing was compared with, since a daemon runs: its pool and its tiers are judged. `is_same` says whether
+/// its pool has the capacity that is named.
+fn unchecked(flags: &[&str], is_same: bool) -> Option<Check> {
+    let is_unchecked = |name: &str| match name {
+        "pool.directory" => false,
+        "pool.capacity_bytes" => !is_same,
+        name => name.starts_with("pool.") || name.starts_with("tier."),
+    };
+    let named: Vec<String> =
+        flags.iter().filter(|name| is_unchecked(name)).map(|name| format!("`--{name}`")).collect();
+    let finding = format!("a daemon runs, and its values are judged; not checked: {}", named.join(", "));
+    let hint = "stop the daemon, or name another `--socket.directory`, to check what `forebay serve` would do";
+    (!named.is_empty()).then(|| Check::warn("flags", finding, hint))
 }
 
 fn text(checks: &[Check], is_coloured: bool) -> String {

@@ -51,6 +51,42 @@ fn without_a_daemon_the_machine_is_judged_and_nothing_is_left_behind() {
     assert!(text.contains("\nwarn  socket      no daemon listens at `"), "{text}");
 }
 
+/// `serve` of a user listens in the user's own directory where the host's belongs to somebody else and is empty.
+#[test]
+fn without_a_daemon_doctor_judges_the_directory_in_which_serve_would_listen() {
+    let place = Place::new();
+    let own = place.sockets();
+    std::fs::create_dir_all(&own).unwrap();
+    let mut command = forebay(&["doctor", "--json", "--pool.directory"]);
+    command.arg(place.pool()).args(["--http.address", "127.0.0.1:0"]).args(CAPACITY);
+    command.env("XDG_RUNTIME_DIR", &own).env("FOREBAY_CONFIG", "");
+    let answer = match rustix::process::geteuid().is_root() {
+        true => {
+            for directory in own.ancestors().take(2).chain([place.pool().parent().unwrap()]) {
+                std::os::unix::fs::chown(directory, Some(65_534), Some(65_534)).unwrap();
+            }
+            as_user(65_534, &mut command)
+        }
+        false => Answer::of(command.output().unwrap()),
+    };
+    let doctor = report(&answer);
+    let daemon_of_host = std::path::Path::new("/run/forebay/forebay.sock").exists();
+    let expected = own.join("forebay").display().to_string();
+    assert!(daemon_of_host || finding(&doctor, "socket").contains(&expected), "{doctor:#}");
+}
+
+#[test]
+fn flags_that_a_running_daemon_hides_are_named() {
+    let place = Place::new();
+    let _daemon = start(&place);
+    let same = doctor(&place, &["--json"]).json();
+    assert!(same["checks"].as_array().unwrap().iter().all(|check| check["name"] != "flags"), "{same:#}");
+    let more = doctor(&place, &["--json", "--pool.unit_bytes", "4MiB", "--tier.ssd.capacity_bytes", "100TiB"]).json();
+    let finding = finding(&more, "flags");
+    assert!(finding.ends_with("not checked: `--pool.unit_bytes`, `--tier.ssd.capacity_bytes`"), "{more:#}");
+    assert_eq!(check(&more, "flags")["verdict"], "warn");
+}
+
 #[test]
 fn the_socket_of_a_killed_daemon_is_told_from_a_living_one() {
     let place = Place::new();
