@@ -164,10 +164,10 @@ pub struct InspectSsd {
 pub struct Health {
     #[command(flatten)]
     pub daemon: Daemon,
-    /// Fail if only a restart helps, as /livez does
+    /// Fail if the daemon does not answer, or hangs and needs a restart, as /livez does
     #[arg(long, conflicts_with = "ready")]
     pub live: bool,
-    /// Fail if engines should be sent elsewhere or wait, as /readyz does; this is the default
+    /// Fail if the daemon cannot serve engines now, as /readyz does; this is the default
     #[arg(long)]
     pub ready: bool,
     /// Fail if the daemon has not answered after this time

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Wrong};
 use forebay_core::Error;
-use forebay_daemon::config::key_hint;
+use forebay_daemon::config::{key_hint, keys};
 use forebay_daemon::write_whole;
 
 use crate::output::{self, Colour, painted};
@@ -118,7 +118,11 @@ fn explain(error: &clap::Error) -> Error {
             // A name with a section is a key, and clap may know a flag of another section that looks alike.
             let own = context(ContextKind::SuggestedArg).filter(|_| !flag.contains('.'));
             let hint = own.map(|own| format!("did you mean `{own}`?"));
-            let hint = hint.or_else(|| key_hint(flag.trim_start_matches('-'), "--"));
+            let name = flag.trim_start_matches('-');
+            let hint = hint.or_else(|| match keys().into_iter().any(|key| key.name == name) {
+                true => Some(format!("`{flag}` is for `forebay serve`, `config` and `doctor`; {LISTS}")),
+                false => key_hint(name, "--"),
+            });
             let error = Error::invalid(format!("unknown argument `{flag}`"));
             error.hint(hint.unwrap_or_else(|| LISTS.to_owned()))
         }

@@ -15,8 +15,19 @@ use crate::serve::runtime;
 pub fn run(arguments: &Health) -> Result<(), Failure> {
     let deadline = Duration::from_secs(arguments.timeout.into());
     let mut client = connect_within(&arguments.daemon.socket_directory()?, deadline);
-    let reply = runtime()?.block_on(client.health())?;
-    let (claim, checks) = if arguments.live { ("alive", reply.live) } else { ("ready", reply.ready) };
+    let claim = if arguments.live { "alive" } else { "ready" };
+    let checks = match runtime()?.block_on(client.health()) {
+        Ok(reply) if arguments.live => reply.live,
+        Ok(reply) => reply.ready,
+        Err(error) => {
+            // Whoever reads objects gets one also where nobody answers.
+            let check = HealthCheck { name: "daemon".into(), finding: "fail".into(), why: error.to_string() };
+            if arguments.json {
+                print_json(&to_json(claim, false, &[check]));
+            }
+            return Err(error.into());
+        }
+    };
     let holds = checks.iter().all(|check| check.finding != "fail");
     if arguments.json {
         print_json(&to_json(claim, holds, &checks));
@@ -47,6 +58,6 @@ fn colour(finding: &str) -> Colour {
 
 fn to_json(claim: &str, holds: bool, checks: &[HealthCheck]) -> Value {
     let check =
-        |HealthCheck { name, finding, why }: &HealthCheck| json!({"name": name, "finding": finding, "why": why});
+        |HealthCheck { name, finding, why }: &HealthCheck| json!({"name": name, "verdict": finding, "finding": why});
     json!({ format!("is_{claim}"): holds, "checks": checks.iter().map(check).collect::<Vec<_>>() })
 }

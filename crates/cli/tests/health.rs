@@ -53,12 +53,16 @@ fn a_daemon_that_is_not_there_or_stands_still_fails_in_time() {
     let place = Place::new();
     let absent = health(&place, &["--live"]);
     assert!(absent.code == 1 && absent.err.contains("hint:"), "{absent:?}");
+    let absent = health(&place, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&absent.out).expect("an object also where nobody answers");
+    assert_eq!((&json["is_ready"], &json["checks"][0]["verdict"]), (&false.into(), &"fail".into()), "{absent:?}");
+    assert!(json["checks"][0]["finding"].as_str().unwrap().starts_with("cannot reach the daemon"), "{absent:?}");
     let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
     let pid = Pid::from_raw(daemon.pid()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
     let begun = Instant::now();
     let stopped = health(&place, &["--live", "--timeout", "1"]);
     kill_process(pid, Signal::CONT).unwrap();
-    assert!(stopped.code == 1 && stopped.err.contains("error:"), "{stopped:?}");
+    assert!(stopped.code == 1 && stopped.err.contains("error:") && stopped.err.contains("hint:"), "{stopped:?}");
     assert!(begun.elapsed() < Duration::from_secs(20), "it waited for {:?}", begun.elapsed());
 }

@@ -87,6 +87,7 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["serve", "--capacity_bytes", "1"], "unknown argument `--capacity_bytes`", "`--pool.capacity_bytes`?"),
         (&["serve", "--tier.object.urls", "x"], "unknown argument `--tier.object.urls`", "`tier.object` are bucket, "),
         (&["serve", "--tier.ssd.url", "x"], "unknown argument `--tier.ssd.url`", "`tier.ssd` are disks, "),
+        (&["health", "--pool.capacity_bytes", "1"], "unknown argument `--pool.capacity_bytes`", "`forebay serve`"),
         (&["inspect", "--jsn"], "unknown argument `--jsn`", "`--json`?"),
         (&["purge"], "required arguments were not provided", "--help"),
         (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
