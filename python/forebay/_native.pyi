@@ -334,7 +334,10 @@ class Client:
         others are unchanged. One round trip per 8 MiB."""
 
     def lookup(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bool]:
-        """Which blocks are ready; no lease remains afterwards. One round trip."""
+        """Which blocks the pool has now; no lease remains afterwards. One round trip.
+
+        Blocks that only a lower tier has are False: nothing is brought up for a lookup. `get` returns them too.
+        """
 
     def inspect(self) -> dict[str, Any]:
         """The daemon's content and state: pool, namespaces, sessions, size classes, lower tiers. One round trip."""
