@@ -208,6 +208,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 kind="stat",
             ),
             Panel(
+                "Shared stores that do not serve",
+                "none",
+                ((f"count(forebay_shared_store_healthy{{{SHOWN}}} == 0) or vector(0)", "stores and directions"),),
+                kind="stat",
+            ),
+            Panel(
                 "Corrupt blocks, one hour",
                 "none",
                 ((f"sum(increase(forebay_corrupt_blocks_total{{{SHOWN}}}[1h]))", "blocks"),),
@@ -234,6 +240,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                         "the optimum at this size",
                     ),
                 ),
+            ),
+            Panel(
+                "Hits by tier",
+                "none",
+                ((f"sum by (tier) (rate(forebay_lookup_hits_by_tier_total{{{SHOWN}}}[5m]))", "{{tier}}"),),
+                "Keys a second. The first hit of a block that a tier brought up is the tier's, all others the pool's.",
             ),
             Panel(
                 "Prompt tokens not computed",

@@ -111,8 +111,7 @@ fn unchecked(flags: &[&str], is_same: bool) -> Option<Check> {
         "pool.capacity_bytes" => !is_same,
         name => name.starts_with("pool.") || name.starts_with("tier."),
     };
-    let named: Vec<String> =
-        flags.iter().filter(|name| is_unchecked(name)).map(|name| format!("`--{name}`")).collect();
+    let named: Vec<String> = flags.iter().filter(|name| is_unchecked(name)).map(|name| format!("`--{name}`")).collect();
     let finding = format!("a daemon runs, and its values are judged; not checked: {}", named.join(", "));
     let hint = "stop the daemon, or name another `--socket.directory`, to check what `forebay serve` would do";
     (!named.is_empty()).then(|| Check::warn("flags", finding, hint))

@@ -67,7 +67,7 @@ fn judge(reply: &PurgeReply) -> Result<(), Failure> {
 
 fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
     let (blocks, bytes) = (reply.purged_blocks, size(reply.purged_bytes));
-    let mut text = format!("{}, {bytes}, {} removed\n", counted(blocks, "block"), was(blocks));
+    let mut text = format!("{}, {bytes}, {} removed from the pool\n", counted(blocks, "block"), was(blocks));
     text += &match reply.held_blocks {
         0 => String::new(),
         1 => "1 more block is held by an engine: no lookup finds it, and it is freed when released\n".to_string(),

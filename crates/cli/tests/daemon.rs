@@ -71,7 +71,11 @@ fn inspect_shows_what_was_stored_and_purge_drops_it() {
     assert!(text.contains("capacity    64.0 MiB\npopulated   64.0 MiB\n"), "{text}");
 
     let purged = ask(&place, "purge", &["--tenant", "blue"]);
-    assert_eq!((purged.code, purged.out.as_str()), (0, "5 blocks, 80.0 KiB, were removed\n"), "{purged:?}");
+    assert_eq!(
+        (purged.code, purged.out.as_str()),
+        (0, "5 blocks, 80.0 KiB, were removed from the pool\n"),
+        "{purged:?}"
+    );
     assert_eq!(ready(&place), BTreeMap::from([(id_of("red"), 3), (id_of(""), 7)]));
     let typo = ask(&place, "purge", &["--tenant", "bleu"]);
     assert!(typo.code == 1 && typo.err.contains("knows no namespace of the tenant"), "{typo:?}");

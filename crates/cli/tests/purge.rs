@@ -86,7 +86,12 @@ fn a_dry_run_counts_and_removes_nothing_and_a_short_id_is_enough() {
     purge(&["--namespace", "0000000"]).assert_refused(1, "no namespace id begins with `0000000`");
     purge(&["--namespace", &id[..3]]).assert_refused(2, "is not a namespace id");
     let answer = purge(&["--namespace", &id[..8]]);
-    assert_eq!((answer.code, answer.out.as_str()), (0, "20 blocks, 400.0 KiB, were removed\n"), "{}", answer.err);
+    assert_eq!(
+        (answer.code, answer.out.as_str()),
+        (0, "20 blocks, 400.0 KiB, were removed from the pool\n"),
+        "{}",
+        answer.err
+    );
     is_served(&client, &worker, red, 0..10);
 }
 
@@ -114,7 +119,12 @@ fn a_tenant_whose_namespace_gave_its_record_to_others_is_gone_from_the_disk() {
 
     let sockets = place.sockets();
     let answer = run(&["purge", "--socket.directory", sockets.to_str().expect("a path in UTF-8"), "--tenant", "blue"]);
-    assert_eq!((answer.code, answer.out.as_str()), (0, "0 blocks, 0 B, were removed\n"), "{}", answer.err);
+    assert_eq!(
+        (answer.code, answer.out.as_str()),
+        (0, "0 blocks, 0 B, were removed from the pool\n"),
+        "{}",
+        answer.err
+    );
     let (client, _worker) = engine(&place, "c", BYTES);
     let blue = client.namespace("blue", vec![group()]).expect("a namespace");
     is_missed(&client, blue, 0..50);
@@ -134,7 +144,7 @@ fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
 
         let answer = purge(&one, &["--tenant", "blue"]);
         let expected = format!(
-            "100 blocks, 2.0 MiB, were removed\n\
+            "100 blocks, 2.0 MiB, were removed from the pool\n\
              fs {path}: 100 blocks, 100 values, were removed\n\
              redis {}: 100 blocks, 300 values, were removed\n\
              this daemon knows these namespaces of the tenant; purge others with `--namespace`:\n  {}\n",
@@ -178,7 +188,7 @@ fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
     let _daemon = serving(&other, &["--tier.fs.directories", path]);
     let answer = purge(&other, &["--namespace", &id_of("blue")]);
     assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
-    assert!(answer.out.starts_with("0 blocks, 0 B, were removed\n"), "{answer:?}");
+    assert!(answer.out.starts_with("0 blocks, 0 B, were removed from the pool\n"), "{answer:?}");
 }
 
 #[test]

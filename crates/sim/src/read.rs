@@ -40,7 +40,10 @@ pub struct Hints {
 
 /// Reads the trace at `path`. Errors with `Io`, or with `Invalid` and the line.
 pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
-    let file = |error| Error::new(ErrorKind::Io, "cannot read trace").with("path", path.display()).source(error);
+    let file = |error| {
+        let error = Error::new(ErrorKind::Io, "cannot read trace").with("path", path.display()).source(error);
+        error.hint("name a file of one JSON object a line, as `forebay trace record` writes it; it may end in `.zst`")
+    };
     let mut input = BufReader::with_capacity(1 << 20, File::open(path).map_err(file)?);
     let is_zstd = input.fill_buf().map_err(file)?.starts_with(&ZSTD_MAGIC);
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());

@@ -43,7 +43,8 @@ pub fn unreachable(kind: ErrorKind, path: &Path, why: impl Into<Box<dyn std::err
         }
         (Some(io::ErrorKind::PermissionDenied), None) => allow_user(),
         (Some(io::ErrorKind::WouldBlock), _) => "it accepts nobody: see whether it is stopped or hangs".to_string(),
-        _ => "start it with `forebay serve`, or name the directory of its sockets (`FOREBAY_SOCKET_DIRECTORY`)".to_string(),
+        _ => "start it with `forebay serve`, or name the directory of its sockets (`FOREBAY_SOCKET_DIRECTORY`)"
+            .to_string(),
     };
     Error::new(kind, "cannot reach the daemon").with("socket", path.display()).source(why).hint(hint)
 }
