@@ -158,3 +158,18 @@ def test_every_counter_is_there_from_the_first_step_on(daemon: FakeDaemon, monke
     engine = Engine(daemon, monkeypatch, Shape())
     engine.generate("a", prompt(1, 40))
     assert {name: engine.stats.get(name) for name in metrics.COUNTERS} == dict.fromkeys(metrics.COUNTERS, 0)
+
+
+def test_the_gauge_follows_a_session_that_becomes_ready_before_the_next_look(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that falls idle right after its first requests showed 0 until it worked again."""
+    monkeypatch.setattr(health, "LOOK_SECONDS", 3600.0)
+    daemon.is_up = False
+    engine = Engine(daemon, monkeypatch)
+    engine.generate("before", prompt(1, 40))
+    assert engine.stats["forebay:is_ready"] == 0
+    daemon.is_up = True
+    engine.generate("after", prompt(2, 40))
+    assert engine.stats["forebay:is_ready"] == 1
+    engine.assert_no_faults()

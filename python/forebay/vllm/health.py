@@ -41,6 +41,7 @@ class Health:
         self._step_seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._look_at = 0.0
         self._gauges: dict[str, int] = {}
+        self._was_ready = False
         self._is_said = False
         self._said: str | None = None  # the reason in the last line, None for "ready"
         self._say_again_at = 0.0
@@ -53,13 +54,15 @@ class Health:
 
     def step_ended(self, session: Session, breaker: Breaker) -> None:
         self._step_seconds.append(self.timings.end_step())
-        if (now := time.monotonic()) >= self._look_at:
+        # A session that was not ready is looked at in each step: the last before an idle time would say so all along.
+        if (now := time.monotonic()) >= self._look_at or not self._was_ready:
             self._look_at = now + LOOK_SECONDS
             self.look(session, breaker)
 
     def look(self, session: Session, breaker: Breaker) -> None:
         """Reads the session's state; no round trip."""
-        self._gauges = {metrics.IS_READY: int(session.reason() is None), metrics.FAULTS: breaker.faults}
+        self._was_ready = session.reason() is None
+        self._gauges = {metrics.IS_READY: int(self._was_ready), metrics.FAULTS: breaker.faults}
         self.timings.report(session=session.stats(), faults=breaker.faults)
 
     def say(self, session: Session, describe: Callable[[], str]) -> None:
