@@ -23,6 +23,8 @@ mod random;
 mod recover;
 mod serve;
 mod service;
+#[cfg(test)]
+mod simulation;
 mod state;
 mod table;
 mod tasks;

@@ -18,10 +18,10 @@ use tonic::transport::Server;
 use crate::config::{Config, Setting};
 use crate::health::Health;
 use crate::http;
-use crate::insight::alarms;
+use crate::insight::{Insight, alarms};
 use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
-use crate::state::{Shared, State, ToMove, ToVerify};
+use crate::state::{Shared, State, ToMove, ToVerify, present};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
 use crate::{listen, random, recover, vital};
 
@@ -105,32 +105,26 @@ fn remove_sockets(directory: &Path) {
     }
 }
 
+/// The state, and the queues of the threads that verify and move blocks.
+pub type Opened = (Shared, mpsc::UnboundedReceiver<ToVerify>, mpsc::UnboundedReceiver<ToMove>);
+
 /// The pool and the core that knows it.
-fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mpsc::UnboundedReceiver<ToMove>)> {
+fn open(config: Config) -> Result<Opened> {
     let start = Instant::now();
     let opened = Pool::open(&pool_config(&config))?;
-    let pool = Arc::new(opened.pool);
-    let geometry = pool.geometry();
-    let is_recovered = matches!(opened.outcome, Outcome::Recovered { .. });
+    let geometry = opened.pool.geometry();
     if let Outcome::Replaced { reason } = &opened.outcome {
         tracing::warn!(reason, "the pool was replaced; its blocks are lost");
     }
-    let mut core = forebay_core::Config::new(geometry.unit_bytes, geometry.units);
+    let mut core = core_config(&config, &opened.pool);
     core.seed = random::number();
-    core.policy = config.pool.policy.make();
+    let core = Core::new(core);
     // In the configuration's word, which is the one to write there.
     let policy = config.pool.policy.show().as_ref().and_then(toml::Value::as_str).map(str::to_owned);
-    core.promise_permille = (config.pool.promise_share * 1000.0) as u32;
-    core.epoch = pool.epoch();
-    core.first_generation = pool.first_generation().0;
-    // The core bounds what waits there: unverified blocks, and the copies that it starts at a time.
-    let (verify, to_verify) = mpsc::unbounded_channel();
-    let (relocate, to_move) = mpsc::unbounded_channel();
-    let mut state = State::new(config, Core::new(core), pool, random::number(), (verify, relocate));
-    if is_recovered {
-        recover::recover(&mut state)?;
-    }
-    state.is_recovered = true;
+    let boot_id = random::number();
+    // Keys are hashed anew with each start.
+    let insight = Insight::start(boot_id, present(&config, &core, &opened.pool));
+    let opened = assemble(config, core, opened, boot_id, insight)?;
     tracing::info!(
         capacity_bytes = geometry.data_bytes(),
         unit_bytes = geometry.unit_bytes,
@@ -138,6 +132,38 @@ fn open(config: Config) -> Result<(Shared, mpsc::UnboundedReceiver<ToVerify>, mp
         ms = start.elapsed().as_millis() as u64,
         "opened the pool"
     );
+    Ok(opened)
+}
+
+/// The core over this pool, as the configuration wants it.
+pub fn core_config(config: &Config, pool: &Pool) -> forebay_core::Config {
+    let geometry = pool.geometry();
+    forebay_core::Config {
+        policy: config.pool.policy.make(),
+        promise_permille: (config.pool.promise_share * 1000.0) as u32,
+        epoch: pool.epoch(),
+        first_generation: pool.first_generation().0,
+        ..forebay_core::Config::new(geometry.unit_bytes, geometry.units)
+    }
+}
+
+/// The state over a pool that was just opened, with what an earlier daemon left in it.
+pub fn assemble(
+    config: Config,
+    core: Core,
+    opened: forebay_io::pool::Opened,
+    boot_id: u64,
+    insight: Insight,
+) -> Result<Opened> {
+    let is_recovered = matches!(opened.outcome, Outcome::Recovered { .. });
+    // The core bounds what waits there: unverified blocks, and the copies that it starts at a time.
+    let (verify, to_verify) = mpsc::unbounded_channel();
+    let (relocate, to_move) = mpsc::unbounded_channel();
+    let mut state = State::new(config, core, Arc::new(opened.pool), boot_id, insight, (verify, relocate));
+    if is_recovered {
+        recover::recover(&mut state)?;
+    }
+    state.is_recovered = true;
     Ok((Shared::new(state), to_verify, to_move))
 }
 
@@ -178,7 +204,7 @@ fn async_stream(
 
 /// No new slots or leases are given; sessions may finish what they hold, within the deadline. A drain that is cut short
 /// loses no committed block.
-async fn drain(shared: &Shared) {
+pub async fn drain(shared: &Shared) {
     let deadline = shared.event(|state| {
         state.is_draining = true;
         for session in state.instances.sessions() {
@@ -188,7 +214,7 @@ async fn drain(shared: &Shared) {
         Duration::from_secs(state.config.drain.deadline_seconds)
     });
     tracing::info!(seconds = deadline.as_secs(), "draining");
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     let is_busy = || {
         let held = shared.lock().core.held();
         held.leases > 0 || held.reserved_bytes > 0
@@ -248,7 +274,7 @@ impl http::Source for Pages {
     }
 }
 
-fn pool_config(config: &Config) -> PoolConfig {
+pub fn pool_config(config: &Config) -> PoolConfig {
     use crate::config::HugePages as Wanted;
     use forebay_io::pool::HugePages;
     PoolConfig {

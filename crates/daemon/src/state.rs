@@ -124,6 +124,7 @@ impl State {
         mut core: Core,
         pool: Arc<Pool>,
         boot_id: u64,
+        insight: Insight,
         (to_verify, to_move): (mpsc::UnboundedSender<ToVerify>, mpsc::UnboundedSender<ToMove>),
     ) -> State {
         let history_step = Duration::from_secs(config.alarm.step_seconds);
@@ -131,8 +132,6 @@ impl State {
         core.ask_before_growing(move |first_unit, units, slot_bytes| {
             table.has_room(&Extent { first_unit, units, slot_bytes })
         });
-        // Keys are hashed anew with each start.
-        let insight = Insight::start(boot_id, present(&config, &core, &pool));
         State {
             tiers: Tiers::new(config.configured_tiers(), &mut core),
             config,
@@ -411,7 +410,8 @@ fn disk_admission(config: &Config) -> Admission {
     own.map_or(Admission::SecondSighting, |tier| tier.options().admission)
 }
 
-fn present(config: &Config, core: &Core, pool: &Pool) -> Present {
+/// What the estimates of the hit rate go by.
+pub fn present(config: &Config, core: &Core, pool: &Pool) -> Present {
     Present {
         pool_bytes: core.capacity_bytes().max(pool.geometry().data_bytes()),
         disk_bytes: disk_bytes(config),

@@ -50,6 +50,13 @@ struct Shared {
 impl Insight {
     /// Starts the thread; it ends with the last clone.
     pub fn start(seed: u64, present: Present) -> Insight {
+        let (insight, run) = Insight::new(seed, present);
+        std::thread::Builder::new().name("insight".into()).spawn(run).expect("the system starts a thread");
+        insight
+    }
+
+    /// The daemon's end, and the thread's work. Without it all lookups are left out.
+    pub fn new(seed: u64, present: Present) -> (Insight, impl FnOnce() + Send) {
         let (queue, receiver) = sync_channel(MAX_QUEUED);
         let shared = Arc::new(Shared {
             queued_bytes: AtomicUsize::new(0),
@@ -60,8 +67,7 @@ impl Insight {
             let shared = shared.clone();
             move || work(&receiver, &shared)
         };
-        std::thread::Builder::new().name("insight".into()).spawn(run).expect("the system starts a thread");
-        Insight { queue, shared }
+        (Insight { queue, shared }, run)
     }
 
     /// Hands a lookup over, if there is room.

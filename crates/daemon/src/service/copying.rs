@@ -14,7 +14,7 @@ use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
 use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
-use forebay_io::pool::Slice;
+use forebay_io::pool::{Pool, Slice};
 use forebay_rpc::MAX_MESSAGE_BYTES;
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
 use tokio::sync::Semaphore;
@@ -73,33 +73,65 @@ fn put_one(
     data: &[u8],
 ) -> Result<CommitOutcome> {
     let length = data.len() as u64;
-    let taken = shared.event(|state| -> Result<_> {
-        let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)?;
-        let mut slots = Vec::new();
-        if length == block_bytes {
-            state.core.reserve(Instance::DAEMON, namespace, group, 1, false, &mut slots);
-        }
-        let lengths = state.core.layout(namespace).group(group).map_or(vec![], |layout| layout.rank_bytes.clone());
-        Ok(slots.pop().map(|at| (at, lengths, state.table.pool().clone())))
-    })?;
-    let Some((at, lengths, pool)) = taken else { return Ok(CommitOutcome::CommitLost) };
+    let taken = shared.event(|state| take(state, request, group, length))?;
+    let Some(taken) = taken else { return Ok(CommitOutcome::CommitLost) };
+    let written = write(&taken, data);
+    shared.event(|state| keep(state, request, (group, hash, before), &taken, &written))
+}
+
+/// A slot for a block, the daemon's own until `keep`.
+pub struct Taken {
+    pub at: (SlotId, Generation),
+    lengths: Vec<u64>,
+    pool: Arc<Pool>,
+}
+
+/// What was written to it.
+pub struct Written {
+    length: u64,
+    sum: u64,
+    has_births: bool,
+}
+
+/// `None` if there is no room, or if blocks of the namespace have another length by now.
+pub fn take(state: &mut State, request: &PutRequest, group: u16, length: u64) -> Result<Option<Taken>> {
+    let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)?;
+    let mut slots = Vec::new();
+    if length == block_bytes {
+        state.core.reserve(Instance::DAEMON, namespace, group, 1, false, &mut slots);
+    }
+    let lengths = state.core.layout(namespace).group(group).map_or(vec![], |layout| layout.rank_bytes.clone());
+    Ok(slots.pop().map(|at| Taken { at, lengths, pool: state.table.pool().clone() }))
+}
+
+/// The copy; runs without the state.
+pub fn write(Taken { at, lengths, pool }: &Taken, data: &[u8]) -> Written {
     pool.write(at.0.offset(), data);
-    let slices = sum_slices(data, &lengths);
+    let slices = sum_slices(data, lengths);
     let has_births = pool.set_births(at.0, at.1, &slices);
     let sum = Slice::combine(&slices).expect("a block has a slice");
-    shared.event(|state| {
-        let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
-            .inspect_err(|_| state.core.abort(Instance::DAEMON, at))?;
-        let is_whole = length == block_bytes && has_births;
-        let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, at, is_whole);
-        if outcome == Outcome::Stored {
-            let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
-            let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
-            state.table.make_ready(key, at, length, sum, tokens);
-            state.rpc.put_bytes += if state.core.is_trial(namespace) { 0 } else { length };
-        }
-        Ok(store::wire(outcome))
-    })
+    Written { length: data.len() as u64, sum, has_births }
+}
+
+/// The slot becomes the block, or is given back.
+pub fn keep(
+    state: &mut State,
+    request: &PutRequest,
+    (group, hash, before): (u16, BlockHash, Option<BlockHash>),
+    Taken { at, .. }: &Taken,
+    Written { length, sum, has_births }: &Written,
+) -> Result<CommitOutcome> {
+    let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
+        .inspect_err(|_| state.core.abort(Instance::DAEMON, *at))?;
+    let is_whole = *length == block_bytes && *has_births;
+    let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, *at, is_whole);
+    if outcome == Outcome::Stored {
+        let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
+        let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
+        state.table.make_ready(key, *at, *length, *sum, tokens);
+        state.rpc.put_bytes += if state.core.is_trial(namespace) { 0 } else { *length };
+    }
+    Ok(store::wire(outcome))
 }
 
 fn sum_slices(data: &[u8], lengths: &[u64]) -> Vec<Slice> {
@@ -133,18 +165,21 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
                 .hint("request fewer blocks at a time"));
         }
         let data = read(shared, &found);
-        shared.event(|state| {
-            if data.is_none() {
-                state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
-            }
-            state.core.release(Instance::DAEMON, found.lease);
-            let copied = data.as_ref().map_or(0, Vec::len) as u64;
-            state.rpc.get_bytes += if found.is_of_trial { 0 } else { copied };
-        });
+        shared.event(|state| give_back(state, &found, data.as_deref()));
         blocks.extend(data.map(|data| Block { hash: hash.to_vec(), data }));
     }
     note_seen(shared, request, group, hash_bytes, hits, start);
     Ok(GetReply { blocks })
+}
+
+/// The block was copied, or its bytes were wrong.
+pub fn give_back(state: &mut State, found: &Pinned, data: Option<&[u8]>) {
+    if data.is_none() {
+        state.core.drop_corrupt(found.at.0, found.at.1, Finder::Get);
+    }
+    state.core.release(Instance::DAEMON, found.lease);
+    let copied = data.map_or(0, <[u8]>::len) as u64;
+    state.rpc.get_bytes += if found.is_of_trial { 0 } else { copied };
 }
 
 /// A load is in the estimates of the hit rate as a lookup of its keys is.
@@ -157,7 +192,7 @@ fn note_seen(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usiz
 }
 
 /// The block's bytes; `None` if two readings both differ from what was stored.
-fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
+pub fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
     let (pool, is_verifying) = {
         let state = shared.lock();
         (state.table.pool().clone(), state.config.pool.verify_loads)
@@ -189,10 +224,10 @@ fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize
 }
 
 /// Under a lease of the daemon.
-struct Pinned {
+pub struct Pinned {
     lease: LeaseId,
-    at: (SlotId, Generation),
-    length: u64,
+    pub at: (SlotId, Generation),
+    pub length: u64,
     /// As the table had it when the block was found; a purge meanwhile takes it from the table, not from its reader.
     checksum: Option<u64>,
     is_of_trial: bool,
@@ -205,29 +240,44 @@ fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_byte
     let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     loop {
         let is_last = start.elapsed() >= deadline;
-        let looked = shared.event(|state| -> Result<_> {
-            let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
-            let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
-            let mut answer = Answer::default();
-            state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
-            if answer.states == [STATE_NOT_YET] && !is_last {
-                state.core.cancel_lookup(lookup);
-                return Ok(None);
-            }
-            let lease = state.core.finish_lookup(lookup);
-            let at = answer.slots.first().zip(answer.generations.first());
-            Ok(Some(at.map(|(slot, generation)| {
-                let at = (SlotId(*slot), Generation(*generation));
-                let checksum = state.table.pool().entry(at.0, at.1).map(|entry| entry.checksum);
-                Pinned { lease, at, length, checksum, is_of_trial: state.core.is_trial(namespace) }
-            })))
-        })?;
-        match looked {
-            Some(found) => return Ok(found),
+        match shared.event(|state| look(state, request, group, (hash, hash_bytes), is_last))? {
+            Looked::Found(found) => return Ok(Some(found)),
+            Looked::Absent => return Ok(None),
             // 16 MiB are verified in about a millisecond, and read in some.
-            None => std::thread::sleep(PAUSE),
+            Looked::NotYet => std::thread::sleep(PAUSE),
         }
     }
+}
+
+pub enum Looked {
+    Found(Pinned),
+    Absent,
+    NotYet,
+}
+
+/// One look at one key. With `is_last` a block that is not there yet is absent.
+pub fn look(
+    state: &mut State,
+    request: &GetRequest,
+    group: u16,
+    (hash, hash_bytes): (&[u8], usize),
+    is_last: bool,
+) -> Result<Looked> {
+    let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
+    let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
+    let mut answer = Answer::default();
+    state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
+    if answer.states == [STATE_NOT_YET] && !is_last {
+        state.core.cancel_lookup(lookup);
+        return Ok(Looked::NotYet);
+    }
+    let lease = state.core.finish_lookup(lookup);
+    let at = answer.slots.first().zip(answer.generations.first());
+    Ok(at.map_or(Looked::Absent, |(slot, generation)| {
+        let at = (SlotId(*slot), Generation(*generation));
+        let checksum = state.table.pool().entry(at.0, at.1).map(|entry| entry.checksum);
+        Looked::Found(Pinned { lease, at, length, checksum, is_of_trial: state.core.is_trial(namespace) })
+    }))
 }
 
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);

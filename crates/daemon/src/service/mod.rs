@@ -5,15 +5,15 @@
 
 mod advise;
 mod audit;
-mod copying;
+pub mod copying;
 mod health;
-mod hint;
-mod lookup;
+pub mod hint;
+pub mod lookup;
 mod ping;
-mod purge;
+pub mod purge;
 mod report;
-mod session;
-mod store;
+pub mod session;
+pub mod store;
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -89,7 +89,7 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
 /// Waits, for a limited time, until this host's own tiers have no block of these namespaces. Returns the tiers that
 /// still have some.
 async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'static str> {
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     loop {
         let purging = shared.lock().tiers.purging(ids);
         if purging.is_empty() || start.elapsed() > PURGE_OF_DISKS {

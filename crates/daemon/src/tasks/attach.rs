@@ -143,7 +143,7 @@ async fn late_at(due: Option<tokio::time::Instant>) {
 
 /// Starts a comparison of the blocks that a worker could not load. Blocks whose slot has another owner since are left
 /// out.
-fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
+pub fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
     if slots.len() > MAX_SUSPECTS {
         return Err(Error::invalid("a worker reported too many suspect blocks at once").with("limit", MAX_SUSPECTS));
     }
@@ -155,19 +155,19 @@ fn suspect(attached: &Attached, slots: &[Held]) -> Result<()> {
     Ok(())
 }
 
-struct Welcomed {
-    reply: AttachReply,
-    files: Option<MapperFds>,
-    instance: Instance,
-    connection: u64,
+pub struct Welcomed {
+    pub reply: AttachReply,
+    pub files: Option<MapperFds>,
+    pub instance: Instance,
+    pub connection: u64,
 }
 
 /// The registered connection; dropped at its end.
-struct Attached {
-    shared: Shared,
-    instance: Instance,
-    rank: u32,
-    connection: u64,
+pub struct Attached {
+    pub shared: Shared,
+    pub instance: Instance,
+    pub rank: u32,
+    pub connection: u64,
 }
 
 impl Drop for Attached {
@@ -190,7 +190,7 @@ impl Drop for Attached {
     }
 }
 
-fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) -> Result<Welcomed> {
+pub fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) -> Result<Welcomed> {
     check(request)?;
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
@@ -244,7 +244,7 @@ fn check(request: &AttachRequest) -> Result<()> {
 
 /// When the last rank has attached, all ranks get their places, also those that had them before, because a rank may
 /// have changed its sizes.
-fn wake_if_all_there(state: &mut State, instance: Instance) {
+pub fn wake_if_all_there(state: &mut State, instance: Instance) {
     let Some(member) = state.instances.get(instance) else { return };
     if member.workers.len() as u32 == member.ranks {
         for worker in member.workers.values_mut() {
@@ -255,9 +255,13 @@ fn wake_if_all_there(state: &mut State, instance: Instance) {
     }
 }
 
-fn slices(state: &mut State, instance: Instance, rank: u32) -> Result<Vec<RankSlice>> {
+pub fn slices(state: &mut State, instance: Instance, rank: u32) -> Result<Vec<RankSlice>> {
     let gone = || Error::new(ErrorKind::Unavailable, "a rank disconnected while the others were being notified");
     let member = state.instances.get(instance).ok_or_else(gone)?;
+    // Where the slices of a rank lie, follows from the sizes of all ranks before it.
+    if member.workers.len() as u32 != member.ranks {
+        return Err(gone());
+    }
     let groups = member.workers.get(&rank).ok_or_else(gone)?.groups.clone();
     groups.iter().map(|group| slice(member, group, rank)).collect()
 }
@@ -276,7 +280,7 @@ fn slice(member: &Member, group: &RankGroup, rank: u32) -> Result<RankSlice> {
     Ok(RankSlice { group: group.group, slot_bytes: layout.slot_bytes(), offset: layout.slice(rank as usize).start })
 }
 
-fn acknowledge(state: &mut State, attached: &Attached) {
+pub fn acknowledge(state: &mut State, attached: &Attached) {
     let Some(member) = state.instances.get(attached.instance) else { return };
     if let Some(worker) = member.workers.get_mut(&attached.rank)
         && worker.connection == attached.connection

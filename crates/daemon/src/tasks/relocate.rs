@@ -5,9 +5,10 @@
 //! held: it may be overwritten during the copy; then the core rejects the copy. So the source and the length are
 //! decided together with the move, and not read again.
 
+use forebay_io::pool::Pool;
 use tokio::sync::mpsc;
 
-use crate::state::{Shared, ToMove};
+use crate::state::{Shared, State, ToMove};
 use crate::vital;
 
 /// Starts the thread.
@@ -15,17 +16,24 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
     let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
     let run = move || loop {
         let to_move = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
-        let ToMove { from, slot, generation, to, to_slot, to_generation, entry } = to_move;
-        let entry = entry.filter(|entry| {
-            pool.copy(slot.offset(), to_slot.offset(), entry.length);
-            pool.move_births((slot, generation), (to_slot, to_generation))
-        });
-        shared.event(|state| {
-            let is_moved = state.core.moved(from, generation, to, entry.is_some());
-            if let (true, Some(entry)) = (is_moved, &entry) {
-                state.table.pool().ready(to_slot, to_generation, entry);
-            }
-        });
+        let is_copied = copy(&pool, &to_move);
+        shared.event(|state| end(state, &to_move, is_copied));
     };
     vital::thread("relocate", run);
+}
+
+/// False if the block cannot be read, or its births cannot be written.
+pub fn copy(pool: &Pool, ToMove { slot, generation, to_slot, to_generation, entry, .. }: &ToMove) -> bool {
+    entry.as_ref().is_some_and(|entry| {
+        pool.copy(slot.offset(), to_slot.offset(), entry.length);
+        pool.move_births((*slot, *generation), (*to_slot, *to_generation))
+    })
+}
+
+pub fn end(state: &mut State, to_move: &ToMove, is_copied: bool) {
+    let ToMove { from, generation, to, to_slot, to_generation, entry, .. } = to_move;
+    let is_moved = state.core.moved(*from, *generation, *to, is_copied);
+    if let (true, Some(entry)) = (is_moved, entry) {
+        state.table.pool().ready(*to_slot, *to_generation, entry);
+    }
 }

@@ -10,7 +10,7 @@ use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
 use forebay_io::pool::{Entry, Pool};
 
-use crate::state::Shared;
+use crate::state::{Shared, State};
 use crate::vital;
 
 /// The shortest rest, and the rest after a step that found nothing to read: at most 100 wake-ups per second.
@@ -32,18 +32,13 @@ pub fn start(shared: &Shared) {
     vital::thread("scrub", move || {
         loop {
             let began = Instant::now();
-            let piece = shared.event(|state| {
-                let entry = |block: ReadyBlock| (block, state.table.pool().entry(block.slot, block.generation));
-                state.core.scrub_piece().into_iter().map(entry).collect::<Vec<_>>()
-            });
+            let piece = shared.event(piece);
             let mut bytes = 0;
             for (block, entry) in piece {
                 bytes += entry.as_ref().map_or(0, |entry| entry.length);
                 // The second reading tells memory that is wrong from a reading that was.
                 if !is_whole(&pool, &block, &entry) && !is_whole(&pool, &block, &entry) {
-                    let drop = |state: &mut crate::state::State| {
-                        state.core.drop_corrupt(block.slot, block.generation, Finder::Scrub)
-                    };
+                    let drop = |state: &mut State| state.core.drop_corrupt(block.slot, block.generation, Finder::Scrub);
                     finds.add(shared.event(drop));
                 }
             }
@@ -53,7 +48,13 @@ pub fn start(shared: &Shared) {
     });
 }
 
-fn is_whole(pool: &Pool, block: &ReadyBlock, entry: &Option<Entry>) -> bool {
+/// The next blocks to read, with what the table says of them.
+pub fn piece(state: &mut State) -> Vec<(ReadyBlock, Option<Entry>)> {
+    let entry = |block: ReadyBlock| (block, state.table.pool().entry(block.slot, block.generation));
+    state.core.scrub_piece().into_iter().map(entry).collect()
+}
+
+pub fn is_whole(pool: &Pool, block: &ReadyBlock, entry: &Option<Entry>) -> bool {
     let is_same = |entry: &Entry| pool.checksum(block.slot.offset(), entry.length) == entry.checksum;
     entry.as_ref().is_some_and(|entry| entry.key == block.key && is_same(entry))
 }

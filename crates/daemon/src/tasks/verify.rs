@@ -8,7 +8,7 @@ use forebay_core::stats::Finder;
 use forebay_io::pool::{Pool, Slice};
 use tokio::sync::mpsc;
 
-use crate::state::{Shared, ToVerify};
+use crate::state::{Shared, State, ToVerify};
 use crate::vital;
 
 /// Starts the thread.
@@ -17,13 +17,8 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let run = move || loop {
         let asked = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
         let verdict = verify(&pool, &asked);
-        let ToVerify { block, slot, generation, finder, .. } = asked;
-        let is_dropped = shared.event(|state| {
-            if verdict == Verdict::Unloadable {
-                state.core.drop_unloadable(block);
-            }
-            state.core.verified(block, generation, verdict != Verdict::Rotten, finder)
-        });
+        let is_dropped = shared.event(|state| end(state, &asked, verdict));
+        let ToVerify { slot, finder, .. } = asked;
         match (verdict, finder) {
             (Verdict::Rotten, _) if is_dropped => {
                 let found_by = finder.name();
@@ -38,15 +33,23 @@ pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     vital::thread("verify", run);
 }
 
+/// True if the block is dropped.
+pub fn end(state: &mut State, asked: &ToVerify, verdict: Verdict) -> bool {
+    if verdict == Verdict::Unloadable {
+        state.core.drop_unloadable(asked.block);
+    }
+    state.core.verified(asked.block, asked.generation, verdict != Verdict::Rotten, asked.finder)
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+pub enum Verdict {
     Whole,
     Rotten,
     /// Whole, but no worker could compare what it loads.
     Unloadable,
 }
 
-fn verify(pool: &Pool, asked: &ToVerify) -> Verdict {
+pub fn verify(pool: &Pool, asked: &ToVerify) -> Verdict {
     // The block is pinned, so the number is still the slot's.
     let Some(entry) = pool.entry(asked.slot, asked.generation) else { return Verdict::Rotten };
     // Of several slices the sums come in the same pass.

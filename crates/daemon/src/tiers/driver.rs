@@ -1,13 +1,14 @@
 //! The driver of one tier: effects of the core become operations, and completions become events.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_core::decorate::{self, Attempts, Rules, Stack, Timed};
 use forebay_core::tier::{Completion, Health, Location, OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::tiers::{Limits, Probe, TierId, Touching};
 use forebay_core::{BlockId, BlockKey, Core, ErrorKind, Generation, NamespaceId, SlotId};
 use forebay_io::pool::{Pool, Slice};
+use tokio::time::Instant;
 
 use super::purge::Purges;
 use super::spec::{Driven, TICK, TierSpec};
