@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation lint types licences deny check fast golden wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -50,7 +50,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules rolling deny
+long: newest vllm-own-tests schedules rolling simulation deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -64,6 +64,11 @@ schedules: build
 rolling: servers
 	cargo build --locked --quiet --all-features --bin forebay
 	FOREBAY_BIN=$(CURDIR)/target/debug/forebay RUSTFLAGS="--cfg forebay_next" cargo test --locked --all-features --target-dir target/next --test rolling
+
+# The host under many more seeds than in every run of the Rust tests, and closed holes put back, which it has to find.
+simulation:
+	SIMULATION_SECONDS=$(or $(SECONDS),3600) cargo test --locked --quiet --release --package forebay-daemon --lib simulation::no_schedule -- --nocapture
+	tools/simulation-holes.sh
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

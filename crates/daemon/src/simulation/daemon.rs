@@ -331,7 +331,7 @@ impl World {
         let state = daemon.shared.lock();
         let mut truth = self.truth.get();
         truth.check_generations(|slot| state.table.pool().generation(slot));
-        if truth.now.is_multiple_of(8)
+        if truth.now.is_multiple_of(32)
             && let Err(complaint) = state.core.audit()
         {
             truth.violate(format!("the core's audit: {complaint}"));

@@ -40,7 +40,7 @@ pub struct Shape(u8);
 
 impl Shape {
     pub const COUNT: u8 = 3;
-    pub const CHAINS: usize = 4;
+    pub const CHAINS: usize = 8;
     pub const POSITIONS: usize = 6;
 
     pub fn of(shape: u8) -> Shape {

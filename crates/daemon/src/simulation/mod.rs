@@ -31,6 +31,9 @@ mod world;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use world::{Setup, World};
@@ -115,20 +118,36 @@ fn no_schedule_gives_a_slot_to_two_or_serves_what_was_not_stored() {
         }
         return;
     }
-    let limit = Duration::from_secs(variable("SIMULATION_SECONDS").unwrap_or(25));
+    let limit = Duration::from_secs(variable("SIMULATION_SECONDS").unwrap_or(45));
     let from = variable("SIMULATION_FROM").unwrap_or(0);
-    let (start, mut seeds, mut counts) = (Instant::now(), 0, BTreeMap::new());
-    while start.elapsed() < limit {
-        let seed = from + seeds;
-        let done = run(seed, &steps(seed));
-        if let Some(violation) = done.violation {
-            println!("seed {seed} fails after {seeds} others: {violation}");
-            fail(seed, steps(seed));
+    let (start, next) = (Instant::now(), AtomicU64::new(from));
+    let (counts, failed) = (Mutex::new(BTreeMap::new()), Mutex::new(None));
+    let search = || {
+        while start.elapsed() < limit && failed.lock().unwrap().is_none() {
+            let seed = next.fetch_add(1, Relaxed);
+            let done = run(seed, &steps(seed));
+            if let Some(violation) = done.violation {
+                println!("seed {seed} fails after {} seeds: {violation}", next.load(Relaxed) - from);
+                failed.lock().unwrap().get_or_insert(seed);
+            }
+            let mut counts = counts.lock().unwrap();
+            done.counts.into_iter().for_each(|(what, count)| *counts.entry(what).or_insert(0) += count);
         }
-        done.counts.into_iter().for_each(|(what, count)| *counts.entry(what).or_insert(0) += count);
-        seeds += 1;
+    };
+    // A run is one thread's; two runs have nothing in common.
+    std::thread::scope(|threads| {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..cores).for_each(|_| drop(threads.spawn(search)));
+    });
+    if let Some(seed) = failed.into_inner().unwrap() {
+        fail(seed, steps(seed));
     }
+    let (seeds, counts) = (next.into_inner() - from, counts.into_inner().unwrap());
     println!("{seeds} seeds from {from} in {} s: {counts:?}", start.elapsed().as_secs());
+    // A search that never comes to these would pass whatever is broken.
+    for what in ["a load", "a get", "stored", "puts stored", "moved", "verified", "kills of the daemon", "lost"] {
+        assert!(seeds < 100 || counts.contains_key(what), "no seed came to `{what}`");
+    }
 }
 
 #[test]

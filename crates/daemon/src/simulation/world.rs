@@ -146,36 +146,36 @@ enum Step {
 }
 
 const WEIGHTS: &[(usize, Step)] = &[
-    (240, Step::Schedule),
-    (300, Step::Work),
-    (240, Step::Poll),
-    (200, Step::Deliver),
-    (30, Step::Close),
-    (80, Step::Copy),
-    (60, Step::Verify),
-    (60, Step::Relocate),
-    (10, Step::Scrub),
-    (20, Step::Tick),
-    (40, Step::StepCore),
-    (60, Step::Drive),
-    (15, Step::Walk),
-    (100, Step::Medium),
-    (10, Step::Populate),
-    (30, Step::Time),
-    (12, Step::Start),
+    (900, Step::Schedule),
+    (1200, Step::Work),
+    (900, Step::Poll),
+    (800, Step::Deliver),
+    (80, Step::Close),
+    (250, Step::Copy),
+    (200, Step::Verify),
+    (200, Step::Relocate),
+    (30, Step::Scrub),
+    (60, Step::Tick),
+    (150, Step::StepCore),
+    (200, Step::Drive),
+    (40, Step::Walk),
+    (300, Step::Medium),
+    (20, Step::Populate),
+    (60, Step::Time),
+    (20, Step::Start),
     (3, Step::Disconnect),
-    (4, Step::KillScheduler),
+    (5, Step::KillScheduler),
     (3, Step::KillWorker),
-    (10, Step::Pause),
-    (20, Step::Continue),
-    (3, Step::KillDaemon),
-    (100, Step::Boot),
-    (20, Step::TearRecord),
+    (15, Step::Pause),
+    (30, Step::Continue),
+    (2, Step::KillDaemon),
+    (200, Step::Boot),
+    (60, Step::TearRecord),
     (2, Step::Spoil),
-    (3, Step::Purge),
+    (2, Step::Purge),
     (1, Step::Drain),
     (6, Step::Hang),
-    (6, Step::Expire),
+    (10, Step::Expire),
 ];
 
 impl Setup {
@@ -189,7 +189,7 @@ impl Setup {
             promise_permille: [500, 1000, 250][dice.below(3)],
             policy: policies[dice.below(3)],
             tiers: tiers[dice.below(4)].clone(),
-            steps: 400 + dice.below(1200) as u64,
+            steps: 1500 + dice.below(6000) as u64,
         }
     }
 }
@@ -311,7 +311,7 @@ impl World {
     /// Another start of an engine, or of a client, perhaps beside an earlier one of the same name.
     fn start(&mut self) {
         self.engines.retain(|engine| !engine.is_gone());
-        if self.engines.len() >= 6 {
+        if self.engines.len() >= 5 {
             return;
         }
         let is_client = self.dice.is_one_in(3);
@@ -424,14 +424,15 @@ impl World {
     pub fn draw_key(&mut self, shape: u8) -> Key {
         let groups = Shape::of(shape).groups();
         let group = groups[self.dice.below(groups.len())].0;
-        let chain = self.dice.below(Shape::CHAINS) as u8;
+        let chain = self.dice.below(Shape::CHAINS).min(self.dice.below(Shape::CHAINS)) as u8;
         let position = if self.dice.is_one_in(2) { 0 } else { self.dice.below(Shape::POSITIONS) as u8 };
         Key { shape, group, chain, position }
     }
 
     /// The first keys of a chain, of all groups.
     pub fn draw_prompt(&mut self, shape: u8) -> Vec<(u16, Vec<Key>)> {
-        let (chain, blocks) = (self.dice.below(Shape::CHAINS) as u8, 1 + self.dice.below(Shape::POSITIONS) as u8);
+        let chain = self.dice.below(Shape::CHAINS).min(self.dice.below(Shape::CHAINS)) as u8;
+        let blocks = (1 + self.dice.below(Shape::POSITIONS)) as u8;
         let keys = |group: u16| (0..blocks).map(move |position| Key { shape, group, chain, position });
         Shape::of(shape).groups().iter().map(|(group, _)| (*group, keys(*group).collect())).collect()
     }

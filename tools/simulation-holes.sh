@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Puts holes that were closed back into a copy of the daemon's sources, one after another, and says after how many seeds
+# the simulation finds each. Fails if one is not found in time, or if its patch does not apply any more.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${1:-300}
+copy=target/holes
+rm -rf "$copy"
+mkdir -p "$copy"
+git ls-files -z | xargs -0 cp --parents -t "$copy"
+export CARGO_TARGET_DIR="$PWD/target" SIMULATION_SECONDS="$seconds" RUST_BACKTRACE=0
+patches=$PWD/crates/daemon/src/simulation/holes
+cd "$copy"
+for hole in "$patches"/*.patch; do
+    patch --quiet --strip 1 < "$hole"
+    if found=$(cargo test --locked --quiet --package forebay-daemon --lib simulation::no_schedule -- --nocapture 2>&1); then
+        echo "$(basename "$hole" .patch): not found in $seconds s" >&2
+        exit 1
+    fi
+    echo "$(basename "$hole" .patch): $(grep --max-count 1 'fails after' <<< "$found" || tail --lines 20 <<< "$found")"
+    patch --quiet --strip 1 --reverse < "$hole"
+done
