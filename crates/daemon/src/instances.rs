@@ -235,9 +235,12 @@ impl Session {
             .ok_or_else(|| Error::invalid("the session has not opened the namespace").with("namespace", handle))
     }
 
-    /// An engine that does not read its events loses them; it asks for the state anyway.
+    /// An engine that does not read its events loses them; it asks for the state anyway. Its welcome is the first that
+    /// it hears, and says all that was before.
     pub fn tell(&self, event: forebay_rpc::proto::session_event::Event) {
-        let _ = self.events.try_send(Ok(SessionEvent { event: Some(event) }));
+        if self.is_welcome {
+            let _ = self.events.try_send(Ok(SessionEvent { event: Some(event) }));
+        }
     }
 }
 

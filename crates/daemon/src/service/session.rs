@@ -10,8 +10,8 @@ use forebay_core::{Core, Error, ErrorKind, Generation, Result, SlotId};
 use forebay_rpc::PROTOCOL_VERSION;
 use forebay_rpc::proto::session_event::Event;
 use forebay_rpc::proto::{
-    Attached, Attention as WireAttention, Group, Held, OpenNamespaceReply, OpenNamespaceRequest, OpenSessionRequest,
-    SessionEvent, Welcome,
+    Attached, Attention as WireAttention, Draining, Group, Held, OpenNamespaceReply, OpenNamespaceRequest,
+    OpenSessionRequest, SessionEvent, Welcome,
 };
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -145,8 +145,13 @@ fn welcome(
         lost: lost.iter().map(|(slot, generation)| Held { slot: slot.0, generation: generation.0 }).collect(),
         lease: lease.0,
     };
+    let is_draining = state.is_draining;
     let (_, member) = state.instances.of_session(id)?;
-    member.session.as_ref().expect("found by its session").tell(Event::Welcome(welcome));
+    let session = member.session.as_ref().expect("found by its session");
+    session.tell(Event::Welcome(welcome));
+    if is_draining {
+        session.tell(Event::Draining(Draining {}));
+    }
     tell_attached(member);
     let (engine_id, ranks) = (&request.engine_id, request.ranks);
     match request.is_trial {
