@@ -239,7 +239,15 @@ impl World {
         let Some((to_move, is_copied, claim)) = daemon.moving.first_mut() else { return };
         let Some(is_copied) = *is_copied else {
             let pool = daemon.shared.lock().table.pool().clone();
+            // What lies behind the slot that it goes to is not the mover's.
+            let length = to_move.entry.as_ref().map_or(0, |entry| entry.length);
+            let from = to_move.to_slot.offset() + length.next_multiple_of(PAGE as u64);
+            let behind = UNIT_BYTES.min(pool.geometry().data_bytes() - from);
+            let before = pool.checksum(from, behind);
             *is_copied = Some(relocate::copy(&pool, to_move));
+            if pool.checksum(from, behind) != before {
+                self.truth.get().violate(format!("a move to {:?} wrote behind its slot", to_move.to_slot));
+            }
             let bytes = to_move.entry.as_ref().map_or(0, |entry| entry.length);
             self.truth.get().spoil_copy(to_move.slot, to_move.to_slot, bytes);
             return;

@@ -43,6 +43,8 @@ pub struct Setup {
     /// Of each tier, whether hosts share it.
     tiers: Vec<bool>,
     pub steps: u64,
+    /// How rarely the thread that moves blocks gets the processor.
+    sloth: usize,
 }
 
 pub struct World {
@@ -190,6 +192,7 @@ impl Setup {
             policy: policies[dice.below(3)],
             tiers: tiers[dice.below(4)].clone(),
             steps: 1500 + dice.below(6000) as u64,
+            sloth: [1, 8, 64][dice.below(3)],
         }
     }
 }
@@ -261,7 +264,8 @@ impl World {
             }
             Step::Copy => self.copy(),
             Step::Verify => self.verify(),
-            Step::Relocate => self.relocate(),
+            Step::Relocate if self.dice.is_one_in(self.setup.sloth) => self.relocate(),
+            Step::Relocate => {}
             Step::Scrub => self.scrub(),
             Step::Tick => self.tick(),
             Step::StepCore => _ = self.step_core(),
@@ -446,6 +450,7 @@ impl World {
     /// All give back what they hold, or die; then nothing is in anybody's hands, in this daemon or in the next.
     pub fn finish(&mut self) {
         self.dice = Dice::new(self.setup.seed, u64::MAX - 2);
+        self.setup.sloth = 1;
         for medium in &self.media {
             let mut medium = medium.get();
             (medium.is_well, medium.is_hanging) = (true, false);
