@@ -11,12 +11,15 @@ git ls-files -z | xargs -0 cp --parents -t "$copy"
 export CARGO_TARGET_DIR="$PWD/target" SIMULATION_SECONDS="$seconds" RUST_BACKTRACE=0
 patches=$PWD/crates/daemon/src/simulation/holes
 cd "$copy"
+status=0
 for hole in "$patches"/*.patch; do
     patch --quiet --strip 1 < "$hole"
     if found=$(cargo test --locked --quiet --package forebay-daemon --lib simulation::no_schedule -- --nocapture 2>&1); then
-        echo "$(basename "$hole" .patch): not found in $seconds s" >&2
-        exit 1
+        echo "$(basename "$hole" .patch): not found in $seconds s"
+        status=1
+    else
+        echo "$(basename "$hole" .patch): $(grep --max-count 1 'fails after' <<< "$found" || tail --lines 20 <<< "$found")"
     fi
-    echo "$(basename "$hole" .patch): $(grep --max-count 1 'fails after' <<< "$found" || tail --lines 20 <<< "$found")"
     patch --quiet --strip 1 --reverse < "$hole"
 done
+exit $status
