@@ -8,8 +8,9 @@ copy=target/holes
 rm -rf "$copy"
 mkdir -p "$copy"
 git ls-files -z | xargs -0 cp --parents -t "$copy"
-export CARGO_TARGET_DIR="$PWD/target" SIMULATION_SECONDS="$seconds" RUST_BACKTRACE=0
-patches=$PWD/crates/daemon/src/simulation/holes
+# A target directory of its own: cargo takes the copy for the checkout, and would test the checkout with a hole in it.
+export CARGO_TARGET_DIR="$PWD/target/holes-target" SIMULATION_SECONDS="$seconds" RUST_BACKTRACE=0
+patches=$PWD/crates/daemon/src/tests/simulation/holes
 cd "$copy"
 status=0
 for hole in "$patches"/*.patch; do

@@ -23,11 +23,11 @@ mod random;
 mod recover;
 mod serve;
 mod service;
-#[cfg(test)]
-mod simulation;
 mod state;
 mod table;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod tiers;
 mod vital;
 

@@ -1,0 +1,3 @@
+//! Tests of the parts together, which need what the crate does not show.
+
+mod simulation;
