@@ -252,31 +252,40 @@ class WorkerEngine:
         blocks_per_chunk: int = 1,
         threads: int = 0,
         verify: bool = True,
+        device: int | None = None,
+        stages: bool = True,
     ) -> Self:
-        """`tensors`: (address, rows, row stride in bytes, page bytes), host memory that outlives this object.
+        """`tensors`: (address, rows, row stride in bytes, page bytes), memory that outlives this object: of the host,
+        or of the CUDA device with the number `device`. `stages`: whether copies may go through staging memory where the
+        driver has not registered the pool; set to False if tensors may be unmapped without `wait`.
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order. `incarnation`:
         the session's. `threads`: 0 takes one per core, at most 4. `verify`: whether loads are compared with the
         birth record of each slot, in the same pass. A slice of a slot is compared as a whole, even if only a part
-        of it is loaded. No comparison if the daemon has it switched off. Raises ForebayError (invalid) if a ref
-        does not fit its tensor.
+        of it is loaded. No comparison if the daemon has it switched off. Raises ForebayError: invalid if a ref does
+        not fit its tensor; unsupported, unavailable or corrupt if the device cannot be used or fails its test, which
+        takes some 100 ms.
         """
 
     def state(self) -> Literal["connecting", "attaching", "ready", "refused", "closed"]: ...
     def reason(self) -> str | None:
         """Why the worker is not ready, as one line for a log; None if it is."""
 
-    def submit_store(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
+    def submit_store(
+        self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]], stream: int = 0
+    ) -> None:
         """Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
 
         `groups`: (group, slots u32, generations u32, block ids i32, skipped): `blocks_per_chunk` block ids per
         slot, consecutively, perhaps fewer for the last; `skipped` is the number of sub-blocks at the start of the
         first chunk that are absent from the block ids. Absent ones are not copied; a store with any absent one
-        fails, since a partial block is useless. Only rank 0 copies replicated groups. Raises ForebayError (invalid)
-        if the lists do not fit together.
+        fails, since a partial block is useless. Only rank 0 copies replicated groups. `stream`: of a device, the handle
+        whose work so far comes before the copies. Raises ForebayError (invalid) if the lists do not fit together.
         """
 
-    def submit_load(self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]]) -> None:
+    def submit_load(
+        self, job: int, pool: bytes, groups: Sequence[tuple[int, bytes, bytes, bytes, int]], stream: int = 0
+    ) -> None:
         """Queues a copy slots -> tensors, under the same rules.
 
         A slot without the stored content fails the job. The worker reports the slot to the daemon, which verifies
@@ -287,7 +296,12 @@ class WorkerEngine:
         """(job, all copied, bytes, seconds), each job exactly once. Never waits."""
 
     def wait(self, jobs: Sequence[int], timeout: float) -> bool:
-        """True once all of `jobs` have ended; unknown ids count as ended."""
+        """True once no tensor of `jobs` is touched any more; unknown ids count as ended. A job on a device may be
+        reported later."""
+
+    def report(self) -> dict[str, Any]:
+        """How it copies: device, methods, pool_bytes, registered_bytes (of them by the driver), copied_bytes,
+        staged_bytes (of them through staging memory), trouble (what hinders it, or None). Never waits."""
 
     def corrupt_loads(self) -> int:
         """Loads of slots without the stored content. Counted since the start; never waits."""

@@ -396,6 +396,7 @@ def _use_fakes(daemon: FakeDaemon, monkeypatch: Any) -> None:
         tensors: Any,
         groups: Any,
         per_chunk: int,
+        **_: Any,
     ) -> FakeEngine:
         return FakeEngine(daemon, engine_id, rank, tensors, groups, per_chunk)
 

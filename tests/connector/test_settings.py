@@ -50,7 +50,7 @@ def test_below_vllms_host_tier_its_options_are_known_too() -> None:
 
 def test_an_option_like_no_other_lists_what_there_is() -> None:
     (warning,) = passed_on({"socket": "/x", "zzzzzzzz": 1})[1]
-    assert "known are log_requests, lookup_deadline_ms, max_leased_requests" in warning
+    assert "known are gpu_copies, log_requests, lookup_deadline_ms, max_leased_requests" in warning
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_page_lists_all_options_with_their_defaults_and_all_metrics() -> Non
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
     defaults = {field.name: str(field.default) for field in fields(Settings)}
     defaults |= {"socket": "found", "tenant": "none", "reset_moves_namespace": "true", "verify_loads": "true"}
-    defaults |= {"log_requests": "false"}
+    defaults |= {"log_requests": "false", "gpu_copies": "false"}
     assert rows == defaults
     served = {name + "_total" * (name in metrics.COUNTERS) for name in metrics.DEFINITIONS}
     assert set(re.findall(r"^\| `(forebay:[a-z_]+)`", PAGE, re.MULTILINE)) == served

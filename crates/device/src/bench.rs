@@ -19,8 +19,8 @@ use serde::Serialize;
 use crate::copy::{Level, Memory};
 use crate::engine::{CopyEngine, PoolId};
 use crate::host::{HostCopyEngine, HostOptions};
-use crate::job::{Direction, Item, Job, Outcome};
-use crate::tensor::{PageRef, Tensor, Tensors};
+use crate::job::{After, Direction, Item, Job, Outcome, Until};
+use crate::tensor::{PageRef, Place, Tensor, Tensors};
 
 /// The parameters of a measurement.
 #[derive(Clone, Debug)]
@@ -149,7 +149,7 @@ impl Rig<'_> {
                 .with("block_bytes", shape.block_bytes()));
         }
         let tensor = |layer: usize| Tensor {
-            memory: tensors.clone(),
+            place: Place::Host(tensors.clone()),
             offset: layer as u64 * u64::from(blocks) * shape.fragment_bytes,
             rows: blocks,
             row_stride_bytes: shape.fragment_bytes,
@@ -196,7 +196,7 @@ impl Rig<'_> {
         let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
         let clock = Clock::start();
         jobs.into_iter().try_for_each(|job| self.engine.submit(job))?;
-        self.engine.wait(&ids, Instant::now() + PATIENCE)?;
+        self.engine.wait(&ids, Until::Settled, Instant::now() + PATIENCE)?;
         let cost = clock.stop();
         // Jobs of one direction complete in order, so these are the outcomes in the order of the blocks.
         Ok((cost, self.engine.poll().into_iter().flat_map(|completion| completion.outcomes).collect()))
@@ -211,7 +211,8 @@ impl Rig<'_> {
         };
         let items = offsets.iter().enumerate().map(item).collect();
         let (direction, pool, block_ids) = (self.kind.direction(), self.pool_id, block_ids.to_vec());
-        Job { id, direction, pool, items, block_ids, is_summed: self.kind == Kind::SummedLoad, guard: None }
+        let is_summed = self.kind == Kind::SummedLoad;
+        Job { id, direction, pool, after: After::Now, items, block_ids, is_summed, guard: None }
     }
 
     fn pass_of_memcpy(&self, order: &Order) -> Cost {
@@ -245,7 +246,7 @@ impl Rig<'_> {
     fn memcpy(&self, block_id: &u32, offset: u64) {
         let bytes = self.shape.block_bytes();
         let mut slot = self.pool.span(offset, bytes);
-        for fragment in self.tensors.fragments(0, std::slice::from_ref(block_id), 0..bytes) {
+        for fragment in self.tensors.spans(0, std::slice::from_ref(block_id), 0..bytes) {
             let part = slot.take(fragment.len());
             match self.kind.direction() {
                 Direction::Store => part.copy_from(fragment),
@@ -260,7 +261,7 @@ impl Rig<'_> {
         assert_eq!(outcomes.len(), order.block_ids.len(), "each block has an outcome");
         for (at, (block_id, offset)) in order.block_ids.iter().zip(&order.offsets).enumerate() {
             let mut of_tensors = Checksum::new();
-            let fragments = self.tensors.fragments(0, std::slice::from_ref(block_id), 0..bytes);
+            let fragments = self.tensors.spans(0, std::slice::from_ref(block_id), 0..bytes);
             fragments.for_each(|fragment| of_tensors.update(fragment.bytes()));
             let checksum = of_tensors.finish();
             let expected = match self.kind.direction() {
@@ -330,17 +331,17 @@ fn cpu_time() -> Duration {
 }
 
 /// SplitMix64: enough to shuffle blocks and to fill memory.
-struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
 
-    fn permutation(&mut self, len: u32) -> Vec<u32> {
+    pub fn permutation(&mut self, len: u32) -> Vec<u32> {
         let mut order: Vec<_> = (0..len).collect();
         for at in (1..order.len()).rev() {
             order.swap(at, (self.next() % (at as u64 + 1)) as usize);
@@ -348,7 +349,7 @@ impl Random {
         order
     }
 
-    fn fill(&mut self, memory: &Memory) {
+    pub fn fill(&mut self, memory: &Memory) {
         let mut chunk = vec![0; 1 << 20];
         for start in (0..memory.len()).step_by(chunk.len()) {
             chunk.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&self.next().to_le_bytes()));

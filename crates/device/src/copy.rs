@@ -1,8 +1,9 @@
 //! The copy itself: gather fragments into a slice of a slot with its checksum, scatter a slice back.
 //!
-//! Invariants: all `unsafe` of the host engine is in this module and its children. Callers of `gather` and `scatter`
-//! pass `Span`s, which cannot reach outside their [`Memory`]. When either returns, its bytes are visible to every
-//! thread and process that then learns of it: streaming stores are weakly ordered, so both end with a store fence.
+//! Invariants: all `unsafe` of copies between host memory is in this module and its children. Callers of `gather` and
+//! `scatter` pass `Span`s, which cannot reach outside their [`Memory`]. When either returns, its bytes are visible to
+//! every thread and process that then learns of it: streaming stores are weakly ordered, so both end with a store
+//! fence.
 //!
 //! Stores stream past the cache wherever the machine can. A KV block is much larger than what is worth caching, and
 //! its reader is another core or a device. Streaming saves the read-for-ownership of the destination. With AVX the

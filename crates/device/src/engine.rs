@@ -1,7 +1,7 @@
 //! The promises of every copy engine.
 //!
-//! - `submit` never blocks. It refuses with `Full` at the limit, and with `Invalid` any job that could touch a byte
-//!   outside the registered memory. A refused job leaves no trace.
+//! - `submit` never waits for a copy; a device engine calls the driver in it. It refuses with `Full` at the limit, and
+//! with `Invalid` any job that could touch a byte outside the registered memory. A refused job leaves no trace.
 //! - An accepted job is completed exactly once, whatever happens to its items. Completions of one direction come in
 //!   the order of submission; loads and stores may overtake each other.
 //! - When a completion can be polled, all bytes of the job are visible to every process that maps them.
@@ -11,7 +11,7 @@ use std::time::Instant;
 use forebay_core::Result;
 
 use crate::copy::Memory;
-use crate::job::{Completion, Job, JobId};
+use crate::job::{Completion, Job, JobId, Until};
 
 /// A pool mapping attached to an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -32,7 +32,27 @@ pub trait CopyEngine: Send + Sync {
     /// Takes the available completions, without waiting.
     fn poll(&self) -> Vec<Completion>;
 
-    /// Waits until none of `jobs` is in flight. Ids that are unknown or already completed are accepted. Takes no
-    /// completions. `Timeout` at the deadline.
-    fn wait(&self, jobs: &[JobId], deadline: Instant) -> Result<()>;
+    /// Waits until all of `jobs` are as far as `until` says. Ids that are unknown or already completed are accepted.
+    /// Takes no completions. `Timeout` at the deadline.
+    fn wait(&self, jobs: &[JobId], until: Until, deadline: Instant) -> Result<()>;
+
+    /// How the engine copies, and how well it does.
+    fn report(&self) -> EngineReport;
+}
+
+/// What is known of an engine at this moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct EngineReport {
+    /// The device with its driver; `None` of an engine over host memory.
+    pub device: Option<String>,
+    /// What copies, the preferred one first.
+    pub methods: Vec<&'static str>,
+    /// Bytes of the attached pools, and how many of them the driver has registered.
+    pub pool_bytes: u64,
+    pub registered_bytes: u64,
+    /// Bytes copied since the start, and how many of them went through staging memory.
+    pub copied_bytes: u64,
+    pub staged_bytes: u64,
+    /// What hinders the engine, in a line for a log.
+    pub trouble: Option<String>,
 }

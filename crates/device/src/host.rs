@@ -19,10 +19,10 @@ use forebay_core::checksum::{self, Checksum};
 use forebay_core::{Error, ErrorKind, Result};
 
 use crate::copy::{self, Level, Memory};
-use crate::engine::{CopyEngine, PoolId};
-use crate::job::{Completion, Direction, Job, JobId, Outcome};
+use crate::engine::{CopyEngine, EngineReport, PoolId};
+use crate::job::{Completion, Direction, Job, JobId, Outcome, Until};
 use crate::plan::{self, Part, Spread, Tile};
-use crate::tensor::Tensors;
+use crate::tensor::{Place, Tensors};
 
 /// An engine's options; the defaults suit a worker that shares its machine with the model.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +53,12 @@ pub struct HostCopyEngine {
 }
 
 impl HostCopyEngine {
-    /// Errors with `Invalid` on options out of range, `Unavailable` if a thread cannot be started.
+    /// Errors with `Invalid` on options out of range and tensors of a device, `Unavailable` if a thread cannot be
+    /// started.
     pub fn new(tensors: Tensors, options: HostOptions) -> Result<HostCopyEngine> {
+        if tensors.places().any(|place| matches!(place, Place::Device { .. })) {
+            return Err(Error::invalid("a tensor is not in host memory"));
+        }
         if !(1..=64).contains(&options.threads) || options.queue_jobs == 0 || options.part_bytes == 0 {
             return Err(Error::invalid(
                 "a copy engine must have 1 to 64 threads, a queue of at least one job, and parts of at least one byte",
@@ -113,7 +117,8 @@ impl CopyEngine for HostCopyEngine {
         self.shared.lock().published.drain(..).collect()
     }
 
-    fn wait(&self, jobs: &[JobId], deadline: Instant) -> Result<()> {
+    /// A thread releases a job's tensors and settles its items in one pass, so both ends are one.
+    fn wait(&self, jobs: &[JobId], _until: Until, deadline: Instant) -> Result<()> {
         let mut queue = self.shared.lock();
         loop {
             let left = jobs.iter().filter(|id| queue.in_flight.contains(id)).count();
@@ -125,6 +130,11 @@ impl CopyEngine for HostCopyEngine {
             };
             (queue, _) = self.shared.done.wait_timeout(queue, patience).expect(LOCK);
         }
+    }
+
+    fn report(&self) -> EngineReport {
+        let pool_bytes = self.shared.lock().pools.values().map(|pool| pool.len() as u64).sum();
+        EngineReport { methods: vec!["host"], pool_bytes, ..EngineReport::default() }
     }
 }
 
@@ -318,7 +328,7 @@ impl Shared {
         }
         let slice = running.pool.span(it.offset + range.start, bytes);
         let block_ids = &block_ids[it.blocks.start as usize..it.blocks.end as usize];
-        let fragments = self.tensors.fragments(it.group, block_ids, range.clone());
+        let fragments = self.tensors.spans(it.group, block_ids, range.clone());
         let level = self.options.level;
         let (summed, checksum) = match direction {
             Direction::Store => (bytes, copy::gather(level, slice, fragments)),

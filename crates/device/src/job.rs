@@ -21,11 +21,31 @@ pub enum Direction {
     Load,
 }
 
+/// Whose work comes before a job's copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum After {
+    /// The tensors may be touched at once.
+    Now,
+    /// All that was queued on this stream of the device before the submission.
+    Stream(u64),
+}
+
+/// How far a job must be for a wait to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// Its tensors are not touched any more.
+    Released,
+    /// Its outcome is known as well.
+    Settled,
+}
+
 /// A batch of copies with one completion.
 pub struct Job {
     pub id: JobId,
     pub direction: Direction,
     pub pool: PoolId,
+    /// A host engine has no streams and takes every job as one that may begin at once.
+    pub after: After,
     pub items: Vec<Item>,
     /// Rows of the tensors; the items refer to them by range.
     pub block_ids: Vec<u32>,
@@ -51,7 +71,8 @@ pub struct Item {
 /// Decides for each item whether its slot is still the intended one. Called on the engine's threads, on several at a
 /// time. A guard that panics has refused.
 pub trait SlotGuard: Send + Sync {
-    /// Whether item `item` may be copied. If an item is copied in parts, called before each part.
+    /// Whether item `item` may be copied. If an item is copied in parts, called before each part. A device engine asks
+    /// when the job is submitted.
     fn before(&self, item: usize) -> bool;
 
     /// Whether the copy of item `item` is valid. Called once, after its last byte is visible to all. `checksum`

@@ -38,9 +38,13 @@ pub(crate) struct Spread {
 
 /// Errors with `Invalid` if the job refers to a group, block or byte that does not exist.
 pub(crate) fn plan(job: &Job, tensors: &Tensors, pool_bytes: u64, spread: Spread) -> Result<Vec<Tile>> {
+    Ok(cut(&check(job, tensors, pool_bytes)?, spread))
+}
+
+/// The bytes of each item's slice. Errors like `plan`.
+pub(crate) fn check(job: &Job, tensors: &Tensors, pool_bytes: u64) -> Result<Vec<u64>> {
     let check = |(at, item)| item_bytes(item, job, tensors, pool_bytes).map_err(|error| error.with("item", at));
-    let sizes = job.items.iter().enumerate().map(check).collect::<Result<Vec<_>>>()?;
-    Ok(cut(&sizes, spread))
+    job.items.iter().enumerate().map(check).collect()
 }
 
 /// Length of an item's slice. The item must have been accepted by `plan`.

@@ -13,13 +13,33 @@ use forebay_core::{Error, Result};
 
 use crate::copy::{Memory, Span};
 
-/// A strided tensor: row b, one block's page, begins at `offset + b * row_stride_bytes` of `memory`.
+/// The memory of a tensor.
+#[derive(Clone)]
+pub enum Place {
+    Host(Memory),
+    /// Of a device, which only its driver reads and writes. The submitter's promises are those of [`Memory::new`].
+    Device {
+        /// Position among the devices that the process sees.
+        ordinal: u32,
+        base: u64,
+        bytes: u64,
+    },
+}
+
+/// A strided tensor: row b, one block's page, begins at `offset + b * row_stride_bytes` of its memory.
 #[derive(Clone)]
 pub struct Tensor {
-    pub memory: Memory,
+    pub place: Place,
     pub offset: u64,
     pub rows: u32,
     pub row_stride_bytes: u64,
+}
+
+/// Bytes of a block that lie side by side: `bytes` of them at `offset` of a tensor's memory.
+pub(crate) struct Fragment<'a> {
+    pub place: &'a Place,
+    pub offset: u64,
+    pub bytes: u64,
 }
 
 /// A group's share of each row of a tensor: its first `page_bytes`.
@@ -68,8 +88,25 @@ impl Tensors {
         Some(self.groups.get(usize::from(group))?.rows)
     }
 
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Place> {
+        self.tensors.iter().map(|tensor| &tensor.place)
+    }
+
     pub(crate) fn overlap(&self, memory: &Memory) -> bool {
-        self.tensors.iter().any(|tensor| tensor.memory.overlaps(memory))
+        self.places().any(|place| matches!(place, Place::Host(tensor) if tensor.overlaps(memory)))
+    }
+
+    /// `fragments` of tensors in host memory. Panics on others.
+    pub(crate) fn spans<'a>(
+        &'a self,
+        group: u16,
+        block_ids: &'a [u32],
+        range: Range<u64>,
+    ) -> impl Iterator<Item = Span<'a>> {
+        self.fragments(group, block_ids, range).map(|Fragment { place, offset, bytes }| match place {
+            Place::Host(memory) => memory.span(offset, bytes),
+            Place::Device { .. } => unreachable!("the host engine refuses tensors of devices"),
+        })
     }
 
     /// The fragments of bytes `range` of the blocks `block_ids`, block after block; fragments at the ends of the
@@ -79,7 +116,7 @@ impl Tensors {
         group: u16,
         block_ids: &'a [u32],
         range: Range<u64>,
-    ) -> impl Iterator<Item = Span<'a>> {
+    ) -> impl Iterator<Item = Fragment<'a>> {
         let refs = &self.groups[usize::from(group)].refs;
         let pages = block_ids.iter().flat_map(move |block_id| refs.iter().map(move |page| (*block_id, page)));
         let mut at = 0;
@@ -90,7 +127,7 @@ impl Tensors {
             (cut.start < cut.end).then(|| {
                 let tensor = &self.tensors[page.tensor];
                 let row = tensor.offset + u64::from(block_id) * tensor.row_stride_bytes;
-                tensor.memory.span(row + (cut.start - start), cut.end - cut.start)
+                Fragment { place: &tensor.place, offset: row + (cut.start - start), bytes: cut.end - cut.start }
             })
         })
     }
@@ -117,12 +154,21 @@ impl Group {
     }
 }
 
+impl Place {
+    fn bytes(&self) -> u64 {
+        match self {
+            Place::Host(memory) => memory.len() as u64,
+            Place::Device { bytes, .. } => *bytes,
+        }
+    }
+}
+
 impl Tensor {
     /// Whether a page of `page_bytes` at the start of each row stays inside its row and the memory.
     fn check(&self, page_bytes: u64) -> Result<()> {
         let last_row = u64::from(self.rows.saturating_sub(1)).checked_mul(self.row_stride_bytes);
         let end = last_row.and_then(|row| row.checked_add(self.offset)?.checked_add(page_bytes));
-        let is_inside = end.is_some_and(|end| end <= self.memory.len() as u64);
+        let is_inside = end.is_some_and(|end| end <= self.place.bytes());
         let is_apart = self.rows <= 1 || page_bytes <= self.row_stride_bytes;
         if page_bytes == 0 || self.rows == 0 || !is_inside || !is_apart {
             return Err(Error::invalid("a tensor's pages are empty, overlap, or reach outside its memory")
@@ -130,7 +176,7 @@ impl Tensor {
                 .with("offset", self.offset)
                 .with("rows", self.rows)
                 .with("row_stride_bytes", self.row_stride_bytes)
-                .with("memory_bytes", self.memory.len()));
+                .with("memory_bytes", self.place.bytes()));
         }
         Ok(())
     }
@@ -141,7 +187,7 @@ mod tests {
     use super::*;
 
     fn tensor(offset: u64, rows: u32, row_stride_bytes: u64) -> Tensor {
-        Tensor { memory: Memory::anonymous(1000).unwrap(), offset, rows, row_stride_bytes }
+        Tensor { place: Place::Host(Memory::anonymous(1000).unwrap()), offset, rows, row_stride_bytes }
     }
 
     fn with_page(tensor: Tensor, page_bytes: u64) -> Result<Tensors> {
@@ -186,7 +232,7 @@ mod tests {
     fn a_range_of_a_slice_cuts_the_fragments_at_its_ends() {
         let refs = vec![PageRef { tensor: 0, page_bytes: 10 }, PageRef { tensor: 1, page_bytes: 20 }];
         let tensors = Tensors::new(vec![tensor(0, 3, 10), tensor(0, 3, 20)], vec![refs]).unwrap();
-        let lengths = |range| tensors.fragments(0, &[2, 0], range).map(|span| span.len()).collect::<Vec<_>>();
+        let lengths = |range| tensors.fragments(0, &[2, 0], range).map(|cut| cut.bytes).collect::<Vec<_>>();
         assert_eq!(lengths(0..60), [10, 20, 10, 20]);
         assert_eq!(lengths(5..35), [5, 20, 5]);
         assert_eq!(lengths(12..13), [1]);

@@ -38,7 +38,7 @@ impl Rig {
         tensor.write(0, &noise(tensor.len(), 1));
         let memory = Memory::anonymous(tensor.len()).unwrap();
         let stride = page_bytes as u64;
-        let rows = Tensor { memory: tensor.clone(), offset: 0, rows: BLOCKS, row_stride_bytes: stride };
+        let rows = Tensor { place: Place::Host(tensor.clone()), offset: 0, rows: BLOCKS, row_stride_bytes: stride };
         let tensors = Tensors::new(vec![rows], vec![vec![PageRef { tensor: 0, page_bytes: stride }]]).unwrap();
         let options = HostOptions { threads, queue_jobs, part_bytes: PART_BYTES, ..HostOptions::default() };
         let engine = HostCopyEngine::new(tensors, options).unwrap();
@@ -56,11 +56,20 @@ impl Rig {
             beside: [0; 2],
         };
         let items = (0..blocks.len()).map(item).collect();
-        Job { id, direction, pool: self.pool, items, block_ids: blocks.to_vec(), is_summed: false, guard: None }
+        Job {
+            id,
+            direction,
+            pool: self.pool,
+            after: After::Now,
+            items,
+            block_ids: blocks.to_vec(),
+            is_summed: false,
+            guard: None,
+        }
     }
 
     fn finish(&self, ids: &[JobId]) -> Vec<Completion> {
-        self.engine.wait(ids, Instant::now() + PATIENCE).unwrap();
+        self.engine.wait(ids, Until::Settled, Instant::now() + PATIENCE).unwrap();
         self.engine.poll()
     }
 }
@@ -241,7 +250,7 @@ fn case_job(case: &Case, model: &Model, id: JobId, direction: Direction, pool: P
             beside: [0; 2],
         });
     }
-    Job { id, direction, pool, items, block_ids, is_summed: false, guard: None }
+    Job { id, direction, pool, after: After::Now, items, block_ids, is_summed: false, guard: None }
 }
 
 fn memory_of(bytes: &[u8]) -> Memory {
@@ -259,7 +268,7 @@ proptest! {
         let memories: Vec<_> = model.tensors.iter().map(|bytes| memory_of(bytes)).collect();
         let memory = memory_of(&model.pool);
         let tensors = memories.iter().zip(&case.tensors).map(|(memory, (offset, padding, page))| Tensor {
-            memory: memory.clone(), offset: *offset, rows: ROWS, row_stride_bytes: page + padding,
+            place: Place::Host(memory.clone()), offset: *offset, rows: ROWS, row_stride_bytes: page + padding,
         });
         let page_ref = |(tensor, page_bytes): &(usize, u64)| PageRef { tensor: *tensor, page_bytes: *page_bytes };
         let groups = case.groups.iter().map(|refs| refs.iter().map(page_ref).collect());
@@ -270,7 +279,7 @@ proptest! {
         let pool = engine.attach_pool(memory.clone()).unwrap();
 
         engine.submit(case_job(&case, &model, 1, Direction::Store, pool)).unwrap();
-        engine.wait(&[1], Instant::now() + PATIENCE).unwrap();
+        engine.wait(&[1], Until::Settled, Instant::now() + PATIENCE).unwrap();
         let outcomes = model.store();
         let stored = engine.poll();
         prop_assert_eq!(&stored[0].outcomes, &outcomes, "at level {}", level);
@@ -288,7 +297,7 @@ proptest! {
             memory.write(0, bytes);
         }
         engine.submit(case_job(&case, &model, 2, Direction::Load, pool)).unwrap();
-        engine.wait(&[2], Instant::now() + PATIENCE).unwrap();
+        engine.wait(&[2], Until::Settled, Instant::now() + PATIENCE).unwrap();
         model.load();
         prop_assert!(engine.poll()[0].outcomes.iter().all(|outcome| *outcome == Outcome::Loaded));
         for (memory, bytes) in memories.iter().zip(&model.tensors) {
@@ -370,6 +379,7 @@ fn a_job_that_could_touch_a_byte_outside_is_refused_and_leaves_no_trace() {
             id: 1,
             direction: Direction::Load,
             pool: rig.pool,
+            after: After::Now,
             items: vec![item],
             block_ids,
             is_summed: false,
@@ -394,7 +404,7 @@ fn a_full_queue_refuses_until_a_completion_is_polled() {
     let refused = rig.engine.submit(rig.job(3, Direction::Load, &[2])).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Full);
     gate.open();
-    rig.engine.wait(&[1, 2], Instant::now() + PATIENCE).unwrap();
+    rig.engine.wait(&[1, 2], Until::Settled, Instant::now() + PATIENCE).unwrap();
     assert_eq!(rig.engine.submit(rig.job(3, Direction::Load, &[2])).unwrap_err().kind(), ErrorKind::Full);
     assert_eq!(rig.engine.poll().len(), 2);
     rig.engine.submit(rig.job(3, Direction::Load, &[2])).unwrap();
@@ -507,7 +517,7 @@ fn every_job_of_many_threads_is_completed_exactly_once() {
                         thread::yield_now();
                     }
                     // ...because it waits for one before it submits the next.
-                    rig.engine.wait(&[id], deadline).unwrap();
+                    rig.engine.wait(&[id], Until::Settled, deadline).unwrap();
                 }
             });
         }
@@ -577,17 +587,17 @@ fn a_job_without_items_completes_in_its_turn() {
 #[test]
 fn waiting_knows_unknown_ids_takes_nothing_away_and_ends_at_its_deadline() {
     let rig = Rig::new(1, 8);
-    rig.engine.wait(&[], Instant::now()).unwrap();
-    rig.engine.wait(&[17, 18], Instant::now()).unwrap();
+    rig.engine.wait(&[], Until::Settled, Instant::now()).unwrap();
+    rig.engine.wait(&[17, 18], Until::Settled, Instant::now()).unwrap();
     let gate = Arc::new(Gate::default());
     rig.engine.submit(Job { guard: gate.guard(), ..rig.job(1, Direction::Store, &[0]) }).unwrap();
-    let error = rig.engine.wait(&[17, 1], Instant::now() + Duration::from_millis(5)).unwrap_err();
+    let error = rig.engine.wait(&[17, 1], Until::Settled, Instant::now() + Duration::from_millis(5)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     gate.open();
-    rig.engine.wait(&[1], Instant::now() + PATIENCE).unwrap();
-    rig.engine.wait(&[1], Instant::now()).unwrap();
+    rig.engine.wait(&[1], Until::Settled, Instant::now() + PATIENCE).unwrap();
+    rig.engine.wait(&[1], Until::Settled, Instant::now()).unwrap();
     assert_eq!(rig.engine.poll().len(), 1);
-    rig.engine.wait(&[1], Instant::now()).unwrap();
+    rig.engine.wait(&[1], Until::Settled, Instant::now()).unwrap();
 }
 
 // --- how it ends ----------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> 
         # Drawn once for each start of an engine, before its processes are: all of them have the same, whatever
         # executor starts them and whoever chose the engine's id.
         "incarnation": vllm_config.instance_id,
+        # Before it sleeps, an engine waits for its device alone, and then unmaps the tensors.
+        "may_sleep": vllm_config.model_config.enable_sleep_mode,
     }
     return _with_extra(vllm_config, extra | filled), warnings
 

@@ -8,7 +8,7 @@ every copy, so that a load becomes a computation and a store leaves no record.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from forebay.vllm.guard import logger
 from forebay.vllm.settings import Settings
@@ -69,10 +69,11 @@ class Session(Protocol):
 class CopyEngine(Protocol):
     """The worker's side; see `forebay.WorkerEngine`."""
 
-    def submit_store(self, job: int, pool: bytes, groups: Groups) -> None: ...
-    def submit_load(self, job: int, pool: bytes, groups: Groups) -> None: ...
+    def submit_store(self, job: int, pool: bytes, groups: Groups, stream: int = 0) -> None: ...
+    def submit_load(self, job: int, pool: bytes, groups: Groups, stream: int = 0) -> None: ...
     def finished(self) -> list[tuple[int, bool, int, float]]: ...
     def wait(self, jobs: Sequence[int], timeout: float) -> bool: ...
+    def report(self) -> dict[str, Any]: ...
     def shutdown(self) -> None: ...
 
 
@@ -127,10 +128,16 @@ def open_engine(
     tensors: Sequence[tuple[int, int, int, int]],
     groups: Sequence[tuple[int, bool, Sequence[tuple[int, int]]]],
     blocks_per_chunk: int,
+    device: int | None = None,
+    stages: bool = True,
 ) -> CopyEngine:
-    """A copy engine that attaches in the background. Returns at once."""
+    """A copy engine that attaches in the background. Returns at once, for a `device` after its test."""
     try:
-        from forebay import WorkerEngine
+        from forebay import ForebayError, WorkerEngine
+    except Exception:  # noqa: BLE001 - no exception reaches the engine
+        logger.exception("forebay cannot copy in this worker")
+        return AbsentEngine()
+    try:
 
         return WorkerEngine(
             settings.socket,
@@ -143,7 +150,12 @@ def open_engine(
             blocks_per_chunk=blocks_per_chunk,
             threads=settings.threads,
             verify=settings.verify_loads,
+            device=device,
+            stages=stages,
         )
+    except ForebayError as error:
+        logger.error("forebay cannot copy in this worker, so this engine stores nothing: %s", error)
+        return AbsentEngine()
     except Exception:  # noqa: BLE001 - no exception reaches the engine
         logger.exception("forebay cannot copy in this worker")
         return AbsentEngine()
@@ -239,7 +251,7 @@ class AbsentEngine:
     def __init__(self) -> None:
         self._jobs: list[int] = []
 
-    def submit_store(self, job: int, pool: bytes, groups: Groups) -> None:
+    def submit_store(self, job: int, pool: bytes, groups: Groups, stream: int = 0) -> None:
         self._jobs.append(job)
 
     submit_load = submit_store
@@ -250,6 +262,9 @@ class AbsentEngine:
 
     def wait(self, jobs: Sequence[int], timeout: float) -> bool:
         return True
+
+    def report(self) -> dict[str, Any]:
+        return {"trouble": None}
 
     def shutdown(self) -> None:
         pass

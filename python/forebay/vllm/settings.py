@@ -80,6 +80,8 @@ class Settings:
 
     Set to false for fleets that only put engines to sleep.
     """
+    gpu_copies: bool = False
+    """Whether this engine's KV is copied from and to an NVIDIA GPU. Off, because that was never run on a GPU."""
     log_requests: bool = False
     """Whether a line in the engine's log says for each request where the KV of its prompt came from."""
 

@@ -32,6 +32,7 @@ class ForebaySpec(OffloadingSpec):
         super().__init__(config)
         self.settings, self.warnings = Settings.parse(config.extra_config)
         self.incarnation = incarnation(config.extra_config)
+        self.may_sleep = bool(config.extra_config["may_sleep"])
         # Every rank of such an engine holds the same bytes: rank 0 stores them once.
         self.replicated_layout = config.replicated_layout
         self._manager: ForebayManager | None = None

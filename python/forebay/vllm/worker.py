@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 class ForebayWorker(OffloadingWorker):
     """One rank's copies."""
 
-    def __init__(self, engine: CopyEngine, kv_caches: CanonicalKVCaches, spec: ForebaySpec):
+    def __init__(
+        self, engine: CopyEngine, kv_caches: CanonicalKVCaches, spec: ForebaySpec, device: torch.device | None = None
+    ):
         self.breaker = Breaker()
+        self._device = device  # whose stream the copies follow; None of the host
+        self._trouble: str | None = None
         self._engine = engine
         self._kv_caches = kv_caches  # the engine copies from and to this memory
         self._group_ids = [group.group_id for group in spec.config.groups]
@@ -48,11 +52,10 @@ class ForebayWorker(OffloadingWorker):
     @classmethod
     def open(cls, spec: ForebaySpec, kv_caches: CanonicalKVCaches) -> ForebayWorker:
         """Attaches in the background. Returns at once."""
-        devices = {tensor.tensor.device.type for tensor in kv_caches.tensors}
-        if devices != {"cpu"}:
-            logger.warning(
-                "forebay cannot copy from %s in this build, so this engine stores nothing", ", ".join(devices)
-            )
+        devices = {tensor.tensor.device for tensor in kv_caches.tensors}
+        device = next(iter(devices))
+        if reason := _obstacle(devices, spec):
+            logger.warning("forebay stores nothing in this engine: %s", reason)
             return cls(AbsentEngine(), kv_caches, spec)
         groups = [
             (group.group_id, spec.replicated_layout, [(ref.tensor_idx, ref.page_size_bytes) for ref in refs])
@@ -68,13 +71,15 @@ class ForebayWorker(OffloadingWorker):
             [_extent(tensor.tensor, tensor.page_size_bytes) for tensor in kv_caches.tensors],
             groups,
             spec.blocks_per_chunk,
+            device=device.index if device.type == "cuda" else None,
+            stages=not spec.may_sleep,
         )
-        return cls(engine, kv_caches, spec)
+        return cls(engine, kv_caches, spec, device if device.type == "cuda" else None)
 
     @guarded(lambda self, job_id, *_: self._refuse(job_id))
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(dst_spec, PoolSlots)
-        self._engine.submit_store(job_id, dst_spec.pool, list(self._groups(dst_spec, src_spec)))
+        self._engine.submit_store(job_id, dst_spec.pool, list(self._groups(dst_spec, src_spec)), *self._stream())
         return True
 
     @guarded(lambda self, job_id, *_, **__: self._refuse(job_id))
@@ -87,12 +92,13 @@ class ForebayWorker(OffloadingWorker):
             self._expedited[job_id] = dst_spec.block_ids.tolist()
         if not src_spec.groups:
             return self._refuse(job_id)
-        self._engine.submit_load(job_id, src_spec.pool, list(self._groups(src_spec, dst_spec)))
+        self._engine.submit_load(job_id, src_spec.pool, list(self._groups(src_spec, dst_spec)), *self._stream())
         return True
 
     @guarded(lambda *_: [])
     def get_finished(self) -> list[TransferResult]:
         refused, self._refused = self._refused, []
+        self._tell_trouble()
         finished = [(job, False, 0, 0.0) for job in refused] + self._engine.finished()
         for job, is_copied, _, _ in finished:
             request, blocks = self._loads.pop(job, None), self._expedited.pop(job, None)
@@ -126,6 +132,23 @@ class ForebayWorker(OffloadingWorker):
         self._refused.append(job_id)
         return True
 
+    def _stream(self) -> tuple[int, ...]:
+        """The stream on which the engine's thread has queued what comes before a copy: what has computed the blocks of a
+        store, and what reads or zeroes those of a load."""
+        if self._device is None:
+            return ()
+        import torch
+
+        return (torch.cuda.current_stream(self._device).cuda_stream,)
+
+    def _tell_trouble(self) -> None:
+        """Logs once what hinders the copies of a device."""
+        if self._device is None or self._trouble is not None:
+            return
+        self._trouble = self._engine.report()["trouble"]
+        if self._trouble is not None:
+            logger.warning("forebay copies slowly or not at all: %s", self._trouble)
+
     def _groups(self, slots: PoolSlots, blocks: GPULoadStoreSpec) -> Iterator[tuple[int, bytes, bytes, bytes, int]]:
         """The job by group: slots, generations, block ids, and number of sub-blocks missing at the start of the
         first chunk."""
@@ -141,6 +164,22 @@ class ForebayWorker(OffloadingWorker):
             chunks = -(-(skipped + size) // self._blocks_per_chunk)
             assert chunks * 4 == len(some), f"{size} blocks of group {group} do not fit {len(some) // 4} slots"
             yield group, some, generations, ids.tobytes(), skipped
+
+
+def _obstacle(devices: set[torch.device], spec: ForebaySpec) -> str | None:
+    """Why tensors of these devices are not copied."""
+    kinds = {device.type for device in devices}
+    if kinds == {"cpu"}:
+        return None
+    if kinds != {"cuda"} or len(devices) != 1:
+        return f"it cannot copy from {', '.join(sorted(map(str, devices)))}"
+    if spec.settings.gpu_copies:
+        logger.warning("forebay copies from and to a GPU, which was tested on a fake driver and never run on a GPU")
+        return None
+    return (
+        "its copies from GPUs were never run on a GPU; "
+        'hint: use ForebayTieringConnector, or try them with `"gpu_copies": true` in `kv_connector_extra_config`'
+    )
 
 
 def _extent(tensor: torch.Tensor, page_bytes: int) -> tuple[int, int, int, int]:

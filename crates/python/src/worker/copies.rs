@@ -9,7 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, PAGE_BYTES, Result};
-use forebay_device::{Completion, CopyEngine, Direction, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors};
+use forebay_device::cuda::{CudaCopyEngine, CudaOptions, LibCuda};
+use forebay_device::{
+    After, Completion, CopyEngine, Direction, EngineReport, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors,
+    Until,
+};
 use forebay_io::pool::Mapping;
 use forebay_rpc::client::SessionState;
 use forebay_rpc::proto::Held;
@@ -19,6 +23,24 @@ use crate::buffers;
 
 /// Limit on the jobs submitted and not yet reported. An engine step submits a handful and reports as many.
 const QUEUE_JOBS: usize = 16_384;
+
+/// The engine that copies from and to these tensors. `threads`: 0 leaves the number to the engine. `stages`: see
+/// [`CudaOptions::stages`].
+pub fn engine(tensors: Tensors, device: Option<u32>, threads: usize, stages: bool) -> Result<Arc<dyn CopyEngine>> {
+    Ok(match device {
+        None => {
+            let default = HostOptions::default();
+            let threads = if threads == 0 { default.threads } else { threads };
+            Arc::new(HostCopyEngine::new(tensors, HostOptions { threads, queue_jobs: QUEUE_JOBS, ..default })?)
+        }
+        Some(ordinal) => {
+            let default = CudaOptions::new(ordinal);
+            let threads = if threads == 0 { default.threads } else { threads };
+            let options = CudaOptions { threads, stages, queue_jobs: QUEUE_JOBS, ..default };
+            Arc::new(CudaCopyEngine::new(Arc::new(LibCuda::load()?), tensors, options)?)
+        }
+    })
+}
 
 /// The copies of one group.
 pub struct GroupJob {
@@ -59,7 +81,7 @@ pub struct Copies {
 
 struct Inner {
     /// `None` once closed.
-    engine: Option<Arc<HostCopyEngine>>,
+    engine: Option<Arc<dyn CopyEngine>>,
     pool: Option<MappedPool>,
     standing: Standing,
     done: Vec<End>,
@@ -67,21 +89,17 @@ struct Inner {
 
 impl Copies {
     pub fn new(
-        tensors: Tensors,
+        engine: Arc<dyn CopyEngine>,
         groups: Vec<GroupShape>,
         rank: u32,
         blocks_per_chunk: u32,
-        threads: usize,
         verifies: bool,
         wake: UnixStream,
-    ) -> Result<Copies> {
-        let default = HostOptions::default();
-        let threads = if threads == 0 { default.threads } else { threads };
-        let engine = HostCopyEngine::new(tensors, HostOptions { threads, queue_jobs: QUEUE_JOBS, ..default })?;
+    ) -> Copies {
         let standing = Standing { state: SessionState::Connecting, reason: Some("not connected yet".to_string()) };
-        let inner = Inner { engine: Some(Arc::new(engine)), pool: None, standing, done: Vec::new() };
+        let inner = Inner { engine: Some(engine), pool: None, standing, done: Vec::new() };
         let suspects = Arc::new(Suspects::new(wake));
-        Ok(Copies { groups, rank, blocks_per_chunk, verifies, suspects, inner: Mutex::new(inner) })
+        Copies { groups, rank, blocks_per_chunk, verifies, suspects, inner: Mutex::new(inner) }
     }
 
     pub fn suspects(&self) -> &Suspects {
@@ -143,15 +161,23 @@ impl Copies {
     }
 
     /// Queues a job. Errors with `Invalid` if its lists do not fit together.
-    pub fn submit(&self, direction: Direction, job: u64, pool: &[u8], groups: Vec<GroupJob>) -> Result<()> {
+    pub fn submit(
+        &self,
+        direction: Direction,
+        job: u64,
+        pool: &[u8],
+        groups: Vec<GroupJob>,
+        after: After,
+    ) -> Result<()> {
         groups.iter().try_for_each(|group| self.check(group))?;
         let (engine, mapped) = {
             let inner = self.inner();
             (inner.engine.clone(), inner.pool.clone().filter(|mapped| mapped.id == pool))
         };
-        let begun =
-            engine.zip(mapped).is_some_and(|(engine, mapped)| self.begin(&engine, &mapped, direction, job, &groups));
-        if !begun {
+        let begin = |(engine, mapped): (Arc<dyn CopyEngine>, MappedPool)| {
+            self.begin(&*engine, &mapped, direction, job, &groups, after)
+        };
+        if !engine.zip(mapped).is_some_and(begin) {
             self.inner().done.push(End { job, is_whole: false, bytes: 0, elapsed: Duration::ZERO });
         }
         Ok(())
@@ -166,9 +192,16 @@ impl Copies {
         ends
     }
 
+    /// Whether no tensor of the jobs is touched any more, by the deadline at the latest.
     pub fn wait(&self, jobs: &[u64], deadline: Instant) -> bool {
         let engine = self.inner().engine.clone();
-        engine.is_none_or(|engine| engine.wait(jobs, deadline).is_ok())
+        engine.is_none_or(|engine| engine.wait(jobs, Until::Released, deadline).is_ok())
+    }
+
+    /// How the copying is done; `None` once closed.
+    pub fn report(&self) -> Option<EngineReport> {
+        let engine = self.inner().engine.clone();
+        engine.map(|engine| engine.report())
     }
 
     /// Ends the copying. Afterwards no byte is touched, unless somebody still waits for a job.
@@ -182,18 +215,26 @@ impl Copies {
 
     fn begin(
         &self,
-        engine: &HostCopyEngine,
+        engine: &dyn CopyEngine,
         mapped: &MappedPool,
         direction: Direction,
         job: u64,
         groups: &[GroupJob],
+        after: After,
     ) -> bool {
-        let Some(job) = self.job(mapped, direction, job, groups) else { return false };
+        let Some(job) = self.job(mapped, direction, job, groups, after) else { return false };
         engine.submit(job).inspect_err(|error| tracing::warn!(%error, "a copy was refused")).is_ok()
     }
 
     /// `None` if the pool's slots cannot be used yet, or a block would be stored in part.
-    fn job(&self, mapped: &MappedPool, direction: Direction, id: u64, groups: &[GroupJob]) -> Option<Job> {
+    fn job(
+        &self,
+        mapped: &MappedPool,
+        direction: Direction,
+        id: u64,
+        groups: &[GroupJob],
+        after: After,
+    ) -> Option<Job> {
         let offsets = mapped.offsets.as_ref()?;
         let is_store = direction == Direction::Store;
         let (mut items, mut block_ids, mut meant) = (Vec::new(), Vec::new(), Vec::new());
@@ -220,7 +261,7 @@ impl Copies {
         let (mapping, suspects) = (mapped.mapping.clone(), self.suspects.clone());
         let guard = Some(Box::new(Guard { mapping, direction, meant, suspects }) as _);
         let is_summed = self.verifies && mapped.has_births;
-        Some(Job { id, direction, pool: mapped.handle, items, block_ids, is_summed, guard })
+        Some(Job { id, direction, pool: mapped.handle, after, items, block_ids, is_summed, guard })
     }
 
     fn check(&self, job: &GroupJob) -> Result<()> {

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_device::{Direction, PageRef, Tensor, Tensors};
+use forebay_device::{After, Direction, PageRef, Place, Tensor, Tensors};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::buffers;
 use crate::convert;
@@ -35,6 +35,8 @@ type JobTuple<'a> = (u32, Vec<u8>, Vec<u8>, Vec<u8>, u32);
 #[pyclass(frozen, module = "forebay._native")]
 pub struct WorkerEngine {
     copies: Arc<Copies>,
+    /// Whether the tensors are a device's, whose driver is called in each submission.
+    is_device: bool,
     attaching: Mutex<Option<Attaching>>,
 }
 
@@ -43,10 +45,11 @@ impl WorkerEngine {
     #[new]
     #[pyo3(signature = (
         socket_directory, engine_id, rank, ranks, *, incarnation, tensors, groups, blocks_per_chunk = 1, threads = 0,
-        verify = true
+        verify = true, device = None, stages = true
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
+        py: Python<'_>,
         socket_directory: Option<&str>,
         engine_id: String,
         rank: u32,
@@ -57,6 +60,8 @@ impl WorkerEngine {
         blocks_per_chunk: u32,
         threads: usize,
         verify: bool,
+        device: Option<u32>,
+        stages: bool,
     ) -> Result<WorkerEngine, Raised> {
         if rank >= ranks || blocks_per_chunk == 0 {
             return Err(Error::invalid("a rank is below the number of ranks, and a chunk has a block")
@@ -65,15 +70,15 @@ impl WorkerEngine {
                 .with("blocks_per_chunk", blocks_per_chunk)
                 .into());
         }
-        let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk)?;
+        let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk, device)?;
         let (wake, suspected) = wake().map_err(Raised::from)?;
-        let copies = Copies::new(tensors, shapes.clone(), rank, blocks_per_chunk, threads, verify, wake)?;
-        let copies = Arc::new(copies);
+        let engine = py.detach(|| copies::engine(tensors, device, threads, stages))?;
+        let copies = Arc::new(Copies::new(engine, shapes.clone(), rank, blocks_per_chunk, verify, wake));
         let incarnation = convert::incarnation(incarnation)?;
         let directory = forebay_rpc::client::find_sockets(socket_directory);
         let worker = attach::Worker { directory, engine_id, incarnation, rank, ranks, groups: shapes };
         let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?));
-        Ok(WorkerEngine { copies, attaching })
+        Ok(WorkerEngine { copies, is_device: device.is_some(), attaching })
     }
 
     fn state(&self) -> &'static str {
@@ -86,13 +91,29 @@ impl WorkerEngine {
     }
 
     /// Queues a copy tensors -> slots. Never waits, never raises for a lost pool.
-    fn submit_store(&self, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
-        self.submit(Direction::Store, job, pool, groups)
+    #[pyo3(signature = (job, pool, groups, stream = 0))]
+    fn submit_store(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        pool: &[u8],
+        groups: Vec<JobTuple<'_>>,
+        stream: u64,
+    ) -> Result<(), Raised> {
+        self.submit(py, Direction::Store, job, pool, groups, stream)
     }
 
     /// Queues a copy slots -> tensors, under the same rules.
-    fn submit_load(&self, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
-        self.submit(Direction::Load, job, pool, groups)
+    #[pyo3(signature = (job, pool, groups, stream = 0))]
+    fn submit_load(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        pool: &[u8],
+        groups: Vec<JobTuple<'_>>,
+        stream: u64,
+    ) -> Result<(), Raised> {
+        self.submit(py, Direction::Load, job, pool, groups, stream)
     }
 
     /// (job, all copied, bytes, seconds), each job exactly once. Never waits.
@@ -101,7 +122,7 @@ impl WorkerEngine {
         finished.map(|end| (end.job, end.is_whole, end.bytes, end.elapsed.as_secs_f64())).collect()
     }
 
-    /// True once all of `jobs` have ended; unknown ids count as ended.
+    /// True once no tensor of `jobs` is touched any more; unknown ids count as ended.
     fn wait(&self, py: Python<'_>, jobs: Vec<u64>, timeout: f64) -> bool {
         let now = Instant::now();
         // A deadline outside the clock's range becomes one day: nobody waits longer for a copy.
@@ -113,6 +134,20 @@ impl WorkerEngine {
     /// Loads that failed because a block in the pool was not what was stored.
     fn corrupt_loads(&self) -> u64 {
         self.copies.suspects().count()
+    }
+
+    /// How it copies: device, methods, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = self.copies.report().unwrap_or_default();
+        let answer = PyDict::new(py);
+        answer.set_item("device", report.device)?;
+        answer.set_item("methods", report.methods)?;
+        answer.set_item("pool_bytes", report.pool_bytes)?;
+        answer.set_item("registered_bytes", report.registered_bytes)?;
+        answer.set_item("copied_bytes", report.copied_bytes)?;
+        answer.set_item("staged_bytes", report.staged_bytes)?;
+        answer.set_item("trouble", report.trouble)?;
+        Ok(answer)
     }
 
     /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent.
@@ -131,13 +166,25 @@ impl WorkerEngine {
 }
 
 impl WorkerEngine {
-    fn submit(&self, direction: Direction, job: u64, pool: &[u8], groups: Vec<JobTuple<'_>>) -> Result<(), Raised> {
+    fn submit(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        job: u64,
+        pool: &[u8],
+        groups: Vec<JobTuple<'_>>,
+        stream: u64,
+    ) -> Result<(), Raised> {
         let read = |(group, slots, generations, block_ids, skipped): JobTuple<'_>| -> Result<GroupJob, Raised> {
             let slots = convert::held(&slots, &generations)?;
             Ok(GroupJob { group, slots, block_ids: convert::words(&block_ids)?, skipped })
         };
         let groups = groups.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        Ok(self.copies.submit(direction, job, pool, groups)?)
+        if self.is_device {
+            // The driver may wait for a thread of its own user's.
+            return Ok(py.detach(|| self.copies.submit(direction, job, pool, groups, After::Stream(stream)))?);
+        }
+        Ok(self.copies.submit(direction, job, pool, groups, After::Now)?)
     }
 
     fn end(&self) {
@@ -162,9 +209,14 @@ fn wake() -> Result<(UnixStream, UnixStream)> {
 }
 
 /// Each group's part of the tensors. Errors with `Invalid` if a ref does not fit its tensor.
-fn layout(tensors: Vec<TensorTuple>, groups: Vec<GroupTuple>, blocks: u32) -> Result<(Vec<GroupShape>, Tensors)> {
+fn layout(
+    tensors: Vec<TensorTuple>,
+    groups: Vec<GroupTuple>,
+    blocks: u32,
+    device: Option<u32>,
+) -> Result<(Vec<GroupShape>, Tensors)> {
     let pages: Vec<u64> = tensors.iter().map(|(.., page_bytes)| *page_bytes).collect();
-    let tensors = tensors.into_iter().map(tensor).collect::<Result<Vec<_>>>()?;
+    let tensors = tensors.into_iter().map(|described| tensor(described, device)).collect::<Result<Vec<_>>>()?;
     let (mut shapes, mut refs) = (Vec::new(), Vec::new());
     for (group, is_replicated, group_refs) in groups {
         let mut block_bytes = 0u64;
@@ -187,10 +239,14 @@ fn layout(tensors: Vec<TensorTuple>, groups: Vec<GroupTuple>, blocks: u32) -> Re
     Ok((shapes, Tensors::new(tensors, refs)?))
 }
 
-fn tensor((address, rows, row_stride_bytes, page_bytes): TensorTuple) -> Result<Tensor> {
+fn tensor((address, rows, row_stride_bytes, page_bytes): TensorTuple, device: Option<u32>) -> Result<Tensor> {
     let before_last = u64::from(rows.saturating_sub(1)).checked_mul(row_stride_bytes);
     let bytes =
         before_last.and_then(|bytes| bytes.checked_add(page_bytes)).and_then(|bytes| usize::try_from(bytes).ok());
     let bytes = bytes.ok_or_else(|| Error::invalid("a tensor is larger than memory").with("rows", rows))?;
-    Ok(Tensor { memory: buffers::tensor(address, bytes)?, offset: 0, rows, row_stride_bytes })
+    let place = match device {
+        None => Place::Host(buffers::tensor(address, bytes)?),
+        Some(ordinal) => Place::Device { ordinal, base: address as u64, bytes: bytes as u64 },
+    };
+    Ok(Tensor { place, offset: 0, rows, row_stride_bytes })
 }

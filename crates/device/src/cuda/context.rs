@@ -1,0 +1,133 @@
+//! The device's primary context, which everybody in the process shares, and how a thread gets into it.
+//!
+//! Invariants: it is retained while this lives. A thread of ours adopts it once and for good. A thread of the engine
+//! enters it for a call, and has its own context and capture mode again afterwards. No call made inside can spoil the
+//! capture of a graph that another thread makes: the mode is relaxed first. An end of the context is remembered, and
+//! every later use is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_core::{Error, ErrorKind, Result};
+
+use super::driver::{Answer, Attribute, CaptureMode, ContextHandle, Device, Driver, Status};
+
+/// See the module documentation.
+pub struct Context {
+    driver: Arc<dyn Driver>,
+    device: Device,
+    handle: ContextHandle,
+    ordinal: u32,
+    description: String,
+    /// The status with which the context ended; 0 while it lives.
+    end: AtomicU32,
+}
+
+/// While it lives, the calling thread is in the context.
+pub struct Entered<'a> {
+    context: &'a Context,
+    mode: CaptureMode,
+}
+
+impl Context {
+    /// `Unsupported` if the driver has no such device, `Unavailable` if it cannot be used now.
+    pub fn retain(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
+        let fail = |what: &'static str| {
+            let driver = driver.clone();
+            move |status| failed(&*driver, what, status).with("device", ordinal)
+        };
+        driver.init().map_err(fail("the driver does not start"))?;
+        let device = driver.device(ordinal).map_err(fail("the driver has no such device"))?;
+        let handle = driver.retain_primary(device).map_err(fail("the device's context cannot be used"))?;
+        let bus = driver.pci_bus_id(device).unwrap_or_else(|_| "an unknown place".to_string());
+        let version = driver.version().unwrap_or(0);
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        let description = format!("device {ordinal} at {bus}, driver for CUDA {major}.{minor}");
+        Ok(Context { driver, device, handle, ordinal, description, end: AtomicU32::new(0) })
+    }
+
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Which device it is, and its driver.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    pub fn attribute(&self, attribute: Attribute) -> Answer<i32> {
+        self.driver.attribute(self.device, attribute)
+    }
+
+    /// Makes the calling thread, which is ours, one of the context for good.
+    pub fn adopt(&self) -> Result<()> {
+        let modes = self.driver.exchange_capture_mode(CaptureMode::Relaxed);
+        modes.and_then(|_| self.driver.set_current(self.handle)).map_err(|status| self.error("cannot enter", status))
+    }
+
+    /// Takes the calling thread in until the answer is dropped. `Unavailable` if the context has ended.
+    pub fn enter(&self) -> Result<Entered<'_>> {
+        self.check()?;
+        let cannot = |status| self.error("cannot enter the device's context", status);
+        let mode = self.driver.exchange_capture_mode(CaptureMode::Relaxed).map_err(cannot)?;
+        if let Err(status) = self.driver.push_current(self.handle) {
+            let _ = self.driver.exchange_capture_mode(mode);
+            return Err(cannot(status));
+        }
+        Ok(Entered { context: self, mode })
+    }
+
+    /// Errors with `Unavailable` once the context has ended.
+    pub fn check(&self) -> Result<()> {
+        match self.end.load(Ordering::Acquire) {
+            0 => Ok(()),
+            status => Err(failed(&*self.driver, "the device's context has ended", Status(status))
+                .hint("this engine copies nothing until it is started again")),
+        }
+    }
+
+    /// An error of this kind; an end of the context is remembered.
+    pub fn error(&self, what: &'static str, status: Status) -> Error {
+        self.note(status);
+        failed(&*self.driver, what, status)
+    }
+
+    /// Remembers an end of the context.
+    pub fn note(&self, status: Status) {
+        if status.is_end_of_context() {
+            self.end(status);
+        }
+    }
+
+    /// Uses the context for nothing any more.
+    pub fn end(&self, status: Status) {
+        let _ = self.end.compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // At the process's end the driver may be gone already, which is as good.
+        let _ = self.driver.release_primary(self.device);
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let driver = &*self.context.driver;
+        let _ = driver.pop_current();
+        let _ = driver.exchange_capture_mode(self.mode);
+    }
+}
+
+fn failed(driver: &dyn Driver, what: &'static str, status: Status) -> Error {
+    let kind = match status {
+        Status::NOT_FOUND | Status::INVALID_VALUE => ErrorKind::Unsupported,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, what).with("cuda", driver.error_name(status))
+}

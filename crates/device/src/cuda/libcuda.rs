@@ -1,0 +1,330 @@
+//! NVIDIA's driver library, found at run time: this build needs no toolkit, and a host without a GPU no library.
+//!
+//! Invariants: `libcuda.so.1` is the one that the process uses already, or the one that the loader finds; it is never
+//! closed. Each function is asked for by name and version with `cuGetProcAddress`, so its signature is the one that is
+//! written here, whatever the driver's own version. A function that the driver lacks answers `NOT_FOUND`.
+//!
+//! This file is the only `unsafe` of the CUDA engine.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::{size_of, transmute_copy};
+use std::ptr::{null, null_mut};
+
+use forebay_core::{Error, ErrorKind, Result};
+
+use super::driver::{
+    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, Location, SourceOrder, Status,
+    StreamHandle,
+};
+use crate::copy::Memory;
+
+const LIBRARY: &CStr = c"libcuda.so.1";
+/// Drivers of CUDA 12.0 and newer have it, and nothing older is served.
+const FINDER: &CStr = c"cuGetProcAddress_v2";
+
+type Finder = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> u32;
+
+/// A table with a field for each function of the driver; `load` asks for them.
+macro_rules! table {
+    ($($field:ident: $symbol:literal, $version:literal, ($($argument:ty),*);)*) => {
+        struct Table { $($field: Option<unsafe extern "C" fn($($argument),*) -> u32>,)* }
+
+        impl Table {
+            fn load(finder: Finder) -> Table {
+                Table { $($field: {
+                    // SAFETY: the driver gives a function of this name at this version, whose arguments are those
+                    // that `cudaTypedefs.h` states, or null. Both are an `Option` of a function pointer.
+                    find(finder, $symbol, $version).map(|found| unsafe { transmute_copy(&found) })
+                },)* }
+            }
+        }
+    };
+}
+
+table! {
+    init: c"cuInit", 2000, (c_uint);
+    version: c"cuDriverGetVersion", 2020, (*mut c_int);
+    error_name: c"cuGetErrorName", 6000, (u32, *mut *const c_char);
+    device: c"cuDeviceGet", 2000, (*mut c_int, c_int);
+    attribute: c"cuDeviceGetAttribute", 2000, (*mut c_int, c_uint, c_int);
+    pci_bus_id: c"cuDeviceGetPCIBusId", 4010, (*mut c_char, c_int, c_int);
+    retain_primary: c"cuDevicePrimaryCtxRetain", 7000, (*mut u64, c_int);
+    release_primary: c"cuDevicePrimaryCtxRelease", 11000, (c_int);
+    set_current: c"cuCtxSetCurrent", 4000, (u64);
+    push_current: c"cuCtxPushCurrent", 4000, (u64);
+    pop_current: c"cuCtxPopCurrent", 4000, (*mut u64);
+    capture_mode: c"cuThreadExchangeStreamCaptureMode", 10010, (*mut c_uint);
+    priorities: c"cuCtxGetStreamPriorityRange", 5050, (*mut c_int, *mut c_int);
+    create_stream: c"cuStreamCreateWithPriority", 5050, (*mut u64, c_uint, c_int);
+    destroy_stream: c"cuStreamDestroy", 4000, (u64);
+    stream_wait: c"cuStreamWaitEvent", 3020, (u64, u64, c_uint);
+    query_stream: c"cuStreamQuery", 2000, (u64);
+    is_capturing: c"cuStreamIsCapturing", 10000, (u64, *mut c_uint);
+    create_event: c"cuEventCreate", 2000, (*mut u64, c_uint);
+    destroy_event: c"cuEventDestroy", 4000, (u64);
+    record: c"cuEventRecord", 2000, (u64, u64);
+    synchronize: c"cuEventSynchronize", 2000, (u64);
+    register: c"cuMemHostRegister", 6050, (*mut c_void, usize, c_uint);
+    unregister: c"cuMemHostUnregister", 4000, (*mut c_void);
+    alloc_host: c"cuMemHostAlloc", 2020, (*mut *mut c_void, usize, c_uint);
+    free_host: c"cuMemFreeHost", 2000, (*mut c_void);
+    alloc_device: c"cuMemAlloc", 3020, (*mut u64, usize);
+    free_device: c"cuMemFree", 3020, (u64);
+    pointer: c"cuPointerGetAttributes", 7000, (c_uint, *const c_uint, *const *mut c_void, u64);
+    copy: c"cuMemcpyAsync", 4000, (u64, u64, usize, u64);
+    // The same function with two signatures; a driver below 13.0 knows the first alone.
+    batch_12: c"cuMemcpyBatchAsync", 12080,
+        (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, u64);
+    batch_13: c"cuMemcpyBatchAsync", 13000,
+        (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, u64);
+}
+
+/// `CUmemcpyAttributes`.
+#[repr(C)]
+struct CopyAttributes {
+    source_order: u32,
+    /// Of the sources and the destinations: kind 0 leaves it to the driver to look them up.
+    locations: [[u32; 2]; 2],
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<CopyAttributes>() == 24, "the driver reads 24 bytes");
+
+const EVENT_BLOCKING_SYNC: c_uint = 1;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// `PORTABLE | DEVICEMAP`. Never `READ_ONLY`: stores write.
+const HOST_FLAGS: c_uint = 1 | 2;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` and `_DEVICE_ORDINAL`.
+const POINTER_ATTRIBUTES: [c_uint; 2] = [2, 9];
+const MEMORY_TYPE_DEVICE: u32 = 2;
+/// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`: a hint.
+const PREFER_OVERLAP: u32 = 1;
+
+/// See the module documentation.
+pub struct LibCuda {
+    table: Table,
+}
+
+impl LibCuda {
+    /// `Unsupported` without a library, or with one that lacks what is needed.
+    pub fn load() -> Result<LibCuda> {
+        // SAFETY: names are terminated; the library's initialisers are those that any user of a GPU runs. The handle is
+        // not closed, so the functions stay.
+        let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return Err(Error::new(ErrorKind::Unsupported, "there is no `libcuda.so.1`").hint(
+                "it comes with NVIDIA's driver; in a container, start it with the GPU's runtime, as with `--gpus all`",
+            ));
+        }
+        // SAFETY: `library` is open and the name terminated.
+        let finder = unsafe { libc::dlsym(library, FINDER.as_ptr()) };
+        if finder.is_null() {
+            return Err(too_old("cuGetProcAddress_v2"));
+        }
+        // SAFETY: it is `cuGetProcAddress` as CUDA 12.0 and later type it, and not null.
+        let table = Table::load(unsafe { transmute_copy::<*mut c_void, Finder>(&finder) });
+        if table.capture_mode.is_none() || table.synchronize.is_none() || table.copy.is_none() {
+            return Err(too_old("a function that copies, waits, or leaves captures alone"));
+        }
+        Ok(LibCuda { table })
+    }
+}
+
+fn too_old(lacks: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, "NVIDIA's driver is too old").with("lacks", lacks).hint("525 or newer is needed")
+}
+
+fn find(finder: Finder, symbol: &CStr, version: c_int) -> Option<*mut c_void> {
+    let (mut found, mut status) = (null_mut(), 0);
+    // SAFETY: the name is terminated and both outputs are ours. Flag 0 asks for the default variant of a stream's call.
+    let answer = unsafe { finder(symbol.as_ptr(), &mut found, version, 0, &mut status) };
+    (answer == 0 && !found.is_null()).then_some(found)
+}
+
+fn answer(status: u32) -> Answer<()> {
+    if status == 0 { Ok(()) } else { Err(Status(status)) }
+}
+
+/// Calls a function of the table.
+///
+/// What makes each call sound: outputs are locals that live through the call. Handles come from the driver. Addresses
+/// are checked by the callers of [`Driver`]: pieces of tensors, of pools that stay mapped while they are registered, or
+/// of the driver's own allocations.
+macro_rules! call {
+    ($self:ident.$function:ident($($argument:expr),* $(,)?)) => {
+        match $self.table.$function {
+            // SAFETY: as the macro's documentation says; the signature is that of the version that was asked for.
+            Some(function) => answer(unsafe { function($($argument),*) }),
+            None => Err(Status::NOT_FOUND),
+        }
+    };
+}
+
+impl Driver for LibCuda {
+    fn init(&self) -> Answer<()> {
+        call!(self.init(0))
+    }
+
+    fn version(&self) -> Answer<u32> {
+        let mut version = 0;
+        call!(self.version(&mut version)).map(|()| version as u32)
+    }
+
+    fn error_name(&self, status: Status) -> String {
+        let mut name = null();
+        match call!(self.error_name(status.0, &mut name)) {
+            // SAFETY: the driver's names are terminated and constant.
+            Ok(()) if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+            _ => format!("CUDA error {}", status.0),
+        }
+    }
+
+    fn has_batch(&self) -> bool {
+        self.table.batch_12.is_some() || self.table.batch_13.is_some()
+    }
+
+    fn device(&self, ordinal: u32) -> Answer<Device> {
+        let mut device = 0;
+        call!(self.device(&mut device, ordinal as c_int)).map(|()| Device(device))
+    }
+
+    fn attribute(&self, device: Device, attribute: Attribute) -> Answer<i32> {
+        let mut value = 0;
+        call!(self.attribute(&mut value, attribute as c_uint, device.0)).map(|()| value)
+    }
+
+    fn pci_bus_id(&self, device: Device) -> Answer<String> {
+        let mut id = [0u8; 32];
+        call!(self.pci_bus_id(id.as_mut_ptr().cast(), id.len() as c_int, device.0))?;
+        Ok(CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().to_lowercase()).unwrap_or_default())
+    }
+
+    fn retain_primary(&self, device: Device) -> Answer<ContextHandle> {
+        let mut context = 0;
+        call!(self.retain_primary(&mut context, device.0)).map(|()| ContextHandle(context))
+    }
+
+    fn release_primary(&self, device: Device) -> Answer<()> {
+        call!(self.release_primary(device.0))
+    }
+
+    fn set_current(&self, context: ContextHandle) -> Answer<()> {
+        call!(self.set_current(context.0))
+    }
+
+    fn push_current(&self, context: ContextHandle) -> Answer<()> {
+        call!(self.push_current(context.0))
+    }
+
+    fn pop_current(&self) -> Answer<()> {
+        call!(self.pop_current(&mut 0))
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Answer<CaptureMode> {
+        let mut mode = mode as c_uint;
+        call!(self.capture_mode(&mut mode))?;
+        Ok(match mode {
+            0 => CaptureMode::Global,
+            1 => CaptureMode::ThreadLocal,
+            _ => CaptureMode::Relaxed,
+        })
+    }
+
+    fn least_priority(&self) -> Answer<i32> {
+        let (mut least, mut greatest) = (0, 0);
+        call!(self.priorities(&mut least, &mut greatest)).map(|()| least)
+    }
+
+    fn create_stream(&self, priority: i32) -> Answer<StreamHandle> {
+        let mut stream = 0;
+        call!(self.create_stream(&mut stream, STREAM_NON_BLOCKING, priority)).map(|()| StreamHandle(stream))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Answer<()> {
+        call!(self.destroy_stream(stream.0))
+    }
+
+    fn stream_wait(&self, stream: StreamHandle, event: EventHandle) -> Answer<()> {
+        call!(self.stream_wait(stream.0, event.0, 0))
+    }
+
+    fn query_stream(&self, stream: StreamHandle) -> Answer<()> {
+        call!(self.query_stream(stream.0))
+    }
+
+    fn is_capturing(&self, stream: StreamHandle) -> Answer<bool> {
+        let mut status = 0;
+        call!(self.is_capturing(stream.0, &mut status)).map(|()| status != 0)
+    }
+
+    fn create_event(&self) -> Answer<EventHandle> {
+        let mut event = 0;
+        call!(self.create_event(&mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)).map(|()| EventHandle(event))
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Answer<()> {
+        call!(self.destroy_event(event.0))
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Answer<()> {
+        call!(self.record(event.0, stream.0))
+    }
+
+    fn synchronize(&self, event: EventHandle) -> Answer<()> {
+        call!(self.synchronize(event.0))
+    }
+
+    fn register(&self, memory: &Memory, offset: u64, bytes: u64) -> Answer<()> {
+        call!(self.register(memory.span(offset, bytes).as_mut_ptr().cast(), bytes as usize, HOST_FLAGS))
+    }
+
+    fn unregister(&self, address: u64) -> Answer<()> {
+        call!(self.unregister(std::ptr::with_exposed_provenance_mut(address as usize)))
+    }
+
+    fn alloc_host(&self, bytes: u64) -> Answer<Memory> {
+        let mut base = null_mut();
+        call!(self.alloc_host(&mut base, bytes as usize, HOST_FLAGS))?;
+        // SAFETY: the driver has just allocated these bytes, which stay until `free_host`; only this crate knows them.
+        unsafe { Memory::new(base.cast(), bytes as usize, ()) }.map_err(|_| Status::OUT_OF_MEMORY)
+    }
+
+    fn free_host(&self, memory: &Memory) -> Answer<()> {
+        call!(self.free_host(memory.span(0, 0).as_mut_ptr().cast()))
+    }
+
+    fn alloc_device(&self, bytes: u64) -> Answer<u64> {
+        let mut address = 0;
+        call!(self.alloc_device(&mut address, bytes as usize)).map(|()| address)
+    }
+
+    fn free_device(&self, address: u64) -> Answer<()> {
+        call!(self.free_device(address))
+    }
+
+    fn location(&self, address: u64) -> Answer<Location> {
+        let (mut kind, mut ordinal) = (0u32, 0i32);
+        let outputs: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut ordinal).cast()];
+        call!(self.pointer(2, POINTER_ATTRIBUTES.as_ptr(), outputs.as_ptr(), address))?;
+        Ok(if kind == MEMORY_TYPE_DEVICE { Location::Device(ordinal as u32) } else { Location::Host })
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: u64, stream: StreamHandle) -> Answer<()> {
+        call!(self.copy(to, from, bytes as usize, stream.0))
+    }
+
+    fn copy_batch(&self, batch: &mut Batch, order: SourceOrder, stream: StreamHandle) -> Answer<()> {
+        let count = batch.bytes.len();
+        assert!(batch.to.len() == count && batch.from.len() == count, "the lists of a batch are of one length");
+        let mut attributes =
+            CopyAttributes { source_order: order as u32, locations: [[0; 2]; 2], flags: PREFER_OVERLAP };
+        let (to, from, bytes) = (batch.to.as_mut_ptr(), batch.from.as_mut_ptr(), batch.bytes.as_mut_ptr());
+        let (mut first, mut failed) = (0, 0);
+        if self.table.batch_13.is_some() {
+            call!(self.batch_13(to, from, bytes, count, &mut attributes, &mut first, 1, stream.0))
+        } else {
+            call!(self.batch_12(to, from, bytes, count, &mut attributes, &mut first, 1, &mut failed, stream.0))
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The attached pools, and a thread that pins their memory for the device, chunk by chunk.
+//!
+//! Invariants: a registration lies in one chunk, chunks begin at multiples of their size in the pool, and what this
+//! engine registered it unregisters before the pool is unmapped, the newest first. Memory that the daemon has not
+//! populated yet is left alone: pinning would populate it with small pages. What cannot be registered stays as it is;
+//! copies of it go through staging memory.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use super::context::Context;
+use super::driver::Status;
+use crate::copy::Memory;
+
+/// No extent of a pool crosses a multiple of it, and a failed attempt costs no more than one of them.
+pub const REGISTRATION_BYTES: u64 = 1 << 30;
+/// Where a chunk is refused, smaller registrations are tried down to this part of it.
+const LEAST_PART: u64 = 16;
+/// Chunks refused one after another, after which no further one is tried.
+const REFUSALS: usize = 3;
+/// A chunk that stays as it is.
+const REFUSED: u64 = u64::MAX;
+/// How often memory that was not populated yet is looked at again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A pool's memory with its registrations.
+pub struct Pool {
+    memory: Memory,
+    context: Arc<Context>,
+    chunk_bytes: u64,
+    /// By chunk: bytes of each registration in it, 0 while there is none, or `REFUSED`.
+    parts: Vec<AtomicU64>,
+    /// A chunk that a job had to stage, to be registered first; `usize::MAX` if none is.
+    wanted: AtomicUsize,
+    /// Addresses of our registrations, the newest last.
+    registered: Mutex<Vec<u64>>,
+}
+
+impl Pool {
+    pub fn new(memory: Memory, context: Arc<Context>, chunk_bytes: u64) -> Pool {
+        let chunks = (memory.len() as u64).div_ceil(chunk_bytes);
+        let parts = (0..chunks).map(|_| AtomicU64::new(0)).collect();
+        let wanted = AtomicUsize::new(usize::MAX);
+        Pool { memory, context, chunk_bytes, parts, wanted, registered: Mutex::default() }
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Bytes at and behind `offset` that are in its registration; 0 if it is in none.
+    pub fn registered(&self, offset: u64) -> u64 {
+        match self.parts[(offset / self.chunk_bytes) as usize].load(Ordering::Acquire) {
+            0 | REFUSED => 0,
+            part => part - offset % part,
+        }
+    }
+
+    /// Bytes up to the next chunk.
+    pub fn border(&self, offset: u64) -> u64 {
+        self.chunk_bytes - offset % self.chunk_bytes
+    }
+
+    pub fn registered_bytes(&self) -> u64 {
+        let is_registered = |chunk: &usize| ![0, REFUSED].contains(&self.parts[*chunk].load(Ordering::Acquire));
+        (0..self.parts.len()).filter(is_registered).map(|chunk| self.chunk(chunk).1).sum()
+    }
+
+    /// Says that a job touches a chunk that is not registered.
+    pub fn want(&self, offset: u64) {
+        self.wanted.store((offset / self.chunk_bytes) as usize, Ordering::Relaxed);
+    }
+
+    /// Offset and bytes.
+    fn chunk(&self, chunk: usize) -> (u64, u64) {
+        let start = chunk as u64 * self.chunk_bytes;
+        (start, self.chunk_bytes.min(self.memory.len() as u64 - start))
+    }
+
+    /// Registers a chunk, in parts if it must. `Err` with the last refusal.
+    fn register(&self, chunk: usize) -> Result<(), Status> {
+        let (start, bytes) = self.chunk(chunk);
+        let mut part = self.chunk_bytes;
+        loop {
+            match self.register_parts(start, bytes, part) {
+                Ok(()) => {
+                    self.parts[chunk].store(part, Ordering::Release);
+                    return Ok(());
+                }
+                Err(Status::INVALID_VALUE | Status::OUT_OF_MEMORY) if part > self.chunk_bytes / LEAST_PART => part /= 2,
+                Err(status) => return Err(status),
+            }
+        }
+    }
+
+    fn register_parts(&self, start: u64, bytes: u64, part: u64) -> Result<(), Status> {
+        let (driver, before) = (self.context.driver(), self.ours().len());
+        for offset in (start..start + bytes).step_by(part as usize) {
+            let len = part.min(start + bytes - offset);
+            match driver.register(&self.memory, offset, len) {
+                Ok(()) => self.ours().push(self.memory.address() + offset),
+                // Somebody else's, which serves as well and is not ours to end.
+                Err(Status::ALREADY_REGISTERED) => {}
+                Err(status) => {
+                    self.unregister(before);
+                    return Err(status);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all of our registrations but the oldest `kept`.
+    fn unregister(&self, kept: usize) {
+        for address in self.ours().drain(kept..).rev() {
+            // A context that has ended has no registrations any more.
+            let _ = self.context.driver().unregister(address);
+        }
+    }
+
+    fn ours(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.registered.lock().expect("nothing under this lock panics")
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _entered = self.context.enter();
+        self.unregister(0);
+    }
+}
+
+/// What the thread shares with the engine.
+#[derive(Default)]
+pub struct Registrar {
+    state: Mutex<State>,
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    pools: Vec<Weak<Pool>>,
+    is_stopping: bool,
+    refusals: usize,
+    trouble: Option<String>,
+}
+
+impl Registrar {
+    pub fn add(&self, pool: &Arc<Pool>) {
+        self.lock().pools.push(Arc::downgrade(pool));
+        self.woken.notify_all();
+    }
+
+    pub fn stop(&self) {
+        self.lock().is_stopping = true;
+        self.woken.notify_all();
+    }
+
+    /// Why parts of the pools are not registered and will not be.
+    pub fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
+    /// The loop of the thread, which has adopted the context.
+    pub fn run(&self, context: &Context) {
+        loop {
+            let pools = {
+                let mut state = self.lock();
+                state.pools.retain(|pool| pool.strong_count() > 0);
+                if state.is_stopping {
+                    return;
+                }
+                state.pools.clone()
+            };
+            let is_done = pools.iter().filter_map(Weak::upgrade).all(|pool| self.advance(context, &pool));
+            let state = self.lock();
+            if state.is_stopping || state.refusals >= REFUSALS {
+                return;
+            }
+            // Nothing is lost between the look and the wait: pools come under the lock that is held.
+            if state.pools.len() == pools.len() {
+                let wait = if is_done { Duration::MAX } else { AGAIN };
+                drop(self.woken.wait_timeout(state, wait.min(Duration::from_secs(3600))));
+            }
+        }
+    }
+
+    /// Registers what can be registered of the pool now; whether nothing is left to come.
+    fn advance(&self, context: &Context, pool: &Pool) -> bool {
+        let mut is_done = true;
+        let mut next = 0;
+        while next < pool.parts.len() {
+            let wanted = pool.wanted.swap(usize::MAX, Ordering::Relaxed);
+            let chunk = if wanted < pool.parts.len() { wanted } else { next };
+            next += usize::from(chunk == next);
+            if self.lock().is_stopping || context.check().is_err() {
+                return true;
+            }
+            if pool.parts[chunk].load(Ordering::Acquire) > 0 {
+                continue;
+            }
+            let (start, bytes) = pool.chunk(chunk);
+            if !pool.memory.is_populated(start, bytes) {
+                is_done = false;
+                continue;
+            }
+            match pool.register(chunk) {
+                Ok(()) => self.lock().refusals = 0,
+                Err(status) => {
+                    pool.parts[chunk].store(REFUSED, Ordering::Release);
+                    if self.refuse(context, status) {
+                        return true;
+                    }
+                }
+            }
+        }
+        is_done
+    }
+
+    /// Whether it was the last attempt.
+    fn refuse(&self, context: &Context, status: Status) -> bool {
+        let error = context.error("the driver does not register the pool's memory", status);
+        let hint = "copies go through staging memory, which is slower; see the limits of this host or container on \
+                    locked memory";
+        let mut state = self.lock();
+        state.refusals += 1;
+        state.trouble.get_or_insert_with(|| error.hint(hint).told());
+        state.refusals >= REFUSALS
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing under this lock panics")
+    }
+}

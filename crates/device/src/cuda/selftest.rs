@@ -1,0 +1,106 @@
+//! Finds out whether copies by a method arrive as they should, before anything is served.
+//!
+//! Invariant: each method that is kept has taken random bytes from pinned memory of the driver, and from memory that
+//! was registered as a pool is, to scattered places on the device and back, and every byte was compared. The device
+//! memory is ours, below 1 MiB, and given back.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forebay_core::{Error, ErrorKind, Result};
+
+use super::context::Context;
+use super::lane::Lane;
+use super::methods::Method;
+use super::ops::Op;
+use crate::bench::Random;
+use crate::copy::Memory;
+use crate::job::After;
+
+const BYTES: u64 = 512 << 10;
+const PIECES: u32 = 200;
+/// What the destinations hold before a copy.
+const POISON: u8 = 0xd5;
+
+/// Memory to test with, given back when it is dropped.
+pub struct SelfTest<'a> {
+    context: &'a Context,
+    loads: &'a Lane,
+    stores: &'a Lane,
+    device: u64,
+    /// Registered as a pool's memory is.
+    pageable: Memory,
+}
+
+impl<'a> SelfTest<'a> {
+    /// Called in the context. Errors if the memory cannot be had.
+    pub fn new(context: &'a Context, loads: &'a Lane, stores: &'a Lane) -> Result<SelfTest<'a>> {
+        let pageable = Memory::anonymous(BYTES as usize)?;
+        let cannot = |what| move |status| context.error(what, status);
+        let device = context.driver().alloc_device(BYTES).map_err(cannot("cannot allocate memory to test with"))?;
+        Ok(SelfTest { context, loads, stores, device, pageable })
+    }
+
+    /// Whether memory of a process can be registered and copied from and to, by this method.
+    pub fn with_registered(&self, method: Method) -> Result<()> {
+        let driver = self.context.driver();
+        driver
+            .register(&self.pageable, 0, BYTES)
+            .map_err(|status| self.context.error("the driver does not register memory", status))?;
+        let tested = self.there_and_back(method, &self.pageable, self.stores.staging());
+        let tested = tested.and_then(|()| self.there_and_back(method, self.loads.staging(), &self.pageable));
+        let _ = driver.unregister(self.pageable.address());
+        tested
+    }
+
+    /// Whether copies from and to the driver's pinned memory arrive, by this method.
+    pub fn with_pinned(&self, method: Method) -> Result<()> {
+        self.there_and_back(method, self.loads.staging(), self.stores.staging())
+    }
+
+    /// Copies from `source` to shuffled places on the device, and from there to `result` in another order.
+    fn there_and_back(&self, method: Method, source: &Memory, result: &Memory) -> Result<()> {
+        let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_nanos() as u64);
+        let mut random = Random(seed);
+        let sizes: Vec<u64> = (0..PIECES).map(|_| 1 + random.next() % (BYTES / u64::from(PIECES) - 1)).collect();
+        let [from, there, back] = [(); 3].map(|()| shuffled(&sizes, &mut random));
+        random.fill(source);
+        result.write(0, &vec![POISON; BYTES as usize]);
+        let ops = |host: &Memory, places: &[u64]| -> Vec<Op> {
+            let op =
+                |at: usize| Op { device: self.device + there[at], host: host.address() + places[at], bytes: sizes[at] };
+            (0..sizes.len()).map(op).collect()
+        };
+        for (lane, ops) in [(self.loads, ops(source, &from)), (self.stores, ops(result, &back))] {
+            lane.follow(After::Now)?;
+            let queued = lane.queue(method, &ops);
+            lane.finish(lane.mark()).and(queued)?;
+        }
+        let is_equal = |at: usize| {
+            let (sent, arrived) = (source.span(from[at], sizes[at]), result.span(back[at], sizes[at]));
+            sent.bytes() == arrived.bytes()
+        };
+        match (0..sizes.len()).find(|at| !is_equal(*at)) {
+            None => Ok(()),
+            Some(at) => Err(Error::new(ErrorKind::Corrupt, "bytes that went to the device came back changed")
+                .with("method", method.name())
+                .with("bytes", sizes[at])
+                .with("seed", seed)),
+        }
+    }
+}
+
+impl Drop for SelfTest<'_> {
+    fn drop(&mut self) {
+        let _ = self.context.driver().free_device(self.device);
+    }
+}
+
+/// Where pieces of these sizes lie if they are laid one after another in a random order.
+fn shuffled(sizes: &[u64], random: &mut Random) -> Vec<u64> {
+    let (mut places, mut at) = (vec![0; sizes.len()], 0);
+    for piece in random.permutation(sizes.len() as u32) {
+        places[piece as usize] = at;
+        at += sizes[piece as usize];
+    }
+    places
+}

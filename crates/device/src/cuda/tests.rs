@@ -1,0 +1,606 @@
+//! Claims about the device engine as a whole, on the fake driver. What is copied is compared byte for byte with what
+//! the model wrote. Held streams and gates make the order certain, never sleeps.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_core::ErrorKind;
+use forebay_core::checksum::checksum;
+
+use super::driver::{CaptureMode, StreamHandle};
+use super::fake::{Fake, Fault};
+use super::*;
+use crate::bench::Random;
+use crate::cuda::driver::Status;
+use crate::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const ROWS: u32 = 16;
+/// Of the two tensors: a page and the row that it lies in.
+const PAGES: [(u64, u64); 2] = [(3000, 4096), (1000, 1000)];
+const BLOCK: u64 = 4000;
+const SLOTS: u64 = 24;
+/// Small, so that slots cross the borders.
+const CHUNK: u64 = 16 << 10;
+
+/// A model's tensors on device 0 with its stream, and a pool of 24 slots of 4,096 bytes.
+struct Rig {
+    engine: CudaCopyEngine,
+    device: Device,
+    memory: Memory,
+    pool: PoolId,
+}
+
+/// The device without an engine.
+#[derive(Clone)]
+struct Device {
+    fake: Arc<Fake>,
+    tensors: [Memory; 2],
+    compute: StreamHandle,
+}
+
+impl Device {
+    fn new(seed: u64) -> Device {
+        println!("seed {seed}");
+        let fake = Arc::new(Fake::new(seed));
+        // The test's thread is the engine's, which has a context of its own.
+        fake.push_current(fake.context(0)).unwrap();
+        let compute = fake.create_stream(0).unwrap();
+        let tensor = |(_, stride)| fake.device_memory(fake.alloc_device(stride * u64::from(ROWS)).unwrap());
+        let tensors = PAGES.map(tensor);
+        Device { fake, tensors, compute }
+    }
+
+    fn tensors(&self, ordinal: u32) -> Tensors {
+        let tensor = |(memory, (_, row_stride_bytes)): (&Memory, (u64, u64))| Tensor {
+            place: Place::Device { ordinal, base: memory.address(), bytes: memory.len() as u64 },
+            offset: 0,
+            rows: ROWS,
+            row_stride_bytes,
+        };
+        let refs = [0, 1].map(|tensor| PageRef { tensor, page_bytes: PAGES[tensor].0 }).to_vec();
+        Tensors::new(self.tensors.iter().zip(PAGES).map(tensor).collect(), vec![refs]).unwrap()
+    }
+
+    fn engine(&self, options: CudaOptions) -> forebay_core::Result<CudaCopyEngine> {
+        CudaCopyEngine::new(self.fake.clone(), self.tensors(0), options)
+    }
+
+    /// What block `block` holds.
+    fn block(&self, block: u32) -> Vec<u8> {
+        let page = |(memory, (page, stride)): (&Memory, (u64, u64))| {
+            memory.span(u64::from(block) * stride, page).bytes().to_vec()
+        };
+        self.tensors.iter().zip(PAGES).map(page).collect::<Vec<_>>().concat()
+    }
+
+    fn write(&self, block: u32, content: &[u8]) {
+        let (first, second) = content.split_at(PAGES[0].0 as usize);
+        self.tensors[0].write(u64::from(block) * PAGES[0].1, first);
+        self.tensors[1].write(u64::from(block) * PAGES[1].1, second);
+    }
+
+    /// Queues what the model does: it writes a block.
+    fn compute(&self, block: u32, content: Vec<u8>) {
+        let device = self.clone();
+        self.fake.task(self.compute, move || device.write(block, &content));
+    }
+}
+
+fn options() -> CudaOptions {
+    let patience = Duration::from_secs(30);
+    CudaOptions {
+        threads: 2,
+        queue_jobs: 64,
+        staging_bytes: 512 << 10,
+        registration_bytes: CHUNK,
+        patience,
+        ..CudaOptions::new(0)
+    }
+}
+
+impl Rig {
+    fn new(seed: u64, options: CudaOptions) -> Rig {
+        let device = Device::new(seed);
+        let engine = device.engine(options).unwrap();
+        let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+        memory.write(0, &vec![0x11; memory.len()]);
+        let pool = engine.attach_pool(memory.clone()).unwrap();
+        Rig { engine, device, memory, pool }
+    }
+
+    fn registered(seed: u64) -> Rig {
+        let rig = Rig::new(seed, options());
+        let bytes = rig.memory.len() as u64;
+        until("the pool is registered", || rig.engine.report().registered_bytes == bytes);
+        rig
+    }
+
+    /// Blocks to or from slots, after what the model has queued.
+    fn job(&self, id: JobId, direction: Direction, pairs: &[(u32, u64)]) -> Job {
+        let item = |(at, (_, slot)): (usize, &(u32, u64))| Item {
+            offset: slot << 12,
+            group: 0,
+            blocks: at as u32..at as u32 + 1,
+            beside: [0; 2],
+        };
+        let items = pairs.iter().enumerate().map(item).collect();
+        let block_ids = pairs.iter().map(|(block, _)| *block).collect();
+        let after = After::Stream(self.device.compute.0);
+        Job { id, direction, pool: self.pool, after, items, block_ids, is_summed: true, guard: None }
+    }
+
+    fn slot(&self, slot: u64) -> Vec<u8> {
+        self.memory.span(slot << 12, BLOCK).bytes().to_vec()
+    }
+
+    fn finish(&self, id: JobId) -> Completion {
+        self.engine.wait(&[id], Until::Settled, Instant::now() + PATIENCE).unwrap();
+        let mut completions = self.engine.poll();
+        let at = completions.iter().position(|completion| completion.job_id == id).expect("the job is published");
+        completions.remove(at)
+    }
+
+    fn is_open(&self, id: JobId, until: Until) -> bool {
+        self.engine.wait(&[id], until, Instant::now()).is_err()
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it never came that {what}");
+        thread::yield_now();
+    }
+}
+
+fn content(random: &mut Random) -> Vec<u8> {
+    (0..BLOCK / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+}
+
+/// A guard made of two closures.
+struct Probe<B, A>(B, A);
+
+impl<B: Fn(usize) -> bool + Send + Sync, A: Fn(usize, Option<u64>) -> bool + Send + Sync> SlotGuard for Probe<B, A> {
+    fn before(&self, item: usize) -> bool {
+        (self.0)(item)
+    }
+
+    fn after(&self, item: usize, checksum: Option<u64>) -> bool {
+        (self.1)(item, checksum)
+    }
+}
+
+// --- order ----------------------------------------------------------------------------------------------------
+
+/// The engine's order of calls, under which blocks are reused as soon as a flush allows it.
+#[test]
+fn under_any_schedule_slots_and_blocks_hold_what_the_model_wrote() {
+    for seed in 0..40 {
+        let rig = Rig::new(seed, options());
+        let mut random = Random(seed ^ 0x5eed);
+        let mut slots: Vec<Option<Vec<u8>>> = vec![None; SLOTS as usize];
+        for step in 0..12u64 {
+            // The model fills some blocks, and they are stored behind it.
+            let count = 1 + random.next() % 4;
+            let blocks = random.permutation(ROWS);
+            let free = random.permutation(SLOTS as u32);
+            let pairs: Vec<_> =
+                blocks.iter().zip(&free).take(count as usize).map(|(block, slot)| (*block, u64::from(*slot))).collect();
+            for (block, slot) in &pairs {
+                let content = content(&mut random);
+                rig.device.compute(*block, content.clone());
+                slots[*slot as usize] = Some(content);
+            }
+            rig.engine.submit(rig.job(2 * step, Direction::Store, &pairs)).unwrap();
+            let turns = random.next() % 30;
+            (0..turns).take_while(|_| rig.device.fake.turn()).for_each(drop);
+            if random.next().is_multiple_of(2) {
+                // A flush: afterwards the blocks are somebody else's.
+                rig.engine.wait(&[2 * step], Until::Released, Instant::now() + PATIENCE).unwrap();
+                pairs.iter().for_each(|(block, _)| rig.device.write(*block, &[0x66; BLOCK as usize]));
+            }
+            let stored = rig.finish(2 * step);
+            for ((_, slot), outcome) in pairs.iter().zip(&stored.outcomes) {
+                let expected = slots[*slot as usize].as_ref().unwrap();
+                assert!(rig.slot(*slot) == *expected, "slot {slot} of step {step} differs");
+                assert_eq!(*outcome, Outcome::Stored { checksum: checksum(expected) });
+            }
+            // The next step zeroes blocks, into which a load follows.
+            let filled: Vec<u64> = (0..SLOTS).filter(|slot| slots[*slot as usize].is_some()).collect();
+            let blocks = random.permutation(ROWS);
+            let pairs: Vec<_> = blocks.into_iter().zip(filled).take(5).collect();
+            pairs.iter().for_each(|(block, _)| rig.device.compute(*block, vec![0; BLOCK as usize]));
+            rig.engine.submit(rig.job(2 * step + 1, Direction::Load, &pairs)).unwrap();
+            let loaded = rig.finish(2 * step + 1);
+            assert_eq!(loaded.outcomes, vec![Outcome::Loaded; pairs.len()]);
+            for (block, slot) in pairs {
+                let is_equal = rig.device.block(block) == *slots[slot as usize].as_ref().unwrap();
+                assert!(is_equal, "block {block} of step {step} differs");
+            }
+        }
+        assert_eq!(rig.device.fake.spoiled_captures(), 0);
+    }
+}
+
+#[test]
+fn a_store_waits_for_the_model_and_a_load_of_other_blocks_does_not_wait_for_the_store() {
+    let rig = Rig::registered(1);
+    let mut random = Random(1);
+    let (written, lies) = (content(&mut random), content(&mut random));
+    rig.memory.write(5 << 12, &lies);
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(3, written.clone());
+    rig.engine.submit(rig.job(1, Direction::Store, &[(3, 4)])).unwrap();
+    let free = Job { after: After::Now, ..rig.job(2, Direction::Load, &[(7, 5)]) };
+    rig.engine.submit(free).unwrap();
+    assert_eq!(rig.finish(2).outcomes, [Outcome::Loaded]);
+    assert!(rig.device.block(7) == lies);
+    assert!(rig.is_open(1, Until::Released), "the store did not wait for the model");
+    rig.device.fake.hold(rig.device.compute, false);
+    assert_eq!(rig.finish(1).outcomes, [Outcome::Stored { checksum: checksum(&written) }]);
+    assert!(rig.slot(4) == written);
+}
+
+#[test]
+fn a_flush_ends_when_the_tensors_are_released_and_does_not_wait_for_the_guard() {
+    let rig = Rig::registered(2);
+    let (gate, opened) = (Arc::new(Mutex::new(false)), Arc::new(Condvar::new()));
+    let (at_gate, open) = (gate.clone(), opened.clone());
+    let after = move |_: usize, _: Option<u64>| {
+        let is_open = open.wait_timeout_while(at_gate.lock().unwrap(), PATIENCE, |is_open| !*is_open).unwrap();
+        *is_open.0
+    };
+    let guard: Option<Box<dyn SlotGuard>> = Some(Box::new(Probe(|_| true, after)));
+    rig.engine.submit(Job { guard, ..rig.job(1, Direction::Store, &[(0, 0)]) }).unwrap();
+    rig.engine.wait(&[1], Until::Released, Instant::now() + PATIENCE).unwrap();
+    assert!(rig.is_open(1, Until::Settled), "nobody waited for the guard");
+    *gate.lock().unwrap() = true;
+    opened.notify_all();
+    assert!(matches!(rig.finish(1).outcomes[0], Outcome::Stored { .. }));
+}
+
+#[test]
+fn stores_are_published_in_their_order_though_the_second_has_less_to_do() {
+    let rig = Rig::registered(3);
+    let all: Vec<_> = (0..ROWS).map(|block| (block, u64::from(block))).collect();
+    rig.engine.submit(rig.job(1, Direction::Store, &all)).unwrap();
+    rig.engine.submit(rig.job(2, Direction::Store, &[(1, 20)])).unwrap();
+    rig.engine.submit(rig.job(3, Direction::Store, &[])).unwrap();
+    rig.engine.wait(&[1, 2, 3], Until::Settled, Instant::now() + PATIENCE).unwrap();
+    let order: Vec<_> = rig.engine.poll().iter().map(|completion| completion.job_id).collect();
+    assert_eq!(order, [1, 2, 3]);
+}
+
+#[test]
+fn a_capture_of_the_engines_stream_refuses_the_job_and_one_elsewhere_is_not_spoiled() {
+    let rig = Rig::new(4, options());
+    let other = rig.device.fake.create_stream(0).unwrap();
+    rig.device.fake.capture(other, true);
+    rig.engine.submit(rig.job(1, Direction::Store, &[(0, 0)])).unwrap();
+    assert!(matches!(rig.finish(1).outcomes[0], Outcome::Stored { .. }));
+    let bytes = rig.memory.len() as u64;
+    until("the pool is registered during the capture", || rig.engine.report().registered_bytes == bytes);
+    rig.device.fake.capture(rig.device.compute, true);
+    assert_eq!(rig.engine.submit(rig.job(2, Direction::Load, &[(0, 0)])).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(rig.device.fake.spoiled_captures(), 0);
+    let mode = rig.device.fake.exchange_capture_mode(CaptureMode::Global).unwrap();
+    assert_eq!(mode, CaptureMode::Global, "the engine's thread was left in another mode");
+    rig.device.fake.capture(rig.device.compute, false);
+    rig.device.fake.capture(other, false);
+    rig.engine.submit(rig.job(2, Direction::Load, &[(0, 0)])).unwrap();
+    assert_eq!(rig.finish(2).outcomes, [Outcome::Loaded]);
+}
+
+// --- guards ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_slot_that_the_guard_refuses_is_not_touched_and_the_others_are_stored() {
+    for seed in [5, 6] {
+        let rig = Rig::registered(seed);
+        let guard = Probe(|item| item != 1, |item, _| item != 2);
+        let pairs = [(0, 0), (1, 1), (2, 2), (3, 3)];
+        rig.engine.submit(Job { guard: Some(Box::new(guard)), ..rig.job(1, Direction::Store, &pairs) }).unwrap();
+        let completion = rig.finish(1);
+        let stored = |block: u32| Outcome::Stored { checksum: checksum(&rig.device.block(block)) };
+        assert_eq!(completion.outcomes, [stored(0), Outcome::Failed, Outcome::Failed, stored(3)]);
+        assert_eq!(completion.bytes, 2 * BLOCK);
+        assert!(rig.slot(1).iter().all(|byte| *byte == 0x11), "a refused slot was written");
+    }
+}
+
+#[test]
+fn a_load_is_summed_with_what_lies_beside_it() {
+    let rig = Rig::registered(7);
+    let mut random = Random(7);
+    rig.memory.write(0, &[content(&mut random), content(&mut random), content(&mut random)].concat());
+    let sums = Arc::new(Mutex::new(Vec::new()));
+    let seen = sums.clone();
+    let after = move |_: usize, sum: Option<u64>| {
+        seen.lock().unwrap().push(sum);
+        true
+    };
+    let guard = Probe(|_| true, after);
+    let item = Item { offset: BLOCK, group: 0, blocks: 0..1, beside: [BLOCK, BLOCK] };
+    let job = Job { items: vec![item], guard: Some(Box::new(guard)), ..rig.job(1, Direction::Load, &[(4, 0)]) };
+    rig.engine.submit(job).unwrap();
+    assert_eq!(rig.finish(1).outcomes, [Outcome::Loaded]);
+    assert_eq!(*sums.lock().unwrap(), [Some(checksum(rig.memory.span(0, 3 * BLOCK).bytes()))]);
+    assert!(rig.device.block(4) == rig.memory.span(BLOCK, BLOCK).bytes());
+}
+
+// --- registration and staging ---------------------------------------------------------------------------------
+
+#[test]
+fn memory_that_is_not_populated_is_staged_and_left_unregistered() {
+    let rig = Rig::registered(8);
+    let empty = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    assert!(!empty.is_populated(0, empty.len() as u64));
+    let pool = rig.engine.attach_pool(empty.clone()).unwrap();
+    rig.device.fake.turn();
+    rig.engine.submit(Job { pool, ..rig.job(1, Direction::Store, &[(3, 9)]) }).unwrap();
+    assert!(matches!(rig.finish(1).outcomes[0], Outcome::Stored { .. }));
+    assert!(empty.span(9 << 12, BLOCK).bytes() == rig.device.block(3));
+    let report = rig.engine.report();
+    assert_eq!((report.staged_bytes, report.copied_bytes), (BLOCK, BLOCK));
+    assert_eq!(report.registered_bytes, rig.memory.len() as u64, "only the first pool is registered");
+    empty.write(0, &vec![1; empty.len()]);
+    until("it is registered once it is populated", || {
+        rig.engine.report().registered_bytes == 2 * rig.memory.len() as u64
+    });
+}
+
+#[test]
+fn a_driver_that_registers_nothing_is_served_through_staging_with_one_reason() {
+    let device = Device::new(9);
+    device.fake.fault(Fault::Registration(600 << 10, Status::OUT_OF_MEMORY));
+    let engine = device.engine(CudaOptions { registration_bytes: 1 << 20, ..options() }).unwrap();
+    let memory = Memory::anonymous(4 << 20).unwrap();
+    memory.write(0, &vec![1; 4 << 20]);
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    until("a smaller part is taken", || engine.report().registered_bytes == 4 << 20);
+    assert!(device.fake.registrations().iter().all(|(_, bytes)| *bytes == 512 << 10));
+    assert_eq!(engine.report().trouble, None);
+    engine.detach_pool(pool).unwrap();
+    until("they are gone with the pool", || device.fake.registrations().is_empty());
+
+    device.fake.fault(Fault::Registration(0, Status::OUT_OF_MEMORY));
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    until("the refusal is known", || engine.report().trouble.is_some());
+    let rig = Rig { engine, device, memory, pool };
+    assert_eq!(rig.engine.report().registered_bytes, 0);
+    rig.engine.submit(rig.job(1, Direction::Store, &[(3, 9)])).unwrap();
+    rig.finish(1);
+    assert!(rig.slot(9) == rig.device.block(3));
+}
+
+#[test]
+fn an_engine_that_may_not_stage_refuses_what_is_not_registered() {
+    let rig = Rig::new(10, CudaOptions { stages: false, ..options() });
+    let empty = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    let pool = rig.engine.attach_pool(empty).unwrap();
+    let refused = rig.engine.submit(Job { pool, ..rig.job(1, Direction::Store, &[(0, 0)]) }).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    until("the pool is registered", || rig.engine.report().registered_bytes == rig.memory.len() as u64);
+    rig.engine.submit(rig.job(1, Direction::Store, &[(0, 0)])).unwrap();
+    rig.finish(1);
+    assert_eq!(rig.engine.report().staged_bytes, 0);
+}
+
+#[test]
+fn more_than_both_buffers_hold_goes_through_them_in_turn() {
+    let device = Device::new(11);
+    let big = device.fake.device_memory(device.fake.alloc_device(4 << 20).unwrap());
+    let mut random = Random(11);
+    random.fill(&big);
+    let place = Place::Device { ordinal: 0, base: big.address(), bytes: 4 << 20 };
+    let rows = Tensor { place, offset: 0, rows: 4, row_stride_bytes: 1 << 20 };
+    let tensors = Tensors::new(vec![rows], vec![vec![PageRef { tensor: 0, page_bytes: 1 << 20 }]]).unwrap();
+    device.fake.fault(Fault::Registration(0, Status::INVALID_VALUE));
+    let engine = CudaCopyEngine::new(device.fake.clone(), tensors, options()).unwrap();
+    assert!(engine.report().trouble.is_some());
+    let memory = Memory::anonymous(4 << 20).unwrap();
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    let items = |id, direction| {
+        let item = |at: u32| Item { offset: u64::from(at) << 20, group: 0, blocks: at..at + 1, beside: [0; 2] };
+        let (items, block_ids) = ((0..4).map(item).collect(), vec![2, 0, 3, 1]);
+        Job { id, direction, pool, after: After::Now, items, block_ids, is_summed: true, guard: None }
+    };
+    let sent = big.span(0, 4 << 20).bytes().to_vec();
+    engine.submit(items(1, Direction::Store)).unwrap();
+    engine.wait(&[1], Until::Released, Instant::now() + PATIENCE).unwrap();
+    big.write(0, &vec![0; 4 << 20]);
+    engine.submit(items(2, Direction::Load)).unwrap();
+    engine.wait(&[1, 2], Until::Settled, Instant::now() + PATIENCE).unwrap();
+    assert!(big.span(0, 4 << 20).bytes() == sent);
+    assert!(memory.span(0, 1 << 20).bytes() == &sent[2 << 20..3 << 20]);
+    assert_eq!(engine.report().staged_bytes, 8 << 20);
+}
+
+// --- faults ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_driver_without_batches_and_one_whose_batches_are_wrong_are_served_by_single_copies() {
+    for (fault, has_trouble) in [(Fault::NoBatch, false), (Fault::Corruption, true)] {
+        let device = Device::new(12);
+        device.fake.fault(fault);
+        let engine = device.engine(options()).unwrap();
+        let report = engine.report();
+        assert_eq!((report.methods, report.trouble.is_some()), (vec!["loop"], has_trouble), "{fault:?}");
+    }
+}
+
+#[test]
+fn a_device_whose_bytes_arrive_changed_by_every_method_is_refused() {
+    let device = Device::new(13);
+    device.fake.fault(Fault::NoBatch);
+    device.fake.fault(Fault::Call("copy", 100, Status::INVALID_VALUE));
+    let refused = device.engine(options()).err().expect("nothing can copy");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    let device = Device::new(13);
+    device.fake.fault(Fault::Corruption);
+    device.fake.fault(Fault::Call("copy", 1, Status::INVALID_VALUE));
+    assert!(device.engine(options()).is_err());
+    let tensors = 2 + 1;
+    assert_eq!(device.fake.open(), tensors, "a refused engine has left something open");
+}
+
+/// Whatever call fails, nothing hangs, nothing is told that is not so, and the next job is served.
+#[test]
+fn whichever_call_fails_once_a_job_ends_and_the_next_one_is_whole() {
+    let calls = ["record", "stream_wait", "is_capturing", "copy_batch", "synchronize", "create_event", "push_current"];
+    for (seed, call) in calls.iter().cycle().take(3 * calls.len()).enumerate() {
+        let nth = 1 + seed as u64 / calls.len() as u64;
+        for staged in [false, true] {
+            let rig = if staged {
+                let rig = Rig::new(seed as u64, options());
+                rig.device.fake.fault(Fault::Registration(0, Status::INVALID_VALUE));
+                rig
+            } else {
+                Rig::registered(seed as u64)
+            };
+            let mut random = Random(seed as u64);
+            rig.device.fake.fault(Fault::Call(call, nth, Status(801)));
+            for id in 0..6 {
+                let (block, slot, content) = (id as u32, id + 1, content(&mut random));
+                rig.device.compute(block, content.clone());
+                if rig.engine.submit(rig.job(id, Direction::Store, &[(block, slot)])).is_err() {
+                    continue;
+                }
+                rig.engine.wait(&[id], Until::Released, Instant::now() + PATIENCE).unwrap();
+                // Now it is somebody else's; a copy that is still made would store this.
+                rig.device.write(block, &[0x77; BLOCK as usize]);
+                match rig.finish(id).outcomes[0] {
+                    Outcome::Stored { checksum: sum } => {
+                        assert_eq!(sum, checksum(&content), "{call} {nth} {staged}");
+                        assert!(rig.slot(slot) == content);
+                    }
+                    outcome => assert!(outcome == Outcome::Failed && id < 5, "{call} {nth} {staged}: {outcome:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_fails_what_is_in_flight_and_refuses_the_rest() {
+    let rig = Rig::registered(15);
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(0, vec![1; BLOCK as usize]);
+    rig.engine.submit(rig.job(1, Direction::Store, &[(0, 0)])).unwrap();
+    rig.engine.submit(rig.job(2, Direction::Load, &[(1, 1)])).unwrap();
+    rig.device.fake.fault(Fault::Lost(Status::ILLEGAL_ADDRESS));
+    rig.engine.wait(&[1, 2], Until::Settled, Instant::now() + PATIENCE).unwrap();
+    let ends = rig.engine.poll();
+    assert!(ends.len() == 2 && ends.iter().all(|end| end.outcomes == [Outcome::Failed]), "{ends:?}");
+    let refused = rig.engine.submit(rig.job(3, Direction::Store, &[(0, 0)])).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(rig.engine.report().trouble.unwrap().contains("ended"));
+}
+
+#[test]
+fn a_device_that_hangs_holds_neither_a_flush_nor_the_end_beyond_their_deadlines() {
+    let rig = Rig::new(16, CudaOptions { patience: Duration::from_millis(50), ..options() });
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(0, vec![1; BLOCK as usize]);
+    rig.engine.submit(rig.job(1, Direction::Store, &[(0, 0)])).unwrap();
+    let error = rig.engine.wait(&[1], Until::Released, Instant::now() + Duration::from_millis(5)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let fake = rig.device.fake.clone();
+    drop(rig.engine);
+    assert!(!fake.registrations().is_empty(), "memory that the device may still write was let go");
+    fake.hold(rig.device.compute, false);
+    until("all is let go when the device goes on", || fake.open() == 2 + 1);
+}
+
+#[test]
+fn tensors_of_another_device_or_of_the_host_are_refused() {
+    let device = Device::new(17);
+    for tensors in [device.tensors(1), Tensors::new(Vec::new(), Vec::new()).unwrap()] {
+        let engine = CudaCopyEngine::new(device.fake.clone(), tensors, CudaOptions { ordinal: 1, ..options() });
+        assert_eq!(engine.is_ok(), device.fake.open() > 3, "the tensors lie on device 0");
+        drop(engine);
+    }
+    let engine = CudaCopyEngine::new(device.fake.clone(), device.tensors(0), CudaOptions { ordinal: 7, ..options() });
+    assert_eq!(engine.err().expect("there are two devices").kind(), ErrorKind::Unsupported);
+    let place = Place::Host(Memory::anonymous(4096).unwrap());
+    let rows = Tensor { place, offset: 0, rows: 1, row_stride_bytes: 4096 };
+    let tensors = Tensors::new(vec![rows], vec![vec![PageRef { tensor: 0, page_bytes: 4096 }]]).unwrap();
+    let error = CudaCopyEngine::new(device.fake.clone(), tensors, options()).err().expect("it is host memory");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let error = HostCopyEngine::new(device.tensors(0), HostOptions::default()).err().expect("it is device memory");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+// --- how it ends ----------------------------------------------------------------------------------------------
+
+#[test]
+fn a_detached_pool_is_unregistered_and_let_go_after_its_last_job() {
+    let rig = Rig::registered(18);
+    let (memory, witness) = Memory::with_witness((SLOTS << 12) as usize);
+    let pool = rig.engine.attach_pool(memory).unwrap();
+    let bytes = rig.memory.len() as u64 + (SLOTS << 12);
+    until("it is registered", || rig.engine.report().registered_bytes == bytes);
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(0, vec![1; BLOCK as usize]);
+    rig.engine.submit(Job { pool, ..rig.job(1, Direction::Store, &[(0, 0)]) }).unwrap();
+    rig.engine.detach_pool(pool).unwrap();
+    assert!(witness.upgrade().is_some(), "the pool was let go while the device had a job in it");
+    rig.device.fake.hold(rig.device.compute, false);
+    assert!(matches!(rig.finish(1).outcomes[0], Outcome::Stored { .. }));
+    until("it is let go", || witness.upgrade().is_none());
+    let left: u64 = rig.device.fake.registrations().iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(left, rig.memory.len() as u64);
+}
+
+#[test]
+fn dropping_the_engine_ends_what_the_device_has_and_leaves_nothing_open() {
+    let rig = Rig::registered(19);
+    let held = Arc::new(AtomicUsize::new(0));
+    for id in 0..20 {
+        let alive = held.clone();
+        let guard = Probe(move |_| Arc::strong_count(&alive) > 0, |_, _| true);
+        let direction = if id % 2 == 0 { Direction::Store } else { Direction::Load };
+        let job = rig.job(id, direction, &[(id as u32 % ROWS, id % SLOTS)]);
+        rig.engine.submit(Job { guard: Some(Box::new(guard)), ..job }).unwrap();
+    }
+    drop(rig.engine);
+    assert_eq!(Arc::strong_count(&held), 1, "a job outlived the engine");
+    assert_eq!(rig.device.fake.open(), 2 + 1, "two tensors and a stream of the model's are left");
+}
+
+#[test]
+fn many_threads_submit_and_every_job_is_published_once() {
+    let rig = Rig::registered(20);
+    let is_over = AtomicBool::new(false);
+    let seen = Mutex::new(Vec::new());
+    let poll = || seen.lock().unwrap().extend(rig.engine.poll().into_iter().map(|completion| completion.job_id));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                poll();
+                thread::yield_now();
+            }
+        });
+        let submitters: Vec<_> = (0..3u64)
+            .map(|at| {
+                let rig = &rig;
+                scope.spawn(move || {
+                    for id in (0..50).map(|job| job * 3 + at) {
+                        let direction = if id % 2 == 0 { Direction::Load } else { Direction::Store };
+                        rig.engine.submit(rig.job(id, direction, &[(at as u32, at)])).unwrap();
+                        rig.engine.wait(&[id], Until::Settled, Instant::now() + PATIENCE).unwrap();
+                    }
+                })
+            })
+            .collect();
+        submitters.into_iter().for_each(|submitter| submitter.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+    });
+    seen.lock().unwrap().extend(rig.engine.poll().into_iter().map(|completion| completion.job_id));
+    let mut seen = seen.into_inner().unwrap();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..150));
+}
