@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -56,6 +57,18 @@ impl Memory {
         let _ = unsafe { mm::madvise(base, len, Advice::LinuxHugepage) };
         // SAFETY: `mapping` unmaps the range when the last clone is gone. Only this crate's jobs, tests and
         // benchmarks know its address.
+        unsafe { Memory::new(base.cast(), len, mapping) }
+    }
+
+    /// The first `len` bytes of a file, shared with everybody who maps it. The file must stay as long as it is.
+    pub fn shared(file: impl AsFd, len: usize) -> Result<Memory> {
+        let fail = |e| Error::new(ErrorKind::Unavailable, "cannot map a file").with("bytes", len).source(e);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses. Rust forms no reference that outlives a call.
+        let base =
+            unsafe { mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) }.map_err(fail)?;
+        let mapping = Mapping { base: base.addr(), len };
+        // SAFETY: `mapping` unmaps the range when the last clone is gone, and the caller keeps the file's length.
         unsafe { Memory::new(base.cast(), len, mapping) }
     }
 

@@ -12,6 +12,7 @@
 //! the order of its stream. A load follows it too, since its destination may still be read or zeroed. Both directions
 //! have a stream. Tensors are released when the device has made the last copy, before anything is summed.
 
+pub mod bench;
 pub mod context;
 pub mod driver;
 pub mod engine;

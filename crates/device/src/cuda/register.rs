@@ -78,6 +78,11 @@ impl Pool {
         (start, self.chunk_bytes.min(self.memory.len() as u64 - start))
     }
 
+    /// Registers all of it now, for measurements. `Err` with the refusal that ended it.
+    pub fn register_all(&self) -> Result<(), Status> {
+        (0..self.parts.len()).try_for_each(|chunk| self.register(chunk))
+    }
+
     /// Registers a chunk, in parts if it must. `Err` with the last refusal.
     fn register(&self, chunk: usize) -> Result<(), Status> {
         let (start, bytes) = self.chunk(chunk);

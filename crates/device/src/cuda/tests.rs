@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
 
+use super::bench as rows;
 use super::driver::{CaptureMode, StreamHandle};
 use super::fake::{Fake, Fault};
 use super::*;
@@ -603,4 +604,35 @@ fn many_threads_submit_and_every_job_is_published_once() {
     let mut seen = seen.into_inner().unwrap();
     seen.sort_unstable();
     assert!(seen.into_iter().eq(0..150));
+}
+
+// --- the measurements -----------------------------------------------------------------------------------------
+
+#[test]
+fn the_measurements_check_their_bytes_and_leave_nothing_open() {
+    let fake = Arc::new(Fake::new(21));
+    let extent = rows::Extent::small(21);
+    let peaks = rows::peaks(fake.clone(), 1, &extent).unwrap();
+    assert!(peaks.iter().any(|figure| figure.what == "peak of a load" && figure.value > 0.0));
+    let mut shapes = Vec::new();
+    rows::methods(fake.clone(), 0, &extent, |figure| shapes.push(figure.what)).unwrap();
+    assert_eq!(shapes.len(), 2 * 2 * 2 * 2, "methods, sizes, counts, directions: {shapes:?}");
+    let memory = rows::populated(1 << 20, 21).unwrap();
+    let registered = rows::registration(fake.clone(), 0, "memory", memory).unwrap();
+    assert_eq!((registered[0].value, registered.len()), (1.0, 3));
+    let driver: Arc<dyn Driver> = fake.clone();
+    rows::checksums(&driver, 0, &extent).unwrap();
+    for layout in [rows::Layout::Layers, rows::Layout::Blocks] {
+        assert!(rows::schedules(&driver, 0, layout, &extent).unwrap() > 0);
+    }
+    assert_eq!(fake.open(), 0);
+}
+
+#[test]
+fn a_measurement_of_a_device_that_changes_bytes_ends_with_that() {
+    let fake = Arc::new(Fake::new(22));
+    fake.fault(Fault::Corruption);
+    let error = rows::methods(fake.clone(), 0, &rows::Extent::small(22), |_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert_eq!(fake.open(), 0);
 }

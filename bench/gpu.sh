@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Measures on a GPU host what Forebay's copies from and to GPUs rest on, in less than ten minutes:
+#
+#   bench/gpu.sh [FOLDER]              on a GPU host; figures go to FOLDER/gpu.jsonl (default: $OUT, else the present one)
+#   bench/gpu.sh --rehearse [FOLDER]   the same steps in a small size on the fake driver: its figures mean nothing
+#
+# It needs `target/release/examples/gpu`, built here if cargo is at hand and else to be brought along (about 1 MB):
+# `cargo build --release --locked --package forebay-device --example gpu`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+small=() profile=release gib=10 kills=20 limit=240
+if [ "${1:-}" = --rehearse ]; then
+  shift
+  small=(small) profile=debug gib=0 kills=3 limit=120
+fi
+out=${1:-${OUT:-.}}
+mkdir -p "$out"
+result=$out/gpu.jsonl
+gpu=target/$profile/examples/gpu
+
+if [ "$profile" = debug ]; then
+  cargo build --quiet --locked --package forebay-device --example gpu
+  cargo build --quiet --locked --package forebay-fake-cuda
+  fake=$(mktemp -d)
+  ln -s "$PWD/target/debug/libfake_cuda.so" "$fake/libcuda.so.1"
+  export LD_LIBRARY_PATH=$fake
+elif command -v cargo > /dev/null; then
+  cargo build --release --quiet --locked --package forebay-device --example gpu
+fi
+# In memory, where a pool lies; containers often have too little there, and a file that is cached serves as well.
+free_shm=$(df --output=avail --block-size=1G /dev/shm | tail -1)
+folder=/dev/shm
+[ "$free_shm" -ge 1 ] || folder=${TMPDIR:-/tmp}
+shm=$(mktemp -d "$folder/forebay-gpu-XXXXXX")
+trap 'rm -rf "$shm" ${fake:+"$fake"}' EXIT
+
+: > "$result"
+failed=()
+# Runs a row within its seconds; what fails is said, and the next row goes on.
+row() {
+  local number=$1 name=$2 seconds=$3
+  shift 3
+  local begun=$SECONDS
+  if ! timeout "$seconds" "$@" "${small[@]}" | sed "s/^{/{\"row\":$number,/" >> "$result"; then
+    failed+=("$number $name")
+  fi
+  echo "row $number, $name: $((SECONDS - begun)) s" >&2
+}
+
+row 1 peaks 60 "$gpu" peaks
+
+# 4 KiB pages of a file, as a pool's without huge pages; huge pages of memory; at once; with little memory to lock.
+free_gib=$(awk '/MemAvailable/ { print int($2 / 1048576 / 3) }' /proc/meminfo)
+[ "$gib" -gt "$free_gib" ] && gib=$free_gib
+[ "$gib" -gt $((free_shm / 2)) ] && gib=$((free_shm / 2))
+bytes=$((gib << 30))
+[ "$gib" -eq 0 ] && bytes=$((64 << 20))
+head --bytes "$bytes" /dev/zero > "$shm/pool"
+row 2 "register 4 KiB pages" 60 "$gpu" register "4 KiB pages of a file" "$bytes" "$shm/pool"
+row 2 "register by two" 60 sh -c '
+  "$@" & first=$!
+  "$@" || exit
+  wait $first' two "$gpu" register "4 KiB pages, two processes at once" "$bytes" "$shm/pool"
+row 2 "register with a small limit" 60 prlimit --memlock=65536:65536 \
+  "$gpu" register "4 KiB pages, 64 KiB of locked memory allowed" "$bytes" "$shm/pool"
+rm "$shm/pool"
+row 2 "register huge pages" 60 "$gpu" register "huge pages" "$bytes"
+
+row 3 methods "$limit" "$gpu" methods
+row 4 checksums 60 "$gpu" checksums
+row 5 schedules "$limit" "$gpu" schedules
+row 6 kills 90 "$gpu" kills "$shm/kills" "$kills"
+
+cat "$result"
+cat >&2 << 'END'
+Not measured: a kernel for small pieces, and copies beside a matrix product (neither is there); time to first token;
+vLLM itself, with its graphs, sleep mode, expandable segments and preemption; several GPUs; NUMA placement; AMD.
+END
+if [ "$profile" = debug ]; then
+  echo "A rehearsal on the fake driver: no figure above is a GPU's." >&2
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'failed: row %s\n' "${failed[@]}" >&2
+  exit 1
+fi
