@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Measures on a GPU host what Forebay's copies from and to GPUs rest on, in less than ten minutes:
 #
-#   bench/gpu.sh [FOLDER]              on a GPU host; figures go to FOLDER/gpu.jsonl (default: $OUT, else the present one)
+#   bench/gpu.sh [FOLDER]              on a GPU host
 #   bench/gpu.sh --rehearse [FOLDER]   the same steps in a small size on the fake driver: its figures mean nothing
 #
+# Figures go to FOLDER/gpu.jsonl; FOLDER is $OUT or the repository's root if none is given.
 # It needs `target/release/examples/gpu`, built here if cargo is at hand and else to be brought along (about 1 MB):
 # `cargo build --release --locked --package forebay-device --example gpu`.
 set -euo pipefail

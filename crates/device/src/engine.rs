@@ -1,7 +1,7 @@
 //! The promises of every copy engine.
 //!
 //! - `submit` never waits for a copy; a device engine calls the driver in it. It refuses with `Full` at the limit, and
-//! with `Invalid` any job that could touch a byte outside the registered memory. A refused job leaves no trace.
+//!   with `Invalid` any job that could touch a byte outside the registered memory. A refused job leaves no trace.
 //! - An accepted job is completed exactly once, whatever happens to its items. Completions of one direction come in
 //!   the order of submission; loads and stores may overtake each other.
 //! - When a completion can be polled, all bytes of the job are visible to every process that maps them.

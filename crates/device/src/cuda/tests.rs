@@ -486,6 +486,39 @@ fn whichever_call_fails_once_a_job_ends_and_the_next_one_is_whole() {
 }
 
 #[test]
+fn nothing_is_touched_after_a_failed_job_has_ended() {
+    let cases = ["record", "copy_batch", "synchronize"].into_iter().flat_map(|call| (1..5).map(move |nth| (call, nth)));
+    let mut failures = 0;
+    for ((call, nth), staged) in cases.flat_map(|case| [false, true].map(|staged| (case, staged))) {
+        for direction in [Direction::Store, Direction::Load] {
+            let rig = if staged { Rig::new(nth, options()) } else { Rig::registered(nth) };
+            let empty = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+            let (memory, pool) = match staged {
+                true => (empty.clone(), rig.engine.attach_pool(empty).unwrap()),
+                false => (rig.memory.clone(), rig.pool),
+            };
+            rig.device.fake.fault(Fault::Call(call, nth, Status(801)));
+            let pairs: Vec<_> = (0..ROWS).map(|block| (block, u64::from(block))).collect();
+            let job = Job { pool, ..rig.job(1, direction, &pairs) };
+            if rig.engine.submit(job).is_err() || rig.finish(1).outcomes[0] != Outcome::Failed {
+                continue;
+            }
+            failures += 1;
+            // Slots and blocks are somebody else's by now.
+            memory.write(0, &vec![0x33; memory.len()]);
+            rig.device.tensors.iter().for_each(|tensor| tensor.write(0, &vec![0x44; tensor.len()]));
+            until("the device is idle", || !rig.device.fake.turn());
+            let is_still =
+                |memory: &Memory, byte| memory.span(0, memory.len() as u64).bytes().iter().all(|b| *b == byte);
+            let case = format!("{call} {nth}, staged {staged}, {direction:?}");
+            assert!(is_still(&memory, 0x33), "a slot was written: {case}");
+            assert!(rig.device.tensors.iter().all(|tensor| is_still(tensor, 0x44)), "a block was written: {case}");
+        }
+    }
+    assert!(failures >= 12, "only {failures} jobs failed");
+}
+
+#[test]
 fn a_lost_device_fails_what_is_in_flight_and_refuses_the_rest() {
     let rig = Rig::registered(15);
     rig.device.fake.hold(rig.device.compute, true);
