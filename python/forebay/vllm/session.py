@@ -138,7 +138,6 @@ def open_engine(
         logger.exception("forebay cannot copy in this worker")
         return AbsentEngine()
     try:
-
         return WorkerEngine(
             settings.socket,
             engine_id,
