@@ -6,8 +6,10 @@ whose directories are removed last; readiness is what `/readyz` says.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -257,7 +259,14 @@ def _mounts() -> list[tuple[Path, str]]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; kept over restarts, as an operator's is."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago; kept over restarts, as an operator's is.
+
+    Below those that the kernel gives to connections, and to whoever asks for any: one of these may take it between two
+    starts of a daemon.
+    """
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(min(10_000, first_of_kernel // 2), first_of_kernel)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
