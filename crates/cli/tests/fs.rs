@@ -247,7 +247,7 @@ fn another_host_hits_what_one_has_stored_in_a_directory() {
     let (other, client, worker) = serving(&other, &["--tier.fs.directories", path, "--tier.fs.read_only", "true"]);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     (0..100).step_by(50).for_each(|first| is_served(&client, &worker, namespace, first..first + 50));
-    assert!(other.log().contains("cannot write to the tier; it is used read-only"), "{}", other.log());
+    other.says("cannot write to the tier; it is used read-only", 1);
 }
 
 /// A lookup of blocks that are there asks for them; what was asked for by name alone is no byte.
@@ -442,6 +442,12 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
     });
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..50);
+    // The log is written beside, and not to its end by a daemon that is killed.
+    let told = |daemon: &Daemon, direction: &str| {
+        let blocks = || transfers(&daemon.log(), direction).map(|line| figure(line, "count")).sum::<f64>();
+        wait_until("all transfers are told", || blocks() >= 50.0);
+    };
+    told(&daemon, "store");
     for path in &directories {
         let blocks: Vec<_> = files(path, 0).into_iter().filter(|(_, name)| name.contains('-')).collect();
         assert!(blocks.len() > 10 && blocks.iter().all(|(depth, _)| *depth == 1), "{blocks:?}");
@@ -450,12 +456,11 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
     let (daemon, client, worker) = serving(&place, &arguments);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     is_served(&client, &worker, namespace, 0..50);
+    told(&daemon, "load");
     let log = daemon.log();
     for direction in ["store", "load"] {
-        let lines = log.lines().filter(|line| line.contains(" transfer task=") && line.contains(direction));
-        let blocks = lines.map(|line| {
-            let figure = |name: &str| line.split(&format!(" {name}=")).nth(1).and_then(|rest| rest.split(' ').next());
-            let number = |name| figure(name).and_then(|figure| figure.trim_matches('"').parse().ok()).unwrap_or(-1.0);
+        let blocks = transfers(&log, direction).map(|line| {
+            let number = |name| figure(line, name);
             let gb_per_s: f64 = number("bytes") / number("time_ms") / 1e6;
             // Both are rounded, and a slow one to nothing.
             let is_speed = (gb_per_s - number("gb_per_s")).abs() <= 0.001 + gb_per_s / 20.0;
@@ -465,4 +470,15 @@ fn the_options_of_a_ucm_store_reach_the_tier_and_each_transfer_is_told() {
         });
         assert_eq!(blocks.sum::<f64>(), 50.0, "{direction}");
     }
+}
+
+/// Lines of a log that tell of transfers in this direction.
+fn transfers<'a>(log: &'a str, direction: &'a str) -> impl Iterator<Item = &'a str> {
+    log.lines().filter(move |line| line.contains(" transfer task=") && line.contains(direction))
+}
+
+/// A number in a line of the log; -1 if it is not there.
+fn figure(line: &str, name: &str) -> f64 {
+    let figure = line.split(&format!(" {name}=")).nth(1).and_then(|rest| rest.split(' ').next());
+    figure.and_then(|figure| figure.trim_matches('"').parse().ok()).unwrap_or(-1.0)
 }

@@ -128,6 +128,7 @@ impl Rig {
 
 /// From the first look at the tier's disks until it serves, as the log says.
 fn opened_in(daemon: &Daemon) -> Duration {
+    daemon.says("the tier is open", 1);
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("the tier is open")).expect("it serves");
     let ms = line.split("ms=").nth(1).and_then(|ms| ms.trim().parse().ok());

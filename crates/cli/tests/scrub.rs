@@ -57,7 +57,7 @@ fn a_byte_that_flips_where_nobody_loads_is_found_and_the_next_store_is_taken() {
     worker.fill(&slots[0], 13);
     assert_eq!(client.commit(namespace, &[hash(13)], &slots), [CommitOutcome::CommitStored]);
     is_served(&client, &worker, namespace, 0..BLOCKS);
-    assert_eq!((found(&daemon, ""), daemon.log().matches("found_by=\"scrub\"").count()), (1, 1), "{}", daemon.log());
+    assert_eq!((found(&daemon, ""), daemon.says("found_by=\"scrub\"", 1)), (1, 1), "{}", daemon.log());
 }
 
 #[test]
@@ -76,10 +76,8 @@ fn a_damaged_generation_of_a_whole_block_costs_no_block() {
     let before = metric(&daemon, "forebay_scrubs_total", "");
     wait_until("all was read since", || metric(&daemon, "forebay_scrubs_total", "") > before + 1);
     is_served(&client, &worker, namespace, 0..BLOCKS);
-    assert_eq!(
-        (found(&daemon, ""), daemon.log().matches("was damaged; it is put right").count()),
-        (0, BLOCKS as usize)
-    );
+    let times = BLOCKS as usize;
+    assert_eq!((found(&daemon, ""), daemon.says("was damaged; it is put right", times)), (0, times));
 }
 
 #[test]

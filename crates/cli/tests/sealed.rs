@@ -206,7 +206,7 @@ fn nobody_without_the_secret_can_change_make_up_or_rename_a_block() {
     wrong.iter().for_each(|seed| host.misses(*seed..seed + 1));
     let left = shared.files();
     assert_eq!((left.len(), host.event("corrupt_blocks")), (2, 6.0), "the right ones alone are left: {left:?}");
-    assert_eq!(host.daemon.log().matches("a shared object is damaged").count(), 6);
+    assert_eq!(host.daemon.says("a shared object is damaged", 6), 6);
     wrong.iter().for_each(|seed| host.store(*seed..seed + 1));
     host.end();
     shared.host(Some(OURS)).hits(0..8);

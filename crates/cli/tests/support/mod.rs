@@ -222,6 +222,20 @@ impl Daemon {
         self.log_from(0)
     }
 
+    /// Waits until the log has this text so many times, and says how often it has it. Another thread of the daemon
+    /// writes the lines.
+    pub fn says(&self, text: &str, times: usize) -> usize {
+        let begun = Instant::now();
+        loop {
+            let count = self.log().matches(text).count();
+            if count >= times {
+                return count;
+            }
+            assert!(begun.elapsed() < DEADLINE, "`{text}` is {count} and not {times} times in:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn own_log(&self) -> String {
         self.log_from(self.log_start)
     }
