@@ -42,8 +42,7 @@ fn a_log_that_nobody_reads_keeps_nobody_waiting_and_loses_no_more_than_lines() {
         let namespace = client.namespace("t", vec![Group { rank_bytes: vec![BYTES], ..group() }]).unwrap();
         assert!(client.lookup(namespace, &hashes(0..10)).groups[0].states.is_empty());
     }
-    let pipe = rustix::io::ioctl_fionread(&reader).unwrap();
-    assert!(pipe >= 60 << 10, "the pipe is not full: {pipe}");
+    wait_until("the pipe is full", || rustix::io::ioctl_fionread(&reader).unwrap() >= 60 << 10);
     daemon.terminate();
     wait_until("the daemon ends", || !daemon.is_running());
 }
@@ -53,6 +52,7 @@ fn a_limit_on_the_size_of_files_is_told_with_a_hint() {
     let place = Place::new();
     let own = rustix::process::geteuid().as_raw();
     let mut command = Command::new("sh");
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("FOREBAY_CONFIG", "");
     command.args(["-c", "ulimit -f 1000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_forebay"), "serve"]);
     command.args(["--socket.directory".as_ref(), place.sockets().as_os_str()]);
     command.args(["--pool.directory".as_ref(), place.pool().as_os_str()]);

@@ -140,7 +140,7 @@ fn a_disk_that_others_made_or_can_change_is_refused() {
 
 fn inspect(sockets: &Path, variables: &[(&str, &str)], uid: Option<u32>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.env_clear().envs(variables.iter().copied()).current_dir("/");
+    command.env_clear().env("FOREBAY_CONFIG", "").envs(variables.iter().copied()).current_dir("/");
     command.arg("inspect").arg("--socket.directory").arg(sockets);
     if let Some(uid) = uid {
         command.uid(uid).gid(uid);
@@ -304,7 +304,7 @@ fn doctor_finds_what_would_keep_the_daemon_from_starting() {
     let place = Place::new();
     let checked = |uid: Option<u32>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.env_clear().current_dir("/").arg("doctor").args(SMALL);
+        command.env_clear().env("FOREBAY_CONFIG", "").current_dir("/").arg("doctor").args(SMALL);
         command.arg("--socket.directory").arg(place.sockets()).arg("--pool.directory").arg(place.pool());
         if let Some(uid) = uid {
             command.uid(uid).gid(uid);
@@ -342,7 +342,13 @@ fn no_default_lies_where_others_can_make_it() {
     }
     let shown = |variables: &[(&str, &str)]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.env_clear().envs(variables.iter().copied()).current_dir("/").uid(NOBODY).gid(NOBODY);
+        command
+            .env_clear()
+            .env("FOREBAY_CONFIG", "")
+            .envs(variables.iter().copied())
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY);
         String::from_utf8(command.arg("config").output().unwrap().stdout).unwrap()
     };
     assert!(shown(&[]).contains("/run/user/65534/forebay"), "{}", shown(&[]));
