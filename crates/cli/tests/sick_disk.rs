@@ -7,9 +7,9 @@
 mod fuse;
 mod support;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_rpc::proto::*;
@@ -25,9 +25,9 @@ const EIO: &str = "fail 5";
 /// A request waits at most this long for a block of the disk.
 const DEADLINE_MS: u64 = 500;
 
-fn arguments(engine: &str, disk: &Path, other: Option<&Path>, pages: &str) -> Vec<String> {
+fn arguments(engine: &str, disk: &Path, other: Option<&Path>, pages: &str, deadline_ms: u64) -> Vec<String> {
     let disks = format!("{:?}", [Some(disk), other].into_iter().flatten().collect::<Vec<_>>());
-    let deadline = DEADLINE_MS.to_string();
+    let deadline = deadline_ms.to_string();
     [
         ["--pool.capacity_bytes", "16MiB"],
         ["--http.address", pages],
@@ -61,17 +61,17 @@ struct Rig {
 impl Rig {
     /// A daemon whose disk holds all prompts and whose pool the later half. None where there is no FUSE.
     fn start(engine: &str) -> Option<Rig> {
-        Rig::beside(engine, None)
+        Rig::beside(engine, None, DEADLINE_MS)
     }
 
-    /// With another disk beside it, which never comes to harm.
-    fn beside(engine: &str, other: Option<&Path>) -> Option<Rig> {
+    /// With another disk beside it, which never comes to harm; a request waits so long for a block.
+    fn beside(engine: &str, other: Option<&Path>, deadline_ms: u64) -> Option<Rig> {
         let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
         let mount = Mount::start(home).inspect_err(|why| eprintln!("no filesystem in user space: {why}")).ok()?;
         // The mount has no `fallocate`, so the file has its length before.
         File::create(mount.backing().join("disk")).and_then(|disk| disk.set_len(DISK.1)).expect("a file");
         let (place, path) = (Place::new(), mount.path().join("disk"));
-        let daemon = Daemon::start(&place, &as_str(&arguments(engine, &path, other, "127.0.0.1:0")));
+        let daemon = Daemon::start(&place, &as_str(&arguments(engine, &path, other, "127.0.0.1:0", deadline_ms)));
         let (client, worker) = support::engine(&place, "a", BYTES);
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
         let mut rig = Rig { daemon, client, worker, namespace, next_seed: 0, mount, place };
@@ -209,7 +209,8 @@ fn a_disk_that_hangs_stops_nobody_and_serves_when_it_comes_back() {
 #[test]
 fn a_disk_that_takes_no_writes_still_gives_what_it_has() {
     for engine in ["auto", "threads"] {
-        let Some(mut rig) = Rig::start(engine) else { return };
+        // All blocks are to come, however busy the machine is.
+        let Some(mut rig) = Rig::beside(engine, None, 60_000) else { return };
         rig.mount.harm("write,sync", EIO);
         for prompt in 0..8 {
             rig.store();
@@ -239,7 +240,7 @@ fn a_disk_that_takes_no_writes_still_gives_what_it_has() {
 fn a_hung_disk_of_two_holds_up_no_store_and_no_load_of_the_other() {
     for engine in ["auto", "threads"] {
         let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        let Some(mut rig) = Rig::beside(engine, Some(&home.path().join("other"))) else { return };
+        let Some(mut rig) = Rig::beside(engine, Some(&home.path().join("other")), DEADLINE_MS) else { return };
         rig.mount.freeze();
         wait_until("the tier does without it", || {
             rig.store();
@@ -279,6 +280,14 @@ fn a_disk_whose_host_goes_down_takes_nobody_along() {
     assert!(daemon.finish().0, "it ends well, disk or not");
 }
 
+/// Whether a thread of the daemon has a file below this directory open.
+fn has_open(daemon: &Daemon, directory: &Path) -> bool {
+    let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+    let tasks = entries(format!("/proc/{}/task", daemon.pid()).into());
+    let mut files = tasks.flat_map(|task| entries(task.path().join("fd")));
+    files.any(|file| fs::read_link(file.path()).is_ok_and(|file| file.starts_with(directory)))
+}
+
 #[test]
 fn a_daemon_that_a_hung_disk_holds_leaves_its_pool_and_its_addresses_to_the_next() {
     for engine in ["auto", "threads"] {
@@ -292,7 +301,9 @@ fn a_daemon_that_a_hung_disk_holds_leaves_its_pool_and_its_addresses_to_the_next
         let Rig { daemon, client, worker, mut mount, place, .. } = rig;
         drop((client, worker));
         wait_until("nobody listens any more", || std::net::TcpStream::connect(&pages).is_err());
-        let next = Daemon::start(&place, &as_str(&arguments(engine, &mount.path().join("disk"), None, &pages)));
+        wait_until("its files are closed", || !has_open(&daemon, &place.pool()));
+        let next =
+            Daemon::start(&place, &as_str(&arguments(engine, &mount.path().join("disk"), None, &pages, DEADLINE_MS)));
         let (client, worker) = support::engine(&place, "a", BYTES);
         let namespace = client.namespace("t", vec![group()]).expect("a namespace");
         tiers::is_served(&client, &worker, namespace, kept);
