@@ -80,6 +80,17 @@ impl Drop for Place {
     }
 }
 
+/// How long loads of these tiers may take that no argument says it of: hits are counted in tests, and a busy machine or
+/// disk may take longer than the default of a second.
+const PATIENCE_MS: &str = "10000";
+
+fn patience(arguments: &[&str]) -> Vec<String> {
+    let is_named = |part: &String| arguments.iter().any(|argument| argument.starts_with(part.as_str()));
+    let tiers = ["ssd", "fs", "redis", "object"].map(|tier| format!("--tier.{tier}."));
+    let deadlines = tiers.into_iter().filter(is_named).map(|tier| tier + "load_deadline_ms");
+    deadlines.filter(|flag| !is_named(flag)).flat_map(|flag| [flag, PATIENCE_MS.to_owned()]).collect()
+}
+
 /// A daemon process; killed when dropped.
 pub struct Daemon {
     child: Child,
@@ -155,6 +166,7 @@ impl Daemon {
             .args(["--pool.directory".as_ref(), place.pool().as_os_str()])
             .args(["--http.address", "off"])
             .args(create)
+            .args(patience(arguments))
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(stderr)
