@@ -13,6 +13,8 @@ from rig.workload import Workload, settle
 
 # About seven requests fit at once, and each runs for a while: the last wait for seconds.
 CONFIG = EngineConfig(models.LLAMA, blocks=60, max_model_len=1024, max_batched_tokens=256, max_requests=8)
+# Shorter than the wait for a turn, and longer than any answer takes while vLLM asks for it, on a busy machine too.
+DEADLINE_MS = 1000.0
 WORKLOAD = Workload(seed=5, prefixes=20, tails=4, prefix_tokens=200, tail_tokens=40, max_tokens=40)
 
 
@@ -21,13 +23,13 @@ def test_no_hit_is_lost_while_the_batch_is_full(
 ) -> None:
     base = baseline(CONFIG, WORKLOAD)
     daemon = start_daemon()
-    # Shorter than the wait for a turn by far, and longer than any answer takes while vLLM asks for it.
-    engine = start_engine(CONFIG, daemon.connector(lookup_deadline_ms=250.0, restock_ms=20_000.0), "engine")
+    engine = start_engine(CONFIG, daemon.connector(lookup_deadline_ms=DEADLINE_MS, restock_ms=20_000.0), "engine")
     join(daemon, engine)
     ask(engine, base, [base.workload.together()])
     settle(engine)
     before = engine.metrics()
     answers = ask_anew(engine, base, [base.workload.together()])
+    assert max(answer.ttft_ms for answer in answers) > DEADLINE_MS, "nobody waited long enough to show anything"
     computed = sum(answer.prompt_tokens - answer.hit_tokens for answer in answers)
     # Of each prompt all whole blocks are there.
     assert computed == sum(answer.prompt_tokens % CONFIG.block_size for answer in answers)

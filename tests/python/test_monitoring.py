@@ -133,8 +133,11 @@ def prometheus(programs: Path, tmp_path: Path, loaded: Daemon) -> Iterator[Prome
 @pytest.fixture
 def loaded(tmp_path: Path) -> Iterator[Daemon]:
     (tmp_path / "store").mkdir()
-    tiers = {"tier.fs": {"directories": [str(tmp_path / "store")], "capacity_bytes": 256 << 20}}
-    with Daemon(capacity_bytes=64 << 20, ssd_bytes=256 << 20, ssd_admission="all", tiers=tiers) as daemon:
+    # No load is late, on a busy machine neither: late ones raise an alert.
+    patient_ms = 20_000
+    fs = {"directories": [str(tmp_path / "store")], "capacity_bytes": 256 << 20, "load_deadline_ms": patient_ms}
+    disk = {"ssd_bytes": 256 << 20, "ssd_admission": "all", "ssd_load_deadline_ms": patient_ms}
+    with Daemon(capacity_bytes=64 << 20, tiers={"tier.fs": fs}, **disk) as daemon:
         yield daemon.start()
 
 
@@ -171,6 +174,8 @@ def test_every_panel_has_data_and_a_killed_daemon_raises_an_alert(prometheus: Pr
         wait_until("every panel has data", is_whole, 120.0)
     except AssertionError:
         raise AssertionError(f"without data: {empty}") from None
-    assert prometheus.firing() <= {"ForebayHitRate", "ForebayUnwrittenBlocks"}
+    # That events are slow is true on a busy machine; and a scrape that came late is the last word until the next one.
+    allowed = {"ForebayHitRate", "ForebayUnwrittenBlocks", "ForebaySlowEvents"}
+    wait_until("no other alert fires", lambda: prometheus.firing() <= allowed, 30.0)
     loaded.kill()
     wait_until("the alert fires", lambda: "ForebayDown" in prometheus.firing(), 60.0)
