@@ -2,9 +2,9 @@
 //!
 //! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier and writes none
 //! to one. A walk goes through the tier's blocks, piece by piece, and what it finds is removed. A removal that fails is
-//! tried again until it succeeds. A namespace is purged when a whole walk has found nothing of it: a block may be on
-//! two parts, and a removal reaches one. Shared stores keep their blocks, because other hosts use them too, unless
-//! `empty_shared` removes them.
+//! tried again until it succeeds, and stands in the way of no other namespace. A namespace is purged when a whole walk
+//! has found nothing of it: a block may be on two parts, and a removal reaches one. Shared stores keep their blocks,
+//! because other hosts use them too, unless `empty_shared` removes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,19 +16,21 @@ use super::spec::Driven;
 
 /// Removals under way at a time: half of what a disk takes of stores and removals, so that stores go on.
 const REMOVALS_AT_A_TIME: usize = 128;
-/// Keys that may wait for their removal; with as many, the walk waits too.
+/// Keys that may wait for their first removal; with as many, the walk waits too. As many may wait for another one.
 const MAX_KEYS: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Purges {
-    /// Of each namespace, how many of `keys` are its own.
+    /// Of each namespace, how many of `keys` and `failed` are its own.
     namespaces: BTreeMap<NamespaceId, usize>,
     /// Those of them that no walk has begun for.
     unlisted: BTreeSet<NamespaceId>,
-    /// The walk under way: one for as many namespaces as there were when it began.
+    /// The walk under way: one for all namespaces of which nothing waited when it began.
     walk: Option<Walk>,
     /// Blocks to be removed.
     keys: VecDeque<BlockKey>,
+    /// Blocks whose removal has failed. What has no place here is found by a later walk.
+    failed: VecDeque<BlockKey>,
     /// Removals under way.
     pub removing: usize,
     /// Parts of the tier that were missing when the blocks were looked for; none before it was open.
@@ -71,7 +73,10 @@ impl Purges {
 
     pub fn put_back(&mut self, key: BlockKey) {
         self.removing -= 1;
-        self.push(key);
+        if self.failed.len() < MAX_KEYS {
+            self.count(key);
+            self.failed.push_back(key);
+        }
     }
 
     fn begin(&mut self, namespace: NamespaceId) {
@@ -88,8 +93,9 @@ impl Purges {
             self.start_anew();
         }
         if self.walk.is_none() && self.is_walk_due(busy) {
-            self.unlisted.clear();
-            let namespaces: BTreeSet<NamespaceId> = self.namespaces.keys().copied().collect();
+            let mut namespaces = std::mem::take(&mut self.unlisted);
+            // What a namespace still has waiting would be found again.
+            namespaces.extend(self.namespaces.keys().filter(|namespace| !self.may_have_more(**namespace, busy)));
             let unclean = namespaces.iter().copied().filter(|namespace| self.may_have_more(*namespace, busy)).collect();
             self.walk = Some(Walk { namespaces, unclean, at: 0 });
         }
@@ -104,6 +110,7 @@ impl Purges {
     fn start_anew(&mut self) {
         self.walk = None;
         self.keys.clear();
+        self.failed.clear();
         self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
         self.unlisted = self.namespaces.keys().copied().collect();
     }
@@ -125,7 +132,8 @@ impl Purges {
         let (keys, next) = tier.blocks_of(&walk.namespaces, walk.at);
         for key in keys {
             walk.unclean.insert(key.namespace);
-            self.push(key);
+            self.count(key);
+            self.keys.push_back(key);
         }
         match next {
             Some(at) => self.walk = Some(Walk { at, ..walk }),
@@ -139,14 +147,14 @@ impl Purges {
         }
     }
 
-    fn push(&mut self, key: BlockKey) {
+    fn count(&mut self, key: BlockKey) {
         *self.namespaces.entry(key.namespace).or_default() += 1;
-        self.keys.push_back(key);
     }
 
+    /// Those that were never tried go first, so that a part that refuses removals does not keep the others waiting.
     fn pop(&mut self) -> Option<BlockKey> {
-        let key = self.keys.pop_front()?;
-        *self.namespaces.get_mut(&key.namespace).expect("counted by `push`") -= 1;
+        let key = self.keys.pop_front().or_else(|| self.failed.pop_front())?;
+        *self.namespaces.get_mut(&key.namespace).expect("counted when it began to wait") -= 1;
         Some(key)
     }
 }
@@ -293,6 +301,44 @@ mod tests {
         assert!(!(0..NAMESPACES).any(|id| parts.has(NamespaceId(id))));
         assert!((NAMESPACES..2 * NAMESPACES).all(|id| parts.has(NamespaceId(id))));
         assert_eq!(parts.pieces.get(), 2 * parts.places.len() / PIECE, "one walk finds them, one finds none");
+    }
+
+    /// One of two disks may refuse them while the tier counts as healthy.
+    #[test]
+    fn removals_that_fail_stand_in_the_way_of_no_other_namespace() {
+        for blocks in [1_000, 2_048, 5_000, 20_000u32] {
+            let long = |number: u32| BlockKey { hash: BlockHash::new(&number.to_le_bytes()).unwrap(), ..key(1, 0) };
+            let mut parts = Parts::new((0..blocks).map(long).chain((0..10).map(|number| key(2, number))));
+            let (mut purges, mut is_refusing) = (Purges::default(), true);
+            let mut go_on = |purges: &mut Purges, is_refusing: bool| {
+                purges.step(&BTreeSet::new(), &parts);
+                let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop()).collect();
+                for key in keys {
+                    purges.removing += 1;
+                    if is_refusing && key.namespace == NamespaceId(1) {
+                        purges.put_back(key);
+                    } else {
+                        parts.remove(key);
+                        purges.removed();
+                    }
+                }
+                assert!(purges.failed.len() <= MAX_KEYS && purges.keys.len() < MAX_KEYS + PIECE);
+            };
+            purges.begin(NamespaceId(1));
+            (0..1_000).for_each(|_| go_on(&mut purges, is_refusing));
+            purges.begin(NamespaceId(2));
+            for _ in 0..20_000 {
+                go_on(&mut purges, is_refusing);
+            }
+            assert!(!purges.is_purging(NamespaceId(2)), "beside {blocks} blocks that stay");
+            assert!(purges.is_purging(NamespaceId(1)));
+            is_refusing = false;
+            for _ in 0..20_000 {
+                go_on(&mut purges, is_refusing);
+            }
+            assert!(!purges.is_purging(NamespaceId(1)), "of {blocks} blocks some stayed");
+            assert!(!parts.has(NamespaceId(1)));
+        }
     }
 
     /// Each purge waits for its end before the next begins, as commands do.
