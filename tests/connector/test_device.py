@@ -347,6 +347,25 @@ def test_without_the_option_nothing_is_copied_and_the_log_says_what_to_do(
     gpu.session.close()
 
 
+def test_a_model_without_kv_is_told_and_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    spec = SimpleNamespace(
+        config=SimpleNamespace(groups=[]),
+        settings=Settings(),
+        incarnation=INCARNATION,
+        may_sleep=False,
+        replicated_layout=False,
+        blocks_per_chunk=1,
+    )
+    with caplog.at_level(logging.WARNING, "vllm.forebay"):
+        worker = ForebayWorker.open(spec, CanonicalKVCaches([], []))  # type: ignore[arg-type]
+    assert isinstance(worker._engine, AbsentEngine)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "cannot copy from no tensors" in warning
+
+
 @pytest.mark.parametrize("fault", ["lose", "elsewhere"])
 def test_a_device_that_fails_its_test_is_not_used_and_the_log_says_why(
     driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str

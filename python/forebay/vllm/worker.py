@@ -53,10 +53,10 @@ class ForebayWorker(OffloadingWorker):
     def open(cls, spec: ForebaySpec, kv_caches: CanonicalKVCaches) -> ForebayWorker:
         """Attaches in the background. Returns at once."""
         devices = {tensor.tensor.device for tensor in kv_caches.tensors}
-        device = next(iter(devices))
         if reason := _obstacle(devices, spec):
             logger.warning("forebay stores nothing in this engine: %s", reason)
             return cls(AbsentEngine(), kv_caches, spec)
+        device = next(iter(devices))
         groups = [
             (group.group_id, spec.replicated_layout, [(ref.tensor_idx, ref.page_size_bytes) for ref in refs])
             for group, refs in zip(spec.config.groups, kv_caches.group_data_refs, strict=True)
@@ -172,7 +172,7 @@ def _obstacle(devices: set[torch.device], spec: ForebaySpec) -> str | None:
     if kinds == {"cpu"}:
         return None
     if kinds != {"cuda"} or len(devices) != 1:
-        return f"it cannot copy from {', '.join(sorted(map(str, devices)))}"
+        return f"it cannot copy from {', '.join(sorted(map(str, devices))) or 'no tensors'}"
     if spec.settings.gpu_copies:
         logger.warning("forebay copies from and to a GPU, which was tested on a fake driver and never run on a GPU")
         return None

@@ -181,7 +181,7 @@ impl WorkerEngine {
         };
         let groups = groups.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
         if self.is_device {
-            // The driver may wait for a thread of its own user's.
+            // The driver takes locks of its own, and a thread that has one may wait for the GIL.
             return Ok(py.detach(|| self.copies.submit(direction, job, pool, groups, After::Stream(stream)))?);
         }
         Ok(self.copies.submit(direction, job, pool, groups, After::Now)?)
