@@ -15,11 +15,15 @@ cd "$copy"
 status=0
 for hole in "$patches"/*.patch; do
     patch --quiet --strip 1 < "$hole"
-    if found=$(cargo test --locked --quiet --package forebay-daemon --lib simulation::no_schedule -- --nocapture 2>&1); then
-        echo "$(basename "$hole" .patch): not found in $seconds s"
-        status=1
+    name=$(basename "$hole" .patch)
+    said=$(cargo test --locked --quiet --package forebay-daemon --lib simulation::no_schedule -- --nocapture 2>&1) && is_found= || is_found=1
+    # A copy that does not compile fails too, and has found nothing.
+    if [ "$is_found" ] && line=$(grep --max-count 1 'fails after' <<< "$said"); then
+        echo "$name: $line"
     else
-        echo "$(basename "$hole" .patch): $(grep --max-count 1 'fails after' <<< "$found" || tail --lines 20 <<< "$found")"
+        echo "$name: not found in $seconds s"
+        tail --lines 20 <<< "$said" >&2
+        status=1
     fi
     patch --quiet --strip 1 --reverse < "$hole"
 done
