@@ -20,6 +20,7 @@ fn help_is_the_golden_one() {
         &["bench", "copy"],
         &["bench", "lookup"],
         &["bench", "ssd"],
+        &["bench", "transfer"],
         &["advise"],
         &["simulate"],
         &["trace", "record"],
