@@ -1,5 +1,7 @@
 //! Copies blocks out of extents that move to another slot size, on a thread of its own.
 //!
+//! The thread has low priority, so it only copies: a task of the deciding thread ends the moves.
+//!
 //! Invariants: the new slot is ready in the table before the old one is free. After a crash between the two, the block
 //! is there twice, and recovery drops one. Until the copy has ended, the new slot belongs to it. The old slot is not
 //! held: it may be overwritten during the copy; then the core rejects the copy. So the source and the length are
@@ -13,19 +15,29 @@ use crate::vital;
 /// Starts the thread.
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
     let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
-    let run = move || loop {
-        let to_move = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
-        let ToMove { from, slot, generation, to, to_slot, to_generation, entry } = to_move;
-        let entry = entry.filter(|entry| {
-            pool.copy(slot.offset(), to_slot.offset(), entry.length);
-            pool.move_births((slot, generation), (to_slot, to_generation))
-        });
-        shared.event(|state| {
-            let is_moved = state.core.moved(from, generation, to, entry.is_some());
-            if let (true, Some(entry)) = (is_moved, &entry) {
-                state.table.pool().ready(to_slot, to_generation, entry);
-            }
-        });
-    };
-    vital::thread("relocate", run);
+    // As many as copies that the core has started, which it bounds.
+    let (copied, mut copies) = mpsc::unbounded_channel();
+    vital::low_thread("relocate", move || {
+        loop {
+            let mut to_move = queue.blocking_recv().expect("the state, which the task keeps, has the other end");
+            let ToMove { slot, generation, to_slot, to_generation, .. } = to_move;
+            to_move.entry = to_move.entry.filter(|entry| {
+                pool.copy(slot.offset(), to_slot.offset(), entry.length);
+                pool.move_births((slot, generation), (to_slot, to_generation))
+            });
+            let _ = copied.send(to_move);
+        }
+    });
+    vital::task(async move {
+        loop {
+            let copied = copies.recv().await.expect("the thread has the other end");
+            let ToMove { from, generation, to, to_slot, to_generation, entry, .. } = copied;
+            shared.event(|state| {
+                let is_moved = state.core.moved(from, generation, to, entry.is_some());
+                if let (true, Some(entry)) = (is_moved, &entry) {
+                    state.table.pool().ready(to_slot, to_generation, entry);
+                }
+            });
+        }
+    });
 }
