@@ -56,6 +56,7 @@ pub struct Lhd {
     hit_density: HitDensities,
     ghosts: Ghosts,
     evictions_to_update: u32,
+    pace: Pace,
     /// The loaded block that was last used for the first time, while it is resident.
     last_loaded: Option<BlockId>,
 }
@@ -67,6 +68,14 @@ struct HitDensities {
     backing: Backing,
 }
 
+/// How many steps of the clock lie between two updates: the mean over the updates whose evidence counts.
+#[derive(Default)]
+struct Pace {
+    last_update: u32,
+    steps: f64,
+    updates: f64,
+}
+
 impl Policy for Lhd {
     fn name(&self) -> &'static str {
         "lhd"
@@ -75,9 +84,7 @@ impl Policy for Lhd {
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key, nodes.clock);
         let is_passing = parent.is_some_and(|parent| nodes[parent].mark & BYPASSED != 0);
-        // Above a tier a prompt is not refused behind a part that bypasses. So a known one that goes on stays.
-        let goes_on = self.hit_density.backing != Backing::None && ghost.is_some() && parent.is_some();
-        let has_place = !is_passing && (goes_on || self.is_worth_a_place(nodes, ghost.is_some()));
+        let has_place = !is_passing && self.is_worth_a_place(nodes, ghost.is_some());
         self.enter(nodes, block, ghost, parent, has_place);
     }
 
@@ -261,12 +268,23 @@ impl Lhd {
         let residents = self.lists.count();
         self.evictions_to_update = (residents / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
         self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
+        let steps = self.pace.between_updates(nodes.clock);
         // A sample of the ghosts that may still come back.
         let kinds = &mut self.hit_density.kinds;
         let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
             kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched));
         });
-        kinds.iter_mut().for_each(|kind| kind.learn(stands_for));
+        kinds.iter_mut().for_each(|kind| kind.learn(stands_for, steps));
+    }
+}
+
+impl Pace {
+    /// The mean, with the update that is made now.
+    fn between_updates(&mut self, clock: u32) -> f64 {
+        let steps = clock.wrapping_sub(std::mem::replace(&mut self.last_update, clock));
+        self.steps = HitDensity::KEEP * self.steps + f64::from(steps);
+        self.updates = HitDensity::KEEP * self.updates + 1.0;
+        self.steps / self.updates
     }
 }
 
