@@ -76,10 +76,7 @@ fn a_damaged_generation_of_a_whole_block_costs_no_block() {
     let before = metric(&daemon, "forebay_scrubs_total", "");
     wait_until("all was read since", || metric(&daemon, "forebay_scrubs_total", "") > before + 1);
     is_served(&client, &worker, namespace, 0..BLOCKS);
-    assert_eq!(
-        (found(&daemon, ""), daemon.log().matches("was damaged; it is put right").count()),
-        (0, BLOCKS as usize)
-    );
+    assert_eq!((found(&daemon, ""), daemon.log().matches("was damaged; it is repaired").count()), (0, BLOCKS as usize));
 }
 
 #[test]
