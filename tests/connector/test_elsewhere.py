@@ -136,7 +136,7 @@ def of_class(architecture: str, **configured: str) -> Callable[[VllmConfig], Non
     ],
 )
 def test_a_model_with_weights_elsewhere_has_no_name(change: Callable[[VllmConfig], None]) -> None:
-    with pytest.raises(IdentityError, match="cannot be told by the files beside.*hint: run"):
+    with pytest.raises(IdentityError, match="do not identify its KV.*hint: run"):
         fields(change=change)
 
 

@@ -388,7 +388,7 @@ def test_weights_that_cannot_be_told_are_said_once_and_leave_the_engine_without_
     monkeypatch.setattr("forebay.vllm.loaded.fingerprint", unreadable)
     engine = Engine(daemon, monkeypatch)
     assert [engine.generate(f"r{at}", tokens) for at, tokens in enumerate(PROMPTS)] == expected
-    assert sum("cannot tell the weights" in line and "permission denied" in line for line in log) == 1
+    assert sum("cannot identify the weights" in line and "permission denied" in line for line in log) == 1
     assert daemon.lookups == 0 and daemon.ready() == 0
     engine.assert_no_faults()
 

@@ -41,8 +41,8 @@ pub fn run(arguments: &Inspect) -> Result<(), Failure> {
     }
 }
 
-/// Until the daemon does not answer, nobody reads any more, or the user interrupts it. On a terminal each text takes
-/// the last one's place.
+/// Prints until the daemon does not answer, nobody reads the output any more, or the user interrupts the command. On a
+/// terminal each text replaces the previous one.
 fn watch(
     ask: &mut impl FnMut() -> Result<InspectReply, Failure>,
     pause: Duration,
@@ -63,7 +63,7 @@ fn watch(
     }
 }
 
-/// Two answers about the same contents are the same text, whatever order the daemon keeps them in.
+/// Sorts the reply, so that equal contents give equal text whatever order the daemon keeps them in.
 fn sort(reply: &mut InspectReply) {
     reply.namespaces.sort_by(|a, b| a.namespace_id.cmp(&b.namespace_id));
     reply.namespaces.iter_mut().for_each(|namespace| namespace.groups.sort_by_key(|group| group.group));
@@ -108,7 +108,7 @@ fn summary(reply: &InspectReply) -> String {
     )
 }
 
-/// In the two largest units.
+/// A duration in its two largest units.
 fn uptime(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -118,7 +118,7 @@ fn uptime(seconds: u64) -> String {
     }
 }
 
-/// How many digits of an id tell it from all others; commands accept an id's beginning. JSON has whole ids.
+/// How many digits distinguish each id from all others; commands accept the beginning of an id. JSON has whole ids.
 fn shown_digits(namespaces: &[NamespaceInfo]) -> usize {
     const LEAST: usize = 8;
     let ids: Vec<String> = namespaces.iter().map(|namespace| hex(&namespace.namespace_id)).collect();
@@ -129,7 +129,7 @@ fn shown_digits(namespaces: &[NamespaceInfo]) -> usize {
     (LEAST..ID_DIGITS).find(is_enough).unwrap_or(ID_DIGITS)
 }
 
-/// What the pool's words stand for.
+/// Explanations of the words beside the pool's figures.
 const MEANINGS: [(&str, &str); 2] = [
     ("pinned", "cannot be evicted, because engines or transfers use it"),
     ("fenced", "kept out of use, because a process may still read or write it"),
@@ -251,7 +251,7 @@ fn disks_text(disks: &[DiskInfo]) -> String {
     table.render("  ") + &told.collect::<String>()
 }
 
-/// Of a disk that is missing there is nothing to say.
+/// A missing disk has no figures to show.
 fn mode(disk: &DiskInfo) -> &'static str {
     match (disk.segments, disk.is_direct) {
         (0, _) => "-",

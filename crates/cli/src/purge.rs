@@ -1,10 +1,10 @@
 //! `forebay purge`: drops blocks at once, without asking.
 //!
-//! A short id stands for the one namespace whose id begins so; the daemon gets ids whole. A dry run asks only what
-//! there is.
+//! A short id stands for the one namespace whose id begins with it; the daemon gets whole ids. A dry run only asks what
+//! the pool holds.
 //!
-//! With `--shared-stores` the daemon empties these too; what became of each is told, and one that is not known to be
-//! empty makes the command fail.
+//! With `--shared-stores` the daemon empties these too. The command prints the result for each store, and fails unless
+//! all of them are known to be empty.
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, PAGE_BYTES};
@@ -18,7 +18,7 @@ use crate::output::{counted, hex, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub const ID_DIGITS: usize = 32;
-/// Fewer would name a namespace by accident.
+/// Fewer digits could name a namespace by accident.
 const MIN_DIGITS: usize = 4;
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
     if arguments.shared_stores { judge(&reply) } else { knew(&reply, arguments.what.tenant.is_some()) }
 }
 
-/// A name that nobody has is probably mistyped. Shared stores may have namespaces that this daemon does not know.
+/// A name that no namespace has is probably mistyped. Shared stores may have namespaces that this daemon does not know.
 fn knew(reply: &PurgeReply, is_of_tenant: bool) -> Result<(), Failure> {
     if !reply.namespace_ids.is_empty() {
         return Ok(());
@@ -51,7 +51,7 @@ fn knew(reply: &PurgeReply, is_of_tenant: bool) -> Result<(), Failure> {
     Err(error.hint("`forebay inspect` lists the namespaces that it knows").into())
 }
 
-/// A daemon that was asked for its shared stores says of each that it is empty, or this fails.
+/// Fails unless the daemon reports each of its shared stores as empty.
 fn judge(reply: &PurgeReply) -> Result<(), Failure> {
     if !reply.reached_stores {
         let error = Error::new(ErrorKind::Unsupported, "the daemon purged its pool and disks, but no shared store");

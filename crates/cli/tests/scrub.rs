@@ -77,7 +77,7 @@ fn a_damaged_generation_of_a_whole_block_costs_no_block() {
     wait_until("all was read since", || metric(&daemon, "forebay_scrubs_total", "") > before + 1);
     is_served(&client, &worker, namespace, 0..BLOCKS);
     let times = BLOCKS as usize;
-    assert_eq!((found(&daemon, ""), daemon.says("was damaged; it is put right", times)), (0, times));
+    assert_eq!((found(&daemon, ""), daemon.says("was damaged; it is repaired", times)), (0, times));
 }
 
 #[test]

@@ -32,12 +32,12 @@ pub struct State {
     pub tiers: Tiers,
     pub instances: Instances,
     pub boot_id: u64,
-    /// What each namespace id stands for, by the number of its record in the pool.
+    /// The descriptor of each namespace id, by the number of its record in the pool.
     pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
     /// Namespaces of each tenant whose records others have taken. Tiers may hold blocks of them all the same. The core
     /// bounds how many namespaces are opened.
     forgotten: BTreeMap<String, BTreeSet<NamespaceId>>,
-    /// What the namespaces of trials stand for.
+    /// The descriptors of the namespaces of trials.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
     pub next_connection: u64,
@@ -189,7 +189,7 @@ impl State {
                     made.expect("the core asked for the table's pages before it made the extent");
                 }
                 Effect::ExtentCleared { first_unit, .. } => {
-                    // Left in the table it costs a restart these blocks, no more.
+                    // If the extent stays in the table, a restart loses these blocks, and nothing else.
                     if let Err(error) = pool.clear_extent(first_unit) {
                         tracing::warn!(first_unit, %error, "cannot clear an extent in the table");
                     }
@@ -297,12 +297,12 @@ impl State {
         }
     }
 
-    /// The sizes that have memory: another one is of a trial that has ended, or of blocks that are still to come.
+    /// The sizes that have memory. A size without memory is one of a trial that has ended, or of blocks still to come.
     pub fn classes(&self) -> Vec<ClassReport> {
         self.core.classes().into_iter().filter(|class| class.slots + class.used > 0).collect()
     }
 
-    /// What a namespace id stands for.
+    /// The descriptor of a namespace id.
     pub fn descriptor(&self, id: NamespaceId) -> Option<&Descriptor> {
         let recorded = self.descriptors.values().find(|(known, _)| *known == id).map(|(_, descriptor)| descriptor);
         recorded.or_else(|| self.trials.get(&id))
@@ -377,7 +377,7 @@ impl State {
             if let Err(error) = self.table.pool().clear_instance(instance) {
                 tracing::warn!(instance = instance.0, %error, "cannot clear an instance in the table");
             }
-            // Without workers it had nothing that its session did not have.
+            // Without workers, the instance held only what its session held.
             match self.instances.remove(instance).map_or(0, |member| member.ranks) {
                 0 => tracing::debug!(instance = instance.0, "instance is gone"),
                 _ => tracing::info!(instance = instance.0, "instance is gone"),
@@ -391,7 +391,7 @@ impl State {
     }
 }
 
-/// If the kernel does not say, yes: nothing is freed then.
+/// Yes if the kernel does not say, so that nothing is freed.
 fn is_mapping(pool: &Pool, instance: Instance) -> bool {
     pool.lock_held(instance).unwrap_or_else(|error| {
         tracing::warn!(instance = instance.0, %error, "cannot find out which workers map the pool");

@@ -55,7 +55,7 @@ pub fn read(path: &Path, hints: Hints) -> Result<Trace> {
         let (told, counted) = (decoder.decoder.get_checksum_from_data(), decoder.decoder.get_calculated_checksum());
         if trace.is_ok() && told.is_some() && told != counted {
             let error =
-                Error::new(ErrorKind::Corrupt, "the trace is not what was compressed").with("path", path.display());
+                Error::new(ErrorKind::Corrupt, "the trace's compressed bytes are damaged").with("path", path.display());
             return Err(error.hint("copy it anew"));
         }
         trace
@@ -148,7 +148,7 @@ impl Reading {
     fn header(&mut self, version: u32, namespaces: Option<Vec<Described>>) -> Result<()> {
         if version != 1 {
             let error =
-                Error::new(ErrorKind::Unsupported, "this trace is of a newer form").with("forebay_trace", version);
+                Error::new(ErrorKind::Unsupported, "this trace has a newer format").with("forebay_trace", version);
             return Err(error.hint("use the forebay that recorded it"));
         }
         let namespaces = namespaces.unwrap_or_default();
@@ -179,7 +179,7 @@ impl Reading {
     fn published(&mut self, at: f64, input_length: Option<u64>, ids: &[u64], is_bailian: bool) -> Result<()> {
         let at_us = at * if is_bailian { 1e6 } else { 1e3 };
         if !(0.0..1e18).contains(&at_us) {
-            return Err(Error::invalid("`timestamp` is no time").with("timestamp", at));
+            return Err(Error::invalid("`timestamp` is not a time").with("timestamp", at));
         }
         if self.trace.shapes.is_empty() {
             let block_tokens =
@@ -240,7 +240,7 @@ mod tests {
             ("{\"timestamp\": 4, \"hash_ids\": [0, 1]}", "a request is earlier"),
             ("{\"timestamp\": 6, \"hash_ids\": [1, 0]}", "a block id follows two different ones"),
             ("{\"timestamp\": 6, \"hash_ids\": [0, 1, 1]}", "a block id follows two different ones"),
-            ("{\"timestamp\": -6, \"hash_ids\": [0]}", "`timestamp` is no time"),
+            ("{\"timestamp\": -6, \"hash_ids\": [0]}", "`timestamp` is not a time"),
             ("{\"at_us\": 6, \"namespace\": 3, \"keys\": [\"00\"]}", "no such namespace"),
             ("{\"at_us\": 6, \"keys\": [\"zz\"]}", "hexadecimal"),
             ("[1, 2]", "a line is not a request"),
@@ -257,7 +257,7 @@ mod tests {
                 format!("{{\"forebay_trace\":1,\"namespaces\":[{{\"block_tokens\":16,\"block_bytes\":{bytes}}}]}}");
             assert!(error(&header).contains("1 byte to 512 MiB"));
         }
-        assert!(error("{\"forebay_trace\":2}").contains("newer form"));
+        assert!(error("{\"forebay_trace\":2}").contains("newer format"));
     }
 
     #[test]

@@ -242,9 +242,9 @@ impl Numbering {
                 }
             };
             if trace.parents[number as usize] != parent {
-                return Err(Error::invalid("a block id follows two different ones")
-                    .with("id", id)
-                    .hint("ids must name a block with all before it; if they name it alone, pass `--chain`"));
+                return Err(Error::invalid("a block id follows two different ones").with("id", id).hint(
+                    "an id must name a block with all blocks before it; if ids name blocks alone, pass `--chain`",
+                ));
             }
             trace.blocks.push(number);
             parent = number;

@@ -1,13 +1,13 @@
-"""LoRA adapters: under which names the blocks of an adapter's requests are stored and found.
+"""LoRA adapters: the names under which the blocks of an adapter's requests are stored and found.
 
-vLLM's hashes tell an adapter by its name and path, behind which other weights may lie tomorrow. Here a digest of
-the weights becomes the `mask` that the native module hashes in.
+vLLM's hashes identify an adapter by its name and path, where other weights may be tomorrow. So a digest of the weights
+becomes the `mask` that the native module adds to the hashes.
 
-Holds true: as long as an adapter has a mask, that mask stands for the weights which the workers have under its name
-and path; who asks never waits, and no file is touched on the asking thread; a request whose adapter has no mask is
-left out. An adapter has none until its files were digested, when they cannot be read, when they may have changed after
-this engine first heard of it, and once vLLM replaced its weights in memory; the latter two are for good. A load by a
-server, whose workers are about to read the files, looks at them first, one `stat` each: no clock has a say then.
+Invariants: while an adapter has a mask, the mask identifies the weights that the workers have under its name and path.
+A caller never waits, and its thread touches no file. A request whose adapter has no mask is neither looked up nor
+stored. An adapter has no mask while its files are not digested yet or cannot be read. It never gets one again if its
+files may have changed after this engine first heard of it, or if vLLM replaced its weights in memory. When a server
+loads an adapter, the files are looked at (one `stat` each) before the workers read them, so no clock is needed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from vllm.config.lora import LoRAConfig
     from vllm.lora.request import LoRARequest
 
-# Adapters that one engine knows, some 2 KB each. Those beyond are left out: to forget one would be to forget since when
-# its files must not have changed.
+# Adapters that one engine knows, some 2 KB each. Further ones are left out: forgetting an adapter would also forget the
+# time since which its files must not have changed.
 MAX_ADAPTERS = 4096
 # Files of one adapter; it has two or three.
 MAX_FILES = 256
-# An adapter that is in use is looked at again this often, one `stat` a file: vLLM drops adapters that it has no room
-# for, and reads them again when they are asked for.
+# The files of an adapter in use are looked at this often, one `stat` each: vLLM drops adapters when it has no room, and
+# reads their files again when a request needs them.
 LOOK_AGAIN_SECONDS = 1.0
-# An adapter of which nothing but times of change move is digested again, so often at one look.
+# If only the change times of an adapter's files differ, the files are digested again, at most this often in one look.
 READINGS = 3
 
-# Say how many adapters fit, and not what one computes.
+# Fields about the number of adapters, not about what one computes.
 _IDLE_FIELDS = frozenset({"max_loras", "max_cpu_loras", "specialize_active_lora", "default_mm_loras"})
 
 
@@ -53,35 +53,35 @@ class Adapter:
         self.name = request.lora_name
         self.path = request.lora_path
         self.is_3d = _is_3d(request)
-        self.heard_ns = heard_ns  # by the clock of files: the workers read it later than this
+        self.heard_ns = heard_ns  # by the clock of files; the workers read the adapter later than this
         self.is_lost = False  # for good
         self.is_queued = False
-        self.asked = 0  # looks that were asked for; only the answer to the last one counts
-        self.answered = 0  # the last of them that began before a look which is over
+        self.asked = 0  # looks requested; only the answer to the last one counts
+        self.answered = 0  # the last of these that began before a look that has ended
         self.doubted = (
-            0  # the last of them before a look found times of change moved, which may hide a change and its undoing
+            0  # the last of these before a look that found other change times, which may hide a change and its undoing
         )
         self.asked_at = 0.0
         self.digest: str | None = None
-        self.signature: Signature | None = None  # of the files that the digest tells; before, of those that are loaded
-        self.trouble: str | None = None  # what was said of it last
-        self.turn = threading.Lock()  # of the thread that looks at its files
+        self.signature: Signature | None = None  # of the digested files; before the digest, of the loaded files
+        self.trouble: str | None = None  # as last logged
+        self.turn = threading.Lock()  # held by the thread that looks at its files
 
 
 Queue = queue.SimpleQueue[Adapter | None]
 
 
 class Adapters:
-    """All adapters of one engine. Its threads start with the first one: one digests, and one looks at what it knows.
+    """All adapters of one engine. With the first one, a thread starts for new adapters and one for known ones.
 
-    `can_hear`: whether `loading` is called for each adapter that is loaded without a request; if not, none is told.
+    `can_hear`: whether `loading` is called for adapters that are loaded without a request; if not, none gets a mask.
     """
 
     def __init__(self, config: LoRAConfig | None, *, can_hear: bool):
         self._config = _config_digest(config)
         self._can_hear = can_hear
         self._known: dict[tuple[str, str], Adapter] = {}
-        self._loaded: dict[int, Adapter] = {}  # by vLLM's id: what the workers have under it
+        self._loaded: dict[int, Adapter] = {}  # the adapter that the workers have, by vLLM's id
         self._known_ones: Queue = queue.SimpleQueue()
         self._new_ones: Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -89,15 +89,15 @@ class Adapters:
         self._is_full = False
 
     def asked_for(self, request: LoRARequest) -> Adapter | None:
-        """The adapter of a request that has just come; None if it is one too many. Some microseconds, no file."""
+        """The adapter of a request that has just arrived; None if there are too many. Microseconds, no file."""
         return self._hear(request, is_load=False)
 
     def loading(self, request: LoRARequest) -> None:
-        """vLLM will now have its workers load this adapter."""
+        """To be called before vLLM's workers load this adapter."""
         self._hear(request, is_load=True)
 
     def look_again(self, adapter: Adapter) -> int:
-        """Has the files looked at from now on; over when `adapter.answered` has come to this number."""
+        """Requests a look at the files. It has ended when `adapter.answered` has reached the returned number."""
         self._look(adapter, is_reload=False)
         return adapter.asked
 
@@ -125,7 +125,7 @@ class Adapters:
             self._lose(adapter, "vLLM loads other weights in its place")
         if before is not None and before is not adapter:
             self._lose(before, f"another adapter takes its id {number}")
-            if not request.load_inplace:  # the workers go on with the one they have
+            if not request.load_inplace:  # the workers keep the one that they have
                 self._lose(adapter, f"another adapter has its id {number}")
         is_reload = is_load or before is not adapter
         if is_reload or time.monotonic() - adapter.asked_at >= LOOK_AGAIN_SECONDS:
@@ -133,14 +133,14 @@ class Adapters:
         return adapter
 
     def _look_first(self, adapter: Adapter) -> None:
-        """On the calling thread, which is about to wait until the workers have read the same files."""
+        """Runs on the calling thread, which is about to wait for the workers to read the same files."""
         with contextlib.suppress(Unreadable, OSError):
             signature, changed_ns = _signature(adapter.path, _directory(adapter.path))
             if not signature.is_in_seconds() or changed_ns < adapter.heard_ns:
                 adapter.signature = signature
 
     def _look(self, adapter: Adapter, *, is_reload: bool) -> None:
-        """Has the thread look at the files. What the workers may read anew has no mask until that is done."""
+        """Makes a thread look at the files. If the workers may read them again, the adapter has no mask until then."""
         if not self._can_hear:
             self._lose(adapter, "this vLLM does not tell which adapters it loads")
         with self._lock:
@@ -190,17 +190,17 @@ class Adapters:
             _say(adapter, str(error))
         except Exception:  # noqa: BLE001 - the thread goes on with the next adapter
             mask = None
-            logger.exception("forebay cannot tell the weights of adapter `%s`", adapter.name)
+            logger.exception("forebay cannot identify the weights of adapter `%s`", adapter.name)
         with self._lock:
             if mask is None or (adapter.asked == asked and not adapter.is_lost):
                 adapter.mask = mask
-            adapter.answered = asked  # after the mask, which another thread reads behind it
+            adapter.answered = asked  # after the mask: another thread reads `answered` first
 
     def _told(self, adapter: Adapter) -> bytes | None:
         directory = _directory(adapter.path)
         signature, changed_ns = _signature(adapter.path, directory)
         if adapter.digest is None:
-            if adapter.signature is None:  # there was no look before the workers', and only the times can tell
+            if adapter.signature is None:  # nobody looked before the workers read: only times can show a change
                 is_changed = changed_ns >= adapter.heard_ns
             else:
                 is_changed = not adapter.signature.is_same(signature)
@@ -219,14 +219,14 @@ class Adapters:
             self._lose(adapter, "its files changed while it was in use")
             return None
         if adapter.signature is before:
-            adapter.signature = signature  # what happens beside it would add up over the days
+            adapter.signature = signature  # otherwise changes of neighbouring entries would add up over days
         telling = (b"forebay-adapter-1", adapter.digest, adapter.is_3d, self._config)
         return hashlib.sha256(repr(telling).encode()).digest()
 
     def _is_still(self, adapter: Adapter, before: Signature, signature: Signature) -> bool:
-        """Whether nothing but times of change moved, as with another owner or one more link, and the bytes are the same.
+        """Whether only change times differ, as after a new owner or hard link, and the bytes are the same.
 
-        Raises `Unreadable` where the times go on moving.
+        Raises `Unreadable` if the times keep changing.
         """
         with self._lock:
             adapter.mask, adapter.doubted = None, adapter.asked
@@ -253,7 +253,7 @@ def _say(adapter: Adapter, trouble: str) -> None:
 
 
 def _config_digest(config: LoRAConfig | None) -> str:
-    """How the engine applies any adapter: each field counts, unless it is known to be idle."""
+    """How the engine applies adapters: all fields count, except those known not to change what is computed."""
     told = fields(config) if config is not None else ()
     return ";".join(f"{one.name}={getattr(config, one.name)}" for one in told if one.name not in _IDLE_FIELDS)
 
@@ -267,7 +267,7 @@ def _directory(path: str) -> Path:
 
     try:
         found = None if os.environ.get("VLLM_USE_MODELSCOPE") else try_to_load_from_cache(path, "adapter_config.json")
-    except ValueError:  # not even a name on the hub
+    except ValueError:  # the path cannot be a name on the hub
         found = None
     if not isinstance(found, str):
         raise Unreadable(f"`{path}` is neither a path nor in the hub's cache")
@@ -275,9 +275,9 @@ def _directory(path: str) -> Path:
 
 
 def _signature(path: str, directory: Path) -> tuple[Signature, int]:
-    """What the files are, and when they, or a link on the way to them, last changed (nanoseconds, at the latest)."""
+    """The signature of the files, and the latest time at which they or the path to them changed (nanoseconds)."""
     files = chosen([directory], adapter_files)
     if len(files) > MAX_FILES:
         raise Unreadable(f"`{directory}` has more than {MAX_FILES} files of weights")
-    ref = directory.parent.parent / "refs" / "main"  # which snapshot the hub's cache gives out
+    ref = directory.parent.parent / "refs" / "main"  # the snapshot that the hub's cache returns
     return look(path, directory, [*files, *([ref] if ref.exists() else [])])

@@ -1,7 +1,7 @@
-"""All that depends on vLLM's version, judged by what is there and not by a version number.
+"""Everything that depends on vLLM's version. It tests for names that exist, not for a version number.
 
-Holds true: the rest of the package touches vLLM only through its documented connector and offloading interfaces and through
-this file; `missing` names what an installed vLLM lacks.
+Invariant: the rest of the package uses vLLM only through its documented connector and offloading interfaces, and
+through this file; `missing` names what an installed vLLM lacks.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ Slots = TypeVar("Slots")
 
 
 def complete(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig | None) -> tuple[VllmConfig, list[str]]:
-    """A copy that vLLM's part of the connector can work with, and what was taken out of it.
+    """A copy of the configuration for vLLM's part of the connector, and the options that were removed from it.
 
-    vLLM reads the spec's name in the front end, the scheduler and the workers. The engine's own configuration stays as it
-    was written: all that run in one process share it, and each must find and warn of the same.
+    vLLM reads the spec's name in the front end, the scheduler and the workers. The engine's own configuration does not
+    change: everything in one process shares it, and each reader must find the same options and warn of the same ones.
     """
     extra, warnings = _passed_on(vllm_config, kv_cache_config, VLLM_OPTIONS)
     filled = {
@@ -111,7 +111,7 @@ def _with_extra(vllm_config: VllmConfig, extra: dict[str, Any]) -> VllmConfig:
 
 
 def _callers() -> Iterator[Any]:
-    """The objects whose methods are under way in this thread, the innermost first: what vLLM does not hand over."""
+    """The objects whose methods are running in this thread, the innermost first; vLLM passes them to nobody."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         yield frame.f_locals.get("self")
@@ -119,10 +119,10 @@ def _callers() -> Iterator[Any]:
 
 
 def transfers(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> list[KVTransferConfig]:
-    """Our transfer configuration, and those of the connectors that make ours; vLLM's scheduler goes by the last.
+    """Our transfer configuration, and those of the connectors that make ours; vLLM's scheduler uses the last.
 
-    `MultiConnector` gives each child a configuration of its own, and nothing in that leads back to the engine's. So the
-    connectors are looked for among the callers; each holds its configuration before it makes others.
+    `MultiConnector` gives each child its own configuration, which has no reference to the engine's. So this function
+    searches the callers for the connectors; each has its configuration before it makes others.
     """
     own = vllm_config.kv_transfer_config
     assert own is not None
@@ -131,7 +131,7 @@ def transfers(connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> list[KV
 
 
 def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | None:
-    """Why Forebay cannot serve this engine, None if it can. `transfer` is what vLLM's scheduler goes by."""
+    """Why Forebay cannot serve this engine, None if it can. `transfer` is what vLLM's scheduler uses."""
     if absent := missing():
         return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
     if (spans := _spans_hosts(vllm_config)) is not None:
@@ -150,7 +150,7 @@ def unsupported(vllm_config: VllmConfig, transfer: KVTransferConfig) -> str | No
 def unsupported_tiering(
     vllm_config: VllmConfig, transfer: KVTransferConfig, shapes: Sequence[Shape], chunk: int
 ) -> str | None:
-    """Why Forebay cannot be a tier of this engine. What fails between pool and host tier never reaches a request."""
+    """Why Forebay cannot be a tier of this engine. A failure between pool and host tier never reaches a request."""
     if absent := missing():
         return f"this vLLM lacks {', '.join(absent)}; vLLM 0.32 or newer is needed"
     if chunk > 1 and not all(shape.is_full for shape in shapes):
@@ -204,10 +204,11 @@ def group_shapes(scheduler: OffloadingConnectorScheduler, *, is_replicated: bool
 
 
 def stock_blocks(vllm_config: VllmConfig, shapes: Sequence[Shape], *, is_prompt_only: bool) -> int:
-    """Slots of each group to keep at hand: what one step can fill.
+    """Slots of each group to keep ready: as many as one step can fill.
 
-    That is the blocks that its tokens make, and one for each request that may have begun a block in an earlier step: those
-    that generate, where that is stored, and prompts that are computed in parts, of which there is one as a rule.
+    These are the blocks of the step's tokens, and one more for each request that may have begun a block in an earlier
+    step: each request that generates, if generated blocks are stored, and each prompt that is computed in parts, of
+    which there is usually one.
     """
     scheduler = vllm_config.scheduler_config
     tokens = scheduler.max_num_batched_tokens
@@ -228,7 +229,7 @@ def jobs_with_slots(metadata: KVConnectorMetadata, kind: type[Slots]) -> Iterato
 
 
 def generated_tokens(output: SchedulerOutput) -> int:
-    """How many tokens of a step do not belong to prompts: those of requests that have generated some already."""
+    """How many tokens of a step are not prompt tokens: those of requests that have already generated some."""
     cached = output.scheduled_cached_reqs
     generating = (name for name, count in zip(cached.req_ids, cached.num_output_tokens, strict=True) if count)
     return sum(output.num_scheduled_tokens[name] for name in generating)
@@ -246,10 +247,10 @@ def jobs_under_way(scheduler: OffloadingConnectorScheduler) -> Mapping[int, int]
 
 
 def forget_left_windows(scheduler: OffloadingConnectorScheduler) -> None:
-    """To be called before a reset of the cache, after which vLLM stores once more what running requests have computed.
+    """To be called before a reset of the cache. After a reset, vLLM stores the KV of running requests once more.
 
-    A block that was stored, and that the sliding window has left since, may hold another request's KV by then, and vLLM
-    still knows it by its number: those are not stored again.
+    This keeps vLLM from storing a block again that was stored and that the sliding window has left since: vLLM still
+    knows the block's number, but the block may hold another request's KV by then.
     """
     for status in scheduler._req_status.values():
         for group in scheduler._sliding_window_groups:
@@ -269,7 +270,7 @@ Tier = TypeVar("Tier")
 
 
 def tier_of(manager: OffloadingManager, kind: type[Tier]) -> Tier:
-    """The tier of this kind below vLLM's host tier. Raises where the spec that was asked for makes none."""
+    """The tier of this kind below vLLM's host tier. Raises if the requested spec makes none."""
     found = [tier for tier in getattr(manager, "secondary_tiers", ()) if isinstance(tier, kind)]
     if not found:
         raise ValueError("`spec_name` must be `TieringOffloadingSpec`, or a class that derives from it")
@@ -296,7 +297,7 @@ def new_stats() -> OffloadingConnectorStats:
 
 
 class HearsOfAdapters(Protocol):
-    """Who is told before the engine core of this process has its workers load an adapter."""
+    """Those to call before the engine core of this process makes its workers load an adapter."""
 
     def adapter_loads(self, request: LoRARequest) -> None: ...
 
@@ -305,7 +306,7 @@ _hearers: WeakSet[HearsOfAdapters] = WeakSet()
 
 
 def hear_of_adapters(hearer: HearsOfAdapters) -> bool:
-    """Adapters that a server loads come without a request. False if this vLLM has no place to listen at."""
+    """Registers for adapters that a server loads without a request. False if this vLLM has no place for that."""
     from vllm.v1.engine.core import EngineCore
 
     add_lora = getattr(EngineCore, "add_lora", None)
@@ -379,12 +380,12 @@ def bare_hash_root() -> bytes | None:
 
 
 def release() -> str:
-    """vLLM's minor release, within which it is taken to compute the same; of a build between releases all there is."""
+    """vLLM's minor release, within which KV is assumed to be the same; between releases, the whole version."""
     return _minor(str(importlib.import_module("vllm.version").__version__))
 
 
 def transformers_release() -> str:
-    """As `release`, of the library that makes the input of images, and runs models of which vLLM has no class."""
+    """As `release`, for Transformers, which prepares the input of images and runs models that vLLM has no class for."""
     return _minor(str(importlib.import_module("transformers").__version__))
 
 
@@ -399,7 +400,7 @@ def _minor(name: str) -> str:
 
 
 def device(vllm_config: VllmConfig) -> str:
-    """What decides how an attention backend orders a page's bytes, besides the layout's name."""
+    """What determines how an attention backend orders a page's bytes, besides the layout's name."""
     from vllm.platforms import current_platform
 
     backend = getattr(vllm_config.attention_config.backend, "name", "auto")
@@ -420,29 +421,29 @@ def _cpu_kernels(vllm_config: VllmConfig) -> str:
 
 # ---- the workers, seen from the scheduler --------------------------------------------------------------------------
 
-# Of vLLM's own way to new weights, the calls after which more are to come.
+# vLLM's own calls for new weights after which more calls follow.
 WEIGHTS_UNDER_WAY = frozenset({"start_weight_update", "start_draft_weight_update", "update_weights"})
-# And those after which there are others.
+# vLLM's own calls after which the weights are new.
 WEIGHTS_LOADED = frozenset({"reload_weights", "load_model", "finish_weight_update"})
 
 
 def engine_core() -> Any | None:
     """The engine core whose constructor is making this connector, None if there is none.
 
-    All that users do to the workers passes through it, and vLLM hands it to no connector: it is looked for among the
-    callers. The handshake between workers and scheduler would do for the probe alone, but below `MultiConnector` only one
-    child's is passed on, to all children.
+    Whatever users do to the workers passes through the engine core. vLLM passes it to no connector, so this function
+    searches the callers. For the probe alone, the handshake between workers and scheduler would be enough; but below
+    `MultiConnector`, all children get the handshake of one child only.
     """
     kind = getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
     return next((caller for caller in _callers() if kind is not None and isinstance(caller, kind)), None)
 
 
 def on_workers(core: Any, function: Callable[[Any], Any]) -> list[Any]:
-    """What the function says of each worker, by rank. The workers must have nothing else to do."""
+    """The function's result for each worker, by rank. The workers must be idle."""
     return list(core.model_executor.collective_rpc(function))
 
 
-# Of vLLM's own formats, those whose loaders read the files of the model's directory. `npcache` reads a copy of its own.
+# vLLM's formats whose loaders read the files of the model's directory; `npcache` reads its own copy.
 _READ_THE_DIRECTORY = frozenset(
     ("auto", "fastsafetensors", "hf", "instanttensor", "mistral", "pt", "safetensors")
     + ("runai_streamer", "runai_streamer_sharded", "sharded_state")
@@ -460,8 +461,8 @@ def load_format(vllm_config: VllmConfig, model: ModelConfig) -> str:
 def loads_from_directory(name: str, model: ModelConfig) -> bool:
     """Whether the loader of this format reads the files of the model's directory: a plugin's may read anything.
 
-    A plugin may also put its loader in the place of one of vLLM's. Of a model in object storage the directory holds nothing
-    but what describes it, and `model_weights` says where its weights are.
+    A plugin may also replace one of vLLM's loaders. For a model in object storage, the directory has only files that
+    describe the model, and `model_weights` says where the weights are.
     """
     if getattr(model, "model_weights", ""):
         return False
@@ -471,12 +472,12 @@ def loads_from_directory(name: str, model: ModelConfig) -> bool:
 
 
 def prefers_safetensors(name: str) -> bool:
-    """Whether the loader of this format, one that loads from directories, takes other weights only for lack of safetensors."""
+    """Whether this format's loader, which reads directories, takes other files only if there are no safetensors."""
     return name != "pt"
 
 
 def weights_are_asleep(core: Any) -> bool:
-    """Whether reading the weights would touch memory that is given up."""
+    """Whether reading the weights would touch memory that was freed."""
     return "weights" in getattr(core.model_executor, "sleeping_tags", ())
 
 
@@ -497,7 +498,7 @@ def models(worker: Any) -> list[torch.nn.Module]:
 
 
 def are_weights_here(worker: Any) -> bool:
-    """Whether the weights are in memory, which in a sleeping engine they are not."""
+    """Whether the weights are in memory; in a sleeping engine they are not."""
     backend = getattr(worker, "_sleep_mode_backend", None)
     return backend is None or backend.state() == "RUNNING"
 
@@ -510,7 +511,7 @@ def layers_with_cache(worker: Any) -> list[Any]:
 
 
 def write_kv(worker: Any, layer: Any, pages: torch.Tensor, known: Callable[..., torch.Tensor]) -> None:
-    """Has the layer's backend write a block of known K and V into the second of these pages, as the model does."""
+    """Makes the layer's backend write a block of known K and V into the second of these pages, as the model does."""
     import torch
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 

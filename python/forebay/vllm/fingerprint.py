@@ -303,7 +303,7 @@ def _trusted_bytes(place: Path) -> bytes:
         seen = os.fstat(descriptor)
         is_ours = seen.st_uid in (0, os.geteuid()) and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not is_ours or not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_KEPT_BYTES:
-            raise ValueError(f"`{place}` is not ours")
+            raise ValueError(f"`{place}` is not a file that only this user can change")
         return opened.read(MAX_KEPT_BYTES)
 
 

@@ -196,9 +196,7 @@ def _refuse_what_hashes_do_not_tell(vllm_config: VllmConfig, kv_cache_config: KV
     model = vllm_config.model_config
     # Models that have nothing but states are refused by vLLM as an experiment, not for what a block depends on.
     if not model.is_prefix_caching_supported and model.attn_type != "attention_free":
-        raise IdentityError(
-            "vLLM reuses no prefixes of this model, since what it computes depends on more than they hold"
-        )
+        raise IdentityError("vLLM reuses no prefixes of this model, because its KV depends on more than the prefix")
     groups = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
     specs = [spec for group in groups for spec in getattr(group, "kv_cache_specs", {"": group}).values()]
     if any(getattr(spec, "non_causal", False) or hasattr(spec, "rswa_window") for spec in specs):
@@ -320,7 +318,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
     """A digest of all files of weights, else the revision where a hub names one, else what lies in the workers."""
     if (why := elsewhere.why_elsewhere(model)) is not None:
         raise IdentityError(
-            f"the KV of model `{model.model}` cannot be told by the files beside its configuration: {why}; hint: run "
+            f"the files beside the configuration of model `{model.model}` do not identify its KV: {why}; hint: run "
             "this model without forebay"
         )
     load_format = compat.load_format(vllm_config, model)
@@ -367,7 +365,7 @@ def _weights(vllm_config: VllmConfig, model: ModelConfig, weigh: Callable[[], st
                 if said != str(error):
                     said = str(error)
                     logger.warning(
-                        "forebay cannot tell the weights of model `%s`, and tries again: %s", model.model, said
+                        "forebay cannot identify the weights of model `%s`, and tries again: %s", model.model, said
                     )
                 with contextlib.suppress(futures.TimeoutError, futures.CancelledError):
                     digest.result(pause)

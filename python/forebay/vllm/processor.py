@@ -1,6 +1,6 @@
-"""What a model is run by beside its weights and its configuration: code of its own, and its processor of images.
+"""Digests of the code that comes with a model, and of the files that configure its processor of images.
 
-Holds true: two engines with equal digests run the same code, and make the same input of the same image, sound or video.
+Invariant: two engines with equal digests run the same code, and make the same input of the same image, sound or video.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forebay.vllm.loaded import Changed, Part
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-# What a model's processor of images, sound and video reads beside the model's own configuration.
+# Files that a model's processor of images, sound and video reads, beside the model's own configuration.
 _FILES = (
     "image_processor_config.json",
     "params.json",
@@ -29,15 +29,15 @@ _FILES = (
     "tekken.json",
     "video_preprocessor_config.json",
 )
-# Of the file of the tokenizer, what chooses the processor; the rest makes tokens, which the block hashes tell.
+# The keys of the tokenizer's file that choose the processor. The rest affects tokens, which block hashes identify.
 _TOKENIZER_FILE, _TOKENIZER_KEYS = "tokenizer_config.json", ("auto_map", "processor_class")
 _CHANGES = "a file of the model's configuration changes while it is read; hint: restart the engine"
-# A reference to code: a class in a module, of this repository or of another.
+# A reference to code: a class in a module of this repository or another one.
 _REFERENCE = re.compile(r'"((?:[^"]*--)?[\w.]+)\.\w+"')
 
 
 def code(model: ModelConfig) -> str:
-    """Digest of the code that comes with the model and is run; code of a hub as it lies in its cache."""
+    """Digest of the code that comes with the model and is run; code from a hub is read in the hub's cache."""
     if not model.trust_remote_code:
         return "none"
     folders = {Path(model.model): False} if os.path.isdir(model.model) else {}
@@ -70,19 +70,19 @@ def _places(model: ModelConfig) -> list[tuple[str, str | None]]:
 
 
 def _parts(model: ModelConfig, names: Sequence[str]) -> list[tuple[tuple[str, str | None], Part]]:
-    """Those files of these names that are there, each with its place."""
+    """The files with these names that exist, each with its place."""
     found = [(place, hub.file(place[0], name, place[1])) for place in _places(model) for name in names]
     return [(place, Part(file, file.parent, not os.path.exists(place[0]))) for place, file in found if file is not None]
 
 
 def _choice(tokenizer: Part) -> str:
-    """What the tokenizer's file says of the processor."""
+    """The part of the tokenizer's file that chooses the processor."""
     read = _json(tokenizer)
     return canonical.text({key: read[key] for key in _TOKENIZER_KEYS if key in read})
 
 
 def _references(model: ModelConfig) -> Iterator[tuple[str, str | None, str]]:
-    """The code that the model's configuration names, and that of its tokenizer and processor: (place, revision, name)."""
+    """The code that the files of model, tokenizer and processor name: (place, revision, name)."""
     maps = [(_places(model)[0], getattr(model.hf_config, "auto_map", None) or {})]
     for place, part in _parts(model, (*_FILES, _TOKENIZER_FILE)):
         maps += [(place, found) for found in _auto_maps(_json(part))]
@@ -92,7 +92,7 @@ def _references(model: ModelConfig) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _auto_maps(read: Any) -> Iterator[Any]:
-    """Those of the parts too."""
+    """All values of `auto_map`, at every level."""
     for key, value in read.items() if isinstance(read, Mapping) else ():
         yield from [value] if key == "auto_map" else _auto_maps(value)
 
@@ -103,7 +103,7 @@ def _json(part: Part) -> Mapping[str, Any]:
         read = json.loads(part.file.read_bytes())
         is_same = before.is_same(part.look())
     except (OSError, ValueError, Changed) as error:
-        raise IdentityError(f"cannot read what the model is configured by: {error}") from error
+        raise IdentityError(f"cannot read the model's configuration files: {error}") from error
     if not is_same:
         raise IdentityError(_CHANGES)
     return read if isinstance(read, Mapping) else {}
@@ -115,7 +115,7 @@ def _digest_of(parts: Sequence[Part], beside: Sequence[str] = ()) -> str:
         lines = [f"{part.file.name} {hashlib.sha256(part.file.read_bytes()).hexdigest()}" for part in parts]
         after = [part.look() for part in parts]
     except (OSError, Changed) as error:
-        raise IdentityError(f"cannot read what the model is configured by: {error}") from error
+        raise IdentityError(f"cannot read the model's configuration files: {error}") from error
     if not all(one.is_same(other) for one, other in zip(before, after, strict=True)):
         raise IdentityError(_CHANGES)
     return canonical.digest("\n".join([*lines, *beside]))

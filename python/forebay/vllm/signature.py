@@ -1,11 +1,12 @@
-"""A look at files without reading them: one `lstat` for each file, and each directory and link on the way to it.
+"""Looks at files without reading them: one `lstat` for each file, and for each directory and link on the path to it.
 
-Holds true: between two looks that are the same no file was written, replaced, renamed or removed, and no link or directory on
-the way to it led elsewhere, not even for a while. `look` says besides when something of that was last seen to change, by the
-clock of the files.
+Invariant: if two looks are equal, then between them no file was written, replaced, renamed or removed, and no link or
+directory on the path to it led elsewhere, not even for a while. `look` also returns when one of these last changed, by
+the clock of the files.
 
-A rename moves the time of change of what is renamed and that of the directory it is in, and nobody can set those back. So
-one of the two alone is something else: another entry beside it, or another mode. Mounts move no times.
+A rename sets the change time of the renamed entry and that of its directory, and nobody can set these times back. So if
+only one of the two times differs, it was no rename: the directory got another entry, or a mode changed. A mount changes
+no times.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# The clock of files lags behind by up to a tick, which is 10 ms at most; some file systems count in seconds.
+# The clock of files is late by up to a tick, which is 10 ms at most; some file systems count in seconds.
 TICK_NS = 20_000_000
 SECOND_NS = 1_000_000_000
-# Links behind links on one way; Linux follows no more.
+# Links to links on one path; Linux follows no more.
 MAX_LINKS = 40
-# Two looks in a row that agree are one; among so many there are two, however much goes on beside the files.
+# A look counts if the one after it is equal; among this many looks two are equal, whatever else happens nearby.
 LOOKS = 10
 
 
@@ -37,26 +38,26 @@ class Seen(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What changes when the files do, or something on the way to them."""
+    """A value that changes when the files change, or an entry on the path to them."""
 
     directory: Path
-    home: Path  # where the directory is, behind all links
+    home: Path  # the directory's path without links
     files: tuple[Path, ...]  # as `home`
-    places: Mapping[Path, Seen]  # the files, and all directories and links on the ways, by paths without links
+    places: Mapping[Path, Seen]  # files, directories and links, by path without links
 
     def is_same(self, later: Signature) -> bool:
         """Whether nothing happened to the files in between."""
         return self.is_same_but_changed(later) and all(self.places[file] == later.places[file] for file in self.files)
 
     def is_same_but_changed(self, later: Signature) -> bool:
-        """The same, but for times of change that nothing else explains: files may have another owner, mode or link."""
+        """As `is_same`, but a file's change time alone may differ, as after a new owner, mode or hard link."""
         is_alike = (self.directory, self.home, self.files, self.places.keys()) == (
             (later.directory, later.home, later.files, later.places.keys())
         )
         return is_alike and not any(self._is_other(place, later) for place in self.places)
 
     def is_in_seconds(self) -> bool:
-        """Whether a file system counts in seconds, in one of which a file may change and look the same."""
+        """Whether a file system counts in seconds: a file can change twice within one, and look the same."""
         return any(seen.changed_ns % SECOND_NS == 0 for seen in self.places.values() if not stat.S_ISDIR(seen.kind))
 
     def _is_other(self, place: Path, later: Signature) -> bool:
@@ -70,16 +71,16 @@ class Signature(NamedTuple):
 
 
 def look(path: str, directory: Path, files: Sequence[Path]) -> tuple[Signature, int]:
-    """What the files in the directory are, to which the path leads, and when they last changed (nanoseconds, at the latest).
+    """The signature of the files in the directory to which `path` leads, and the latest time of a change (nanoseconds).
 
     Raises `OSError`.
     """
     signature = _look(path, directory, files)
-    for _ in range(LOOKS):  # in the middle of a rename it shows at one of the two places alone
+    for _ in range(LOOKS):  # during a rename, only one of the two times may have changed yet
         before, signature = signature, _look(path, directory, files)
         if before == signature:
             return signature, _latest_of(signature)
-    raise OSError(f"what is on the way to `{directory}` changes while it is looked at")
+    raise OSError(f"the path to `{directory}` changes while it is examined")
 
 
 def _look(path: str, directory: Path, files: Sequence[Path]) -> Signature:
@@ -91,14 +92,14 @@ def _look(path: str, directory: Path, files: Sequence[Path]) -> Signature:
 
 def _latest_of(signature: Signature) -> int:
     places = signature.places
-    # Files that are gone show in the directory's own times alone. The root has no name that could move.
+    # Files that are gone show only in the times of their directory. The root cannot be renamed.
     times = [places[place].changed_ns for place in (signature.home, *signature.files)]
     times += [min(seen.changed_ns, places[at.parent].changed_ns) for at, seen in places.items() if at != at.parent]
     return max(map(_latest, times))
 
 
 def _walk(way: Path, places: dict[Path, Seen]) -> Path:
-    """Sees each place on the way, those behind links included. Where it leads."""
+    """Records each entry on the path, and those that links lead to. Returns the path without links."""
     at, left, links = Path(), list(reversed((Path.cwd() / way).parts)), 0
     while left:
         part = left.pop()
@@ -108,7 +109,7 @@ def _walk(way: Path, places: dict[Path, Seen]) -> Path:
         if stat.S_ISLNK(places[at].kind):
             links += 1
             if links > MAX_LINKS:
-                raise OSError(f"too many links on the way to `{way}`")
+                raise OSError(f"too many links on the path to `{way}`")
             left += reversed(Path(os.readlink(at)).parts)
             at = at.parent
     return at
@@ -120,5 +121,5 @@ def _see(place: Path) -> Seen:
 
 
 def _latest(changed_ns: int) -> int:
-    """When a change of this time was at the latest, by a clock that agrees with that of files."""
+    """The latest moment that a file's clock would record as this time."""
     return changed_ns + (TICK_NS if changed_ns % SECOND_NS else SECOND_NS)

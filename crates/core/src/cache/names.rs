@@ -19,7 +19,7 @@ pub(crate) struct Namespace {
     pub groups: Vec<GroupState>,
     /// See the module's head.
     pub is_trial: bool,
-    /// No id means it any more: it takes no new blocks.
+    /// No id has this name any more: it takes no new blocks.
     is_retired: bool,
 }
 
@@ -83,7 +83,7 @@ impl Names {
         Ok(self.add(Namespace { id, layout: layout.clone(), groups, is_trial, is_retired: false }))
     }
 
-    /// From now on `id` means an empty namespace of another short name. Returns (old, new).
+    /// Gives `id` to an empty namespace with a new short name. Returns (old, new).
     pub fn replace(&mut self, id: NamespaceId) -> Option<(NamespaceIndex, NamespaceIndex)> {
         let old = *self.by_id.get(&id)?;
         let Namespace { layout, groups, is_trial, .. } = self.get(old);
@@ -94,19 +94,19 @@ impl Names {
         Some((old, self.add(Namespace { id, layout, groups, is_trial, is_retired: false })))
     }
 
-    /// From now on nothing means `id`, and its blocks are dropped in pieces.
+    /// Takes `id` from its namespace, whose blocks are then dropped in pieces.
     pub fn end(&mut self, id: NamespaceId) {
         let Some(old) = self.by_id.remove(&id) else { return };
         self.get_mut(old).is_retired = true;
         self.purges.push((old, 0));
     }
 
-    /// The purge to go on with, and the first record that was not looked at yet.
+    /// The purge to continue, and the first record that it has not examined yet.
     pub fn next_purge(&self) -> Option<(NamespaceIndex, u32)> {
         self.purges.last().copied()
     }
 
-    /// That purge has looked at all records before `cursor`; all there are if it is `None`.
+    /// The purge has examined all records before `cursor`; all records, if it is `None`.
     pub fn advance_purge(&mut self, cursor: Option<u32>) {
         let Some((namespace, at)) = self.purges.last_mut() else { return };
         match cursor {
@@ -131,7 +131,7 @@ impl Names {
         true
     }
 
-    /// Drops what is kept about a short name that no id means any more and that holds no block.
+    /// Forgets a short name that no id has any more and that holds no block.
     fn clear(&mut self, index: NamespaceIndex) {
         let namespace = self.get_mut(index);
         assert!(namespace.groups.iter().all(|group| group.blocks == 0), "{index:?} is cleared while it holds blocks");
@@ -139,7 +139,7 @@ impl Names {
         namespace.groups = Vec::new();
     }
 
-    /// What an id means at present.
+    /// The short name that an id has at present.
     pub fn current_index(&self, id: NamespaceId) -> Option<NamespaceIndex> {
         self.by_id.get(&id).copied()
     }
@@ -167,7 +167,7 @@ impl Names {
         self.get(one).id == self.get(other).id
     }
 
-    /// The namespaces that ids mean at present, and the trials that have ended and are not removed yet.
+    /// The namespaces that have an id at present, and trials that have ended and are not removed yet.
     pub fn current(&self) -> impl Iterator<Item = &Namespace> {
         let is_current = |(i, ns): &(usize, &Namespace)| {
             self.by_id.get(&ns.id) == Some(&NamespaceIndex(*i as u32)) || ns.is_trial && !ns.groups.is_empty()

@@ -104,12 +104,12 @@ impl Core {
         }
     }
 
-    /// All slots were restored; what is left of the extents is free.
+    /// All slots were restored; the remaining slots of the extents become free.
     pub fn finish_restore(&mut self) {
         self.slots.finish_restore();
     }
 
-    /// The instance is back, or new, and will say what it holds, and which of its requests wait.
+    /// The instance is back, or new. It will declare what it holds, and which of its requests wait.
     pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
         assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_hints(instance);
@@ -158,13 +158,13 @@ impl Core {
         (lease, lost)
     }
 
-    /// It went away before it had said all.
+    /// The instance disconnected before it had declared everything.
     pub fn cancel_resume(&mut self, resumption: Resumption) {
         self.leases.give_up(resumption.held);
         self.unpin_ended();
     }
 
-    /// No process of the instance is left: all it held is free.
+    /// No process of the instance is left: everything that it held becomes free.
     pub fn instance_gone(&mut self, instance: Instance) {
         assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_leases(instance);
@@ -175,7 +175,7 @@ impl Core {
         self.slots.readmit(instance, &mut self.journal);
     }
 
-    /// No transfer of an earlier daemon is under way: what tiers were filling then is free.
+    /// No transfer of an earlier daemon is under way: the slots that its tiers were filling become free.
     pub fn transfers_over(&mut self) {
         self.resolve(Instance::DAEMON);
         self.slots.readmit(Instance::DAEMON, &mut self.journal);

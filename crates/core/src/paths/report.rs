@@ -44,7 +44,7 @@ pub struct NamespaceReport {
     pub groups: Vec<(u16, u64, u64)>,
 }
 
-/// What cannot be had by eviction, and why.
+/// Memory that eviction cannot free, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Held {
     /// Ready blocks under a lease, and blocks being verified, promoted, or written to a tier.
@@ -57,7 +57,7 @@ pub struct Held {
     pub fenced_blocks: u64,
     /// Leases that have not ended, of all instances.
     pub leases: u64,
-    /// Requests that engines said wait, each of their groups by itself.
+    /// Waiting requests that engines have sent hints for; each group of a request counts by itself.
     pub hinted_groups: u64,
     /// Bytes of hinted blocks that evictions pass over, whether they are in the pool yet or not.
     pub protected_bytes: u64,
@@ -70,9 +70,9 @@ pub struct ReadyBlock {
     pub block: BlockId,
     /// Where its bytes are.
     pub slot: SlotId,
-    /// The slot's generation; if it is another one after the reading, what was read counts for nothing.
+    /// The slot's generation; if it differs after the reading, the reading does not count.
     pub generation: Generation,
-    /// What the block is called on every tier.
+    /// The block's name on every tier.
     pub key: BlockKey,
 }
 
@@ -105,7 +105,7 @@ impl Core {
         self.leases.count(instance)
     }
 
-    /// The namespaces that ids mean at present; of a purged one, the empty one that took its place.
+    /// The namespaces that have an id at present; for a purged one, the empty one that took its place.
     pub fn namespaces(&self) -> Vec<NamespaceReport> {
         let report = |namespace: &crate::cache::Namespace| {
             let bytes = |group| namespace.layout.group(group).map_or(0, |layout| layout.block_bytes());

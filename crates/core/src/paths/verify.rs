@@ -1,12 +1,11 @@
-//! Blocks whose bytes are not those that were stored: a bit of memory flipped, or a process wrote where it must not.
+//! Verification: a block is compared with its checksum before it is served, and dropped if its bytes are wrong. They are
+//! wrong if a bit of memory flipped, or if a process wrote where it must not.
 //!
-//! If the daemon has read a block's bytes and found that they do not match the checksum of that generation, it reports
-//! that here. The block is a miss from then on, so it can be stored again. Its slot stays out of use while any process
-//! may still read it. A copy on a tier stays: the next lookup promotes it.
+//! A block that was found at a restart, or that a worker's report made suspected → [`Effect::Verify`] → the daemon reads
+//! the bytes (`tasks/verify.rs`) → [`Core::verified`]. No lookup gets the block until then.
 //!
-//! A report of a worker only makes the block suspected. The daemon compares the block with its checksum first, and no
-//! lookup gets the block until then: suspicion → [`Effect::Verify`] → [`Core::verified`], as for blocks that were found
-//! at a restart.
+//! A block with wrong bytes is a miss from then on, so it can be stored again. Its slot stays out of use while any
+//! process may still read it. A copy on a tier stays: the next lookup promotes it.
 
 use crate::cache::Fate;
 use crate::core::Core;

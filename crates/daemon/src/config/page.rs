@@ -6,13 +6,13 @@ const HEAD: &str = "\
 # Configuration
 
 The configuration is one TOML file, named with `--config FILE` or `FOREBAY_CONFIG`. If neither names one,
-`/etc/forebay.toml` is read if it is there; an empty `FOREBAY_CONFIG` means no file. A file that is there and cannot be
-read is an error, such as a link to nothing; so is anything but a regular file. Every key is also a flag
+`/etc/forebay.toml` is read if it is there; an empty `FOREBAY_CONFIG` means no file. It is an error if the file exists
+but cannot be read (a symbolic link to nothing, for example), or is not a regular file. Every key is also a flag
 (`--pool.capacity_bytes 8GiB`) and a variable (`FOREBAY_POOL_CAPACITY_BYTES=8GiB`). Values are written as in the file;
 text needs no quotes. A flag beats a variable, a variable beats the file, the file beats the default. An unknown key is
-an error that suggests the nearest one. A path in the file or in a variable begins with `/`; a relative path of a flag is
-one of the directory where the command is run. `forebay config` prints the effective values as such a file, and where
-each came from. Clients read `socket.directory` from the same file
+an error that suggests the nearest one. A path in the file or in a variable begins with `/`; a relative path in a flag
+begins at the directory where the command is run. `forebay config` prints the effective values in the form of such a
+file, and where each value came from. Clients read `socket.directory` from the same file
 ([engines.md](engines.md#where-clients-look-for-the-daemon)).
 
 This page is generated from the code. To regenerate it:

@@ -155,12 +155,12 @@ static METRICS: &[Metric] = &[
     // How good the hit rate could be.
     metric(
         "forebay_ceiling_ratio",
-        "Ceiling: hit ratio of a cache without limit over the window, estimated.",
+        "Hit ratio of a cache without limit (the ceiling) over the window, estimated.",
         Ratios(&["window"], ceilings),
     ),
     metric(
         "forebay_sampled_keys",
-        "Sampled keys: a sample of the keys of recent lookups, at most 65,536; a key looked up twice counts twice.",
+        "Keys in the sample of recent lookups, at most 65,536; a key looked up twice counts twice.",
         Gauge(|s| s.estimates.all.sampled.asked),
     ),
     metric("forebay_sampled_hits", "Sampled keys that were hits.", Gauge(|s| s.estimates.all.sampled.hits)),
@@ -216,14 +216,14 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_insight_left_out_total",
-        "Groups of lookups that the estimates above left out because lookups came too fast.",
+        "Groups of lookups that the estimates left out because lookups came too fast.",
         Counter(|s| s.estimates.left_out),
     ),
     // Stores.
     metric("forebay_reserved_slots_total", "Slots given to clients to fill.", Counter(|s| s.core.reserved)),
     metric(
         "forebay_short_reservations_total",
-        "Requests for slots that got fewer than they asked for, or none; one for more than 64 counts as one for 64.",
+        "Requests for slots that got fewer than they asked for; a request for more than 64 counts as one for 64.",
         Counter(|s| s.core.short_reservations),
     ),
     metric(
@@ -266,7 +266,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_corrupt_blocks_total",
-        "Blocks dropped because their checksum was wrong, by who found it: restart, load, get, scrub, audit or tier.",
+        "Blocks dropped because their checksum was wrong, by what found it: restart, load, get, scrub, audit or tier.",
         Counters(&["found_by"], corrupt_by_finder),
     ),
     metric(
@@ -369,12 +369,12 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_tier_lost_blocks_total",
-        "Blocks of the pool that a shared tier had lost when it was told of their use; the next use stores them again.",
+        "Blocks of the pool that a touch no longer found on the shared tier; their next use stores them there again.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.lost)),
     ),
     metric(
         "forebay_tier_touch_period_seconds",
-        "Time after which a shared tier is told of the next use of a block in the pool; 0 for tiers that are told none.",
+        "Time after which a shared tier is touched again for a block in use in the pool; 0 for tiers without touches.",
         Gauges(TIER, |s| tiers(s, |t| u64::from(t.core.touch_ticks) * TICK.as_secs())),
     ),
     metric(
@@ -389,7 +389,7 @@ static METRICS: &[Metric] = &[
     ),
     metric(
         "forebay_disk_written_bytes_total",
-        "Bytes written to the disk, headers and rewrites included; over stored bytes: write amplification.",
+        "Bytes written to the disk with headers and rewrites; over the stored bytes this is the write amplification.",
         Counters(DISK, |s| disks(s, |disk| disk.counters.written_bytes)),
     ),
     metric(
@@ -420,8 +420,8 @@ static METRICS: &[Metric] = &[
     // The stores that hosts share.
     metric(
         "forebay_shared_store_healthy",
-        "1 while the shared store can be used in this direction, `load` or `store`; 0 while it fails or, for `store`, \
-         while it or a node of it refuses writes, or is read-only.",
+        "1 while the shared store can be used in this direction, `load` or `store`, else 0. `store` is 0 also while \
+         the store is read-only, or it or one of its nodes refuses writes.",
         Gauges(&["tier", "store", "direction"], store_health),
     ),
     metric(
@@ -465,7 +465,7 @@ static METRICS: &[Metric] = &[
     metric("forebay_namespaces", "Namespaces that the daemon knows.", Gauge(|s| s.clients.namespaces)),
     metric(
         "forebay_saved_tokens_total",
-        "Tokens of prompts that engines loaded and so did not compute, as the engines say with the leases they return.",
+        "Tokens of prompts that engines loaded and so did not compute, as the engines report when they return leases.",
         Counter(|s| s.saved.tokens),
     ),
     metric(

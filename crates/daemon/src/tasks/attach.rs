@@ -30,9 +30,9 @@ use crate::listen;
 use crate::service::{check_protocol, tell_attached};
 use crate::state::{Shared, State};
 
-/// For each message that the other side owes: a worker answers at once or is not one.
+/// Time for each message from the other side: a worker answers at once.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// For the one message that is written without yielding; it never waits, or the worker is no worker.
+/// Time for the one message that is written without yielding; the write to a worker never waits.
 const SEND_DEADLINE: Duration = Duration::from_millis(1);
 
 pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
@@ -109,7 +109,7 @@ async fn converse(stream: &mut UnixStream, attached: &Attached, all_there: &mut 
                 (owed, due) = (owed + 1, Some(tokio::time::Instant::now() + DEADLINE));
             }
             () = late_at(due) => return Err(late()),
-            // What is half read stays in `heard`.
+            // A message that is read in part stays in `heard`.
             read = stream.read_buf(&mut heard) => {
                 if matches!(read, Ok(0) | Err(_)) {
                     return Ok(());
@@ -300,7 +300,7 @@ fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> 
     Ok(Some(message))
 }
 
-/// None from whoever says nothing, as a probe of the socket does.
+/// None if the other side sends nothing, as a probe of the socket does.
 async fn read<M: Message + Default>(stream: &mut UnixStream) -> Result<Option<M>> {
     let cut = |error| Error::new(ErrorKind::Io, "a worker's message was truncated").source(error);
     let deadline = tokio::time::Instant::now() + DEADLINE;

@@ -16,7 +16,7 @@ pub enum Standing {
     Opening,
     Serving,
     Sick(String),
-    /// It will not be open before the next start.
+    /// The tier will not open before the daemon's next start.
     Failed(String),
 }
 
@@ -32,12 +32,12 @@ pub struct Report {
     pub waiting: u64,
     pub breaker_opened: u64,
     pub disks: Vec<DiskReport>,
-    /// Those that hosts share.
+    /// The shared stores of the tier.
     pub stores: Vec<StoreReport>,
 }
 
 impl Standing {
-    /// In one word, and why.
+    /// The state in one word, and the reason.
     pub fn told(&self) -> (&'static str, &str) {
         match self {
             Standing::Opening => ("opening", "its index is being read"),

@@ -97,7 +97,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// What would become of opening it: a finding, or what to change. Changes nothing. Blocks as long as the mount
+    /// What opening it would result in: a finding, or what to change. Changes nothing. Blocks as long as the mount
     /// does.
     pub fn examine(path: &Path, config: &FsConfig) -> Result<String> {
         let (directory, marker) = Directory::find(path, config)?;
@@ -169,7 +169,7 @@ impl Directory {
             .hint(format!("set `tier.fs.shard_folders` to {}, or use another directory", marker.is_sharded)))
     }
 
-    /// Whether its path leads elsewhere now. An error that says nothing of that is no loss. Blocks as long as the mount
+    /// Whether its path leads elsewhere now. An error that does not show this counts as no. Blocks as long as the mount
     /// does.
     pub fn loss(&self) -> Option<Loss> {
         match self.enter() {
@@ -330,7 +330,7 @@ impl Directory {
     }
 }
 
-/// What became of an open directory.
+/// Why an open directory is not used any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Loss {
     /// Its marker is not at its path any more.

@@ -25,7 +25,7 @@ impl Ground {
         Some(Ground { path, mount })
     }
 
-    /// Whether something is mounted at least where it was. Blocks as long as the mount does.
+    /// Whether the path is still below that mount point, or below one further down. Blocks as long as the mount does.
     pub fn is_still_mounted(&self) -> bool {
         Ground::of(&self.path).is_some_and(|now| now.path == self.path && now.mount.starts_with(&self.mount))
     }

@@ -316,7 +316,7 @@ impl Pool {
         if self.generations.get(slot) != generation {
             self.generations.publish(slot, generation);
             let (slot, generation) = (slot.0, generation.0);
-            tracing::warn!(slot, generation, "the generation that workers read of a slot was damaged; it is put right");
+            tracing::warn!(slot, generation, "a slot's published generation was damaged; it is repaired");
         }
     }
 

@@ -167,7 +167,7 @@ impl Table {
         entry[STATE_WORD].store(state_word(RESERVED, generation), Release);
     }
 
-    /// The core knows that the slot is free; where memory says another thing, it is put right. What no flipped bit
+    /// The core knows that the slot is free; where memory says another thing, it is repaired. What no flipped bit
     /// makes, a whole state or a holder in both places, says that the core is wrong.
     fn expect_free(&self, slot: SlotId) {
         let entry = self.entry(slot);
@@ -175,7 +175,7 @@ impl Table {
         assert!(!matches!(split(word).0, RESERVED | READY), "{slot:?} is reserved while it has an owner");
         assert!(holders & copy == 0, "{slot:?} is reserved while {:#x} may touch it", holders & copy);
         if word | holders | copy != 0 {
-            tracing::warn!(slot = slot.0, "the table's entry of a free slot was damaged; it is put right");
+            tracing::warn!(slot = slot.0, "the table's entry of a free slot was damaged; it is repaired");
             self.free(slot);
         }
     }

@@ -60,7 +60,7 @@ pub(super) struct EventLoop {
     greeting: Greeting,
     nodes: Vec<Node>,
     discovery: Option<Discovery>,
-    /// For a cluster: the node of each slot.
+    /// The node of each slot of a cluster.
     slots: Vec<u16>,
     /// Operations whose node is not known yet.
     unrouted: VecDeque<Job>,
@@ -68,7 +68,7 @@ pub(super) struct EventLoop {
     ended: Vec<Ended>,
     completions: Vec<Completion>,
     written: Vec<Written>,
-    /// Since when the first of them has been waiting for others.
+    /// When the first of them began to wait for others.
     held_since: Option<Instant>,
     counters: Counters,
     scratch: Vec<u8>,
@@ -291,7 +291,7 @@ impl EventLoop {
                 connection.end_with(ErrorKind::Unavailable, &mut self.ended);
             }
         }
-        // The former master is to blame for its own.
+        // Failures of operations on the former master count against that master.
         self.settle();
         self.node_of(address);
         self.reroute();
@@ -356,7 +356,7 @@ impl EventLoop {
         }
     }
 
-    /// To a node that is known. One that fails in this direction is left alone.
+    /// Hands the operation to a known node. A node that fails in this direction gets nothing.
     fn give(&mut self, at: u16, job: Job) {
         let job = Job { node: at, ..job };
         let node = &mut self.nodes[usize::from(at)];
@@ -507,7 +507,7 @@ impl EventLoop {
     fn report_state(&self) {
         let ready = self.nodes.iter().map(Node::ready).sum();
         self.inbox.connections.store(ready, Ordering::Relaxed);
-        // Without a node that is read from, there is nothing to be asked.
+        // Without a node to read from, nobody can be asked.
         let read = || self.nodes.iter().filter(|node| !node.refuses_reads());
         let is_hopeful = match &self.discovery {
             Some(discovery) if self.nodes.is_empty() => discovery.is_hopeful(),

@@ -134,7 +134,7 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     if !metadata.is_file() {
         return Err(Error::invalid("a disk is a file or a block device")
             .with("path", path.display())
-            .hint("name one in `tier.ssd.disks`; a file that is not there is made"));
+            .hint("name one in `tier.ssd.disks`; a missing file is created"));
     }
     trust::check(file, path).map_err(|error| error.with("path", path.display()))?;
     let wanted = config.capacity_bytes.ok_or_else(|| needs_capacity(path))?;
@@ -296,7 +296,7 @@ pub(super) fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
         Error::invalid("a disk's path is a symbolic link that others may change")
             .with("path", path.display())
             .source(error)
-            .hint(format!("name what it leads to: `readlink -f {}` prints it", path.display()))
+            .hint(format!("name the file that the link leads to: `readlink -f {}` prints it", path.display()))
     })?;
     // Others may add names beside a file, whose owner is checked.
     let check =

@@ -51,7 +51,7 @@ impl Inspection {
     pub fn open(path: &Path) -> Result<Inspection> {
         let with_path = |error: Error| error.with("path", path.display());
         let cannot = |error| with_path(Error::new(ErrorKind::Io, "cannot read a disk").source(error).hint(NAME_A_DISK));
-        // Without a wait, if it is a FIFO.
+        // If it is a FIFO, opening it must not wait.
         let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
         let mut file = file.map_err(cannot)?;
         let kind = file.metadata().map_err(cannot)?.file_type();
@@ -79,7 +79,7 @@ impl Inspection {
             is_direct: false,
             new_id: 0,
         });
-        // Whatever kept it from being read: a file that never was a disk is called so.
+        // The reason why the disk cannot be read; a file that never was a disk is named as such.
         opened.map_err(|error| match check_content(&file, bytes) {
             Ok(Content::Blank) => with_path(Error::invalid("this disk is empty").hint(NAME_A_DISK)),
             Err(other) if other.kind() == ErrorKind::Invalid => {

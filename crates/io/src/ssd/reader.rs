@@ -97,7 +97,7 @@ impl Disk {
         self.complete(op.id, outcome);
     }
 
-    /// The breaker hears of each read that ended before anybody gave it up.
+    /// Reports each read that ended before it was given up to the breaker.
     pub(super) fn note_read(&mut self, result: Result<u64, ErrorKind>) {
         let outcome = result.map_or_else(Outcome::Failed, |_| Outcome::Absent);
         self.breaker.heard(outcome, false, self.now);

@@ -1,4 +1,4 @@
-//! What the log has in hand: waiting stores and removals, batches in progress, notes, and failures that pause it.
+//! The work that the log has in progress: waiting stores and removals, batches, notes, and failures that pause it.
 //!
 //! Invariant: one store or removal of a key is in progress at a time, so they take effect in the order of the requests,
 //! in memory as on the disk.

@@ -278,7 +278,7 @@ impl Client {
         let outcome = tokio::time::timeout(deadline, call(self)).await.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Timeout, "the daemon did not answer in time")
                 .with("deadline_seconds", deadline.as_secs_f64())
-                .hint("see whether its process is stopped (state `T` in `ps`), or this machine has no time for it"))
+                .hint("check whether its process is stopped (state `T` in `ps`), or this machine is overloaded"))
         });
         if let Err(error) = &outcome
             && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
