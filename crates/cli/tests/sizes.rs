@@ -66,6 +66,8 @@ fn a_prompt_in_use_moves_out_of_the_way_of_another_size_and_outlives_a_kill() {
                 client.put(small, 0, &[], others).await.expect("a store");
             }
         }
+        // Once, before anything is evicted: until then these blocks are as cold as the others.
+        assert_eq!(whole(&mut client, small, &prompt).await, prompt.len(), "before large blocks");
         for number in 0..300 {
             client.put(large, 0, &[], vec![block(10_000 + number, LARGE)]).await.expect("a store");
             assert_eq!(whole(&mut client, small, &prompt).await, prompt.len(), "after {number} large blocks");
