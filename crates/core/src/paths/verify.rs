@@ -1,8 +1,8 @@
-//! Verification: a block is compared with its checksum before it is served, and dropped if its bytes are wrong. They are
-//! wrong if a bit of memory flipped, or if a process wrote where it must not.
+//! Verification: a block is compared with its checksum before it is served, and dropped if its bytes are wrong. They
+//! are wrong if a bit of memory flipped, or if a process wrote where it must not.
 //!
-//! A block that was found at a restart, or that a worker's report made suspected → [`Effect::Verify`] → the daemon reads
-//! the bytes (`tasks/verify.rs`) → [`Core::verified`]. No lookup gets the block until then.
+//! A block that was found at a restart, or that a worker's report made suspected → [`Effect::Verify`] → the daemon
+//! reads the bytes (`tasks/verify.rs`) → [`Core::verified`]. No lookup gets the block until then.
 //!
 //! A block with wrong bytes is a miss from then on, so it can be stored again. Its slot stays out of use while any
 //! process may still read it. A copy on a tier stays: the next lookup promotes it.
