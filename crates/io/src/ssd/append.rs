@@ -13,6 +13,7 @@ use forebay_core::{BlockKey, ErrorKind};
 
 use super::batch::{Batch, Item, Run, Stage};
 use super::disk::Disk;
+use super::index::Entry;
 use super::io::Flight;
 use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
 use super::staging::Staging;
@@ -111,7 +112,7 @@ impl Disk {
                     break;
                 }
                 if matches!(op.kind, OpKind::Remove { .. }) {
-                    self.forget(&op.key);
+                    self.withdraw(&op.key);
                 }
                 self.writer.busy.insert(op.key);
                 if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
@@ -140,14 +141,12 @@ impl Disk {
 
     /// A block that exists need not be written, and an absent one need not be removed.
     fn answered_at_once(&mut self, op: &Operation) -> bool {
-        let found = self.index.get(&op.key);
-        let outcome = match (op.kind, found) {
-            (OpKind::Store, Some(entry)) if entry.checksum == op.checksum && entry.length_bytes == op.length_bytes => {
-                Outcome::Stored(entry.location())
-            }
-            (OpKind::Remove { .. }, None) => Outcome::Absent,
-            _ => return false,
+        let is_same = |entry: &&Entry| entry.checksum == op.checksum && entry.length_bytes == op.length_bytes;
+        let outcome = match op.kind {
+            OpKind::Store => self.index.get(&op.key).filter(is_same).map(|entry| Outcome::Stored(entry.location())),
+            _ => self.index.record(&op.key).is_none().then_some(Outcome::Absent),
         };
+        let Some(outcome) = outcome else { return false };
         self.counters.repeated_stores += u64::from(op.kind == OpKind::Store);
         self.complete(op.id, outcome);
         true

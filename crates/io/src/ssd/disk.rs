@@ -339,10 +339,18 @@ impl Disk {
         self.space.count(segment, record.length_bytes);
     }
 
-    pub(super) fn forget(&mut self, key: &BlockKey) -> Option<Entry> {
-        let entry = self.index.remove(key)?;
-        self.discount(&entry);
-        Some(entry)
+    /// The block is not served any more. Its record may still be on the disk.
+    pub(super) fn withdraw(&mut self, key: &BlockKey) {
+        if let Some(entry) = self.index.withdraw(key) {
+            self.discount(&entry);
+        }
+    }
+
+    /// No record of the key is on the disk any more, or a later one says that the block was removed.
+    pub(super) fn forget(&mut self, key: &BlockKey) {
+        if let Some(entry) = self.index.remove(key) {
+            self.discount(&entry);
+        }
     }
 
     /// Reports to the owner that the disk evicted the block by itself.
@@ -380,7 +388,9 @@ impl Disk {
     }
 
     fn discount(&mut self, entry: &Entry) {
-        self.space.discount(entry.segment, entry.length_bytes);
+        if !entry.is_withdrawn {
+            self.space.discount(entry.segment, entry.length_bytes);
+        }
     }
 
     fn is_stuck(&self, lane: &Lane) -> bool {

@@ -79,6 +79,7 @@ impl Disk {
                     // A copy that failed before the head was written is not in the head.
                     if moved_from.is_none() || own_error.is_none() {
                         self.space.segment(segment).doubt(record.sequence);
+                        self.withdraw_doubted(&record, segment);
                     }
                     self.counters.failed_stores += u64::from(op.is_some());
                     Outcome::Failed(kind)
@@ -92,17 +93,34 @@ impl Disk {
         }
     }
 
+    /// Recovery may take the block of a record that failed. So a removal has to find it.
+    fn withdraw_doubted(&mut self, record: &Record, segment: u32) {
+        let found = self.index.record(&record.key).map(|entry| (entry.sequence, entry.is_withdrawn));
+        if record.kind != RecordKind::Block || found.is_some_and(|(sequence, _)| sequence > record.sequence) {
+            return;
+        }
+        self.put(record, segment);
+        self.withdraw(&record.key);
+        if found.is_some_and(|(_, is_withdrawn)| !is_withdrawn) {
+            self.tell_evicted(record.key);
+            self.counters.evicted_blocks += 1;
+        }
+    }
+
     fn settle_record(&mut self, record: &Record, segment: u32, moved_from: Option<u64>) -> Outcome {
         self.space.segment(segment).whole.push(*record);
-        let found = self.index.get(&record.key).map(|entry| entry.sequence);
+        let found = self.index.record(&record.key).copied();
         match record.kind {
             RecordKind::Block => {
                 let is_news = match moved_from {
-                    Some(sequence) => found == Some(sequence),
-                    None => found.is_none_or(|sequence| sequence < record.sequence),
+                    Some(sequence) => found.is_some_and(|entry| entry.sequence == sequence),
+                    None => found.is_none_or(|entry| entry.sequence < record.sequence),
                 };
                 if is_news {
                     self.put(record, segment);
+                }
+                if is_news && moved_from.is_some() && found.is_some_and(|entry| entry.is_withdrawn) {
+                    self.withdraw(&record.key);
                 }
                 if moved_from.is_some() {
                     self.counters.carried_blocks += 1;
@@ -114,6 +132,9 @@ impl Disk {
                 Outcome::Stored(self.index.get(&record.key).map(Entry::location).unwrap_or_default())
             }
             RecordKind::Removed => {
+                if found.is_some_and(|entry| entry.sequence < record.sequence) {
+                    self.forget(&record.key);
+                }
                 self.counters.removed_blocks += 1;
                 Outcome::Removed
             }

@@ -4,6 +4,9 @@
 //! Invariants: a key has one entry, that of its latest record. Each entry is in the chain of the segment that holds
 //! it, so that a segment's blocks are found without a search. An entry keeps its place, and no call moves more than a
 //! few thousand entries: a table of all blocks would take seconds to double, for millions of blocks.
+//!
+//! A key whose record recovery might find has an entry, also if the block is not served any more. Otherwise a removal
+//! would find nothing to remove, and the block would come back with the next start.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -35,6 +38,8 @@ pub(super) struct Entry {
     pub first_page: u32,
     /// Whether it was read since it was written here.
     pub is_hot: bool,
+    /// It is not served: its removal has begun, its bytes are wrong, or its store failed after its head was written.
+    pub is_withdrawn: bool,
     next: u32,
     previous: u32,
 }
@@ -63,8 +68,10 @@ pub(super) struct Index {
     entries: Entries,
     /// The first place without a block; the others follow by `next`.
     free: u32,
+    /// Those that are served.
     blocks: usize,
-    chains: Vec<u32>,
+    /// By segment: its entries that are served, and the others.
+    chains: [Vec<u32>; 2],
 }
 
 impl Index {
@@ -75,7 +82,7 @@ impl Index {
             entries: Entries::default(),
             free: NONE,
             blocks: 0,
-            chains: vec![NONE; segments as usize],
+            chains: [0, 1].map(|_| vec![NONE; segments as usize]),
         }
     }
 
@@ -95,13 +102,30 @@ impl Index {
         tables.iter_mut().for_each(|table| table.reserve(each, |place| hasher.hash_one(entries[*place].key)));
     }
 
+    /// The block of that key, if it is served.
     pub fn get(&self, key: &BlockKey) -> Option<&Entry> {
+        self.record(key).filter(|entry| !entry.is_withdrawn)
+    }
+
+    /// The entry of that key, also if the block is not served.
+    pub fn record(&self, key: &BlockKey) -> Option<&Entry> {
         self.find(key).map(|place| &self.entries[place])
     }
 
     /// Records that the block was read; true the first time.
     pub fn touch(&mut self, key: &BlockKey) -> bool {
-        self.find(key).is_some_and(|place| !std::mem::replace(&mut self.entries[place].is_hot, true))
+        let entry = self.find(key).map(|place| &mut self.entries[place]);
+        entry.is_some_and(|entry| !entry.is_withdrawn && !std::mem::replace(&mut entry.is_hot, true))
+    }
+
+    /// From now on the block is not served. Returns its entry if it was served until now.
+    pub fn withdraw(&mut self, key: &BlockKey) -> Option<Entry> {
+        let place = self.find(key).filter(|place| !self.entries[*place].is_withdrawn)?;
+        let entry = self.unlink(place);
+        self.entries[place].is_withdrawn = true;
+        self.link(place);
+        self.blocks -= 1;
+        Some(entry)
     }
 
     /// Stores the entry of `record` and returns the key's old one.
@@ -116,7 +140,8 @@ impl Index {
             segment,
             first_page: record.first_page,
             is_hot: false,
-            next: self.chains[segment as usize],
+            is_withdrawn: false,
+            next: NONE,
             previous: NONE,
         };
         let place = match self.free {
@@ -127,10 +152,7 @@ impl Index {
                 free
             }
         };
-        if entry.next != NONE {
-            self.entries[entry.next].previous = place;
-        }
-        self.chains[segment as usize] = place;
+        self.link(place);
         self.blocks += 1;
         let Index { tables, hasher, entries, .. } = self;
         let hash = hasher.hash_one(record.key);
@@ -143,33 +165,59 @@ impl Index {
         let hash = hasher.hash_one(key);
         let found = tables[table_of(hash)].find_entry(hash, |place| entries[*place].key == *key).ok()?;
         let (place, _) = found.remove();
-        let entry = self.entries[place];
-        match entry.previous {
-            NONE => self.chains[entry.segment as usize] = entry.next,
-            previous => self.entries[previous].next = entry.next,
-        }
-        if entry.next != NONE {
-            self.entries[entry.next].previous = entry.previous;
-        }
+        let entry = self.unlink(place);
         let vacant = &mut self.entries[place];
         (vacant.segment, vacant.next) = (NONE, self.free);
         self.free = place;
-        self.blocks -= 1;
+        self.blocks -= usize::from(!entry.is_withdrawn);
         Some(entry)
     }
 
-    /// The blocks in `places` places from `from` on, in no order, and where to go on; `None` behind the last place. A
-    /// block keeps its place until it is removed, also when it is written anew.
+    /// The entries in `places` places from `from` on, in no order, and where to go on; `None` behind the last place. A
+    /// key keeps its place until it is removed, also when its block is written anew.
     pub fn piece(&self, from: u32, places: u32) -> (impl Iterator<Item = &Entry>, Option<u32>) {
         let end = from.saturating_add(places).min(self.entries.len());
         let entries = (from..end).map(|place| &self.entries[place]).filter(|entry| entry.segment != NONE);
         (entries, (end < self.entries.len()).then_some(end))
     }
 
-    /// The blocks of a segment, the latest first.
+    /// The blocks of a segment that are served, the latest first.
     pub fn of_segment(&self, segment: u32) -> impl Iterator<Item = &Entry> {
+        self.chain(self.chains[0][segment as usize])
+    }
+
+    /// The other entries of a segment, the latest withdrawn first.
+    pub fn withdrawn_of_segment(&self, segment: u32) -> impl Iterator<Item = &Entry> {
+        self.chain(self.chains[1][segment as usize])
+    }
+
+    fn chain(&self, first: u32) -> impl Iterator<Item = &Entry> {
         let entry = |place: u32| (place != NONE).then(|| &self.entries[place]);
-        std::iter::successors(entry(self.chains[segment as usize]), move |previous| entry(previous.next))
+        std::iter::successors(entry(first), move |previous| entry(previous.next))
+    }
+
+    /// Puts the entry first in its chain.
+    fn link(&mut self, place: u32) {
+        let Entry { segment, is_withdrawn, .. } = self.entries[place];
+        let first = &mut self.chains[usize::from(is_withdrawn)][segment as usize];
+        let next = std::mem::replace(first, place);
+        (self.entries[place].next, self.entries[place].previous) = (next, NONE);
+        if next != NONE {
+            self.entries[next].previous = place;
+        }
+    }
+
+    /// Takes the entry out of its chain, and returns it.
+    fn unlink(&mut self, place: u32) -> Entry {
+        let entry = self.entries[place];
+        match entry.previous {
+            NONE => self.chains[usize::from(entry.is_withdrawn)][entry.segment as usize] = entry.next,
+            previous => self.entries[previous].next = entry.next,
+        }
+        if entry.next != NONE {
+            self.entries[entry.next].previous = entry.previous;
+        }
+        entry
     }
 
     fn find(&self, key: &BlockKey) -> Option<u32> {
@@ -250,30 +298,40 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map: the entry of each key, the blocks of each segment, and all of them piece by piece.
+        /// Against a map: the entry of each key, whether it is served, those of each segment, and all piece by piece.
         #[test]
-        fn it_has_the_latest_record_of_each_key(ops in proptest::collection::vec((0u8..4, 0u64..60, 0u32..4), 1..400)) {
+        fn it_has_the_latest_record_of_each_key(ops in proptest::collection::vec((0u8..5, 0u64..60, 0u32..4), 1..400)) {
             let (mut index, mut model) = (Index::new(4), BTreeMap::new());
             for (at, (op, number, segment)) in ops.into_iter().enumerate() {
                 let sequence = at as u64;
+                let seen = |entry: &Entry| (entry.sequence, entry.segment, !entry.is_withdrawn);
                 if op == 0 {
-                    let gone = index.remove(&key(number)).map(|entry| (entry.sequence, entry.segment));
-                    prop_assert_eq!(gone, model.remove(&number));
+                    prop_assert_eq!(index.remove(&key(number)).as_ref().map(seen), model.remove(&number));
+                } else if op == 1 {
+                    let was_served = model.get_mut(&number).filter(|(.., is_served)| *is_served);
+                    let expected = was_served.as_deref().copied();
+                    was_served.into_iter().for_each(|(.., is_served)| *is_served = false);
+                    prop_assert_eq!(index.withdraw(&key(number)).as_ref().map(seen), expected);
                 } else {
                     let replaced = index.insert(&record(number, sequence), segment);
-                    let replaced = replaced.map(|entry| (entry.sequence, entry.segment));
-                    prop_assert_eq!(replaced, model.insert(number, (sequence, segment)));
+                    prop_assert_eq!(replaced.as_ref().map(seen), model.insert(number, (sequence, segment, true)));
                 }
-                prop_assert_eq!(index.len(), model.len());
+                prop_assert_eq!(index.len(), model.values().filter(|(.., is_served)| *is_served).count());
                 for number in 0..60 {
-                    let entry = index.get(&key(number)).map(|entry| (entry.sequence, entry.segment));
-                    prop_assert_eq!(entry, model.get(&number).copied());
+                    let entry = model.get(&number).copied();
+                    prop_assert_eq!(index.record(&key(number)).map(seen), entry);
+                    prop_assert_eq!(index.get(&key(number)).map(seen), entry.filter(|(.., is_served)| *is_served));
                 }
                 for segment in 0..4 {
                     let chain: Vec<u64> = index.of_segment(segment).map(|entry| entry.sequence).collect();
                     prop_assert!(chain.is_sorted_by(|one, next| one > next), "the latest first: {:?}", chain);
-                    let theirs = model.values().filter(|(_, of)| *of == segment).count();
-                    prop_assert_eq!(chain.len(), theirs);
+                    let withdrawn: Vec<u64> = index.withdrawn_of_segment(segment).map(|entry| entry.sequence).collect();
+                    for (is_served, chain) in [(true, chain), (false, withdrawn)] {
+                        let theirs = model.values().filter(|(_, of, served)| (*of, *served) == (segment, is_served));
+                        let theirs: BTreeSet<u64> = theirs.map(|(sequence, ..)| *sequence).collect();
+                        prop_assert_eq!(chain.len(), theirs.len());
+                        prop_assert_eq!(chain.into_iter().collect::<BTreeSet<_>>(), theirs);
+                    }
                 }
             }
             let all: BTreeSet<BlockKey> = model.keys().map(|number| key(*number)).collect();

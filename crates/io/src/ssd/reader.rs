@@ -44,7 +44,7 @@ impl Disk {
         };
         if entry.record_of(op.key).seal() != entry.seal {
             self.counters.corrupt_blocks += 1;
-            self.forget(&op.key);
+            self.withdraw(&op.key);
             return Err(Outcome::Failed(ErrorKind::Corrupt));
         }
         let len = u64::from(entry.payload_pages()) * PAGE;
@@ -85,7 +85,7 @@ impl Disk {
             Ok(_) => {
                 self.counters.corrupt_blocks += 1;
                 if self.index.get(&op.key).is_some_and(|entry| entry.sequence == sequence) {
-                    self.forget(&op.key);
+                    self.withdraw(&op.key);
                 }
                 Outcome::Failed(ErrorKind::Corrupt)
             }

@@ -1,9 +1,10 @@
 //! Reclaiming space: the oldest segment is reused for the log.
 //!
 //! Its hot blocks are carried over to the log's head, the others are evicted, and the segment begins a new life.
-//! Invariants: a carried block is flushed at its new position before the old one is void. Segments begin lives in the
-//! order of age, one per flush, so that a note about a removed key outlives all records of that key. Each reclaimed
-//! segment frees more space than the carried blocks took.
+//! Invariants: a carried block is flushed at its new position before the old one is void. The index has an evicted
+//! block until the header that makes its record void was flushed: until then a restart finds it. Segments begin lives
+//! in the order of age, one per flush, so that a note about a removed key outlives all records of that key. Each
+//! reclaimed segment frees more space than the carried blocks took.
 
 use std::collections::VecDeque;
 
@@ -20,8 +21,8 @@ use crate::uring::{Span, Work};
 
 /// Segments that are kept ready: two for all writes, and one for carried blocks only.
 pub(super) const READY: usize = 3;
-/// Blocks dropped in one turn, so that a turn stays short.
-const FORGOTTEN_PER_TURN: usize = 256;
+/// Blocks evicted and keys forgotten in one turn, so that a turn stays short.
+const KEYS_PER_TURN: usize = 256;
 
 /// See the module documentation.
 pub(super) struct Reclaim {
@@ -54,8 +55,9 @@ impl Disk {
     pub(super) fn make_room(&mut self) {
         self.begin_reclaim();
         self.carry_on();
-        self.forget_rest();
+        self.evict_rest();
         self.begin_life();
+        self.forget_void();
     }
 
     fn begin_reclaim(&mut self) {
@@ -196,26 +198,26 @@ impl Disk {
         }
         self.counters.corrupt_blocks += damaged.len() as u64;
         for key in &damaged {
-            self.forget(key);
+            self.withdraw(key);
         }
         self.write_head(carry.batch);
     }
 
-    /// Once the carried blocks are flushed, drops the others, a few per turn.
-    fn forget_rest(&mut self) {
+    /// Once the carried blocks are flushed, evicts the others, a few per turn.
+    fn evict_rest(&mut self) {
         let Some(Reclaim { victim, hot, carry, batches }) = &self.reclaim else { return };
         let victim = *victim;
         let is_settled = batches.iter().all(|id| !self.writer.batches.contains_key(id));
         if !hot.is_empty() || carry.is_some() || !is_settled {
             return;
         }
-        let keys: Vec<_> = self.index.of_segment(victim).take(FORGOTTEN_PER_TURN).map(|entry| entry.key).collect();
+        let keys: Vec<_> = self.index.of_segment(victim).take(KEYS_PER_TURN).map(|entry| entry.key).collect();
         for key in &keys {
-            self.forget(key);
+            self.withdraw(key);
             self.tell_evicted(*key);
         }
         self.counters.evicted_blocks += keys.len() as u64;
-        if keys.len() < FORGOTTEN_PER_TURN {
+        if keys.len() < KEYS_PER_TURN {
             self.space.segment(victim).state = SegmentState::Free;
             self.space.free.push_back(victim);
             self.counters.reclaimed_segments += 1;
@@ -249,19 +251,30 @@ impl Disk {
         }
     }
 
-    /// The segment is ready once the header of its life was flushed. If that fails, it is tried again later.
+    /// The segment's old records are void once the header of its life was flushed. If that fails, it is tried again
+    /// later.
     pub(super) fn erase_settled(&mut self, segment: u32, result: Result<u64, ErrorKind>) {
-        self.writer.erase = None;
         match result {
-            Ok(_) => {
-                self.space.segment(segment).state = SegmentState::Ready;
-                self.space.ready.push_back(segment);
-            }
+            Ok(_) => self.writer.erase = Some(Erase::Flushed(segment)),
             Err(_) => {
+                self.writer.erase = None;
                 self.space.segment(segment).state = SegmentState::Free;
                 self.space.free.push_front(segment);
                 self.writer.paused_until = self.writer.paused_until.max(self.now + RETRY_INTERVAL);
             }
+        }
+    }
+
+    /// Forgets the keys whose records the new life has made void, a few per turn. Then the segment is ready.
+    fn forget_void(&mut self) {
+        let Some(Erase::Flushed(segment)) = self.writer.erase else { return };
+        let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(|entry| entry.key);
+        let keys: Vec<_> = keys.collect();
+        keys.iter().for_each(|key| self.forget(key));
+        if keys.len() < KEYS_PER_TURN {
+            self.writer.erase = None;
+            self.space.segment(segment).state = SegmentState::Ready;
+            self.space.ready.push_back(segment);
         }
     }
 

@@ -11,7 +11,7 @@ use super::layout::{Footer, Geometry, RECORDS_PER_SEGMENT, Record};
 /// Where a segment stands in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SegmentState {
-    /// Has no content; its header may be of an earlier life.
+    /// Nothing in it is served; its header may be of an earlier life.
     Free,
     /// The header of its new life is being written and flushed.
     Erasing,

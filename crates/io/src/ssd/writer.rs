@@ -26,6 +26,8 @@ pub(super) enum Erase {
     Writing(u32),
     Written(u32),
     Syncing(u32),
+    /// The keys of its old records are being forgotten.
+    Flushed(u32),
 }
 
 /// See the module documentation.
