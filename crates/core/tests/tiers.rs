@@ -5,6 +5,7 @@ mod common;
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
+use forebay_core::store::CommitOutcome;
 use forebay_core::tier::{Location, Outcome};
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
 use forebay_core::{
@@ -562,6 +563,34 @@ fn a_block_that_was_not_ready_when_its_store_was_due_bypasses_the_pool_like_the_
         assert!(!rig.is_resident(ns, keys[last]), "suspected: {is_suspected}");
         rig.audit();
     }
+}
+
+/// Whoever carries the effects out writes each block to the table once, before anybody is answered.
+#[test]
+fn a_block_is_written_down_when_it_becomes_ready_and_at_no_other_time() {
+    let (mut rig, ns) = rig(2, all());
+    let ready = |rig: &mut Rig| {
+        let of = |effect| if let Effect::Ready { slot, checksum, .. } = effect { Some((slot, checksum)) } else { None };
+        rig.effects().into_iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let slots = rig.reserve(ns, 3);
+    let commit = |rig: &mut Rig, key, at, sum| rig.core.commit(ENGINE, ns, 0, hash(key), None, at, sum);
+    assert_eq!(commit(&mut rig, 0, slots[0], Some(5)), CommitOutcome::Stored);
+    assert_eq!(ready(&mut rig), [(slots[0].0, 5)]);
+    assert_eq!(commit(&mut rig, 0, slots[0], Some(5)), CommitOutcome::Stored, "it is repeated");
+    assert_eq!(commit(&mut rig, 0, slots[1], Some(5)), CommitOutcome::Duplicate);
+    assert_eq!(commit(&mut rig, 1, slots[2], None), CommitOutcome::Incomplete);
+    assert_eq!(ready(&mut rig), []);
+    lie_on_tier(&mut rig, 7..9);
+    states(&mut rig, ns, &[7, 8]);
+    let loads = loads(&mut rig);
+    assert!(rig.core.promoted(loads[0].0, loads[0].2, whole()));
+    assert!(!rig.core.promoted(loads[1].0, loads[1].2, Outcome::Absent));
+    assert_eq!(ready(&mut rig), [(loads[0].1, 7)]);
+    let trial = rig.core.open_trial(NamespaceId(9), &layout(SMALL)).unwrap();
+    let at = rig.reserve(trial, 1)[0];
+    assert_eq!(rig.core.commit(ENGINE, trial, 0, hash(0), None, at, Some(6)), CommitOutcome::Stored);
+    assert_eq!(ready(&mut rig), [(at.0, 6)], "a client may ask for its bytes too");
 }
 
 #[test]
