@@ -97,7 +97,7 @@ impl Bench {
         self.core.prepare_commits(self.namespace, 0, hashes);
         let mut predecessor = None;
         for (&hash, &slot) in hashes.iter().zip(slots) {
-            self.core.commit(ENGINE, self.namespace, 0, hash, predecessor, slot, true);
+            self.core.commit(ENGINE, self.namespace, 0, hash, predecessor, slot, Some(0));
             predecessor = Some(hash);
         }
         self.take_effects();

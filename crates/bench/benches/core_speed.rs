@@ -200,7 +200,7 @@ impl Bench {
             self.time("reserve_other_size", 1, |core, _| core.reserve(ENGINE, namespace, 0, 1, true, &mut slots));
             for at in slots {
                 let hash = BlockHash::new(&hash(nth, usize::MAX)).expect("32 bytes");
-                self.time("commit_other_size", 1, |core, _| core.commit(ENGINE, namespace, 0, hash, None, at, true));
+                self.time("commit_other_size", 1, |core, _| core.commit(ENGINE, namespace, 0, hash, None, at, Some(0)));
             }
             self.work_off("step_drain");
         }
@@ -229,7 +229,7 @@ impl Bench {
             self.time(commit, piece.len(), |core, namespace| {
                 core.prepare_commits(namespace, 0, &hashes[piece.clone()]);
                 for at in piece {
-                    core.commit(ENGINE, namespace, 0, hashes[at], predecessors[at], slots[at], true);
+                    core.commit(ENGINE, namespace, 0, hashes[at], predecessors[at], slots[at], Some(0));
                 }
             });
         }

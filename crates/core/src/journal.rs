@@ -37,6 +37,19 @@ pub enum Effect {
         /// The slot that stays out of use.
         slot: SlotId,
     },
+    /// The slot holds a ready block from now on: write the block's entry to the table. Who the block is,
+    /// [`crate::Core::block_key`] says, unless the block has left the pool in the same event:
+    /// [`crate::Core::is_resident`].
+    Ready {
+        /// The block.
+        block: BlockId,
+        /// Where its bytes are.
+        slot: SlotId,
+        /// The slot's generation.
+        generation: Generation,
+        /// The checksum of the whole block.
+        checksum: u64,
+    },
     /// Units became an extent: write it to the table.
     ExtentMade {
         /// The extent's first unit.

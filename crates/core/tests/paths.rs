@@ -139,7 +139,7 @@ fn hashes_of_all_lengths_are_kept_apart() {
     for bytes in (1..=BlockHash::MAX_LEN).flat_map(hashes) {
         let at = rig.reserve(ns, 1)[0];
         let hash = BlockHash::new(&bytes).unwrap();
-        assert_eq!(rig.core.commit(ENGINE, ns, 0, hash, None, at, true), CommitOutcome::Stored, "{hash}");
+        assert_eq!(rig.core.commit(ENGINE, ns, 0, hash, None, at, Some(0)), CommitOutcome::Stored, "{hash}");
     }
     for bytes in (1..=BlockHash::MAX_LEN).flat_map(hashes) {
         let (mut answer, mut lookup) = (Answer::default(), rig.core.begin_lookup(None, ns));
@@ -159,7 +159,7 @@ fn a_group_that_the_layout_lacks_is_a_miss_and_takes_no_slot() {
     rig.core.reserve(ENGINE, ns, 5, 1, true, &mut slots);
     assert_eq!(slots, []);
     let at = rig.reserve(ns, 1)[0];
-    assert_eq!(rig.core.commit(ENGINE, ns, 5, hash(1), None, at, true), CommitOutcome::Incomplete);
+    assert_eq!(rig.core.commit(ENGINE, ns, 5, hash(1), None, at, Some(0)), CommitOutcome::Incomplete);
     assert_eq!(rig.core.held(), Default::default());
     rig.audit();
 }

@@ -134,7 +134,7 @@ fn a_tiny_pool_serves_many_requests_one_after_another() {
             Some(lease) => {
                 let mut before = None;
                 for (key, at) in request.prompt.iter().zip(&request.reserved) {
-                    let outcome = rig.core.commit(instance, ns, 0, hash(*key), before, *at, true);
+                    let outcome = rig.core.commit(instance, ns, 0, hash(*key), before, *at, Some(0));
                     assert!(matches!(outcome, CommitOutcome::Stored | CommitOutcome::Duplicate), "{outcome:?}");
                     stored += u64::from(outcome == CommitOutcome::Stored);
                     before = Some(hash(*key));

@@ -137,7 +137,7 @@ fn an_audit_beside_it_may_read_and_drop_the_same_block() {
     assert!(matches!(rig.effects()[..], [Effect::Freed { .. }]));
     assert_eq!(rig.core.stats().corrupt, [0, 0, 0, 1, 0, 0]);
     let again = rig.reserve(ns, 1)[0];
-    rig.core.commit(ENGINE, ns, 0, hash(0), None, again, true);
+    rig.core.commit(ENGINE, ns, 0, hash(0), None, again, Some(0));
     assert!(rig.is_resident(ns, 0));
     rig.audit();
 }

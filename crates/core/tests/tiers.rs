@@ -5,6 +5,7 @@ mod common;
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
+use forebay_core::store::CommitOutcome;
 use forebay_core::tier::{Location, Outcome};
 use forebay_core::tiers::{Admission, Limits, TRANSFERS, TierId};
 use forebay_core::{
@@ -476,6 +477,120 @@ fn a_slow_tier_gets_every_block_of_a_burst_that_bypasses_the_pool() {
         assert_eq!((written, lost, rig.core.stats().orphans), (320, 0, 0), "{piece} blocks at a time");
         rig.audit();
     }
+}
+
+/// As above, and a second tier writes each block as soon as it is stored.
+#[test]
+fn a_block_that_one_tier_has_written_still_waits_for_the_other() {
+    const BLOCKS: u64 = 20;
+    const SLOW: TierId = TierId(1);
+    let (mut rig, ns) = rig(7, Limits { store_blocks: 3, ..Limits::default() });
+    assert_eq!(rig.core.open_tier(Limits { store_blocks: 3, ..Limits::default() }), SLOW);
+    let mut written = [0; 2];
+    for document in (0..16).chain(0..16) {
+        let keys: Vec<u64> = (document * BLOCKS..(document + 1) * BLOCKS).collect();
+        let held = states(&mut rig, ns, &keys).iter().filter(|state| **state == STATE_READY).count();
+        let (mut fast, mut slow) = (Vec::new(), Vec::new());
+        for at in held..keys.len() {
+            rig.store(ns, at.checked_sub(1).map(|before| keys[before]), &keys[at..=at]);
+            take_stores(&mut rig, &mut fast, &mut slow);
+            written[0] += fast.len();
+            fast.drain(..).for_each(|block| assert!(rig.core.written_back(TIER, block, stored())));
+        }
+        while !fast.is_empty() || !slow.is_empty() {
+            written[0] += fast.len();
+            written[1] += slow.len();
+            fast.drain(..).for_each(|block| assert!(rig.core.written_back(TIER, block, stored())));
+            slow.drain(..).for_each(|block| assert!(rig.core.written_back(SLOW, block, stored())));
+            take_stores(&mut rig, &mut fast, &mut slow);
+        }
+    }
+    let lost = [TIER, SLOW].map(|tier| rig.core.tier_report(tier).stats.dropped_gone);
+    assert_eq!((written, lost), ([320; 2], [0; 2]));
+    rig.audit();
+}
+
+/// The stores that began, by tier.
+fn take_stores(rig: &mut Rig, fast: &mut Vec<BlockId>, slow: &mut Vec<BlockId>) {
+    for effect in rig.effects() {
+        match effect {
+            Effect::WriteBack { tier: TIER, block, .. } => fast.push(block),
+            Effect::WriteBack { block, .. } => slow.push(block),
+            _ => {}
+        }
+    }
+}
+
+fn stored() -> Outcome {
+    Outcome::Stored(Location(0, 0))
+}
+
+/// The last block of a document that bypasses the pool is being compared when its turn comes to be written.
+#[test]
+fn a_block_that_was_not_ready_when_its_store_was_due_bypasses_the_pool_like_the_others() {
+    const BLOCKS: u64 = 20;
+    const LAST: u64 = 12;
+    for is_suspected in [false, true] {
+        let (mut rig, ns) = rig(7, Limits { store_blocks: 3, ..Limits::default() });
+        let keys = |document| (document * BLOCKS..(document + 1) * BLOCKS).collect::<Vec<u64>>();
+        for document in (0..16).chain(0..LAST) {
+            states(&mut rig, ns, &keys(document));
+            rig.store(ns, None, &keys(document));
+            write_all(&mut rig);
+        }
+        let keys = keys(LAST);
+        let slots = rig.reserve(ns, keys.len());
+        for (at, slot) in slots.iter().enumerate() {
+            rig.commit(ns, keys[at], at.checked_sub(1).map(|before| keys[before]), *slot);
+        }
+        let last = slots.len() - 1;
+        if is_suspected {
+            let (slot, generation) = slots[last];
+            assert!(rig.core.suspect(slot, generation));
+        }
+        let began = rig.effects();
+        let writing =
+            began.iter().filter_map(|e| if let Effect::WriteBack { block, .. } = e { Some(*block) } else { None });
+        writing.for_each(|block| assert!(rig.core.written_back(TIER, block, stored())));
+        write_all(&mut rig);
+        for effect in began {
+            if let Effect::Verify { block, generation, finder, .. } = effect {
+                assert!(!rig.core.verified(block, generation, true, finder));
+            }
+        }
+        assert_eq!(rig.core.tier_report(TIER).stats.dropped_gone, u64::from(is_suspected));
+        assert_eq!(rig.reserve(ns, 5).len(), 5);
+        assert!(!rig.is_resident(ns, keys[last]), "suspected: {is_suspected}");
+        rig.audit();
+    }
+}
+
+/// Whoever carries the effects out writes each block to the table once, before anybody is answered.
+#[test]
+fn a_block_is_written_down_when_it_becomes_ready_and_at_no_other_time() {
+    let (mut rig, ns) = rig(2, all());
+    let ready = |rig: &mut Rig| {
+        let of = |effect| if let Effect::Ready { slot, checksum, .. } = effect { Some((slot, checksum)) } else { None };
+        rig.effects().into_iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let slots = rig.reserve(ns, 3);
+    let commit = |rig: &mut Rig, key, at, sum| rig.core.commit(ENGINE, ns, 0, hash(key), None, at, sum);
+    assert_eq!(commit(&mut rig, 0, slots[0], Some(5)), CommitOutcome::Stored);
+    assert_eq!(ready(&mut rig), [(slots[0].0, 5)]);
+    assert_eq!(commit(&mut rig, 0, slots[0], Some(5)), CommitOutcome::Stored, "it is repeated");
+    assert_eq!(commit(&mut rig, 0, slots[1], Some(5)), CommitOutcome::Duplicate);
+    assert_eq!(commit(&mut rig, 1, slots[2], None), CommitOutcome::Incomplete);
+    assert_eq!(ready(&mut rig), []);
+    lie_on_tier(&mut rig, 7..9);
+    states(&mut rig, ns, &[7, 8]);
+    let loads = loads(&mut rig);
+    assert!(rig.core.promoted(loads[0].0, loads[0].2, whole()));
+    assert!(!rig.core.promoted(loads[1].0, loads[1].2, Outcome::Absent));
+    assert_eq!(ready(&mut rig), [(loads[0].1, 7)]);
+    let trial = rig.core.open_trial(NamespaceId(9), &layout(SMALL)).unwrap();
+    let at = rig.reserve(trial, 1)[0];
+    assert_eq!(rig.core.commit(ENGINE, trial, 0, hash(0), None, at, Some(6)), CommitOutcome::Stored);
+    assert_eq!(ready(&mut rig), [(at.0, 6)], "a client may ask for its bytes too");
 }
 
 #[test]

@@ -170,7 +170,7 @@ impl State {
 
     /// Mirrors the core's decisions in the table, in order.
     pub fn apply(&mut self) {
-        let pool = self.table.pool();
+        let pool = &Arc::clone(self.table.pool());
         self.core.take_effects(&mut self.effects);
         for effect in self.effects.drain(..) {
             match effect {
@@ -184,6 +184,9 @@ impl State {
                 }
                 Effect::Held { slot, holders } => pool.set_holders(slot, holders),
                 Effect::Fenced { slot } => pool.fence(slot),
+                Effect::Ready { block, slot, generation, checksum } => {
+                    self.table.make_ready(&self.core, block, (slot, generation), checksum);
+                }
                 Effect::ExtentMade { first_unit, units, slot_bytes } => {
                     let made = pool.set_extent(&Extent { first_unit, units, slot_bytes });
                     made.expect("the core asked for the table's pages before it made the extent");

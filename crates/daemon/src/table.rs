@@ -1,12 +1,12 @@
-//! The pool's table, as events write it: which slots have ready blocks, and in which order they became ready.
+//! The pool's table, as effects write it: which slots have ready blocks, and in which order they became ready.
 //!
-//! Invariant: a block becomes ready in the table only after the core has accepted it. A crash between the two loses the
-//! block, but never serves a block that the core does not know.
+//! Invariant: a block becomes ready in the table by the core's effect alone, after the core has accepted it. A crash
+//! between the two loses the block, but never serves a block that the core does not know.
 
 use std::sync::Arc;
 
 use forebay_core::layout::GroupLayout;
-use forebay_core::{BlockKey, Generation, SlotId, checksum};
+use forebay_core::{BlockId, Core, Generation, SlotId, checksum};
 use forebay_io::pool::{Entry, Pool};
 
 pub struct Table {
@@ -29,11 +29,15 @@ impl Table {
         self.next_sequence = self.next_sequence.max(sequence + 1);
     }
 
-    /// Writes the entry of a block that the core just took.
-    pub fn make_ready(&mut self, key: BlockKey, at: (SlotId, Generation), length: u64, checksum: u64, tokens: u32) {
+    /// For `Effect::Ready`, unless the block has left the pool since.
+    pub fn make_ready(&mut self, core: &Core, block: BlockId, (slot, generation): (SlotId, Generation), checksum: u64) {
+        if !core.is_resident(block, generation) {
+            return;
+        }
+        let (key, length, tokens) = (core.block_key(block), core.block_length_bytes(block), core.block_tokens(block));
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.pool.ready(at.0, at.1, &Entry { key, length, checksum, sequence, tokens });
+        self.pool.ready(slot, generation, &Entry { key, length, checksum, sequence, tokens });
     }
 
     /// The block's checksum, combined from the birth records of its ranks. `None` unless each rank wrote its whole

@@ -270,7 +270,7 @@ impl Host {
             self.follow(store);
             let Some(slot) = slots.first() else { return };
             let hash = |at: usize| BlockHash::new(&hashes[at]).expect("16 bytes are a hash");
-            self.core.commit(ENGINE, self.namespace, 0, hash(at), at.checked_sub(1).map(hash), *slot, true);
+            self.core.commit(ENGINE, self.namespace, 0, hash(at), at.checked_sub(1).map(hash), *slot, Some(0));
         }
     }
 

@@ -107,7 +107,7 @@ mod tests {
     fn store(core: &mut Core, namespace: NamespaceIndex, block: u8) {
         let mut slots = Vec::new();
         core.reserve(ENGINE, namespace, 0, 1, false, &mut slots);
-        let outcome = core.commit(ENGINE, namespace, 0, BlockHash::new(&[block]).unwrap(), None, slots[0], true);
+        let outcome = core.commit(ENGINE, namespace, 0, BlockHash::new(&[block]).unwrap(), None, slots[0], Some(0));
         assert_eq!(outcome, CommitOutcome::Stored);
     }
 

@@ -457,7 +457,7 @@ mod tests {
         let other_ns = core.open_namespace(NamespaceId(2), &layout).unwrap();
         let mut slots: Vec<(SlotId, Generation)> = Vec::new();
         core.reserve(Instance(0), ns, 0, 1, true, &mut slots);
-        core.commit(Instance(0), ns, 0, BlockHash::new(&hash(1, 2)).unwrap(), None, slots[0], true);
+        core.commit(Instance(0), ns, 0, BlockHash::new(&hash(1, 2)).unwrap(), None, slots[0], Some(0));
         let block = core.slots.space().block_at(slots[0].0).unwrap();
         let short = &hash(1, 2)[..31];
         let others = [

@@ -108,16 +108,16 @@ impl Core {
         Some(MissReason::PromotionUnfinished)
     }
 
-    /// A load has ended. True if the block is whole: then its entry is to be written to the table.
+    /// A load has ended. True if the block is whole: then it is ready.
     pub fn promoted(&mut self, block: BlockId, generation: Generation, outcome: Outcome) -> bool {
         let Block { state, generation: own, .. } = self.slots[block];
         assert!(own == generation && matches!(state, State::Promoting | State::Fenced), "{block:?} was not loading");
         let (tier, bytes) = (self.filler(block), self.slots.slot_bytes(block));
         self.tiers.end_load(tier, bytes);
         self.journal.note_end();
-        let is_ready = state == State::Promoting && self.is_as_long(block, outcome);
+        let whole = self.checksum_of_whole(block, outcome).filter(|_| state == State::Promoting);
         match state {
-            State::Promoting if is_ready => self.arrive(block, tier),
+            State::Promoting if let Some(checksum) = whole => self.arrive(block, tier, checksum),
             State::Promoting => {
                 self.record_failure(block, tier, outcome);
                 self.take_back(block);
@@ -125,7 +125,7 @@ impl Core {
             _ => self.tiers.end_late(tier, bytes),
         }
         self.unpin(block);
-        is_ready
+        whole.is_some()
     }
 
     /// The load is late: its waiters get a miss. The slot stays out of use until [`Core::promoted`].
@@ -168,13 +168,13 @@ impl Core {
         block
     }
 
-    fn arrive(&mut self, block: BlockId, tier: TierId) {
+    fn arrive(&mut self, block: BlockId, tier: TierId, checksum: u64) {
         let bytes = self.slots.slot_bytes(block);
         let stats = self.tiers.stats_mut(tier);
         stats.promoted += 1;
         stats.promoted_bytes += bytes;
         self.end_prefetch(block);
-        self.slots.end_promotion(block);
+        self.slots.end_promotion(block, checksum, &mut self.journal);
         self.cache.admit_loaded(&mut self.slots, block);
         self.cache.remember(&self.slots[block], Fate::Stored);
         // The tier's checksum is of the whole; each worker compares its slice.
@@ -185,8 +185,13 @@ impl Core {
 
     /// A block of another length was stored under another layout of the same name: it is not the block that was asked
     /// for.
-    fn is_as_long(&self, block: BlockId, outcome: Outcome) -> bool {
-        matches!(outcome, Outcome::Loaded { length_bytes, .. } if length_bytes == self.block_length_bytes(block))
+    fn checksum_of_whole(&self, block: BlockId, outcome: Outcome) -> Option<u64> {
+        match outcome {
+            Outcome::Loaded { length_bytes, checksum } if length_bytes == self.block_length_bytes(block) => {
+                Some(checksum)
+            }
+            _ => None,
+        }
     }
 
     /// Counts a failure and decides whether the block is asked for again.

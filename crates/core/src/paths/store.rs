@@ -73,8 +73,8 @@ impl Core {
         self.cache.prepare_commits(class, namespace, group, hashes);
     }
 
-    /// Names a filled slot. `predecessor` is the block before it in its prompt, `None` at the start. Whether all
-    /// bytes are there is the caller's to know (`is_whole`).
+    /// Names a filled slot. `predecessor` is the block before it in its prompt, `None` at the start. `checksum` is that
+    /// of all bytes; `None` if not all of them are there, which is the caller's to know.
     pub fn commit(
         &mut self,
         instance: Instance,
@@ -83,18 +83,18 @@ impl Core {
         hash: BlockHash,
         predecessor: Option<BlockHash>,
         at: (SlotId, Generation),
-        is_whole: bool,
+        checksum: Option<u64>,
     ) -> CommitOutcome {
         let Some(block) = self.reserved_by(instance, at) else {
             return self.outcome_of_unknown(namespace, group, &hash, at);
         };
         let class = self.slots[block].class;
         let fits = self.cache.namespace(namespace).class(group) == Some(class);
-        if !is_whole || !fits {
+        let Some(checksum) = checksum.filter(|_| fits) else {
             self.journal.stats_mut().incomplete += 1;
             self.release_slot(block);
             return CommitOutcome::Incomplete;
-        }
+        };
         if let Some(stored) = self.cache.find(&self.slots, namespace, group, &hash) {
             self.journal.stats_mut().duplicates += 1;
             self.release_slot(block);
@@ -113,7 +113,16 @@ impl Core {
         }
         let is_returning = self.is_returning(namespace, group, &hash);
         let is_detached = predecessor.is_some() && parent.is_none() && self.needs_parent(namespace, group);
-        self.make_ready(block, namespace, group, hash, parent, is_detached);
+        self.slots.commit(block, namespace, group, hash, checksum, &mut self.journal);
+        match is_detached {
+            true => self.enter_detached(block),
+            false => self.enter(block, parent),
+        }
+        self.cache.note(namespace, group, &hash, Fate::Stored);
+        if !self.is_trial(namespace) {
+            self.journal.stats_mut().stored += 1;
+            self.journal.stats_mut().stored_bytes += self.slots.slot_bytes(block);
+        }
         if self.uses_tiers(namespace) {
             self.consider_new(block, predecessor, parent, is_returning);
         }
@@ -125,28 +134,6 @@ impl Core {
         if let Some(block) = self.reserved_by(instance, at) {
             self.journal.stats_mut().aborted += 1;
             self.release_slot(block);
-        }
-    }
-
-    /// Puts a filled slot into the index, right behind its parent.
-    fn make_ready(
-        &mut self,
-        block: BlockId,
-        ns: NamespaceIndex,
-        group: u16,
-        hash: BlockHash,
-        parent: Option<BlockId>,
-        is_detached: bool,
-    ) {
-        self.slots.commit(block, ns, group, hash, &mut self.journal);
-        match is_detached {
-            true => self.enter_detached(block),
-            false => self.enter(block, parent),
-        }
-        self.cache.note(ns, group, &hash, Fate::Stored);
-        if !self.is_trial(ns) {
-            self.journal.stats_mut().stored += 1;
-            self.journal.stats_mut().stored_bytes += self.slots.slot_bytes(block);
         }
     }
 

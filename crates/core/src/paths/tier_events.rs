@@ -79,6 +79,11 @@ impl Core {
         BlockKey { namespace: self.cache.namespace(namespace).id, group, hash }
     }
 
+    /// Whether the block is still in the index, ready or being compared, in a slot of this generation.
+    pub fn is_resident(&self, block: BlockId, generation: Generation) -> bool {
+        self.slots.is_indexed(block) && self.slots[block].generation == generation
+    }
+
     /// Of the slot that the block lies in.
     pub fn block_generation(&self, block: BlockId) -> Generation {
         self.slots[block].generation

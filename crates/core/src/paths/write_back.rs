@@ -47,7 +47,7 @@ impl Core {
         self.start_write_backs();
         // As much may wait as engines may reserve: a burst of stores, and not a pool that a slow tier fills.
         let most = self.slots.share(self.config.reserve_permille) / self.slots.slot_bytes(block);
-        if self.tiers.waits_within(block, most) {
+        if self.tiers.begin_wait(block, self.slots[block].generation, most) {
             self.cache.begin_wait(&mut self.slots, block, parent);
         }
     }
@@ -89,8 +89,9 @@ impl Core {
                 true
             }
         };
+        let generation = self.slots[block].generation;
         self.unpin(block);
-        self.cache.end_wait(&mut self.slots, block);
+        self.end_wait(tier, block, generation);
         self.start_write_backs();
         is_kept
     }
@@ -113,12 +114,19 @@ impl Core {
             if is_same {
                 self.slots.remove_tier(block, tier.bit());
             }
-            return;
+            return self.end_wait(tier, block, generation);
         }
         let bytes = self.slots.slot_bytes(block);
         self.pin(block, None);
         self.tiers.begin_write_back(tier, bytes);
         self.journal.push(Effect::WriteBack { tier, block, slot, generation });
+    }
+
+    /// The tier has written the block that had this generation, or gave up on it.
+    fn end_wait(&mut self, tier: TierId, block: BlockId, generation: Generation) {
+        if self.tiers.end_wait(tier, block, generation) && self.slots[block].generation == generation {
+            self.cache.end_wait(&mut self.slots, block);
+        }
     }
 
     /// Queues a block that was committed, if the tier takes such ones.

@@ -302,6 +302,7 @@ impl Slots {
         namespace: NamespaceIndex,
         group: u16,
         hash: BlockHash,
+        checksum: u64,
         journal: &mut Journal,
     ) {
         assert!(self.records[block].state == State::Reserved, "{block:?} is committed and not reserved");
@@ -312,14 +313,18 @@ impl Slots {
         record.group = group;
         record.hash = hash;
         record.holders &= earlier;
-        journal.push(Effect::Held { slot: record.slot, holders: record.holders });
+        let Block { slot, generation, holders, .. } = *record;
+        journal.push(Effect::Ready { block, slot, generation, checksum });
+        journal.push(Effect::Held { slot, holders });
     }
 
     /// The tier has filled the slot.
-    pub fn end_promotion(&mut self, block: BlockId) {
+    pub fn end_promotion(&mut self, block: BlockId, checksum: u64, journal: &mut Journal) {
         assert!(self.records[block].state == State::Promoting, "{block:?} was not being promoted");
         self.transition(block, State::Ready);
-        self.records.get_mut(block).owner |= FRESH;
+        let record = self.records.get_mut(block);
+        record.owner |= FRESH;
+        journal.push(Effect::Ready { block, slot: record.slot, generation: record.generation, checksum });
     }
 
     /// The block, which is in the index, is compared with its checksum from now on, and pinned.

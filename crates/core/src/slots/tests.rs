@@ -179,7 +179,7 @@ fn one_ready() -> (Slots, BlockId, Journal) {
     let (slot, _) = slots.reserve(Instance(3), class, Instance(3).bit(), &mut journal);
     let block = slots.space().block_at(slot).unwrap();
     assert_eq!((slots.reservation_count(Instance(3)), slots.reserved_bytes()), (1, 4096));
-    slots.commit(block, NamespaceIndex(0), 0, BlockHash::new(&[1]).unwrap(), &mut journal);
+    slots.commit(block, NamespaceIndex(0), 0, BlockHash::new(&[1]).unwrap(), 7, &mut journal);
     assert_eq!((slots.reservation_count(Instance(3)), slots.reserved_bytes()), (0, 0));
     (slots, block, journal)
 }

@@ -15,7 +15,7 @@ mod locations;
 mod marks;
 mod presence;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::key::{BlockId, BlockKey, Fingerprint, Generation, Instance, NamespaceId};
 use crate::policy::Backing;
@@ -202,6 +202,9 @@ pub(crate) struct Tiers {
     all: Vec<Tier>,
     locations: Locations,
     presence: PresenceCache,
+    /// Blocks that the policy keeps until they are written, and the tiers (a mask) that they are queued for. Each has
+    /// an entry in a queue, or is being written.
+    waits: HashMap<BlockId, (Generation, u8)>,
     /// Keys that are passed over until [`Tiers::expire_skips`].
     skipped: Vec<Fingerprint>,
     /// Namespaces whose blocks are being removed from the tiers: meanwhile they are neither probed, loaded nor written
@@ -220,6 +223,7 @@ impl Tiers {
             all: Vec::new(),
             locations: Locations::new(table_bits),
             presence: PresenceCache::default(),
+            waits: HashMap::new(),
             skipped: Vec::new(),
             purging: Vec::new(),
             prefetch_bytes: 0,
@@ -498,11 +502,29 @@ impl Tiers {
         if self.may_write_back(tier) { self.get_mut(tier).queue.pop_front() } else { None }
     }
 
-    /// Whether `block` was queued last for a tier, and at most `most` blocks wait there.
-    pub fn waits_within(&self, block: BlockId, most: u64) -> bool {
-        self.all
-            .iter()
-            .any(|tier| tier.queue.back().is_some_and(|(last, _)| *last == block) && tier.queue.len() as u64 <= most)
+    /// The block waits from now on for the tiers that it was just queued for, if at most `most` blocks wait at one of
+    /// them. False if it waits for none.
+    pub fn begin_wait(&mut self, block: BlockId, generation: Generation, most: u64) -> bool {
+        let is_last = |tier: &Tier| tier.queue.back() == Some(&(block, generation));
+        let queued = self.all.iter().enumerate().filter(|(_, tier)| is_last(tier));
+        let tiers = queued.fold(0, |tiers, (at, _)| tiers | TierId(at as u8).bit());
+        let waits = self.all.iter().any(|tier| is_last(tier) && tier.queue.len() as u64 <= most);
+        if waits {
+            self.waits.insert(block, (generation, tiers));
+        }
+        waits
+    }
+
+    /// The tier has written the block that had this generation, or gave up on it. True if the block waited, and waits
+    /// for no other tier.
+    pub fn end_wait(&mut self, tier: TierId, block: BlockId, generation: Generation) -> bool {
+        let Some((_, tiers)) = self.waits.get_mut(&block).filter(|waits| waits.0 == generation) else { return false };
+        *tiers &= !tier.bit();
+        let is_over = *tiers == 0;
+        if is_over {
+            self.waits.remove(&block);
+        }
+        is_over
     }
 
     /// The block had another generation before it moved; what waits to be written is known by it.
@@ -510,6 +532,9 @@ impl Tiers {
         for tier in self.all.iter_mut().filter(|_| now.tiers != 0) {
             let waits = tier.queue.iter_mut().filter(|queued| **queued == (block, before));
             waits.for_each(|queued| queued.1 = now.generation);
+        }
+        if let Some(waits) = self.waits.get_mut(&block).filter(|waits| waits.0 == before) {
+            waits.0 = now.generation;
         }
     }
 

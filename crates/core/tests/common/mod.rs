@@ -61,7 +61,7 @@ impl Rig {
     }
 
     pub fn commit(&mut self, ns: NamespaceIndex, key: u64, before: Option<u64>, at: At) -> CommitOutcome {
-        self.core.commit(ENGINE, ns, 0, hash(key), before.map(hash), at, true)
+        self.core.commit(ENGINE, ns, 0, hash(key), before.map(hash), at, Some(0))
     }
 
     /// Reserves and commits these keys as one prompt, the first of them behind `before`. How many of them are

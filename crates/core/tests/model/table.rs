@@ -106,6 +106,13 @@ impl Table {
                 let row = self.row(slot);
                 (row.key, row.is_fenced) = (None, true);
             }
+            Effect::Ready { slot, generation, .. } => {
+                let row = self.row(slot);
+                assert!(
+                    row.generation == generation && row.key.is_some() && !row.is_fenced,
+                    "{slot:?} is ready: {row:?}"
+                );
+            }
             Effect::ExtentMade { first_unit, units, slot_bytes } => self.make_extent(first_unit, units, slot_bytes),
             Effect::ExtentCleared { first_unit, .. } if self.excluded.contains_key(&first_unit) => {
                 let holders = self.excluded.remove(&first_unit);
@@ -122,7 +129,6 @@ impl Table {
             }
             Effect::Move { from, slot, generation, to, to_slot } => {
                 let row = self.row(slot);
-                // A commit is written to the table after its effects were taken, hence no key is compared here.
                 assert!(row.generation == generation && row.trust != Trust::Verifying, "{slot:?} is moved: {row:?}");
                 assert!(!row.is_fenced, "{slot:?} is moved: {row:?}");
                 let target = self.row(to_slot);

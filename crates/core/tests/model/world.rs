@@ -631,7 +631,7 @@ impl World {
         }
         let predecessor = predecessor.map(|key| key.hash);
         let is_whole = !matches!(fault, Fault::Incomplete);
-        let outcome = self.core.commit(instance(by), short, group, key.hash, predecessor, at, is_whole);
+        let outcome = self.core.commit(instance(by), short, group, key.hash, predecessor, at, is_whole.then_some(0));
         assert_eq!(outcome, expected, "commit of {key:?} at {at:?} with {fault:?}");
         if outcome == CommitOutcome::Stored {
             let row = self.table.row(at.0);
@@ -654,7 +654,7 @@ impl World {
         }
         let is_there = self.table.resident(&key).is_some_and(|(slot, row)| (slot, row.generation) == at);
         let expected = if is_there { CommitOutcome::Stored } else { CommitOutcome::Lost };
-        let outcome = self.core.commit(instance(engine), key.short, key.group, key.hash, predecessor, at, true);
+        let outcome = self.core.commit(instance(engine), key.short, key.group, key.hash, predecessor, at, Some(0));
         assert_eq!(outcome, expected, "repeated commit of {key:?} at {at:?}");
         self.settle();
     }
@@ -860,12 +860,12 @@ impl World {
 
     fn loaded(&mut self, which: u8, how: Loading) {
         let Some((at, load, is_ready)) = self.tiers.end_load(&mut self.core, which, how) else { return };
-        self.settle();
         if is_ready {
             let row = self.table.row(at.0);
             assert_eq!((row.generation, row.key), (at.1, None), "{load:?} is ready over something");
             row.key = Some(load);
         }
+        self.settle();
     }
 
     fn stored(&mut self, which: u8, is_written: bool) {

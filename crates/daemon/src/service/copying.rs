@@ -13,7 +13,7 @@ use forebay_core::key::BlockHash;
 use forebay_core::lookup::{Answer, LeaseId, STATE_NOT_YET};
 use forebay_core::stats::Finder;
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{BlockKey, Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
+use forebay_core::{Core, Error, ErrorKind, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_io::pool::{Pool, Slice};
 use forebay_rpc::MAX_MESSAGE_BYTES;
 use forebay_rpc::proto::{Block, CommitOutcome, GetReply, GetRequest, PutReply, PutRequest};
@@ -124,11 +124,8 @@ pub fn keep(
     let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
         .inspect_err(|_| state.core.abort(Instance::DAEMON, *at))?;
     let is_whole = *length == block_bytes && *has_births;
-    let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, *at, is_whole);
+    let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, *at, is_whole.then_some(*sum));
     if outcome == Outcome::Stored {
-        let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
-        let tokens = state.core.layout(namespace).group(group).map_or(0, |layout| layout.tokens_per_block);
-        state.table.make_ready(key, *at, *length, *sum, tokens);
         state.rpc.put_bytes += if state.core.is_trial(namespace) { 0 } else { *length };
     }
     Ok(store::wire(outcome))

@@ -2,7 +2,7 @@
 
 use forebay_core::key::BlockHash;
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{BlockKey, Error, Generation, Instance, NamespaceIndex, Result, SlotId};
+use forebay_core::{Error, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_rpc::proto::{
     AbortRequest, CommitOutcome, CommitReply, CommitRequest, Done, GroupBlocks, ReserveReply, ReserveRequest,
 };
@@ -93,17 +93,9 @@ fn commit_one(
     before: Option<BlockHash>,
     at: (SlotId, Generation),
 ) -> Outcome {
-    let layout = state.core.layout(namespace).group(group).cloned();
-    let born = layout.as_ref().and_then(|layout| state.table.born(layout, at));
-    let before_stored = state.core.stats().stored;
-    let outcome = state.core.commit(instance, namespace, group, hash, before, at, born.is_some());
-    // A repeated commit is answered `Stored` too, but changes nothing.
-    let is_new = state.core.stats().stored > before_stored;
-    if let (true, Some(checksum), Some(layout)) = (is_new, born, layout) {
-        let key = BlockKey { namespace: state.core.namespace_id(namespace), group, hash };
-        state.table.make_ready(key, at, layout.block_bytes(), checksum, layout.tokens_per_block);
-    }
-    outcome
+    let layout = state.core.layout(namespace).group(group);
+    let born = layout.and_then(|layout| state.table.born(layout, at));
+    state.core.commit(instance, namespace, group, hash, before, at, born)
 }
 
 /// Hashes with their slots, checked to be parallel.

@@ -37,7 +37,7 @@ pub(super) async fn run(shared: Shared, tier: TierId, wake: OwnedFd) -> Infallib
         }
         let is_more = shared.event(|state| {
             let State { tiers, core, table, .. } = state;
-            tiers.drive(tier, core, table);
+            tiers.drive(tier, core, table.pool());
             core.has_prefetches()
         });
         if is_more {

@@ -96,7 +96,7 @@ impl Opening {
             state.tiers.of(self.tier).attach(tier, seed);
             // Whoever is told that it serves is served: the core hears how it is before anybody asks.
             let State { tiers, core, table, .. } = state;
-            tiers.drive(self.tier, core, table);
+            tiers.drive(self.tier, core, table.pool());
         });
         tracing::info!(tier = name, ms = self.since.elapsed().as_millis() as u64, "the tier is open");
         let _runtime = runtime.enter();

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::purge::Purges;
 use super::spec::{Driven, TICK, TierSpec};
 use super::waiting::Waiting;
-use crate::table::Table;
 
 /// A tier that is sick for less is not worth a line: a server takes a moment to be connected to.
 const SICK_AFTER: Duration = Duration::from_secs(1);
@@ -305,7 +304,7 @@ impl Driver {
 
 impl Driver {
     /// One turn of a tier: what is late, what has ended, what was given up, how it is.
-    pub fn drive(&mut self, core: &mut Core, table: &mut Table) {
+    pub fn drive(&mut self, core: &mut Core, pool: &Pool) {
         let populated_bytes = core.populated_bytes();
         let now = self.now();
         let Some(tier) = &mut self.tier else { return };
@@ -320,7 +319,7 @@ impl Driver {
         self.driven().into_iter().for_each(|tier| tier.take_evicted(&mut evicted));
         self.register(populated_bytes);
         late.into_iter().for_each(|op| self.late(op, core));
-        ended.into_iter().for_each(|completion| self.ended(completion, core, table));
+        ended.into_iter().for_each(|completion| self.ended(completion, core, pool));
         evicted.iter().for_each(|key| core.tier_evicted(self.id, key));
         self.note_health(is_healthy, core);
     }
@@ -336,14 +335,14 @@ impl Driver {
         }
     }
 
-    fn ended(&mut self, completion: Completion, core: &mut Core, table: &mut Table) {
+    fn ended(&mut self, completion: Completion, core: &mut Core, pool: &Pool) {
         let Completion { id: op, outcome } = completion;
         let under = self.under_way.remove(&op).expect("a tier completes what it was given, once");
         match under {
             // A late one was answered for already, but is welcome all the same.
             Under::Exists { is_late: true, .. } if !matches!(outcome, Outcome::Found(_)) => {}
             Under::Exists { probe, .. } => core.probe_done(&probe, outcome),
-            Under::Load { block, slot, generation } => promoted(block, (slot, generation), outcome, core, table),
+            Under::Load { block, slot, generation } => promoted(block, (slot, generation), outcome, core, pool),
             Under::Store { block, key, length_bytes } => {
                 if !core.written_back(self.id, block, outcome) {
                     self.remove(key, length_bytes);
@@ -372,20 +371,16 @@ impl Driver {
 }
 
 /// The block is a hit from now on, if the core takes it.
-fn promoted(block: BlockId, at: (SlotId, Generation), outcome: Outcome, core: &mut Core, table: &mut Table) {
-    let key = core.block_key(block);
-    let (tokens, wanted_bytes) = (core.block_tokens(block), core.block_length_bytes(block));
+fn promoted(block: BlockId, at: (SlotId, Generation), outcome: Outcome, core: &mut Core, pool: &Pool) {
     let is_one_slice = core.slices(block).len() == 1;
     // Of several slices the core has the births made before the block is a hit.
     let has_births = match outcome {
-        Outcome::Loaded { length_bytes, checksum } if is_one_slice && length_bytes == wanted_bytes => {
-            table.pool().set_births(at.0, at.1, &[Slice { length: length_bytes, checksum }])
+        Outcome::Loaded { length_bytes, checksum }
+            if is_one_slice && length_bytes == core.block_length_bytes(block) =>
+        {
+            pool.set_births(at.0, at.1, &[Slice { length: length_bytes, checksum }])
         }
         _ => true,
     };
-    let outcome = if has_births { outcome } else { Outcome::Failed(ErrorKind::Full) };
-    let is_ready = core.promoted(block, at.1, outcome);
-    if let (true, Outcome::Loaded { length_bytes, checksum }) = (is_ready, outcome) {
-        table.make_ready(key, at, length_bytes, checksum, tokens);
-    }
+    core.promoted(block, at.1, if has_births { outcome } else { Outcome::Failed(ErrorKind::Full) });
 }

@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use forebay_core::tiers::{Probe, TierId};
 use forebay_core::{Core, NamespaceId};
+use forebay_io::pool::Pool;
 
-use crate::table::Table;
 use driver::Driver;
 use spec::TierSpec;
 
@@ -134,8 +134,8 @@ impl Tiers {
     }
 
     /// One turn of a tier: what is late, what has ended, what was given up, how it is.
-    pub fn drive(&mut self, tier: TierId, core: &mut Core, table: &mut Table) {
-        self.of(tier).drive(core, table);
+    pub fn drive(&mut self, tier: TierId, core: &mut Core, pool: &Pool) {
+        self.of(tier).drive(core, pool);
         self.step_purges(core);
     }
 

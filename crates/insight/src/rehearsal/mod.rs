@@ -239,7 +239,7 @@ impl Rehearsal {
         self.follow_effects(watch);
         for (at, slot) in some.iter().zip(&self.slots) {
             let predecessor = at.checked_sub(1).map(hash);
-            let outcome = self.core.commit(ENGINE, index, GROUP, hash(*at), predecessor, *slot, true);
+            let outcome = self.core.commit(ENGINE, index, GROUP, hash(*at), predecessor, *slot, Some(0));
             if outcome == CommitOutcome::Stored {
                 watch.arrived(slot.0, &hash(*at));
             }

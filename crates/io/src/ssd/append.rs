@@ -16,8 +16,8 @@ use super::disk::Disk;
 use super::index::Entry;
 use super::io::Flight;
 use super::layout::{BatchHead, PAGE, RECORDS_PER_BATCH, RecordKind};
+use super::log::STORE_DEADLINE;
 use super::staging::Staging;
-use super::writer::STORE_DEADLINE;
 use crate::uring::{Spans, Work};
 
 /// Longest batch, so that the first of many stores does not wait for the last.
@@ -32,18 +32,18 @@ impl Disk {
         } else if self.budget.wait() > STORE_DEADLINE {
             self.fail_store(op, ErrorKind::Full);
         } else {
-            self.writer.push(op, self.now);
+            self.log.push(op, self.now);
         }
     }
 
     pub(super) fn start_batches(&mut self) {
-        if self.now < self.writer.paused_until {
-            return self.fail_waiting(self.writer.last_failure);
+        if self.now < self.log.paused_until {
+            return self.fail_waiting(self.log.last_failure);
         }
         while self.may_write() {
             let (mut items, runs) = self.next_items();
             if items.is_empty() {
-                let waits = !self.writer.queue.is_empty() || self.writer.has_page_of_notes();
+                let waits = self.log.waiting() > 0 || self.log.has_page_of_notes();
                 // Two stay ready for carried blocks. Otherwise nothing could ever be reclaimed.
                 if waits && self.space.roll(self.stores_leave_ready()) {
                     continue;
@@ -57,14 +57,14 @@ impl Disk {
 
     /// Ends the stores and removals that have not begun.
     pub(super) fn fail_waiting(&mut self, kind: ErrorKind) {
-        while let Some(op) = self.writer.pop() {
+        while let Some(op) = self.log.pop() {
             self.fail_store(&op, kind);
         }
     }
 
     /// Ends those of them that have waited for too long.
     pub(super) fn fail_late(&mut self) {
-        while let Some(op) = self.writer.pop_late(self.now) {
+        while let Some(op) = self.log.pop_late(self.now) {
             self.fail_store(&op, ErrorKind::Timeout);
         }
     }
@@ -82,20 +82,20 @@ impl Disk {
 
     fn may_write(&mut self) -> bool {
         let half = (self.limits.depth as usize / 2).max(2);
-        let next_pages = self.writer.queue.front().map_or(0, |op| Item::of(op).record.payload_pages());
+        let next_pages = self.log.front().map_or(0, |op| Item::of(op).record.payload_pages());
         !self.staging.free_heads.is_empty()
-            && self.writer.outstanding() < half
-            && self.writer.unsettled_bytes() < 2 * self.limits.flush_bytes
+            && self.log.outstanding() < half
+            && self.log.unsettled_bytes() < 2 * self.limits.flush_bytes
             && !self.keeps_enough(0, next_pages)
             && self.budget.allows()
     }
 
     /// The items of the next batch and the runs in which they are written; completes operations that need no writing.
     fn next_items(&mut self) -> (Vec<Item>, Vec<Run>) {
-        let most_runs = (self.limits.depth as usize / 2).max(2) - self.writer.outstanding();
+        let most_runs = (self.limits.depth as usize / 2).max(2) - self.log.outstanding();
         let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
-        while let Some(&op) = self.writer.queue.front()
-            && !self.writer.is_busy(&op.key)
+        while let Some(&op) = self.log.front()
+            && !self.log.is_busy(&op.key)
         {
             let item = Item::of(&op);
             if !self.answered_at_once(&op) {
@@ -114,7 +114,7 @@ impl Disk {
                 if matches!(op.kind, OpKind::Remove { .. }) {
                     self.withdraw(&op.key);
                 }
-                self.writer.busy.insert(op.key);
+                self.log.busy.insert(op.key);
                 if let Some(span) = self.slot_of(&op, u64::from(own_pages) * PAGE).filter(|_| own_pages > 0) {
                     if !continues {
                         runs.push(Run::at(items.len()));
@@ -124,10 +124,10 @@ impl Disk {
                 items.push(item);
                 pages += own_pages;
             }
-            self.writer.pop();
+            self.log.pop();
         }
-        if items.is_empty() && self.writer.has_page_of_notes() && self.space.active_has_room(1, 0) {
-            items.extend(self.writer.next_note());
+        if items.is_empty() && self.log.has_page_of_notes() && self.space.active_has_room(1, 0) {
+            items.extend(self.log.next_note());
         }
         (items, runs)
     }
@@ -135,7 +135,7 @@ impl Disk {
     /// Whether the stores that have begun, `coming` and one more with them, would keep too much of the pool. One store
     /// always begins.
     fn keeps_enough(&self, coming: usize, pages: u32) -> bool {
-        let (stores, bytes) = (self.writer.begun_stores + coming, self.writer.begun_bytes + u64::from(pages) * PAGE);
+        let (stores, bytes) = (self.log.begun_stores + coming, self.log.begun_bytes + u64::from(pages) * PAGE);
         stores > 0 && (stores >= self.limits.begun_stores || bytes > self.limits.begun_store_bytes)
     }
 
@@ -156,7 +156,7 @@ impl Disk {
     fn add_notes(&mut self, items: &mut Vec<Item>) {
         let pages = items.iter().map(|item| item.record.payload_pages()).sum();
         while items.len() < RECORDS_PER_BATCH && self.space.active_has_room(items.len() as u32 + 1, pages) {
-            match self.writer.next_note() {
+            match self.log.next_note() {
                 Some(item) => items.push(item),
                 None => return,
             }
@@ -166,14 +166,14 @@ impl Disk {
     /// Records that a block was read, so that it is carried over, even after a restart.
     pub(super) fn note_touch(&mut self, key: &BlockKey) {
         if self.index.touch(key) {
-            self.writer.note(key);
+            self.log.note(key);
         }
     }
 
     fn start_batch(&mut self, items: Vec<Item>, runs: Vec<Run>) {
         let id = self.reserve_batch(items, Stage::Writing);
         for Run { items: Range { start, end }, spans, .. } in runs {
-            let batch = self.writer.batches.get_mut(&id).expect("just reserved");
+            let batch = self.log.batches.get_mut(&id).expect("just reserved");
             batch.outstanding += 1;
             let at = self.geometry.at(batch.segment, batch.items[start].record.first_page);
             let work = Work::Write { at, spans: Spans::from(spans.as_slice()) };
@@ -188,39 +188,39 @@ impl Disk {
         let (segment, page) = self.space.append(items.len() as u32, pages);
         let mut first_page = page + 1;
         for item in &mut items {
-            item.record.sequence = self.writer.draw_sequence();
+            item.record.sequence = self.log.draw_sequence();
             if item.record.kind == RecordKind::Block {
                 item.record.first_page = first_page;
                 first_page += item.record.payload_pages();
             }
         }
         let head = self.staging.free_heads.pop().expect("looked for before");
-        self.writer.add(Batch { segment, page, next_page: page + 1 + pages, head, stage, items, outstanding: 0 })
+        self.log.add(Batch { segment, page, next_page: page + 1 + pages, head, stage, items, outstanding: 0 })
     }
 
     /// Writes the page that makes the batch's records valid.
     pub(super) fn write_head(&mut self, id: u64) {
-        let batch = &self.writer.batches[&id];
+        let batch = &self.log.batches[&id];
         let segment = &self.space.segments[batch.segment as usize];
         let head = BatchHead {
             life: segment.life,
             page: batch.page,
             next_page: batch.next_page,
-            mark: self.writer.mark(batch.segment, segment.first_bad),
+            mark: self.log.mark(batch.segment, segment.first_bad),
             first_sequence: batch.items[0].record.sequence,
             balance: Some(self.balance()),
             records: batch.items.iter().filter(|item| item.error.is_none()).map(|item| item.record).collect(),
         };
         let (span, at) = (Staging::head(batch.head), self.geometry.at(batch.segment, batch.page));
         self.memory.write(span, &head.encode(&self.geometry));
-        let batch = self.writer.batches.get_mut(&id).expect("looked up above");
+        let batch = self.log.batches.get_mut(&id).expect("looked up above");
         (batch.stage, batch.outstanding) = (Stage::Writing, batch.outstanding + 1);
         self.write(Flight::Head { batch: id }, Work::Write { at, spans: span.into() });
     }
 
     pub(super) fn payloads_ended(&mut self, id: u64, items: Range<usize>, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
-        let batch = self.writer.batches.get_mut(&id).expect("it has a transfer in flight");
+        self.log.count(result, self.now);
+        let batch = self.log.batches.get_mut(&id).expect("it has a transfer in flight");
         for item in &mut batch.items[items] {
             if item.record.payload_pages() > 0 {
                 item.error = result.err();
@@ -230,8 +230,8 @@ impl Disk {
     }
 
     pub(super) fn head_ended(&mut self, id: u64, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
-        let batch = &self.writer.batches[&id];
+        self.log.count(result, self.now);
+        let batch = &self.log.batches[&id];
         self.staging.free_heads.push(batch.head);
         let segment = batch.segment;
         if result.is_err() {
@@ -241,11 +241,11 @@ impl Disk {
     }
 
     fn part_ended(&mut self, id: u64) {
-        let batch = self.writer.batches.get_mut(&id).expect("it had a transfer in flight");
+        let batch = self.log.batches.get_mut(&id).expect("it had a transfer in flight");
         batch.outstanding -= 1;
         if batch.outstanding == 0 {
             batch.stage = Stage::Written;
-            self.writer.waiting_since.get_or_insert(self.now);
+            self.log.waiting_since.get_or_insert(self.now);
         }
     }
 

@@ -1,14 +1,16 @@
 //! One disk: waiting operations, transfers in flight, and stored blocks.
 //!
 //! Invariants: each accepted operation is completed exactly once. Everything has a limit: waiting loads and stores,
-//! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn. Reading is in
-//! `reader`, the log in `append`, `flush` and `footer`, freeing space in `reclaim`.
+//! transfers in flight, bytes not flushed. No call blocks. [`Disk::poll`] shows what happens in a turn.
+//!
+//! A disk is a log and its reads. `log` keeps what the log has in progress; `append`, `flush`, `footer` and `reclaim`
+//! go on with it. `reads` keeps the loads; `reader` carries them out. `index` and `space` say what is on the disk, and
+//! `io` has the transfers of both.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_core::decorate::Breaker;
 use forebay_core::tier::{Completion, Health, OpId, OpKind, Operation, Outcome};
 use forebay_core::{BlockKey, ErrorKind};
 
@@ -18,11 +20,12 @@ use super::device::Device;
 use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
+use super::log::Log;
+use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
 use super::space::Space;
 use super::staging::Staging;
-use super::writer::Writer;
 use crate::uring::{Memory, Work};
 
 /// This many failures in a row make a disk sick.
@@ -64,14 +67,8 @@ pub(super) struct Disk {
     pub staging: Staging,
     pub index: Index,
     pub space: Space,
-    pub loads: VecDeque<Operation>,
-    /// Bytes of the blocks that are being read into slots.
-    pub reading_bytes: u64,
-    /// Loads that were given up and have not ended.
-    pub late_loads: HashSet<OpId>,
-    /// Of the loads. Stores are held back by the writer's own pause.
-    pub breaker: Breaker,
-    pub writer: Writer,
+    pub reads: Reads,
+    pub log: Log,
     pub reclaim: Option<Reclaim>,
     pub budget: Budget,
     pub counters: Counters,
@@ -111,11 +108,8 @@ impl Disk {
             staging: Staging::new(),
             index: opened.index,
             space: opened.space,
-            loads: VecDeque::new(),
-            reading_bytes: 0,
-            late_loads: HashSet::new(),
-            breaker: Breaker::new(config.has_breakers),
-            writer: Writer::new(opened.next_sequence),
+            reads: Reads::new(config.has_breakers),
+            log: Log::new(opened.next_sequence),
             reclaim: None,
             budget,
             counters: Counters::default(),
@@ -153,11 +147,11 @@ impl Disk {
             }
             OpKind::Touch { .. } => self.complete(op.id, Outcome::Failed(ErrorKind::Unsupported)),
             _ if self.is_stuck(lane) => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
-            OpKind::Load { .. } if self.loads.len() >= self.limits.queued_loads => return false,
+            OpKind::Load { .. } if self.reads.waiting() >= self.limits.queued_loads => return false,
             OpKind::Load { .. } => self.take_load(op),
-            _ if self.writer.queue.len() >= self.limits.queued_stores => return false,
+            _ if self.log.waiting() >= self.limits.queued_stores => return false,
             OpKind::Store => self.take_store(op),
-            OpKind::Remove { .. } => self.writer.push(op, self.now),
+            OpKind::Remove { .. } => self.log.push(op, self.now),
         }
         true
     }
@@ -186,7 +180,7 @@ impl Disk {
     pub fn tick(&mut self, now: Duration) {
         self.budget.advance(now.saturating_sub(self.now));
         self.now = self.now.max(now);
-        self.breaker.advance(self.now);
+        self.reads.breaker.advance(self.now);
         if self.is_stuck(&self.io.writes) {
             self.fail_waiting(ErrorKind::Unavailable);
         }
@@ -218,19 +212,16 @@ impl Disk {
 
     /// Gives the operation up: it ends now if it has not begun. False if it is not here.
     pub fn cancel(&mut self, id: OpId) -> bool {
-        let waits = self.loads.iter().position(|op| op.id == id);
-        let is_load = waits.is_some() || self.io.is_loading(id);
+        let was_waiting = self.reads.withdraw(id);
+        let is_load = was_waiting || self.io.is_loading(id);
         if is_load {
-            self.breaker.failed(ErrorKind::Timeout, self.now);
+            self.reads.breaker.failed(ErrorKind::Timeout, self.now);
         }
-        let is_withdrawn = match waits {
-            Some(at) => self.loads.remove(at).is_some(),
-            None => self.writer.withdraw(id),
-        };
+        let is_withdrawn = was_waiting || self.log.withdraw(id);
         if is_withdrawn {
             self.complete(id, Outcome::Failed(ErrorKind::Timeout));
         } else if is_load {
-            self.late_loads.insert(id);
+            self.reads.note_late(id);
         }
         is_load || is_withdrawn
     }
@@ -238,7 +229,7 @@ impl Disk {
     /// Whether it is of use: whether it can be read.
     pub fn health(&self) -> Health {
         let health = self.health_of(&self.io.reads);
-        if health == Health::Healthy { self.breaker.why_open().map_or(health, Health::Sick) } else { health }
+        if health == Health::Healthy { self.reads.breaker.why_open().map_or(health, Health::Sick) } else { health }
     }
 
     pub fn health_of_writes(&self) -> Health {
@@ -255,7 +246,7 @@ impl Disk {
 
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.loads.is_empty() && self.writer.is_idle() && self.io.in_flight() == 0 && self.completions.is_empty()
+        self.reads.waiting() == 0 && self.log.is_idle() && self.io.in_flight() == 0 && self.completions.is_empty()
     }
 
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
@@ -300,7 +291,7 @@ impl Disk {
     }
 
     pub fn breaker_opened(&self) -> u64 {
-        self.breaker.opened()
+        self.reads.breaker.opened()
     }
 
     pub fn report(&self) -> DiskReport {
@@ -317,8 +308,8 @@ impl Disk {
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,
             live_bytes: self.space.live_bytes,
-            waiting_loads: self.loads.len(),
-            waiting_stores: self.writer.queue.len(),
+            waiting_loads: self.reads.waiting(),
+            waiting_stores: self.log.waiting(),
             transfers_in_flight: self.io.in_flight(),
             lifetime_written_bytes: self.lifetime_written_bytes(),
             lifetime_stored_bytes: self.lifetime_stored_bytes(),

@@ -10,19 +10,19 @@ use super::disk::Disk;
 use super::index::Entry;
 use super::io::Flight;
 use super::layout::{PAGE, Record, RecordKind};
-use super::writer::Erase;
+use super::log::Erase;
 use crate::uring::Work;
 
 impl Disk {
     /// Starts a flush when it is worth it: nothing more is being written, or enough bytes wait, or they have waited
     /// long enough.
     pub(super) fn flush(&mut self) {
-        if self.writer.is_syncing {
+        if self.log.is_syncing {
             return;
         }
         let (mut held_up, mut bytes, mut is_writing) = (Vec::new(), 0, false);
         let mut next = Vec::new();
-        for (id, batch) in &self.writer.batches {
+        for (id, batch) in &self.log.batches {
             if batch.stage != Stage::Written {
                 held_up.push(batch.segment);
                 is_writing |= batch.stage == Stage::Writing;
@@ -31,31 +31,31 @@ impl Disk {
                 bytes += u64::from(batch.next_page - batch.page) * PAGE;
             }
         }
-        let erased = self.writer.erase.filter(|erase| matches!(erase, Erase::Written(_)));
-        let waited = self.writer.waiting_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
+        let erased = self.log.erase.filter(|erase| matches!(erase, Erase::Written(_)));
+        let waited = self.log.waiting_since.map_or(Duration::ZERO, |since| self.now.saturating_sub(since));
         let is_due = !is_writing || bytes >= self.limits.flush_bytes || waited >= self.limits.flush_interval;
         if !is_due || (next.is_empty() && erased.is_none()) {
             return;
         }
         for id in next {
-            self.writer.batches.get_mut(&id).expect("from the list").stage = Stage::Syncing;
+            self.log.batches.get_mut(&id).expect("from the list").stage = Stage::Syncing;
         }
         if let Some(Erase::Written(segment)) = erased {
-            self.writer.erase = Some(Erase::Syncing(segment));
+            self.log.erase = Some(Erase::Syncing(segment));
         }
-        let still_waits = self.writer.batches.values().any(|batch| batch.stage == Stage::Written);
-        self.writer.waiting_since = still_waits.then_some(self.now);
-        self.writer.is_syncing = true;
+        let still_waits = self.log.batches.values().any(|batch| batch.stage == Stage::Written);
+        self.log.waiting_since = still_waits.then_some(self.now);
+        self.log.is_syncing = true;
         self.io.start(Flight::Sync, Work::Sync);
     }
 
     pub(super) fn sync_ended(&mut self, result: Result<u64, ErrorKind>) {
-        self.writer.is_syncing = false;
-        self.writer.count(result, self.now);
+        self.log.is_syncing = false;
+        self.log.count(result, self.now);
         self.counters.flushes += 1;
         self.counters.failed_flushes += u64::from(result.is_err());
         let syncing = |(id, batch): (&u64, &Batch)| (batch.stage == Stage::Syncing).then_some((*id, batch.segment));
-        let synced: Vec<(u64, u32)> = self.writer.batches.iter().filter_map(syncing).collect();
+        let synced: Vec<(u64, u32)> = self.log.batches.iter().filter_map(syncing).collect();
         for (id, segment) in synced {
             if result.is_err() {
                 // After a failed flush the state on the disk is unknown, and a second flush would not reveal it.
@@ -63,14 +63,14 @@ impl Disk {
             }
             self.settle(id, result.err());
         }
-        if let Some(Erase::Syncing(segment)) = self.writer.erase {
+        if let Some(Erase::Syncing(segment)) = self.log.erase {
             self.erase_settled(segment, result);
         }
     }
 
     /// Completes the batch's operations and makes its blocks visible to lookups.
     fn settle(&mut self, id: u64, error: Option<ErrorKind>) {
-        let Batch { segment, items, .. } = self.writer.take(id);
+        let Batch { segment, items, .. } = self.log.take(id);
         let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
         let error = error.or(is_unreachable.then_some(ErrorKind::Io));
         for Item { record, op, error: own_error, moved_from } in items {
@@ -87,7 +87,7 @@ impl Disk {
                 None => self.settle_record(&record, segment, moved_from),
             };
             if let Some(id) = op {
-                self.writer.busy.remove(&record.key);
+                self.log.busy.remove(&record.key);
                 self.complete(id, outcome);
             }
         }

@@ -12,10 +12,10 @@ use crate::uring::Work;
 impl Disk {
     /// Makes the footer of the oldest full segment, once everything written to it has settled, and writes it.
     pub(super) fn close_segments(&mut self) {
-        if self.writer.closing.is_none() {
+        if self.log.closing.is_none() {
             self.begin_footer();
         }
-        if let Some(closing) = self.writer.closing.as_mut().filter(|closing| !closing.is_written) {
+        if let Some(closing) = self.log.closing.as_mut().filter(|closing| !closing.is_written) {
             let (at, bytes) = closing.next();
             self.memory.write(Staging::footer(at, bytes.len() as u32), &bytes);
             if closing.is_encoded() {
@@ -26,17 +26,17 @@ impl Disk {
 
     fn begin_footer(&mut self) {
         let Some(&segment) = self.space.closing.front() else { return };
-        let is_settled = self.writer.batches.values().all(|batch| batch.segment != segment);
+        let is_settled = self.log.batches.values().all(|batch| batch.segment != segment);
         if is_settled {
             let records = std::mem::take(&mut self.space.segment(segment).whole);
-            self.writer.closing = Some(Closing::new(segment, records));
+            self.log.closing = Some(Closing::new(segment, records));
         }
     }
 
     /// All records are in the staging memory.
     fn write_footer(&mut self) {
         let balance = Some(self.balance());
-        let closing = self.writer.closing.as_mut().expect("its records were encoded");
+        let closing = self.log.closing.as_mut().expect("its records were encoded");
         let (index, count) = (closing.segment, closing.records.len() as u32);
         let segment = self.space.segment(index);
         let record_pages = Footer::record_pages(count);
@@ -54,7 +54,7 @@ impl Disk {
 
     /// A failed footer write costs a scan at the next start, nothing else.
     pub(super) fn footer_ended(&mut self) {
-        let Closing { segment, mut records, .. } = self.writer.closing.take().expect("its write was in flight");
+        let Closing { segment, mut records, .. } = self.log.closing.take().expect("its write was in flight");
         self.space.close(segment);
         records.clear();
         self.space.spare = records;

@@ -27,14 +27,15 @@ mod index;
 mod inspect;
 mod io;
 mod layout;
+mod log;
 mod reader;
+mod reads;
 mod reclaim;
 mod recover;
 mod report;
 mod space;
 mod staging;
 mod tier;
-mod writer;
 
 pub use claim::{DiskClaim, OpenedDisk};
 pub use claim_process::{ClaimProcess, answer_claim};

@@ -14,21 +14,20 @@ use crate::uring::{Span, Work};
 
 impl Disk {
     pub(super) fn take_load(&mut self, op: &Operation) {
-        if self.breaker.is_open() {
+        if self.reads.breaker.is_open() {
             self.counters.failed_loads += 1;
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
         } else if self.index.get(&op.key).is_none() {
             self.counters.absent_loads += 1;
             self.complete(op.id, Outcome::Absent);
         } else {
-            self.loads.push_back(*op);
+            self.reads.push(op);
         }
     }
 
     pub(super) fn start_loads(&mut self) {
         while self.io.in_flight() < self.limits.depth as usize
-            && (self.reading_bytes == 0 || self.reading_bytes < self.limits.begun_load_bytes)
-            && let Some(op) = self.loads.pop_front()
+            && let Some(op) = self.reads.pop(self.limits.begun_load_bytes)
         {
             if let Err(outcome) = self.start_load(op) {
                 self.complete(op.id, outcome);
@@ -60,7 +59,7 @@ impl Disk {
             checksum: entry.checksum,
         };
         self.space.segment(entry.segment).readers += 1;
-        self.reading_bytes += entry.length_bytes;
+        self.reads.begin(entry.length_bytes);
         self.io.start(flight, Work::Read { at, span, checksum });
         Ok(())
     }
@@ -70,8 +69,7 @@ impl Disk {
             unreachable!("only loads end here")
         };
         self.space.segment(segment).readers -= 1;
-        self.reading_bytes -= length_bytes;
-        let was_late = !self.late_loads.is_empty() && self.late_loads.remove(&op.id);
+        let was_late = self.reads.end(op.id, length_bytes);
         if !was_late {
             self.note_read(result);
         }
@@ -100,7 +98,7 @@ impl Disk {
     /// Reports each read that ended before it was given up to the breaker.
     pub(super) fn note_read(&mut self, result: Result<u64, ErrorKind>) {
         let outcome = result.map_or_else(Outcome::Failed, |_| Outcome::Absent);
-        self.breaker.heard(outcome, false, self.now);
+        self.reads.breaker.heard(outcome, false, self.now);
     }
 
     /// The pool's bytes of an operation's slot, in whole pages; none if there is no such slot.

@@ -14,9 +14,9 @@ use super::batch::{Item, Stage};
 use super::disk::Disk;
 use super::io::{Flight, RETRY_INTERVAL};
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
+use super::log::Erase;
 use super::space::SegmentState;
 use super::staging::{Staging, joined, pieces};
-use super::writer::Erase;
 use crate::uring::{Span, Work};
 
 /// Segments that are kept ready: two for all writes, and one for carried blocks only.
@@ -61,7 +61,7 @@ impl Disk {
     }
 
     fn begin_reclaim(&mut self) {
-        let coming = self.space.ready.len() + self.space.free.len() + usize::from(self.writer.erase.is_some());
+        let coming = self.space.ready.len() + self.space.free.len() + usize::from(self.log.erase.is_some());
         if self.reclaim.is_some() || coming >= READY {
             return;
         }
@@ -102,7 +102,7 @@ impl Disk {
         let (mut sources, mut pages) = (Vec::new(), 0);
         while let Some(record) = reclaim.hot.front() {
             // Beside an unfinished store of the same key, a copy would count as the later one.
-            let is_current = !self.writer.is_busy(&record.key)
+            let is_current = !self.log.is_busy(&record.key)
                 && self.index.get(&record.key).is_some_and(|entry| entry.sequence == record.sequence);
             let needed = pages + record.payload_pages();
             if is_current && !self.space.active_has_room(sources.len() as u32 + 1, needed) {
@@ -159,14 +159,14 @@ impl Disk {
         carry.pieces[piece].checksum = checksum;
         let Piece { item, offset, len, chunk, .. } = carry.pieces[piece];
         let id = carry.batch;
-        let batch = &self.writer.batches[&id];
+        let batch = &self.log.batches[&id];
         let at = self.geometry.at(batch.segment, batch.items[item].record.first_page) + offset;
         let span = Staging::chunk(chunk, padded(len));
         self.write(Flight::CarryWrite { piece }, Work::Write { at, spans: span.into() });
     }
 
     pub(super) fn carry_written(&mut self, piece: usize, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
+        self.log.count(result, self.now);
         self.piece_ended(piece, result);
     }
 
@@ -177,7 +177,7 @@ impl Disk {
         let id = carry.batch;
         self.staging.free_chunks.push(chunk);
         if let Err(kind) = result {
-            self.writer.batches.get_mut(&id).expect("its head is not written").items[item].error = Some(kind);
+            self.log.batches.get_mut(&id).expect("its head is not written").items[item].error = Some(kind);
         }
     }
 
@@ -186,7 +186,7 @@ impl Disk {
         let is_done = |carry: &Carry| carry.outstanding == 0 && carry.next == carry.pieces.len();
         let Some(reclaim) = &mut self.reclaim else { return };
         let Some(carry) = reclaim.carry.take_if(|carry| is_done(carry)) else { return };
-        let batch = self.writer.batches.get_mut(&carry.batch).expect("its head is not written");
+        let batch = self.log.batches.get_mut(&carry.batch).expect("its head is not written");
         let mut damaged = Vec::new();
         for (i, source) in carry.sources.iter().enumerate() {
             let sums = carry.pieces.iter().filter(|piece| piece.item == i).map(|piece| piece.checksum);
@@ -207,7 +207,7 @@ impl Disk {
     fn evict_rest(&mut self) {
         let Some(Reclaim { victim, hot, carry, batches }) = &self.reclaim else { return };
         let victim = *victim;
-        let is_settled = batches.iter().all(|id| !self.writer.batches.contains_key(id));
+        let is_settled = batches.iter().all(|id| !self.log.batches.contains_key(id));
         if !hot.is_empty() || carry.is_some() || !is_settled {
             return;
         }
@@ -227,8 +227,8 @@ impl Disk {
 
     /// Writes the header of the next free segment's new life.
     fn begin_life(&mut self) {
-        let is_wanted = self.space.ready.len() < READY && self.now >= self.writer.paused_until;
-        if self.writer.erase.is_some() || !is_wanted {
+        let is_wanted = self.space.ready.len() < READY && self.now >= self.log.paused_until;
+        if self.log.erase.is_some() || !is_wanted {
             return;
         }
         let Some(index) = self.space.begin_life() else { return };
@@ -238,15 +238,15 @@ impl Disk {
         (segment.began_at_bytes, segment.began_at_stored_bytes) = (written_bytes, stored_bytes);
         let header = SegmentHeader { geometry, index, life: segment.life, written_bytes, stored_bytes, balance };
         self.memory.write(Staging::header(), &header.encode());
-        self.writer.erase = Some(Erase::Writing(index));
+        self.log.erase = Some(Erase::Writing(index));
         let at = self.geometry.at(index, 0);
         self.write(Flight::Erase { segment: index }, Work::Write { at, spans: Staging::header().into() });
     }
 
     pub(super) fn erase_ended(&mut self, segment: u32, result: Result<u64, ErrorKind>) {
-        self.writer.count(result, self.now);
+        self.log.count(result, self.now);
         match result {
-            Ok(_) => self.writer.erase = Some(Erase::Written(segment)),
+            Ok(_) => self.log.erase = Some(Erase::Written(segment)),
             Err(_) => self.erase_settled(segment, result),
         }
     }
@@ -255,24 +255,24 @@ impl Disk {
     /// later.
     pub(super) fn erase_settled(&mut self, segment: u32, result: Result<u64, ErrorKind>) {
         match result {
-            Ok(_) => self.writer.erase = Some(Erase::Flushed(segment)),
+            Ok(_) => self.log.erase = Some(Erase::Flushed(segment)),
             Err(_) => {
-                self.writer.erase = None;
+                self.log.erase = None;
                 self.space.segment(segment).state = SegmentState::Free;
                 self.space.free.push_front(segment);
-                self.writer.paused_until = self.writer.paused_until.max(self.now + RETRY_INTERVAL);
+                self.log.paused_until = self.log.paused_until.max(self.now + RETRY_INTERVAL);
             }
         }
     }
 
     /// Forgets the keys whose records the new life has made void, a few per turn. Then the segment is ready.
     fn forget_void(&mut self) {
-        let Some(Erase::Flushed(segment)) = self.writer.erase else { return };
+        let Some(Erase::Flushed(segment)) = self.log.erase else { return };
         let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(|entry| entry.key);
         let keys: Vec<_> = keys.collect();
         keys.iter().for_each(|key| self.forget(key));
         if keys.len() < KEYS_PER_TURN {
-            self.writer.erase = None;
+            self.log.erase = None;
             self.space.segment(segment).state = SegmentState::Ready;
             self.space.ready.push_back(segment);
         }

@@ -324,7 +324,7 @@ impl World {
                 state.tiers.of(tier).attach(medium.open(boot), u64::from(boot));
             }
             let State { tiers, core, table, .. } = state;
-            tiers.drive(tier, core, table);
+            tiers.drive(tier, core, table.pool());
         });
     }
 

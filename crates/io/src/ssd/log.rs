@@ -1,4 +1,7 @@
-//! The work that the log has in progress: waiting stores and removals, batches, notes, and failures that pause it.
+//! The log: stores and removals that wait for it, the batches at its head, notes, and failures that pause it.
+//!
+//! `append` fills and writes the batches, `flush` settles them, `footer` and `reclaim` end a segment and begin its new
+//! life. Where the segments are and what is in them, `space` and `index` know.
 //!
 //! Invariant: one store or removal of a key is in progress at a time, so they take effect in the order of the requests,
 //! in memory as on the disk.
@@ -31,9 +34,9 @@ pub(super) enum Erase {
 }
 
 /// See the module documentation.
-pub(super) struct Writer {
+pub(super) struct Log {
     /// Stores and removals in the order of arrival.
-    pub queue: VecDeque<Operation>,
+    queue: VecDeque<Operation>,
     /// When each of them is late.
     due: VecDeque<Duration>,
     pub batches: BTreeMap<u64, Batch>,
@@ -56,9 +59,9 @@ pub(super) struct Writer {
     pub paused_until: Duration,
 }
 
-impl Writer {
-    pub fn new(next_sequence: u64) -> Writer {
-        Writer {
+impl Log {
+    pub fn new(next_sequence: u64) -> Log {
+        Log {
             queue: VecDeque::new(),
             due: VecDeque::new(),
             batches: BTreeMap::new(),
@@ -80,6 +83,16 @@ impl Writer {
 
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.batches.is_empty() && self.closing.is_none() && self.erase.is_none()
+    }
+
+    /// Stores and removals that have not begun.
+    pub fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The next of them.
+    pub fn front(&self) -> Option<&Operation> {
+        self.queue.front()
     }
 
     pub fn push(&mut self, op: &Operation, now: Duration) {
