@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, UserInfo,
 };
 use serde_json::{Value, json};
 
@@ -86,6 +86,9 @@ fn to_text(reply: &InspectReply) -> String {
     }
     if !reply.sessions.is_empty() {
         text += &format!("\nsessions\n{}", sessions(&reply.sessions));
+    }
+    if !reply.users.is_empty() {
+        text += &format!("\nusers\n{}", users(&reply.users));
     }
     text
 }
@@ -313,13 +316,31 @@ fn sessions(sessions: &[SessionInfo]) -> String {
         table.row([
             session.engine_id.escape_debug().to_string(),
             session.session.to_string(),
-            session.instance.to_string(),
+            session.instance.map_or("-".to_string(), |instance| instance.to_string()),
             if session.is_connected { "connected" } else { "gone" }.to_string(),
             format!("{}/{}", session.attached_ranks, session.ranks),
             session.leases.to_string(),
             session.leased_blocks.to_string(),
             session.reserved_blocks.to_string(),
             saved(session.saved_tokens, session.saved_prefill_us),
+        ]);
+    }
+    table.render("  ")
+}
+
+fn users(users: &[UserInfo]) -> String {
+    let mut table =
+        Table::new(&["user", ">connections", ">sessions", ">calls", ">bytes in flight", "refused, by limit"]);
+    for user in users {
+        let mut refused: Vec<String> = user.refused.iter().map(|(limit, count)| format!("{limit} {count}")).collect();
+        refused.sort();
+        table.row([
+            user.uid.to_string(),
+            user.connections.to_string(),
+            user.sessions.to_string(),
+            user.calls.to_string(),
+            size(user.bytes),
+            if refused.is_empty() { "-".to_string() } else { refused.join(", ").escape_debug().to_string() },
         ]);
     }
     table.render("  ")
@@ -346,6 +367,7 @@ fn to_json(reply: &InspectReply) -> Value {
         "classes": reply.classes.iter().map(class_json).collect::<Vec<_>>(),
         "sessions": reply.sessions.iter().map(session_json).collect::<Vec<_>>(),
         "tiers": reply.tiers.iter().map(tier_json).collect::<Vec<_>>(),
+        "users": reply.users.iter().map(user_json).collect::<Vec<_>>(),
     })
 }
 
@@ -438,6 +460,17 @@ fn session_json(session: &SessionInfo) -> Value {
     })
 }
 
+fn user_json(user: &UserInfo) -> Value {
+    json!({
+        "uid": user.uid,
+        "connections": user.connections,
+        "sessions": user.sessions,
+        "calls": user.calls,
+        "bytes": user.bytes,
+        "refused": user.refused.iter().collect::<BTreeMap<_, _>>(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -458,7 +491,7 @@ mod tests {
         let session = |engine_id: &str, session: u64, is_connected: bool| SessionInfo {
             session,
             engine_id: engine_id.to_string(),
-            instance: 3,
+            instance: is_connected.then_some(3),
             ranks: 2,
             attached_ranks: 1,
             leases: 4,
@@ -555,6 +588,19 @@ mod tests {
             keys: 3000,
             hits: 2000,
             used_bytes: 1298 * 196_608,
+            users: vec![
+                UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },
+                UserInfo {
+                    uid: 1000,
+                    connections: 256,
+                    sessions: 12,
+                    calls: 40,
+                    bytes: 3 << 20,
+                    refused: [("connections_per_user", 9), ("calls_per_user", 2)]
+                        .map(|(limit, count)| (limit.to_string(), count))
+                        .into(),
+                },
+            ],
         }
     }
 
@@ -604,6 +650,7 @@ mod tests {
             (&json!(12_345), &json!(89_000_000))
         );
         assert_eq!(json["sessions"][1]["is_connected"], false);
+        assert_eq!(json["users"][1]["refused"]["connections_per_user"], 9);
         assert_eq!(json["tiers"][0]["waiting_blocks"], 17);
         assert_eq!(json["tiers"][0]["disks"][0]["lifetime_written_bytes"], 1u64 << 40);
         assert_eq!(json["tiers"][1]["stores"][0]["events"]["connections_lost"], 3);

@@ -75,10 +75,14 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
 /// One line an event to standard error: key=value, without colour so that it reads the same everywhere, or an object.
 fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
     let level = &config.level;
-    let filter = EnvFilter::try_new(level).map_err(|error| {
+    let mut filter = EnvFilter::try_new(level).map_err(|error| {
         let error = Error::invalid(format!("`log.level` cannot be `{level}`")).source(error);
         Failure::Usage(error.hint("give a level such as `info`, or `module=level` pairs with commas between"))
     })?;
+    if !["h2", "debug", "trace"].iter().any(|word| level.to_ascii_lowercase().contains(word)) {
+        // What a client does wrong on the wire: with a line for each of it, one client could fill the log.
+        filter = filter.add_directive("h2=off".parse().expect("a directive"));
+    }
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
     let lines = lines.log_internal_errors(false);
     match config.format {

@@ -196,16 +196,17 @@ fn a_message_over_the_limit_is_refused() {
 }
 
 #[test]
-fn the_65th_engine_is_refused_with_a_hint_and_the_others_go_on() {
+fn one_engine_too_many_is_refused_with_a_hint_and_the_others_go_on() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "32MiB", "--limits.sessions", "3"]);
-    let _all: Vec<Client> = (0..3).map(|i| Client::open(&place, &format!("e{i}"), 0)).collect();
-    let refused = runtime().block_on(async {
-        let request = Client::request("one more", 0, 0);
-        connect(&place.sockets()).await.open_session(request).await.unwrap_err()
-    });
+    let _daemon = Daemon::start(&place, &["--pool.capacity_bytes", "32MiB", "--limits.engines", "3"]);
+    let all: Vec<(Client, Worker)> = (0..3).map(|i| engine(&place, &format!("e{i}"), 4096)).collect();
+    let refused = Client::try_open(&place, Client::request("one more", 0, 1)).err().expect("there are three");
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert!(refused.message().contains("too many engines"), "{refused}");
+    let told = forebay_rpc::from_status(refused).told();
+    assert!(told.contains("too many engines") && told.contains("limits.engines"), "{told}");
+    for (client, _) in &all {
+        client.namespace("t", vec![group()]).unwrap();
+    }
 }
 
 #[test]

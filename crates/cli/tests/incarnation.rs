@@ -71,7 +71,9 @@ fn another_start_of_an_engine_is_served_while_the_first_is_paused() {
     let namespace = first.namespace("t", vec![group()]).unwrap();
     let held = first.reserve(namespace, 5);
     let (second, worker) = started(&place, "fixed", 2);
-    assert_ne!(first.welcome.instance, second.welcome.instance);
+    let sessions = first.inspect().sessions;
+    assert!(sessions.iter().all(|session| session.instance.is_some()), "{sessions:?}");
+    assert_ne!(sessions[0].instance, sessions[1].instance);
     turn_over(&second, &worker, &held);
     // What the first one wrote meanwhile is whole, and its own.
     held.iter().enumerate().for_each(|(i, held)| writing.fill(held, i as u64));
@@ -143,7 +145,7 @@ fn a_live_worker_whose_record_cannot_be_read_keeps_its_slots() {
 #[test]
 fn a_start_is_refused_only_when_all_numbers_are_held_by_live_workers() {
     let place = Place::new();
-    let arguments = [SMALL, &["--limits.sessions", "3"]].concat();
+    let arguments = [SMALL, &["--limits.engines", "3"]].concat();
     let _daemon = Daemon::start(&place, &arguments);
     let mut paused: Vec<(Client, Worker)> = (1..=3).map(|start| started(&place, "fixed", start)).collect();
     let refused = Client::try_open(&place, Client::request("fixed", 4, 1)).err().expect("no number is free");

@@ -272,7 +272,7 @@ fn the_umask_keeps_no_allowed_user_from_the_sockets() {
     let place = Place::new();
     mode(place.sockets().parent().unwrap(), 0o755);
     let allowing = [SMALL, &["--socket.allow_uids", "[65534]"]].concat();
-    let daemon = Daemon::start_with_umask(&place, &allowing, 0o077);
+    let daemon = Daemon::start_after(&place, &allowing, "umask 077");
     let allowed = inspect(&place.sockets(), &[], Some(NOBODY));
     assert!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
     assert_eq!(fs::metadata(place.pool()).unwrap().permissions().mode() & 0o777, 0o700);

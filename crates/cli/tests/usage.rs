@@ -121,9 +121,9 @@ fn config(file: Option<&str>, variables: &[(&str, &str)], flags: &[&str]) -> Ans
 
 #[test]
 fn the_effective_configuration_says_where_each_value_comes_from() {
-    let file = "[pool]\ncapacity_bytes = \"8GiB\"\nhuge_pages = \"off\"\n\n[limits]\nsessions = 8\n";
+    let file = "[pool]\ncapacity_bytes = \"8GiB\"\nhuge_pages = \"off\"\n\n[limits]\nengines = 8\n";
     let variables =
-        [("FOREBAY_LIMITS_SESSIONS", "16"), ("FOREBAY_POOL_PROMISE_SHARE", "0.25"), ("FOREBAY_LOG", "debug")];
+        [("FOREBAY_LIMITS_ENGINES", "16"), ("FOREBAY_POOL_PROMISE_SHARE", "0.25"), ("FOREBAY_LOG", "debug")];
     let answer = config(Some(file), &variables, &["--pool.promise_share", "0.75", "--drain.deadline_seconds", "3"]);
     assert_eq!((answer.code, answer.err.as_str()), (0, ""));
     assert_golden("tests/golden/config.txt", &answer.out);
@@ -152,8 +152,8 @@ fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
     config(None, &[("FOREBAY_CONFIG", "/nowhere.toml")], &[]).assert_refused(2, "/nowhere.toml");
     for command in ["serve", "inspect", "doctor"] {
         let mut command = forebay(&[command]);
-        Answer::of(command.env("FOREBAY_LIMIT_SESSIONS", "1").output().unwrap())
-            .assert_refused(2, "FOREBAY_LIMIT_SESSIONS");
+        Answer::of(command.env("FOREBAY_LIMIT_ENGINES", "1").output().unwrap())
+            .assert_refused(2, "FOREBAY_LIMIT_ENGINES");
     }
     run(&["serve", "--http.address", "0.0.0.0:80"])
         .assert_refused(2, "`http.address` cannot be `0.0.0.0:80` (from=`flag`)");

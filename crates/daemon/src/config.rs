@@ -174,9 +174,30 @@ settings! {
 
     /// Limits on what clients can ask for. A call beyond a limit is refused, and the engine goes on without it.
     "limits": Limits {
-        /// Sessions at a time, 1 to 63. A slot's holders are one bit each in a word of 64, and one bit is the daemon's
-        /// own.
-        sessions: u32 = 63;
+        /// Engines at a time whose workers map the pool, 1 to 63. A slot's holders are one bit each in a word of 64,
+        /// and one bit is the daemon's own. Clients that map nothing do not count.
+        engines: u32 = 63;
+        /// Connections of one user at a time, over both sockets. If all are in use, a connection that is idle makes
+        /// room for a new one. A connection beyond the limit is told so, and may only ask for health. An engine takes
+        /// one connection, and one more for each of its workers.
+        connections_per_user: u32 = 256;
+        /// Sessions of one user at a time. The default leaves a quarter of the connections for workers and for calls
+        /// without a session.
+        sessions_per_user: u32 = 192;
+        /// Seconds after which a connection is closed that has no session and makes no call. Clients connect again when
+        /// they need to.
+        idle_seconds: u64 = 60;
+        /// Calls of one connection at a time; a client waits before it begins more. An engine makes one for each
+        /// request that waits for blocks.
+        calls_per_connection: u32 = 4096;
+        /// Calls of one user at a time, until their answers have been taken.
+        calls_per_user: u32 = 8192;
+        /// Bytes of one user's calls at a time: messages that the daemon receives, and answers that were not taken yet.
+        /// The blocks of `Put` and `Get` do not count here.
+        call_bytes_per_user: Bytes = Bytes(64 << 20);
+        /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before the
+        /// daemon reads their messages. A `Get` counts as a largest message until its answer is known.
+        copy_bytes_per_user: Bytes = Bytes(32 << 20);
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
         /// Lookups under way at a time, over all sessions: those that wait for the core, and those whose blocks are

@@ -29,6 +29,7 @@ use places::Places;
 use crate::config::HttpAddress;
 use crate::health::{Check, Finding, Health};
 use crate::metrics::{self, Snapshot};
+use crate::turns;
 
 /// Connections at a time. One collector and a few probes ask at once; the rest is for connections that ask for nothing.
 pub const MAX_CONNECTIONS: usize = 128;
@@ -76,7 +77,7 @@ pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallibl
         places.make_room().await;
         let (source, is_answering) = (source.clone(), Arc::new(AtomicBool::new(false)));
         let told = is_answering.clone();
-        let talk = tokio::spawn(async move {
+        let talk = turns::spawn(async move {
             // Past the deadline the connection is dropped as it is; whom it failed finds out by itself.
             let _ = timeout(DEADLINE, converse(stream, source, told)).await;
         });
@@ -114,7 +115,10 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
     }
     match request.uri().path() {
         "/metrics" => match source.snapshot().await {
-            Ok(snapshot) => response(StatusCode::OK, metrics::CONTENT_TYPE, metrics::render(snapshot)),
+            Ok(snapshot) => {
+                let text = tokio::task::spawn_blocking(|| metrics::render(snapshot)).await;
+                response(StatusCode::OK, metrics::CONTENT_TYPE, text.expect("writing text does not panic"))
+            }
             Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
         "/livez" => verdict("alive", &source.health().await.live()),

@@ -1,8 +1,9 @@
 //! The users of the pool: engine process groups, their sessions and their attached workers.
 //!
 //! An instance is identified by its engine's id and incarnation: another start of an engine is another instance,
-//! whatever its id. An instance exists from the first worker or session that names it until its session has ended and
-//! none of its processes maps the pool any more; only then can its number be given again. The slots that it got are
+//! whatever its id. It has a number from its first worker's attaching until its session has ended and none of its
+//! processes maps the pool any more; only then can the number be given again. Sessions of clients without workers, and
+//! of engines whose workers are still to come, have no number and hold nothing. The slots that an instance got are
 //! freed in two cases only: its owner (the session that got them) declares what it still holds, or its locks are gone.
 
 use std::collections::BTreeMap;
@@ -42,10 +43,22 @@ pub struct Member {
     pub saved: Saved,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
+    /// Of its first worker; unknown in an instance of an earlier epoch.
+    uid: Option<u32>,
+}
+
+/// Who wants a number, and how numbers are shared.
+pub struct Share<'a> {
+    pub uid: u32,
+    /// All users that may connect.
+    pub users: &'a [u32],
+    /// Numbers that may be given.
+    pub limit: usize,
 }
 
 pub struct Session {
     pub id: u64,
+    pub engine_id: String,
     /// Its namespaces are trials, and end with it.
     pub is_trial: bool,
     pub events: EventSender,
@@ -73,34 +86,71 @@ pub struct Worker {
 #[derive(Default)]
 pub struct Instances {
     members: BTreeMap<u8, Member>,
+    /// Those without a number, each with a session, by its id.
+    unnumbered: BTreeMap<u64, Member>,
 }
 
 impl Instances {
-    /// The member with this identity, made if it is new. Errors with `Full` if no number is free, and with `Invalid` if
-    /// its number of ranks has changed. `is_in_use` says which numbers processes or slots of the pool still use,
-    /// whether or not there is a member.
+    /// The number of the engine with this identity, which maps the pool from now on. Errors with `Full` if no number is
+    /// free for its user, and with `Invalid` if its number of ranks has changed. `is_in_use` says which numbers
+    /// processes or slots of the pool still use, whether or not there is a member.
     pub fn enter(
         &mut self,
         identity: Identity,
         ranks: u32,
         is_in_use: impl Fn(Instance) -> bool,
-        limit: usize,
-    ) -> Result<(Instance, &mut Member)> {
+        share: &Share,
+    ) -> Result<Instance> {
         check_ranks(ranks)?;
-        let known = self.members.iter().find(|(_, member)| member.identity == identity).map(|(index, _)| *index);
-        let index = match known {
-            Some(index) => index,
-            None => self.vacant(is_in_use, limit)?,
-        };
-        let member = self.members.entry(index).or_insert_with(|| Member::new(identity, ranks, 0));
-        if member.ranks != ranks {
-            return Err(Error::invalid("the engine changed its number of ranks")
-                .with("engine_id", &member.identity.engine_id)
-                .with("was", member.ranks)
-                .with("is", ranks)
-                .hint("give each start of an engine its own incarnation"));
+        if let Some(instance) = self.number_of(&identity) {
+            check_same_ranks(&self.members[&instance.0], ranks)?;
+            return Ok(instance);
         }
-        Ok((Instance(index), member))
+        let waiting = self.unnumbered.iter().find(|(_, member)| member.ranks > 0 && member.identity == identity);
+        let waiting =
+            waiting.map(|(session, member)| check_same_ranks(member, ranks).map(|()| *session)).transpose()?;
+        let index = self.vacant(is_in_use, share)?;
+        let waiting = waiting.and_then(|session| self.unnumbered.remove(&session));
+        let member = waiting.unwrap_or_else(|| Member::new(identity, ranks, 0));
+        self.members.insert(index, Member { uid: Some(share.uid), ..member });
+        Ok(Instance(index))
+    }
+
+    /// Opens a session of this identity. It replaces what is left of its owner's last one, which is returned. The
+    /// instance is that of an engine which has one. Errors with `Unavailable` if it belongs to another owner.
+    pub fn open(
+        &mut self,
+        identity: Identity,
+        ranks: u32,
+        owner: u128,
+        session: Session,
+    ) -> Result<(Option<Instance>, Option<Session>)> {
+        check_ranks(ranks)?;
+        let instance = if ranks > 0 { self.number_of(&identity) } else { None };
+        if let Some(instance) = instance {
+            let member = self.members.get_mut(&instance.0).expect("it has this number");
+            check_same_ranks(member, ranks)?;
+            member.own(owner)?;
+            return Ok((Some(instance), member.session.replace(session)));
+        }
+        let known = self.unnumbered.iter_mut().find(|(_, member)| ranks > 0 && member.identity == identity);
+        let known =
+            known.map(|(id, member)| check_same_ranks(member, ranks).and_then(|()| member.own(owner)).map(|()| *id));
+        let old = known.transpose()?.and_then(|id| self.unnumbered.remove(&id)?.session);
+        let id = session.id;
+        let member = Member { session: Some(session), ..Member::new(identity, ranks, owner) };
+        self.unnumbered.insert(id, member);
+        Ok((None, old))
+    }
+
+    /// Ends a session; what is left is its instance, if it has one.
+    pub fn close(&mut self, session: u64) -> Option<(Option<Instance>, Session)> {
+        if let Some(member) = self.unnumbered.remove(&session) {
+            return Some((None, member.session?));
+        }
+        let (instance, member) = self.of_session(session).ok()?;
+        let ended = member.session.take();
+        Some((instance, ended?))
     }
 
     /// Puts back an instance of an earlier epoch.
@@ -116,13 +166,26 @@ impl Instances {
         self.members.get_mut(&instance.0)
     }
 
-    /// The member whose session this is. Errors with `NotFound` if the session has ended.
-    pub fn of_session(&mut self, session: u64) -> Result<(Instance, &mut Member)> {
+    /// The member whose session this is, and its number if it has one. Errors with `NotFound` if the session has ended.
+    pub fn of_session(&mut self, session: u64) -> Result<(Option<Instance>, &mut Member)> {
+        if let Some(member) = self.unnumbered.get_mut(&session) {
+            return Ok((None, member));
+        }
         let is_its = |member: &Member| member.session.as_ref().is_some_and(|s| s.id == session);
         let found = self.members.iter_mut().find(|(_, member)| is_its(member));
-        found.map(|(index, member)| (Instance(*index), member)).ok_or_else(|| {
+        found.map(|(index, member)| (Some(Instance(*index)), member)).ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "the session has ended").with("session", session).hint("open a new session")
         })
+    }
+
+    /// As [`Instances::of_session`], of an engine whose workers map the pool. Errors with `Invalid` if there are none.
+    pub fn of_engine(&mut self, session: u64) -> Result<(Instance, &mut Member)> {
+        let (instance, member) = self.of_session(session)?;
+        let instance = instance.ok_or_else(|| {
+            Error::invalid("a session without workers has neither slots nor hints")
+                .hint("use `Put` and `Get`, or open the session with the number of workers that will attach")
+        })?;
+        Ok((instance, member))
     }
 
     /// A purge gave a namespace another short name.
@@ -133,7 +196,7 @@ impl Instances {
 
     /// The namespaces that sessions have open.
     pub fn namespaces(&self) -> impl Iterator<Item = NamespaceIndex> {
-        let sessions = self.members.values().filter_map(|member| member.session.as_ref());
+        let sessions = self.iter().filter_map(|(_, member)| member.session.as_ref());
         sessions.flat_map(|session| session.namespaces.values().copied())
     }
 
@@ -148,27 +211,60 @@ impl Instances {
     }
 
     pub fn sessions(&mut self) -> impl Iterator<Item = &mut Session> {
-        self.members.values_mut().filter_map(|member| member.session.as_mut())
+        let members = self.members.values_mut().chain(self.unnumbered.values_mut());
+        members.filter_map(|member| member.session.as_mut())
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (Instance, &Member)> {
-        self.members.iter().map(|(index, member)| (Instance(*index), member))
+    /// Those with a number first.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<Instance>, &Member)> {
+        let numbered = self.members.iter().map(|(index, member)| (Some(Instance(*index)), member));
+        numbered.chain(self.unnumbered.values().map(|member| (None, member)))
     }
 
-    fn vacant(&self, is_in_use: impl Fn(Instance) -> bool, limit: usize) -> Result<u8> {
-        let limit = limit.min(TRANSFERS.0.into());
+    /// Engines that have neither session nor connection.
+    pub fn idle(&self) -> Vec<Instance> {
+        let idle = self.members.iter().filter(|(_, member)| member.session.is_none() && member.workers.is_empty());
+        idle.map(|(index, _)| Instance(*index)).collect()
+    }
+
+    /// Whether an engine of this user would get a number now; the error is that of [`Instances::enter`].
+    pub fn check_vacant(&self, is_in_use: impl Fn(Instance) -> bool, share: &Share) -> Result<()> {
+        self.vacant(is_in_use, share).map(|_| ())
+    }
+
+    pub fn number_of(&self, identity: &Identity) -> Option<Instance> {
+        self.members.iter().find(|(_, member)| member.identity == *identity).map(|(index, _)| Instance(*index))
+    }
+
+    /// A free number, unless the others need it: each of them may have [`KEPT`] engines, or fewer if there are not so
+    /// many numbers.
+    fn vacant(&self, is_in_use: impl Fn(Instance) -> bool, share: &Share) -> Result<u8> {
+        let limit = share.limit.min(TRANSFERS.0.into());
         let is_vacant = |index: &u8| !self.members.contains_key(index) && !is_in_use(Instance(*index));
-        (0..limit as u8).find(is_vacant).ok_or_else(|| {
+        let vacant: Vec<u8> = (0..limit as u8).filter(is_vacant).collect();
+        let engines = |uid: u32| self.members.values().filter(|member| member.uid == Some(uid)).count();
+        let kept = KEPT.min(limit / share.users.len().max(1));
+        let others = share.users.iter().filter(|uid| **uid != share.uid);
+        let needed: usize = others.map(|uid| kept.saturating_sub(engines(*uid))).sum();
+        // Its own part is as safe from the others.
+        let is_own = engines(share.uid) < kept;
+        vacant.first().filter(|_| is_own || vacant.len() > needed).copied().ok_or_else(|| {
             Error::new(ErrorKind::Full, "too many engines use this pool")
                 .with("limit", limit)
-                .hint("raise `limits.sessions` (at most 63), or run a second daemon with a pool of its own")
+                .with("user", share.uid)
+                .with("engines_of_user", engines(share.uid))
+                .hint("raise `limits.engines` (at most 63), or run a second daemon with a pool of its own")
         })
     }
 }
 
+/// Numbers that each user who may connect can count on: an engine, its successor, and room for a second pair.
+const KEPT: usize = 4;
+
 impl Member {
     fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
-        Member { identity, ranks, owner, session: None, saved: Saved::default(), workers: BTreeMap::new() }
+        let (saved, workers) = (Saved::default(), BTreeMap::new());
+        Member { identity, ranks, owner, session: None, saved, workers, uid: None }
     }
 
     /// Makes `owner` the session that slots are given to. Errors with `Unavailable` if another session was the owner:
@@ -263,9 +359,84 @@ pub fn drawn(what: &'static str, bytes: &[u8]) -> Result<u128> {
     }
 }
 
+fn check_same_ranks(member: &Member, ranks: u32) -> Result<()> {
+    if member.ranks == ranks {
+        return Ok(());
+    }
+    Err(Error::invalid("the engine changed its number of ranks")
+        .with("engine_id", &member.identity.engine_id)
+        .with("was", member.ranks)
+        .with("is", ranks)
+        .hint("give each start of an engine its own incarnation"))
+}
+
 fn check_ranks(ranks: u32) -> Result<()> {
     if ranks as usize > Layout::MAX_RANKS {
         return Err(Error::invalid("an engine may have at most 64 ranks").with("ranks", ranks));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(engine_id: &str) -> Identity {
+        Identity { engine_id: engine_id.to_owned(), incarnation: 1 }
+    }
+
+    fn session(id: u64) -> Session {
+        Session {
+            id,
+            engine_id: String::new(),
+            is_trial: false,
+            events: mpsc::channel(1).0,
+            namespaces: BTreeMap::new(),
+            hints: BTreeMap::new(),
+            follows: Follows::default(),
+            is_welcome: false,
+            was_told_attached: false,
+        }
+    }
+
+    fn share(uid: u32, users: &[u32], limit: usize) -> Share<'_> {
+        Share { uid, users, limit }
+    }
+
+    #[test]
+    fn a_session_has_its_number_when_a_worker_comes_and_clients_without_workers_never_have_one() {
+        let mut instances = Instances::default();
+        assert_eq!(instances.open(identity("engine"), 2, 7, session(1)).unwrap().0, None);
+        assert_eq!(instances.open(identity("engine"), 0, 8, session(2)).unwrap().0, None);
+        assert!(instances.of_engine(1).is_err());
+        let number = instances.enter(identity("engine"), 2, |_| false, &share(0, &[0], 63)).unwrap();
+        let (instance, member) = instances.of_engine(1).unwrap();
+        assert_eq!((instance, member.owner, member.ranks), (number, 7, 2));
+        assert!(instances.of_engine(2).is_err() && instances.of_session(2).is_ok());
+        // The same engine again, another owner, another number of ranks.
+        assert_eq!(instances.enter(identity("engine"), 2, |_| false, &share(0, &[0], 63)).unwrap(), number);
+        assert!(instances.open(identity("engine"), 2, 9, session(3)).is_err());
+        assert!(instances.enter(identity("engine"), 3, |_| false, &share(0, &[0], 63)).is_err());
+        let (instance, old) = instances.open(identity("engine"), 2, 7, session(4)).unwrap();
+        assert_eq!((instance, old.map(|old| old.id)), (Some(number), Some(1)));
+        assert_eq!(instances.close(2).unwrap().0, None);
+        assert_eq!(instances.close(4).unwrap().0, Some(number));
+        assert!(instances.close(4).is_none() && instances.idle() == [number]);
+    }
+
+    #[test]
+    fn a_user_may_have_all_numbers_but_those_that_the_others_can_count_on() {
+        for (limit, kept) in [(63, 4), (12, 4), (6, 2), (2, 0)] {
+            let (mut instances, users) = (Instances::default(), [0, 1000, 1001]);
+            let mut enter = |uid: u32, n: usize| {
+                instances.enter(identity(&format!("{uid}-{n}")), 1, |_| false, &share(uid, &users, limit))
+            };
+            let taken = (0..limit + 1).take_while(|n| enter(1000, *n).is_ok()).count();
+            assert_eq!(taken, limit - 2 * kept, "of {limit}");
+            for uid in [0, 1001] {
+                assert!((0..kept).all(|n| enter(uid, n).is_ok()), "user {uid}, of {limit}");
+            }
+            assert!(enter(0, kept).is_err() && enter(1000, taken).is_err());
+        }
+    }
 }

@@ -2,15 +2,17 @@
 //!
 //! One thread makes all decisions: the gRPC service, the attach socket, the ticks and the HTTP pages share a
 //! current-thread runtime and one `State`, which is locked for one event at a time and never across an await. Long work
-//! (populating memory, verifying recovered blocks, copies of `Put` and `Get`) runs on other threads, which report the
-//! result with an event.
+//! (populating memory, verifying recovered blocks, large messages, copies of `Put` and `Get`) runs on other threads,
+//! which report the result with an event, or let a task of this thread report it if they run at low priority.
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `table` (the pool's table), `tiers` (the lower
-//! tiers and their drivers), `service` (calls of clients), `tasks` (work beside the calls), `recover`, `insight`
-//! (estimates of the hit rate), `vital` (what ends the daemon).
+//! tiers and their drivers), `service` (calls of clients), `clients` (what each user may take), `tasks` (work beside
+//! the calls), `recover`, `insight` (estimates of the hit rate), `turns` (what keeps the thread), `vital` (what ends
+//! the daemon).
 
 #![forbid(unsafe_code)]
 
+mod clients;
 pub mod config;
 mod follows;
 pub mod health;
@@ -29,6 +31,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 mod tiers;
+mod turns;
 mod vital;
 
 pub use serve::serve;

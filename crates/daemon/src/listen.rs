@@ -3,12 +3,15 @@
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::trust::{self, Holds};
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::clients::{Clients, Place};
+use crate::config::Config;
 use crate::state::Shared;
 
 /// Connections that wait to be accepted are the kernel's to hold; a failing accept (out of descriptors) is
@@ -43,9 +46,11 @@ fn warn_of_closed(directory: &Path) {
     }
 }
 
-/// The next connection of a user who may connect: root, the daemon's own user, or a configured one.
-pub async fn accept(listener: &UnixListener, shared: &Shared) -> UnixStream {
+/// The next connection of a user who may connect, and its place: root, the daemon's own user, or a configured one.
+pub async fn accept(listener: &UnixListener, shared: &Shared, clients: &Arc<Clients>) -> (UnixStream, Arc<Place>) {
     loop {
+        // Those who have asked already are heard before the next comes.
+        tokio::task::yield_now().await;
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -55,16 +60,20 @@ pub async fn accept(listener: &UnixListener, shared: &Shared) -> UnixStream {
             }
         };
         match stream.peer_cred() {
-            Ok(peer) if is_allowed(shared, peer.uid()) => return stream,
+            Ok(peer) if shared.lock().users.contains(&peer.uid()) => return (stream, clients.enter(peer.uid())),
             Ok(peer) => refuse(shared, format!("user {}", peer.uid())),
             Err(error) => refuse(shared, format!("unknown user ({error})")),
         }
     }
 }
 
-fn is_allowed(shared: &Shared, uid: u32) -> bool {
+/// Users who may connect: root, the daemon's own, and those that are configured.
+pub fn users(config: &Config) -> Vec<u32> {
     let own = rustix::process::geteuid().as_raw();
-    uid == 0 || uid == own || shared.lock().config.socket.allow_uids.contains(&uid)
+    let mut users: Vec<u32> = config.socket.allow_uids.iter().copied().chain([0, own]).collect();
+    users.sort_unstable();
+    users.dedup();
+    users
 }
 
 fn refuse(shared: &Shared, who: String) {

@@ -9,6 +9,7 @@ mod table;
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
+pub use crate::clients::UserReport as User;
 pub use crate::insight::{Alarm, Estimates, Share};
 pub use crate::tiers::{Report as Tier, Standing};
 pub use forebay_core::histogram::Histogram;
@@ -35,7 +36,7 @@ pub struct Snapshot {
     pub alarms: Vec<Alarm>,
     /// From a lookup's arrival on the control plane to its answer.
     pub lookup_time: Histogram,
-    /// One event in the core's thread.
+    /// What kept the deciding thread from its next decision.
     pub event_time: Histogram,
     /// When the daemon started, in seconds since 1970.
     pub start_time_seconds: u64,
@@ -53,6 +54,8 @@ pub struct Clients {
     pub sessions: u64,
     pub attached_workers: u64,
     pub namespaces: u64,
+    /// That have connected since the daemon started.
+    pub users: Vec<User>,
 }
 
 /// What engines say that loads have saved them.

@@ -1,5 +1,6 @@
 //! The daemon from its start to its end.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,21 +10,21 @@ use forebay_io::pool::{Outcome, Pool, PoolConfig};
 use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
 use forebay_rpc::proto::session_event::Event;
-use forebay_rpc::{ATTACH_SOCKET, FRAME_BYTES, RPC_SOCKET, WINDOW_BYTES};
+use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
-use tonic::transport::Server;
 
+use crate::clients::{self, Clients, Limits};
 use crate::config::{Config, Setting};
 use crate::health::Health;
 use crate::http;
 use crate::insight::{Insight, alarms};
-use crate::metrics::{Clients, Pool as PoolNumbers, Snapshot};
+use crate::metrics::{Clients as ClientNumbers, Pool as PoolNumbers, Snapshot};
 use crate::service::Service;
 use crate::state::{Shared, State, ToMove, ToVerify, present};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
-use crate::{listen, random, recover, vital};
+use crate::{listen, random, recover, turns, vital};
 
 /// Opens the pool, serves until SIGTERM, SIGINT or SIGHUP, drains, and returns. Needs a current-thread runtime.
 pub async fn serve(config: Config) -> Result<()> {
@@ -35,6 +36,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
     let pages = http::bind(config.http.address).await?;
     let directory = config.socket.directory.clone();
+    let clients = Clients::new(Limits::of(&config, clients::raise_limit(&config)));
     // A disk that is misnamed or in use stops the start before the pool is touched.
     let claimed = tokio::select! {
         () = end.recv() => None,
@@ -45,6 +47,7 @@ pub async fn serve(config: Config) -> Result<()> {
         return Ok(());
     };
     let (shared, to_verify, to_move) = open(config)?;
+    shared.turns().begin();
     verify::start(&shared, to_verify);
     relocate::start(&shared, to_move);
     scrub::start(&shared);
@@ -55,19 +58,18 @@ pub async fn serve(config: Config) -> Result<()> {
         if let Ok(address) = listener.local_addr() {
             tracing::info!(%address, "serving metrics and health");
         }
-        let source = Arc::new(Pages { shared: shared.clone(), start_time_seconds: now_seconds() });
+        let (shared, clients) = (shared.clone(), clients.clone());
+        let source = Arc::new(Pages { shared, clients, start_time_seconds: now_seconds() });
         vital::task(http::serve(listener, source));
     }
     vital::task(tick::run(shared.clone()));
-    vital::task(attach::run(attach, shared.clone()));
-    let server = tokio::spawn(serve_rpc(rpc, shared.clone()));
+    vital::task(attach::run(attach, shared.clone(), clients.clone()));
+    vital::task(serve_rpc(rpc, shared.clone(), clients.clone()));
+    vital::task(clients.sweep());
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
-    tokio::select! {
-        () = end.recv() => {}
-        ended = server => return ended.expect("the server does not panic"),
-    }
-    drain(&shared).await;
+    end.recv().await;
+    turns::timed(drain(&shared)).await;
     remove_sockets(&directory);
     Ok(())
 }
@@ -167,39 +169,17 @@ pub fn assemble(
     Ok((Shared::new(state), to_verify, to_move))
 }
 
-async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared) -> Result<()> {
+/// The control plane: a task for each connection.
+async fn serve_rpc(listener: tokio::net::UnixListener, shared: Shared, clients: Arc<Clients>) -> Infallible {
     let limit = shared.lock().config.limits.message_bytes.0 as usize;
-    let service = ForebayServer::new(Service::new(shared.clone()))
+    let service = ForebayServer::new(Service::new(shared.clone(), clients.clone()))
         .max_decoding_message_size(limit)
         .max_encoding_message_size(limit);
-    let incoming = async_stream(listener, shared);
-    Server::builder()
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES)
-        // A session may have a thousand lookups under way; `limits.lookups_in_flight` is the bound that counts.
-        .max_concurrent_streams(4096)
-        .add_service(service)
-        .serve_with_incoming(incoming)
-        .await
-        .map_err(|error| Error::new(ErrorKind::Io, "the control plane failed").source(error))?;
-    Err(Error::new(ErrorKind::Io, "the control plane ended").hint("start the daemon again, and report the failure"))
-}
-
-fn async_stream(
-    listener: tokio::net::UnixListener,
-    shared: Shared,
-) -> impl tokio_stream::Stream<Item = std::io::Result<tokio::net::UnixStream>> {
-    let (sender, receiver) = mpsc::channel(16);
-    tokio::spawn(async move {
-        loop {
-            let stream = listen::accept(&listener, &shared).await;
-            if sender.send(Ok(stream)).await.is_err() {
-                return;
-            }
-        }
-    });
-    tokio_stream::wrappers::ReceiverStream::new(receiver)
+    let aside = vital::runtime("forebay-aside");
+    loop {
+        let (stream, place) = listen::accept(&listener, &shared, &clients).await;
+        turns::spawn(clients::serve(stream, place, service.clone(), aside.clone()));
+    }
 }
 
 /// No new slots or leases are given; sessions may finish what they hold, within the deadline. A drain that is cut short
@@ -233,6 +213,7 @@ pub async fn drain(shared: &Shared) {
 /// What the HTTP pages are made of.
 struct Pages {
     shared: Shared,
+    clients: Arc<Clients>,
     start_time_seconds: u64,
 }
 
@@ -242,11 +223,13 @@ impl http::Source for Pages {
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let pool = self.shared.lock().table.pool().clone();
-        let huge_bytes = pool.huge_page_report()?.huge_bytes;
-        let insight = self.shared.lock().insight.clone();
-        let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await;
-        let estimates = estimates.expect("an estimate does not panic");
+        let (pool, insight) = {
+            let state = self.shared.lock();
+            (state.table.pool().clone(), state.insight.clone())
+        };
+        let slow = tokio::task::spawn_blocking(move || (pool.huge_page_report(), insight.estimates())).await;
+        let (huge_pages, estimates) = slow.expect("an estimate does not panic");
+        let huge_bytes = huge_pages?.huge_bytes;
         let state = self.shared.lock();
         Ok(Snapshot {
             alarms: alarms(state.core.stats(), &state.history, &estimates),
@@ -260,15 +243,16 @@ impl http::Source for Pages {
                 huge_bytes,
             },
             tiers: state.tiers.reports(&state.core),
-            clients: Clients {
+            clients: ClientNumbers {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
                 namespaces: state.descriptors.len() as u64,
+                users: self.clients.reports(),
             },
             saved: state.saved,
             rpc: state.rpc.clone(),
             lookup_time: state.lookup_time.clone(),
-            event_time: state.event_time.clone(),
+            event_time: self.shared.turns().histogram(),
             start_time_seconds: self.start_time_seconds,
         })
     }

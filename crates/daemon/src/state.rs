@@ -3,6 +3,7 @@
 //! Invariant: a decision of the core is in the table before the lock is released, so before any answer leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -20,10 +21,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
 use crate::insight::{History, Insight, Present, Seen, Watch};
-use crate::instances::{Identity, Instances, Member, Session};
+use crate::instances::{Identity, Instances, Member, Session, Share};
+use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
 use crate::table::Table;
 use crate::tiers::Tiers;
+use crate::turns::{self, Turns};
 
 pub struct State {
     pub config: Config,
@@ -31,6 +34,8 @@ pub struct State {
     pub table: Table,
     pub tiers: Tiers,
     pub instances: Instances,
+    /// Who may connect.
+    pub users: Vec<u32>,
     pub boot_id: u64,
     /// The descriptor of each namespace id, by the number of its record in the pool.
     pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
@@ -46,7 +51,6 @@ pub struct State {
     pub started: Instant,
     pub last_tick: Instant,
     pub lookup_time: Histogram,
-    pub event_time: Histogram,
     pub rpc: Rpc,
     /// Warnings of connections that were refused.
     pub refusals: Seldom,
@@ -88,26 +92,40 @@ pub struct ToMove {
 
 /// The state, shared by the tasks of one thread and the helpers that bring events.
 #[derive(Clone)]
-pub struct Shared(Arc<Mutex<State>>);
+pub struct Shared {
+    state: Arc<Mutex<State>>,
+    turns: Turns,
+}
+
+/// The state, for one event.
+pub struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    turns: &'a Turns,
+    /// Since when another thread than the deciding one has it.
+    since: Option<Instant>,
+}
 
 impl Shared {
     pub fn new(state: State) -> Shared {
-        Shared(Arc::new(Mutex::new(state)))
+        Shared { state: Arc::new(Mutex::new(state)), turns: Turns::default() }
     }
 
     /// For one event; the guard is never held across an await.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("an event panicked; the daemon cannot go on with half of it done")
+    pub fn lock(&self) -> Locked<'_> {
+        let state = self.state.lock().expect("an event panicked; the daemon cannot go on with half of it done");
+        Locked { state, turns: &self.turns, since: (!turns::is_deciding()).then(Instant::now) }
     }
 
-    /// Runs one event, writes what it decided to the table, and counts its time.
+    /// Runs one event, and writes what it decided to the table.
     pub fn event<T>(&self, run: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
-        let start = Instant::now();
         let value = run(&mut state);
         state.apply();
-        state.event_time.record(start.elapsed().as_micros() as u64);
         value
+    }
+
+    pub fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Does all work that the core cut up, letting other events in between the pieces.
@@ -115,6 +133,26 @@ impl Shared {
         while self.event(|state| state.core.step()) {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.since.iter().for_each(|since| self.turns.record(since.elapsed()));
     }
 }
 
@@ -134,6 +172,7 @@ impl State {
         });
         State {
             tiers: Tiers::new(config.configured_tiers(), &mut core),
+            users: listen::users(&config),
             config,
             core,
             table: Table::new(pool),
@@ -149,7 +188,6 @@ impl State {
             started: Instant::now(),
             last_tick: Instant::now(),
             lookup_time: Histogram::default(),
-            event_time: Histogram::default(),
             rpc: Rpc::default(),
             refusals: Seldom::default(),
             saved: Saved::default(),
@@ -341,12 +379,20 @@ impl State {
         Ok(())
     }
 
-    /// The instance of this identity, made if new; see [`Instances::enter`].
-    pub fn enter_instance(&mut self, identity: Identity, ranks: u32) -> Result<Instance> {
-        let (earlier, pool) = (self.core.earlier(), self.table.pool());
-        let is_in_use = |instance: Instance| earlier & instance.bit() != 0 || is_mapping(pool, instance);
-        let limit = self.config.limits.sessions as usize;
-        self.instances.enter(identity, ranks, is_in_use, limit).map(|(instance, _)| instance)
+    /// The instance of this identity, which a worker of this user is about to join; see [`Instances::enter`].
+    pub fn enter_instance(&mut self, identity: Identity, ranks: u32, uid: u32) -> Result<Instance> {
+        let State { core, table, instances, users, config, .. } = self;
+        let share = Share { uid, users, limit: config.limits.engines as usize };
+        instances.enter(identity, ranks, is_in_use(core, table), &share)
+    }
+
+    /// Whether an engine of this identity and user has a number or would get one now.
+    pub fn check_instance(&self, identity: &Identity, uid: u32) -> Result<()> {
+        if self.instances.number_of(identity).is_some() {
+            return Ok(());
+        }
+        let share = Share { uid, users: &self.users, limit: self.config.limits.engines as usize };
+        self.instances.check_vacant(is_in_use(&self.core, &self.table), &share)
     }
 
     /// Written down before the instance learns any offset.
@@ -359,16 +405,16 @@ impl State {
     }
 
     pub fn end_session(&mut self, session: u64) {
-        let Ok((instance, member)) = self.instances.of_session(session) else { return };
-        let ended = member.session.take().expect("found by its session");
-        let engine_id = &member.identity.engine_id;
+        let Some((instance, ended)) = self.instances.close(session) else { return };
         match ended.is_trial {
-            true => tracing::debug!(session, engine_id, "trial ended"),
-            false => tracing::info!(session, instance = instance.0, engine_id, "session ended"),
+            true => tracing::debug!(session, ended.engine_id, "trial ended"),
+            false => tracing::info!(session, instance = instance.map(|i| i.0), ended.engine_id, "session ended"),
         }
         self.end_trials(&ended);
-        self.core.drop_hints(instance);
-        self.settle_instance(instance);
+        if let Some(instance) = instance {
+            self.core.drop_hints(instance);
+            self.settle_instance(instance);
+        }
     }
 
     /// Frees an instance that has neither session nor connection, nor a process that maps the pool.
@@ -380,11 +426,8 @@ impl State {
             if let Err(error) = self.table.pool().clear_instance(instance) {
                 tracing::warn!(instance = instance.0, %error, "cannot clear an instance in the table");
             }
-            // Without workers, the instance held only what its session held.
-            match self.instances.remove(instance).map_or(0, |member| member.ranks) {
-                0 => tracing::debug!(instance = instance.0, "instance is gone"),
-                _ => tracing::info!(instance = instance.0, "instance is gone"),
-            }
+            self.instances.remove(instance);
+            tracing::info!(instance = instance.0, "instance is gone");
         }
     }
 
@@ -392,6 +435,11 @@ impl State {
     pub fn is_mapping(&self, instance: Instance) -> bool {
         is_mapping(self.table.pool(), instance)
     }
+}
+
+/// Whether processes or slots of the pool still use a number.
+fn is_in_use(core: &Core, table: &Table) -> impl Fn(Instance) -> bool {
+    move |instance| core.earlier() & instance.bit() != 0 || is_mapping(table.pool(), instance)
 }
 
 /// Yes if the kernel does not say, so that nothing is freed.

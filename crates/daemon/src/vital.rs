@@ -16,6 +16,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
+use crate::turns;
+
 /// How long the last words may take: standard error may be a pipe that nobody reads.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
@@ -65,13 +67,42 @@ fn wait_for_room(to: &impl AsFd) -> io::Result<()> {
     }
 }
 
+/// How much less of a busy core such a thread gets: a tenth of what an engine's gets.
+const LOW: i32 = 10;
+
+/// This thread has time for what nobody waits for. It must not take a lock that the deciding thread takes: the deciding
+/// thread would wait for as long as engines keep this one from its core.
+pub(crate) fn lower() {
+    // Refused, it takes as much as others do.
+    if let Err(error) = rustix::process::setpriority_process(None, LOW) {
+        tracing::debug!(%error, "cannot lower a thread's priority");
+    }
+}
+
+/// Starts a thread that runs as long as the daemon, with low priority: see [`lower`].
+pub(crate) fn low_thread(name: &str, run: impl FnOnce() -> Infallible + Send + 'static) {
+    thread(name, || {
+        lower();
+        run()
+    });
+}
+
 /// Starts a thread that runs as long as the daemon.
 pub(crate) fn thread(name: &str, run: impl FnOnce() -> Infallible + Send + 'static) {
     let run = move || match run() {};
     std::thread::Builder::new().name(name.into()).spawn(run).expect("the system starts a thread");
 }
 
+/// A thread of its own for tasks that may take long; it runs as long as the daemon.
+pub(crate) fn runtime(name: &str) -> tokio::runtime::Handle {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("the system gives a runtime what it needs");
+    let handle = runtime.handle().clone();
+    thread(name, move || runtime.block_on(std::future::pending()));
+    handle
+}
+
 /// Starts a task that runs as long as the daemon.
 pub(crate) fn task(run: impl Future<Output = Infallible> + Send + 'static) {
-    tokio::spawn(run);
+    turns::spawn(run);
 }

@@ -11,7 +11,7 @@ use forebay_core::stats::Stats;
 use forebay_core::tier::Health;
 use forebay_core::tiers::{TierReport, TierStats};
 use forebay_daemon::metrics::{
-    Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Saved, Share, Snapshot, Standing, Tier, page, render,
+    Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Saved, Share, Snapshot, Standing, Tier, User, page, render,
 };
 use forebay_insight::ceiling::Estimate;
 use forebay_insight::optimum::Sampled;
@@ -167,7 +167,19 @@ fn snapshot() -> Snapshot {
         },
         pool: Pool { capacity_bytes: 60, populated_bytes: 61, huge_bytes: 62 },
         tiers: vec![tier()],
-        clients: Clients { sessions: 70, attached_workers: 71, namespaces: 72 },
+        clients: Clients {
+            sessions: 70,
+            attached_workers: 71,
+            namespaces: 72,
+            users: vec![User {
+                uid: 1000,
+                connections: 200,
+                sessions: 201,
+                calls: 202,
+                bytes: 203,
+                refused: vec![("connections_per_user", 204), ("engines", 205)],
+            }],
+        },
         saved: Saved { tokens: 73, prefill_us: 74_500_000 },
         rpc: Rpc {
             put_bytes: 80,

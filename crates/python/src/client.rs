@@ -230,10 +230,9 @@ fn namespace_dict<'py>(py: Python<'py>, namespace: &NamespaceInfo) -> PyResult<B
 }
 
 fn session_dict<'py>(py: Python<'py>, session: &SessionInfo) -> PyResult<Bound<'py, PyDict>> {
-    let names = ["session", "instance", "ranks", "attached_ranks", "leases", "leased_blocks", "reserved_blocks"];
+    let names = ["session", "ranks", "attached_ranks", "leases", "leased_blocks", "reserved_blocks"];
     let numbers = [
         session.session,
-        session.instance.into(),
         session.ranks.into(),
         session.attached_ranks.into(),
         session.leases,
@@ -241,6 +240,7 @@ fn session_dict<'py>(py: Python<'py>, session: &SessionInfo) -> PyResult<Bound<'
         session.reserved_blocks,
     ];
     let entry = dict(py, &names, &numbers)?;
+    entry.set_item("instance", session.instance)?;
     entry.set_item("engine_id", &session.engine_id)?;
     entry.set_item("is_connected", session.is_connected)?;
     Ok(entry)

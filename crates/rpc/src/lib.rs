@@ -29,12 +29,17 @@ pub const PROTOCOL_VERSION: u32 = 3;
 /// Largest message that either side accepts. A lookup of 8,192 keys is 256 KiB; `Put` and `Get` carry blocks.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// HTTP/2 flow-control windows of both sides, stream and connection alike: a message of the largest size never
-/// waits for a window update.
+/// HTTP/2 flow-control windows: of a connection on both sides, and of a stream on the client's side, where an answer of
+/// the largest size never waits for a window update.
 pub const WINDOW_BYTES: u32 = 32 << 20;
 
-/// Largest HTTP/2 frame that either side accepts: with the default of 16 KiB a lookup of 8,192 keys is 16 frames.
-pub const FRAME_BYTES: u32 = 1 << 20;
+/// The window of a stream on the daemon's side: so much of a message may come before the daemon has admitted it. A
+/// lookup of 16,000 keys fits.
+pub const STREAM_WINDOW_BYTES: u32 = 512 << 10;
+
+/// Largest HTTP/2 frame that either side accepts: a lookup of 8,192 keys fits. A frame is kept until it is whole, before
+/// anything of it is admitted. So each connection may take as much.
+pub const FRAME_BYTES: u32 = 320 << 10;
 
 /// Largest frame on `attach.sock`.
 pub const MAX_ATTACH_BYTES: usize = 64 << 10;

@@ -10,7 +10,9 @@ use forebay_daemon::config::{Config, HttpAddress};
 use forebay_daemon::http::bind;
 use forebay_io::trust::{self, Holds};
 use forebay_rpc::client::{Trial, connect, knock};
-use forebay_rpc::proto::{Block, ClassInfo, CommitOutcome, GetRequest, Group, PutRequest, SessionInfo, TierInfo};
+use forebay_rpc::proto::{
+    Block, ClassInfo, CommitOutcome, GetRequest, Group, PutRequest, SessionInfo, TierInfo, UserInfo,
+};
 use forebay_rpc::{PROTOCOL_VERSION, RPC_SOCKET, from_status};
 
 use super::Check;
@@ -65,7 +67,7 @@ pub async fn examine(config: &Config) -> Findings {
     };
     let engines = engines(&reply.sessions);
     let [versions, self_test] = self_test(directory, &reply.classes).await;
-    let checks = vec![check, versions, self_test, engines];
+    let checks = vec![check, versions, self_test, engines, limits(&reply.users)];
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers) }
 }
 
@@ -149,6 +151,25 @@ fn engines(sessions: &[SessionInfo]) -> Check {
         ),
         1 => Check::ok("engines", "1 engine has mapped the pool"),
         count => Check::ok("engines", format!("{count} engines have mapped the pool")),
+    }
+}
+
+/// Users who have reached a limit since the daemon started.
+fn limits(users: &[UserInfo]) -> Check {
+    let of_user = |user: &UserInfo| {
+        let mut refused: Vec<(&String, &u64)> = user.refused.iter().collect();
+        refused.sort();
+        let told = refused.iter().map(|(limit, count)| format!("`limits.{limit}` {count} times"));
+        (!refused.is_empty()).then(|| format!("user {} reached {}", user.uid, told.collect::<Vec<_>>().join(", ")))
+    };
+    let reached: Vec<String> = users.iter().filter_map(of_user).collect();
+    match reached.is_empty() {
+        true => Check::ok("limits", "no user has reached a limit since the daemon started"),
+        false => Check::warn(
+            "limits",
+            reached.join("; "),
+            "see `forebay inspect` for what the user has now; have it close or read what it opened, or raise the limit",
+        ),
     }
 }
 
@@ -252,6 +273,19 @@ async fn put_and_get(trial: &Trial, bytes: u64) -> Result<bool> {
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
+
+    #[test]
+    fn a_limit_that_was_reached_is_told_by_its_key() {
+        let user = |refused: &[(&str, u64)]| UserInfo {
+            uid: 1000,
+            refused: refused.iter().map(|(limit, count)| (limit.to_string(), *count)).collect(),
+            ..UserInfo::default()
+        };
+        assert_eq!(limits(&[user(&[])]).verdict, Verdict::Ok);
+        let check = limits(&[user(&[]), user(&[("engines", 3), ("calls_per_user", 1)])]);
+        let told = "user 1000 reached `limits.calls_per_user` 1 times, `limits.engines` 3 times";
+        assert_eq!((check.verdict, check.finding.as_str()), (Verdict::Warn, told));
+    }
 
     #[test]
     fn where_no_engine_has_come_the_hint_says_what_vllm_needs() {

@@ -114,10 +114,11 @@ impl Daemon {
         Daemon::spawn_in(place, arguments, &[], Some(uid)).whole(place)
     }
 
-    pub fn start_with_umask(place: &Place, arguments: &[&str], mask: u32) -> Daemon {
-        // The umask is the process's, and other tests run in this one: a shell has its own.
+    /// After `first`, a line of a shell such as `umask 077`: such things are a process's, and other tests run in this
+    /// one.
+    pub fn start_after(place: &Place, arguments: &[&str], first: &str) -> Daemon {
         let mut command = Command::new("sh");
-        let script = format!("umask {mask:03o}; exec \"$0\" \"$@\"");
+        let script = format!("{first}; exec \"$0\" \"$@\"");
         command.env_clear().env("FOREBAY_CONFIG", "").args(["-c", &script]).arg(&place.binary);
         Daemon::spawn_by(command, place, arguments).whole(place)
     }

@@ -169,8 +169,38 @@ impl Core {
         self.unpin(block);
     }
 
+    /// Compares records with the slot map and the index: as many as [`Core::audit_piece`] examines from `cursor` on.
+    /// Errors say which of them disagree.
+    pub fn audit_records(&self, cursor: u32, limit: u32) -> Result<(), String> {
+        let end = cursor.saturating_add(limit).min(self.slots.end());
+        (cursor..end).map(BlockId).try_for_each(|block| self.audit_record(block))
+    }
+
+    /// Compares the counters that can be compared without looking at any block.
+    pub fn audit_counters(&self) -> Result<(), String> {
+        let used = self.slots.space().classes().map(|(_, class)| class.used).sum();
+        let stats = self.journal.stats();
+        expect("used slots", u64::from(self.slots.count()), used)?;
+        expect("misses and hits", stats.keys, stats.hits + stats.miss_count())
+    }
+
+    fn audit_record(&self, block: BlockId) -> Result<(), String> {
+        let record = &self.slots[block];
+        if record.state == State::Vacant {
+            return Ok(());
+        }
+        if self.slots.space().block_at(record.slot) != Some(block) {
+            return Err(format!("{block:?} is not in its slot {:?}", record.slot));
+        }
+        let has_key = self.slots.is_indexed(block) || record.state == State::Promoting;
+        if has_key && self.cache.find(&self.slots, record.namespace, record.group, &record.hash) != Some(block) {
+            return Err(format!("{block:?} is not found by its key"));
+        }
+        Ok(())
+    }
+
     /// Compares every record with the index, the slot map, the policies' nodes and the counters. Walks over everything:
-    /// for tests and audits. Errors say which of them disagree.
+    /// for tests. Errors say which of them disagree.
     pub fn audit(&self) -> Result<(), String> {
         let (mut indexed, mut promoting, mut reserved, mut pinned, mut fenced) = (0, 0, 0, 0, 0);
         for block in (0..self.slots.end()).map(BlockId) {
@@ -178,38 +208,23 @@ impl Core {
             if record.state == State::Vacant {
                 continue;
             }
-            if self.slots.space().block_at(record.slot) != Some(block) {
-                return Err(format!("{block:?} is not in its slot {:?}", record.slot));
-            }
+            self.audit_record(block)?;
             promoting += u64::from(record.state == State::Promoting);
-            if self.slots.is_indexed(block) || record.state == State::Promoting {
-                indexed += 1;
-                if self.cache.find(&self.slots, record.namespace, record.group, &record.hash) != Some(block) {
-                    return Err(format!("{block:?} is not found by its key"));
-                }
-            }
+            indexed += u64::from(self.slots.is_indexed(block) || record.state == State::Promoting);
             pinned += if record.pins > 0 { self.slots.slot_bytes(block) } else { 0 };
             reserved += if record.state == State::Reserved { self.slots.slot_bytes(block) } else { 0 };
             fenced += u64::from(record.state == State::Fenced);
         }
-        let expect = |what: &str, counted: u64, kept: u64| {
-            if counted == kept { Ok(()) } else { Err(format!("{what}: counted {counted}, kept {kept}")) }
-        };
         expect("indexed blocks", indexed, self.cache.len())?;
         expect("reserved bytes", reserved, self.slots.reserved_bytes())?;
         expect("pinned bytes", pinned, self.slots.pinned_bytes())?;
         expect("fenced blocks", fenced, self.slots.fenced_count())?;
-        expect(
-            "used slots",
-            u64::from(self.slots.count()),
-            self.slots.space().classes().map(|(_, class)| class.used).sum(),
-        )?;
         let prefetch = (0..self.slots.end()).map(BlockId).filter(|block| self.is_prefetch(*block));
         self.tiers.audit(promoting, prefetch.map(|block| self.slots.slot_bytes(block)).sum())?;
-        expect(
-            "misses and hits",
-            self.journal.stats().keys,
-            self.journal.stats().hits + self.journal.stats().miss_count(),
-        )
+        self.audit_counters()
     }
+}
+
+fn expect(what: &str, counted: u64, kept: u64) -> Result<(), String> {
+    if counted == kept { Ok(()) } else { Err(format!("{what}: counted {counted}, kept {kept}")) }
 }

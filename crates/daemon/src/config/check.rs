@@ -43,7 +43,22 @@ fn demands(config: &Config) -> Vec<Demand> {
             "be a loopback address, unless `http.allow_remote` is true",
         ),
         Demand::at_least_1("alarm.step_seconds", alarm.step_seconds),
-        Demand::new("limits.sessions", (1..=63).contains(&limits.sessions), "be from 1 to 63"),
+        Demand::new("limits.engines", (1..=63).contains(&limits.engines), "be from 1 to 63"),
+        Demand::at_least_1("limits.connections_per_user", limits.connections_per_user.into()),
+        Demand::at_least_1("limits.sessions_per_user", limits.sessions_per_user.into()),
+        Demand::at_least_1("limits.idle_seconds", limits.idle_seconds),
+        Demand::at_least_1("limits.calls_per_connection", limits.calls_per_connection.into()),
+        Demand::at_least_1("limits.calls_per_user", limits.calls_per_user.into()),
+        Demand::new(
+            "limits.call_bytes_per_user",
+            limits.call_bytes_per_user >= limits.message_bytes,
+            "be at least `limits.message_bytes`",
+        ),
+        Demand::new(
+            "limits.copy_bytes_per_user",
+            limits.copy_bytes_per_user >= limits.message_bytes,
+            "be at least `limits.message_bytes`",
+        ),
         Demand::new(
             "limits.message_bytes",
             (64 << 10..=16 << 20).contains(&limits.message_bytes.0),

@@ -219,12 +219,12 @@ mod tests {
 
     #[test]
     fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
-        let file = "[limits]\nsessions = 1\nkeys_per_lookup = 1\nblocks_per_commit = 1\n";
+        let file = "[limits]\nengines = 1\nkeys_per_lookup = 1\nblocks_per_commit = 1\n";
         let variables = [("FOREBAY_LIMITS_KEYS_PER_LOOKUP", "2"), ("FOREBAY_LIMITS_BLOCKS_PER_COMMIT", "2")];
         let loaded = with_file(file, &variables, &[("limits.blocks_per_commit", "3")]).unwrap();
         let limits = &loaded.config.limits;
-        assert_eq!((limits.sessions, limits.keys_per_lookup, limits.blocks_per_commit), (1, 2, 3));
-        assert!(matches!(origin(&loaded, "limits.sessions"), Origin::File(_)));
+        assert_eq!((limits.engines, limits.keys_per_lookup, limits.blocks_per_commit), (1, 2, 3));
+        assert!(matches!(origin(&loaded, "limits.engines"), Origin::File(_)));
         assert_eq!(
             origin(&loaded, "limits.keys_per_lookup"),
             Origin::Variable("FOREBAY_LIMITS_KEYS_PER_LOOKUP".into())
@@ -238,20 +238,20 @@ mod tests {
     fn the_usual_file_is_read_if_it_is_there_and_nobody_names_another() {
         let directory = tempfile::tempdir().unwrap();
         let [usual, other] = ["usual", "other"].map(|name| directory.path().join(name));
-        let sessions = |file: Option<&PathBuf>, variables: &[(&str, &str)]| {
+        let engines = |file: Option<&PathBuf>, variables: &[(&str, &str)]| {
             let (file, variables) = (file.cloned(), pairs(variables));
             let loaded =
                 load(&Sources { file, usual_file: Some(usual.clone()), variables, flags: Vec::new() }).unwrap();
-            (loaded.config.limits.sessions, loaded.file)
+            (loaded.config.limits.engines, loaded.file)
         };
-        let default = Config::default().limits.sessions;
-        assert_eq!(sessions(None, &[]), (default, None));
-        std::fs::write(&usual, "[limits]\nsessions = 1\n").unwrap();
-        std::fs::write(&other, "[limits]\nsessions = 2\n").unwrap();
-        assert_eq!(sessions(None, &[]), (1, Some(usual.clone())));
-        assert_eq!(sessions(Some(&other), &[]), (2, Some(other.clone())));
-        assert_eq!(sessions(None, &[("FOREBAY_CONFIG", other.to_str().unwrap())]), (2, Some(other)));
-        assert_eq!(sessions(None, &[("FOREBAY_CONFIG", "")]), (default, None), "an empty name means no file");
+        let default = Config::default().limits.engines;
+        assert_eq!(engines(None, &[]), (default, None));
+        std::fs::write(&usual, "[limits]\nengines = 1\n").unwrap();
+        std::fs::write(&other, "[limits]\nengines = 2\n").unwrap();
+        assert_eq!(engines(None, &[]), (1, Some(usual.clone())));
+        assert_eq!(engines(Some(&other), &[]), (2, Some(other.clone())));
+        assert_eq!(engines(None, &[("FOREBAY_CONFIG", other.to_str().unwrap())]), (2, Some(other)));
+        assert_eq!(engines(None, &[("FOREBAY_CONFIG", "")]), (default, None), "an empty name means no file");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         let (message, hint) = refusal("", &[("FOREBAY_POOL_CAPACITY", "1GiB")], &[]);
         assert_eq!(message, "unknown variable `FOREBAY_POOL_CAPACITY`");
         assert_eq!(hint, "did you mean `FOREBAY_POOL_CAPACITY_BYTES`?");
-        assert_eq!(refusal("", &[], &[("sessions", "3")]).1, "did you mean `limits.sessions`?");
+        assert_eq!(refusal("", &[], &[("engines", "3")]).1, "did you mean `limits.engines`?");
         assert_eq!(refusal("nonsense = 1", &[], &[]).1, "`forebay config` lists all keys");
         // The same word is a key of another section, which was not meant.
         let (_, hint) = refusal("[tier.object]\nurls = \"x\"", &[], &[]);
@@ -334,9 +334,9 @@ mod tests {
             ("pool.policy", "LRU"),
             ("http.address", "0.0.0.0:9477"),
             ("http.address", "localhost"),
-            ("limits.sessions", "0"),
-            ("limits.sessions", "65"),
-            ("limits.sessions", "-1"),
+            ("limits.engines", "0"),
+            ("limits.engines", "65"),
+            ("limits.engines", "-1"),
             ("limits.message_bytes", "17MiB"),
             ("limits.keys_per_lookup", "0"),
             ("log.level", "verbose"),

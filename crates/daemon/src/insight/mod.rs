@@ -1,13 +1,15 @@
 //! Estimates beside the real hit rate: ceiling, optimum and capacity curves of the lookups; and recordings of lookups.
 //!
 //! Invariants: for a lookup, the reply waits only for one hand-over of the request's own bytes; everything else runs on
-//! a thread of this module. The lookups that wait for that thread are bounded by [`MAX_QUEUED_BYTES`]; further lookups
-//! are left out and counted. Memory is fixed, at most about 20 MiB: [`OWNERS`] namespaces are distinguished, the last
-//! of which stands for all later ones. No key is kept as the engine sent it: keys are hashed with a seed of this start
-//! of the daemon, and recorded keys with a salt of the recording.
+//! a thread of this module, which has low priority and takes a fiftieth of a core at most. The lookups that wait for
+//! that thread are bounded by [`MAX_QUEUED_BYTES`]; further lookups are left out and counted. Memory is fixed, at most
+//! about 20 MiB: [`OWNERS`] namespaces are distinguished, the last of which stands for all later ones. No key is kept
+//! as the engine sent it: keys are hashed with a seed of this start of the daemon, and recorded keys with a salt of the
+//! recording.
 
 mod alarm;
 mod analysis;
+mod budget;
 mod estimates;
 mod history;
 mod record;
@@ -16,9 +18,10 @@ mod seen;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use analysis::Analysis;
+use budget::{Budget, thread_time};
 
 pub use alarm::{Alarm, NAMES as ALARMS, Watch, alarms};
 pub use analysis::Present;
@@ -26,6 +29,8 @@ pub use estimates::{Estimates, Share};
 pub use history::History;
 pub use record::Recording;
 pub use seen::Seen;
+
+use crate::vital;
 
 /// The thread takes several lookups at a time: to wake it for each took 30 to 70 us of the lookup's answer on two
 /// cores.
@@ -65,7 +70,10 @@ impl Insight {
         });
         let run = {
             let shared = shared.clone();
-            move || work(&receiver, &shared)
+            move || {
+                vital::lower();
+                work(&receiver, &shared)
+            }
         };
         (Insight { queue, shared }, run)
     }
@@ -90,7 +98,8 @@ impl Insight {
         estimates
     }
 
-    /// Sends every lookup from now on to `recording` as well. False if one is under way already.
+    /// Sends every lookup from now on to `recording` as well. False if one is under way already. Waits for the thread,
+    /// as [`Insight::estimates`] does: not for the thread that answers lookups.
     pub fn record(&self, recording: Recording) -> bool {
         let mut analysis = self.analysis();
         let is_free = analysis.recording.as_ref().is_none_or(Recording::is_over);
@@ -106,11 +115,17 @@ impl Insight {
 }
 
 fn work(queue: &Receiver<Seen>, shared: &Shared) {
+    let mut budget = Budget::new(Instant::now(), thread_time());
     while let Ok(first) = queue.recv() {
         std::thread::sleep(GATHER);
         for seen in std::iter::once(first).chain(queue.try_iter()) {
             shared.queued_bytes.fetch_sub(seen.hashes.len(), Ordering::Relaxed);
             shared.analysis.lock().expect("the analysis does not panic").see(&seen);
+            let rest = budget.rest(Instant::now(), thread_time());
+            // Short rests become one.
+            if rest >= GATHER {
+                std::thread::sleep(rest);
+            }
         }
     }
 }

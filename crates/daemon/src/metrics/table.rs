@@ -16,7 +16,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::{Histogram, Share, Snapshot, Tier};
+use super::{Histogram, Share, Snapshot, Tier, User};
 use crate::insight::ALARMS;
 use crate::tiers::TICK;
 
@@ -461,6 +461,26 @@ static METRICS: &[Metric] = &[
         "Worker processes that have mapped the pool.",
         Gauge(|s| s.clients.attached_workers),
     ),
+    metric(
+        "forebay_connections",
+        "Open connections to the two sockets, by user id.",
+        Gauges(&["user"], |s| by_user(s, |user| user.connections)),
+    ),
+    metric(
+        "forebay_calls_in_flight",
+        "Calls whose answers were not taken yet, by user id.",
+        Gauges(&["user"], |s| by_user(s, |user| user.calls)),
+    ),
+    metric(
+        "forebay_call_bytes_in_flight",
+        "Bytes of messages that are received and of answers that were not taken yet, by user id.",
+        Gauges(&["user"], |s| by_user(s, |user| user.bytes)),
+    ),
+    metric(
+        "forebay_refused_clients_total",
+        "Connections, sessions and calls refused because their user had reached a limit, by user id and limit.",
+        Counters(&["user", "limit"], refused_by_limit),
+    ),
     metric("forebay_leases", "Leases held by clients.", Gauge(|s| s.held.leases)),
     metric("forebay_namespaces", "Namespaces that the daemon knows.", Gauge(|s| s.clients.namespaces)),
     metric(
@@ -493,7 +513,12 @@ static METRICS: &[Metric] = &[
         "RPC calls that failed, by method and status code.",
         Counters(&["method", "code"], errors_by_method),
     ),
-    metric("forebay_event_seconds", "Time that the core's thread took for one event.", Seconds(|s| &s.event_time)),
+    metric(
+        "forebay_event_seconds",
+        "Times for which the deciding thread was kept from its next decision: one turn of a task on it, or one hold of \
+         the state by another thread.",
+        Seconds(|s| &s.event_time),
+    ),
 ];
 
 /// `snapshot` in OpenMetrics text form.
@@ -773,6 +798,18 @@ fn tier_unwritten(snapshot: &Snapshot) -> Samples {
         reasons.map(|(reason, count)| (vec![name.clone(), reason.to_string()], count))
     };
     snapshot.tiers.iter().flat_map(of).collect()
+}
+
+fn by_user(snapshot: &Snapshot, read: fn(&User) -> u64) -> Samples {
+    snapshot.clients.users.iter().map(|user| (vec![user.uid.to_string()], read(user))).collect()
+}
+
+fn refused_by_limit(snapshot: &Snapshot) -> Samples {
+    let of_user = |user: &User| {
+        let label = |&(limit, count): &(&'static str, u64)| (vec![user.uid.to_string(), limit.to_string()], count);
+        user.refused.iter().map(label).collect::<Vec<_>>()
+    };
+    snapshot.clients.users.iter().flat_map(of_user).collect()
 }
 
 fn errors_by_method(snapshot: &Snapshot) -> Samples {

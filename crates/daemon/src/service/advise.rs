@@ -1,5 +1,8 @@
 //! The calls for advice and recordings: they return the results of `insight`.
 
+use std::pin::Pin;
+use std::sync::Arc;
+
 use forebay_core::miss::MissReason;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_insight::ceiling::Estimate;
@@ -7,8 +10,10 @@ use forebay_insight::optimum::Sampled;
 use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, Recorded, SampledInfo, ShareInfo, WindowInfo};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
+use crate::clients::Place;
 use crate::insight::{Alarm, Recording, Share, alarms};
 use crate::state::Shared;
 
@@ -46,16 +51,26 @@ pub async fn advise(shared: &Shared) -> Result<AdviseReply> {
     })
 }
 
+pub type Recordings = Pin<Box<dyn Stream<Item = Result<Recorded, Status>> + Send>>;
+
 /// Lookups from now on, until the client is gone.
-pub fn record(shared: &Shared) -> Result<ReceiverStream<Result<Recorded, Status>>> {
+pub async fn record(shared: &Shared, place: &Arc<Place>) -> Result<Recordings> {
+    let hold = place.hold()?;
     let (sender, receiver) = mpsc::channel(MAX_RECORDED);
     let insight = shared.lock().insight.clone();
-    if !insight.record(Recording::new(crate::random::number(), sender)) {
+    let recording = Recording::new(crate::random::number(), sender);
+    // Waits for the thread of the estimates, which has low priority.
+    let is_free = tokio::task::spawn_blocking(move || insight.record(recording)).await;
+    if !is_free.expect("a recording does not panic") {
         return Err(
             Error::new(ErrorKind::Full, "a recording of lookups is already running").hint("end that recording first")
         );
     }
-    Ok(ReceiverStream::new(receiver))
+    // Nothing is looked up for as long as the engines have nothing to do; the connection is in use all the same.
+    Ok(Box::pin(ReceiverStream::new(receiver).map(move |recorded| {
+        let _hold = &hold;
+        recorded
+    })))
 }
 
 fn window(estimate: &Estimate) -> WindowInfo {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
-use forebay_core::{BlockId, Result};
+use forebay_core::{BlockId, Error, ErrorKind, Result};
 use forebay_io::pool::{Entry, Pool};
 use forebay_rpc::proto::AuditReply;
 use tokio::sync::Semaphore;
@@ -14,8 +14,11 @@ use crate::state::Shared;
 /// Records looked at, and blocks pinned, at a time: small beside any pool, so that stores go on.
 const RECORDS_PER_PIECE: u32 = 64;
 
-pub async fn audit(shared: &Shared, places: &Arc<Semaphore>) -> Result<AuditReply> {
-    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+/// One at a time: two would read the same blocks.
+pub async fn audit(shared: &Shared, audits: &Arc<Semaphore>) -> Result<AuditReply> {
+    let place = audits.clone().try_acquire_owned().map_err(|_| {
+        Error::new(ErrorKind::Full, "an audit is already running").hint("wait for its end, and audit again")
+    })?;
     let shared = shared.clone();
     let run = move || {
         let _place = place;
@@ -27,15 +30,17 @@ pub async fn audit(shared: &Shared, places: &Arc<Semaphore>) -> Result<AuditRepl
 fn read_all(shared: &Shared) -> AuditReply {
     let pool = shared.lock().table.pool().clone();
     let mut reply = AuditReply::default();
-    let mut cursor = Some(0);
+    let (mut cursor, mut complaint) = (Some(0), Ok(()));
     while let Some(from) = cursor {
-        let (piece, next) = shared.event(|state| {
+        let (piece, next, records) = shared.event(|state| {
+            let records = state.core.audit_records(from, RECORDS_PER_PIECE);
             let (piece, next) = state.core.audit_piece(from, RECORDS_PER_PIECE);
             // The entry of one that is purged while it is read counts no more.
             let with_entry =
                 |audited: ReadyBlock| (state.table.pool().entry(audited.slot, audited.generation), audited);
-            (piece.into_iter().map(with_entry).collect::<Vec<_>>(), next)
+            (piece.into_iter().map(with_entry).collect::<Vec<_>>(), next, records)
         });
+        complaint = complaint.and(records);
         let judge = |(entry, audited): (Option<Entry>, ReadyBlock)| {
             (audited.block, is_whole(&pool, &audited, entry, &mut reply))
         };
@@ -45,7 +50,8 @@ fn read_all(shared: &Shared) -> AuditReply {
         });
         cursor = next;
     }
-    reply.complaint = shared.lock().core.audit().err().unwrap_or_default();
+    let complaint = complaint.and_then(|()| shared.lock().core.audit_counters());
+    reply.complaint = complaint.err().unwrap_or_default();
     reply
 }
 

@@ -22,8 +22,9 @@ use tokio::sync::Semaphore;
 use super::{check_hashes, group_index, store};
 use crate::state::{Shared, State};
 
-pub async fn put(shared: &Shared, places: &Arc<Semaphore>, request: PutRequest) -> Result<PutReply> {
-    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+/// `copiers` are the calls of this user that may copy at a time.
+pub async fn put(shared: &Shared, copiers: Arc<Semaphore>, request: PutRequest) -> Result<PutReply> {
+    let place = copiers.acquire_owned().await.expect("the semaphore is never closed");
     shared.work_off().await;
     let shared = shared.clone();
     let run = move || {
@@ -33,8 +34,8 @@ pub async fn put(shared: &Shared, places: &Arc<Semaphore>, request: PutRequest) 
     tokio::task::spawn_blocking(run).await.expect("a copy does not panic")
 }
 
-pub async fn get(shared: &Shared, places: &Arc<Semaphore>, request: GetRequest) -> Result<GetReply> {
-    let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+pub async fn get(shared: &Shared, copiers: Arc<Semaphore>, request: GetRequest) -> Result<GetReply> {
+    let place = copiers.acquire_owned().await.expect("the semaphore is never closed");
     let shared = shared.clone();
     let run = move || {
         let _place = place;
@@ -45,7 +46,7 @@ pub async fn get(shared: &Shared, places: &Arc<Semaphore>, request: GetRequest) 
 
 fn put_blocks(shared: &Shared, request: &PutRequest) -> Result<PutReply> {
     let group = group_index(request.group)?;
-    let (_, _, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
+    let (_, length) = target(&mut shared.lock(), request.session, request.namespace, group)?;
     let mut before = if request.predecessor.is_empty() { None } else { Some(BlockHash::new(&request.predecessor)?) };
     let mut outcomes = Vec::with_capacity(request.blocks.len());
     for block in &request.blocks {
@@ -95,7 +96,7 @@ pub struct Written {
 
 /// `None` if there is no room, or if blocks of the namespace have another length by now.
 pub fn take(state: &mut State, request: &PutRequest, group: u16, length: u64) -> Result<Option<Taken>> {
-    let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)?;
+    let (namespace, block_bytes) = target(state, request.session, request.namespace, group)?;
     let mut slots = Vec::new();
     if length == block_bytes {
         state.core.reserve(Instance::DAEMON, namespace, group, 1, false, &mut slots);
@@ -121,7 +122,7 @@ pub fn keep(
     Taken { at, .. }: &Taken,
     Written { length, sum, has_births }: &Written,
 ) -> Result<CommitOutcome> {
-    let (_, namespace, block_bytes) = target(state, request.session, request.namespace, group)
+    let (namespace, block_bytes) = target(state, request.session, request.namespace, group)
         .inspect_err(|_| state.core.abort(Instance::DAEMON, *at))?;
     let is_whole = *length == block_bytes && *has_births;
     let outcome = state.core.commit(Instance::DAEMON, namespace, group, hash, before, *at, is_whole.then_some(*sum));
@@ -183,7 +184,7 @@ pub fn give_back(state: &mut State, found: &Pinned, data: Option<&[u8]>) {
 fn note_seen(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize, hits: usize, start: Instant) {
     let mut state = shared.lock();
     // Its session may have ended meanwhile.
-    if let Ok((_, namespace, _)) = target(&mut state, request.session, request.namespace, group) {
+    if let Ok((namespace, _)) = target(&mut state, request.session, request.namespace, group) {
         state.note_seen(start, (namespace, group), (request.hashes.clone(), hash_bytes), hits);
     }
 }
@@ -210,7 +211,7 @@ pub fn read(shared: &Shared, found: &Pinned) -> Option<Vec<u8>> {
 fn prefetch(shared: &Shared, request: &GetRequest, group: u16, hash_bytes: usize) -> Result<()> {
     for piece in request.hashes.chunks(Core::MAX_KEYS_PER_EVENT * hash_bytes) {
         shared.event(|state| -> Result<()> {
-            let (_, namespace, _) = target(state, request.session, request.namespace, group)?;
+            let (namespace, _) = target(state, request.session, request.namespace, group)?;
             let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
             state.core.look(&mut lookup, group, piece, hash_bytes, &mut Answer::default());
             state.core.cancel_lookup(lookup);
@@ -260,7 +261,7 @@ pub fn look(
     (hash, hash_bytes): (&[u8], usize),
     is_last: bool,
 ) -> Result<Looked> {
-    let (_, namespace, length) = target(state, request.session, request.namespace, group)?;
+    let (namespace, length) = target(state, request.session, request.namespace, group)?;
     let mut lookup = state.core.begin_lookup(Some(Instance::DAEMON), namespace);
     let mut answer = Answer::default();
     state.core.look(&mut lookup, group, hash, hash_bytes, &mut answer);
@@ -280,12 +281,12 @@ pub fn look(
 const VERIFY_DEADLINE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Whose call it is, where it goes, and how long a block is there.
-fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(Instance, NamespaceIndex, u64)> {
-    let (instance, member) = state.instances.of_session(session)?;
+/// Where a call goes, and how long a block is there.
+fn target(state: &mut State, session: u64, handle: u32, group: u16) -> Result<(NamespaceIndex, u64)> {
+    let (_, member) = state.instances.of_session(session)?;
     let namespace = member.session.as_ref().expect("found by its session").namespace(handle)?;
     let core: &Core = &state.core;
     let length = core.layout(namespace).group(group).map(|layout| layout.block_bytes());
     let length = length.ok_or_else(|| Error::invalid("the namespace has no such group").with("group", group))?;
-    Ok((instance, namespace, length))
+    Ok((namespace, length))
 }

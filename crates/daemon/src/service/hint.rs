@@ -19,7 +19,7 @@ pub async fn hint(shared: &Shared, request: HintRequest) -> Result<Done> {
 }
 
 fn withdraw(state: &mut State, session: u64, withdrawn: &[u64]) -> Result<()> {
-    let (instance, member) = state.instances.of_session(session)?;
+    let (instance, member) = state.instances.of_engine(session)?;
     let known = member.session.as_mut().expect("found by its session");
     let ids = withdrawn.iter().filter_map(|request| known.hints.remove(request)).flatten();
     ids.for_each(|id| state.core.withdraw_hint(instance, id));
@@ -27,7 +27,7 @@ fn withdraw(state: &mut State, session: u64, withdrawn: &[u64]) -> Result<()> {
 }
 
 fn note(state: &mut State, session: u64, namespace: u32, hint: &QueueHint) -> Result<()> {
-    let (instance, member) = state.instances.of_session(session)?;
+    let (instance, member) = state.instances.of_engine(session)?;
     let known = member.session.as_mut().expect("found by its session");
     let namespace = known.namespace(namespace)?;
     if known.hints.len() >= Session::MAX_WAITING && !known.hints.contains_key(&hint.request) {

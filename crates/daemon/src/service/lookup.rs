@@ -21,6 +21,7 @@ use crate::follows::Alive;
 use crate::instances::Session;
 use crate::metrics::Saved;
 use crate::state::{Shared, State};
+use crate::turns;
 
 pub type Replies = ReceiverStream<Result<LookupReply, Status>>;
 type Sender = mpsc::Sender<Result<LookupReply, Status>>;
@@ -44,7 +45,7 @@ pub async fn lookup(shared: &Shared, places: &Arc<Semaphore>, request: LookupReq
     let (replies, stream) = mpsc::channel(1);
     replies.try_send(Ok(reply)).expect("it is the first");
     if let Some(alive) = alive {
-        tokio::spawn(follow(pending, alive, replies));
+        turns::spawn(follow(pending, alive, replies));
     }
     Ok(ReceiverStream::new(stream))
 }
@@ -74,7 +75,10 @@ pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
         let (instance, member) = state.instances.of_session(request.session)?;
         member.saved.add(saved);
         state.saved.add(saved);
-        request.leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
+        // Whoever has no number has no lease.
+        if let Some(instance) = instance {
+            request.leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
+        }
         let session = session(state, request.session).expect("found above");
         request.leases.iter().chain(&request.lookups).for_each(|lease| session.follows.end(*lease));
         Ok(Done {})
@@ -156,16 +160,16 @@ impl Pending {
         check_size(&self.groups, limits.keys_per_lookup as usize)?;
         let limit = u64::from(limits.leases_per_session);
         let (instance, member) = state.instances.of_session(self.session)?;
-        self.maps_pool = member.ranks > 0;
+        self.maps_pool = instance.is_some();
         self.namespace = member.session.as_ref().expect("found by its session").namespace(self.name)?;
-        if state.core.lease_count(instance) >= limit {
+        if instance.is_some_and(|instance| state.core.lease_count(instance) >= limit) {
             return Err(Error::new(ErrorKind::Full, "the session holds too many leases")
                 .with("limit", limit)
                 .hint("raise `limits.leases_per_session`, or release leases"));
         }
         let place = find_place(state, places)?;
         // Whoever maps nothing has no use for offsets, and asks without taking a lease.
-        self.lookup = Some(state.core.begin_lookup(self.maps_pool.then_some(instance), self.namespace));
+        self.lookup = Some(state.core.begin_lookup(instance, self.namespace));
         Ok(place)
     }
 

@@ -25,31 +25,26 @@ use forebay_rpc::proto::*;
 use forebay_rpc::to_status;
 use tokio::sync::Semaphore;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 pub use session::{check_protocol, tell_attached};
 
+use crate::clients::{Clients, Place};
 use crate::metrics::RpcErrors;
 use crate::state::Shared;
 
 pub struct Service {
     shared: Shared,
+    clients: Arc<Clients>,
     lookups: Arc<Semaphore>,
-    copies: Arc<Semaphore>,
+    audits: Arc<Semaphore>,
 }
 
-/// Copying calls at a time: each holds up to 16 MiB of message and one thread.
-const COPIES_AT_A_TIME: usize = 4;
-
 impl Service {
-    pub fn new(shared: Shared) -> Service {
+    pub fn new(shared: Shared, clients: Arc<Clients>) -> Service {
         let lookups = shared.lock().config.limits.lookups_in_flight as usize;
-        Service {
-            shared,
-            lookups: Arc::new(Semaphore::new(lookups)),
-            copies: Arc::new(Semaphore::new(COPIES_AT_A_TIME)),
-        }
+        let (lookups, audits) = (Arc::new(Semaphore::new(lookups)), Arc::new(Semaphore::new(1)));
+        Service { shared, clients, lookups, audits }
     }
 
     /// Counts a failed call and turns its error into a status.
@@ -76,7 +71,8 @@ impl Forebay for Service {
         &self,
         request: Request<OpenSessionRequest>,
     ) -> Result<Response<Self::OpenSessionStream>, Status> {
-        self.answer("open_session", session::open(&self.shared, request.into_inner()).await)
+        let place = place(&request);
+        self.answer("open_session", session::open(&self.shared, &place, request.into_inner()).await)
     }
 
     async fn open_namespace(
@@ -113,15 +109,17 @@ impl Forebay for Service {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
-        self.answer("put", copying::put(&self.shared, &self.copies, request.into_inner()).await)
+        let copiers = place(&request).copiers();
+        self.answer("put", copying::put(&self.shared, copiers, request.into_inner()).await)
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
-        self.answer("get", copying::get(&self.shared, &self.copies, request.into_inner()).await)
+        let copiers = place(&request).copiers();
+        self.answer("get", copying::get(&self.shared, copiers, request.into_inner()).await)
     }
 
     async fn inspect(&self, _: Request<InspectRequest>) -> Result<Response<InspectReply>, Status> {
-        self.answer("inspect", report::inspect(&self.shared))
+        self.answer("inspect", report::inspect(&self.shared, &self.clients).await)
     }
 
     async fn health(&self, _: Request<HealthRequest>) -> Result<Response<HealthReply>, Status> {
@@ -129,17 +127,17 @@ impl Forebay for Service {
     }
 
     async fn audit(&self, _: Request<AuditRequest>) -> Result<Response<AuditReply>, Status> {
-        self.answer("audit", audit::audit(&self.shared, &self.copies).await)
+        self.answer("audit", audit::audit(&self.shared, &self.audits).await)
     }
 
     async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
         self.answer("advise", advise::advise(&self.shared).await)
     }
 
-    type RecordStream = ReceiverStream<Result<Recorded, Status>>;
+    type RecordStream = advise::Recordings;
 
-    async fn record(&self, _: Request<RecordRequest>) -> Result<Response<Self::RecordStream>, Status> {
-        self.answer("record", advise::record(&self.shared))
+    async fn record(&self, request: Request<RecordRequest>) -> Result<Response<Self::RecordStream>, Status> {
+        self.answer("record", advise::record(&self.shared, &place(&request)).await)
     }
 
     type PingStream = ping::Replies;
@@ -151,6 +149,11 @@ impl Forebay for Service {
     async fn purge(&self, request: Request<PurgeRequest>) -> Result<Response<PurgeReply>, Status> {
         self.answer("purge", purge::purge(&self.shared, request.into_inner()).await)
     }
+}
+
+/// The place of the connection on which a call came.
+fn place<T>(request: &Request<T>) -> Arc<Place> {
+    request.extensions().get::<Arc<Place>>().expect("each connection puts it there").clone()
 }
 
 /// Checks packed hashes and returns their length, 1 where there are none.

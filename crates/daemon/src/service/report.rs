@@ -1,19 +1,25 @@
 //! The call that reports what the daemon holds.
 
-use forebay_core::Result;
 use forebay_core::tier::Health;
+use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, UserInfo,
 };
 
+use crate::clients::{Clients, UserReport};
 use crate::instances::Member;
 use crate::state::{Shared, State};
 
-pub fn inspect(shared: &Shared) -> Result<InspectReply> {
+pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
+    let users = clients.reports().into_iter().map(user).collect();
     let pool = shared.lock().table.pool().clone();
-    let huge_bytes = pool.huge_page_report()?.huge_bytes;
+    let pages = match pool.is_counted() {
+        true => pool.huge_page_report(),
+        false => tokio::task::spawn_blocking(move || pool.huge_page_report()).await.expect("a report does not panic"),
+    };
+    let huge_bytes = pages?.huge_bytes;
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -34,9 +40,17 @@ pub fn inspect(shared: &Shared) -> Result<InspectReply> {
             uptime_seconds: state.started.elapsed().as_secs(),
             keys: state.core.stats().keys,
             hits: state.core.stats().hits,
+            users,
             used_bytes: state.core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
         }
     }))
+}
+
+fn user(report: UserReport) -> UserInfo {
+    let UserReport { uid, connections, sessions, calls, bytes, refused } = report;
+    let refused = refused.into_iter().filter(|(_, count)| *count > 0);
+    let refused = refused.map(|(limit, count)| (limit.to_owned(), count)).collect();
+    UserInfo { uid, connections, sessions, calls, bytes, refused }
 }
 
 fn namespaces(state: &State) -> Vec<NamespaceInfo> {
@@ -56,12 +70,13 @@ fn namespaces(state: &State) -> Vec<NamespaceInfo> {
     reports.collect()
 }
 
-fn session(state: &State, instance: forebay_core::Instance, member: &Member) -> SessionInfo {
-    let (leases, leased_blocks, reserved_blocks) = state.core.holdings(instance);
+fn session(state: &State, instance: Option<Instance>, member: &Member) -> SessionInfo {
+    let held = instance.map(|instance| state.core.holdings(instance));
+    let (leases, leased_blocks, reserved_blocks) = held.unwrap_or_default();
     SessionInfo {
         session: member.session.as_ref().map_or(0, |session| session.id),
         engine_id: member.identity.engine_id.clone(),
-        instance: instance.0.into(),
+        instance: instance.map(|instance| instance.0.into()),
         ranks: member.ranks,
         attached_ranks: member.workers.len() as u32,
         leases,

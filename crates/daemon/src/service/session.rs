@@ -1,9 +1,11 @@
 //! Sessions: opening, resuming after a lost connection, naming a namespace, and the end.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use forebay_core::layout::{Attention, GroupLayout, Layout};
+use forebay_core::lookup::LeaseId;
 use forebay_core::namespace::Descriptor;
 use forebay_core::recover::Resumption;
 use forebay_core::{Core, Error, ErrorKind, Generation, Result, SlotId};
@@ -19,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::group_index;
+use crate::clients::{Hold, Place};
 use crate::instances::{EVENTS, Identity, Member, Session, drawn};
 use crate::random;
 use crate::state::{Shared, State};
@@ -27,19 +30,20 @@ type Events = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
 
 /// If its owner opens a session again, the new one replaces what is left of the old: the engine would not open it if
 /// the first stream still worked. What the engine holds is taken over in pieces, so that other calls run in between.
-pub async fn open(shared: &Shared, request: OpenSessionRequest) -> Result<Events> {
+pub async fn open(shared: &Shared, place: &Arc<Place>, request: OpenSessionRequest) -> Result<Events> {
     check_protocol(request.protocol)?;
+    let hold = place.hold_session()?;
     let (sender, receiver) = mpsc::channel(EVENTS);
-    let (id, resumption) = shared.event(|state| begin(state, &request, sender))?;
+    let (id, resumption) = shared.event(|state| begin(state, place, &request, sender))?;
     let end = End { shared: shared.clone(), id };
-    let mut resuming = Resuming { shared: shared.clone(), resumption: Some(resumption) };
+    let mut resuming = Resuming { shared: shared.clone(), resumption };
     for piece in slots(&request.leases).chunks(Core::MAX_HELD_PER_EVENT) {
-        let resumption = resuming.resumption.as_mut().expect("taken only at the end");
+        let Some(resumption) = resuming.resumption.as_mut() else { break };
         shared.event(|state| state.core.hold(resumption, piece));
         tokio::task::yield_now().await;
     }
     shared.event(|state| welcome(state, id, &request, &mut resuming.resumption))?;
-    Ok(Box::pin(SessionStream { events: ReceiverStream::new(receiver), _end: end }))
+    Ok(Box::pin(SessionStream { events: ReceiverStream::new(receiver), _end: end, _hold: hold }))
 }
 
 pub fn check_protocol(protocol: u32) -> Result<()> {
@@ -89,9 +93,10 @@ pub fn tell_attached(member: &mut Member) {
 
 fn begin(
     state: &mut State,
+    place: &Place,
     request: &OpenSessionRequest,
     events: crate::instances::EventSender,
-) -> Result<(u64, Resumption)> {
+) -> Result<(u64, Option<Resumption>)> {
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
     }
@@ -100,18 +105,15 @@ fn begin(
     }
     let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
     let owner = drawn("owner", &request.owner)?;
-    let instance = state.enter_instance(identity, request.ranks)?;
-    state.instances.get(instance).expect("just entered").own(owner)?;
-    if request.ranks > 0
-        && let Err(error) = state.record_instance(instance)
-    {
-        state.settle_instance(instance);
-        return Err(error);
+    if request.ranks > 0 {
+        // Better told now than when the model is loaded.
+        state.check_instance(&identity, place.uid()).inspect_err(|error| place.note_engine(error))?;
     }
     let id = state.next_session;
     state.next_session += 1;
     let session = Session {
         id,
+        engine_id: request.engine_id.clone(),
         is_trial: request.is_trial,
         events,
         namespaces: Default::default(),
@@ -121,9 +123,14 @@ fn begin(
         was_told_attached: false,
     };
     // Dropping the old one ends its stream.
-    let old = state.instances.get(instance).expect("just entered").session.replace(session);
+    let (instance, old) = state.instances.open(identity, request.ranks, owner, session)?;
     old.into_iter().for_each(|old| state.end_trials(&old));
-    Ok((id, state.core.begin_resume(instance)))
+    let Some(instance) = instance else { return Ok((id, None)) };
+    if let Err(error) = state.record_instance(instance) {
+        state.end_session(id);
+        return Err(error);
+    }
+    Ok((id, Some(state.core.begin_resume(instance))))
 }
 
 /// The engine has said all it holds. An error if it opened yet another session meanwhile.
@@ -135,13 +142,15 @@ fn welcome(
 ) -> Result<()> {
     let (instance, member) = state.instances.of_session(id)?;
     member.session.as_mut().expect("found by its session").is_welcome = true;
-    let resumption = resumption.take().expect("taken only here");
-    let (lease, lost) = state.core.resume(resumption, &slots(&request.reservations));
+    // An engine without a number holds nothing.
+    let (lease, lost) = match resumption.take() {
+        Some(resumption) => state.core.resume(resumption, &slots(&request.reservations)),
+        None => (LeaseId(0), slots(&[&request.leases[..], &request.reservations].concat())),
+    };
     let welcome = Welcome {
         session: id,
         boot_id: state.boot_id,
         pool_id: state.table.pool().id().to_be_bytes().to_vec(),
-        instance: instance.0.into(),
         lost: lost.iter().map(|(slot, generation)| Held { slot: slot.0, generation: generation.0 }).collect(),
         lease: lease.0,
     };
@@ -156,7 +165,7 @@ fn welcome(
     let (engine_id, ranks) = (&request.engine_id, request.ranks);
     match request.is_trial {
         true => tracing::debug!(session = id, engine_id, "trial opened"),
-        false => tracing::info!(session = id, instance = instance.0, engine_id, ranks, "session opened"),
+        false => tracing::info!(session = id, instance = instance.map(|i| i.0), engine_id, ranks, "session opened"),
     }
     Ok(())
 }
@@ -212,6 +221,8 @@ fn layout(member: &Member, groups: &[Group]) -> Result<Layout> {
 struct SessionStream {
     events: ReceiverStream<Result<SessionEvent, Status>>,
     _end: End,
+    /// Its connection's place.
+    _hold: Hold,
 }
 
 struct End {

@@ -23,11 +23,7 @@ pub async fn reserve(shared: &Shared, request: ReserveRequest) -> Result<Reserve
         if state.is_draining {
             return Ok(ReserveReply::default());
         }
-        let (instance, member) = state.instances.of_session(request.session)?;
-        if member.ranks == 0 {
-            return Err(Error::invalid("a session without workers cannot reserve slots")
-                .hint("use `Put`, or open the session with the number of workers that will attach"));
-        }
+        let (instance, member) = state.instances.of_engine(request.session)?;
         let namespace = member.session.as_ref().expect("found by its session").namespace(request.namespace)?;
         let count = (request.count as usize).min(SLOTS_PER_EVENT);
         let mut slots = Vec::with_capacity(count);
@@ -46,7 +42,7 @@ pub async fn commit(shared: &Shared, request: CommitRequest) -> Result<CommitRep
         let mut before = if blocks.predecessor.is_empty() { None } else { Some(BlockHash::new(&blocks.predecessor)?) };
         for piece in named.chunks(COMMITS_PER_EVENT) {
             shared.event(|state| -> Result<()> {
-                let (instance, member) = state.instances.of_session(request.session)?;
+                let (instance, member) = state.instances.of_engine(request.session)?;
                 let namespace = member.session.as_ref().expect("found by its session").namespace(request.namespace)?;
                 let group = group_index(blocks.group)?;
                 let hashes: Vec<BlockHash> = piece.iter().map(|(hash, _)| *hash).collect();
@@ -66,7 +62,7 @@ pub async fn commit(shared: &Shared, request: CommitRequest) -> Result<CommitRep
 
 pub fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
     shared.event(|state| {
-        let (instance, _) = state.instances.of_session(request.session)?;
+        let (instance, _) = state.instances.of_engine(request.session)?;
         for held in &request.slots {
             state.core.abort(instance, (SlotId(held.slot), Generation(held.generation)));
         }

@@ -25,23 +25,29 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::{timeout, timeout_at};
 
+use crate::clients::{Clients, Place};
 use crate::instances::{Identity, Member, Worker};
 use crate::listen;
 use crate::service::{check_protocol, tell_attached};
 use crate::state::{Shared, State};
+use crate::turns;
 
 /// Time for each message from the other side: a worker answers at once.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Time for the one message that is written without yielding; the write to a worker never waits.
 const SEND_DEADLINE: Duration = Duration::from_millis(1);
 
-pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
+pub async fn run(listener: UnixListener, shared: Shared, clients: Arc<Clients>) -> Infallible {
     let failed = Arc::new(Seldom::default());
     loop {
-        let stream = listen::accept(&listener, &shared).await;
+        let (stream, place) = listen::accept(&listener, &shared, &clients).await;
         let (shared, failed) = (shared.clone(), failed.clone());
-        tokio::spawn(async move {
-            if let Err(error) = serve(stream, &shared).await
+        turns::spawn(async move {
+            let served = tokio::select! {
+                served = serve(stream, &place, &shared) => served,
+                () = place.closed() => Ok(()),
+            };
+            if let Err(error) = served
                 && let Some(times) = failed.add(Instant::now())
             {
                 tracing::warn!(%error, hint = error.hint_text(), times, "a worker's connection failed");
@@ -51,14 +57,18 @@ pub async fn run(listener: UnixListener, shared: Shared) -> Infallible {
 }
 
 /// A worker's connection, from its request to its end.
-async fn serve(mut stream: UnixStream, shared: &Shared) -> Result<()> {
+async fn serve(mut stream: UnixStream, place: &Arc<Place>, shared: &Shared) -> Result<()> {
     let Some(request) = read::<AttachRequest>(&mut stream).await? else {
         tracing::debug!("a connection for workers said nothing");
         return Ok(());
     };
     let (ready, mut all_there) = mpsc::channel(1);
-    let welcomed = shared.event(|state| welcome(state, &request, ready));
-    let welcomed = match welcomed {
+    let held = place.seat().await.and_then(|()| place.hold());
+    let welcomed = held.and_then(|hold| {
+        let welcomed = shared.event(|state| welcome(state, place.uid(), &request, ready));
+        Ok((hold, welcomed.inspect_err(|error| place.note_engine(error))?))
+    });
+    let (_hold, welcomed) = match welcomed {
         Ok(welcomed) => welcomed,
         Err(error) => {
             let reply = AttachReply {
@@ -190,13 +200,13 @@ impl Drop for Attached {
     }
 }
 
-pub fn welcome(state: &mut State, request: &AttachRequest, ready: mpsc::Sender<()>) -> Result<Welcomed> {
+pub fn welcome(state: &mut State, uid: u32, request: &AttachRequest, ready: mpsc::Sender<()>) -> Result<Welcomed> {
     check(request)?;
     if state.is_draining {
         return Err(Error::new(ErrorKind::Unavailable, "the daemon is shutting down"));
     }
     let identity = Identity::parse(&request.engine_id, &request.incarnation)?;
-    let instance = state.enter_instance(identity, request.ranks)?;
+    let instance = state.enter_instance(identity, request.ranks, uid)?;
     if let Err(error) = state.record_instance(instance) {
         state.settle_instance(instance);
         return Err(error);

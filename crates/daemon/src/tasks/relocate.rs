@@ -1,5 +1,7 @@
 //! Copies blocks out of extents that move to another slot size, on a thread of its own.
 //!
+//! The thread has low priority, so it only copies: a task of the deciding thread ends the moves.
+//!
 //! Invariants: the new slot is ready in the table before the old one is free. After a crash between the two, the block
 //! is there twice, and recovery drops one. Until the copy has ended, the new slot belongs to it. The old slot is not
 //! held: it may be overwritten during the copy; then the core rejects the copy. So the source and the length are
@@ -14,12 +16,21 @@ use crate::vital;
 /// Starts the thread.
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToMove>) {
     let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
-    let run = move || loop {
-        let to_move = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
-        let is_copied = copy(&pool, &to_move);
-        shared.event(|state| end(state, &to_move, is_copied));
-    };
-    vital::thread("relocate", run);
+    // As many as copies that the core has started, which it bounds.
+    let (copied, mut copies) = mpsc::unbounded_channel();
+    vital::low_thread("relocate", move || {
+        loop {
+            let to_move = queue.blocking_recv().expect("the state, which the task keeps, has the other end");
+            let is_copied = copy(&pool, &to_move);
+            let _ = copied.send((to_move, is_copied));
+        }
+    });
+    vital::task(async move {
+        loop {
+            let (to_move, is_copied) = copies.recv().await.expect("the thread has the other end");
+            shared.event(|state| end(state, &to_move, is_copied));
+        }
+    });
 }
 
 /// False if the block cannot be read, or its births cannot be written.

@@ -4,10 +4,9 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use forebay_core::Instance;
-
 use crate::insight::alarms;
 use crate::state::Shared;
+use crate::turns;
 
 /// Often enough that a killed engine's slots are free before its successor has started.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -19,13 +18,11 @@ pub async fn run(shared: Shared) -> Infallible {
         interval.tick().await;
         let is_step = shared.event(|state| {
             state.last_tick = Instant::now();
-            let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
-            let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
-            idle.into_iter().for_each(|instance| state.settle_instance(instance));
+            state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));
             state.history.tick(state.last_tick, state.core.stats())
         });
         if is_step {
-            tokio::spawn(watch(shared.clone()));
+            turns::spawn(watch(shared.clone()));
         }
         shared.work_off().await;
     }

@@ -1,6 +1,8 @@
 //! Compares blocks with their checksums, on a thread of its own: recovered blocks when they are first looked up, blocks
 //! that a worker suspects, blocks with several slices that a tier promoted, and blocks that a tier refused to write.
 //!
+//! The thread has low priority, so it only reads: a task of the deciding thread takes its verdicts.
+//!
 //! Invariants: a block that is whole is published under its generation and has the birth records of all its slices, so
 //! workers can compare what they load. Only what this thread reads drops a block. What others report does not.
 
@@ -14,23 +16,37 @@ use crate::vital;
 /// Starts the thread.
 pub fn start(shared: &Shared, mut queue: mpsc::UnboundedReceiver<ToVerify>) {
     let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
-    let run = move || loop {
-        let asked = queue.blocking_recv().expect("the state, which `shared` keeps, has the other end");
-        let verdict = verify(&pool, &asked);
-        let is_dropped = shared.event(|state| end(state, &asked, verdict));
-        let ToVerify { slot, finder, .. } = asked;
-        match (verdict, finder) {
-            (Verdict::Rotten, _) if is_dropped => {
-                let found_by = finder.name();
-                tracing::warn!(slot = slot.0, found_by, "dropped a corrupt block: its bytes do not match its checksum");
+    // As many as blocks are being verified, which the core bounds.
+    let (verified, mut verdicts) = mpsc::unbounded_channel();
+    vital::low_thread("verify", move || {
+        loop {
+            let asked = queue.blocking_recv().expect("the state, which the task keeps, has the other end");
+            let verdict = verify(&pool, &asked);
+            let _ = verified.send((asked, verdict));
+        }
+    });
+    let decide = async move {
+        loop {
+            let (asked, verdict) = verdicts.recv().await.expect("the thread has the other end");
+            let is_dropped = shared.event(|state| end(state, &asked, verdict));
+            let ToVerify { slot, finder, .. } = asked;
+            match (verdict, finder) {
+                (Verdict::Rotten, _) if is_dropped => {
+                    let found_by = finder.name();
+                    tracing::warn!(
+                        slot = slot.0,
+                        found_by,
+                        "dropped a corrupt block: its bytes do not match its checksum"
+                    );
+                }
+                (Verdict::Whole, Finder::Load) => {
+                    tracing::warn!(slot = slot.0, "kept a block that a worker suspected: its bytes match its checksum");
+                }
+                _ => {}
             }
-            (Verdict::Whole, Finder::Load) => {
-                tracing::warn!(slot = slot.0, "kept a block that a worker suspected: its bytes match its checksum");
-            }
-            _ => {}
         }
     };
-    vital::thread("verify", run);
+    vital::task(decide);
 }
 
 /// True if the block is dropped.

@@ -150,6 +150,12 @@ impl Pool {
         Ok(HugePageReport { backing: self.site.backing, mapped_bytes, huge_bytes, notes: self.site.notes.clone() })
     }
 
+    /// Whether [`Pool::huge_page_report`] needs no walk over the process's mappings, and waits for nobody's.
+    pub fn is_counted(&self) -> bool {
+        let populated_units = self.populated_units.load(Relaxed);
+        self.counted.try_lock().is_ok_and(|counted| counted.at_units == Some(populated_units))
+    }
+
     /// Tells workers to unmap, for good: the next daemon makes another pool.
     pub fn retire(&self) {
         self.generations.retire();

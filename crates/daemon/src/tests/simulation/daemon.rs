@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use forebay_core::Core;
 use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
 use forebay_core::tiers::TierId;
-use forebay_core::{Core, Instance};
 use forebay_io::pool::{Entry, Pool};
 use rustix::fs::{SeekFrom, seek};
 use tokio::runtime::{Builder, Runtime};
@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::copies::Copy;
 use super::truth::Holder;
 use super::world::World;
+use crate::clients::{Clients, Limits};
 use crate::config::{Bytes, Config, HugePages, TierSpec};
 use crate::insight::{Insight, Present};
 use crate::serve::{assemble, core_config, pool_config};
@@ -36,6 +37,7 @@ const RECORDS: [&str; 3] = ["table", "generation", "namespace"];
 
 pub struct Daemon {
     pub shared: Shared,
+    pub clients: Arc<Clients>,
     pub boot: u32,
     /// Its clock and its tasks; they run only when the seed says so.
     pub runtime: Runtime,
@@ -101,6 +103,7 @@ impl World {
         core.seed = self.setup.seed ^ u64::from(self.boots);
         core.promise_permille = self.setup.promise_permille;
         (core.memory_entries, core.table_bits) = (64, 2);
+        let clients = Clients::new(Limits::of(&config, config.limits.connections_per_user as usize));
         let lookups = Arc::new(Semaphore::new(config.limits.lookups_in_flight as usize));
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
         let guard = runtime.enter();
@@ -115,6 +118,7 @@ impl World {
         let (boot, populated) = (self.boots, 0);
         self.daemon = Some(Daemon {
             shared,
+            clients,
             boot,
             runtime,
             lookups,
@@ -300,9 +304,7 @@ impl World {
     /// As `tasks/tick.rs`, without the rest of the work.
     pub fn tick(&mut self) {
         self.event(|state| {
-            let idle = state.instances.iter().filter(|(_, member)| member.is_idle());
-            let idle: Vec<Instance> = idle.map(|(instance, _)| instance).collect();
-            idle.into_iter().for_each(|instance| state.settle_instance(instance));
+            state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));
         });
     }
 

@@ -304,8 +304,9 @@ impl World {
             if !engine.is_opening {
                 self.engines[at].is_opening = true;
                 let request = self.engines[at].open_request();
+                let place = self.daemon.as_ref().expect("checked above").clients.enter(0);
                 self.call(number, What::Open, move |shared, _| async move {
-                    Answer::Open(session::open(&shared, request).await)
+                    Answer::Open(session::open(&shared, &place, request).await)
                 });
             }
             return;
@@ -647,8 +648,10 @@ impl World {
             panic!("the first event of a session is its welcome")
         };
         let lost: Vec<At> = welcome.lost.iter().map(|held| (SlotId(held.slot), Generation(held.generation))).collect();
+        // What it has, it has by this number. An engine of which no worker has attached has none.
+        let known = daemon.shared.lock().instances.of_session(welcome.session).map(|(instance, _)| instance);
         let engine = &mut self.engines[at];
-        engine.instance = Some(welcome.instance as u8);
+        engine.instance = known.expect("it was just opened").map(|instance| instance.0);
         let holder = engine.holder();
         let mut truth = self.truth.get();
         let mut is_kept = |at: &At, claim: u64| {
@@ -787,7 +790,7 @@ impl World {
             held_pool_id: held,
         };
         let (sender, ready) = mpsc::channel(1);
-        let welcomed = match self.event(|state| attach::welcome(state, &request, sender)) {
+        let welcomed = match self.event(|state| attach::welcome(state, 0, &request, sender)) {
             Some(Ok(welcomed)) => welcomed,
             Some(Err(_)) => return self.truth.get().count("attach refused"),
             None => return,
@@ -969,13 +972,15 @@ fn a_rank_that_leaves_while_the_others_are_told_their_places_ends_no_daemon() {
 #[test]
 fn a_session_that_opens_while_the_daemon_drains_hears_its_welcome_first() {
     let mut world = World::new(super::world::Setup::of(0));
+    world.engines = vec![Engine::new(100, "engine-small".to_owned(), 0, false, 1000)];
+    world.attach(0, 0);
     let daemon = world.daemon.as_ref().expect("it was started");
     let guard = daemon.runtime.enter();
-    let shared = daemon.shared.clone();
-    // With a lease to declare, the call takes two events.
-    let mut request = Engine::new(100, "engine-small".to_owned(), 0, true, 1000).open_request();
+    let (shared, place) = (daemon.shared.clone(), daemon.clients.enter(0));
+    // With a worker and a lease to declare, the call takes two events.
+    let mut request = world.engines[0].open_request();
     request.leases.push(Held { slot: 0, generation: 1 });
-    let mut opening = Box::pin(session::open(&shared, request));
+    let mut opening = Box::pin(session::open(&shared, &place, request));
     assert!(opening.as_mut().poll(&mut no_waker()).is_pending());
     let mut drain = Box::pin(crate::serve::drain(&shared));
     let _ = drain.as_mut().poll(&mut no_waker());

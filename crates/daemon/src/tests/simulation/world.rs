@@ -561,7 +561,7 @@ impl World {
         let pool = daemon.pool();
         let mut state = daemon.shared.lock();
         complaints.extend(state.core.audit().err());
-        let instances: Vec<u8> = state.instances.iter().map(|(instance, _)| instance.0).collect();
+        let instances: Vec<_> = state.instances.iter().map(|(instance, _)| instance).collect();
         if !instances.is_empty() || state.core.earlier() != 0 {
             complaints.push(format!("instances are left: {instances:?}, earlier {:x}", state.core.earlier()));
         }

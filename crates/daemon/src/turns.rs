@@ -1,0 +1,89 @@
+//! How long the deciding thread was kept from its next decision.
+//!
+//! A turn is what it does without looking at other tasks: one step of one task. All tasks on this thread are started
+//! here, so no turn is missed; waiting for a lock is part of a turn. What other threads do with the state locked is
+//! recorded as well, since the deciding thread may wait for it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use forebay_core::histogram::Histogram;
+use tokio::task::JoinHandle;
+
+/// Of the deciding thread, and of those that lock its state.
+#[derive(Clone, Default)]
+pub struct Turns(Arc<Mutex<Histogram>>);
+
+thread_local! {
+    /// Set on the deciding thread.
+    static OWN: RefCell<Option<Turns>> = const { RefCell::new(None) };
+}
+
+impl Turns {
+    /// This thread decides from now on.
+    pub fn begin(&self) {
+        OWN.set(Some(self.clone()));
+    }
+
+    pub fn record(&self, took: Duration) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).record(took.as_micros() as u64);
+    }
+
+    pub fn histogram(&self) -> Histogram {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Whether this is the deciding thread.
+pub fn is_deciding() -> bool {
+    OWN.with_borrow(Option::is_some)
+}
+
+/// As `tokio::spawn`.
+pub fn spawn<F: Future<Output: Send> + Send + 'static>(task: F) -> JoinHandle<F::Output> {
+    tokio::spawn(timed(task))
+}
+
+/// A task whose turns are recorded if the deciding thread runs it.
+pub fn timed<F: Future>(task: F) -> impl Future<Output = F::Output> {
+    Timed(Box::pin(task))
+}
+
+struct Timed<F>(Pin<Box<F>>);
+
+impl<F: Future> Future for Timed<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let start = Instant::now();
+        let polled = self.0.as_mut().poll(context);
+        OWN.with_borrow(|own| own.iter().for_each(|turns| turns.record(start.elapsed())));
+        polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_turn_on_the_deciding_thread_is_recorded_and_no_other() {
+        let turns = Turns::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let task = || async {
+            tokio::task::yield_now().await;
+            std::thread::sleep(Duration::from_millis(3));
+        };
+        runtime.block_on(async { spawn(task()).await.unwrap() });
+        assert_eq!(turns.histogram().count(), 0, "this thread does not decide yet");
+        turns.begin();
+        runtime.block_on(async { spawn(task()).await.unwrap() });
+        let (count, seconds) = (turns.histogram().count(), turns.histogram().sum_seconds());
+        assert!(count == 2 && seconds >= 0.003, "{count} turns of {seconds} s");
+        OWN.set(None);
+    }
+}
