@@ -303,6 +303,23 @@ def test_a_pool_that_the_driver_does_not_register_is_served_and_the_reason_is_lo
     gpu.close()
 
 
+def test_the_loss_of_a_device_is_logged_also_after_another_trouble(
+    driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.fail("refuse_registrations")
+    with caplog.at_level(logging.WARNING, "vllm.forebay"):
+        monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+        gpu = Gpu(driver, daemon, monkeypatch)
+        there_and_back(gpu)
+        driver.fail("lose")
+        for block in (0, 1):
+            job, _, _ = gpu.store([block])
+            assert gpu.finish(job) == 0
+        told = [record.getMessage() for record in caplog.records if "slowly or not at all" in record.getMessage()]
+    assert len(told) == 2 and "staging memory" in told[0] and "context has ended" in told[1]
+    gpu.close()
+
+
 def test_an_engine_that_may_sleep_is_never_staged(
     driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

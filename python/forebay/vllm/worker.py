@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from forebay.vllm.spec import ForebaySpec
 
 
+MOST_TROUBLES = 8  # that one worker logs
+
+
 class ForebayWorker(OffloadingWorker):
     """One rank's copies."""
 
@@ -38,7 +41,7 @@ class ForebayWorker(OffloadingWorker):
     ):
         self.breaker = Breaker()
         self._device = device  # whose stream the copies follow; None of the host
-        self._trouble: str | None = None
+        self._told: set[str] = set()  # what hindered the copies of a device
         self._engine = engine
         self._kv_caches = kv_caches  # the engine copies from and to this memory
         self._group_ids = [group.group_id for group in spec.config.groups]
@@ -142,12 +145,13 @@ class ForebayWorker(OffloadingWorker):
         return (torch.cuda.current_stream(self._device).cuda_stream,)
 
     def _tell_trouble(self) -> None:
-        """Logs once what hinders the copies of a device."""
-        if self._device is None or self._trouble is not None:
+        """Logs what hinders the copies of a device: each reason once, since a lost device comes after a slow one."""
+        if self._device is None or len(self._told) == MOST_TROUBLES:
             return
-        self._trouble = self._engine.report()["trouble"]
-        if self._trouble is not None:
-            logger.warning("forebay copies slowly or not at all: %s", self._trouble)
+        trouble = self._engine.report()["trouble"]
+        if trouble is not None and trouble not in self._told:
+            self._told.add(trouble)
+            logger.warning("forebay copies slowly or not at all: %s", trouble)
 
     def _groups(self, slots: PoolSlots, blocks: GPULoadStoreSpec) -> Iterator[tuple[int, bytes, bytes, bytes, int]]:
         """The job by group: slots, generations, block ids, and number of sub-blocks missing at the start of the

@@ -57,7 +57,7 @@ impl Names {
                     .hint("give the trial other fields"));
             }
             if known != layout {
-                return Err(Error::invalid("the namespace is known with other block sizes")
+                return Err(Error::invalid("the namespace is known with other block sizes or tokens per block")
                     .with("namespace", id)
                     .with("known", known)
                     .with("offered", layout)
