@@ -37,8 +37,8 @@ pub const WINDOW_BYTES: u32 = 32 << 20;
 /// lookup of 16,000 keys fits.
 pub const STREAM_WINDOW_BYTES: u32 = 512 << 10;
 
-/// Largest HTTP/2 frame that either side accepts: a lookup of 8,192 keys fits. A frame is kept until it is whole, before
-/// anything of it is admitted. So each connection may take as much.
+/// Largest HTTP/2 frame that either side accepts: a lookup of 8,192 keys fits. A frame is kept until it is whole,
+/// before anything of it is admitted. So each connection may take as much.
 pub const FRAME_BYTES: u32 = 320 << 10;
 
 /// Largest frame on `attach.sock`.
