@@ -17,6 +17,8 @@ __all__ = [
     "ForebayError",
     "StoreEngine",
     "Ticket",
+    "TransferEngine",
+    "TransferMemory",
     "WorkerEngine",
     "__version__",
     "find_sockets",
@@ -369,3 +371,98 @@ class Client:
     def __enter__(self) -> Self: ...
     def __exit__(self, *raised: object) -> None:
         """As `close`."""
+
+@final
+class TransferMemory:
+    """Zeroed memory that peers on this host can map; a writable buffer. Use `forebay.transfer.Endpoint.allocate`."""
+
+    def __new__(cls, nbytes: int) -> Self: ...
+
+@final
+class TransferEngine:
+    """The native part of `forebay.transfer.Endpoint`; use that class.
+
+    Numbers identify regions, peers and transfers. A registered buffer is kept until it is deregistered; its bytes
+    change whenever a peer or a transfer writes to it.
+    """
+
+    def __new__(cls, secret_file: str | None, connections: int, connect_timeout: float) -> Self: ...
+    def listen(self, address: str) -> str:
+        """The address with the port that it got. May ask the resolver."""
+
+    def register(
+        self, buffer: ReadableBuffer | HostTensor | TransferMemory, read: bool, write: bool
+    ) -> tuple[int, int]:
+        """Number and length of the region. Copies nothing."""
+
+    def register_address(self, address: int, nbytes: int, read: bool, write: bool, may_write: bool) -> int:
+        """The caller guarantees that the bytes are there until they are deregistered, and writable if `may_write`."""
+
+    def export(self, region: int) -> bytes:
+        """What a peer imports."""
+
+    def deregister(self, region: int, timeout: float) -> None:
+        """Waits until nothing reaches the region."""
+
+    def connect(self, address: str) -> int:
+        """Waits until the peer has proven who it is, or the timeout of connecting is over."""
+
+    def accept(self, timeout: float | None) -> int | None:
+        """Waits for a peer that connects."""
+
+    def is_up(self, peer: int) -> bool:
+        """Never waits."""
+
+    def disconnect(self, peer: int) -> None:
+        """Ends the session."""
+
+    def import_memory(self, peer: int, descriptor: bytes) -> tuple[int, int]:
+        """Number and length of the peer's region. Never waits."""
+
+    def is_mapped(self, remote: int) -> bool:
+        """Never waits."""
+
+    def forget(self, remote: int) -> None:
+        """Never waits."""
+
+    def transfer(
+        self,
+        peer: int,
+        write: bool,
+        places: list[tuple[int, int, int, int, int]],
+        deadline: float,
+        notice: bytes | None,
+    ) -> None:
+        """Runs a transfer of places (region, offset, remote, offset, bytes) to its end, and raises its error. If a
+        signal interrupts it, the transfer ends first."""
+
+    def submit(
+        self,
+        peer: int,
+        write: bool,
+        places: list[tuple[int, int, int, int, int]],
+        deadline: float,
+        notice: bytes | None,
+        queue: int,
+        begun: list[int],
+    ) -> None:
+        """Begins a transfer and appends its number to `begun`. Its end is for `finished` of the queue 0 or 1. Never
+        waits."""
+
+    def cancel(self, op: int) -> None:
+        """Ends a transfer, if it has not ended; nothing touches its local memory afterwards. Never waits."""
+
+    def finished(self, queue: int, timeout: float) -> list[tuple[int, ForebayError | None]]:
+        """Waits at most `timeout` seconds for transfers that have ended."""
+
+    def fileno(self, queue: int) -> int:
+        """Readable while `finished` of the queue has something to report."""
+
+    def send(self, peer: int, data: bytes, is_notice: bool) -> None:
+        """Never waits."""
+
+    def receive(self, peer: int, is_notice: bool, timeout: float | None) -> bytes | None:
+        """Waits for a message or notice."""
+
+    def close(self) -> None:
+        """Ends everything. Idempotent."""

@@ -96,3 +96,12 @@ def test_the_example_for_shared_stores_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "['loaded', 'loaded']" in done.stdout
+
+
+def test_the_example_for_transfers_runs() -> None:
+    [example] = re.findall(r"```python\n(.*?)```", (DOCS / "transfer.md").read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=clean_env(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["b'hello'", "b'done'"]

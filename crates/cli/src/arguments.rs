@@ -266,6 +266,51 @@ pub enum Bench {
     Redis(BenchRedis),
     /// Measure the SSD tier on a new file, against fio or plain direct I/O on the same file
     Ssd(BenchSsd),
+    /// Measure transfers between the memory of two processes, against plain sockets or memcpy in the same run
+    Transfer(BenchTransfer),
+}
+
+#[derive(Args, Debug)]
+pub struct BenchTransfer {
+    /// Way of the bytes between two processes on this host, `tcp` or `shm`; by default both, one after the other
+    #[arg(long, value_name = "TRANSPORT", value_parser = ["tcp", "shm"], conflicts_with_all = ["listen", "connect"])]
+    pub transport: Option<String>,
+    /// Serve measurements of other processes at this address, `tcp://HOST:PORT` or `shm:///PATH`
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "connect")]
+    pub listen: Option<String>,
+    /// Stop when the first measurement has ended
+    #[arg(long, requires = "listen")]
+    pub once: bool,
+    /// Measure against `forebay bench transfer --listen` at this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub connect: Option<String>,
+    /// File with the secret that both sides share; needed between hosts
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<std::path::PathBuf>,
+    /// TCP connections
+    #[arg(long, value_name = "COUNT")]
+    pub connections: Option<u16>,
+    /// Bytes of a segment; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub size_bytes: Vec<u64>,
+    /// Segments of an operation; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub segments: Vec<u64>,
+    /// Operations under way; may be given several times
+    #[arg(long, value_name = "COUNT")]
+    pub depth: Vec<u64>,
+    /// Direction, `read`, `write` or `both` at once; may be given several times
+    #[arg(long, value_name = "DIRECTION", value_parser = ["read", "write", "both"])]
+    pub direction: Vec<String>,
+    /// Runs of the transport and of the baseline for each row; a row shows their medians
+    #[arg(long, value_name = "COUNT")]
+    pub pairs: Option<usize>,
+    /// Bytes moved in each run and direction
+    #[arg(long, value_name = "COUNT")]
+    pub run_bytes: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -4,6 +4,7 @@ mod copy;
 mod lookup;
 mod redis;
 mod ssd;
+mod transfer;
 
 use serde::Serialize;
 use serde_json::json;
@@ -19,6 +20,7 @@ pub fn run(arguments: &Bench) -> Result<(), Failure> {
         Bench::Lookup(arguments) => lookup::run(arguments),
         Bench::Redis(arguments) => redis::run(arguments),
         Bench::Ssd(arguments) => ssd::run(arguments),
+        Bench::Transfer(arguments) => transfer::run(arguments),
     }
 }
 

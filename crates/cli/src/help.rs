@@ -46,6 +46,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("bench lookup", &["forebay bench lookup", "forebay bench lookup --socket.directory /run/forebay --keys 1024"]),
     ("bench redis", &["forebay bench redis redis://localhost --sweep"]),
     ("bench ssd", &["forebay bench ssd /mnt/nvme/measured --size-bytes 1048576"]),
+    (
+        "bench transfer",
+        &[
+            "forebay bench transfer --transport tcp",
+            "forebay bench transfer --listen tcp://0.0.0.0:7000 --secret-file /etc/forebay.secret",
+            "forebay bench transfer --connect tcp://10.0.0.1:7000 --secret-file /etc/forebay.secret",
+        ],
+    ),
     ("simulate", &["forebay simulate trace.jsonl --policy default,lru --capacity 1%,64GiB --block-bytes 2097152"]),
     ("advise", &["forebay advise", "forebay advise --json"]),
     ("trace", &["forebay trace record trace.jsonl"]),

@@ -6,6 +6,7 @@ mod command;
 mod support;
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use command::{Answer, forebay, run};
@@ -107,4 +108,43 @@ fn the_ssd_is_measured_on_a_file_of_its_own_that_is_gone_afterwards() {
         assert!(row["gb_per_s"].as_f64().unwrap() > 0.0 && row["errors"] == 0, "{row}");
     }
     assert!(!path.exists());
+}
+
+#[test]
+fn transfers_are_measured_on_both_transports_and_between_two_commands() {
+    let shape = ["--size-bytes", "4096", "--size-bytes", "262144", "--segments", "3", "--depth", "2", "--pairs", "1"];
+    let amount = ["--direction", "read", "--direction", "both", "--run-bytes", "4194304", "--json"];
+    let check = |report: &Value, transports: &[&str]| {
+        let rows = rows(report, "transfer");
+        assert_eq!(rows.len(), 4 * transports.len(), "{report:#}");
+        for row in &rows {
+            let (direction, size) = (row["direction"].as_str().unwrap(), row["size_bytes"].as_u64().unwrap());
+            let halves = if direction == "both" { 2 } else { 1 };
+            // A run to warm up, and one that counts.
+            assert_eq!(row["verified_bytes"].as_u64().unwrap(), 2 * halves * 2 * 3 * size, "{row}");
+            assert_eq!(row["wrong_bytes"], 0, "{row}");
+            assert!(transports.contains(&row["transport"].as_str().unwrap()), "{row}");
+            for figure in ["gb_per_s", "ratio", "p50_us", "baseline_gb_per_s", "cpu_s_per_gb", "cpu_ratio"] {
+                assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} of {row}");
+            }
+        }
+    };
+    check(&run(&[&["bench", "transfer"][..], &shape, &amount].concat()).json(), &["tcp", "shm"]);
+
+    let home = tempfile::tempdir().expect("a directory");
+    let secret = home.path().join("secret");
+    std::fs::write(&secret, "0123456789abcdef").unwrap();
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let secret = ["--secret-file", secret.to_str().expect("a path in UTF-8")];
+    let mut command =
+        forebay(&[&["bench", "transfer", "--once", "--listen", "tcp://127.0.0.1:0"], &secret[..]].concat());
+    let mut other = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("listening at ").expect("it says where").to_owned();
+    let refused = run(&["bench", "transfer", "--connect", &address, "--pairs", "1"]);
+    assert!(refused.err.contains("another secret") && refused.err.contains("hint:"), "{}", refused.err);
+    let connect = ["bench", "transfer", "--connect", &address];
+    check(&run(&[&connect[..], &secret, &shape, &amount].concat()).json(), &["tcp"]);
+    assert!(other.wait().unwrap().success());
 }

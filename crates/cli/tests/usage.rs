@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 15] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -20,6 +20,7 @@ fn help_is_the_golden_one() {
         &["bench", "copy"],
         &["bench", "lookup"],
         &["bench", "ssd"],
+        &["bench", "transfer"],
         &["advise"],
         &["simulate"],
         &["trace", "record"],

@@ -1,5 +1,5 @@
-//! Memory that Rust cannot check: the engine's tensors, known by their addresses, the mapped pool, and Python's
-//! buffers.
+//! Memory that Rust cannot check: the engine's tensors, known by their addresses, the mapped pool, Python's buffers,
+//! and memory of ours that Python sees as a buffer.
 //!
 //! This is the only `unsafe` of the crate.
 
@@ -10,6 +10,7 @@ use forebay_device::Memory;
 use forebay_io::pool::Mapping;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
+use pyo3::ffi::{Py_buffer, PyBuffer_FillInfo};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -30,6 +31,37 @@ pub fn pool(mapping: Arc<Mapping>) -> forebay_core::Result<Memory> {
     // SAFETY: `mapping` owns the range and is kept as its owner. Leases and reservations decide who may touch a slot
     // when; the guard rejects a job whose slot changed hands.
     unsafe { Memory::new(base, bytes, mapping) }
+}
+
+/// The `bytes` bytes at `address`, which peers may reach.
+pub fn reachable(address: usize, bytes: u64, may_write: bool) -> forebay_fabric::Memory {
+    let base = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the caller of `Endpoint.register_address` guarantees, as the stub says, that these bytes are there until
+    // the memory is deregistered, and expects them to change.
+    unsafe { forebay_fabric::Memory::borrowed(base, bytes, may_write, Box::new(())) }
+}
+
+/// Memory that peers on this host can map, and that Python sees as a buffer.
+#[pyclass(frozen, module = "forebay._native")]
+pub struct TransferMemory(pub Arc<forebay_fabric::Memory>);
+
+#[pymethods]
+impl TransferMemory {
+    #[new]
+    fn new(nbytes: u64) -> Result<TransferMemory, Raised> {
+        Ok(TransferMemory(Arc::new(forebay_fabric::Memory::allocate(nbytes)?)))
+    }
+
+    /// # Safety
+    ///
+    /// Python calls it, with a view of its own.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut Py_buffer, flags: std::ffi::c_int) -> PyResult<()> {
+        let memory = slf.get().0.clone();
+        let (base, bytes) = (memory.at(0, memory.len()).cast(), memory.len() as isize);
+        // SAFETY: the view is Python's, and counts as a reference to `slf`, which keeps the pages in place.
+        let filled = unsafe { PyBuffer_FillInfo(view, slf.as_ptr(), base, bytes, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
 }
 
 /// A buffer of Python's that stays in place until this is dropped.
@@ -62,6 +94,14 @@ impl Pinned {
 
     pub fn len(&self) -> usize {
         self.0.len_bytes()
+    }
+
+    /// The bytes as memory that peers may reach, while the export lasts.
+    pub fn into_memory(self) -> forebay_fabric::Memory {
+        let (base, bytes, may_write) = (self.0.buf_ptr().cast(), self.len() as u64, !self.0.readonly());
+        // SAFETY: the export keeps address and length while `self` lives, and says whether they may be written. As the
+        // stub says, the caller of `Endpoint.register` expects the bytes to change.
+        unsafe { forebay_fabric::Memory::borrowed(base, bytes, may_write, Box::new(self)) }
     }
 
     /// Calls `read` without the GIL, which must not be held while megabytes are copied.

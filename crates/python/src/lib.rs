@@ -1,8 +1,8 @@
 //! `forebay._native`: the client, the scheduler side and the worker side for Python.
 //!
 //! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`. [`worker`] copies between tensors and the
-//! mapped pool. [`store`] accesses shared stores. [`mask`] renames the blocks of an adapter. [`convert`] converts
-//! between Python's values and Rust's, [`error`] the errors.
+//! mapped pool. [`store`] accesses shared stores. [`transfer`] moves bytes between processes. [`mask`] renames the
+//! blocks of an adapter. [`convert`] converts between Python's values and Rust's, [`error`] the errors.
 //!
 //! Invariants: the GIL is released before any wait. A panic becomes a Python exception or, on a background thread, a
 //! closed object. `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects in the process
@@ -18,6 +18,7 @@ mod error;
 mod mask;
 mod session;
 mod store;
+mod transfer;
 mod worker;
 
 use pyo3::prelude::*;
@@ -27,6 +28,8 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
+    use super::buffers::TransferMemory;
+    #[pymodule_export]
     use super::client::Client;
     #[pymodule_export]
     use super::error::ForebayError;
@@ -34,6 +37,8 @@ mod _native {
     use super::session::{EngineSession, Ticket};
     #[pymodule_export]
     use super::store::StoreEngine;
+    #[pymodule_export]
+    use super::transfer::TransferEngine;
     #[pymodule_export]
     use super::worker::WorkerEngine;
 

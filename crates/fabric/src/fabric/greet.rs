@@ -1,0 +1,234 @@
+//! How a session begins and ends: connections, the handshake, and what happens when one of them is lost.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use forebay_core::{Error, ErrorKind, Result};
+use rustix::event::epoll::EventFlags;
+use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::net::sockopt;
+
+use super::timers::Timer;
+use super::{Books, Cause, Event, Fabric, MOST_PEERS, Op, OpId, Peer, PeerId, Region, draw};
+use crate::address::{Address, cannot_connect};
+use crate::auth::Secret;
+use crate::line::{Line, Phase, Queued};
+use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, broken};
+
+/// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel.
+const MOST_PENDING: usize = 64;
+/// Limit of a handshake that somebody else began.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+/// Until a listener tries again that had no descriptors, or too many of these connections.
+const RETRY: Duration = Duration::from_millis(20);
+
+impl Fabric {
+    pub(super) fn greet(&mut self, address: &Address) -> Result<PeerId> {
+        let is_shm = matches!(address, Address::Shm(_));
+        // Processes on one host copy memory themselves; the socket is for the rest.
+        let connections = if is_shm { 1 } else { self.options.connections };
+        let mut session = [0; 16];
+        draw(&mut session)?;
+        let peer = PeerId(self.draw_id());
+        let mut lines = Vec::new();
+        for index in 0..connections {
+            let mut nonce = [0; 32];
+            draw(&mut nonce)?;
+            let socket = address.connect()?;
+            let id = self.draw_id();
+            self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP)?;
+            let hello = Hello { session, epoch: self.epoch, index, connections, nonce };
+            let mut line = Line::new(socket, is_shm, Phase::Connecting(hello), ANSWER_BYTES);
+            line.peer = Some(peer);
+            lines.push((id, line));
+        }
+        let ids = lines.iter().map(|(id, _)| Some(*id)).collect();
+        self.lines.extend(lines);
+        self.books.peers.insert(peer, Peer { lines: ids, session, is_ours: true, is_shm, ..Peer::default() });
+        self.set_timer(Instant::now() + self.options.connect_deadline, Timer::Peer(peer));
+        Ok(peer)
+    }
+
+    pub(super) fn accept(&mut self, listener: u64) {
+        while let Some(entry) = self.listeners.get(&listener) {
+            if self.lines.values().filter(|line| line.peer.is_none()).count() >= MOST_PENDING {
+                return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+            }
+            let is_shm = matches!(entry.address, Address::Shm(_));
+            let socket = match entry.address.accept(&entry.socket) {
+                Ok(Some(socket)) => socket,
+                // Of another user, or lost before it was accepted.
+                Ok(None) => continue,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return,
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+                    }
+                    _ => continue,
+                },
+            };
+            let id = self.draw_id();
+            if self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP).is_ok() {
+                self.lines.insert(id, Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES));
+                self.set_timer(Instant::now() + HANDSHAKE, Timer::Line(id));
+            }
+        }
+    }
+
+    /// The kernel has connected, or failed to.
+    pub(super) fn connected(&mut self, id: u64) -> Result<()> {
+        let Some(line) = self.lines.get_mut(&id) else { return Ok(()) };
+        let Phase::Connecting(hello) = line.phase else { return Ok(()) };
+        match sockopt::socket_error(line.socket()) {
+            Ok(Ok(())) => {}
+            Ok(Err(errno)) | Err(errno) => return Err(cannot_connect().source(errno)),
+        }
+        line.phase = Phase::Asked(hello);
+        line.push(Queued::Record(hello.to_wire().to_vec()));
+        Ok(())
+    }
+
+    /// The next record of the handshake.
+    pub(super) fn record(&mut self, id: u64, bytes: &[u8]) -> Result<()> {
+        let secret = self.options.secret.clone().unwrap_or_else(Secret::none);
+        let Some(line) = self.lines.get_mut(&id) else { return Ok(()) };
+        match line.phase {
+            Phase::Asked(hello) => {
+                let hello = hello.to_wire();
+                let answer = Answer::from_wire(bytes.try_into().expect("a record of this length was asked for"))?;
+                secret.check_answer(&hello, answer)?;
+                line.push(Queued::Record(secret.proof_of_caller(&hello, answer).to_vec()));
+                let (connects, listens) = secret.keys(&hello, answer);
+                line.open(connects, listens);
+                let peer = line.peer.and_then(|peer| self.books.peers.get_mut(&peer));
+                let peer = peer.ok_or_else(|| broken("an answer without a question"))?;
+                if peer.epoch != 0 && peer.epoch != answer.epoch {
+                    return Err(broken("two endpoints at one address"));
+                }
+                peer.epoch = answer.epoch;
+            }
+            Phase::Accepted => {
+                let wire = bytes.try_into().expect("a record of this length was asked for");
+                let hello = Hello::from_wire(wire)?;
+                let mut nonce = [0; 32];
+                draw(&mut nonce)?;
+                let answer = secret.answer(wire, self.epoch, nonce);
+                line.push(Queued::Record(answer.to_wire().to_vec()));
+                line.phase = Phase::Answered(hello, answer);
+                line.incoming = crate::line::Incoming::Record(PROOF_BYTES);
+            }
+            Phase::Answered(hello, answer) => {
+                let wire = hello.to_wire();
+                let proof = bytes.try_into().expect("a record of this length was asked for");
+                secret.check_caller(&wire, answer, proof)?;
+                let (connects, listens) = secret.keys(&wire, answer);
+                line.open(listens, connects);
+                self.join(id, hello)?;
+            }
+            Phase::Connecting(_) | Phase::Open => unreachable!("no record is read in these phases"),
+        }
+        Ok(())
+    }
+
+    /// A connection of a session that the other side began. With the last of them the session is up.
+    fn join(&mut self, id: u64, hello: Hello) -> Result<()> {
+        let peer = match self.books.sessions.get(&hello.session) {
+            Some(peer) => *peer,
+            None if self.books.peers.len() >= MOST_PEERS => {
+                return Err(Error::new(ErrorKind::Full, "too many peers").with("peers", MOST_PEERS));
+            }
+            None => {
+                let peer = PeerId(self.draw_id());
+                let lines = vec![None; usize::from(hello.connections)];
+                let entry = Peer { lines, epoch: hello.epoch, session: hello.session, ..Peer::default() };
+                self.books.peers.insert(peer, entry);
+                self.books.sessions.insert(hello.session, peer);
+                self.set_timer(Instant::now() + HANDSHAKE, Timer::Peer(peer));
+                peer
+            }
+        };
+        let line = self.lines.get_mut(&id).expect("its record was read");
+        let entry = self.books.peers.get_mut(&peer).expect("sessions are peers");
+        let is_its_own = entry.epoch == hello.epoch && entry.lines.len() == usize::from(hello.connections);
+        match entry.lines.get_mut(usize::from(hello.index)) {
+            Some(place @ None) if is_its_own => *place = Some(id),
+            _ => return Err(broken("a connection that the session has")),
+        }
+        line.peer = Some(peer);
+        entry.is_shm = line.is_shm;
+        if entry.lines.iter().all(Option::is_some) {
+            entry.is_up = true;
+            self.books.push_frame(&mut self.lines, peer, Kind::Ready, 0, 0);
+            self.make_ready(peer);
+            self.event(Event::Up { peer });
+        }
+        Ok(())
+    }
+
+    /// Ends the session with all that hangs on it, in this order: operations, mappings, connections.
+    pub(super) fn gone(&mut self, peer: PeerId, reason: Error) {
+        let Some(entry) = self.books.peers.remove(&peer) else { return };
+        self.books.sessions.remove(&entry.session);
+        let is_its = |(id, op): (&OpId, &Op)| (op.operation.peer == peer).then_some(*id);
+        let mut ops: Vec<OpId> = self.books.ops.iter().filter_map(is_its).collect();
+        ops.sort();
+        let cause = Cause::PeerGone(reason.to_string());
+        for op in ops {
+            self.end(op, Err(cause.error()));
+        }
+        self.books.copies.retain(|op| self.books.ops.contains_key(op));
+        self.books.remotes.retain(|_, remote| remote.peer != peer);
+        for line in entry.lines.into_iter().flatten() {
+            self.lines.remove(&line);
+        }
+        for region in self.books.regions.values_mut() {
+            region.mapped_by.remove(&peer);
+        }
+        let leaving: Vec<u64> = self.books.leaving.keys().copied().collect();
+        for name in leaving {
+            self.unmapped(name, peer);
+        }
+        self.event(Event::Gone { peer, reason });
+    }
+
+    /// The peer no longer maps the region of this name.
+    pub(super) fn unmapped(&mut self, name: u64, peer: PeerId) {
+        if let Some((region, entry)) = self.books.leaving.get_mut(&name) {
+            entry.mapped_by.remove(&peer);
+            if entry.mapped_by.is_empty() {
+                let region = *region;
+                self.books.leaving.remove(&name);
+                self.event(Event::Deregistered { region });
+            }
+        }
+    }
+
+    /// A connection ended or its other side broke the rules.
+    pub(super) fn lost(&mut self, id: u64, error: Error) {
+        match self.lines.get(&id).and_then(|line| line.peer) {
+            Some(peer) => self.gone(peer, error),
+            // Nobody was told of it.
+            None => drop(self.lines.remove(&id)),
+        }
+    }
+}
+
+impl Books {
+    /// The file of a region's whole memory, with no more rights than the region has.
+    pub(super) fn file_of(&self, region: &Region) -> Option<std::os::fd::OwnedFd> {
+        let file = region.memory.file()?;
+        if region.start != 0 || region.bytes != region.memory.len() {
+            return None;
+        }
+        if region.rights.write {
+            return file.try_clone_to_owned().ok();
+        }
+        // Who has a descriptor to read could open the file again to write; not once it is sealed.
+        let is_it = |other: &&Region| std::sync::Arc::ptr_eq(&other.memory, &region.memory);
+        if !self.regions.values().filter(is_it).any(|other| other.rights.write) {
+            rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE).ok()?;
+        }
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    }
+}

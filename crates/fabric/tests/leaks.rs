@@ -1,0 +1,58 @@
+//! What sessions leave behind in a process: no descriptor and no mapping. Alone in its process, which it counts.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric::{Memory, Rights, Verb};
+use support::{Pair, TRANSPORTS, segment};
+
+/// Open descriptors, and mappings of memory that was allocated for transfers.
+fn held() -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (files, maps.lines().filter(|line| line.contains("forebay-transfer")).count())
+}
+
+/// One session: operations that end, operations that are given up, files that are mapped, and memory that is not.
+fn session(transport: support::Transport, round: u64) {
+    let mut pair = Pair::new(transport);
+    let bytes = 1 << 20;
+    let (_, _, mapped) = pair.remote(bytes, Rights::READ_AND_WRITE);
+    let part = Arc::new(Memory::allocate(2 * bytes).unwrap());
+    let region = pair.b.fabric.register(&part, bytes, bytes, Rights::READ_AND_WRITE).unwrap();
+    let descriptor = pair.b.fabric.export(region).unwrap();
+    let part = pair.a.fabric.import(pair.to_b, &descriptor).unwrap();
+    let (_, local) = pair.a.memory(bytes, Rights::NONE);
+    for remote in [mapped, part] {
+        for verb in [Verb::Read, Verb::Write] {
+            pair.run(verb, vec![segment(local, 0, remote, 0, bytes)]).unwrap();
+            let op = pair.submit(verb, vec![segment(local, 0, remote, 0, bytes)]).unwrap();
+            pair.a.fabric.give_up(op);
+        }
+    }
+    // The session ends in another way each time, with an operation and a request for a file under way.
+    let (_, late) = pair.b.memory(bytes, Rights::READ);
+    let descriptor = pair.b.fabric.export(late).unwrap();
+    pair.a.fabric.import(pair.to_b, &descriptor).unwrap();
+    let _ = pair.submit(Verb::Read, vec![segment(local, 0, part, 0, bytes)]);
+    match round % 3 {
+        0 => pair.a.fabric.disconnect(pair.to_b),
+        1 => pair.b.fabric.disconnect(pair.to_a),
+        _ => {}
+    }
+    pair.b.poll(Duration::ZERO);
+}
+
+#[test]
+fn sessions_leave_no_descriptor_and_no_mapping_behind() {
+    for transport in TRANSPORTS {
+        session(transport, 0);
+        let before = held();
+        for round in 0..12 {
+            session(transport, round);
+        }
+        assert_eq!(held(), before, "{transport:?}");
+    }
+}

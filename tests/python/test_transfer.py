@@ -1,0 +1,549 @@
+"""`forebay.transfer` between two processes, and within one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forebay import ForebayError
+from forebay.transfer import Endpoint, Memory, Peer, Remote, Segment
+
+MIB = 1 << 20
+# Of the other process's memory.
+NBYTES = 8 * MIB
+PATIENCE = 30.0
+
+
+@functools.cache
+def pattern(nbytes: int) -> np.ndarray:
+    made = (np.arange(nbytes, dtype=np.uint64) * 2654435761 >> 13).astype(np.uint8)
+    made.flags.writeable = False
+    return made
+
+
+def serve(address: str, told: Connection) -> None:
+    """The other process: memory to read and to write, new for each word of its parent, until that kills it."""
+    endpoint = Endpoint(listen=address)
+    threading.Thread(target=answer_all, args=(endpoint,), daemon=True).start()
+    told.send(endpoint.address)
+    while True:
+        told.recv()
+        memory = endpoint.allocate(NBYTES, write=True)
+        np.frombuffer(memory.view, np.uint8)[:] = pattern(NBYTES)
+        told.send(memory.descriptor)
+        told.recv()
+        # What of an earlier test's writes is still under way goes nowhere.
+        memory.deregister(PATIENCE)
+        told.send(None)
+
+
+def answer_all(endpoint: Endpoint) -> None:
+    while True:
+        if (peer := endpoint.accept(PATIENCE)) is not None:
+            threading.Thread(target=answer, args=(peer,), daemon=True).start()
+
+
+def answer(peer: Peer) -> None:
+    """A message for each message, until the peer is gone."""
+    with contextlib.suppress(ForebayError):
+        while True:
+            if (message := peer.recv(PATIENCE)) is not None:
+                peer.send(message[::-1])
+
+
+class Other:
+    """The other process. Tests share it, each with memory of its own, so that it has to survive each of them."""
+
+    descriptor: bytes
+
+    def __init__(self, address: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(address, theirs), daemon=True)
+        self.process.start()
+        self.address = self.hear()
+
+    def hear(self) -> Any:
+        assert self.pipe.poll(PATIENCE), "the other process says nothing"
+        return self.pipe.recv()
+
+    def begin(self) -> Other:
+        """New memory."""
+        self.pipe.send("begin")
+        self.descriptor = self.hear()
+        return self
+
+    def end(self) -> None:
+        """Takes the memory away again. Who holds it still is an error."""
+        self.resume()
+        self.pipe.send("end")
+        assert self.hear() is None
+
+    def freeze(self) -> None:
+        """Stops all its threads. The signal alone does not wait for that: one that runs may answer a while longer."""
+        os.kill(self.process.pid or 0, signal.SIGSTOP)
+        end = time.monotonic() + PATIENCE
+        while any(
+            stat.read_text().rpartition(")")[2].split()[0] != "T"
+            for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        ):
+            assert time.monotonic() < end, "the other process does not stop"
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid or 0, signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Other]]:
+    """The other process of a transport: a new one if a test has killed the last."""
+    running: dict[str, Other] = {}
+
+    def get(transport: str) -> Other:
+        if transport not in running or not running[transport].process.is_alive():
+            socket = tmp_path_factory.mktemp("transfer") / "other.sock"
+            running[transport] = Other("tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{socket}")
+        return running[transport]
+
+    yield get
+    for other in running.values():
+        other.stop()
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def other(request: pytest.FixtureRequest, others: Callable[[str], Other]) -> Iterator[Other]:
+    other = others(request.param).begin()
+    yield other
+    if other.process.is_alive():
+        other.end()
+
+
+def meet(endpoint: Endpoint, other: Other) -> tuple[Peer, Remote]:
+    peer = endpoint.connect(other.address)
+    return peer, peer.memory(other.descriptor)
+
+
+def test_bytes_go_both_ways_between_buffers_of_all_kinds(other: Other) -> None:
+    # Here, because the other processes import this file too.
+    import torch
+
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        assert remote.nbytes == NBYTES
+        expected = pattern(NBYTES)
+        array, tensor, plain = np.zeros(NBYTES, np.uint8), torch.zeros(NBYTES, dtype=torch.uint8), bytearray(NBYTES)
+        pointed = np.zeros(NBYTES, np.uint8)
+        ours = endpoint.allocate(NBYTES)
+        memories = [
+            (endpoint.register(array, read=False), array),
+            (endpoint.register(tensor, read=False), tensor.numpy()),
+            (endpoint.register(plain, read=False), np.frombuffer(plain, np.uint8)),
+            (endpoint.register_address(pointed.ctypes.data, NBYTES, read=False), pointed),
+            (ours, np.frombuffer(ours.view, np.uint8)),
+        ]
+        for memory, found in memories:
+            assert memory.nbytes == NBYTES
+            peer.read(memory, remote)
+            assert np.array_equal(found, expected)
+        array[:MIB] = 7
+        peer.write(memories[0][0], remote, remote_offset=MIB, nbytes=MIB, notice=b"written")
+        peer.read(ours, remote, remote_offset=MIB, nbytes=MIB)
+        assert np.frombuffer(ours.view, np.uint8)[:MIB].tolist() == [7] * MIB
+        for memory, _ in memories:
+            memory.deregister()
+
+
+def test_futures_work_with_threads_and_with_asyncio(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        parts = [Segment(memory, at * MIB, remote, at * MIB, MIB) for at in range(8)]
+        futures = [peer.readv_async([part]) for part in parts]
+        for future in futures:
+            assert future.result(PATIENCE) is None
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+
+        async def many() -> None:
+            await asyncio.gather(*(asyncio.wrap_future(peer.readv_async([part])) for part in parts))
+
+        asyncio.run(many())
+        with pytest.raises(ForebayError, match="outside") as raised:
+            peer.readv_async([Segment(memory, 0, remote, NBYTES, 1)])
+        assert raised.value.kind == "invalid"
+
+
+def test_a_loop_of_ones_own_waits_for_the_descriptor(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        assert endpoint.poll() == []
+        assert select.select([endpoint], [], [], 0)[0] == []
+        begun = {peer.begin("read", [Segment(memory, at * MIB, remote, at * MIB, MIB)]) for at in range(8)}
+        ended = set()
+        while ended != begun:
+            assert select.select([endpoint], [], [], PATIENCE)[0], "the descriptor never became readable"
+            for number, error in endpoint.poll():
+                assert error is None
+                ended.add(number)
+        assert select.select([endpoint], [], [], 0)[0] == []
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+
+
+def test_messages_come_back_in_order(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, _ = meet(endpoint, other)
+        for number in range(200):
+            peer.send(b"message %d" % number)
+            assert peer.recv(PATIENCE) == (b"message %d" % number)[::-1]
+        assert peer.recv(0.01) is None
+        assert peer.notice(0.0) is None
+        with pytest.raises(ForebayError, match="too long"):
+            peer.send(bytes(65_537))
+
+
+def test_a_peer_that_is_killed_ends_what_is_under_way(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        # Through the socket on shared memory as well: a file that is mapped outlives its process.
+        assert peer.is_up
+        other.freeze()
+        memory = endpoint.allocate(NBYTES)
+        peer.send(b"never answered")
+        future = peer.readv_async([Segment(memory, 0, remote, 0, NBYTES)])
+        other.stop()
+        with pytest.raises(ForebayError) as raised:
+            peer.recv(PATIENCE)
+        assert raised.value.kind == "unavailable"
+        assert future.exception(PATIENCE) is None or isinstance(future.exception(), ForebayError)
+        assert not peer.is_up
+        with pytest.raises(ForebayError) as raised:
+            peer.read(memory, remote)
+        assert raised.value.kind in ("unavailable", "not_found")
+
+
+def test_a_frozen_peer_costs_no_more_than_the_timeout(others: Callable[[str], Other]) -> None:
+    other = others("tcp").begin()
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        other.freeze()
+        try:
+            with pytest.raises(ForebayError) as raised:
+                peer.read(memory, remote, timeout=0.2)
+        finally:
+            other.resume()
+        assert raised.value.kind == "timeout" and raised.value.hint
+        peer.read(memory, remote)
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+    other.end()
+
+
+# What a buffer holds before a read, and what its next owner fills it with.
+BEFORE, NEXT_OWNER = 0xEE, 0xAA
+
+
+class Interrupted(Exception):
+    """What the handler of a signal raises."""
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+class Ending:
+    """One transfer with a stopped peer, and the ways to end it. Each returns when the caller may use the memory."""
+
+    def __init__(self, endpoint: Endpoint, peer: Peer, verb: str, segments: list[Segment], other: Other) -> None:
+        self.endpoint, self.peer, self.verb, self.segments, self.other = endpoint, peer, verb, segments, other
+
+    def run(self, timeout: float = PATIENCE) -> None:
+        (self.peer.readv if self.verb == "read" else self.peer.writev)(self.segments, timeout=timeout)
+
+    def future(self) -> Future[None]:
+        return (self.peer.readv_async if self.verb == "read" else self.peer.writev_async)(self.segments)
+
+    def timeout(self) -> None:
+        with pytest.raises(ForebayError) as raised:
+            self.run(timeout=0.05)
+        assert raised.value.kind == "timeout"
+
+    def signal(self) -> None:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                self.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def signal_before_anybody_has_the_future(self) -> None:
+        self._interrupted(lambda: self.future())
+        # The thread that sets futures is none the worse for it.
+        assert self.future().cancel()
+
+    def signal_before_anybody_has_the_number(self) -> None:
+        self._interrupted(lambda: self.peer.begin(self.verb, self.segments))
+
+    def _interrupted(self, begin: Callable[[], object]) -> None:
+        engine = self.endpoint._engine
+
+        class Engine:
+            """A signal's handler raises as soon as the native call has returned."""
+
+            def submit(self, *arguments: object) -> None:
+                engine.submit(*arguments)
+                raise Interrupted
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(engine, name)
+
+        self.endpoint._engine = Engine()
+        try:
+            with pytest.raises(Interrupted):
+                begin()
+        finally:
+            self.endpoint._engine = engine
+
+    def cancel(self) -> None:
+        future = self.future()
+        told: list[bool] = []
+        future.add_done_callback(lambda future: told.append(future.cancelled()))
+        assert future.cancel()
+        assert future.cancelled() and future.cancel() and told == [True]
+
+    def cancel_of_a_task(self) -> None:
+        async def run() -> None:
+            task = asyncio.create_task(self.awaited())
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(run())
+
+    async def awaited(self) -> None:
+        await asyncio.wrap_future(self.future())
+
+    def cancel_of_a_number(self) -> None:
+        number = self.peer.begin(self.verb, self.segments)
+        self.endpoint.cancel(number)
+        [(ended, error)] = self.endpoint.poll(PATIENCE)
+        assert ended == number and error is not None and error.kind == "timeout"
+
+    def drop_and_deregister(self) -> None:
+        self.future()
+        gc.collect()
+        self.segments[0].memory.deregister()
+
+    def disconnect(self) -> None:
+        future = self.future()
+        self.peer.close()
+        assert isinstance(future.exception(PATIENCE), ForebayError)
+
+    def close(self) -> None:
+        future = self.future()
+        self.endpoint.close()
+        assert isinstance(future.exception(PATIENCE), ForebayError)
+
+    def kill(self) -> None:
+        future = self.future()
+        self.other.stop()
+        assert isinstance(future.exception(PATIENCE), ForebayError)
+
+
+ENDINGS = [name for name in vars(Ending) if not name.startswith("_") and name not in ("run", "future", "awaited")]
+
+
+@pytest.mark.parametrize("verb", ["read", "write"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_transfer_that_has_ended_gives_its_memory_back(other: Other, ending: str, verb: str) -> None:
+    with Endpoint() as endpoint, Endpoint() as witness:
+        peer = endpoint.connect(other.address)
+        watching, theirs = meet(witness, other)
+        other.freeze()
+        # After the peer stopped, so that it is never mapped: a copy of this process would not wait for the peer.
+        remote = peer.memory(other.descriptor)
+        source = pattern(NBYTES)[::-1]
+        buffer = np.full(NBYTES, BEFORE, np.uint8) if verb == "read" else source.copy()
+        memory = endpoint.register(buffer, read=False)
+        segments = [Segment(memory, at * MIB, remote, at * MIB, MIB) for at in range(8)]
+        getattr(Ending(endpoint, peer, verb, segments, other), ending)()
+        assert verb == "write" or (buffer == BEFORE).all(), "a stopped peer has answered"
+        buffer[:] = NEXT_OWNER
+        if ending != "kill":
+            other.resume()
+            fresh = witness.allocate(NBYTES)
+            for who, what in [(watching, theirs)] + ([(peer, remote)] if peer.is_up else []):
+                mine = fresh if who is watching else endpoint.allocate(NBYTES)
+                who.read(mine, what)
+                found, old = np.frombuffer(mine.view, np.uint8), pattern(NBYTES)
+                # Bytes of a write that were on their way when it ended may arrive.
+                assert ((found == old) | (found == source) if verb == "write" else found == old).all()
+        assert (buffer == NEXT_OWNER).all(), "memory was changed after its transfer had ended"
+
+
+def test_a_future_that_is_dropped_goes_on_to_its_end(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        gone = weakref.ref(peer.readv_async([Segment(memory, 0, remote, 0, NBYTES)]))
+        end = time.monotonic() + PATIENCE
+        while gone() is not None:
+            assert time.monotonic() < end, "a dropped future is kept"
+            time.sleep(0.01)
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+
+
+def test_a_forked_child_neither_uses_nor_ends_its_parents_endpoint() -> None:
+    program = """
+import os, sys
+from forebay import ForebayError
+from forebay.transfer import Endpoint, Segment
+first, second = Endpoint(listen="tcp://127.0.0.1:0"), Endpoint()
+theirs = first.register(bytearray(b"x" * 1000))
+peer = second.connect(first.address)
+back = first.accept(30)
+mine = bytearray(1000)
+memory, remote = second.register(mine, read=False), peer.memory(theirs.descriptor)
+held = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(held[1])
+    calls = [lambda: peer.read(memory, remote), lambda: second.connect(first.address), lambda: back.recv(1),
+             lambda: memory.deregister(), lambda: peer.readv_async([Segment(memory, 0, remote, 0, 9)])]
+    for call in calls:
+        try:
+            call()
+        except ForebayError as error:
+            assert error.kind == "unavailable" and error.hint, error
+        else:
+            os._exit(1)
+    second.close()
+    # Keeps the parent's sockets open until the parent lets it go.
+    os.read(held[0], 1)
+    sys.exit(0)
+os.close(held[0])
+peer.read(memory, remote)
+assert mine == b"x" * 1000
+second.close()
+try:
+    back.recv(30)
+except ForebayError as error:
+    assert error.kind == "unavailable", error
+else:
+    raise SystemExit("the peer does not hear that the parent has closed")
+os.close(held[1])
+assert os.waitpid(child, 0)[1] == 0
+# The child has ended, with all that Python does at its end.
+third = Endpoint()
+peer = third.connect(first.address)
+memory, remote = third.register(mine, read=False), peer.memory(theirs.descriptor)
+peer.read(memory, remote)
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_a_buffer_is_kept_until_it_is_deregistered() -> None:
+    class Bytes(bytearray):
+        pass
+
+    with Endpoint() as endpoint:
+        buffer = Bytes(MIB)
+        gone = weakref.ref(buffer)
+        memory = endpoint.register(buffer)
+        with pytest.raises(BufferError):
+            buffer.clear()
+        del buffer
+        gc.collect()
+        assert gone() is not None
+        memory.deregister()
+        end = time.monotonic() + PATIENCE
+        while gone() is not None:
+            assert time.monotonic() < end, "a deregistered buffer is kept"
+            time.sleep(0.01)
+        with pytest.raises(ForebayError):
+            memory.deregister()
+
+
+def test_what_cannot_be_registered_or_reached_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with Endpoint(listen="tcp://127.0.0.1:0") as endpoint:
+        with pytest.raises(BufferError):
+            endpoint.register(np.zeros((8, 8))[:, ::2])
+        with pytest.raises(ForebayError, match="cannot be exported for writes"):
+            endpoint.register(b"constant", write=True)
+        for call in (
+            lambda: Endpoint(listen="127.0.0.1:0"),
+            lambda: Endpoint(listen="tcp://0.0.0.0:0"),
+            lambda: Endpoint(connections=0),
+            lambda: Endpoint(secret_file=tmp_path / "absent"),
+            lambda: endpoint.connect(f"shm://{tmp_path / 'absent'}"),
+            lambda: endpoint.connect("tcp://127.0.0.1:1"),
+        ):
+            with pytest.raises(ForebayError) as raised:
+                call()
+            assert raised.value.hint, raised.value
+
+
+def test_only_who_knows_the_secret_connects(tmp_path: Path) -> None:
+    for name in ("ours", "other"):
+        (tmp_path / name).write_bytes(os.urandom(32).hex().encode())
+        (tmp_path / name).chmod(0o600)
+    with Endpoint(listen="tcp://127.0.0.1:0", secret_file=tmp_path / "ours") as endpoint:
+        assert endpoint.address is not None
+        with Endpoint(secret_file=tmp_path / "ours") as friend:
+            assert friend.connect(endpoint.address).is_up
+            assert endpoint.accept(PATIENCE) is not None
+        for secret in (tmp_path / "other", None):
+            with Endpoint(secret_file=secret) as stranger, pytest.raises(ForebayError, match="another secret"):
+                stranger.connect(endpoint.address)
+        assert endpoint.accept(0.0) is None
+
+
+def test_a_closed_endpoint_ends_every_wait(other: Other) -> None:
+    endpoint = Endpoint()
+    peer, remote = meet(endpoint, other)
+    memory: Memory = endpoint.allocate(NBYTES)
+    other.freeze()
+    future = peer.readv_async([Segment(memory, 0, remote, 0, NBYTES)])
+    endpoint.close()
+    endpoint.close()
+    assert future.done()
+    for call in (lambda: peer.recv(), lambda: endpoint.accept(), lambda: memory.descriptor):
+        with pytest.raises(ForebayError) as raised:
+            call()
+        assert raised.value.kind == "unavailable"
+
+
+def test_a_program_that_forgets_to_close_ends() -> None:
+    program = (
+        "import forebay.transfer as t; e = t.Endpoint(listen='tcp://127.0.0.1:0'); m = e.register(bytearray(100));"
+        "p = t.Endpoint().connect(e.address); q = e.accept(); r = p.memory(m.descriptor);"
+        "o = p._endpoint.register(bytearray(100)); p.readv_async([t.Segment(o, 0, r, 0, 100)]).result(9); print('end')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
