@@ -52,8 +52,10 @@ class FakeDaemon:
 
     def replace_pool(self) -> None:
         """As after a reboot: another pool, and nothing in it."""
-        self.pool = next(self._ids).to_bytes(16, "big")
-        self.slots = [Slot() for _ in range(self.count)]
+        number = next(self._ids)
+        self.pool = number.to_bytes(16, "big")
+        # A session hands out no slot of a generation that its engine still has from an earlier pool.
+        self.slots = [Slot(generation=number << 16) for _ in range(self.count)]
         self.index: dict[tuple[Any, ...], int] = {}
         for session in self.sessions:
             session.lose_all()
@@ -95,10 +97,10 @@ class FakeDaemon:
         for hash_, number, generation in named:
             slot = self.slots[number]
             key = (session.namespace, group, hash_)
-            assert not slot.copies, f"slot {number} is named while a copy of it is under way"
             if slot.owner is not session or slot.generation != generation:
                 self.outcomes.append("lost")
                 continue
+            assert not slot.copies, f"slot {number} is named while a copy of it is under way"
             writers = [0] if session.is_replicated[group] else list(range(session.ranks))
             if key in self.index:
                 outcome = "duplicate"

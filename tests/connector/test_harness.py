@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake import FakeDaemon, FakeEngine
+from fake import FakeDaemon, FakeEngine, FakeSession
 from harness import Engine, prompt
 
 
@@ -36,3 +36,16 @@ def test_outputs_depend_on_the_whole_prompt(daemon: FakeDaemon, monkeypatch: pyt
     engine = Engine(daemon, monkeypatch)
     tail = prompt(9, 40)
     assert engine.generate("a", prompt(1, 64) + tail) != engine.generate("b", prompt(2, 64) + tail)
+
+
+def test_a_store_of_an_earlier_pool_names_no_slot_of_the_next(daemon: FakeDaemon) -> None:
+    session = FakeSession(daemon, "e", 1)
+    engine = FakeEngine(daemon, "e", 0, [], [(0, False, [])], 1)
+    session.set_namespace({"model": "m"}, [(0, "full", 16, False)])
+    earlier = session.reserve(0, 2)
+    daemon.replace_pool()
+    session.refill()
+    now = session.reserve(0, 2)
+    engine.submit_store(1, session.pool, [(0, *now, b"", 0)])
+    session.commit(0, [b"a" * 32, b"b" * 32], None, *earlier)
+    assert daemon.outcomes == ["lost", "lost"] and not daemon.index
