@@ -95,7 +95,7 @@ class Engine(harness.Engine):
         while self.session.stats().get("reserved_stock", 0) < 32:
             assert time.monotonic() < deadline, self.session.stats()
             self.connector.scheduler.manager.has_pending_work()  # type: ignore[union-attr]
-            self.step()
+            self._step_and_pause()
 
     def settle(self, seconds: float = 20.0) -> None:
         """Steps until the pool has all that it will get."""
@@ -103,7 +103,12 @@ class Engine(harness.Engine):
         manager = self.connector.scheduler.manager
         while manager.has_pending_work() or self.session.stats().get("queued", 0):  # type: ignore[union-attr]
             assert time.monotonic() < deadline, self.session.stats()
-            self.step()
+            self._step_and_pause()
+
+    def _step_and_pause(self) -> None:
+        """Leaves the processor to the daemon, which the steps of an idle engine would keep from it."""
+        self.step()
+        time.sleep(0.005)
 
     def forget_rows(self) -> None:
         """Empties vLLM's host tier and the engine's own cache: only the pool can hit now."""
