@@ -305,3 +305,40 @@ fn a_thousand_connections_that_ask_for_nothing_keep_no_probe_waiting() {
     assert!(taken[taken.len() / 2] < Duration::from_secs(1), "{taken:?}");
     serves(&place, "a");
 }
+
+/// Threads of the daemon.
+fn threads(daemon: &Daemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count()
+}
+
+#[test]
+fn askers_who_go_before_their_answer_leave_no_work_behind() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, &[SMALL, &["--http.address", "127.0.0.1:0"]].concat());
+    let before = threads(&daemon);
+    let address = daemon.address();
+    let mut most = 0;
+    for round in 0..20 {
+        for _ in 0..100 {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+        }
+        tokio::task::LocalSet::new().block_on(&runtime(), async {
+            let asked = (0..50).map(|_| {
+                let mut client = forebay_rpc::client::Client::new(place.sockets(), "asker", DEADLINE);
+                tokio::task::spawn_local(async move { client.advise().await.map(drop) })
+            });
+            let asked: Vec<_> = asked.collect();
+            tokio::time::sleep(Duration::from_millis(round % 4)).await;
+            asked.iter().for_each(tokio::task::JoinHandle::abort);
+        });
+        most = most.max(threads(&daemon));
+    }
+    assert!(most < before + 32, "{most} threads instead of {before}");
+    serves(&place, "a");
+    assert!(daemon.page("/metrics").contains("forebay_"));
+    let start = Instant::now();
+    daemon.terminate();
+    assert!(daemon.finish().0);
+    assert!(start.elapsed() < DEADLINE, "it ended after {:?}", start.elapsed());
+}

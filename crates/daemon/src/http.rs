@@ -22,6 +22,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use places::Places;
@@ -116,8 +117,8 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
     match request.uri().path() {
         "/metrics" => match source.snapshot().await {
             Ok(snapshot) => {
-                let text = tokio::task::spawn_blocking(|| metrics::render(snapshot)).await;
-                response(StatusCode::OK, metrics::CONTENT_TYPE, text.expect("writing text does not panic"))
+                let text = turns::one_at_a_time(&WRITING, || metrics::render(snapshot)).await;
+                response(StatusCode::OK, metrics::CONTENT_TYPE, text)
             }
             Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
@@ -126,6 +127,9 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
         _ => response(StatusCode::NOT_FOUND, TEXT, "the pages are /metrics, /livez and /readyz\n".to_string()),
     }
 }
+
+/// A page of metrics that is being written.
+static WRITING: Semaphore = Semaphore::const_new(1);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 

@@ -6,6 +6,8 @@
 
 mod table;
 
+use std::sync::Arc;
+
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
 
@@ -31,7 +33,7 @@ pub struct Snapshot {
     pub saved: Saved,
     pub rpc: Rpc,
     /// How good the hit rate could be.
-    pub estimates: Estimates,
+    pub estimates: Arc<Estimates>,
     /// Those that hold now.
     pub alarms: Vec<Alarm>,
     /// From a lookup's arrival on the control plane to its answer.

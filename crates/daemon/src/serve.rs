@@ -21,7 +21,7 @@ use crate::health::Health;
 use crate::http;
 use crate::insight::{Insight, alarms};
 use crate::metrics::{Clients as ClientNumbers, Pool as PoolNumbers, Snapshot};
-use crate::service::Service;
+use crate::service::{self, Service};
 use crate::state::{Shared, State, ToMove, ToVerify, present};
 use crate::tasks::{attach, drive_tiers, open_tiers, populate_memory, relocate, scrub, tick, verify};
 use crate::{listen, random, recover, turns, vital};
@@ -223,13 +223,9 @@ impl http::Source for Pages {
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let (pool, insight) = {
-            let state = self.shared.lock();
-            (state.table.pool().clone(), state.insight.clone())
-        };
-        let slow = tokio::task::spawn_blocking(move || (pool.huge_page_report(), insight.estimates())).await;
-        let (huge_pages, estimates) = slow.expect("an estimate does not panic");
-        let huge_bytes = huge_pages?.huge_bytes;
+        let huge_bytes = service::huge_bytes(&self.shared).await?;
+        let insight = self.shared.lock().insight.clone();
+        let estimates = insight.estimates().await;
         let state = self.shared.lock();
         Ok(Snapshot {
             alarms: alarms(state.core.stats(), &state.history, &estimates),

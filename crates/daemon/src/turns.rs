@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use forebay_core::histogram::Histogram;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 /// Of the deciding thread, and of those that lock its state.
@@ -51,6 +52,20 @@ pub fn spawn<F: Future<Output: Send> + Send + 'static>(task: F) -> JoinHandle<F:
 /// A task whose turns are recorded if the deciding thread runs it.
 pub fn timed<F: Future>(task: F) -> impl Future<Output = F::Output> {
     Timed(Box::pin(task))
+}
+
+/// Runs slow work on another thread, when no other work has its place. It keeps the place until it ends, also if its
+/// caller has gone: so callers who come and go leave no queue of work behind.
+pub async fn one_at_a_time<T: Send + 'static>(
+    place: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let taken = place.acquire().await.expect("the semaphore is never closed");
+    let run = move || {
+        let _taken = taken;
+        work()
+    };
+    tokio::task::spawn_blocking(run).await.expect("the work does not panic")
 }
 
 struct Timed<F>(Pin<Box<F>>);

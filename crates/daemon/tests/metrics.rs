@@ -3,6 +3,7 @@
 mod golden;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use forebay_core::ErrorKind;
 use forebay_core::decorate::Counts;
@@ -187,7 +188,7 @@ fn snapshot() -> Snapshot {
             refused_peers: 82,
             errors: vec![RpcErrors { method: "Lookup", code: "invalid_argument", count: 83 }],
         },
-        estimates: Estimates {
+        estimates: Arc::new(Estimates {
             windows: [
                 None,
                 Some(Estimate { window_us: 3_600_000_000, asked: 1000, different: 250.0 }),
@@ -208,7 +209,7 @@ fn snapshot() -> Snapshot {
                 disk_curve: vec![(3 << 30, 0.875)],
             }],
             left_out: 194,
-        },
+        }),
         alarms: vec![Alarm { name: "hit rate fell", cause: "said by advise", hint: "and there alone" }],
         start_time_seconds: 90,
         ..Snapshot::default()

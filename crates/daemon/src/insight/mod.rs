@@ -50,7 +50,11 @@ struct Shared {
     queued_bytes: AtomicUsize,
     left_out: AtomicU64,
     analysis: Mutex<Analysis>,
+    newest: Newest,
 }
+
+/// The newest estimates, and when they were begun. Locked while new ones are made.
+type Newest = Arc<tokio::sync::Mutex<Option<(Instant, Arc<Estimates>)>>>;
 
 impl Insight {
     /// Starts the thread; it ends with the last clone.
@@ -67,6 +71,7 @@ impl Insight {
             queued_bytes: AtomicUsize::new(0),
             left_out: AtomicU64::new(0),
             analysis: Mutex::new(Analysis::new(seed, present)),
+            newest: Newest::default(),
         });
         let run = {
             let shared = shared.clone();
@@ -88,8 +93,25 @@ impl Insight {
         }
     }
 
+    /// Not older than this call. However many ask at a time, two are made: those of callers who have gone go on, and
+    /// serve the next.
+    pub async fn estimates(&self) -> Arc<Estimates> {
+        let asked = Instant::now();
+        let mut newest = self.shared.newest.clone().lock_owned().await;
+        if let Some((_, estimates)) = newest.as_ref().filter(|(begun, _)| *begun >= asked) {
+            return estimates.clone();
+        }
+        let insight = self.clone();
+        let make = move || {
+            let (begun, estimates) = (Instant::now(), Arc::new(insight.estimate()));
+            *newest = Some((begun, estimates.clone()));
+            estimates
+        };
+        tokio::task::spawn_blocking(make).await.expect("an estimate does not panic")
+    }
+
     /// Takes some milliseconds: not for the thread that answers lookups.
-    pub fn estimates(&self) -> Estimates {
+    fn estimate(&self) -> Estimates {
         // The optimum is computed on a copy, so that lookups need not wait.
         let (mut estimates, optimums) = self.analysis().estimates();
         let sampled = optimums.map(|optimum| optimum.map(|optimum| optimum.sampled()));
@@ -99,7 +121,7 @@ impl Insight {
     }
 
     /// Sends every lookup from now on to `recording` as well. False if one is under way already. Waits for the thread,
-    /// as [`Insight::estimates`] does: not for the thread that answers lookups.
+    /// as [`Insight::estimate`] does: not for the thread that answers lookups.
     pub fn record(&self, recording: Recording) -> bool {
         let mut analysis = self.analysis();
         let is_free = analysis.recording.as_ref().is_none_or(Recording::is_over);

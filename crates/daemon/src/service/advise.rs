@@ -8,7 +8,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_insight::ceiling::Estimate;
 use forebay_insight::optimum::Sampled;
 use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, Recorded, SampledInfo, ShareInfo, WindowInfo};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
@@ -16,13 +16,17 @@ use tonic::Status;
 use crate::clients::Place;
 use crate::insight::{Alarm, Recording, Share, alarms};
 use crate::state::Shared;
+use crate::turns::one_at_a_time;
+
+/// A recording that begins.
+static BEGINNING: Semaphore = Semaphore::const_new(1);
 
 /// Recorded lookups that wait for the client to take them.
 const MAX_RECORDED: usize = 256;
 
 pub async fn advise(shared: &Shared) -> Result<AdviseReply> {
     let insight = shared.lock().insight.clone();
-    let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await.expect("an estimate does not panic");
+    let estimates = insight.estimates().await;
     let state = shared.lock();
     let stats = state.core.stats();
     let miss =
@@ -60,8 +64,8 @@ pub async fn record(shared: &Shared, place: &Arc<Place>) -> Result<Recordings> {
     let insight = shared.lock().insight.clone();
     let recording = Recording::new(crate::random::number(), sender);
     // Waits for the thread of the estimates, which has low priority.
-    let is_free = tokio::task::spawn_blocking(move || insight.record(recording)).await;
-    if !is_free.expect("a recording does not panic") {
+    let is_free = one_at_a_time(&BEGINNING, move || insight.record(recording)).await;
+    if !is_free {
         return Err(
             Error::new(ErrorKind::Full, "a recording of lookups is already running").hint("end that recording first")
         );

@@ -27,6 +27,7 @@ use tokio::sync::Semaphore;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+pub use report::huge_bytes;
 pub use session::{check_protocol, tell_attached};
 
 use crate::clients::{Clients, Place};

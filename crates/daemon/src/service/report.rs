@@ -8,18 +8,16 @@ use forebay_rpc::proto::{
     ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, UserInfo,
 };
 
+use tokio::sync::Semaphore;
+
 use crate::clients::{Clients, UserReport};
 use crate::instances::Member;
 use crate::state::{Shared, State};
+use crate::turns::one_at_a_time;
 
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
     let users = clients.reports().into_iter().map(user).collect();
-    let pool = shared.lock().table.pool().clone();
-    let pages = match pool.is_counted() {
-        true => pool.huge_page_report(),
-        false => tokio::task::spawn_blocking(move || pool.huge_page_report()).await.expect("a report does not panic"),
-    };
-    let huge_bytes = pages?.huge_bytes;
+    let huge_bytes = huge_bytes(shared).await?;
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -44,6 +42,18 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             used_bytes: state.core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
         }
     }))
+}
+
+/// Of the pool. A walk over page tables goes on when its caller has gone, so there is one at a time; the next finds its
+/// result.
+pub async fn huge_bytes(shared: &Shared) -> Result<u64> {
+    static WALK: Semaphore = Semaphore::const_new(1);
+    let pool = shared.lock().table.pool().clone();
+    let report = match pool.is_counted() {
+        true => pool.huge_page_report(),
+        false => one_at_a_time(&WALK, move || pool.huge_page_report()).await,
+    };
+    Ok(report?.huge_bytes)
 }
 
 fn user(report: UserReport) -> UserInfo {

@@ -31,7 +31,7 @@ pub async fn run(shared: Shared) -> Infallible {
 /// Logs which alarms begin and end.
 async fn watch(shared: Shared) {
     let insight = shared.lock().insight.clone();
-    let estimates = tokio::task::spawn_blocking(move || insight.estimates()).await.expect("an estimate does not panic");
+    let estimates = insight.estimates().await;
     let mut state = shared.lock();
     let now = alarms(state.core.stats(), &state.history, &estimates);
     state.watch.tell(&now);
