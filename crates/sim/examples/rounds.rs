@@ -94,7 +94,7 @@ impl Arguments {
     /// The pool's hits by bytes, by namespace.
     fn hits(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> Vec<u64> {
         let policy = policy::by_name(name).expect("the name of a policy");
-        let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks));
+        let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks, trace.sizes()));
         let Arguments { lookahead, salt, .. } = *self;
         let disk_bytes = |share: f64| (share * trace.unique_bytes() as f64) as u64;
         let disk = |share| Ssd { capacity_bytes: disk_bytes(share), admission: self.ssd_admission.into() };
