@@ -214,7 +214,8 @@ impl Fabric {
 }
 
 impl Books {
-    /// The file of a region's whole memory, with no more rights than the region has.
+    /// The file of a region's whole memory, with no more rights than the region has. Without one, as where no
+    /// descriptor is left, the bytes go through the socket.
     pub(super) fn file_of(&self, region: &Region) -> Option<std::os::fd::OwnedFd> {
         let file = region.memory.file()?;
         if region.start != 0 || region.bytes != region.memory.len() {
