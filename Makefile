@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation aarch64 lint types licences deny check fast golden wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -50,7 +50,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules rolling simulation deny
+long: newest vllm-own-tests schedules rolling simulation aarch64 deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -69,6 +69,16 @@ rolling: servers
 simulation:
 	SIMULATION_SECONDS=$(or $(SECONDS),3600) cargo test --locked --quiet --release --package forebay-daemon --lib simulation::no_schedule -- --nocapture
 	tools/simulation-holes.sh
+
+# The checksums, the core and the pool as an aarch64 host runs them, under Debian's qemu. It has no ptrace, no huge
+# pages and no signals for missing memory, and starts no other process of its own kind: tests of the pool that need one
+# of these stay out.
+aarch64:
+	tools/aarch64.sh .cache/aarch64 --package forebay-checksum --package forebay-core
+	tools/aarch64.sh .cache/aarch64 --package forebay-io --lib pool:: -- --skip a_crash_at_any \
+		--skip a_pool_lies_on_huge_pages --skip pages_joined_by_collapsing --skip populating_a_file \
+		--skip another_user_is_refused --skip an_extent_for_whose_slots --skip a_worker_counts_as_alive \
+		--skip a_worker_outlives_the_daemon
 
 vllm-own-tests: build
 	@tools/vllm-own-tests.sh $(VENV) .cache/vllm-own

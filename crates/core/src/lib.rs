@@ -14,7 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
-pub mod checksum;
+
 mod chunked;
 pub mod core;
 pub mod decorate;
@@ -39,6 +39,8 @@ pub mod tiers;
 pub mod trust;
 
 pub use paths::{lookup, purge, recover, report, store};
+
+pub use forebay_checksum as checksum;
 
 pub use crate::core::{Config, Core};
 pub use error::{Error, ErrorKind, Result};

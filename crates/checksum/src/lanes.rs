@@ -2,25 +2,22 @@
 //!
 //! Invariant: the lanes are a 256-byte message with the same CRC remainder as all bytes of the checksum so far. Folding
 //! replaces that message, M, by 256 bytes congruent to M·x^2048 and adds the next 256 bytes: two carry-less
-//! multiplications per 16 bytes. There is no reduction here: at a ragged edge, and at the end, the 256 bytes go through
-//! the ordinary checksum.
+//! multiplications per 16 bytes. There is no reduction here: at a ragged edge, and at the end, the 256 bytes are added
+//! as any others are.
 //!
 //! The register that a CRC starts from counts as added to the message's first 8 bytes. So a run that begins with
 //! register r has r in the lanes before its first stride. When the lanes are summed as a message of their own, the
-//! usual start value is cancelled by adding it once more.
+//! register that they are added to is zero.
 //!
 //! Nothing here reads memory: the caller loads the bytes.
 
 use std::arch::x86_64::*;
 
-use crc_fast::CrcAlgorithm::Crc64Nvme;
-use crc_fast::Digest;
-
-use super::POLYNOMIAL;
+use super::polynomial::factors;
+use super::x86;
 
 /// What is folded at once.
 pub const STRIDE_BYTES: usize = 256;
-const STRIDE_BITS: u64 = STRIDE_BYTES as u64 * 8;
 /// Of an AVX-512 register.
 const WORDS: usize = 8;
 /// Of a stride. Each hides another's latency.
@@ -29,20 +26,8 @@ const REGISTERS: usize = 4;
 const WORDS_256: usize = 4;
 const REGISTERS_256: usize = 8;
 
-/// Factors that carry the first and the second 8 bytes of a 16-byte lane across one stride. Multiplying two
-/// bit-reversed numbers yields the product times x, hence one power less than the distance.
-const FACTORS: [u64; 2] = [power_of_x(STRIDE_BITS + 63), power_of_x(STRIDE_BITS - 1)];
-
-/// x^n modulo the polynomial, bits reversed.
-const fn power_of_x(n: u64) -> u64 {
-    let mut power = 1 << 63;
-    let mut i = 0;
-    while i < n {
-        power = (power >> 1) ^ (POLYNOMIAL * (power & 1));
-        i += 1;
-    }
-    power
-}
+/// Carries a lane across one stride.
+const FACTORS: [u64; 2] = factors(STRIDE_BYTES);
 
 /// The folding of 32 bytes at a time.
 macro_rules! fold_256 {
@@ -88,19 +73,16 @@ impl Lanes {
         Lanes { words, is_start: true }
     }
 
-    /// What is to go on where the lanes end.
-    pub(super) fn digest(&self) -> Digest {
+    /// The register after all bytes.
+    pub(super) fn register(&self) -> u64 {
         if self.is_start {
-            return Digest::new_with_init_state(Crc64Nvme, self.words[0][0]);
+            return self.words[0][0];
         }
         let mut message = [0; STRIDE_BYTES];
-        for (at, (bytes, word)) in message.chunks_exact_mut(8).zip(self.words.as_flattened()).enumerate() {
-            let word = if at == 0 { !*word } else { *word };
-            bytes.copy_from_slice(&word.to_le_bytes());
+        for (bytes, word) in message.as_chunks_mut().0.iter_mut().zip(self.words.as_flattened()) {
+            *bytes = word.to_le_bytes();
         }
-        let mut digest = Digest::new(Crc64Nvme);
-        digest.update(&message);
-        digest
+        x86::add(0, &message)
     }
 
     /// Folds `strides` strides. `load` brings 64 bytes of them, by their offset; it is called in ascending order.
