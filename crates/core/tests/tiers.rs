@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use common::{ENGINE, Rig, SMALL, UNIT_BYTES, hash, layout};
 use forebay_core::lookup::{LeaseId, SOURCE_DISK, SOURCE_POOL, STATE_MISS, STATE_NOT_YET, STATE_READY};
 use forebay_core::miss::MissReason;
@@ -679,6 +681,38 @@ fn slots_that_a_killed_daemon_was_filling_are_used_only_when_its_transfers_are_o
     rig.core.instance_gone(Instance(0));
     rig.core.transfers_over();
     assert!(taken(&mut rig));
+}
+
+/// A disk that is missing at the start may still fill slots of the earlier daemon, for as long as it is missing.
+#[test]
+fn while_transfers_of_an_earlier_daemon_may_be_under_way_slots_filled_since_then_are_evicted() {
+    let (mut rig, ns) = rig(1, all());
+    rig.core.set_earlier(TRANSFERS.bit());
+    lie_on_tier(&mut rig, 0..64);
+    let mut holders = BTreeMap::new();
+    let mut note = |effects: &[Effect]| {
+        effects.iter().for_each(|effect| match effect {
+            Effect::Reserved { slot, holders: by, .. } | Effect::Held { slot, holders: by } => {
+                holders.insert(*slot, *by);
+            }
+            _ => {}
+        });
+    };
+    for key in 0..64 {
+        assert_eq!(states(&mut rig, ns, &[key]), [STATE_NOT_YET], "no slot for block {key} any more");
+        let effects = rig.effects();
+        note(&effects);
+        let promotion = effects.iter().find_map(|effect| match effect {
+            Effect::Promote { block, generation, .. } => Some((*block, *generation)),
+            _ => None,
+        });
+        let (block, generation) = promotion.unwrap_or_else(|| panic!("no slot for block {key} any more"));
+        let outcome = if key % 4 == 3 { Outcome::Failed(ErrorKind::Io) } else { whole() };
+        rig.core.promoted(block, generation, outcome);
+        note(&rig.effects());
+    }
+    assert!(holders.values().all(|by| *by == 0), "a restart would find some in a disk's hands: {holders:?}");
+    rig.audit();
 }
 
 #[test]

@@ -124,6 +124,7 @@ impl Core {
             }
             _ => self.tiers.end_late(tier, bytes),
         }
+        self.slots.end_transfer(block, TRANSFERS, &mut self.journal);
         self.unpin(block);
         whole.is_some()
     }

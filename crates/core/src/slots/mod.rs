@@ -327,6 +327,16 @@ impl Slots {
         journal.push(Effect::Ready { block, slot: record.slot, generation: record.generation, checksum });
     }
 
+    /// The transfer of `instance` into this slot, which was free when the transfer began, has ended: the instance holds
+    /// the slot no longer, also while transfers of an earlier epoch may be under way elsewhere.
+    pub fn end_transfer(&mut self, block: BlockId, instance: Instance, journal: &mut Journal) {
+        let record = self.records.get_mut(block);
+        if record.holders & instance.bit() != 0 {
+            record.holders &= !instance.bit();
+            journal.push(Effect::Held { slot: record.slot, holders: record.holders });
+        }
+    }
+
     /// The block, which is in the index, is compared with its checksum from now on, and pinned.
     pub fn begin_verification(&mut self, block: BlockId, journal: &mut Journal) {
         self.transition(block, State::Verifying);

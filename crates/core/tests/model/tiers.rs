@@ -61,7 +61,8 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// A daemon starts. What is on the tier is told when no earlier daemon's transfer is under way.
+    /// A daemon starts. What is on the tier is told at once, also while a transfer of an earlier daemon is under way:
+    /// then the tier has another disk, which is missing and may be writing.
     pub fn open(&mut self, core: &mut Core, admission: Option<Admission>) {
         let Some(admission) = admission else { return };
         // Few blocks, so that its limits are met.
@@ -69,9 +70,7 @@ impl Tiers {
         assert_eq!(core.open_tier(limits), TIER);
         self.is_open = true;
         self.set_healthy(core, false);
-        if self.earlier.is_empty() {
-            self.tell(core);
-        }
+        self.tell(core);
     }
 
     pub fn restart(&mut self) -> u64 {
@@ -90,9 +89,6 @@ impl Tiers {
         }
         self.earlier.clear();
         core.transfers_over();
-        if self.is_open {
-            self.tell(core);
-        }
     }
 
     pub fn set_healthy(&mut self, core: &mut Core, is_healthy: bool) {

@@ -16,6 +16,7 @@ use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
 use forebay_core::stats::Stats;
 use forebay_core::store::CommitOutcome;
+use forebay_core::tiers::TRANSFERS;
 use forebay_core::{BlockKey, Config, Core, Generation, Instance, NamespaceId, NamespaceIndex, SlotId};
 
 use crate::event::{End, Event, Fault, Loading, Prompt, Setup};
@@ -866,6 +867,9 @@ impl World {
             row.key = Some(load);
         }
         self.settle();
+        let row = self.table.rows.get(&at.0).filter(|row| row.generation == at.1);
+        let is_held = row.is_some_and(|row| row.holders & TRANSFERS.bit() != 0);
+        assert!(!is_held, "{load:?} has ended, and {:?} is still in a disk's hands", at.0);
     }
 
     fn stored(&mut self, which: u8, is_written: bool) {
