@@ -327,7 +327,8 @@ class Client:
         """`socket_directory`: found by `find_sockets` if None. `deadline`: limit of each call."""
 
     def open_namespace(self, fields: Mapping[str, str], block_bytes: Mapping[int, int]) -> int:
-        """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip."""
+        """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip. The handle stays valid; the
+        daemon keeps the last 256 that a client opened, and a call on an older one takes two more round trips."""
 
     def put(
         self,

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forebay
@@ -126,6 +127,26 @@ def test_what_exceeds_a_message_travels_in_parts(client: Client) -> None:
     stored = blocks("a", 7, size=size)
     assert client.put(namespace, 7, stored) == ["stored"] * 7
     assert client.get(namespace, 7, [key for key, _ in stored]) == [data for _, data in stored]
+
+
+def test_a_client_may_use_more_namespaces_than_its_session_keeps(client: Client) -> None:
+    # The daemon keeps 256 for a session.
+    names = [client.open_namespace({"model": str(number)}, {0: 64}) for number in range(300)]
+    key = hashes("same", 1)
+    for number, namespace in enumerate(names):
+        assert client.put(namespace, 0, [(key[0], number.to_bytes(64))]) == ["stored"]
+    into = bytearray(64)
+    for number, namespace in enumerate(names):
+        assert client.get(namespace, 0, key) == [number.to_bytes(64)]
+        assert client.get_into(namespace, 0, key, [into]) == [True] and into == number.to_bytes(64)
+        assert client.lookup(namespace, 0, [*key, *hashes("nobody", 1)]) == [True, False]
+
+    def ask(first: int) -> list[int]:
+        order = [*range(first, len(names), 3), *range(first)]
+        return [number for number in order if client.get(names[number], 0, key) != [number.to_bytes(64)]]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, [0, 1, 2, 150])) == [[]] * 4
 
 
 def test_clients_share_and_namespaces_separate(client: Client, sockets: Path) -> None:
