@@ -139,7 +139,8 @@ impl WorkerEngine {
 
     /// How it copies: device, methods, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = self.copies.report().unwrap_or_default();
+        // If another thread shuts the worker down meanwhile, the engine or a pool may end here, which waits for copies.
+        let report = py.detach(|| self.copies.report()).unwrap_or_default();
         let answer = PyDict::new(py);
         answer.set_item("device", report.device)?;
         answer.set_item("methods", report.methods)?;
