@@ -246,6 +246,30 @@ fn take_all(place: &Place) -> (Vec<Worker>, Vec<Client>) {
 }
 
 #[test]
+fn a_worker_that_hangs_after_its_session_keeps_no_other_engine_from_storing() {
+    const BYTES: u64 = 1 << 20;
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _hung) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let mut held = 0;
+    wait_until("it holds a quarter of the pool", || {
+        held += client.reserve(namespace, 64).len();
+        held >= 16
+    });
+    drop(client);
+    let (client, worker) = engine(&place, "b", BYTES);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let mut slots = Vec::new();
+    wait_until("the others store as before", || {
+        slots.extend(client.reserve(namespace, 4));
+        slots.len() >= 4
+    });
+    worker.fill(&slots[0], 9);
+    client.commit(namespace, &[hash(9)], &slots[..1]);
+}
+
+#[test]
 fn answers_that_nobody_reads_cost_their_own_client_its_connection() {
     let place = Place::new();
     let _daemon = Daemon::start(&place, &[SMALL, &["--limits.call_bytes_per_user", "16MiB"]].concat());

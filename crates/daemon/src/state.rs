@@ -412,7 +412,7 @@ impl State {
         }
         self.end_trials(&ended);
         if let Some(instance) = instance {
-            self.core.drop_hints(instance);
+            self.core.session_ended(instance);
             self.settle_instance(instance);
         }
     }
