@@ -3,7 +3,8 @@
 Every call that may wait releases the GIL first. Sizes are bytes, times are seconds unless a name says otherwise.
 
 Nothing here survives a fork: the child has the objects but not their threads, and its copy of a lock may never be
-unlocked. Make them in the process that uses them, and do not use those of a parent, not even `close`.
+unlocked. Make them in the process that uses them, and do not use those of a parent. A child may end, and drop or close
+what it inherited, at once; the parent's objects are not touched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -327,7 +328,8 @@ class Client:
         """`socket_directory`: found by `find_sockets` if None. `deadline`: limit of each call."""
 
     def open_namespace(self, fields: Mapping[str, str], block_bytes: Mapping[int, int]) -> int:
-        """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip."""
+        """Namespace handle for `block_bytes` (group -> bytes of a block). One round trip. The handle stays valid; the
+        daemon keeps the last 256 that a client opened, and a call on an older one takes two more round trips."""
 
     def put(
         self,

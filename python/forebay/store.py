@@ -6,6 +6,7 @@ Invariants: every future ends, after the store's deadline at the latest. One thr
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -50,6 +51,7 @@ class Store:
         self._batches: dict[int, _Batch] = {}
         self._changed = threading.Condition()
         self._is_closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="forebay-store", daemon=True)
         self._thread.start()
 
@@ -87,7 +89,9 @@ class Store:
         return self._engine.fileno()
 
     def close(self) -> None:
-        """Ends all connections; futures that are not done raise. Idempotent."""
+        """Ends all connections; futures that are not done raise. Idempotent; does nothing in a forked child."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._is_closed = True
             self._changed.notify()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forebay
@@ -126,6 +128,70 @@ def test_what_exceeds_a_message_travels_in_parts(client: Client) -> None:
     stored = blocks("a", 7, size=size)
     assert client.put(namespace, 7, stored) == ["stored"] * 7
     assert client.get(namespace, 7, [key for key, _ in stored]) == [data for _, data in stored]
+
+
+def test_a_client_may_use_more_namespaces_than_its_session_keeps(client: Client) -> None:
+    # The daemon keeps 256 for a session.
+    names = [client.open_namespace({"model": str(number)}, {0: 64}) for number in range(300)]
+    key = hashes("same", 1)
+    for number, namespace in enumerate(names):
+        assert client.put(namespace, 0, [(key[0], number.to_bytes(64))]) == ["stored"]
+    into = bytearray(64)
+    for number, namespace in enumerate(names):
+        assert client.get(namespace, 0, key) == [number.to_bytes(64)]
+        assert client.get_into(namespace, 0, key, [into]) == [True] and into == number.to_bytes(64)
+        assert client.lookup(namespace, 0, [*key, *hashes("nobody", 1)]) == [True, False]
+
+    def ask(first: int) -> list[int]:
+        order = [*range(first, len(names), 3), *range(first)]
+        return [number for number in order if client.get(names[number], 0, key) != [number.to_bytes(64)]]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, [0, 1, 2, 150])) == [[]] * 4
+
+
+FORKING = """
+import os, sys, time
+from pathlib import Path
+from harness import Engine, hashes
+from forebay import Client, ForebayError, Store
+
+client, store = Client(sys.argv[1], deadline=20.0), Store("file://" + sys.argv[2], {"model": "a"}, 64)
+namespace, key = client.open_namespace({"model": "a"}, {0: 64}), hashes("a", 1)
+client.put(namespace, 0, [(key[0], bytes(64))])
+engine = Engine(Path(sys.argv[1])).wait_ready()
+ticket = engine.session.lookup([(0, hashes("b", 3))])
+start = time.monotonic()
+child = os.fork()
+if child == 0:
+    try:
+        client.get(namespace, 0, key)
+    except ForebayError as error:
+        assert error.kind == "unavailable" and error.hint, error
+    else:
+        os._exit(1)
+    if sys.argv[3] == "closes":
+        client.close(), store.close(), engine.session.close(), engine.workers[0].worker.shutdown()
+    sys.exit(0)
+while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+    assert time.monotonic() < start + 30, "the child hangs"
+    time.sleep(0.01)
+assert ended[1] == 0, ended
+assert client.get(namespace, 0, key) == [bytes(64)]
+assert ticket.poll(20.0) and not ticket.has_failed()
+engine.store(engine.model.groups[0], hashes("b", 3), [0, 1, 2])
+assert store.lookup(key).result(20.0) == [False]
+store.close()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "closes"])
+def test_a_forked_child_ends_in_silence_and_leaves_its_parent_alone(sockets: Path, tmp_path: Path, how: str) -> None:
+    argv = [sys.executable, "-c", FORKING, str(sockets), str(tmp_path), how]
+    env = clean_env() | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("end\n"), done.stdout + done.stderr
 
 
 def test_clients_share_and_namespaces_separate(client: Client, sockets: Path) -> None:

@@ -245,6 +245,97 @@ fn take_all(place: &Place) -> (Vec<Worker>, Vec<Client>) {
     (workers, clients)
 }
 
+/// Opens namespaces of another user than root, each with a block if `has_block`, up to the first that is refused.
+fn take_namespaces(place: &Place, from: u64, most: u64, has_block: bool) -> (u64, String) {
+    let take = || {
+        let nobody = Uid::from_raw(NOBODY);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+        let client = Client::open(place, "hog", 0);
+        for number in from..from + most {
+            let groups = vec![Group { rank_bytes: vec![64], ..group() }];
+            let namespace = match client.namespace(&number.to_string(), groups) {
+                Ok(namespace) => namespace,
+                Err(refused) => return (number - from, forebay_rpc::from_status(refused).told()),
+            };
+            if has_block {
+                let reply = call!(client, put, put_request(&client, namespace, number, 64)).expect("a put");
+                assert_eq!(reply.outcomes().collect::<Vec<_>>(), [CommitOutcome::CommitStored]);
+            }
+        }
+        (most, String::new())
+    };
+    std::thread::scope(|scope| scope.spawn(take).join().expect("it is refused or not"))
+}
+
+#[test]
+fn a_user_who_fills_its_namespaces_keeps_none_from_another() {
+    if !rustix::process::geteuid().is_root() {
+        // As above.
+        return;
+    }
+    let place = Place::new();
+    let arguments = [SMALL, &["--socket.allow_uids", "[65534]"]].concat();
+    let daemon = Daemon::start_after(&place, &arguments, "umask 022");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.sockets().parent().expect("the place"), open).expect("it is ours");
+    // What holds no block and is open in no session gives way.
+    assert_eq!(take_namespaces(&place, 0, 2000, false).0, 2000);
+    // 64 of the 1,024 are root's.
+    let (taken, refused) = take_namespaces(&place, 10_000, 2000, true);
+    assert_eq!(taken, 960, "{refused}");
+    assert!(["namespace", "65534", "hint: purge"].iter().all(|part| refused.contains(part)), "{refused}");
+    serves(&place, "a");
+    // The pool remembers whose they are.
+    daemon.kill();
+    let _daemon = Daemon::start_after(&place, &arguments, "umask 022");
+    assert_eq!(take_namespaces(&place, 20_000, 1, true).0, 0);
+    let client = Client::open(&place, "b", 0);
+    for number in 0..63 {
+        let namespace = client.namespace(&format!("r{number}"), vec![Group { rank_bytes: vec![64], ..group() }]);
+        let put = put_request(&client, namespace.expect("it is root's"), number, 64);
+        call!(client, put, put).expect("a put");
+    }
+}
+
+#[test]
+fn a_worker_that_hangs_after_its_session_keeps_no_other_engine_from_storing() {
+    const BYTES: u64 = 1 << 20;
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, _hung) = engine(&place, "a", BYTES);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let mut held = 0;
+    wait_until("it holds a quarter of the pool", || {
+        held += client.reserve(namespace, 64).len();
+        held >= 16
+    });
+    drop(client);
+    let (client, worker) = engine(&place, "b", BYTES);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let mut slots = Vec::new();
+    wait_until("the others store as before", || {
+        slots.extend(client.reserve(namespace, 4));
+        slots.len() >= 4
+    });
+    worker.fill(&slots[0], 9);
+    client.commit(namespace, &[hash(9)], &slots[..1]);
+}
+
+#[test]
+fn a_trial_leaves_no_namespace_behind_however_many_it_opens() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let request = OpenSessionRequest { is_trial: true, ..Client::request("trial", 0, 0) };
+    let trial = Client::try_open(&place, request).expect("a session");
+    let opened = (0..300).take_while(|number| {
+        trial.namespace(&number.to_string(), vec![Group { rank_bytes: vec![64], ..group() }]).is_ok()
+    });
+    assert_eq!(opened.count(), 256);
+    drop(trial);
+    let client = Client::open(&place, "a", 0);
+    wait_until("all of them are gone", || client.inspect().namespaces.is_empty());
+}
+
 #[test]
 fn answers_that_nobody_reads_cost_their_own_client_its_connection() {
     let place = Place::new();

@@ -139,9 +139,13 @@ fn a_disk_that_others_made_or_can_change_is_refused() {
 }
 
 fn inspect(sockets: &Path, variables: &[(&str, &str)], uid: Option<u32>) -> Output {
+    ask(&["inspect"], sockets, variables, uid)
+}
+
+fn ask(what: &[&str], sockets: &Path, variables: &[(&str, &str)], uid: Option<u32>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.env_clear().env("FOREBAY_CONFIG", "").envs(variables.iter().copied()).current_dir("/");
-    command.arg("inspect").arg("--socket.directory").arg(sockets);
+    command.args(what).arg("--socket.directory").arg(sockets);
     if let Some(uid) = uid {
         command.uid(uid).gid(uid);
     }
@@ -254,10 +258,13 @@ fn a_user_who_is_not_among_those_allowed_is_told_to_ask_for_it() {
     mode(place.sockets().parent().unwrap(), 0o755);
     let daemon = Daemon::start(&place, &[SMALL, &["--socket.allow_uids", "[12345]"]].concat());
     // The connection may be closed at any of the client's steps.
-    for _ in 0..10 {
-        let refused = inspect(&place.sockets(), &[], Some(NOBODY));
+    for number in 0..10 {
+        let what: &[&str] = if number < 5 { &["inspect"] } else { &["purge", "--tenant", "t"] };
+        let refused = ask(what, &place.sockets(), &[], Some(NOBODY));
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(!refused.status.success() && said.contains("`socket.allow_uids`"), "{said}");
+        let is_plain = ["Error(", "Error {", "Kind(", "source:", "None"].iter().all(|debug| !said.contains(debug));
+        assert!(is_plain, "it is told in words, not in Rust's: {said}");
         assert!(!said.contains("forebay serve"), "a daemon that runs is not to be started: {said}");
     }
     // Whoever tries again and again fills no log.

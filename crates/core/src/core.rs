@@ -5,7 +5,7 @@
 //! the daemon must carry them out before the answer leaves. No event takes longer than about 200 µs: lookups come in
 //! pieces, and touches, drains and purges continue in `step`.
 
-use crate::cache::{Cache, Fate};
+use crate::cache::{Cache, Fate, Names};
 use crate::error::Result;
 use crate::hints::QueueHints;
 use crate::journal::{Effect, Journal};
@@ -125,6 +125,20 @@ impl Core {
         let index = self.cache.open_namespace(id, layout, is_trial, &mut self.slots);
         self.cover_classes();
         index
+    }
+
+    /// Short names that are given between two starts; none of them twice.
+    pub const MAX_NAMESPACES: usize = Names::MAX;
+
+    /// Whether the id has a short name.
+    pub fn knows_namespace(&self, id: NamespaceId) -> bool {
+        self.cache.names().current_index(id).is_some()
+    }
+
+    /// Whether the pool has blocks of this id, or may get some of a promotion.
+    pub fn has_blocks(&self, id: NamespaceId) -> bool {
+        let names = self.cache.names();
+        names.current_index(id).is_some_and(|index| names.get(index).groups.iter().any(|group| group.blocks > 0))
     }
 
     /// Forgets a namespace that holds no blocks. False if it does, or is unknown.

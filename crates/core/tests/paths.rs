@@ -177,6 +177,34 @@ fn a_reservation_larger_than_the_pool_gets_its_share() {
 }
 
 #[test]
+fn engines_without_a_session_have_a_share_of_reservations_of_their_own() {
+    let mut rig = Rig::new(8);
+    let ns = rig.open(1, &layout(SMALL));
+    let (quarter, hung, other) = (8 * 16 / 4, Instance(40), Instance(41));
+    let reserve = |rig: &mut Rig, instance| {
+        let mut slots = Vec::new();
+        rig.core.reserve(instance, ns, 0, 64, true, &mut slots);
+        slots
+    };
+    let held = reserve(&mut rig, hung);
+    assert_eq!((held.len(), rig.reserve(ns, 1).len()), (quarter, 0), "it holds all, and has a session");
+    rig.core.session_ended(hung);
+    assert_eq!(reserve(&mut rig, other).len(), quarter, "others store as if it were not there");
+    // What is beyond that share of its own counts as before, but for one slot.
+    rig.core.session_ended(other);
+    assert_eq!([rig.reserve(ns, 64).len(), rig.reserve(ns, 64).len()], [1, 0]);
+    rig.audit();
+    // It comes back with what it held, or goes.
+    let resumption = rig.core.begin_resume(hung);
+    assert_eq!(rig.core.resume(resumption, &held).1, []);
+    rig.core.instance_gone(other);
+    assert_eq!(rig.reserve(ns, 64), []);
+    rig.core.instance_gone(hung);
+    assert_eq!(rig.reserve(ns, 64).len(), quarter - 1);
+    rig.audit();
+}
+
+#[test]
 fn one_block_can_always_be_stored_and_promised_however_large() {
     // 40 of 64 KiB: more than a quarter to reserve, more than half to promise.
     let mut rig = Rig::new(1);

@@ -306,7 +306,7 @@ impl Member {
 
 impl Session {
     /// Beyond this number, a session's oldest namespace is forgotten: an engine that resets its cache leaves a
-    /// namespace behind each time, and never uses it again.
+    /// namespace behind each time, and never uses it again. A client that still uses it opens it again.
     pub const MAX_NAMESPACES: usize = 256;
     /// Far more than can be honoured in most pools.
     pub const MAX_WAITING: usize = 256;
@@ -324,11 +324,14 @@ impl Session {
         handle
     }
 
+    /// Errors with `NotFound`, by which a client knows that it has to open the namespace again.
     pub fn namespace(&self, handle: u32) -> Result<NamespaceIndex> {
-        self.namespaces
-            .get(&handle)
-            .copied()
-            .ok_or_else(|| Error::invalid("the session has not opened the namespace").with("namespace", handle))
+        self.namespaces.get(&handle).copied().ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "the session has not opened the namespace, or has opened many others since")
+                .with("namespace", handle)
+                .with("kept", Session::MAX_NAMESPACES)
+                .hint("open the namespace again")
+        })
     }
 
     /// An engine that does not read its events loses them; it asks for the state anyway. Its welcome is the first that

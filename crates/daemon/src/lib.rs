@@ -21,6 +21,7 @@ mod insight;
 mod instances;
 mod listen;
 pub mod metrics;
+mod namespaces;
 mod random;
 mod recover;
 mod serve;

@@ -95,7 +95,7 @@ fn restore_namespaces(state: &mut State) -> Result<HashMap<NamespaceId, Namespac
 fn restore_namespace(state: &mut State, number: u32, record: &NamespaceRecord) -> Result<NamespaceIndex> {
     let descriptor = Descriptor::from_text(&record.descriptor)?;
     let index = state.core.open_namespace(record.id, &Layout::from_bytes(&record.layout)?)?;
-    state.descriptors.insert(number, (record.id, descriptor));
+    state.namespaces.restore(number, record.id, descriptor, record.uid);
     Ok(index)
 }
 

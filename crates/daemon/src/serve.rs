@@ -242,7 +242,7 @@ impl http::Source for Pages {
             clients: ClientNumbers {
                 sessions: state.instances.iter().filter(|(_, member)| member.session.is_some()).count() as u64,
                 attached_workers: state.instances.iter().map(|(_, member)| member.workers.len() as u64).sum(),
-                namespaces: state.descriptors.len() as u64,
+                namespaces: state.namespaces.len() as u64,
                 users: self.clients.reports(),
             },
             saved: state.saved,

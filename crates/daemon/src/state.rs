@@ -2,7 +2,7 @@
 //!
 //! Invariant: a decision of the core is in the table before the lock is released, so before any answer leaves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -11,12 +11,10 @@ use forebay_core::layout::Layout;
 use forebay_core::namespace::Descriptor;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
-use forebay_core::{
-    BlockId, Core, Effect, Error, ErrorKind, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId,
-};
+use forebay_core::{BlockId, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
-use forebay_io::pool::{Entry, Extent, InstanceRecord, NAMESPACES, Pool};
+use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
@@ -24,6 +22,7 @@ use crate::insight::{History, Insight, Present, Seen, Watch};
 use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
+use crate::namespaces::{GivenUp, Namespaces};
 use crate::table::Table;
 use crate::tiers::Tiers;
 use crate::turns::{self, Turns};
@@ -37,11 +36,7 @@ pub struct State {
     /// Who may connect.
     pub users: Vec<u32>,
     pub boot_id: u64,
-    /// The descriptor of each namespace id, by the number of its record in the pool.
-    pub descriptors: BTreeMap<u32, (NamespaceId, Descriptor)>,
-    /// Namespaces of each tenant whose records others have taken. Tiers may hold blocks of them all the same. The core
-    /// bounds how many namespaces are opened.
-    forgotten: BTreeMap<String, BTreeSet<NamespaceId>>,
+    pub namespaces: Namespaces,
     /// The descriptors of the namespaces of trials.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
@@ -178,8 +173,7 @@ impl State {
             table: Table::new(pool),
             instances: Instances::default(),
             boot_id,
-            descriptors: BTreeMap::new(),
-            forgotten: BTreeMap::new(),
+            namespaces: Namespaces::default(),
             trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
@@ -264,17 +258,28 @@ impl State {
         self.ends.send_if_modified(|known| std::mem::replace(known, ends) != ends);
     }
 
-    /// The short name of a namespace, remembered in the pool so that its blocks survive a restart.
-    pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout) -> Result<NamespaceIndex> {
+    /// The short name of a namespace of this user, remembered in the pool so that its blocks survive a restart.
+    pub fn open_namespace(&mut self, descriptor: Descriptor, layout: &Layout, uid: u32) -> Result<NamespaceIndex> {
         let id = descriptor.id();
-        let index = self.core.open_namespace(id, layout)?;
-        if !self.descriptors.values().any(|(known, _)| *known == id) {
-            let record = self.vacant_record()?;
-            self.table.pool().set_namespace(record, id, &descriptor.to_text(), &layout.to_bytes())?;
-            self.recall(id);
-            self.descriptors.insert(record, (id, descriptor));
+        if self.namespaces.note_opened(id, uid) {
+            return self.core.open_namespace(id, layout);
         }
+        let number = self.vacant_record(uid)?;
+        self.take_name(id, uid)?;
+        let index = self.core.open_namespace(id, layout)?;
+        let recorded =
+            self.table.pool().set_namespace(number, id, &descriptor.to_text(), Some(uid), &layout.to_bytes());
+        if let Err(error) = recorded {
+            self.core.close_namespace(id);
+            return Err(error);
+        }
+        self.namespaces.record(number, id, descriptor, uid);
         Ok(index)
+    }
+
+    /// Counts the short name that the id is about to get.
+    fn take_name(&mut self, id: NamespaceId, uid: u32) -> Result<()> {
+        if self.core.knows_namespace(id) { Ok(()) } else { self.namespaces.take_name(uid, &self.users) }
     }
 
     /// Hands the keys of an answered request to those who look at them later, but for those of a trial. `hits` are
@@ -304,27 +309,13 @@ impl State {
 
     /// Whether somebody opened the namespace since the pool was made, or blocks of it were found on this host's disks.
     pub fn knows(&self, id: NamespaceId) -> bool {
-        let is_forgotten = || self.forgotten.values().any(|ids| ids.contains(&id));
-        self.descriptors.values().any(|(known, _)| *known == id)
-            || is_forgotten()
-            || self.tiers.namespaces_found().contains(&id)
-    }
-
-    /// The namespaces of a tenant, also those whose records others have taken since the daemon started.
-    pub fn namespaces_of(&self, tenant: &str) -> Vec<NamespaceId> {
-        let is_its = |descriptor: &Descriptor| descriptor.tenant() == tenant;
-        let recorded = self.descriptors.values().filter(|(_, descriptor)| is_its(descriptor)).map(|(id, _)| *id);
-        recorded.chain(self.forgotten.get(tenant).into_iter().flatten().copied()).collect()
-    }
-
-    /// The namespace has a record again, or no tier has a block of it.
-    pub fn recall(&mut self, id: NamespaceId) {
-        self.forgotten.retain(|_, ids| !ids.remove(&id) || !ids.is_empty());
+        self.namespaces.knows(id) || self.tiers.namespaces_found().contains(&id)
     }
 
     /// The short name of a trial's namespace, which is in no record: a restart drops its blocks.
-    pub fn open_trial(&mut self, descriptor: Descriptor, layout: &Layout) -> Result<NamespaceIndex> {
+    pub fn open_trial(&mut self, descriptor: Descriptor, layout: &Layout, uid: u32) -> Result<NamespaceIndex> {
         let id = descriptor.id();
+        self.take_name(id, uid)?;
         let index = self.core.open_trial(id, layout)?;
         self.trials.insert(id, descriptor);
         Ok(index)
@@ -345,38 +336,31 @@ impl State {
 
     /// The descriptor of a namespace id.
     pub fn descriptor(&self, id: NamespaceId) -> Option<&Descriptor> {
-        let recorded = self.descriptors.values().find(|(known, _)| *known == id).map(|(_, descriptor)| descriptor);
-        recorded.or_else(|| self.trials.get(&id))
+        self.namespaces.descriptor(id).or_else(|| self.trials.get(&id))
     }
 
-    /// A record for one more namespace. If all records are taken, empty namespaces that no session uses are forgotten:
-    /// an engine that often resets its cache leaves many of them.
-    fn vacant_record(&mut self) -> Result<u32> {
-        if self.descriptors.len() >= NAMESPACES as usize {
-            self.forget_empty_namespaces()?;
-        }
-        (0..NAMESPACES).find(|record| !self.descriptors.contains_key(record)).ok_or_else(|| {
-            Error::new(ErrorKind::Full, "the pool has no space for another namespace")
-                .with("limit", NAMESPACES)
-                .hint("purge tenants or models that are no longer used")
-        })
-    }
-
-    fn forget_empty_namespaces(&mut self) -> Result<()> {
-        let in_use: Vec<NamespaceId> =
-            self.instances.namespaces().map(|namespace| self.core.namespace_id(namespace)).collect();
-        let unused = self.descriptors.iter().filter(|(_, (id, _))| !in_use.contains(id));
-        let unused: Vec<(u32, NamespaceId)> = unused.map(|(record, (id, _))| (*record, *id)).collect();
-        for (record, id) in unused {
-            if self.core.close_namespace(id) {
-                self.table.pool().clear_namespace(record)?;
-                let (_, descriptor) = self.descriptors.remove(&record).expect("it is among the unused");
-                if self.tiers.is_any() {
-                    self.forgotten.entry(descriptor.tenant().to_owned()).or_default().insert(id);
-                }
+    /// A record for one more namespace of this user. Before it is refused, namespaces that have no block in the pool,
+    /// and that no session has open, give up theirs.
+    fn vacant_record(&mut self, uid: u32) -> Result<u32> {
+        loop {
+            let vacant = self.namespaces.vacant(uid, &self.users);
+            if vacant.is_ok() || !self.give_up_namespaces()? {
+                return vacant;
             }
         }
-        Ok(())
+    }
+
+    /// False if there is none.
+    fn give_up_namespaces(&mut self) -> Result<bool> {
+        let open = self.instances.namespaces().map(|namespace| self.core.namespace_id(namespace));
+        let open: HashSet<NamespaceId> = open.collect();
+        let idlest = self.namespaces.idlest(|id| !open.contains(&id) && !self.core.has_blocks(id));
+        for GivenUp { number, id } in &idlest {
+            self.table.pool().clear_namespace(*number)?;
+            self.core.close_namespace(*id);
+            self.namespaces.give_up(*number, self.tiers.is_any());
+        }
+        Ok(!idlest.is_empty())
     }
 
     /// The instance of this identity, which a worker of this user is about to join; see [`Instances::enter`].
@@ -412,7 +396,7 @@ impl State {
         }
         self.end_trials(&ended);
         if let Some(instance) = instance {
-            self.core.drop_hints(instance);
+            self.core.session_ended(instance);
             self.settle_instance(instance);
         }
     }

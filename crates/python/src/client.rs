@@ -13,12 +13,13 @@ use tokio::runtime::Runtime;
 use crate::buffers::Pinned;
 use crate::convert::{self, from_hex, hex};
 use crate::error::Raised;
+use crate::fork::Own;
 
 /// A plain client for any program: no engine, no shared memory needed. Raises ForebayError.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Client {
     /// `None` once closed. One call runs at a time; others wait for it, without the GIL.
-    open: Mutex<Option<Open>>,
+    open: Own<Mutex<Option<Open>>>,
 }
 
 struct Open {
@@ -39,7 +40,7 @@ impl Client {
         let engine_id = format!("client-{process}-{number}-{:016x}", random());
         let directory = client::find_sockets(socket_directory);
         let client = client::Client::new(directory, engine_id, convert::duration(deadline));
-        Ok(Client { open: Mutex::new(Some(Open { runtime, client })) })
+        Ok(Client { open: Own::new(Mutex::new(Some(Open { runtime, client }))) })
     }
 
     /// Namespace handle for `block_bytes` (group -> bytes of a block). One round trip.
@@ -143,9 +144,9 @@ impl Client {
         Ok(purged)
     }
 
-    /// Ends the connection. Idempotent.
+    /// Ends the connection. Idempotent; does nothing in a child that was forked.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.lock().take()));
+        py.detach(|| drop(self.lock().map(|mut open| open.take())));
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -165,15 +166,16 @@ impl Client {
         call: impl AsyncFnOnce(&mut client::Client) -> forebay_core::Result<T> + Send,
     ) -> Result<T, Raised> {
         py.detach(|| {
-            let mut open = self.lock();
+            let mut open = self.lock()?;
             let Open { runtime, client } = open.as_mut().ok_or_else(|| Error::invalid("the client is closed"))?;
             Ok(runtime.block_on(call(client))?)
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
+    /// Errors in a child that was forked.
+    fn lock(&self) -> forebay_core::Result<MutexGuard<'_, Option<Open>>> {
         // A call that panicked left a client that reconnects when necessary.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(self.open.here()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

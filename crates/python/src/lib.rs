@@ -2,11 +2,13 @@
 //!
 //! In path order: [`client`] and [`session`] wrap `forebay_rpc::client`. [`worker`] copies between tensors and the
 //! mapped pool. [`store`] accesses shared stores. [`transfer`] moves bytes between processes. [`mask`] renames the
-//! blocks of an adapter. [`convert`] converts between Python's values and Rust's, [`error`] the errors.
+//! blocks of an adapter. [`convert`] converts between Python's values and Rust's, [`error`] the errors. [`fork`] keeps
+//! a forked child off what is its parent's.
 //!
 //! Invariants: the GIL is released before any wait. A panic becomes a Python exception or, on a background thread, a
 //! closed object. `unsafe` is in [`buffers`] alone. Nothing here survives a fork: make these objects in the process
-//! that uses them. `python/forebay/_native.pyi` documents the promise of each call.
+//! that uses them. A child that inherits them can end, and drop or close them, at once.
+//! `python/forebay/_native.pyi` documents the promise of each call.
 
 #![deny(unsafe_code)]
 
@@ -15,6 +17,7 @@ mod buffers;
 mod client;
 mod convert;
 mod error;
+mod fork;
 mod mask;
 mod session;
 mod store;

@@ -10,13 +10,14 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::convert;
 use crate::error::Raised;
+use crate::fork::Own;
 use crate::mask::Mask;
 
 type GroupTuple = (u32, String, u32, bool);
 
 /// A lookup in progress. Dropping it (or `release`) returns its lease, now or when the answer arrives.
 #[pyclass(frozen, module = "forebay._native")]
-pub struct Ticket(client::Ticket);
+pub struct Ticket(Own<client::Ticket>);
 
 #[pymethods]
 impl Ticket {
@@ -73,7 +74,7 @@ impl Ticket {
 
 /// The scheduler side of one engine: never raises for a missing daemon, never waits unless asked to.
 #[pyclass(frozen, module = "forebay._native")]
-pub struct EngineSession(client::EngineSession);
+pub struct EngineSession(Own<client::EngineSession>);
 
 #[pymethods]
 impl EngineSession {
@@ -93,7 +94,7 @@ impl EngineSession {
         let incarnation = convert::incarnation(incarnation)?;
         let config =
             SessionConfig { socket_directory, engine_id, incarnation, ranks, stock_blocks, deadline, breaker_failures };
-        Ok(EngineSession(client::EngineSession::new(config)?))
+        Ok(EngineSession(Own::new(client::EngineSession::new(config)?)))
     }
 
     /// connecting: no daemon. attaching: waits for ranks. naming: `set_namespace` is missing or in progress.
@@ -116,7 +117,7 @@ impl EngineSession {
     /// Looks up all keys of all groups of one request, in prefix order. One round trip, not waited for.
     #[pyo3(signature = (groups, mask = None))]
     fn lookup(&self, groups: Vec<(u32, Bound<'_, PyAny>)>, mask: Option<&[u8]>) -> PyResult<Ticket> {
-        Ok(Ticket(self.0.lookup(keys(groups, mask)?)))
+        Ok(Ticket(Own::new(self.0.lookup(keys(groups, mask)?))))
     }
 
     /// Hints that the request with this number is queued and will look up these keys. Sent in the background.
@@ -187,9 +188,9 @@ impl EngineSession {
         Ok(stats)
     }
 
-    /// Ends the session and joins the thread, at most `deadline` seconds.
+    /// Ends the session and joins the thread, at most `deadline` seconds. Does nothing in a child that was forked.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.0.close());
+        py.detach(|| self.0.here().map(client::EngineSession::close).unwrap_or_default());
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

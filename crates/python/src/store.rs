@@ -26,6 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::buffers::Pinned;
 use crate::convert;
 use crate::error::{Raised, kind_name, kind_named};
+use crate::fork::Own;
 
 mod options;
 
@@ -37,7 +38,7 @@ const SLOTS: u64 = 64;
 pub struct StoreEngine {
     wake: OwnedFd,
     /// `None` once closed.
-    open: Mutex<Option<Open>>,
+    open: Own<Mutex<Option<Open>>>,
 }
 
 struct Open {
@@ -108,7 +109,7 @@ impl StoreEngine {
             batches: HashMap::new(),
             over: Vec::new(),
         };
-        Ok(StoreEngine { wake, open: Mutex::new(Some(open)) })
+        Ok(StoreEngine { wake, open: Own::new(Mutex::new(Some(open))) })
     }
 
     /// Stores one buffer per hash. Returns the batch's number.
@@ -160,9 +161,10 @@ impl StoreEngine {
         self.wake.as_raw_fd()
     }
 
-    /// Ends all connections; operations in progress never complete. Idempotent.
+    /// Ends all connections; operations in progress never complete. Idempotent; does nothing in a child
+    /// that was forked.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.lock().take()));
+        py.detach(|| drop(self.lock().map(|mut open| open.take())));
     }
 }
 
@@ -187,11 +189,12 @@ impl StoreEngine {
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut Open) -> T) -> Result<T> {
-        self.lock().as_mut().map(run).ok_or_else(|| Error::invalid("the store is closed"))
+        self.lock()?.as_mut().map(run).ok_or_else(|| Error::invalid("the store is closed"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Errors in a child that was forked.
+    fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
+        Ok(self.open.here()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -34,7 +34,7 @@ pub fn to_status(error: &Error) -> Status {
 pub fn from_status(status: Status) -> Error {
     if is_transport(&status) {
         return Error::new(ErrorKind::Unavailable, "the connection to the daemon failed")
-            .source(status)
+            .source(root_cause(&status))
             .hint("check the daemon and its log: it may have ended, or not name this user in `socket.allow_uids`");
     }
     let kind = match status.code() {
@@ -48,6 +48,16 @@ pub fn from_status(status: Status) -> Error {
         Some(hint) => error.hint(String::from_utf8_lossy(&hint)),
         None => error,
     }
+}
+
+/// The words of the first error of a chain. Those around it name the layers that it came through, and print it as Rust
+/// code does.
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error.source();
+    while let Some(deeper) = cause.and_then(std::error::Error::source) {
+        cause = Some(deeper);
+    }
+    cause.map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Whether the call failed in transport rather than by the daemon's decision.

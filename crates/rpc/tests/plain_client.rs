@@ -112,3 +112,53 @@ fn mistakes_are_told_apart_from_faults() {
         assert_eq!(refused.await.unwrap_err().to_string(), "the test says no");
     });
 }
+
+#[test]
+fn a_namespace_that_the_session_has_forgotten_is_opened_again_once_for_each_call() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        fake.memory().kept_namespaces = Some(2);
+        let mut names = Vec::new();
+        for model in ["a", "b", "c"] {
+            let group = [GroupBytes { group: 3, bytes: 3 * MIB }];
+            names.push(client.open_namespace([("model".into(), model.into())], group).await.unwrap());
+        }
+        // Each is the one that was forgotten last. The second part of a call finds what the first has opened.
+        let hashes = pack([[0; 32].as_slice(), &[1; 32], &[2; 32]]).unwrap();
+        for namespace in &names {
+            client.put(*namespace, 3, b"", blocks(3, 3 * MIB)).await.unwrap();
+        }
+        for namespace in &names {
+            assert_eq!(client.get(*namespace, 3, &hashes).await.unwrap().iter().flatten().count(), 3);
+        }
+        for namespace in &names {
+            assert_eq!(client.lookup(*namespace, 3, &hashes).await.unwrap(), [true; 3]);
+        }
+        let memory = fake.memory();
+        let opened: Vec<String> = memory.namespaces.iter().map(|request| request.fields["model"].clone()).collect();
+        assert_eq!(opened.concat(), "abc".repeat(4));
+        assert_eq!(memory.opened.len(), 1, "in one session");
+        // Call by call under the name that was given last.
+        assert_eq!(memory.puts.iter().map(|put| put.namespace).collect::<Vec<_>>(), [4, 4, 5, 5, 6, 6]);
+        assert_eq!(memory.gets.iter().map(|get| get.namespace).collect::<Vec<_>>(), [7, 7, 8, 8, 9, 9]);
+    });
+}
+
+#[test]
+fn a_daemon_that_forgets_every_namespace_at_once_is_asked_twice_and_no_more() {
+    let fake = Fake::started();
+    run(async {
+        let mut client = client(&fake);
+        let namespace = open(&mut client, 10).await;
+        fake.memory().kept_namespaces = Some(0);
+        let hashes = pack([[0; 32].as_slice()]).unwrap();
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(fake.memory().namespaces.len(), 2);
+        // The namespace may be refused meanwhile; then that is what the caller is told.
+        fake.memory().refuse_namespace = Some(ErrorKind::Full);
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap_err().kind(), ErrorKind::Full);
+        (fake.memory().kept_namespaces, fake.memory().refuse_namespace) = (None, None);
+        assert_eq!(client.get(namespace, 3, &hashes).await.unwrap(), [None]);
+    });
+}

@@ -22,10 +22,9 @@ use crate::slots::{Block, Holds, Slots};
 
 use history::Memory;
 use index::Index;
-use names::Names;
 
 pub(crate) use history::Fate;
-pub(crate) use names::Namespace;
+pub(crate) use names::{Names, Namespace};
 
 /// See the module's head.
 pub(crate) struct Cache {

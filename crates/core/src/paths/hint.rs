@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// No request of `instance` waits any more, or it is not known which do.
-    pub fn drop_hints(&mut self, instance: Instance) {
+    pub(crate) fn drop_hints(&mut self, instance: Instance) {
         self.hints.drop_all(instance);
     }
 

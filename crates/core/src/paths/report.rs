@@ -217,6 +217,9 @@ impl Core {
         }
         expect("indexed blocks", indexed, self.cache.len())?;
         expect("reserved bytes", reserved, self.slots.reserved_bytes())?;
+        if !self.slots.is_sessionless_right() {
+            return Err("an instance without a session has other reservations than when its session ended".to_owned());
+        }
         expect("pinned bytes", pinned, self.slots.pinned_bytes())?;
         expect("fenced blocks", fenced, self.slots.fenced_count())?;
         let prefetch = (0..self.slots.end()).map(BlockId).filter(|block| self.is_prefetch(*block));

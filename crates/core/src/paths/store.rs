@@ -152,9 +152,13 @@ impl Core {
 
     /// How many more slots of `class` may be reserved.
     fn reservations_left(&self, class: ClassId) -> u64 {
-        let left = self.slots.share(self.config.reserve_permille).saturating_sub(self.slots.reserved_bytes());
+        let share = self.slots.share(self.config.reserve_permille);
+        let (reserved, sessionless) = (self.slots.reserved_bytes(), self.slots.sessionless_bytes());
+        // Copies of an engine without a session may be under way, so its slots stay reserved; a worker that hangs keeps
+        // them for as long as it lives. They have a share of their own, so that others can store.
+        let left = share.saturating_sub(reserved.saturating_sub(sessionless.min(share)));
         // One is always granted, or a small pool could never store a large block.
-        let least = u64::from(self.slots.reserved_bytes() == 0);
+        let least = u64::from(reserved <= sessionless);
         (left / self.slots.space().class_info(class).slot_bytes).max(least)
     }
 

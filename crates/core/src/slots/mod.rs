@@ -15,6 +15,8 @@ mod record;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use crate::journal::{Effect, Journal};
 use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId};
 
@@ -54,6 +56,9 @@ pub(crate) struct Slots {
     next_generation: u32,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     earlier: u64,
+    /// Instances whose session has ended and whose workers may still touch what they hold, with their part of
+    /// `reserved_bytes`: nothing is reserved, committed or aborted for them meanwhile.
+    sessionless: BTreeMap<u8, u64>,
     /// Those of them whose workers may touch an excluded unit; an instance that reconnected is still one of them until
     /// it is gone.
     excluding: u64,
@@ -101,6 +106,7 @@ impl Slots {
             fenced: List::default(),
             next_generation: first_generation.max(1),
             earlier: 0,
+            sessionless: BTreeMap::new(),
             excluding: 0,
         }
     }
@@ -174,6 +180,31 @@ impl Slots {
 
     pub fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
+    }
+
+    /// Those of them whose instances have no session.
+    pub fn sessionless_bytes(&self) -> u64 {
+        self.sessionless.values().sum()
+    }
+
+    /// The instance keeps its reservations without a session. Takes time by their number.
+    pub fn leave_session(&mut self, instance: Instance) {
+        self.sessionless.insert(instance.0, self.bytes_reserved_by(instance));
+    }
+
+    /// It has a session again, or reserves nothing.
+    pub fn end_sessionless(&mut self, instance: Instance) {
+        self.sessionless.remove(&instance.0);
+    }
+
+    /// Whether what is kept of instances without a session is what they have, for the audit.
+    pub fn is_sessionless_right(&self) -> bool {
+        self.sessionless.iter().all(|(owner, bytes)| self.bytes_reserved_by(Instance(*owner)) == *bytes)
+    }
+
+    fn bytes_reserved_by(&self, instance: Instance) -> u64 {
+        let reserved = self.reserved[instance.0 as usize].iter_back(&self.nodes);
+        reserved.map(|block| self.slot_bytes(block)).sum()
     }
 
     pub fn tally(&self, class: ClassId) -> &Tally {

@@ -80,7 +80,8 @@ impl Forebay for Service {
         &self,
         request: Request<OpenNamespaceRequest>,
     ) -> Result<Response<OpenNamespaceReply>, Status> {
-        self.answer("open_namespace", session::open_namespace(&self.shared, request.into_inner()))
+        let uid = place(&request).uid();
+        self.answer("open_namespace", session::open_namespace(&self.shared, uid, request.into_inner()))
     }
 
     type LookupStream = lookup::Replies;

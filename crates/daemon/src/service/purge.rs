@@ -48,7 +48,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     let is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok());
     reply.held_blocks = shared.event(|state| {
         let is_everywhere = request.shared_stores || state.tiers.shared_stores().next().is_none();
-        ids.iter().filter(|_| is_complete && is_everywhere).for_each(|id| state.recall(*id));
+        ids.iter().filter(|_| is_complete && is_everywhere).for_each(|id| state.namespaces.recall(*id));
         purged.iter().map(|old| state.core.fenced_of(*old)).sum()
     });
     reply.purged_blocks -= reply.held_blocks.min(reply.purged_blocks);
@@ -116,7 +116,7 @@ fn purge_tiers(state: &mut State, id: NamespaceId) {
 
 /// Namespaces on this host's disks whose descriptors went with an earlier pool.
 fn unnamed(state: &State) -> Vec<NamespaceId> {
-    let named: BTreeSet<NamespaceId> = state.descriptors.values().map(|(id, _)| *id).collect();
+    let named: BTreeSet<NamespaceId> = state.namespaces.ids().collect();
     state.tiers.namespaces_found().difference(&named).copied().collect()
 }
 
@@ -154,5 +154,5 @@ fn named(state: &State, request: &PurgeRequest) -> Result<Vec<NamespaceId>> {
     if request.tenant.is_empty() && !request.all_tenants_named_empty {
         return Err(Error::invalid("a purge must name a namespace or a tenant"));
     }
-    Ok(state.namespaces_of(&request.tenant))
+    Ok(state.namespaces.of_tenant(&request.tenant))
 }

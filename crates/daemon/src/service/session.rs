@@ -56,21 +56,28 @@ pub fn check_protocol(protocol: u32) -> Result<()> {
         .hint("install the same version of forebay on both sides"))
 }
 
-pub fn open_namespace(shared: &Shared, request: OpenNamespaceRequest) -> Result<OpenNamespaceReply> {
+pub fn open_namespace(shared: &Shared, uid: u32, request: OpenNamespaceRequest) -> Result<OpenNamespaceReply> {
     let mut fields = request.fields;
     shared.event(|state| {
         let (_, member) = state.instances.of_session(request.session)?;
         let layout = layout(member, &request.groups)?;
-        let is_trial = member.session.as_ref().expect("found by its session").is_trial;
+        let session = member.session.as_ref().expect("found by its session");
+        let is_trial = session.is_trial;
         if is_trial {
+            // One that the session forgets would not end with it.
+            if session.namespaces.len() >= Session::MAX_NAMESPACES {
+                return Err(Error::new(ErrorKind::Full, "the trial has too many namespaces")
+                    .with("limit", Session::MAX_NAMESPACES)
+                    .hint("begin another trial"));
+            }
             // So it is no other session's, nor one that stays, whatever fields others have.
             fields.insert("trial".to_owned(), format!("{}-{:016x}", request.session, random::number()));
         }
         let descriptor = Descriptor::new(fields)?;
         let namespace_id = descriptor.id().0.to_be_bytes().to_vec();
         let index = match is_trial {
-            true => state.open_trial(descriptor, &layout)?,
-            false => state.open_namespace(descriptor, &layout)?,
+            true => state.open_trial(descriptor, &layout, uid)?,
+            false => state.open_namespace(descriptor, &layout, uid)?,
         };
         let (_, member) = state.instances.of_session(request.session)?;
         let session = member.session.as_mut().expect("found by its session");

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::driver::{Attribute, Driver, StreamHandle};
-use super::engine::{CudaCopyEngine, CudaOptions};
+use super::engine::{CudaCopyEngine, CudaOptions, START_PATIENCE};
 use super::lane::Lane;
 use super::methods::Method;
 use super::ops::Op;
@@ -85,7 +85,7 @@ struct Bench {
 
 impl Bench {
     fn new(driver: Arc<dyn Driver>, ordinal: u32, bytes: u64) -> Result<Bench> {
-        let context = Arc::new(Context::retain(driver, ordinal)?);
+        let context = Arc::new(Context::retain(driver, ordinal, START_PATIENCE)?);
         context.adopt()?;
         let lane = |direction| Lane::new(context.clone(), direction, 512 << 10);
         let lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
@@ -168,7 +168,7 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
 
 /// Row 2: how long the driver takes to register memory that is populated, 1 GiB at a time, and to let it go.
 pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: Memory) -> Result<Vec<Figure>> {
-    let context = Arc::new(Context::retain(driver, ordinal)?);
+    let context = Arc::new(Context::retain(driver, ordinal, START_PATIENCE)?);
     context.adopt()?;
     let bytes = memory.len() as u64;
     let pool = Pool::new(memory, context.clone(), super::register::REGISTRATION_BYTES);
@@ -373,7 +373,7 @@ struct Model {
 
 impl Model {
     fn new(driver: Arc<dyn Driver>, ordinal: u32, layout: Layout) -> Result<Model> {
-        let context = Arc::new(Context::retain(driver, ordinal)?);
+        let context = Arc::new(Context::retain(driver, ordinal, START_PATIENCE)?);
         context.adopt()?;
         let cannot = |status| context.error("cannot make a model to measure with", status);
         let stream = context.driver().create_stream(0).map_err(cannot)?;

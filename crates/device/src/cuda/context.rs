@@ -3,10 +3,13 @@
 //! Invariants: it is retained while this lives. A thread of ours adopts it once and for good. A thread of the engine
 //! enters it for a call, and has its own context and capture mode again afterwards. No call made inside can spoil the
 //! capture of a graph that another thread makes: the mode is relaxed first. An end of the context is remembered, and
-//! every later use is refused.
+//! every later use is refused. The driver's start has a deadline: it is waited for on a thread of its own, which ends
+//! when the driver answers.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
 
@@ -30,8 +33,23 @@ pub struct Entered<'a> {
 }
 
 impl Context {
-    /// `Unsupported` if the driver has no such device, `Unavailable` if it cannot be used now.
-    pub fn retain(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
+    /// `Unsupported` if the driver has no such device, `Unavailable` if it cannot be used now, `Timeout` if it has not
+    /// started within `patience`.
+    pub fn retain(driver: Arc<dyn Driver>, ordinal: u32, patience: Duration) -> Result<Context> {
+        let (sender, retained) = mpsc::sync_channel(1);
+        // If nobody waits any more, what it sends is dropped at once, and releases the context.
+        let start = move || _ = sender.send(Context::retain_now(driver, ordinal));
+        let cannot = |error| Error::new(ErrorKind::Unavailable, "cannot start a thread").source(error);
+        thread::Builder::new().name("forebay-cuda".to_string()).spawn(start).map_err(cannot)?;
+        retained.recv_timeout(patience).unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Timeout, "the driver does not start")
+                .with("device", ordinal)
+                .with("seconds", patience.as_secs_f64())
+                .hint("see whether `nvidia-smi` answers; if it hangs as well, the GPU or its driver has to be reset"))
+        })
+    }
+
+    fn retain_now(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
         let fail = |what: &'static str| {
             let driver = driver.clone();
             move |status| failed(&*driver, what, status).with("device", ordinal)
@@ -127,7 +145,31 @@ impl Drop for Entered<'_> {
 fn failed(driver: &dyn Driver, what: &'static str, status: Status) -> Error {
     let kind = match status {
         Status::NOT_FOUND | Status::INVALID_VALUE => ErrorKind::Unsupported,
+        Status::STUB_LIBRARY | Status::NO_DEVICE | Status::INVALID_DEVICE => ErrorKind::Unsupported,
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, what).with("cuda", driver.error_name(status))
+    let error = Error::new(kind, what).with("cuda", driver.error_name(status));
+    match remedy(status) {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+/// What to do about a status that says it.
+pub(super) fn remedy(status: Status) -> Option<&'static str> {
+    match status {
+        Status::STUB_LIBRARY => Some(
+            "the `libcuda.so.1` that was found is the toolkit's, for linking: take its folder `stubs` out of \
+             `LD_LIBRARY_PATH`, so that the driver's own library is found",
+        ),
+        Status::NO_DEVICE | Status::INVALID_DEVICE => Some(
+            "see `nvidia-smi -L` for the GPUs of this host, and `CUDA_VISIBLE_DEVICES` for those that this process may \
+             see; in a container, start it with the GPU's runtime, as with `--gpus all`",
+        ),
+        Status::ALREADY_REGISTERED => Some(
+            "another part of this process has registered some of the same memory; copies of the pool's memory there go \
+             through staging memory, which is slower",
+        ),
+        _ => None,
+    }
 }

@@ -18,6 +18,9 @@ impl Status {
     pub const INVALID_VALUE: Status = Status(1);
     pub const OUT_OF_MEMORY: Status = Status(2);
     pub const DEINITIALIZED: Status = Status(4);
+    pub const STUB_LIBRARY: Status = Status(34);
+    pub const NO_DEVICE: Status = Status(100);
+    pub const INVALID_DEVICE: Status = Status(101);
     pub const INVALID_CONTEXT: Status = Status(201);
     pub const INVALID_HANDLE: Status = Status(400);
     pub const NOT_FOUND: Status = Status(500);

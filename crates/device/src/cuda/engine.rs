@@ -33,6 +33,9 @@ use crate::tensor::{Place, Tensors};
 /// Small slices are summed together up to this size: it takes 40 µs, much longer than taking it.
 const SUM_BYTES: u64 = 1 << 20;
 
+/// A driver that hangs in its start would hang the engine with it.
+pub(super) const START_PATIENCE: Duration = Duration::from_secs(60);
+
 /// An engine's options; the defaults suit a worker that shares its machine with the model.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
@@ -50,6 +53,8 @@ pub struct CudaOptions {
     pub stages: bool,
     /// Bytes that are registered at a time: a power of two.
     pub registration_bytes: u64,
+    /// How long the driver may take to start: seconds on a host with many GPUs whose driver was not in use.
+    pub start_patience: Duration,
     /// How long the end waits for copies that are with the device. A device that hangs longer keeps what it has.
     pub patience: Duration,
 }
@@ -65,6 +70,7 @@ impl CudaOptions {
             staging_bytes: 16 << 20,
             stages: true,
             registration_bytes: REGISTRATION_BYTES,
+            start_patience: START_PATIENCE,
             patience: Duration::from_secs(10),
         }
     }
@@ -90,7 +96,7 @@ impl CudaCopyEngine {
                 .with("queue_jobs", options.queue_jobs)
                 .with("staging_bytes", options.staging_bytes));
         }
-        let context = Arc::new(Context::retain(driver, options.ordinal)?);
+        let context = Arc::new(Context::retain(driver, options.ordinal, options.start_patience)?);
         let entered = context.enter()?;
         tensors.places().try_for_each(|place| check_place(&context, place))?;
         let lane = |direction| Lane::new(context.clone(), direction, options.staging_bytes);

@@ -33,6 +33,8 @@ pub struct Fake {
     state: Mutex<State>,
     /// Something was queued or has run.
     turned: Condvar,
+    /// Held while the driver does not start.
+    start: Mutex<()>,
 }
 
 /// What goes wrong.
@@ -127,7 +129,7 @@ impl Fake {
             next_handle: 0x1000,
             spoiled_captures: 0,
         };
-        Fake { state: Mutex::new(state), turned: Condvar::new() }
+        Fake { state: Mutex::new(state), turned: Condvar::new(), start: Mutex::default() }
     }
 
     /// The primary context of a device.
@@ -138,6 +140,11 @@ impl Fake {
     pub fn fault(&self, fault: Fault) {
         self.lock().faults.push(fault);
         self.turned.notify_all();
+    }
+
+    /// The driver hangs in its start until this is dropped.
+    pub fn hold_start(&self) -> MutexGuard<'_, ()> {
+        self.start.lock().expect("nothing under this lock panics")
     }
 
     /// Ends all faults.
@@ -360,6 +367,7 @@ impl Piece {
 
 impl Driver for Fake {
     fn init(&self) -> Answer<()> {
+        drop(self.hold_start());
         self.call("init").map(drop)
     }
 

@@ -12,6 +12,7 @@ use std::ptr::{null, null_mut};
 
 use forebay_core::{Error, ErrorKind, Result};
 
+use super::context::remedy;
 use super::driver::{
     Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, Location, SourceOrder, Status,
     StreamHandle,
@@ -34,7 +35,7 @@ macro_rules! table {
                 Table { $($field: {
                     // SAFETY: the driver gives a function of this name at this version, whose arguments are those
                     // that `cudaTypedefs.h` states, or null. Both are an `Option` of a function pointer.
-                    find(finder, $symbol, $version).map(|found| unsafe { transmute_copy(&found) })
+                    find(finder, $symbol, $version).ok().map(|found| unsafe { transmute_copy(&found) })
                 },)* }
             }
         }
@@ -113,9 +114,10 @@ impl LibCuda {
         // not closed, so the functions stay.
         let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
-            return Err(Error::new(ErrorKind::Unsupported, "there is no `libcuda.so.1`").hint(
-                "it comes with NVIDIA's driver; in a container, start it with the GPU's runtime, as with `--gpus all`",
-            ));
+            // SAFETY: it is the loader's message for the call above on this thread: null, or terminated and there until
+            // the thread's next call of the loader.
+            let told = unsafe { libc::dlerror().as_ref().map(|told| CStr::from_ptr(told)) };
+            return Err(not_loaded(&told.unwrap_or_default().to_string_lossy()));
         }
         // SAFETY: `library` is open and the name terminated.
         let finder = unsafe { libc::dlsym(library, FINDER.as_ptr()) };
@@ -123,7 +125,11 @@ impl LibCuda {
             return Err(too_old("cuGetProcAddress_v2"));
         }
         // SAFETY: it is `cuGetProcAddress` as CUDA 12.0 and later type it, and not null.
-        let table = Table::load(unsafe { transmute_copy::<*mut c_void, Finder>(&finder) });
+        let finder = unsafe { transmute_copy::<*mut c_void, Finder>(&finder) };
+        if find(finder, c"cuInit", 2000) == Err(Status::STUB_LIBRARY) {
+            return Err(stub());
+        }
+        let table = Table::load(finder);
         if table.capture_mode.is_none() || table.synchronize.is_none() || table.copy.is_none() {
             return Err(too_old("a function that copies, waits, or leaves captures alone"));
         }
@@ -131,15 +137,35 @@ impl LibCuda {
     }
 }
 
+/// `told`: why, in the loader's words, which begin with the name of the file that it could not load.
+fn not_loaded(told: &str) -> Error {
+    const MISSING: &str = "No such file or directory";
+    if told.contains("libcuda.so.1") && told.ends_with(MISSING) {
+        return Error::new(ErrorKind::Unsupported, "there is no `libcuda.so.1`").hint(
+            "it comes with NVIDIA's driver; in a container, start it with the GPU's runtime, as with `--gpus all`",
+        );
+    }
+    Error::new(ErrorKind::Unsupported, "`libcuda.so.1` cannot be loaded").source(told).hint(
+        "the file, or one that it needs, is damaged or of another kind of machine: install NVIDIA's driver anew; in a \
+         container, see what is mounted there",
+    )
+}
+
 fn too_old(lacks: &str) -> Error {
     Error::new(ErrorKind::Unsupported, "NVIDIA's driver is too old").with("lacks", lacks).hint("525 or newer is needed")
 }
 
-fn find(finder: Finder, symbol: &CStr, version: c_int) -> Option<*mut c_void> {
+fn stub() -> Error {
+    let error = Error::new(ErrorKind::Unsupported, "`libcuda.so.1` is not a driver's");
+    error.hint(remedy(Status::STUB_LIBRARY).expect("there is one"))
+}
+
+/// The driver's refusal, or `NOT_FOUND`.
+fn find(finder: Finder, symbol: &CStr, version: c_int) -> Answer<*mut c_void> {
     let (mut found, mut status) = (null_mut(), 0);
     // SAFETY: the name is terminated and both outputs are ours. Flag 0 asks for the default variant of a stream's call.
-    let answer = unsafe { finder(symbol.as_ptr(), &mut found, version, 0, &mut status) };
-    (answer == 0 && !found.is_null()).then_some(found)
+    answer(unsafe { finder(symbol.as_ptr(), &mut found, version, 0, &mut status) })?;
+    if found.is_null() { Err(Status::NOT_FOUND) } else { Ok(found) }
 }
 
 fn answer(status: u32) -> Answer<()> {
@@ -325,6 +351,27 @@ impl Driver for LibCuda {
             call!(self.batch_13(to, from, bytes, count, &mut attributes, &mut first, 1, stream.0))
         } else {
             call!(self.batch_12(to, from, bytes, count, &mut attributes, &mut first, 1, &mut failed, stream.0))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_cannot_be_loaded_is_not_called_missing() {
+        let missing = not_loaded("libcuda.so.1: cannot open shared object file: No such file or directory");
+        assert_eq!(missing.to_string(), "there is no `libcuda.so.1`");
+        for told in [
+            "libcuda.so.1: file too short",
+            "/usr/lib/libcuda.so.1: invalid ELF header",
+            "libcuda.so.1: cannot open shared object file: Permission denied",
+            "libnvidia-other.so.5: cannot open shared object file: No such file or directory",
+        ] {
+            let error = not_loaded(told);
+            assert!(error.to_string().ends_with(told) && !error.to_string().contains("there is no"), "{error}");
+            assert!(missing.hint_text().is_some() && error.hint_text().is_some_and(|hint| hint.contains("anew")));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The attached pools, and a thread that pins their memory for the device, chunk by chunk.
 //!
 //! Invariants: a registration lies in one chunk, chunks begin at multiples of their size in the pool, and what this
-//! engine registered it unregisters before the pool is unmapped, the newest first. Memory that the daemon has not
-//! populated yet is left alone: pinning would populate it with small pages. What cannot be registered stays as it is;
-//! copies of it go through staging memory.
+//! engine registered it unregisters before the pool is unmapped, the newest first. It relies on no registration of
+//! others. Memory that the daemon has not populated yet is left alone: pinning would populate it with small pages. What
+//! cannot be registered stays as it is; copies of it go through staging memory.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -105,8 +105,8 @@ impl Pool {
             let len = part.min(start + bytes - offset);
             match driver.register(&self.memory, offset, len) {
                 Ok(()) => self.ours().push(self.memory.address() + offset),
-                // Somebody else's, which serves as well and is not ours to end.
-                Err(Status::ALREADY_REGISTERED) => {}
+                // `ALREADY_REGISTERED` too: somebody else's registration may cover a part alone, end at any time, or be
+                // left from memory that was at these addresses before, whose pages the device would then read.
                 Err(status) => {
                     self.unregister(before);
                     return Err(status);
@@ -226,11 +226,16 @@ impl Registrar {
     /// Whether it was the last attempt.
     fn refuse(&self, context: &Context, status: Status) -> bool {
         let error = context.error("the driver does not register the pool's memory", status);
-        let hint = "copies go through staging memory, which is slower; see the limits of this host or container on \
-                    locked memory";
+        let error = match error.hint_text() {
+            Some(_) => error,
+            None => error.hint(
+                "copies go through staging memory, which is slower; see the limits of this host or container on locked \
+                 memory",
+            ),
+        };
         let mut state = self.lock();
         state.refusals += 1;
-        state.trouble.get_or_insert_with(|| error.hint(hint).told());
+        state.trouble.get_or_insert_with(|| error.told());
         state.refusals >= REFUSALS
     }
 

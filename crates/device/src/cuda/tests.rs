@@ -378,6 +378,25 @@ fn a_driver_that_registers_nothing_is_served_through_staging_with_one_reason() {
 }
 
 #[test]
+fn memory_that_somebody_else_has_registered_in_part_is_staged() {
+    let device = Device::new(25);
+    let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
+    memory.write(0, &vec![0x11; memory.len()]);
+    // The first page of the third chunk, which holds slots 8 to 11.
+    device.fake.register(&memory, 2 * CHUNK, 4096).unwrap();
+    let engine = device.engine(options()).unwrap();
+    let pool = engine.attach_pool(memory.clone()).unwrap();
+    until("the refusal is known", || engine.report().trouble.is_some());
+    until("the rest is registered", || engine.report().registered_bytes == memory.len() as u64 - CHUNK);
+    let rig = Rig { engine, device, memory, pool };
+    rig.engine.submit(rig.job(1, Direction::Store, &[(3, 9)])).unwrap();
+    rig.finish(1);
+    assert!(rig.slot(9) == rig.device.block(3));
+    assert_eq!(rig.engine.report().staged_bytes, BLOCK, "a registration that is not ours was relied on");
+    assert!(rig.engine.report().trouble.unwrap().contains("another part of this process"));
+}
+
+#[test]
 fn an_engine_that_may_not_stage_refuses_what_is_not_registered() {
     let rig = Rig::new(10, CudaOptions { stages: false, ..options() });
     let empty = Memory::anonymous((SLOTS << 12) as usize).unwrap();
@@ -566,6 +585,24 @@ fn tensors_of_another_device_or_of_the_host_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let error = HostCopyEngine::new(device.tensors(0), HostOptions::default()).err().expect("it is device memory");
     assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_driver_that_cannot_start_is_told_with_what_to_do() {
+    let device = Device::new(26);
+    for (status, hint) in [(Status::STUB_LIBRARY, "stubs"), (Status::NO_DEVICE, "CUDA_VISIBLE_DEVICES")] {
+        device.fake.fault(Fault::Call("init", 1, status));
+        let error = device.engine(options()).err().expect("the driver does not start");
+        assert!(error.kind() == ErrorKind::Unsupported && error.hint_text().unwrap().contains(hint), "{error}");
+        device.fake.heal();
+    }
+    // It hangs: whoever waits is told, and the driver is let go when it answers after all.
+    let held = device.fake.hold_start();
+    let error = device.engine(CudaOptions { start_patience: Duration::from_millis(50), ..options() }).err().unwrap();
+    assert!(error.kind() == ErrorKind::Timeout && error.hint_text().is_some(), "{error}");
+    drop(held);
+    until("nothing is left open", || device.fake.open() == 3);
+    assert!(device.engine(options()).is_ok());
 }
 
 // --- how it ends ----------------------------------------------------------------------------------------------

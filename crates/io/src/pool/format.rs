@@ -410,6 +410,8 @@ pub struct NamespaceRecord {
     pub id: NamespaceId,
     /// The descriptor as text, at most 8 KiB.
     pub descriptor: String,
+    /// Who opened it first; not known in records of earlier builds.
+    pub uid: Option<u32>,
     /// The layout as its owner encodes it, at most 4 KiB.
     pub layout: Vec<u8>,
 }
@@ -421,6 +423,8 @@ pub(super) fn encode_namespace(record: &NamespaceRecord) -> Vec<u8> {
     bytes[8..24].copy_from_slice(&record.id.0.to_le_bytes());
     bytes[24..28].copy_from_slice(&(descriptor.len() as u32).to_le_bytes());
     bytes[28..32].copy_from_slice(&(layout.len() as u32).to_le_bytes());
+    let user = record.uid.map_or(0, |uid| u64::from(uid) + 1);
+    bytes[32..40].copy_from_slice(&user.to_le_bytes());
     bytes.extend_from_slice(descriptor);
     bytes.extend_from_slice(layout);
     let seal = checksum(&bytes[8..]);
@@ -439,7 +443,8 @@ pub(super) fn decode_namespace(bytes: &[u8; NAMESPACE_BYTES as usize]) -> Option
     }
     let (text, layout) = bytes[NAMESPACE_HEAD_BYTES..end].split_at(text_len);
     let id = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().unwrap()));
-    Some(NamespaceRecord { id, descriptor: String::from_utf8(text.to_vec()).ok()?, layout: layout.to_vec() })
+    let uid = u64_at(bytes, 40).checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
+    Some(NamespaceRecord { id, descriptor: String::from_utf8(text.to_vec()).ok()?, uid, layout: layout.to_vec() })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -443,15 +443,22 @@ impl Pool {
         records::instances(self.table.file()).map_err(cannot_record)
     }
 
-    /// Keeps a namespace under `index` (below 1024) for as long as slots hold its blocks.
-    pub fn set_namespace(&self, index: u32, id: NamespaceId, descriptor: &str, layout: &[u8]) -> Result<()> {
+    /// Keeps a namespace under `index` (below 1024) for as long as slots hold its blocks. `uid`: whose it is.
+    pub fn set_namespace(
+        &self,
+        index: u32,
+        id: NamespaceId,
+        descriptor: &str,
+        uid: Option<u32>,
+        layout: &[u8],
+    ) -> Result<()> {
         if index >= NAMESPACES || descriptor.len() > MAX_DESCRIPTOR_BYTES || layout.len() > MAX_LAYOUT_BYTES {
             return Err(Error::invalid("a pool keeps 1024 namespaces of 8 KiB of text and 4 KiB of layout")
                 .with("index", index)
                 .with("descriptor_bytes", descriptor.len())
                 .with("layout_bytes", layout.len()));
         }
-        let record = NamespaceRecord { id, descriptor: descriptor.to_owned(), layout: layout.to_vec() };
+        let record = NamespaceRecord { id, descriptor: descriptor.to_owned(), uid, layout: layout.to_vec() };
         records::put_namespace(&self.namespaces, index, &record).map_err(cannot_record)
     }
 

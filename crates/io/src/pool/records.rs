@@ -91,9 +91,10 @@ mod tests {
         let longest = NamespaceRecord {
             id: NamespaceId(u128::MAX - 5),
             descriptor: "é".repeat(MAX_DESCRIPTOR_BYTES / 2),
+            uid: Some(u32::MAX),
             layout: vec![0xa5; MAX_LAYOUT_BYTES],
         };
-        let shortest = NamespaceRecord { id: NamespaceId(0), descriptor: String::new(), layout: vec![] };
+        let shortest = NamespaceRecord { id: NamespaceId(0), descriptor: String::new(), uid: Some(0), layout: vec![] };
         put_namespace(&file, 0, &longest).unwrap();
         put_namespace(&file, NAMESPACES - 1, &shortest).unwrap();
         assert_eq!(namespaces(&file).unwrap(), [(0, longest), (NAMESPACES - 1, shortest.clone())]);
@@ -116,7 +117,8 @@ mod tests {
                 bytes[bit / 8] ^= 1 << (bit % 8);
             }
         }
-        let record = NamespaceRecord { id: NamespaceId(7), descriptor: "model=m".to_owned(), layout: vec![1, 2, 3] };
+        let (descriptor, layout) = ("model=m".to_owned(), vec![1, 2, 3]);
+        let record = NamespaceRecord { id: NamespaceId(7), descriptor, uid: None, layout };
         let mut bytes = [0; NAMESPACE_BYTES as usize];
         let rest = encode_namespace(&record);
         bytes[..8].copy_from_slice(&PRESENT.to_le_bytes());

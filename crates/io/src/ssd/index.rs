@@ -38,8 +38,8 @@ pub(super) struct Entry {
     pub first_page: u32,
     /// Whether it was read since it was written here.
     pub is_hot: bool,
-    /// It is not served: its removal has begun, its bytes are wrong, its store failed after its head was written, or
-    /// it was evicted and its segment's next header is not flushed.
+    /// It is not served: its removal has begun, its bytes are wrong or could not be read when the disk was opened, its
+    /// store failed after its head was written, or it was evicted and its segment's next header is not flushed.
     pub is_withdrawn: bool,
     next: u32,
     previous: u32,

@@ -350,6 +350,7 @@ impl Opening {
             } else {
                 self.recovery.blocks_not_whole += 1;
                 segment.doubt(record.sequence);
+                contents.doubt(&record, index);
             }
         }
         let is_used = page > 1;
@@ -462,6 +463,15 @@ impl Contents {
     fn note(&mut self, found: Option<Balance>) {
         let later = found.filter(|found| self.balance.is_none_or(|known| known.written_bytes <= found.written_bytes));
         self.balance = later.or(self.balance);
+    }
+
+    /// A block that is not whole, or could not be read, is not served. A later start may find it whole: so it has an
+    /// entry, and a purge removes it. Where the key has an entry, a removal of that one is of both.
+    fn doubt(&mut self, record: &Record, segment: u32) {
+        if self.index.record(&record.key).is_none() {
+            self.index.insert(record, segment);
+            self.index.withdraw(&record.key);
+        }
     }
 
     fn take(&mut self, record: &Record, segment: u32) {

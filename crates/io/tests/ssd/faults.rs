@@ -209,7 +209,7 @@ fn removed_for_good(kind: FaultKind, count: u64) {
         disk.arm(&[Fault { nth, count, kind }]);
         let Some((mut bed, told)) = run(&disk, seed) else { continue };
         if told.found < all {
-            // Blocks that could not be read when the disk was opened are out of a purge's reach: see docs/gaps.md.
+            // Records that could not be read when the disk was opened are out of a purge's reach: see docs/gaps.md.
             continue;
         }
         let acknowledged = remove_what_is_named(&mut bed);
@@ -237,6 +237,34 @@ fn what_was_removed_stays_away_whatever_io_failed_before() {
     removed_for_good(FaultKind::Error(Errno::NODEV), u64::MAX);
     removed_for_good(FaultKind::Error(Errno::NOSPC), 3);
     removed_for_good(FaultKind::Torn, 1);
+}
+
+#[test]
+fn a_block_that_could_not_be_read_when_the_disk_was_opened_is_removed_for_good() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..4).map(|number| (number, length(number))));
+    bed.settle();
+    let (image, mut unread) = (bed.disk.image(), 0);
+    for nth in 0.. {
+        let disk = SimulatedDisk::from_image(image.clone());
+        disk.arm(&[Fault::once(nth, FaultKind::Error(Errno::IO))]);
+        let Ok(mut bed) = Bed::open(&disk, &config, None) else { continue };
+        if disk.ios() <= nth {
+            break;
+        }
+        disk.arm(&[]);
+        let not_whole = bed.ssd.report()[0].recovery.blocks_not_whole;
+        assert!(not_whole == 0 || bed.holds().len() < 4, "i/o {nth}: a block that was not read is served");
+        unread += not_whole;
+        if not_whole == 0 {
+            continue;
+        }
+        remove_what_is_named(&mut bed);
+        let restarted = Bed::open(&SimulatedDisk::from_image(disk.image()), &config, None).unwrap();
+        assert!(restarted.holds().is_empty(), "i/o {nth}: {:?} came back", restarted.holds_numbers());
+    }
+    assert!(unread > 0, "no block's bytes were read at the start");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::buffers;
 use crate::convert;
 use crate::error::Raised;
+use crate::fork::Own;
 use attach::Attaching;
 use copies::{Copies, GroupJob};
 use pool::GroupShape;
@@ -34,10 +35,10 @@ type JobTuple<'a> = (u32, Vec<u8>, Vec<u8>, Vec<u8>, u32);
 /// The worker side of one rank: maps the pool and copies between tensors and slots on its own threads.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct WorkerEngine {
-    copies: Arc<Copies>,
+    copies: Own<Arc<Copies>>,
     /// Whether the tensors are a device's, whose driver is called in each submission.
     is_device: bool,
-    attaching: Mutex<Option<Attaching>>,
+    attaching: Own<Mutex<Option<Attaching>>>,
 }
 
 #[pymethods]
@@ -77,8 +78,8 @@ impl WorkerEngine {
         let incarnation = convert::incarnation(incarnation)?;
         let directory = forebay_rpc::client::find_sockets(socket_directory);
         let worker = attach::Worker { directory, engine_id, incarnation, rank, ranks, groups: shapes };
-        let attaching = Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?));
-        Ok(WorkerEngine { copies, is_device: device.is_some(), attaching })
+        let attaching = Own::new(Mutex::new(Some(Attaching::start(worker, copies.clone(), suspected)?)));
+        Ok(WorkerEngine { copies: Own::new(copies), is_device: device.is_some(), attaching })
     }
 
     fn state(&self) -> &'static str {
@@ -138,7 +139,8 @@ impl WorkerEngine {
 
     /// How it copies: device, methods, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = self.copies.report().unwrap_or_default();
+        // If another thread shuts the worker down meanwhile, the engine or a pool may end here, which waits for copies.
+        let report = py.detach(|| self.copies.report()).unwrap_or_default();
         let answer = PyDict::new(py);
         answer.set_item("device", report.device)?;
         answer.set_item("methods", report.methods)?;
@@ -150,7 +152,8 @@ impl WorkerEngine {
         Ok(answer)
     }
 
-    /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent.
+    /// Ends the copies that have begun, abandons the others, unmaps the pool. Idempotent; does nothing in a child that
+    /// was forked.
     fn shutdown(&self, py: Python<'_>) {
         py.detach(|| self.end());
     }
@@ -188,8 +191,8 @@ impl WorkerEngine {
     }
 
     fn end(&self) {
-        let attaching = self.attaching.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(attaching);
+        let Ok(attaching) = self.attaching.here() else { return };
+        drop(attaching.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.copies.close();
     }
 }

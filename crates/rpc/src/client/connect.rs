@@ -15,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::trust::{self, closed, unreachable};
 use crate::proto::forebay_client::ForebayClient;
+use crate::status::root_cause;
 use crate::{FRAME_BYTES, MAX_MESSAGE_BYTES, RPC_SOCKET, WINDOW_BYTES};
 
 /// Clones share the connection.
@@ -28,7 +29,7 @@ pub async fn connect(directory: &Path, deadline: Duration) -> Result<Rpc> {
     let attempt = async {
         let stream = UnixStream::connect(path).await.map_err(unavailable)?;
         trust::peer(stream.peer_cred().map_err(unavailable)?.uid())?;
-        handshake(stream).await.map_err(|error| closed(path, error))
+        handshake(stream).await.map_err(|error| closed(path, root_cause(&error)))
     };
     let attempted = tokio::time::timeout(deadline, attempt).await;
     let channel = attempted.unwrap_or_else(|elapsed| Err(unreachable(ErrorKind::Timeout, path, elapsed)))?;

@@ -1,8 +1,9 @@
 //! The plain client: it calls, waits, and reports errors.
 //!
 //! Invariants: it connects at first use and again after the connection ended, so it outlives restarts of the daemon.
-//! Namespace handles are the client's own and stay valid. Every call can be repeated without harm, so a call that
-//! fails because the daemon was replaced since the last call is repeated once.
+//! Namespace handles are the client's own and stay valid: a session keeps only the last namespaces that it opened, so
+//! the client opens a namespace again that its session has forgotten, once for each call. Every call can be repeated
+//! without harm, so a call that fails because the daemon was replaced since the last call is repeated once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -73,7 +74,8 @@ impl Client {
         Client { directory, engine_id, deadline, namespaces: Vec::new(), connection: None }
     }
 
-    /// A handle for blocks of these sizes under this descriptor. One round trip, the first time three.
+    /// A handle for blocks of these sizes under this descriptor. One round trip, the first time three. A later call on
+    /// it takes two more if the daemon has forgotten it, which keeps the last 256 of a session.
     pub async fn open_namespace(
         &mut self,
         fields: impl IntoIterator<Item = (String, String)>,
@@ -251,6 +253,15 @@ impl Client {
         self.namespace(namespace)?;
         self.repeat(async |client: &mut Client| {
             let target = client.target(namespace).await?;
+            let error = match ask(target).await.map_err(from_status) {
+                Ok(reply) => return Ok(reply.into_inner()),
+                Err(error) => error,
+            };
+            // No call of a session says so of anything else than the session or its namespace.
+            if error.kind() != ErrorKind::NotFound || !client.forget_name(namespace) {
+                return Err(error);
+            }
+            let target = client.target(namespace).await?;
             ask(target).await.map(Response::into_inner).map_err(from_status)
         })
         .await
@@ -294,6 +305,12 @@ impl Client {
             self.connection = Some(Connection { rpc, session: None });
         }
         Ok(self.connection.as_mut().expect("it was just made"))
+    }
+
+    /// The daemon does not know its name of the namespace any more. False if it was never told one.
+    fn forget_name(&mut self, handle: u32) -> bool {
+        let session = self.connection.as_mut().and_then(|connection| connection.session.as_mut());
+        session.is_some_and(|session| session.names.remove(&handle).is_some())
     }
 
     /// Opens the session and declares the namespace if this connection has not done so yet.

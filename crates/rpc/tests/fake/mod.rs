@@ -70,6 +70,8 @@ pub struct Memory {
     /// Leases of lookups that were given up.
     pub ended: Vec<u64>,
     pub hinted: Vec<HintRequest>,
+    /// Namespaces that a session keeps; all if it is `None`.
+    pub kept_namespaces: Option<u32>,
     pub puts: Vec<PutRequest>,
     pub gets: Vec<GetRequest>,
     pub blocks: HashMap<Vec<u8>, Vec<u8>>,
@@ -220,6 +222,15 @@ fn refusal(kind: Option<ErrorKind>) -> Result<(), Status> {
     kind.map_or(Ok(()), |kind| Err(to_status(&Error::new(kind, "the test says no"))))
 }
 
+impl Memory {
+    /// Names count from 1 on, over all sessions.
+    fn check_namespace(&self, name: u32) -> Result<(), Status> {
+        let newest = self.namespaces.len() as u32;
+        let is_kept = (1..=newest).contains(&name) && self.kept_namespaces.is_none_or(|kept| newest - name < kept);
+        refusal((!is_kept).then_some(ErrorKind::NotFound))
+    }
+}
+
 #[tonic::async_trait]
 impl Forebay for Service {
     type OpenSessionStream = Pin<Box<dyn Stream<Item = Result<SessionEvent, Status>> + Send>>;
@@ -269,6 +280,7 @@ impl Forebay for Service {
         if memory.forget_sessions {
             return Err(to_status(&Error::new(ErrorKind::NotFound, "there is no such session")));
         }
+        memory.check_namespace(request.namespace)?;
         memory.next_lease += 1;
         let groups = request.groups.iter().map(|group| {
             let keys = group.hashes.len() / group.hash_bytes as usize;
@@ -334,6 +346,7 @@ impl Forebay for Service {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let mut memory = self.answer("put").await;
         let request = request.into_inner();
+        memory.check_namespace(request.namespace)?;
         let mut outcomes = Vec::new();
         for block in &request.blocks {
             let old = memory.blocks.insert(block.hash.clone(), block.data.clone());
@@ -347,6 +360,7 @@ impl Forebay for Service {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
         let mut memory = self.answer("get").await;
         let request = request.into_inner();
+        memory.check_namespace(request.namespace)?;
         let find = |hash: &[u8]| {
             let data = memory.blocks.get(hash)?.clone();
             Some(Block { hash: hash.to_vec(), data })

@@ -319,7 +319,7 @@ impl World {
                 let request = Shape::of(engine.shape).namespace(id, engine.is_client());
                 self.engines[at].session.as_mut().expect("checked above").is_naming = true;
                 self.call(number, What::Name, move |shared, _| async move {
-                    Answer::Name(session::open_namespace(&shared, request))
+                    Answer::Name(session::open_namespace(&shared, 0, request))
                 });
             }
             return;

@@ -279,7 +279,7 @@ pub fn play_records(socket: &UnixStream, directory: &Path) {
     begin_work(socket);
     pool.set_instance(Instance(5), &engine("new")).unwrap();
     pool.set_instance(Instance(5), &engine("newest")).unwrap();
-    pool.set_namespace(7, NamespaceId(2), "new", b"new layout").unwrap();
+    pool.set_namespace(7, NamespaceId(2), "new", Some(7), b"new layout").unwrap();
     pool.set_extent(&Extent { first_unit: 1, units: 1, slot_bytes: 8192 }).unwrap();
     pool.clear_extent(1).unwrap();
     end_work();
@@ -292,7 +292,7 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
     let extent = with_extent(&pool, 4096);
     store(&pool, SLOT, 7, OLD);
     pool.set_instance(Instance(5), &engine("older")).unwrap();
-    pool.set_namespace(7, NamespaceId(1), "older", b"older layout").unwrap();
+    pool.set_namespace(7, NamespaceId(1), "older", None, b"older layout").unwrap();
     drop(pool);
     let mut seen = BTreeSet::new();
     kill_at_each_call(&home, act("records", home.path(), false), |image| {

@@ -41,7 +41,7 @@ fn written_today(home: &Home) {
     // Replaced, so that both places of the record are written.
     pool.set_instance(Instance(63), &InstanceRecord { owner: 0, ..engine() }).unwrap();
     pool.set_instance(Instance(63), &engine()).unwrap();
-    pool.set_namespace(1, NamespaceId(9), "model=m", b"layout").unwrap();
+    pool.set_namespace(1, NamespaceId(9), "model=m", None, b"layout").unwrap();
     let mapping = Mapping::new(pool.mapper_fds(Instance(63), 7).unwrap(), &pool.description()).unwrap();
     mapping.write_birth(SlotId(2), 7, &birth()).unwrap();
 }
@@ -127,7 +127,8 @@ fn is_read(home: &Home, version: u32, engine: InstanceRecord) {
     assert_eq!((slots[1].state, slots[1].holders), (SlotState::Reserved { epoch: 41 }, 0x8000_0000_0000_0001));
     assert_eq!(slots.iter().filter(|slot| slot.state == SlotState::Free).count(), 257);
     assert_eq!(pool.instances().unwrap(), [(Instance(63), engine)]);
-    let record = NamespaceRecord { id: NamespaceId(9), descriptor: "model=m".into(), layout: b"layout".to_vec() };
+    let (descriptor, layout) = ("model=m".into(), b"layout".to_vec());
+    let record = NamespaceRecord { id: NamespaceId(9), descriptor, uid: None, layout };
     assert_eq!(pool.namespaces().unwrap(), [(1, record)]);
     assert_eq!(pool.birth(SlotId(2), 7), Some(birth()));
     assert!(!Mapping::new(pool.mapper_fds(Instance(0), 0).unwrap(), &pool.description()).unwrap().is_retired());

@@ -22,7 +22,7 @@ fn a_pool_is_found_again_as_it_was_left() {
     store(pool, slot(7), 900_000, 2);
     pool.reserve(slot(2), Generation(9));
     pool.set_holders(slot(2), 0b1010);
-    pool.set_namespace(3, NamespaceId(77), "model=m", b"layout").unwrap();
+    pool.set_namespace(3, NamespaceId(77), "model=m", None, b"layout").unwrap();
     pool.set_instance(Instance(63), &InstanceRecord { ranks: 8, ..InstanceRecord::default() }).unwrap();
     drop(opened);
 

@@ -188,7 +188,7 @@ fn numbers_that_no_worker_has_are_refused() {
     assert!(pool.lock_held(Instance(64)).is_err() && pool.lock_held_rank(Instance(0), 64).is_err());
     let too_long = InstanceRecord { engine_id: vec![b'x'; 65], ranks: 1, ..InstanceRecord::default() };
     assert!(pool.set_instance(Instance(0), &too_long).is_err());
-    assert!(pool.set_namespace(1024, NamespaceId(0), "", b"").is_err());
-    assert!(pool.set_namespace(0, NamespaceId(0), &"x".repeat(8193), b"").is_err());
-    assert!(pool.set_namespace(0, NamespaceId(0), "", &[0; 4097]).is_err());
+    assert!(pool.set_namespace(1024, NamespaceId(0), "", None, b"").is_err());
+    assert!(pool.set_namespace(0, NamespaceId(0), &"x".repeat(8193), None, b"").is_err());
+    assert!(pool.set_namespace(0, NamespaceId(0), "", None, &[0; 4097]).is_err());
 }
