@@ -262,7 +262,7 @@ impl Disk {
     /// See [`super::Ssd::piece`].
     pub fn piece(&self, from: u32, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u32>) {
         let (entries, next) = self.index.piece(from, places);
-        (entries.map(|entry| entry.key).filter(is_wanted).collect(), next)
+        (entries.map(Entry::key).filter(is_wanted).collect(), next)
     }
 
     /// Oldest first.
@@ -410,7 +410,7 @@ fn unix_seconds_now() -> u64 {
 
 fn info(entry: &Entry) -> BlockInfo {
     BlockInfo {
-        key: entry.key,
+        key: entry.key(),
         location: entry.location(),
         length_bytes: entry.length_bytes,
         checksum: entry.checksum,
