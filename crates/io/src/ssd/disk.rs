@@ -90,6 +90,8 @@ pub(super) struct Disk {
     is_direct: bool,
     recovery: Recovery,
     finished: Vec<Finished>,
+    /// The last turn has left something that the next one can do without waiting.
+    pub has_more: bool,
     _device: Option<Device>,
 }
 
@@ -128,6 +130,7 @@ impl Disk {
             is_direct: opened.is_direct,
             recovery: opened.recovery,
             finished: Vec::new(),
+            has_more: false,
             _device: opened.device,
         }
     }
@@ -162,6 +165,8 @@ impl Disk {
         self.io.poll(self.now, &mut finished);
         finished.drain(..).for_each(|finished| self.ended(finished));
         self.finished = finished;
+        self.has_more = false;
+        self.settle_flushed();
         self.start();
         self.evicted_before_poll = self.evicted.len();
     }

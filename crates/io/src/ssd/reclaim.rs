@@ -23,7 +23,7 @@ use crate::uring::{Span, Work};
 /// Segments that are kept ready: two for all writes, and one for carried blocks only.
 pub(super) const READY: usize = 3;
 /// Blocks evicted and keys forgotten in one turn, so that a turn stays short.
-const KEYS_PER_TURN: usize = 256;
+const KEYS_PER_TURN: usize = 48;
 
 /// See the module documentation.
 pub(super) struct Reclaim {
@@ -223,6 +223,8 @@ impl Disk {
             self.space.free.push_back(victim);
             self.counters.reclaimed_segments += 1;
             self.reclaim = None;
+        } else {
+            self.has_more = true;
         }
     }
 
@@ -276,6 +278,8 @@ impl Disk {
             self.log.erase = None;
             self.space.segment(segment).state = SegmentState::Ready;
             self.space.ready.push_back(segment);
+        } else {
+            self.has_more = true;
         }
     }
 
