@@ -360,11 +360,15 @@ class Client:
     def inspect(self) -> dict[str, Any]:
         """The daemon's content and state: pool, namespaces, sessions, size classes, lower tiers. One round trip."""
 
-    def purge(self, *, namespace_id: str | None = None, tenant: str | None = None) -> dict[str, int]:
+    def purge(
+        self, *, namespace_id: str | None = None, tenant: str | None = None, wait_seconds: int = 10
+    ) -> dict[str, int]:
         """Drops the ready blocks of a namespace or a tenant ("" for blocks without a tenant). One round trip.
 
         {purged_blocks, purged_bytes, held_blocks}: held ones can no longer be hit and are dropped when they are
-        released.
+        released. Waits until this host's disks have removed the blocks: for at most `wait_seconds`, and for ten seconds
+        in which they remove nothing. After that it raises, and the daemon goes on: `inspect()["tiers"]` has `purge`
+        for a tier that is not done.
         """
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, TierPurge, UserInfo,
 };
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
 use crate::output::{Table, has_control_codes, hex, print, print_json, print_next, saved, size};
-use crate::purge::ID_DIGITS;
+use crate::purge::{self, ID_DIGITS};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Inspect) -> Result<(), Failure> {
@@ -210,6 +210,7 @@ fn tier_text(tier: &TierInfo) -> String {
         size(tier.late_bytes),
     ]);
     text += &table.render("  ");
+    tier.purge.iter().for_each(|purge| text += &format!("  purge of {}\n", purge::progress(&tier.name, purge)));
     if !tier.disks.is_empty() {
         text += &disks_text(&tier.disks);
     }
@@ -390,6 +391,11 @@ fn class_json(class: &ClassInfo) -> Value {
     })
 }
 
+fn purge_json(purge: TierPurge) -> Value {
+    let TierPurge { namespaces, removed_blocks, walked_ratio } = purge;
+    json!({ "namespaces": namespaces, "removed_blocks": removed_blocks, "walked_ratio": walked_ratio })
+}
+
 fn tier_json(tier: &TierInfo) -> Value {
     json!({
         "name": tier.name,
@@ -406,6 +412,7 @@ fn tier_json(tier: &TierInfo) -> Value {
         "evicted_blocks": tier.evicted_blocks,
         "touched_blocks": tier.touched_blocks,
         "lost_blocks": tier.lost_blocks,
+        "purge": tier.purge.map(purge_json),
         "disks": tier.disks.iter().map(disk_json).collect::<Vec<_>>(),
         "stores": tier.stores.iter().map(store_json).collect::<Vec<_>>(),
     })
@@ -533,6 +540,7 @@ mod tests {
             lost_blocks: 7,
             disks: vec![disk],
             stores: Vec::new(),
+            purge: Some(TierPurge { namespaces: 2, removed_blocks: 1_400_000, walked_ratio: Some(0.25) }),
         };
         let store = |name: &str, is_healthy: bool, trouble: &str| StoreInfo {
             name: name.to_string(),
@@ -652,6 +660,8 @@ mod tests {
         assert_eq!(json["sessions"][1]["is_connected"], false);
         assert_eq!(json["users"][1]["refused"]["connections_per_user"], 9);
         assert_eq!(json["tiers"][0]["waiting_blocks"], 17);
+        assert_eq!(json["tiers"][0]["purge"]["removed_blocks"], 1_400_000);
+        assert!(json["tiers"][1]["purge"].is_null());
         assert_eq!(json["tiers"][0]["disks"][0]["lifetime_written_bytes"], 1u64 << 40);
         assert_eq!(json["tiers"][1]["stores"][0]["events"]["connections_lost"], 3);
         assert_eq!(json["tiers"][1]["stores"][1]["capacity_bytes"], 4u64 << 40);

@@ -3,12 +3,20 @@
 //! A short id stands for the one namespace whose id begins with it; the daemon gets whole ids. A dry run only asks what
 //! the pool holds.
 //!
+//! The command waits for the daemon's own disks, and says on a terminal how far they are. When it is interrupted, the
+//! daemon goes on with the disks.
+//!
 //! With `--shared-stores` the daemon empties these too. The command prints the result for each store, and fails unless
 //! all of them are known to be empty.
 
+use std::convert::Infallible;
+use std::io::IsTerminal;
+use std::time::Duration;
+
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, PAGE_BYTES};
-use forebay_rpc::proto::{NamespaceInfo, PurgeReply, PurgeRequest, PurgedPlace};
+use forebay_rpc::client::Client;
+use forebay_rpc::proto::{NamespaceInfo, PurgeReply, PurgeRequest, PurgedPlace, TierPurge};
 use serde_json::{Value, json};
 
 use crate::arguments::{Purge, What};
@@ -20,6 +28,8 @@ use crate::serve::runtime;
 pub const ID_DIGITS: usize = 32;
 /// Fewer digits could name a namespace by accident.
 const MIN_DIGITS: usize = 4;
+/// How often a person hears of the progress.
+const PROGRESS_PERIOD: Duration = Duration::from_secs(2);
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
@@ -33,12 +43,44 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
         return Ok(());
     }
-    let reply = runtime.block_on(client.purge(request))?;
+    let mut watching = client::connect(&arguments.daemon.socket_directory()?);
+    let reply = runtime.block_on(async {
+        tokio::select! {
+            reply = client.purge(request) => reply,
+            never = say_progress(&mut watching) => match never {},
+        }
+    })?;
     match arguments.json {
         true => print_json(&to_json(&reply)),
         false => print(&told(&reply, arguments.what.tenant.is_some())),
     }
     if arguments.shared_stores { judge(&reply) } else { knew(&reply, arguments.what.tenant.is_some()) }
+}
+
+/// Says on a terminal how far the disks are, until the caller has heard enough.
+async fn say_progress(client: &mut Client) -> Infallible {
+    loop {
+        tokio::time::sleep(PROGRESS_PERIOD).await;
+        if !std::io::stderr().is_terminal() {
+            continue;
+        }
+        // A daemon that does not answer is the purge's own trouble.
+        let tiers = client.inspect().await.map(|reply| reply.tiers).unwrap_or_default();
+        for tier in &tiers {
+            tier.purge.iter().for_each(|purge| eprintln!("{}", progress(&tier.name, purge)));
+        }
+    }
+}
+
+/// One line for a tier.
+pub fn progress(tier: &str, purge: &TierPurge) -> String {
+    let TierPurge { namespaces, removed_blocks, walked_ratio } = purge;
+    let what =
+        format!("{tier}: {} removed, {} to go", counted(*removed_blocks, "block"), counted(*namespaces, "namespace"));
+    match walked_ratio {
+        Some(ratio) => format!("{what}; {:.0} % of its index looked through", ratio * 100.0),
+        None => what,
+    }
 }
 
 /// A name that no namespace has is probably mistyped. Shared stores may have namespaces that this daemon does not know.
@@ -171,8 +213,8 @@ fn whole(short: &str, known: &[NamespaceInfo]) -> Result<String, Error> {
 
 fn request(meant: &What, arguments: &Purge) -> Result<PurgeRequest, Error> {
     let request = what(meant)?;
-    let (shared_stores, timeout_seconds) = (arguments.shared_stores, arguments.timeout_seconds);
-    Ok(PurgeRequest { shared_stores, timeout_seconds, ..request })
+    let Purge { shared_stores, timeout_seconds, wait_seconds, .. } = *arguments;
+    Ok(PurgeRequest { shared_stores, timeout_seconds, wait_seconds, ..request })
 }
 
 fn what(what: &What) -> Result<PurgeRequest, Error> {

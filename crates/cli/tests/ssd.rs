@@ -481,6 +481,36 @@ fn a_daily_write_budget_that_is_spent_stays_spent_over_a_restart() {
     }
 }
 
+/// A disk that may write a page a second removes 39 blocks a second.
+#[test]
+fn a_purge_whose_caller_went_goes_on_says_how_far_it_is_and_is_joined_by_the_next() {
+    const BLOCKS: u64 = 160;
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let (daemon, client, worker) = serving(&place, &disk.path, &[]);
+    let namespace = client.namespace("t", vec![group()]).unwrap();
+    store(&client, &worker, namespace, 0..BLOCKS);
+    drop((client, worker));
+    daemon.kill();
+    let slow = ["--tier.ssd.write_bytes_per_second", "4KiB"];
+    let (_daemon, client, _worker) = serving(&place, &disk.path, &slow);
+    assert_eq!((tier(&client).blocks, tier(&client).purge), (BLOCKS, None));
+    let sockets = place.sockets();
+    let purge = |more: &[&str]| {
+        let what = ["purge", "--tenant", "t", "--socket.directory", sockets.to_str().unwrap()];
+        run(&[&what, more].concat())
+    };
+    let early = purge(&["--wait-seconds", "1"]);
+    assert!(early.code == 1 && early.err.contains("still on a tier"), "{early:?}");
+    assert!(early.err.contains("`forebay inspect` says how far it is"), "{early:?}");
+    let before = tier(&client).purge.expect("a purge is under way");
+    assert!(before.namespaces == 1 && before.removed_blocks < BLOCKS, "{before:?}");
+    wait_until("the purge goes on", || {
+        tier(&client).purge.is_none_or(|now| now.removed_blocks > before.removed_blocks)
+    });
+    assert_eq!(purge(&[]).code, 0);
+    assert_eq!((tier(&client).blocks, tier(&client).purge), (0, None));
+}
+
 /// The pool's descriptors went with it, so nobody knows whose the blocks on the disk are.
 #[test]
 fn a_purge_after_the_pool_was_lost_removes_what_is_on_the_disk_or_says_that_it_cannot() {

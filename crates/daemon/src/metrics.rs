@@ -13,7 +13,7 @@ use forebay_core::stats::Stats;
 
 pub use crate::clients::UserReport as User;
 pub use crate::insight::{Alarm, Estimates, Share};
-pub use crate::tiers::{Report as Tier, Standing};
+pub use crate::tiers::{PurgeReport, Report as Tier, Standing};
 pub use forebay_core::histogram::Histogram;
 pub use table::{CONTENT_TYPE, page, render};
 

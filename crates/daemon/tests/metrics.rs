@@ -12,7 +12,8 @@ use forebay_core::stats::Stats;
 use forebay_core::tier::Health;
 use forebay_core::tiers::{TierReport, TierStats};
 use forebay_daemon::metrics::{
-    Alarm, Clients, Estimates, Pool, Rpc, RpcErrors, Saved, Share, Snapshot, Standing, Tier, User, page, render,
+    Alarm, Clients, Estimates, Pool, PurgeReport, Rpc, RpcErrors, Saved, Share, Snapshot, Standing, Tier, User, page,
+    render,
 };
 use forebay_insight::ceiling::Estimate;
 use forebay_insight::optimum::Sampled;
@@ -69,11 +70,13 @@ fn tier() -> Tier {
     let kinds = [("load", counts(230)), ("store", counts(240))];
     Tier {
         name: "ssd",
+        is_shared: false,
         standing: Standing::Sick("io".to_string()),
         core,
         counts: kinds.to_vec(),
         waiting: 227,
         breaker_opened: 228,
+        purge: PurgeReport { namespaces: 270, removed_blocks: 271, removed_of_these: 272, walked_ratio: Some(0.273) },
         disks: vec![disk()],
         stores: vec![store()],
     }
@@ -239,7 +242,7 @@ fn every_number_is_written_under_its_own_name() {
         .chain([208, 210, 211, 212, 213, 214, 215, 220, 222, 223, 224, 226, 227, 228]);
     // Of those that were taken, what became of each is told.
     let operations = [231, 232, 233, 234, 235, 241, 242, 243, 244, 245];
-    let counts = counts.chain(below).chain(operations).chain(250..=255);
+    let counts = counts.chain(below).chain(operations).chain(250..=255).chain([270, 271]);
     for count in
         counts.chain(101..=108).chain([180, 182, 183, 190, 192, 193, 194]).chain([500 - 413, 600 - 423, 90, 73])
     {

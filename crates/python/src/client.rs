@@ -5,7 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_core::{Error, ErrorKind};
 use forebay_rpc::client::{self, GroupBytes};
-use forebay_rpc::proto::{Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo};
+use forebay_rpc::proto::{
+    Block, CommitOutcome, InspectReply, NamespaceInfo, PurgeRequest, SessionInfo, TierInfo, TierPurge,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tokio::runtime::Runtime;
@@ -122,12 +124,13 @@ impl Client {
     }
 
     /// Drops the blocks of one namespace or one tenant that nobody holds. One round trip.
-    #[pyo3(signature = (*, namespace_id = None, tenant = None))]
+    #[pyo3(signature = (*, namespace_id = None, tenant = None, wait_seconds = 10))]
     fn purge<'py>(
         &self,
         py: Python<'py>,
         namespace_id: Option<&str>,
         tenant: Option<String>,
+        wait_seconds: u32,
     ) -> PyResult<Bound<'py, PyDict>> {
         let request = match (namespace_id, tenant) {
             (Some(id), None) => PurgeRequest { namespace_id: from_hex(id)?, ..PurgeRequest::default() },
@@ -136,6 +139,7 @@ impl Client {
             }
             _ => return Err(Raised::from(Error::invalid("a purge names a namespace or a tenant")).into()),
         };
+        let request = PurgeRequest { wait_seconds, ..request };
         let reply = self.call(py, async |client| client.purge(request).await)?;
         let purged = PyDict::new(py);
         purged.set_item("purged_blocks", reply.purged_blocks)?;
@@ -273,6 +277,13 @@ fn tier_dict<'py>(py: Python<'py>, tier: &TierInfo) -> PyResult<Bound<'py, PyDic
     entry.set_item("name", &tier.name)?;
     entry.set_item("state", &tier.state)?;
     entry.set_item("why", &tier.why)?;
+    entry.set_item("purge", tier.purge.map(|purge| purge_dict(py, purge)).transpose()?)?;
+    Ok(entry)
+}
+
+fn purge_dict<'py>(py: Python<'py>, purge: TierPurge) -> PyResult<Bound<'py, PyDict>> {
+    let entry = dict(py, &["namespaces", "removed_blocks"], &[purge.namespaces, purge.removed_blocks])?;
+    entry.set_item("walked_ratio", purge.walked_ratio)?;
     Ok(entry)
 }
 

@@ -368,6 +368,21 @@ static METRICS: &[Metric] = &[
         Counters(TIER, |s| tiers(s, |t| t.core.stats.evicted)),
     ),
     metric(
+        "forebay_purge_namespaces",
+        "Namespaces that purges are removing from this host's own tier.",
+        Gauges(TIER, |s| own_tiers(s, |t| t.purge.namespaces)),
+    ),
+    metric(
+        "forebay_purge_removed_blocks_total",
+        "Blocks that purges removed from this host's own tier.",
+        Counters(TIER, |s| own_tiers(s, |t| t.purge.removed_blocks)),
+    ),
+    metric(
+        "forebay_purge_walked_ratio",
+        "Share of this host's own tier that the walk of a purge has looked through; no sample between walks.",
+        Ratios(TIER, walked),
+    ),
+    metric(
         "forebay_tier_lost_blocks_total",
         "Blocks of the pool that a touch no longer found on the shared tier; their next use stores them there again.",
         Counters(TIER, |s| tiers(s, |t| t.core.stats.lost)),
@@ -690,6 +705,17 @@ const STORE: &[&str] = &["tier", "store"];
 
 fn tiers(snapshot: &Snapshot, read: fn(&Tier) -> u64) -> Samples {
     snapshot.tiers.iter().map(|tier| (vec![tier.name.to_string()], read(tier))).collect()
+}
+
+/// As [`tiers`], of those that other hosts do not use.
+fn own_tiers(snapshot: &Snapshot, read: fn(&Tier) -> u64) -> Samples {
+    let own = snapshot.tiers.iter().filter(|tier| !tier.is_shared);
+    own.map(|tier| (vec![tier.name.to_string()], read(tier))).collect()
+}
+
+fn walked(snapshot: &Snapshot) -> Shares {
+    let walked = |tier: &Tier| Some((vec![tier.name.to_string()], tier.purge.walked_ratio?));
+    snapshot.tiers.iter().filter_map(walked).collect()
 }
 
 /// A sample for each part of a tier of which `one` says something: its name and its figure.

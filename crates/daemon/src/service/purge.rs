@@ -42,8 +42,12 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
             None => Vec::new(),
         }
     };
-    let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids), emptied);
-    let still = own.into_iter().map(|tier| (tier, still_on(tier)));
+    let wait = match request.wait_seconds {
+        0 => PURGE_OF_DISKS,
+        seconds => Duration::from_secs(seconds.into()),
+    };
+    let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, wait), emptied);
+    let still = own.into_iter().map(|tier| (tier, still_on(tier, wait)));
     let mut own: Vec<(&str, Error)> = still.chain(unnamed_error(&unnamed).map(|error| ("disks", error))).collect();
     let is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok());
     reply.held_blocks = shared.event(|state| {
@@ -86,24 +90,33 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
     Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)
 }
 
-/// Waits, for a limited time, until this host's own tiers have no block of these namespaces. Returns the tiers that
-/// still have some.
-async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId]) -> Vec<&'static str> {
+/// Waits, for a limited time, until this host's own tiers have no block of these namespaces; not for tiers from which
+/// nothing goes. Returns the tiers that still have some. The purge goes on whether or not anybody waits for it.
+async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId], wait: Duration) -> Vec<&'static str> {
     let start = tokio::time::Instant::now();
+    let (mut last, mut moved) = (None, start);
     loop {
-        let purging = shared.lock().tiers.purging(ids);
-        if purging.is_empty() || start.elapsed() > PURGE_OF_DISKS {
+        let (purging, removed) = {
+            let tiers = &shared.lock().tiers;
+            (tiers.purging(ids), tiers.purged_blocks())
+        };
+        if last.replace(removed) != Some(removed) {
+            moved = tokio::time::Instant::now();
+        }
+        if purging.is_empty() || start.elapsed() > wait || moved.elapsed() > PURGE_OF_DISKS {
             return purging;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-fn still_on(tier: &str) -> Error {
+fn still_on(tier: &str, wait: Duration) -> Error {
     let says = "the pool is purged, but blocks of the namespace are still on a tier";
-    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", PURGE_OF_DISKS.as_secs());
-    error
-        .hint("the daemon serves none of them and continues the removal; purge again before a restart to be sure of it")
+    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
+    error.hint(
+        "the daemon serves none of them and continues the removal: `forebay inspect` says how far it is; purge again \
+         before a restart to be sure of it",
+    )
 }
 
 /// Of a namespace that the core does not know.

@@ -5,7 +5,7 @@ use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 use forebay_rpc::proto::{
-    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, UserInfo,
+    ClassInfo, DiskInfo, GroupInfo, InspectReply, NamespaceInfo, SessionInfo, StoreInfo, TierInfo, TierPurge, UserInfo,
 };
 
 use tokio::sync::Semaphore;
@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use crate::clients::{Clients, UserReport};
 use crate::instances::Member;
 use crate::state::{Shared, State};
+use crate::tiers::PurgeReport;
 use crate::turns::one_at_a_time;
 
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
@@ -118,7 +119,13 @@ fn tier(report: &crate::tiers::Report) -> TierInfo {
         evicted_blocks: core.stats.evicted,
         disks: report.disks.iter().map(disk).collect(),
         stores: report.stores.iter().map(store).collect(),
+        purge: purge(&report.purge),
     }
+}
+
+fn purge(report: &PurgeReport) -> Option<TierPurge> {
+    let PurgeReport { namespaces, removed_of_these, walked_ratio, .. } = *report;
+    (namespaces > 0).then_some(TierPurge { namespaces, removed_blocks: removed_of_these, walked_ratio })
 }
 
 fn store(report: &StoreReport) -> StoreInfo {

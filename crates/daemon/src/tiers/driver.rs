@@ -352,10 +352,10 @@ impl Driver {
             Under::Remove { key } => match outcome {
                 Outcome::Removed | Outcome::Absent => {
                     core.tier_evicted(self.id, &key);
-                    self.purges.removed();
+                    self.purges.removed(key.namespace, outcome);
                 }
                 // A block that other hosts may have stored as well is left to a purge of the shared stores.
-                _ if self.is_shared => self.purges.removed(),
+                _ if self.is_shared => self.purges.given_up(),
                 _ => self.purges.put_back(key),
             },
         }

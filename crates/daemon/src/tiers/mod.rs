@@ -33,6 +33,7 @@ use spec::TierSpec;
 
 pub use driver::Failure;
 pub use empty_shared::Busy;
+pub use purge::PurgeReport;
 pub use report::{Report, Standing};
 pub use spec::TICK;
 pub use ssd::CLAIM_COMMAND;
@@ -143,6 +144,11 @@ impl Tiers {
     pub fn purging(&self, namespaces: &[NamespaceId]) -> Vec<&'static str> {
         let is_purging = |driver: &&Driver| namespaces.iter().any(|namespace| driver.purges.is_purging(*namespace));
         self.drivers.iter().filter(is_purging).map(|driver| driver.name).collect()
+    }
+
+    /// Blocks that purges removed from this host's own tiers since these were opened.
+    pub fn purged_blocks(&self) -> u64 {
+        self.drivers.iter().map(|driver| driver.purge_report().removed_blocks).sum()
     }
 
     /// A piece of a purge's walk through the tier's blocks, if there is one to make. True if there is more.

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use forebay_core::tier::Location;
+use forebay_core::tier::{Location, Outcome};
 use forebay_core::{BlockKey, NamespaceId};
 
 use super::driver::{Driver, Under};
@@ -37,6 +37,23 @@ pub(super) struct Purges {
     missing_parts: Option<usize>,
     /// Of blocks that the tier had from the start.
     found: BTreeSet<NamespaceId>,
+    /// Blocks that were removed since the tier was opened.
+    removed_blocks: u64,
+    /// Of those, when the first of the purges under way began.
+    removed_before: u64,
+}
+
+/// How far purges of a tier are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PurgeReport {
+    /// Namespaces that are not off the tier yet.
+    pub namespaces: u64,
+    /// Blocks that were removed since the tier was opened.
+    pub removed_blocks: u64,
+    /// Of those, how many since purges are under way.
+    pub removed_of_these: u64,
+    /// The share of the tier that the walk under way has looked at; none between walks. The last walk finds nothing.
+    pub walked_ratio: Option<f64>,
 }
 
 /// A walk through all blocks of the tier.
@@ -67,8 +84,24 @@ impl Purges {
         self.walk.is_some() && self.keys.len() < MAX_KEYS
     }
 
-    pub fn removed(&mut self) {
+    /// A removal has ended: the tier has no such block.
+    pub fn removed(&mut self, namespace: NamespaceId, outcome: Outcome) {
         self.removing -= 1;
+        self.removed_blocks += u64::from(outcome == Outcome::Removed && self.is_purging(namespace));
+    }
+
+    /// A removal that is not tried again has ended.
+    pub fn given_up(&mut self) {
+        self.removing -= 1;
+    }
+
+    fn report(&self, tier: &dyn Driven) -> PurgeReport {
+        PurgeReport {
+            namespaces: self.namespaces.len() as u64,
+            removed_blocks: self.removed_blocks,
+            removed_of_these: if self.namespaces.is_empty() { 0 } else { self.removed_blocks - self.removed_before },
+            walked_ratio: self.walk.as_ref().map(|walk| tier.ratio_before(walk.at)),
+        }
     }
 
     pub fn put_back(&mut self, key: BlockKey) {
@@ -81,6 +114,9 @@ impl Purges {
 
     fn begin(&mut self, namespace: NamespaceId) {
         self.found.remove(&namespace);
+        if self.namespaces.is_empty() {
+            self.removed_before = self.removed_blocks;
+        }
         self.namespaces.entry(namespace).or_default();
         self.unlisted.insert(namespace);
     }
@@ -163,6 +199,10 @@ impl Driver {
     /// For `Effect::PurgeTiers`.
     pub(super) fn purge(&mut self, namespace: NamespaceId) {
         self.purges.begin(namespace);
+    }
+
+    pub(super) fn purge_report(&self) -> PurgeReport {
+        self.tier.as_ref().map_or_else(PurgeReport::default, |tier| self.purges.report(&**tier.tier()))
     }
 
     /// Whether [`Driver::step_purges`] has something to do that waits for nothing.
@@ -264,6 +304,10 @@ mod tests {
             self.missing
         }
 
+        fn ratio_before(&self, at: u64) -> f64 {
+            at as f64 / self.places.len() as f64
+        }
+
         fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
             self.pieces.set(self.pieces.get() + 1);
             let end = self.places.len().min(at as usize + PIECE);
@@ -319,7 +363,7 @@ mod tests {
                         purges.put_back(key);
                     } else {
                         parts.remove(key);
-                        purges.removed();
+                        purges.removed(key.namespace, Outcome::Removed);
                     }
                 }
                 assert!(purges.failed.len() <= MAX_KEYS && purges.keys.len() < MAX_KEYS + PIECE);
@@ -351,6 +395,41 @@ mod tests {
         purges.begin(NamespaceId(1));
         purge_all(&mut purges, &mut parts);
         assert!(!parts.has(NamespaceId(0)) && !parts.has(NamespaceId(1)));
+    }
+
+    /// Another purge joins; the count begins anew when nothing was purged any more.
+    #[test]
+    fn the_report_counts_what_the_purges_under_way_have_removed() {
+        let mut parts = Parts::new((0..100).map(|number| key(u128::from(number % 2), number)));
+        let mut purges = Purges::default();
+        let seen = |purges: &Purges, parts: &Parts| {
+            let PurgeReport { namespaces, removed_blocks, removed_of_these, walked_ratio } = purges.report(parts);
+            (namespaces, removed_blocks, removed_of_these, walked_ratio)
+        };
+        let all_gone = |purges: &mut Purges, parts: &mut Parts| {
+            while let Some(key) = purges.pop() {
+                parts.remove(key);
+                purges.removing += 1;
+                purges.removed(key.namespace, Outcome::Removed);
+            }
+        };
+        assert_eq!(seen(&purges, &parts), (0, 0, 0, None));
+        purges.begin(NamespaceId(0));
+        purges.step(&BTreeSet::new(), &parts);
+        all_gone(&mut purges, &mut parts);
+        assert_eq!(seen(&purges, &parts), (1, 5, 5, Some(0.1)));
+        purges.begin(NamespaceId(1));
+        assert_eq!(seen(&purges, &parts), (2, 5, 5, Some(0.1)));
+        while !purges.namespaces.is_empty() {
+            purges.step(&BTreeSet::new(), &parts);
+            all_gone(&mut purges, &mut parts);
+        }
+        assert_eq!(seen(&purges, &parts), (0, 100, 0, None));
+        purges.begin(NamespaceId(0));
+        assert_eq!(seen(&purges, &parts), (1, 100, 0, None));
+        purges.removing += 1;
+        purges.removed(NamespaceId(0), Outcome::Absent);
+        assert_eq!(seen(&purges, &parts), (1, 100, 0, None), "there was none");
     }
 
     #[test]

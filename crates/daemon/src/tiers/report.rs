@@ -8,6 +8,7 @@ use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
 
 use super::driver::{Driver, Failure};
+use super::purge::PurgeReport;
 use super::spec::Driven;
 
 /// How far the configured tier is.
@@ -24,6 +25,8 @@ pub enum Standing {
 #[derive(Clone, Debug)]
 pub struct Report {
     pub name: &'static str,
+    /// Other hosts store and evict there too.
+    pub is_shared: bool,
     pub standing: Standing,
     pub core: TierReport,
     /// By kind of operation.
@@ -31,6 +34,7 @@ pub struct Report {
     /// Operations that wait to be taken by the tier.
     pub waiting: u64,
     pub breaker_opened: u64,
+    pub purge: PurgeReport,
     pub disks: Vec<DiskReport>,
     /// The shared stores of the tier.
     pub stores: Vec<StoreReport>,
@@ -75,11 +79,13 @@ impl Driver {
         let tier = self.tier.as_ref();
         Report {
             name: self.name,
+            is_shared: self.is_shared,
             standing: self.standing(),
             core: core.tier_report(self.id),
             counts: tier.iter().flat_map(|tier| tier.counts().map(|(kind, counts)| (kind, counts.clone()))).collect(),
             waiting: self.waiting() as u64,
             breaker_opened: tier.map_or(0, |tier| tier.opened()) + self.inmost().map_or(0, Driven::breakers_opened),
+            purge: self.purge_report(),
             disks: self.inmost().map_or(Vec::new(), Driven::disks),
             stores: self.inmost().map_or(Vec::new(), Driven::stores),
         }

@@ -162,6 +162,11 @@ pub trait Driven: Timed + Send {
         (Vec::new(), None)
     }
 
+    /// The share of the tier that [`Driven::blocks_of`] has gone through when it goes on at `at`.
+    fn ratio_before(&self, _at: u64) -> f64 {
+        0.0
+    }
+
     fn disks(&self) -> Vec<DiskReport> {
         Vec::new()
     }

@@ -192,12 +192,12 @@ impl Claimed for Arrivals {
         }
         let mut found = Vec::new();
         loop {
-            ssd.take_found(&mut found);
-            if found.is_empty() {
-                return Ok(Box::new(ssd));
-            }
+            let is_more = ssd.take_found(&mut found);
             core.found(&found);
             found.clear();
+            if !is_more {
+                return Ok(Box::new(ssd));
+            }
         }
     }
 }
@@ -229,6 +229,10 @@ impl Driven for Ssd {
 
     fn blocks_of(&self, namespaces: &BTreeSet<NamespaceId>, at: u64) -> (Vec<BlockKey>, Option<u64>) {
         self.piece(at, PLACES_AT_A_TIME, |key| namespaces.contains(&key.namespace))
+    }
+
+    fn ratio_before(&self, at: u64) -> f64 {
+        Ssd::ratio_before(self, at)
     }
 
     fn disks(&self) -> Vec<DiskReport> {

@@ -22,6 +22,8 @@ use crate::uring::{Spans, Work};
 
 /// Longest batch, so that the first of many stores does not wait for the last.
 const BATCH_PAGES: u32 = 2048;
+/// Batches begun in one turn: 40 to 80 us each, of small blocks.
+const BATCHES_PER_TURN: u32 = 2;
 
 impl Disk {
     pub(super) fn take_store(&mut self, op: &Operation) {
@@ -40,7 +42,14 @@ impl Disk {
         if self.now < self.log.paused_until {
             return self.fail_waiting(self.log.last_failure);
         }
-        while self.may_write() {
+        for begun in 0.. {
+            if !self.may_write() {
+                return;
+            }
+            if begun == BATCHES_PER_TURN {
+                self.has_more |= self.log.waiting() > 0;
+                return;
+            }
             let (mut items, runs) = self.next_items();
             if items.is_empty() {
                 let waits = self.log.waiting() > 0 || self.log.has_page_of_notes();

@@ -19,6 +19,8 @@ pub(super) enum Stage {
     Writing,
     Written,
     Syncing,
+    /// The flush has ended, like this.
+    Flushed(Option<ErrorKind>),
 }
 
 #[derive(Debug)]

@@ -2,10 +2,9 @@
 //!
 //! Invariant: nothing is read from a disk or written to it before every transfer of an earlier daemon has ended.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use forebay_core::{BlockKey, Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Result};
 
 use super::config::{DiskConfig, SsdConfig};
 use super::device::Device;
@@ -73,15 +72,11 @@ impl DiskClaim {
 /// A disk that was read, and is in no tier yet.
 pub struct OpenedDisk {
     pub(super) disk: Disk,
-    /// The keys of all its blocks, oldest first.
-    pub(super) keys: VecDeque<BlockKey>,
 }
 
 impl OpenedDisk {
-    /// Lists all blocks, which takes a while where there are many.
     pub(super) fn new(disk: Disk) -> OpenedDisk {
-        let keys = disk.blocks().map(|block| block.key).collect();
-        OpenedDisk { disk, keys }
+        OpenedDisk { disk }
     }
 
     /// What opening the disk found.

@@ -90,6 +90,8 @@ pub(super) struct Disk {
     is_direct: bool,
     recovery: Recovery,
     finished: Vec<Finished>,
+    /// The last turn has left something that the next one can do without waiting.
+    pub has_more: bool,
     _device: Option<Device>,
 }
 
@@ -128,6 +130,7 @@ impl Disk {
             is_direct: opened.is_direct,
             recovery: opened.recovery,
             finished: Vec::new(),
+            has_more: false,
             _device: opened.device,
         }
     }
@@ -162,6 +165,8 @@ impl Disk {
         self.io.poll(self.now, &mut finished);
         finished.drain(..).for_each(|finished| self.ended(finished));
         self.finished = finished;
+        self.has_more = false;
+        self.settle_flushed();
         self.start();
         self.evicted_before_poll = self.evicted.len();
     }
@@ -262,7 +267,7 @@ impl Disk {
     /// See [`super::Ssd::piece`].
     pub fn piece(&self, from: u32, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u32>) {
         let (entries, next) = self.index.piece(from, places);
-        (entries.map(|entry| entry.key).filter(is_wanted).collect(), next)
+        (entries.map(Entry::key).filter(is_wanted).collect(), next)
     }
 
     /// Oldest first.
@@ -410,7 +415,7 @@ fn unix_seconds_now() -> u64 {
 
 fn info(entry: &Entry) -> BlockInfo {
     BlockInfo {
-        key: entry.key,
+        key: entry.key(),
         location: entry.location(),
         length_bytes: entry.length_bytes,
         checksum: entry.checksum,

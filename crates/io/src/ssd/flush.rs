@@ -13,6 +13,9 @@ use super::layout::{PAGE, Record, RecordKind};
 use super::log::Erase;
 use crate::uring::Work;
 
+/// Records settled in one turn: each costs some cache misses, 1 to 3 us in an index of millions.
+const RECORDS_PER_TURN: usize = 48;
+
 impl Disk {
     /// Starts a flush when it is worth it: nothing more is being written, or enough bytes wait, or they have waited
     /// long enough.
@@ -23,12 +26,17 @@ impl Disk {
         let (mut held_up, mut bytes, mut is_writing) = (Vec::new(), 0, false);
         let mut next = Vec::new();
         for (id, batch) in &self.log.batches {
-            if batch.stage != Stage::Written {
-                held_up.push(batch.segment);
-                is_writing |= batch.stage == Stage::Writing;
-            } else if !held_up.contains(&batch.segment) {
-                next.push(*id);
-                bytes += u64::from(batch.next_page - batch.page) * PAGE;
+            match batch.stage {
+                Stage::Flushed(_) => {}
+                Stage::Written if held_up.contains(&batch.segment) => {}
+                Stage::Written => {
+                    next.push(*id);
+                    bytes += u64::from(batch.next_page - batch.page) * PAGE;
+                }
+                Stage::Filling | Stage::Writing | Stage::Syncing => {
+                    held_up.push(batch.segment);
+                    is_writing |= batch.stage == Stage::Writing;
+                }
             }
         }
         let erased = self.log.erase.filter(|erase| matches!(erase, Erase::Written(_)));
@@ -61,10 +69,28 @@ impl Disk {
                 // After a failed flush the state on the disk is unknown, and a second flush would not reveal it.
                 self.break_chain(segment, id);
             }
-            self.settle(id, result.err());
+            self.log.batches.get_mut(&id).expect("from the list").stage = Stage::Flushed(result.err());
         }
         if let Some(Erase::Syncing(segment)) = self.log.erase {
             self.erase_settled(segment, result);
+        }
+    }
+
+    /// Settles flushed batches, the earliest first, a few per turn.
+    pub(super) fn settle_flushed(&mut self) {
+        let mut records = 0;
+        loop {
+            let flushed = |(id, batch): (&u64, &Batch)| match batch.stage {
+                Stage::Flushed(error) => Some((*id, error, batch.items.len())),
+                _ => None,
+            };
+            let Some((id, error, count)) = self.log.batches.iter().find_map(flushed) else { return };
+            if records > 0 && records + count > RECORDS_PER_TURN {
+                self.has_more = true;
+                return;
+            }
+            records += count;
+            self.settle(id, error);
         }
     }
 

@@ -1,34 +1,30 @@
-//! The position of each block on one disk. The disk is authoritative and this is a cache of it: about 120 bytes per
-//! block.
+//! The position of each block on one disk. The disk is authoritative and this is a cache of it: 116 bytes per block.
 //!
 //! Invariants: a key has one entry, that of its latest record. Each entry is in the chain of the segment that holds
-//! it, so that a segment's blocks are found without a search. An entry keeps its place, and no call moves more than a
-//! few thousand entries: a table of all blocks would take seconds to double, for millions of blocks.
+//! it, so that a segment's blocks are found without a search. An entry keeps its place.
 //!
 //! A key whose record recovery might find has an entry, also if the block is not served any more. Otherwise a removal
 //! would find nothing to remove, and the block would come back with the next start.
+//!
+//! The table grows by linear hashing (Litwin, 1980): there are as many buckets as entries, and each insertion splits
+//! one bucket in two, so no insertion moves more than the few entries of one bucket, however many blocks there are.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::ops::{self, IndexMut};
 
-use forebay_core::BlockKey;
 use forebay_core::tier::Location;
-use hashbrown::HashTable;
+use forebay_core::{BlockHash, BlockKey, NamespaceId};
 
 use super::layout::{Record, RecordKind};
+use super::places::Places;
 
 /// The end of a chain; the segment of a place without a block.
 const NONE: u32 = u32::MAX;
 
-/// Tables that share the keys, each of which doubles by itself. With 60 million blocks one holds 4,000, which take
-/// 0.3 ms to double. Empty, all of them take 512 KiB.
-const TABLES: usize = 1 << 14;
-
 /// A block on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
-    pub key: BlockKey,
+    key: PackedKey,
     pub sequence: u64,
     pub checksum: u64,
     /// Its record's own checksum.
@@ -41,11 +37,33 @@ pub(super) struct Entry {
     /// It is not served: its removal has begun, its bytes are wrong or could not be read when the disk was opened, its
     /// store failed after its head was written, or it was evicted and its segment's next header is not flushed.
     pub is_withdrawn: bool,
+    /// In the chain of its segment.
     next: u32,
     previous: u32,
+    /// In its bucket.
+    below: u32,
+}
+
+/// A key without padding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct PackedKey {
+    namespace: [u8; 16],
+    group: u16,
+    hash: BlockHash,
+}
+
+impl PackedKey {
+    fn new(key: &BlockKey) -> PackedKey {
+        PackedKey { namespace: key.namespace.0.to_ne_bytes(), group: key.group, hash: key.hash }
+    }
 }
 
 impl Entry {
+    pub fn key(&self) -> BlockKey {
+        let PackedKey { namespace, group, hash } = self.key;
+        BlockKey { namespace: NamespaceId(u128::from_ne_bytes(namespace)), group, hash }
+    }
+
     /// The record of block `key`, assuming that this is its entry.
     pub fn record_of(&self, key: BlockKey) -> Record {
         let Entry { sequence, first_page, length_bytes, checksum, .. } = *self;
@@ -58,15 +76,18 @@ impl Entry {
     }
 
     pub fn payload_pages(&self) -> u32 {
-        self.record_of(self.key).payload_pages()
+        self.record_of(self.key()).payload_pages()
     }
 }
 
 /// See the module documentation.
-pub(super) struct Index {
-    tables: Vec<HashTable<u32>>,
-    hasher: RandomState,
-    entries: Entries,
+pub(super) struct Index<S = RandomState> {
+    /// The first entry of each bucket; the others follow by `below`.
+    buckets: Places<u32>,
+    hasher: S,
+    entries: Places<Entry>,
+    /// Places with an entry.
+    filled: u32,
     /// The first place without a block; the others follow by `next`.
     free: u32,
     /// Those that are served.
@@ -77,10 +98,17 @@ pub(super) struct Index {
 
 impl Index {
     pub fn new(segments: u32) -> Index {
+        Index::with_hasher(segments, RandomState::new())
+    }
+}
+
+impl<S: BuildHasher> Index<S> {
+    fn with_hasher(segments: u32, hasher: S) -> Index<S> {
         Index {
-            tables: vec![HashTable::new(); TABLES],
-            hasher: RandomState::new(),
-            entries: Entries::default(),
+            buckets: Places::new(),
+            hasher,
+            entries: Places::new(),
+            filled: 0,
             free: NONE,
             blocks: 0,
             chains: [0, 1].map(|_| vec![NONE; segments as usize]),
@@ -96,11 +124,10 @@ impl Index {
         self.entries.len() as usize
     }
 
-    /// Of the tables, for so many blocks that are inserted next. Takes time by their number.
+    /// Makes the buckets of so many blocks that are inserted next, into an empty index. Takes time by their number.
     pub fn reserve(&mut self, blocks: usize) {
-        let Index { tables, hasher, entries, .. } = self;
-        let each = blocks / TABLES;
-        tables.iter_mut().for_each(|table| table.reserve(each, |place| hasher.hash_one(entries[*place].key)));
+        assert!(self.filled == 0, "entries lie in the buckets that there are");
+        (self.buckets.len() as usize..blocks).for_each(|_| _ = self.buckets.push(NONE));
     }
 
     /// The block of that key, if it is served.
@@ -133,7 +160,7 @@ impl Index {
     pub fn insert(&mut self, record: &Record, segment: u32) -> Option<Entry> {
         let replaced = self.remove(&record.key);
         let entry = Entry {
-            key: record.key,
+            key: PackedKey::new(&record.key),
             sequence: record.sequence,
             checksum: record.checksum,
             seal: record.seal(),
@@ -144,6 +171,7 @@ impl Index {
             is_withdrawn: false,
             next: NONE,
             previous: NONE,
+            below: NONE,
         };
         let place = match self.free {
             NONE => self.entries.push(entry),
@@ -154,22 +182,32 @@ impl Index {
             }
         };
         self.link(place);
-        self.blocks += 1;
-        let Index { tables, hasher, entries, .. } = self;
-        let hash = hasher.hash_one(record.key);
-        tables[table_of(hash)].insert_unique(hash, place, |place| hasher.hash_one(entries[*place].key));
+        (self.blocks, self.filled) = (self.blocks + 1, self.filled + 1);
+        if self.filled > self.buckets.len() {
+            self.split();
+        }
+        self.push_down(self.bucket_of(self.hasher.hash_one(record.key)), place);
         replaced
     }
 
     pub fn remove(&mut self, key: &BlockKey) -> Option<Entry> {
-        let Index { tables, hasher, entries, .. } = self;
-        let hash = hasher.hash_one(key);
-        let found = tables[table_of(hash)].find_entry(hash, |place| entries[*place].key == *key).ok()?;
-        let (place, _) = found.remove();
+        let place = self.find(key)?;
+        let below = self.entries[place].below;
+        let bucket = self.bucket_of(self.hasher.hash_one(key));
+        if self.buckets[bucket] == place {
+            self.buckets[bucket] = below;
+        } else {
+            let mut above = self.buckets[bucket];
+            while self.entries[above].below != place {
+                above = self.entries[above].below;
+            }
+            self.entries[above].below = below;
+        }
         let entry = self.unlink(place);
         let vacant = &mut self.entries[place];
         (vacant.segment, vacant.next) = (NONE, self.free);
         self.free = place;
+        self.filled -= 1;
         self.blocks -= usize::from(!entry.is_withdrawn);
         Some(entry)
     }
@@ -222,56 +260,56 @@ impl Index {
     }
 
     fn find(&self, key: &BlockKey) -> Option<u32> {
-        let hash = self.hasher.hash_one(key);
-        self.tables[table_of(hash)].find(hash, |place| self.entries[*place].key == *key).copied()
-    }
-}
-
-/// Entries by place, in chunks that stay. A chunk is reserved and not touched before it is filled: fresh memory can
-/// take 10 us a page.
-#[derive(Default)]
-struct Entries(Vec<Vec<Entry>>);
-
-const CHUNK_BITS: u32 = 12;
-
-impl Entries {
-    fn len(&self) -> u32 {
-        let whole = self.0.len().saturating_sub(1) << CHUNK_BITS;
-        (whole + self.0.last().map_or(0, Vec::len)) as u32
-    }
-
-    fn push(&mut self, entry: Entry) -> u32 {
-        let place = self.len();
-        if place.is_multiple_of(1 << CHUNK_BITS) {
-            self.0.push(Vec::with_capacity(1 << CHUNK_BITS));
+        let packed = PackedKey::new(key);
+        if self.filled == 0 {
+            return None;
         }
-        self.0.last_mut().expect("there is a chunk with room").push(entry);
-        place
+        let mut place = self.buckets[self.bucket_of(self.hasher.hash_one(key))];
+        while place != NONE {
+            let entry = &self.entries[place];
+            if entry.key == packed {
+                return Some(place);
+            }
+            place = entry.below;
+        }
+        None
     }
-}
 
-impl ops::Index<u32> for Entries {
-    type Output = Entry;
-
-    fn index(&self, place: u32) -> &Entry {
-        &self.0[(place >> CHUNK_BITS) as usize][place as usize & ((1 << CHUNK_BITS) - 1)]
+    fn hash_of(&self, place: u32) -> u64 {
+        self.hasher.hash_one(self.entries[place].key())
     }
-}
 
-impl IndexMut<u32> for Entries {
-    fn index_mut(&mut self, place: u32) -> &mut Entry {
-        &mut self.0[(place >> CHUNK_BITS) as usize][place as usize & ((1 << CHUNK_BITS) - 1)]
+    /// By as many low bits of the hash as number all buckets. A bucket that is not split yet has the entries of the
+    /// bucket that does not exist yet.
+    fn bucket_of(&self, hash: u64) -> u32 {
+        let (buckets, half) = (u64::from(self.buckets.len()), 1 << self.buckets.len().ilog2());
+        let bucket = hash & (2 * half - 1);
+        (if bucket < buckets { bucket } else { bucket - half }) as u32
     }
-}
 
-/// By bits that a table uses neither for its buckets nor for their tags.
-fn table_of(hash: u64) -> usize {
-    (hash >> 32) as usize % TABLES
+    /// Makes one more bucket, of entries of another one.
+    fn split(&mut self) {
+        let new = self.buckets.push(NONE);
+        let Some(bit) = new.checked_ilog2() else { return };
+        let old = new - (1 << bit);
+        let mut place = std::mem::replace(&mut self.buckets[old], NONE);
+        while place != NONE {
+            let next = self.entries[place].below;
+            self.push_down(self.bucket_of(self.hash_of(place)), place);
+            place = next;
+        }
+    }
+
+    /// Puts the entry first in the bucket.
+    fn push_down(&mut self, bucket: u32, place: u32) {
+        self.entries[place].below = std::mem::replace(&mut self.buckets[bucket], place);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::cell::Cell;
+    use std::collections::{BTreeMap, BTreeSet, HashMap};
 
     use forebay_core::{BlockHash, NamespaceId};
     use proptest::prelude::*;
@@ -292,7 +330,7 @@ mod tests {
         let (mut at, mut all) = (Some(0), Vec::new());
         while let Some(from) = at {
             let (entries, next) = index.piece(from, places);
-            all.extend(entries.map(|entry| entry.key));
+            all.extend(entries.map(Entry::key));
             at = next;
         }
         all
@@ -342,6 +380,68 @@ mod tests {
                 prop_assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), all.clone());
             }
         }
+    }
+
+    /// Says how many keys were hashed.
+    #[derive(Default)]
+    struct Counting(RandomState, Cell<u64>);
+
+    impl BuildHasher for Counting {
+        type Hasher = std::hash::DefaultHasher;
+
+        fn build_hasher(&self) -> Self::Hasher {
+            self.1.set(self.1.get() + 1);
+            self.0.build_hasher()
+        }
+    }
+
+    /// Each key that is moved is hashed. Sixteen thousand tables that double, each by itself, hash 28 at a time by then.
+    #[test]
+    fn an_insertion_moves_a_few_keys_however_many_there_are() {
+        let mut index = Index::with_hasher(1, Counting::default());
+        let mut most = 0;
+        for number in 0..500_000 {
+            let before = index.hasher.1.get();
+            index.insert(&record(number, number), 0);
+            most = most.max(index.hasher.1.get() - before);
+        }
+        assert!(most <= 20, "one insertion hashed {most} keys");
+        let all = index.hasher.1.get();
+        assert!(all < 4 * 500_000, "{all} keys were hashed for 500,000 insertions");
+        let longest = (0..index.buckets.len()).map(|bucket| chain_length(&index, bucket)).max();
+        assert!(longest <= Some(20), "a bucket of {longest:?} keys");
+    }
+
+    fn chain_length<S>(index: &Index<S>, bucket: u32) -> usize {
+        let entry = |place: u32| (place != NONE).then(|| index.entries[place].below);
+        std::iter::successors(entry(index.buckets[bucket]), |below| entry(*below)).count()
+    }
+
+    /// Growth through many sizes, with removals and with buckets that were made before.
+    #[test]
+    fn it_equals_a_map_at_every_size() {
+        for reserved in [0, 1, 1000] {
+            let (mut index, mut model) = (Index::new(1), HashMap::new());
+            index.reserve(reserved);
+            for number in 0..5000 {
+                index.insert(&record(number, number), 0);
+                model.insert(number, number);
+                if number % 3 == 0 {
+                    let gone = number / 2;
+                    assert_eq!(index.remove(&key(gone)).map(|entry| entry.sequence), model.remove(&gone));
+                }
+                if number.is_power_of_two() || number == 4999 {
+                    let found = |number: u64| index.get(&key(number)).map(|entry| entry.sequence);
+                    (0..5000).for_each(|number| assert_eq!(found(number), model.get(&number).copied(), "{number}"));
+                }
+            }
+            assert_eq!(index.len(), model.len());
+        }
+    }
+
+    #[test]
+    fn an_entry_takes_112_bytes() {
+        assert_eq!(size_of::<Entry>(), 112);
     }
 
     #[test]

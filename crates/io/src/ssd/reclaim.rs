@@ -12,6 +12,7 @@ use forebay_core::ErrorKind;
 
 use super::batch::{Item, Stage};
 use super::disk::Disk;
+use super::index::Entry;
 use super::io::{Flight, RETRY_INTERVAL};
 use super::layout::{PAGE, RECORDS_PER_BATCH, Record, SegmentHeader};
 use super::log::Erase;
@@ -22,7 +23,7 @@ use crate::uring::{Span, Work};
 /// Segments that are kept ready: two for all writes, and one for carried blocks only.
 pub(super) const READY: usize = 3;
 /// Blocks evicted and keys forgotten in one turn, so that a turn stays short.
-const KEYS_PER_TURN: usize = 256;
+const KEYS_PER_TURN: usize = 48;
 
 /// See the module documentation.
 pub(super) struct Reclaim {
@@ -82,7 +83,7 @@ impl Disk {
                 break;
             }
             room -= bytes;
-            hot.push_front(entry.record_of(entry.key));
+            hot.push_front(entry.record_of(entry.key()));
         }
         hot
     }
@@ -211,7 +212,7 @@ impl Disk {
         if !hot.is_empty() || carry.is_some() || !is_settled {
             return;
         }
-        let keys: Vec<_> = self.index.of_segment(victim).take(KEYS_PER_TURN).map(|entry| entry.key).collect();
+        let keys: Vec<_> = self.index.of_segment(victim).take(KEYS_PER_TURN).map(Entry::key).collect();
         for key in &keys {
             self.withdraw(key);
             self.tell_evicted(*key);
@@ -222,6 +223,8 @@ impl Disk {
             self.space.free.push_back(victim);
             self.counters.reclaimed_segments += 1;
             self.reclaim = None;
+        } else {
+            self.has_more = true;
         }
     }
 
@@ -268,13 +271,15 @@ impl Disk {
     /// Forgets the keys whose records the new life has made void, a few per turn. Then the segment is ready.
     fn forget_void(&mut self) {
         let Some(Erase::Flushed(segment)) = self.log.erase else { return };
-        let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(|entry| entry.key);
+        let keys = self.index.withdrawn_of_segment(segment).take(KEYS_PER_TURN).map(Entry::key);
         let keys: Vec<_> = keys.collect();
         keys.iter().for_each(|key| self.forget(key));
         if keys.len() < KEYS_PER_TURN {
             self.log.erase = None;
             self.space.segment(segment).state = SegmentState::Ready;
             self.space.ready.push_back(segment);
+        } else {
+            self.has_more = true;
         }
     }
 

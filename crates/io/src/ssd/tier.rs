@@ -28,8 +28,8 @@ use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::no_memory;
 use crate::uring::{Region, Waker};
 
-/// Blocks that one call of [`Ssd::take_found`] reports: the owner inserts each into a table.
-const FOUND_AT_A_TIME: usize = 1024;
+/// Places of the index that one call of [`Ssd::take_found`] goes through: the owner inserts each block into a table.
+const PLACES_AT_A_TIME: u32 = 512;
 
 /// See the module documentation.
 pub struct Ssd {
@@ -37,8 +37,8 @@ pub struct Ssd {
     parts: Vec<Part>,
     inbox: Inbox,
     news: Receiver<(usize, News)>,
-    /// Keys on disks that came, which the owner was not told of yet.
-    found: VecDeque<(usize, VecDeque<BlockKey>)>,
+    /// Disks that came, and the place in the index of each from which on the owner was not told of its blocks yet.
+    found: VecDeque<(usize, u32)>,
     /// Of operations that came while there was no disk at all.
     refused: Vec<Completion>,
     populated_bytes: u64,
@@ -135,26 +135,22 @@ impl Ssd {
         self.parts.iter().all(|part| part.is_earlier_io_done)
     }
 
-    /// Appends some of the blocks of disks that came. It wakes the owner as long as there are more.
-    pub fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) {
-        let mut left = FOUND_AT_A_TIME;
-        while left > 0
-            && let Some((place, keys)) = self.found.front_mut()
+    /// Appends some of the blocks of disks that came. True if there are more; then it wakes the owner. A block that is
+    /// stored meanwhile may be among them.
+    pub fn take_found(&mut self, found: &mut Vec<(BlockKey, Location)>) -> bool {
+        if let Some((place, at)) = self.found.pop_front()
+            && let State::Open(disk) = &self.parts[place].state
         {
-            let some: Vec<BlockKey> = keys.drain(..left.min(keys.len())).collect();
-            left -= some.len();
-            let is_all = keys.is_empty();
-            // What was evicted or removed since is not there.
-            if let State::Open(disk) = &self.parts[*place].state {
-                found.extend(some.iter().filter_map(|key| Some((*key, disk.block(key)?.location))));
-            }
-            if is_all {
-                self.found.pop_front();
-            }
+            let (entries, next) = disk.index.piece(at, PLACES_AT_A_TIME);
+            let served = entries.filter(|entry| !entry.is_withdrawn);
+            found.extend(served.map(|entry| (entry.key(), entry.location())));
+            next.into_iter().for_each(|at| self.found.push_front((place, at)));
         }
-        if !self.found.is_empty() {
+        let is_more = !self.found.is_empty();
+        if is_more {
             self.inbox.waker.wake();
         }
+        is_more
     }
 
     /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
@@ -189,6 +185,16 @@ impl Ssd {
         let is_last = number + 1 == self.disks().count();
         let next = next.map(|place| (number as u64) << 32 | u64::from(place));
         (keys, next.or_else(|| (!is_last).then_some((number as u64 + 1) << 32)))
+    }
+
+    /// The share of the places that lie before `at`, where [`Ssd::piece`] goes on.
+    pub fn ratio_before(&self, at: u64) -> f64 {
+        let (number, place) = ((at >> 32) as usize, u64::from(at as u32));
+        let places = self.disks().map(|disk| disk.index.capacity() as u64);
+        let (before, all) = places.enumerate().fold((place, 0), |(before, all), (disk, places)| {
+            (if disk < number { before + places } else { before }, all + places)
+        });
+        if all == 0 { 0.0 } else { before as f64 / all as f64 }
     }
 
     /// Appends the keys of blocks that the disks evicted to free space since the last call. Call it after `poll` and
@@ -270,7 +276,7 @@ impl Ssd {
         }
     }
 
-    fn add(&mut self, place: usize, OpenedDisk { mut disk, keys }: OpenedDisk) {
+    fn add(&mut self, place: usize, OpenedDisk { mut disk }: OpenedDisk) {
         let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if other.geometry.id == disk.geometry.id);
         if let Some(twin) = self.parts.iter().find(is_twin) {
             // Keys belong to disks by their ids, so one of both would get none.
@@ -283,7 +289,7 @@ impl Ssd {
         }
         disk.start_at(self.now);
         disk.io.engine.register(self.populated_bytes);
-        self.found.push_back((place, keys));
+        self.found.push_back((place, 0));
         let part = &mut self.parts[place];
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
     }
@@ -307,6 +313,13 @@ impl Ssd {
             sum.finish().wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9)
         };
         self.disks().map(weight).enumerate().max_by_key(|(_, weight)| *weight).map_or(0, |(index, _)| index)
+    }
+
+    /// A turn is short. What is left for the next one waits for no transfer.
+    fn wake_for_more(&self) {
+        if self.disks().any(|disk| disk.has_more) {
+            self.inbox.waker.wake();
+        }
     }
 
     fn take(&mut self, op: &Operation) -> bool {
@@ -336,6 +349,7 @@ impl Tier for Ssd {
     fn submit(&mut self, batch: &[Operation]) -> usize {
         let taken = batch.iter().take_while(|op| self.take(op)).count();
         self.disks_mut().for_each(Disk::start);
+        self.wake_for_more();
         taken
     }
 
@@ -347,6 +361,7 @@ impl Tier for Ssd {
             disk.poll();
             completions.append(&mut disk.completions);
         }
+        self.wake_for_more();
     }
 
     fn cancel(&mut self, id: OpId) {

@@ -6,8 +6,33 @@ use forebay_core::tier::{Health, Operation, Outcome, Tier};
 use forebay_core::{ErrorKind, Generation, SlotId};
 use forebay_io::ssd::{SegmentState, Ssd, SsdConfig};
 use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::bed::*;
+
+/// Each record takes a few cache misses in an index of millions, and the thread that decides has other work.
+#[test]
+fn a_turn_ends_a_few_records_and_asks_for_the_next_one_at_once() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 32), &config, None).unwrap();
+    bed.store_all((0..200).map(|number| (number, 4096)));
+    let removals: Vec<_> = (0..200).map(|number| bed.remove(number)).collect();
+    assert_eq!(bed.ssd.submit(&removals), 200);
+    let (mut ended, mut most, mut wakes) = (0, 0, 0);
+    for _ in 0..1000 {
+        let mut completions = Vec::new();
+        bed.now += Duration::from_millis(5);
+        bed.ssd.tick(bed.now);
+        bed.ssd.poll(&mut completions);
+        (ended, most) = (ended + completions.len(), most.max(completions.len()));
+        // Nothing else wakes the owner of a simulated disk.
+        let mut woken = [PollFd::from_borrowed_fd(bed.ssd.wake_fd(), PollFlags::IN)];
+        wakes += poll(&mut woken, Some(&Timespec::default())).unwrap();
+    }
+    assert_eq!(ended, 200);
+    assert!((1..=48).contains(&most), "{most} operations ended in one turn");
+    assert!(wakes > 0, "nobody was woken for the rest");
+}
 
 #[test]
 fn operations_of_one_key_count_in_the_order_in_which_they_were_asked_for() {

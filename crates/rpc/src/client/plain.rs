@@ -215,11 +215,12 @@ impl Client {
     }
 
     /// Drops blocks; see the protocol. One round trip, no session. Waits longer than other calls, for as long as the
-    /// daemon may wait for its disks, and for shared stores if it is asked to empty them.
+    /// daemon may wait for its disks, and for shared stores if it is asked to empty them. `inspect`, by another client,
+    /// says how far the disks are meanwhile. If this call is dropped, the daemon goes on emptying its disks.
     pub async fn purge(&mut self, request: proto::PurgeRequest) -> Result<proto::PurgeReply> {
         let stores = if request.shared_stores { request.timeout_seconds } else { 0 };
         let usual = self.deadline;
-        self.deadline += PURGE_OF_DISKS + Duration::from_secs(stores.into());
+        self.deadline += PURGE_OF_DISKS + Duration::from_secs(u64::from(stores) + u64::from(request.wait_seconds));
         let purged = self.ask_without_session(async |mut rpc: Rpc| rpc.purge(request.clone()).await).await;
         self.deadline = usual;
         purged
