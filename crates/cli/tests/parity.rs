@@ -146,21 +146,27 @@ impl Patient {
 #[test]
 fn a_trace_has_the_same_hits_above_an_ssd_as_in_the_simulator() {
     let whole = trace("synth");
-    let mut trace = Trace::new(&whole.name, whole.shapes.clone());
-    whole.requests().take(REQUESTS).for_each(|request| trace.push(request.at_us, request.namespace, request.blocks));
-    let ssd = Ssd { capacity_bytes: SSD_BYTES, admission: Admission::SecondSighting };
-    let expected = simulated(&trace, Some(ssd));
+    let mut synth = Trace::new(&whole.name, whole.shapes.clone());
+    whole.requests().take(REQUESTS).for_each(|request| synth.push(request.at_us, request.namespace, request.blocks));
+    // A fifth more than the pool holds.
+    let rounds = Rounds { documents: 30, ..Rounds::new(Order::Same, 4) }.trace();
+    same_above_an_ssd(&synth, Admission::SecondSighting, "second_sighting");
+    same_above_an_ssd(&rounds, Admission::All, "all");
+}
+
+fn same_above_an_ssd(trace: &Trace, admission: Admission, name: &str) {
+    let expected = simulated(trace, Some(Ssd { capacity_bytes: SSD_BYTES, admission }));
     assert!(expected.evicted > 0 && expected.prefix_hits > expected.pool_hits, "{expected:?} shows nothing");
     let (place, disk) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory"));
     let file = disk.path().join("ssd");
     let (file, bytes) = (file.to_string_lossy(), SSD_BYTES.to_string());
-    let more = ["--tier.ssd.disks", &file, "--tier.ssd.capacity_bytes", &bytes];
+    let more = ["--tier.ssd.disks", &file, "--tier.ssd.capacity_bytes", &bytes, "--tier.ssd.admission", name];
     // On a busy machine nothing is late.
     let _daemon = start(&place, &[&more[..], &["--tier.ssd.load_deadline_ms", "60000"]].concat());
     let engine = Patient::open(&place);
     wait_until("the tier serves", || engine.client.inspect().tiers.iter().all(|tier| tier.state == "serving"));
     let mut hits = 0;
-    for (_, keys) in keys(&trace, 0) {
+    for (_, keys) in keys(trace, 0) {
         let ready = engine.look(&keys);
         hits += ready as u64;
         for at in ready..keys.len() {
@@ -173,7 +179,8 @@ fn a_trace_has_the_same_hits_above_an_ssd_as_in_the_simulator() {
         expected.prefix_hits - expected.pool_hits,
         tier.stored_blocks
     );
-    assert_eq!((hits, tier.stored_blocks), (expected.prefix_hits, expected.ssd_written_blocks));
+    let Outcome { prefix_hits, ssd_written_blocks, ssd_loaded_blocks, .. } = expected;
+    assert_eq!((hits, tier.stored_blocks, tier.promoted_blocks), (prefix_hits, ssd_written_blocks, ssd_loaded_blocks));
 }
 
 /// The advice tells these hits, misses that add up, and bounds that are bounds.

@@ -102,7 +102,7 @@ fn group(trace: &Trace, arguments: &Arguments, salt: u64, title: &str, cells: &[
     for (at, cell) in cells.iter().enumerate() {
         let Capacities { pool_bytes, disk_bytes } = cell.capacities;
         let ssd = (disk_bytes > 0).then_some(Ssd { capacity_bytes: disk_bytes, admission: cell.admission });
-        let store_batch = store_batch((cell.share * trace.unique() as f64) as u64);
+        let store_batch = store_batch((cell.share * trace.unique() as f64) as u64, trace.sizes());
         let setup = Setup { policy, capacity_bytes: pool_bytes, ssd, lookahead: 0, store_batch, salt };
         let done = replay(trace, setup, |_| {})?;
         let exact = done.prefix_hits as f64 / done.blocks as f64;

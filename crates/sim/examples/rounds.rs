@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use forebay_insight::rehearsal::Scale;
 use forebay_sim::bounds::{NextUses, opt_hit_bytes};
 use forebay_sim::read::{Hints, read};
 use forebay_sim::replay::{Setup, Ssd, store_batch};
@@ -94,7 +95,7 @@ impl Arguments {
     /// The pool's hits by bytes, by namespace.
     fn hits(&self, trace: &Trace, name: &str, capacity_bytes: u64, blocks: u64) -> Vec<u64> {
         let policy = policy::by_name(name).expect("the name of a policy");
-        let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks));
+        let store_batch = self.store_batch.unwrap_or_else(|| store_batch(blocks, trace.sizes()));
         let Arguments { lookahead, salt, .. } = *self;
         let disk_bytes = |share: f64| (share * trace.unique_bytes() as f64) as u64;
         let disk = |share| Ssd { capacity_bytes: disk_bytes(share), admission: self.ssd_admission.into() };
@@ -107,17 +108,27 @@ impl Arguments {
         self.hits(trace, name, capacity_bytes, blocks).iter().sum()
     }
 
-    /// The hit rate, and relative to the optimum the hits of all rounds and of those from the sixth on.
+    /// The hit rate, and relative to the optimum the hits of all rounds and of those from the sixth on. Then the same
+    /// relative to the optimum of the pool that there is, where blocks of several sizes share whole units.
     fn print_rounds(&self, what: &str, rounds: &Rounds, blocks: u64) {
         let traces = [self.rounds, self.rounds.min(5)].map(|count| Rounds { rounds: count, ..rounds.clone() }.trace());
-        let mean = rounds.shapes.iter().filter_map(|shape| shape.block_bytes).sum::<u64>() / rounds.shapes.len() as u64;
-        let best = traces.each_ref().map(|trace| opt_hit_bytes(trace, &NextUses::of(trace), blocks * mean) as f64);
+        let sizes: Vec<u64> = rounds.shapes.iter().filter_map(|shape| shape.block_bytes).collect();
+        let bytes = blocks * sizes.iter().sum::<u64>() / sizes.len() as u64;
+        let scale = Scale::of(&sizes);
+        let filled = scale.bytes_of(scale.pool_pages(bytes));
+        let best_of = |bytes| traces.each_ref().map(|trace| opt_hit_bytes(trace, &NextUses::of(trace), bytes) as f64);
+        let (best, best_of_filled) = (best_of(bytes), best_of(filled));
         let asked: u64 = traces[0].requests().map(|r| r.blocks.len() as u64 * traces[0].bytes_in(r.namespace)).sum();
         print!("{what:9} {blocks}: opt {:.3}", best[0] / asked as f64);
         for name in &self.policy {
-            let own = traces.each_ref().map(|trace| self.hits_of_all(trace, name, blocks * mean, blocks) as f64);
-            let (all, later) = (own[0] / best[0], (own[0] - own[1]) / (best[0] - best[1]));
+            let own = traces.each_ref().map(|trace| self.hits_of_all(trace, name, bytes, blocks) as f64);
+            let of = |best: [f64; 2]| (own[0] / best[0], (own[0] - own[1]) / (best[0] - best[1]));
+            let (all, later) = of(best);
             print!("  {name} {:.3} ({all:.3}, {later:.3})", own[0] / asked as f64);
+            if filled != bytes {
+                let (all, later) = of(best_of_filled);
+                print!(" of {:.1} % ({all:.3}, {later:.3})", 100.0 * filled as f64 / bytes as f64);
+            }
         }
         println!();
     }

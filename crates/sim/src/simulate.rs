@@ -62,7 +62,7 @@ pub struct Arguments {
     /// Leave out the exact optimum, which takes longer than a replay
     #[arg(long)]
     pub no_opt: bool,
-    /// Blocks that are stored at once [default: 16, or fewer if the cache holds fewer than 256 blocks]
+    /// Blocks that are stored at once [default: 16, or fewer if the cache holds fewer than 1,024 blocks of each size]
     #[arg(long, value_name = "COUNT")]
     pub store_batch: Option<usize>,
     /// Write a plot of hit rate against capacity to this SVG file
@@ -229,7 +229,7 @@ fn simulate_trace(
                 capacity_bytes,
                 ssd,
                 lookahead: arguments.lookahead,
-                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(blocks)).max(1),
+                store_batch: arguments.store_batch.unwrap_or_else(|| store_batch(blocks, base.sizes())).max(1),
                 salt: arguments.salt,
             };
             let mut ticker = Ticker::new(format!("{} {name} {blocks} blocks", trace.name), trace.len());

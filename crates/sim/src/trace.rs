@@ -3,8 +3,8 @@
 //! Invariants: blocks are numbered from 0 in order of first appearance. A number names a block with all its
 //! predecessors, so each block has one parent and one namespace. Requests are in time order.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use forebay_core::{Error, Result};
 
@@ -116,6 +116,11 @@ impl Trace {
     pub fn uniform_bytes(&self) -> Option<u64> {
         let first = self.bytes_in(0);
         (0..self.shapes.len() as u16).all(|namespace| self.bytes_in(namespace) == first).then_some(first)
+    }
+
+    /// How many sizes of blocks there are.
+    pub fn sizes(&self) -> usize {
+        (0..self.shapes.len() as u16).map(|namespace| self.bytes_in(namespace)).collect::<HashSet<_>>().len()
     }
 
     /// Total of all distinct blocks.

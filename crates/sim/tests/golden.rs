@@ -35,7 +35,7 @@ fn run(trace: &Trace, policy: &str, capacity_blocks: u64, lookahead: usize, salt
 fn setup(trace: &Trace, policy: &str, capacity_blocks: u64) -> Setup {
     let policy = policy::by_name(policy).unwrap();
     let capacity_bytes = capacity_blocks * trace.bytes_in(0);
-    Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: store_batch(capacity_blocks), salt: 0 }
+    Setup { policy, capacity_bytes, ssd: None, lookahead: 0, store_batch: store_batch(capacity_blocks, 1), salt: 0 }
 }
 
 fn capacity(trace: &Trace, share: f64) -> u64 {

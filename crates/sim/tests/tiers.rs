@@ -35,7 +35,7 @@ fn setup(trace: &Trace, policy: &str, pool: f64, ssd: Option<(f64, Admission)>) 
         capacity_bytes: bytes(pool),
         ssd: ssd.map(|(share, admission)| Ssd { capacity_bytes: bytes(share), admission }),
         lookahead: 0,
-        store_batch: store_batch((pool * trace.unique() as f64) as u64),
+        store_batch: store_batch((pool * trace.unique() as f64) as u64, trace.sizes()),
         salt: 0,
     }
 }

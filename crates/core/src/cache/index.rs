@@ -32,7 +32,9 @@ impl Index {
     /// For each key the first block that may be its own, to be compared by the caller, or `NONE`. Touches all
     /// homes first, so that no load from memory waits for another one or for a branch.
     pub fn candidates<const N: usize>(&self, keys: &[Fingerprint; N]) -> [BlockId; N] {
-        let homes = keys.map(|key| self.0.at_home(key));
+        // Not `map`, which is a call of its own if the compiler lays out the code so.
+        let mut homes = [Entry(0); N];
+        homes.iter_mut().zip(keys).for_each(|(home, key)| *home = self.0.at_home(*key));
         std::array::from_fn(|at| match homes[at] {
             Entry(0) => BlockId::NONE,
             entry if entry.tag() == tag(keys[at]) => entry.block(),

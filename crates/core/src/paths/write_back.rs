@@ -44,12 +44,12 @@ impl Core {
         for tier in self.tiers.writable() {
             self.offer(tier, block, predecessor, is_returning);
         }
-        self.start_write_backs();
         // As much may wait as engines may reserve: a burst of stores, and not a pool that a slow tier fills.
         let most = self.slots.share(self.config.reserve_permille) / self.slots.slot_bytes(block);
         if self.tiers.begin_wait(block, self.slots[block].generation, most) {
             self.cache.begin_wait(&mut self.slots, block, parent);
         }
+        self.start_write_backs();
     }
 
     /// A block was committed that is here already, as `block`. Tiers that may have lost it meanwhile are asked.

@@ -8,6 +8,11 @@
 //! than the pool can hold does not push out blocks that are about to be looked up. No share is set: under scans fresh
 //! blocks go first, and in agent traffic the rule amounts to plain recency.
 //!
+//! That rule looks at the length of the record, and traffic may change. So there is an account with plain recency.
+//! Each block that came back while recency would still have had it pays for one eviction by recency alone. Each hit
+//! that recency would not have had takes such a payment back. So what is lost where the record is wrong is at most
+//! about what the pool holds, and where it is right little changes.
+//!
 //! A block that bypasses stays among the reused ones while it waits for a tier, and is evicted next when the tier has
 //! it. Otherwise a tier would get only as much of a burst as it writes at once.
 //!
@@ -36,6 +41,11 @@ const SAMPLE: usize = 1536;
 /// is below 0.96 of leaf-first LRU on three traces (bench/reports/2026-11-22-policy.md).
 const LOAD: f64 = 0.1;
 
+/// Recency owes at most one hit for so many residents: hits of an earlier time say nothing of now. With 2, 4 or 8
+/// rounds keep 0.985 of the optimum, with 16 only 0.957. Of these, 8 notices the end of rounds soonest
+/// (bench/reports/2026-11-24-cliff.md).
+const RESIDENTS_PER_DEBT: i64 = 8;
+
 /// The lowest mark bit is the list's. This bit is set in `fresh` if the block is evicted next, and in `reused` if it is
 /// evicted next when a tier has it.
 const BYPASSED: u32 = 2;
@@ -56,6 +66,7 @@ pub struct Lhd {
     hit_density: HitDensities,
     ghosts: Ghosts,
     evictions_to_update: u32,
+    pace: Pace,
     /// The loaded block that was last used for the first time, while it is resident.
     last_loaded: Option<BlockId>,
 }
@@ -65,6 +76,24 @@ struct HitDensities {
     /// By whether the block is known.
     kinds: [HitDensity; 2],
     backing: Backing,
+    recency: Account,
+}
+
+/// What plain recency would have hit and this policy did not, less the opposite.
+#[derive(Default)]
+struct Account {
+    /// So many evictions by recency alone are paid for. Below 0: so many hits are first to be made up for.
+    balance: i64,
+    /// Blocks that were resident at the last update.
+    residents: u32,
+}
+
+/// How many steps of the clock lie between two updates: the mean over the updates whose evidence counts.
+#[derive(Default)]
+struct Pace {
+    last_update: u32,
+    steps: f64,
+    updates: f64,
 }
 
 impl Policy for Lhd {
@@ -75,9 +104,7 @@ impl Policy for Lhd {
     fn insert(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint, parent: Option<BlockId>) {
         let ghost = self.ghosts.take(key, nodes.clock);
         let is_passing = parent.is_some_and(|parent| nodes[parent].mark & BYPASSED != 0);
-        // Above a tier a prompt is not refused behind a part that bypasses. So a known one that goes on stays.
-        let goes_on = self.hit_density.backing != Backing::None && ghost.is_some() && parent.is_some();
-        let has_place = !is_passing && (goes_on || self.is_worth_a_place(nodes, ghost.is_some()));
+        let has_place = !is_passing && self.is_worth_a_place(nodes, ghost.is_some());
         self.enter(nodes, block, ghost, parent, has_place);
     }
 
@@ -93,9 +120,11 @@ impl Policy for Lhd {
     }
 
     /// The key came back now. Whether the block stays is decided when it is used: until then it must not be evicted.
+    /// The clock counts the use alone. If it counted the load too, blocks would seem to come back later the more of
+    /// them are loaded.
     fn insert_loaded(&mut self, nodes: &mut Nodes, block: BlockId, key: Fingerprint) {
         let ghost = self.ghosts.take(key, nodes.clock);
-        self.lists.insert(nodes, block, None, true);
+        self.lists.insert_unused(nodes, block);
         set_used(nodes, block, nodes[block].touched);
         self.count_return(nodes, ghost);
     }
@@ -112,7 +141,9 @@ impl Policy for Lhd {
         if nodes[block].mark & FLAGS == LOADED {
             return self.use_loaded(nodes, block);
         }
-        self.hit_density.kinds[kind(nodes, block)].hit(age(nodes, block));
+        let age = age(nodes, block);
+        self.hit_density.kinds[kind(nodes, block)].hit(age);
+        self.hit_density.recency.hit(age);
         self.lift(nodes, block);
     }
 
@@ -143,6 +174,9 @@ impl Policy for Lhd {
         let block =
             self.lists.evict(nodes, residents, |_: &Lists, nodes: &Nodes, at| choose(nodes, hit_density, at))?;
         self.forget_loaded(block);
+        if self.hit_density.recency.pays() && Lists::of(&nodes[block]) == REUSED {
+            self.hit_density.recency.balance -= 1;
+        }
         let ghost = Ghost { touched: used(nodes, block), mark: kind(nodes, block) == 1 };
         self.remember(nodes, residents.fingerprint(block), ghost);
         Some(block)
@@ -230,8 +264,12 @@ impl Lhd {
         nodes[block].mark = nodes.clock & !FLAGS | KNOWN | BYPASSED;
     }
 
-    /// Whether a block that is used now has at least the hit density of the block that would be evicted for it.
+    /// Whether a block that is used now has at least the hit density of the block that would be evicted for it, or that
+    /// eviction is paid for.
     fn is_worth_a_place(&self, nodes: &Nodes, is_known: bool) -> bool {
+        if self.hit_density.recency.pays() {
+            return true;
+        }
         let own = self.hit_density.at(usize::from(is_known), 0);
         let is_no_better = |block| own >= self.hit_density.of(nodes, block);
         let (Some(fresh), Some(reused)) = (self.lists.tail(FRESH), self.lists.tail(REUSED)) else {
@@ -243,7 +281,9 @@ impl Lhd {
 
     fn count_return(&mut self, nodes: &Nodes, ghost: Option<Ghost>) {
         if let Some(ghost) = ghost {
-            self.hit_density.kinds[usize::from(ghost.mark)].hit(nodes.clock.wrapping_sub(ghost.touched));
+            let age = nodes.clock.wrapping_sub(ghost.touched);
+            self.hit_density.recency.miss(age);
+            self.hit_density.kinds[usize::from(ghost.mark)].hit(age);
         }
     }
 
@@ -256,17 +296,55 @@ impl Lhd {
     fn learn_now_and_then(&mut self, nodes: &Nodes) {
         if self.evictions_to_update > 0 {
             self.evictions_to_update -= 1;
-            return;
+        } else {
+            self.learn(nodes);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn learn(&mut self, nodes: &Nodes) {
         let residents = self.lists.count();
+        self.hit_density.recency.residents = residents;
         self.evictions_to_update = (residents / HitDensity::UPDATES_PER_TURNOVER).max(LEAST_BETWEEN_UPDATES);
         self.ghosts.fit(residents as usize, GHOSTS_PER_BLOCK);
+        let steps = self.pace.between_updates(nodes.clock);
         // A sample of the ghosts that may still come back.
         let kinds = &mut self.hit_density.kinds;
         let stands_for = self.ghosts.sample(SAMPLE, nodes.clock, |ghost| {
             kinds[usize::from(ghost.mark)].wait(nodes.clock.wrapping_sub(ghost.touched));
         });
-        kinds.iter_mut().for_each(|kind| kind.learn(stands_for));
+        kinds.iter_mut().for_each(|kind| kind.learn(stands_for, steps));
+    }
+}
+
+impl Pace {
+    /// The mean, with the update that is made now.
+    fn between_updates(&mut self, clock: u32) -> f64 {
+        let steps = clock.wrapping_sub(std::mem::replace(&mut self.last_update, clock));
+        self.steps = HitDensity::KEEP * self.steps + f64::from(steps);
+        self.updates = HitDensity::KEEP * self.updates + 1.0;
+        self.steps / self.updates
+    }
+}
+
+impl Account {
+    /// A resident was looked up. One as old as this was not among the blocks that were used last, unless some of these
+    /// were used twice.
+    fn hit(&mut self, age: u32) {
+        self.balance -= i64::from(age > self.residents);
+    }
+
+    /// A ghost came back. One as young as this was among the blocks that were used last.
+    fn miss(&mut self, age: u32) {
+        if age <= self.residents {
+            let residents = i64::from(self.residents);
+            self.balance = (self.balance.max(-residents / RESIDENTS_PER_DEBT) + 1).min(residents);
+        }
+    }
+
+    fn pays(&self) -> bool {
+        self.balance > 0
     }
 }
 
@@ -282,7 +360,8 @@ impl HitDensities {
 }
 
 fn choose(nodes: &Nodes, hit_density: &HitDensities, [fresh, reused]: [BlockId; 2]) -> usize {
-    usize::from(may_be_colder(nodes, [fresh, reused]) && hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh))
+    let goes_first = || hit_density.of(nodes, reused) <= hit_density.of(nodes, fresh);
+    usize::from(may_be_colder(nodes, [fresh, reused]) && (hit_density.recency.pays() || goes_first()))
 }
 
 /// Whether the reused tail goes before the fresh one if it is worth no more.

@@ -67,6 +67,14 @@ impl Lists {
         }
     }
 
+    /// Takes a new block in at the head of `reused` that nobody uses yet: the clock does not advance. Sets the mark to
+    /// the list's number.
+    pub fn insert_unused(&mut self, nodes: &mut Nodes, block: BlockId) {
+        nodes[block].touched = nodes.clock;
+        nodes[block].mark = REUSED as u32;
+        self.lists[REUSED].push_head(nodes, block);
+    }
+
     /// Takes a new block in that is to be evicted first, or right behind `parent`, which is to be evicted first too. It
     /// goes to `fresh`, and its mark says so.
     pub fn insert_coldest(&mut self, nodes: &mut Nodes, block: BlockId, parent: Option<BlockId>) {

@@ -65,10 +65,10 @@ fn density_learns_to_keep_what_returns_out_of_a_scan() {
     assert!(density > 0.9, "{density} of the returning blocks were hits");
 }
 
-/// Two kinds of traffic that do not fit into 100 blocks together: 60 blocks asked for in a circle, and new ones, of
+/// Two kinds of traffic that do not fit into these pools together: 60 blocks asked for in a circle, and new ones, of
 /// which one in four comes back after 25 rounds. Hits of each.
-fn hits_by_kind(is_backed: bool) -> (u32, u32) {
-    let mut cache = cache_of("lhd", 100);
+fn hits_by_kind(pool: usize, is_backed: bool) -> (u32, u32) {
+    let mut cache = cache_of("lhd", pool);
     cache.policy.back(if is_backed { Backing::OfReturning } else { Backing::None });
     let (mut circling, mut new) = (0, 0);
     for round in 0..8000u32 {
@@ -87,9 +87,14 @@ fn hits_by_kind(is_backed: bool) -> (u32, u32) {
     (circling, new)
 }
 
+/// In all pools together: in some, one kind alone gains or loses.
 #[test]
 fn density_leaves_to_a_tier_what_returns_and_keeps_what_the_tier_lacks() {
-    let ((circling, new), (circling_backed, new_backed)) = (hits_by_kind(false), hits_by_kind(true));
+    let hits = |is_backed| {
+        let of_each = (60..=110).step_by(10).map(|pool| hits_by_kind(pool, is_backed));
+        of_each.fold((0, 0), |sum, hits| (sum.0 + hits.0, sum.1 + hits.1))
+    };
+    let ((circling, new), (circling_backed, new_backed)) = (hits(false), hits(true));
     let what = format!("{circling} and {new} hits alone, {circling_backed} and {new_backed} above a tier");
     assert!(new_backed > 2 * new && circling_backed < circling, "{what}");
 }

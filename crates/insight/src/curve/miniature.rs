@@ -3,6 +3,7 @@
 //! Invariants: the keys followed are those whose hash is below a threshold, the same for all owners and for all time
 //! until it begins anew; pool, disk and memory are scaled by the same rate, and what leases may pin is the same share.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{Capacities, OWNERS, Rules, Samples};
@@ -41,12 +42,13 @@ impl Miniature {
     /// Begins anew with blocks of these shapes.
     pub fn begin(&mut self, rules: &Rules, samples: &Samples, shapes: &[Shape]) {
         let Capacities { pool_bytes, disk_bytes } = self.capacities;
-        let smallest = shapes.iter().map(|shape| shape.block_bytes).min().expect("there is a shape");
+        let sizes: BTreeSet<u64> = shapes.iter().map(|shape| shape.block_bytes).collect();
+        let smallest = *sizes.first().expect("there is a shape");
         let blocks = |bytes: u64| (bytes / smallest).max(1) as f64;
         let rate = (samples.pool as f64 / blocks(pool_bytes)).min(samples.disk as f64 / blocks(disk_bytes)).min(1.0);
         let scaled = |amount: u64| (amount as f64 * rate) as u64;
         let memory_entries = if disk_bytes > 0 { scaled(rules.memory_blocks).min(samples.memory) as usize } else { 0 };
-        let batch = store_batch(pool_bytes / smallest) as f64 * rate;
+        let batch = store_batch(pool_bytes / smallest, sizes.len()) as f64 * rate;
         let setup = Setup {
             policy: rules.policy,
             seed: rules.seed,

@@ -46,7 +46,7 @@ fn exact(rules: Rules, prompts: impl Iterator<Item = Vec<u64>>, capacities: Capa
         capacity_bytes: pool_bytes,
         ssd: (disk_bytes > 0).then_some(Ssd { capacity_bytes: disk_bytes, admission }),
         promise_permille,
-        store_batch: store_batch(pool_bytes / PAGE_BYTES),
+        store_batch: store_batch(pool_bytes / PAGE_BYTES, 1),
         memory_entries: 1 << 20,
         table_bits: 12,
     };

@@ -57,10 +57,14 @@ pub struct Setup {
     pub table_bits: u32,
 }
 
-/// How many slots a request may ask for at once in a pool of this size: fewer where it is small, so that one request
-/// does not evict much of itself.
-pub fn store_batch(capacity_blocks: u64) -> usize {
-    (capacity_blocks / 16).clamp(1, STORE_BATCH as u64) as usize
+/// A request asks for no more than one in so many slots of its size: what an engine has reserved is no larger a part of
+/// most real pools.
+const LEAST_BATCHES: u64 = 64;
+
+/// How many slots a request may ask for at once, where so many sizes of blocks share a pool of this many blocks. Each
+/// size has a batch of slots of its own that holds nothing to be hit.
+pub fn store_batch(capacity_blocks: u64, sizes: usize) -> usize {
+    (capacity_blocks / (LEAST_BATCHES * sizes as u64)).clamp(1, STORE_BATCH as u64) as usize
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,12 +39,25 @@ impl Scale {
     pub fn pages_of(&self, bytes: u64) -> u64 {
         (bytes as f64 / self.page_bytes) as u64
     }
+
+    /// Pages that blocks can fill of a pool of this capacity. Blocks of several sizes share it by whole units.
+    pub fn pool_pages(&self, capacity_bytes: u64) -> u64 {
+        let capacity = self.pages_of(capacity_bytes);
+        match self.largest() {
+            1 => capacity,
+            largest => (capacity / unit_pages(capacity, largest)).max(1) * unit_pages(capacity, largest),
+        }
+    }
+
+    fn largest(&self) -> u64 {
+        *self.pages.iter().max().expect("there is a size")
+    }
 }
 
 /// The core, empty, and its namespaces.
 pub(super) fn open(setup: &Setup, shapes: &[Shape]) -> Result<(Core, Vec<NamespaceIndex>)> {
     let scale = Scale::of(&shapes.iter().map(|shape| shape.block_bytes).collect::<Vec<_>>());
-    let largest = *scale.pages.iter().max().expect("there is a shape");
+    let largest = scale.largest();
     if largest > Layout::MAX_BLOCK_BYTES / PAGE_BYTES {
         return Err(Error::invalid("the sizes of blocks in one cache are too different").with("pages", largest));
     }
@@ -55,9 +68,9 @@ pub(super) fn open(setup: &Setup, shapes: &[Shape]) -> Result<(Core, Vec<Namespa
             .with("capacity_bytes", setup.capacity_bytes)
             .hint("give the traces rounder `--block-bytes`"));
     }
-    let is_uniform = largest == 1;
-    let units = if is_uniform { capacity.div_ceil(unit_pages) } else { (capacity / unit_pages).max(1) };
-    let ballast_pages = if is_uniform { units * unit_pages - capacity } else { 0 };
+    let pages = scale.pool_pages(setup.capacity_bytes);
+    let units = pages.div_ceil(unit_pages);
+    let ballast_pages = units * unit_pages - pages;
     let mut core = Core::new(config(setup, unit_pages, units, ballast_pages));
     (0..units as u32).for_each(|unit| core.populate(unit));
     let namespaces = (shapes.iter().zip(&scale.pages).enumerate()).map(|(at, (shape, pages))| {
