@@ -27,10 +27,13 @@ use tokio::sync::Semaphore;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+pub use advise::alarm as proto_alarm;
+pub use health::check as proto_check;
 pub use report::huge_bytes;
 pub use session::{check_protocol, tell_attached};
 
 use crate::clients::{Clients, Place};
+use crate::frame;
 use crate::metrics::RpcErrors;
 use crate::state::Shared;
 
@@ -133,6 +136,10 @@ impl Forebay for Service {
 
     async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
         self.answer("advise", advise::advise(&self.shared).await)
+    }
+
+    async fn frame(&self, request: Request<FrameRequest>) -> Result<Response<FrameReply>, Status> {
+        self.answer("frame", Ok(frame::frame(&self.shared, request.into_inner()).await))
     }
 
     type RecordStream = advise::Recordings;

@@ -1,6 +1,7 @@
 //! Figures and state of a tier for metrics, readiness and `inspect`.
 
 use forebay_core::decorate::Counts;
+use forebay_core::histogram::Histogram;
 use forebay_core::tier::{Health, Tier};
 use forebay_core::tiers::TierReport;
 use forebay_core::{Core, ErrorKind};
@@ -24,6 +25,7 @@ pub enum Standing {
 #[derive(Clone, Debug)]
 pub struct Report {
     pub name: &'static str,
+    pub is_shared: bool,
     pub standing: Standing,
     pub core: TierReport,
     /// By kind of operation.
@@ -34,6 +36,18 @@ pub struct Report {
     pub disks: Vec<DiskReport>,
     /// The shared stores of the tier.
     pub stores: Vec<StoreReport>,
+}
+
+/// What went through one tier.
+#[derive(Clone, Debug, Default)]
+pub struct Moved {
+    /// Keys looked up that were first hits of promoted blocks.
+    pub hits: u64,
+    /// Of promoted blocks.
+    pub up_bytes: u64,
+    /// Of blocks that were written to it.
+    pub down_bytes: u64,
+    pub load_time: Histogram,
 }
 
 impl Standing {
@@ -71,10 +85,22 @@ impl Driver {
         if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
     }
 
+    pub(super) fn moved(&self, core: &Core) -> Moved {
+        let stats = core.tier_report(self.id).stats;
+        let loads = self.tier.iter().flat_map(|tier| tier.counts()).find(|(kind, _)| *kind == "load");
+        Moved {
+            hits: stats.hits,
+            up_bytes: stats.promoted_bytes,
+            down_bytes: stats.stored_bytes,
+            load_time: loads.map_or(Histogram::default(), |(_, counts)| counts.time.clone()),
+        }
+    }
+
     pub(super) fn report(&self, core: &Core) -> Report {
         let tier = self.tier.as_ref();
         Report {
             name: self.name,
+            is_shared: self.is_shared,
             standing: self.standing(),
             core: core.tier_report(self.id),
             counts: tier.iter().flat_map(|tier| tier.counts().map(|(kind, counts)| (kind, counts.clone()))).collect(),
