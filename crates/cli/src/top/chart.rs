@@ -32,7 +32,7 @@ pub fn chart(hour: &FrameHistory, width: usize, height: usize) -> Vec<Line> {
         for Column(values) in &columns {
             // The lowest row has what is 0 too.
             let is_here = |value: &f32| {
-                let at = ((value / top) * rows as f32).ceil().max(1.0) as usize;
+                let at = ((value / top) * rows as f32).round().max(1.0) as usize;
                 at == rows - row
             };
             let mark = values.iter().zip(MARKS).find(|(value, _)| value.as_ref().is_some_and(is_here));

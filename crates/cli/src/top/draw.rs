@@ -9,10 +9,18 @@ use super::chart::{chart, spark};
 use super::look::{Look, View};
 use super::text::{Column, Line, Style, clock, count, heads, name, percent, row, speed, time};
 use super::who;
-use crate::output::{counted, saved, size, uptime};
+use crate::output::{counted, size, uptime};
 
 /// What stands below everything.
-const KEYS: &str = "q quit  p pause  tab engines/tenants/namespaces  m misses  c curves  e engines  t tiers  ? help";
+const KEYS: &str = "q quit  p pause  tab who  m misses  c curves  e engines  t tiers  ? help";
+
+/// Of the history, on a screen that has room for everything.
+const PICTURE: usize = 10;
+const LEAST_PICTURE: usize = 6;
+/// No terminal has more: what is drawn is text.
+const MAX_ROWS: usize = 10_000;
+/// Below it some columns are left out.
+const WIDE: usize = 100;
 
 /// At most `height` lines of at most `width`.
 pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec<Line> {
@@ -23,12 +31,12 @@ pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec
         View::Answer => answer(frame, look, width, room),
         View::Misses => misses_in_full(frame),
         View::Curves => curves(frame),
-        View::Engines => who::engines(frame, look, room),
+        View::Engines => who::engines(frame, look, width, room),
         View::Tiers => tiers_in_full(frame),
         View::Help => help(),
     };
     lines.extend(body.into_iter().take(room));
-    if height < usize::MAX {
+    if height <= MAX_ROWS {
         lines.resize_with(height.saturating_sub(1), Line::default);
         lines.push(footer(look));
     }
@@ -52,7 +60,7 @@ fn header(frame: &FrameReply, look: &Look, width: usize) -> Line {
     );
     let clock = format!("{}{}", if look.is_paused { "PAUSED " } else { "" }, clock(frame));
     let left = Line::styled(Style::Title, "forebay top").and(Style::Plain, text);
-    left.beside(width.saturating_sub(clock.chars().count()).max(20), Line::styled(Style::Title, clock))
+    left.beside(width.saturating_sub(clock.chars().count()), Line::styled(Style::Title, clock))
 }
 
 /// What is wrong, the worst first; or that nothing is.
@@ -83,20 +91,22 @@ fn wrong(frame: &FrameReply, look: &Look) -> Vec<Line> {
 
 /// Everything at once, as much of it as there is room for.
 fn answer(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Line> {
-    let (pool, rates) = (pool(frame.pool.unwrap_or_default(), width), rates_and_misses(frame, width));
-    let (tiers, help) = (tiers(frame), help_of_sizes(frame));
+    let (pool, rates) = (pool(frame.pool.unwrap_or_default(), width), rates_and_misses(frame));
+    let (tiers, help) = (tiers(frame, width), help_of_sizes(frame));
     let blanks = if room > 28 { 4 } else { 0 };
     let fixed = pool.len() + rates.len() + tiers.len() + help.len() + blanks;
     let left = room.saturating_sub(fixed);
     let rows = who::rows(frame, look);
     // A picture is worth six lines where those who use the pool keep theirs.
-    let picture = left.saturating_sub(2 + rows.min(4)).min(10);
+    let beside = |shown: usize| left.saturating_sub(2 + rows.min(shown));
+    let most = if room > MAX_ROWS { PICTURE } else { 2 * PICTURE };
+    let picture = [12, 4].map(beside).into_iter().find(|height| *height >= LEAST_PICTURE).unwrap_or(0).min(most);
     let history = match &frame.hour {
-        Some(hour) if picture >= 6 => chart(hour, width, picture),
+        Some(hour) if picture > 0 => chart(hour, width, picture),
         Some(hour) if left > 3 => vec![spark(hour, width)],
         _ => Vec::new(),
     };
-    let who = who::table(frame, look, left.saturating_sub(history.len()).max(2));
+    let who = who::table(frame, look, width, left.saturating_sub(history.len()).max(2));
     let parts = [pool, [rates, history].concat(), tiers, who, help];
     let mut lines = Vec::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -112,7 +122,6 @@ fn answer(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Lin
 fn pool(pool: FramePool, width: usize) -> Vec<Line> {
     let told = format!("] used {} of {}", size(pool.used_bytes), size(pool.capacity_bytes));
     let room = width.saturating_sub("POOL  [".len() + told.len()).min(120);
-    let free = pool.capacity_bytes.saturating_sub(pool.used_bytes);
     let unpinned = pool.ready_bytes.saturating_sub(pool.pinned_bytes);
     let parts = [
         ('#', "ready", unpinned, Style::Good),
@@ -120,8 +129,8 @@ fn pool(pool: FramePool, width: usize) -> Vec<Line> {
         ('r', "reserved", pool.reserved_bytes, Style::Warn),
         ('p', "promoting", pool.promoting_bytes, Style::Warn),
         ('f', "fenced", pool.fenced_bytes, Style::Bad),
-        ('.', "free", free, Style::Plain),
     ];
+    let (unit, unit_bytes) = unit(pool.capacity_bytes);
     let (mut bar, mut sum, mut drawn) = (Line::styled(Style::Title, "POOL  ").and(Style::Plain, "["), 0, 0);
     for (mark, _, bytes, style) in parts {
         sum += bytes;
@@ -130,19 +139,30 @@ fn pool(pool: FramePool, width: usize) -> Vec<Line> {
         bar = bar.and(style, mark.to_string().repeat(end - drawn));
         drawn = end;
     }
+    bar = bar.and(Style::Plain, ".".repeat(room - drawn));
     let legend = parts.iter().filter(|(mark, _, bytes, _)| *bytes > 0 || *mark == '#');
-    let legend: Vec<String> = legend.map(|(mark, what, bytes, _)| format!("{mark} {what} {}", size(*bytes))).collect();
-    let flow =
-        format!("stores {}  evicts {}", speed(pool.stored_bytes_per_second), speed(pool.evicted_bytes_per_second));
-    vec![bar.and(Style::Plain, told), Line::plain(format!("      {}  {flow}", legend.join("  ")))]
+    let figure = |bytes: u64| format!("{:.1}", bytes as f64 / unit_bytes as f64);
+    let legend: Vec<String> =
+        legend.map(|(mark, what, bytes, _)| format!("{mark} {what} {}", figure(*bytes))).collect();
+    let flow = format!("in {}  out {}", speed(pool.stored_bytes_per_second), speed(pool.evicted_bytes_per_second));
+    vec![bar.and(Style::Plain, told), Line::plain(format!("{unit:<6}{}  {flow}", legend.join("  ")))]
+}
+
+/// The unit in which a size is told.
+fn unit(bytes: u64) -> (&'static str, u64) {
+    match bytes {
+        0..1_073_741_824 => ("MiB", 1 << 20),
+        1_073_741_824..1_099_511_627_776 => ("GiB", 1 << 30),
+        _ => ("TiB", 1 << 40),
+    }
 }
 
 /// How good the hit rate is, beside why it is not better.
-fn rates_and_misses(frame: &FrameReply, width: usize) -> Vec<Line> {
+fn rates_and_misses(frame: &FrameReply) -> Vec<Line> {
     let left = rates(frame);
     let mut misses: Vec<&FrameMiss> = frame.misses.iter().filter(|miss| miss.keys > 0).collect();
     misses.sort_by(|a, b| b.share_ratio.unwrap_or(0.0).total_cmp(&a.share_ratio.unwrap_or(0.0)));
-    let columns = [WHY, Column { head: ">keys/s", width: 7 }, Column { head: ">share", width: 7 }];
+    let columns = [WHY, Column { head: ">keys/s", width: 6 }, Column { head: ">share", width: 7 }];
     let miss = |miss: &&FrameMiss| {
         let cells = [words(&miss.reason), count(miss.keys_per_second), percent(miss.share_ratio)];
         let bar = "#".repeat((miss.share_ratio.unwrap_or(0.0) * 20.0).round() as usize);
@@ -154,18 +174,19 @@ fn rates_and_misses(frame: &FrameReply, width: usize) -> Vec<Line> {
         right.push(Line::plain("no key has missed"));
     }
     right.resize_with(left.len(), Line::default);
-    let half = 44.min(width);
-    left.into_iter().zip(right).map(|(left, right)| left.beside(half, right)).collect()
+    left.into_iter().zip(right).map(|(left, right)| left.beside(HALF, right)).collect()
 }
 
+/// Of the hit rates, and the blanks behind them.
+const HALF: usize = 44;
 const WHY: Column = Column { head: "WHY NOT", width: 15 };
 
 fn rates(frame: &FrameReply) -> Vec<Line> {
     let lookups = frame.lookups.unwrap_or_default();
     let estimates = frame.estimates.clone().unwrap_or_default();
     let columns = [
-        Column { head: "HIT RATE", width: 11 },
-        Column { head: ">now", width: 7 },
+        Column { head: "HIT RATE", width: 10 },
+        Column { head: ">now", width: 6 },
         Column { head: ">15 m", width: 6 },
         Column { head: ">1 h", width: 6 },
         Column { head: ">1 d", width: 6 },
@@ -182,7 +203,11 @@ fn rates(frame: &FrameReply) -> Vec<Line> {
         _ => format!("optimum {}, hit {} of a sample", percent(estimates.optimum_ratio), percent(estimates.hit_ratio)),
     };
     let saving = frame.saved.unwrap_or_default();
-    let saving = saved(saving.tokens, (saving.prefill_seconds * 1e6) as u64);
+    let least = match saving.prefill_seconds {
+        ..1.0 => String::new(),
+        ..600.0 => format!(", >= {:.0} s of prefill", saving.prefill_seconds),
+        seconds => format!(", >= {:.0} min of prefill", seconds / 60.0),
+    };
     vec![
         heads(&columns),
         line("hit %", short(lookups.hit_ratio), windows(|window| window.hit_ratio)),
@@ -194,7 +219,7 @@ fn rates(frame: &FrameReply) -> Vec<Line> {
             time(lookups.p50_seconds),
             time(lookups.p99_seconds)
         )),
-        Line::plain(format!("saved {saving}")),
+        Line::plain(format!("saved {} tokens{least}", count(saving.tokens as f64))),
     ]
 }
 
@@ -214,36 +239,38 @@ fn state_of(tier: &FrameTier) -> Style {
     }
 }
 
-fn tiers(frame: &FrameReply) -> Vec<Line> {
+fn tiers(frame: &FrameReply, width: usize) -> Vec<Line> {
     let columns = [
         Column { head: "TIER", width: 6 },
         Column { head: "STATE", width: 8 },
         Column { head: ">HOLDS", width: 9 },
-        Column { head: ">OF HITS", width: 8 },
-        Column { head: ">UP", width: 12 },
-        Column { head: ">P50", width: 8 },
+        Column { head: ">OF HITS", width: 7 },
+        Column { head: ">UP/S", width: 9 },
         Column { head: ">P99", width: 8 },
-        Column { head: ">DOWN", width: 12 },
-        Column { head: ">WAIT", width: 6 },
+        Column { head: ">DOWN/S", width: 9 },
+        Column { head: ">WAIT", width: 5 },
+        Column { head: ">P50", width: 8 },
         Column { head: "TROUBLE", width: 80 },
     ];
+    let shown = if width < WIDE { columns.len() - 2 } else { columns.len() };
+    let flow = |rate: f64| if rate < 1.0 { "-".to_owned() } else { size(rate as u64) };
     let line = |tier: &FrameTier| {
         let cells = [
             name(&tier.name),
             tier.state.clone(),
             tier.held_bytes.map_or("-".to_owned(), size),
             percent(tier.share_ratio),
-            speed(tier.up_bytes_per_second),
-            time(tier.p50_seconds),
+            flow(tier.up_bytes_per_second),
             time(tier.p99_seconds),
-            speed(tier.down_bytes_per_second),
-            (tier.waiting_blocks + tier.waiting_operations).to_string(),
+            flow(tier.down_bytes_per_second),
+            count((tier.waiting_blocks + tier.waiting_operations) as f64),
+            time(tier.p50_seconds),
             name(&tier.trouble),
         ];
         Line::styled(state_of(tier), row(&columns[..2], &cells[..2]))
-            .and(Style::Plain, format!("  {}", row(&columns[2..], &cells[2..])))
+            .and(Style::Plain, format!("  {}", row(&columns[2..shown], &cells[2..shown])))
     };
-    std::iter::once(heads(&columns)).chain(frame.tiers.iter().map(line)).collect()
+    std::iter::once(heads(&columns[..shown])).chain(frame.tiers.iter().map(line)).collect()
 }
 
 /// Hit rates with other sizes of memory and disk.
@@ -252,7 +279,7 @@ fn help_of_sizes(frame: &FrameReply) -> Vec<Line> {
     if estimates.sampled_keys < crate::advise::LEAST_KEYS {
         let keys = format!("{} keys of {}", estimates.sampled_keys, crate::advise::LEAST_KEYS);
         let text = format!("too little traffic yet to estimate other sizes: a sample of {keys}");
-        return vec![Line::styled(Style::Title, "HELPS   ").and(Style::Plain, text)];
+        return vec![Line::styled(Style::Title, "HELPS     ").and(Style::Plain, text)];
     }
     let capacity = frame.pool.unwrap_or_default().capacity_bytes;
     let line = |what: &str, curve: &[forebay_rpc::proto::CurvePoint], present: u64| {
@@ -262,7 +289,7 @@ fn help_of_sizes(frame: &FrameReply) -> Vec<Line> {
             if point.capacity_bytes == present { format!("[{told}]") } else { told }
         };
         let told: Vec<String> = curve.iter().map(point).collect();
-        Line::styled(Style::Title, format!("{what:8}")).and(Style::Plain, told.join("  "))
+        Line::styled(Style::Title, format!("{what:10}")).and(Style::Plain, told.join("  "))
     };
     vec![
         line("MEMORY %", &estimates.memory_curve, capacity),
@@ -319,7 +346,7 @@ fn curves(frame: &FrameReply) -> Vec<Line> {
     }
     let best = percent(estimates.optimum_ratio);
     lines.push(Line::plain(format!(
-        "on the same sample of {} keys: hit {}, the best cache of this size {best}, a cache without limit {}",
+        "on a sample of {} recent keys: hit {}, best cache of this size {best}, cache without limit {}",
         estimates.sampled_keys,
         percent(estimates.hit_ratio),
         percent(estimates.ceiling_ratio)
@@ -380,11 +407,12 @@ fn help() -> Vec<Line> {
         ("q, ^C", "quit"),
     ];
     let words = [
-        ("now", "the last second, or what was sampled last"),
+        ("now", "the last second; times of day are UTC"),
+        ("in, out", "stored into the pool, evicted from it"),
         ("no limit", "hit rate of a cache without limit: nothing can be better"),
         ("optimum", "hit rate of the best possible cache of this size, on a sample"),
         ("of hits", "first hits of promoted blocks are their tier's, all others the pool's; 15 minutes"),
-        ("up, down", "promoted or hit; written to the tier or stored"),
+        ("up, down", "of the pool: hits and stores; of a tier: promotions and writes"),
     ];
     let line =
         |(what, meaning): &(&str, &str)| Line::styled(Style::Title, format!("  {what:10}")).and(Style::Plain, *meaning);

@@ -75,7 +75,7 @@ fn to_text(frame: &FrameReply, is_coloured: bool) -> String {
 }
 
 const LINES: [Column; 11] = [
-    Column { head: "TIME", width: 12 },
+    Column { head: "TIME UTC", width: 8 },
     Column { head: ">KEYS/S", width: 7 },
     Column { head: ">HIT", width: 7 },
     Column { head: ">15 M", width: 7 },

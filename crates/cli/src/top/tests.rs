@@ -310,7 +310,7 @@ fn a_filter_leaves_the_names_that_have_it_and_the_order_is_the_chosen_one() {
     let tenants = shown(&frame, &Look { who: Who::Tenants, ..Look::default() }, 120, 40);
     assert!(tenants.contains("blue") && tenants.contains("(none)") && !tenants.contains("llama-70b-a"));
     let namespaces = shown(&frame, &Look { who: Who::Namespaces, ..Look::default() }, 120, 40);
-    assert!(namespaces.contains("01234567  llama-70b"), "{namespaces}");
+    assert!(namespaces.contains("01234567   llama-70b "), "{namespaces}");
 }
 
 #[test]

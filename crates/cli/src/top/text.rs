@@ -36,10 +36,10 @@ impl Line {
         self.0.iter().map(|(_, text)| text.chars().count()).sum()
     }
 
-    /// As wide as a column, with the other one behind it.
+    /// So wide, with a blank at least, and the other one behind it.
     pub fn beside(self, width: usize, other: Line) -> Line {
-        let mut left = self.clipped(width);
-        let blanks = width - left.len();
+        let mut left = self.clipped(width.saturating_sub(1));
+        let blanks = width.saturating_sub(left.len());
         left.0.push((Style::Plain, " ".repeat(blanks)));
         left.0.extend(other.0);
         left
@@ -128,10 +128,10 @@ pub fn time(seconds: Option<f64>) -> String {
     }
 }
 
-/// The time of day of the frame.
+/// The time of day of the frame, in UTC.
 pub fn clock(frame: &FrameReply) -> String {
     let second = frame.at_ms / 1000 % 86_400;
-    format!("{:02}:{:02}:{:02} UTC", second / 3600, second / 60 % 60, second % 60)
+    format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
 /// What others gave as a name, without what a terminal would take for a command.

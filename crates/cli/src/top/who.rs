@@ -17,9 +17,9 @@ pub fn rows(frame: &FrameReply, look: &Look) -> usize {
     }
 }
 
-pub fn table(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
+pub fn table(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Line> {
     match look.who {
-        Who::Engines => engines_short(frame, look, room),
+        Who::Engines => engines_short(frame, look, width, room),
         Who::Tenants => tenants(frame, look, room),
         Who::Namespaces => namespaces(frame, look, room),
     }
@@ -58,18 +58,23 @@ fn sorted<'a>(frame: &'a FrameReply, look: &Look) -> Vec<&'a FrameEngine> {
     engines
 }
 
-const ENGINES: [Column; 8] = [
-    Column { head: "ENGINE", width: 24 },
-    Column { head: "STATE", width: 9 },
-    Column { head: ">RANKS", width: 6 },
-    Column { head: ">KEYS/S", width: 7 },
-    Column { head: ">HIT", width: 7 },
-    Column { head: ">LEASED", width: 7 },
-    Column { head: ">FILLING", width: 7 },
-    Column { head: ">WAITING", width: 7 },
-];
+/// What they need besides the name; a name has what is left, within reason.
+const OTHERS: usize = 64;
 
-fn engine(engine: &FrameEngine) -> Line {
+fn columns(width: usize) -> [Column; 8] {
+    [
+        Column { head: "ENGINE", width: width.saturating_sub(OTHERS).clamp(8, 24) },
+        Column { head: "STATE", width: 9 },
+        Column { head: ">RANKS", width: 6 },
+        Column { head: ">KEYS/S", width: 7 },
+        Column { head: ">HIT", width: 7 },
+        Column { head: ">LEASED", width: 7 },
+        Column { head: ">FILLING", width: 7 },
+        Column { head: ">WAITING", width: 7 },
+    ]
+}
+
+fn engine(columns: &[Column; 8], engine: &FrameEngine) -> Line {
     let ranks = if engine.ranks == 0 { "-".to_owned() } else { format!("{}/{}", engine.attached_ranks, engine.ranks) };
     let cells = [
         name(&engine.engine_id),
@@ -86,28 +91,29 @@ fn engine(engine: &FrameEngine) -> Line {
         "attaching" => Style::Warn,
         _ => Style::Bad,
     };
-    let first = format!("{}  ", row(&ENGINES[..1], &cells[..1]));
+    let first = format!("{}  ", row(&columns[..1], &cells[..1]));
     Line::plain(first)
-        .and(style, row(&ENGINES[1..2], &cells[1..2]))
-        .and(Style::Plain, format!("  {}", row(&ENGINES[2..], &cells[2..])))
+        .and(style, row(&columns[1..2], &cells[1..2]))
+        .and(Style::Plain, format!("  {}", row(&columns[2..], &cells[2..])))
 }
 
-fn engines_short(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
-    let lines = sorted(frame, look).into_iter().map(engine).collect();
-    fit(heads(&ENGINES), lines, room, look, "no engine is connected")
+fn engines_short(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Line> {
+    let columns = columns(width);
+    let lines = sorted(frame, look).into_iter().map(|of| engine(&columns, of)).collect();
+    fit(heads(&columns), lines, room, look, "no engine is connected")
 }
 
 /// With what each has looked up and saved since it came.
-pub fn engines(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
+pub fn engines(frame: &FrameReply, look: &Look, width: usize, room: usize) -> Vec<Line> {
+    let columns = columns(width);
     let more = |of: &FrameEngine| {
         let saved = saved(of.saved_tokens, (of.saved_prefill_seconds * 1e6) as u64);
-        engine(of).and(Style::Plain, format!("  {} of {} keys; {saved}", of.hits, of.keys))
+        [engine(&columns, of), Line::plain(format!("  {} hits of {} keys; saved {saved}", of.hits, of.keys))]
     };
-    let lines: Vec<Line> = sorted(frame, look).into_iter().map(more).collect();
-    let head = heads(&ENGINES).and(Style::Title, "  HITS AND SAVED");
-    let sort = format!("sorted by {}", look.sort.name());
-    let told = [vec![Line::default(), Line::plain(sort)], fit(head, lines, room.saturating_sub(2), look, "no engine")];
-    told.concat()
+    let lines: Vec<Line> = sorted(frame, look).into_iter().flat_map(more).collect();
+    let sort = format!("sorted by {}; below each, what it has looked up and saved since it came", look.sort.name());
+    let told = fit(heads(&columns), lines, room.saturating_sub(2), look, "no engine is connected");
+    [vec![Line::default(), Line::plain(sort)], told].concat()
 }
 
 fn tenants(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
