@@ -56,7 +56,7 @@ pub fn run(mut client: Client) -> Result<(), Failure> {
     loop {
         look.gone = gone.as_ref().map(|(since, why)| {
             let (seconds, at) = (since.elapsed().as_secs(), clock(&frame));
-            format!("{why}; for {seconds} s; trying again; the figures are of {at}")
+            format!("no answer for {seconds} s, figures of {at}, trying again: {why}")
         });
         let (width, height) = terminal.size();
         terminal.show(&draw(&frame, &look, width, height));

@@ -13,6 +13,8 @@ use super::text::Line;
 /// Another page, no cursor, no wrapping of lines that a terminal takes for longer than they are.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+/// Ends a drawing.
+const HOME: &str = "\x1b[H";
 /// Where the terminal does not say its size.
 const USUAL: (usize, usize) = (80, 24);
 /// A screen below which nothing can be told.
@@ -51,9 +53,10 @@ impl Terminal {
         let mut text = String::new();
         for (at, line) in lines.iter().enumerate() {
             let line = if self.is_coloured { line.to_codes() } else { line.to_text() };
-            text += &format!("\x1b[{};1H{line}\x1b[K", at + 1);
+            // Cleared first: behind a full line the cursor stands on its last letter.
+            text += &format!("\x1b[{};1H\x1b[K{line}", at + 1);
         }
-        write(&(text + "\x1b[J"));
+        write(&(text + HOME));
     }
 }
 
