@@ -7,8 +7,8 @@
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `table` (the pool's table), `tiers` (the lower
 //! tiers and their drivers), `service` (calls of clients), `clients` (what each user may take), `tasks` (work beside
-//! the calls), `recover`, `insight` (estimates of the hit rate), `frame` (what an operator asks), `turns` (what keeps the thread), `vital` (what ends
-//! the daemon).
+//! the calls), `recover`, `insight` (estimates of the hit rate), `frame` (what an operator asks), `turns` (what keeps
+//! the thread), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 
 use crate::clients::{self, Clients, Limits};
 use crate::config::{Config, Setting};
-use crate::frame;
 use crate::health::Health;
 use crate::http;
 use crate::insight::{Insight, alarms};
@@ -224,7 +223,7 @@ impl http::Source for Pages {
     }
 
     async fn frame(&self, request: FrameRequest) -> String {
-        frame::json(&self.shared, request).await
+        service::frame::json(&self.shared, request).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

@@ -1,15 +1,12 @@
 //! What is counted, at one moment.
-//!
-//! Invariant: to take a sample looks at no block and no lease, only at counters that are kept anyway.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use forebay_core::histogram::Histogram;
 use forebay_core::stats::Stats;
 
 use crate::instances::Looked;
 use crate::metrics::Saved;
-use crate::state::State;
 use crate::tiers::Moved;
 
 /// Sessions that are told about at most: twice as many as engines have numbers.
@@ -33,22 +30,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub fn take(state: &State, at: Instant) -> Sample {
-        let (core, held) = (&state.core, state.core.held());
-        let members = state.instances.iter().take(MAX_ENGINES).map(|(_, member)| member);
-        Sample {
-            at,
-            at_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
-            core: core.stats().clone(),
-            used_bytes: core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
-            held_bytes: held.pinned_bytes + held.reserved_bytes + held.fenced_bytes,
-            saved: state.saved,
-            lookup_time: state.lookup_time.clone(),
-            tiers: state.tiers.moved(core),
-            engines: members.map(|member| (member.identity.incarnation, member.looked)).collect(),
-        }
-    }
-
     /// What an engine had looked up.
     pub fn looked(&self, incarnation: u128) -> Looked {
         self.engines.iter().find(|(its, _)| *its == incarnation).map_or(Looked::default(), |(_, looked)| *looked)

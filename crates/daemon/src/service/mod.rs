@@ -6,6 +6,7 @@
 mod advise;
 mod audit;
 pub mod copying;
+pub mod frame;
 mod health;
 pub mod hint;
 pub mod lookup;
@@ -27,13 +28,10 @@ use tokio::sync::Semaphore;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-pub use advise::alarm as proto_alarm;
-pub use health::check as proto_check;
 pub use report::huge_bytes;
 pub use session::{check_protocol, tell_attached};
 
 use crate::clients::{Clients, Place};
-use crate::frame;
 use crate::metrics::RpcErrors;
 use crate::state::Shared;
 

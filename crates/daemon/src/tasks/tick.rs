@@ -4,8 +4,8 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
-use crate::frame::Sample;
 use crate::insight::alarms;
+use crate::service::frame;
 use crate::state::Shared;
 use crate::turns;
 
@@ -20,7 +20,7 @@ pub async fn run(shared: Shared) -> Infallible {
         let is_step = shared.event(|state| {
             state.last_tick = Instant::now();
             if state.steps.is_due(state.last_tick) {
-                let sample = Sample::take(state, state.last_tick);
+                let sample = frame::sample(state, state.last_tick);
                 state.steps.add(sample);
             }
             state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));

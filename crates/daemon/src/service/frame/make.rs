@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::miss::MissReason;
 use forebay_core::report::{ClassReport, Held};
@@ -14,16 +14,16 @@ use forebay_rpc::proto::{
     CurvePoint, FrameEngine, FrameEstimates, FrameLookups, FrameMiss, FrameNamespace, FramePool, FrameReply,
     FrameSaved, FrameTenant, FrameTier, FrameWindow,
 };
-use tokio::task::JoinHandle;
 
-use super::PERIOD;
-use super::answer::Made;
-use super::sample::{MAX_ENGINES, Sample, quantile};
-use super::steps::{Row, Rows, ratio};
+use crate::frame::Newest;
+use crate::frame::answer::Made;
+use crate::frame::sample::{MAX_ENGINES, Sample, quantile};
+use crate::frame::steps::{Row, Rows, ratio};
 use crate::health::{Finding, Health};
 use crate::insight::{Alarm, Estimates, alarms};
 use crate::instances::{Looked, Member};
-use crate::service::{proto_alarm, proto_check};
+use crate::service::advise::alarm as proto_alarm;
+use crate::service::health::check as proto_check;
 use crate::state::{Shared, State};
 use crate::tiers::Report;
 
@@ -36,16 +36,6 @@ const MOST_NOW: Duration = Duration::from_secs(10);
 /// Windows of hit rates, in steps of the hour or the day.
 const WINDOWS: [&str; 3] = ["15m", "1h", "1d"];
 const STEPS_OF_15_MINUTES: usize = 180;
-
-/// Makes one frame after another.
-#[derive(Default)]
-pub struct Maker {
-    made: Option<(Instant, Arc<Made>)>,
-    /// What the frame before was made of.
-    before: Option<Sample>,
-    /// The count of huge pages.
-    pub walk: Option<JoinHandle<()>>,
-}
 
 /// All that is read under the lock.
 struct Gathered {
@@ -73,30 +63,40 @@ struct Gathered {
     left_out: usize,
 }
 
-impl Maker {
-    /// The newest frame, if it is not time for another.
-    pub fn newest(&self, now: Instant) -> Option<Arc<Made>> {
-        let (_, made) = self.made.as_ref().filter(|(at, _)| now.saturating_duration_since(*at) < PERIOD)?;
-        Some(made.clone())
-    }
+/// Makes the next frame.
+pub fn make(
+    newest: &mut Newest,
+    shared: &Shared,
+    (begun, estimates): &(Instant, Arc<Estimates>),
+    huge_bytes: Option<u64>,
+) -> Arc<Made> {
+    let at = Instant::now();
+    let gathered = {
+        let mut state = shared.lock();
+        state.steps.note(at, estimates);
+        Gathered::of(&state, at, estimates, newest.before.take())
+    };
+    let frame = gathered.frame(estimates, begun.elapsed(), huge_bytes);
+    let Gathered { now, hour, day, .. } = gathered;
+    let made = Arc::new(Made { frame, hour, day });
+    (newest.before, newest.made) = (Some(now), Some((at, made.clone())));
+    made
+}
 
-    pub fn make(
-        &mut self,
-        shared: &Shared,
-        (begun, estimates): &(Instant, Arc<Estimates>),
-        huge_bytes: Option<u64>,
-    ) -> Arc<Made> {
-        let at = Instant::now();
-        let gathered = {
-            let mut state = shared.lock();
-            state.steps.note(at, estimates);
-            Gathered::of(&state, at, estimates, self.before.take())
-        };
-        let frame = gathered.frame(estimates, begun.elapsed(), huge_bytes);
-        let Gathered { now, hour, day, .. } = gathered;
-        let made = Arc::new(Made { frame, hour, day });
-        (self.before, self.made) = (Some(now), Some((at, made.clone())));
-        made
+/// The counters now. Looks at no block and no lease, only at what is counted anyway.
+pub fn sample(state: &State, at: Instant) -> Sample {
+    let (core, held) = (&state.core, state.core.held());
+    let members = state.instances.iter().take(MAX_ENGINES).map(|(_, member)| member);
+    Sample {
+        at,
+        at_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+        core: core.stats().clone(),
+        used_bytes: core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
+        held_bytes: held.pinned_bytes + held.reserved_bytes + held.fenced_bytes,
+        saved: state.saved,
+        lookup_time: state.lookup_time.clone(),
+        tiers: state.tiers.moved(core),
+        engines: members.map(|member| (member.identity.incarnation, member.looked)).collect(),
     }
 }
 
@@ -111,7 +111,7 @@ impl Gathered {
         Gathered {
             boot: state.boot_id,
             uptime: state.started.elapsed(),
-            now: Sample::take(state, at),
+            now: sample(state, at),
             from: before,
             minute_ago: state.steps.minute_ago().cloned(),
             hour: state.steps.hour(),
