@@ -69,6 +69,7 @@ fn tier() -> Tier {
     let kinds = [("load", counts(230)), ("store", counts(240))];
     Tier {
         name: "ssd",
+        is_shared: false,
         standing: Standing::Sick("io".to_string()),
         core,
         counts: kinds.to_vec(),

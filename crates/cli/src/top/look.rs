@@ -144,22 +144,27 @@ pub enum Key {
 }
 
 impl Key {
-    /// The keys of what a terminal has sent at once. An escape with something behind it is a key that has no meaning
-    /// here, such as an arrow.
+    /// The keys of what a terminal has sent at once. Keys that are sent as an escape and more, such as arrows, have no
+    /// meaning here.
     pub fn all(sent: &[u8]) -> Vec<Key> {
-        if sent.first() == Some(&0x1b) {
-            return if sent.len() == 1 { vec![Key::Escape] } else { Vec::new() };
-        }
         let text = String::from_utf8_lossy(sent);
-        let key = |letter: char| match letter {
-            '\t' => Some(Key::Tab),
-            '\r' | '\n' => Some(Key::Enter),
-            '\x03' => Some(Key::Interrupt),
-            '\x7f' | '\x08' => Some(Key::Backspace),
-            letter if !letter.is_control() => Some(Key::Char(letter)),
-            _ => None,
-        };
-        text.chars().filter_map(key).collect()
+        let (mut keys, mut letters) = (Vec::new(), text.chars().peekable());
+        while let Some(letter) = letters.next() {
+            keys.extend(match letter {
+                '\t' => Some(Key::Tab),
+                '\r' | '\n' => Some(Key::Enter),
+                '\x03' => Some(Key::Interrupt),
+                '\x7f' | '\x08' => Some(Key::Backspace),
+                '\x1b' if letters.next_if(|next| matches!(next, '[' | 'O')).is_some() => {
+                    let _ = letters.find(|letter| letter.is_ascii_alphabetic() || *letter == '~');
+                    None
+                }
+                '\x1b' => Some(Key::Escape),
+                letter if !letter.is_control() => Some(Key::Char(letter)),
+                _ => None,
+            });
+        }
+        keys
     }
 }
 
@@ -208,7 +213,8 @@ mod tests {
         assert_eq!(look.press(Key::Char('w')), Wish::Write);
         look.is_typing = true;
         assert_eq!(look.press(Key::Interrupt), Wish::Quit);
-        assert_eq!(Key::all(b"\x1b[A"), []);
+        assert_eq!(Key::all(b"\x1b[A\x1bOP\x1b[3~"), []);
+        assert_eq!(Key::all(b"\r\x1bm"), [Key::Enter, Key::Escape, Key::Char('m')], "typed faster than read");
         assert_eq!(Key::all(b"\x1b"), [Key::Escape]);
     }
 }
