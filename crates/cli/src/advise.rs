@@ -11,7 +11,7 @@ use crate::output::{Table, print, print_json, saved, size};
 use crate::serve::runtime;
 
 /// The estimates are of a sample of the keys; fewer keys than these give curves that mean nothing.
-const LEAST_KEYS: u64 = 10_000;
+pub const LEAST_KEYS: u64 = 10_000;
 
 pub fn run(arguments: &Advise) -> Result<(), Failure> {
     let mut client = client::connect(&arguments.daemon.socket_directory()?);
@@ -108,7 +108,7 @@ fn misses(reply: &AdviseReply) -> String {
 }
 
 /// Of a reason, as the daemon names it; a later daemon may know more of them.
-fn meaning(reason: &str) -> &'static str {
+pub fn meaning(reason: &str) -> &'static str {
     match reason {
         "never_seen" => "was never stored, or too long ago to be remembered",
         "evicted" => "was evicted from the pool to make room",

@@ -19,6 +19,8 @@ pub struct Arguments {
 pub enum Command {
     /// Run the daemon until SIGTERM
     Serve(Settings),
+    /// Watch the daemon: what is wrong, the hit rate and the best possible one, tiers, engines, what would help
+    Top(Top),
     /// Show what the daemon holds: namespaces, slots, tiers, sessions
     Inspect(Inspect),
     /// Ask whether the daemon is alive and ready, for probes
@@ -156,6 +158,21 @@ pub struct InspectSsd {
     #[arg(long)]
     pub segments: bool,
     /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Top {
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print one screen as text
+    #[arg(long, conflicts_with_all = ["lines", "json"])]
+    pub once: bool,
+    /// Print a line every second, until it is interrupted
+    #[arg(long, conflicts_with = "json")]
+    pub lines: bool,
+    /// Print one frame as a JSON object, with its history
     #[arg(long)]
     pub json: bool,
 }

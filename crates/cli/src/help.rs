@@ -25,6 +25,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "forebay serve --config forebay.toml --log.level debug",
         ],
     ),
+    ("top", &["forebay top", "forebay top --once", "forebay top --lines"]),
     ("inspect", &["forebay inspect", "forebay inspect --watch", "forebay inspect --json"]),
     ("inspect ssd", &["forebay inspect ssd /mnt/nvme/forebay --audit"]),
     ("health", &["forebay health", "forebay health --live --timeout 5"]),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{Table, has_control_codes, hex, print, print_json, print_next, saved, size};
+use crate::output::{Table, has_control_codes, hex, print, print_json, print_next, saved, size, uptime};
 use crate::purge::{self, ID_DIGITS};
 use crate::serve::runtime;
 
@@ -109,16 +109,6 @@ fn summary(reply: &InspectReply) -> String {
         size(reply.capacity_bytes),
         size(free_bytes),
     )
-}
-
-/// A duration in its two largest units.
-fn uptime(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
-    }
 }
 
 /// How many digits distinguish each id from all others; commands accept the beginning of an id. JSON has whole ids.
@@ -635,12 +625,6 @@ mod tests {
         assert_eq!(named(&[1 << 127, 1 << 126]), 8);
         assert_eq!(named(&[1 << 88, 1 << 87]), 10);
         assert_eq!(named(&[1, 2]), 32);
-    }
-
-    #[test]
-    fn a_time_is_told_in_its_two_largest_units() {
-        let told = [(5, "5 s"), (119, "1 min 59 s"), (7265, "2 h 1 min"), (90_000, "1 d 1 h")];
-        told.into_iter().for_each(|(seconds, text)| assert_eq!(uptime(seconds), text));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod purge;
 mod serve;
 mod settings;
 mod simulate;
+mod top;
 mod trace;
 
 use std::io::{self, ErrorKind};
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Health(arguments) => health::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),

@@ -97,6 +97,16 @@ pub fn saved(tokens: u64, prefill_us: u64) -> String {
     counted(tokens, "token") + &told
 }
 
+/// A duration in its two largest units.
+pub fn uptime(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -164,6 +174,12 @@ mod tests {
         assert_eq!(saved(7, 0), "7 tokens");
         assert_eq!(saved(7, 90_000), "7 tokens, at least 0.1 s of prefill");
         assert_eq!(saved(7, 3_600_000_000), "7 tokens, at least 60 min of prefill");
+    }
+
+    #[test]
+    fn a_time_is_told_in_its_two_largest_units() {
+        let told = [(5, "5 s"), (119, "1 min 59 s"), (7265, "2 h 1 min"), (90_000, "1 d 1 h")];
+        told.into_iter().for_each(|(seconds, text)| assert_eq!(uptime(seconds), text));
     }
 
     #[test]

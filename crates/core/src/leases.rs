@@ -22,6 +22,8 @@ pub(crate) struct Leases {
     next: u64,
     /// Leases of each instance.
     counts: [u64; Instance::MAX],
+    /// Blocks under leases of each instance, each once for every lease.
+    covered: [u64; Instance::MAX],
     /// Blocks to be unpinned, in the lists of the leases that they were under; no list is empty. One list of all would
     /// have to be copied in one event, however long it is.
     ended: Vec<Vec<BlockId>>,
@@ -31,7 +33,8 @@ impl Leases {
     pub fn new(epoch: u32) -> Leases {
         // A release that was sent before a restart must not end a lease given after it.
         let next = u64::from(epoch) << 32 | 1;
-        Leases { all: BTreeMap::new(), next, counts: [0; Instance::MAX], ended: Vec::new() }
+        let (counts, covered) = ([0; Instance::MAX], [0; Instance::MAX]);
+        Leases { all: BTreeMap::new(), next, counts, covered, ended: Vec::new() }
     }
 
     /// A lease on `blocks`, which are pinned.
@@ -39,6 +42,7 @@ impl Leases {
         let id = self.next;
         self.next += 1;
         self.counts[instance.0 as usize] += 1;
+        self.covered[instance.0 as usize] += blocks.len() as u64;
         self.all.insert(id, Lease { instance, blocks });
         LeaseId(id)
     }
@@ -46,7 +50,10 @@ impl Leases {
     /// The lease covers these pinned blocks too. False if it has ended: then they are left to be unpinned.
     pub fn extend(&mut self, lease: LeaseId, blocks: Vec<BlockId>) -> bool {
         match self.all.get_mut(&lease.0) {
-            Some(lease) => lease.blocks.extend(blocks),
+            Some(lease) => {
+                self.covered[lease.instance.0 as usize] += blocks.len() as u64;
+                lease.blocks.extend(blocks);
+            }
             None => {
                 self.give_up(blocks);
                 return false;
@@ -67,6 +74,7 @@ impl Leases {
         }
         let lease = self.all.remove(&lease.0).expect("it was just there");
         self.counts[instance.0 as usize] -= 1;
+        self.covered[instance.0 as usize] -= lease.blocks.len() as u64;
         self.give_up(lease.blocks);
         true
     }
@@ -76,6 +84,7 @@ impl Leases {
         let its = self.all.extract_if(.., |_, lease| lease.instance == instance);
         self.ended.extend(its.map(|(_, lease)| lease.blocks).filter(|blocks| !blocks.is_empty()));
         self.counts[instance.0 as usize] = 0;
+        self.covered[instance.0 as usize] = 0;
     }
 
     /// These blocks were pinned for a lease that nobody wants any more.
@@ -108,8 +117,7 @@ impl Leases {
 
     /// Blocks under leases of an instance, each once for every lease.
     pub fn blocks(&self, instance: Instance) -> u64 {
-        let its = self.all.values().filter(|lease| lease.instance == instance);
-        its.map(|lease| lease.blocks.len() as u64).sum()
+        self.covered[instance.0 as usize]
     }
 }
 

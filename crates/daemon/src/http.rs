@@ -1,4 +1,4 @@
-//! Metrics and health over plain HTTP: `/metrics`, `/livez`, `/readyz`, and nothing else.
+//! Metrics, health and the frame over plain HTTP: `/metrics`, `/livez`, `/readyz`, `/frame.json`, and nothing else.
 //!
 //! Invariants: a client takes one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever it sends or fails to
 //! read, and never touches the data path. Whoever asks for nothing gives its place to the next. Each request gets a new
@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_rpc::proto::FrameRequest;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -49,6 +50,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub trait Source: Send + Sync + 'static {
     fn health(&self) -> impl Future<Output = Health> + Send;
     fn snapshot(&self) -> impl Future<Output = Result<Snapshot>> + Send;
+    /// As JSON.
+    fn frame(&self, request: FrameRequest) -> impl Future<Output = String> + Send;
 }
 
 /// Binds the configured address; none if it is `off`.
@@ -122,14 +125,40 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
             }
             Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
+        "/frame.json" => match frame_request(request.uri().query().unwrap_or("")) {
+            Some(request) => response(StatusCode::OK, JSON, source.frame(request).await),
+            None => response(StatusCode::BAD_REQUEST, TEXT, FRAME_USAGE.to_string()),
+        },
         "/livez" => verdict("alive", &source.health().await.live()),
         "/readyz" => verdict("ready", &source.health().await.ready()),
-        _ => response(StatusCode::NOT_FOUND, TEXT, "the pages are /metrics, /livez and /readyz\n".to_string()),
+        _ => response(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "the pages are /metrics, /livez, /readyz and /frame.json\n".to_string(),
+        ),
     }
 }
 
 /// A page of metrics that is being written.
 static WRITING: Semaphore = Semaphore::const_new(1);
+
+const JSON: &str = "application/json";
+const FRAME_USAGE: &str = "the parameters of /frame.json are `boot`, a word, and `hour_last` and `day_last`, numbers\n";
+
+/// `None` if the query has something else than the fields of a request, which need no escapes.
+fn frame_request(query: &str) -> Option<FrameRequest> {
+    let mut request = FrameRequest::default();
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=')?;
+        match name {
+            "boot" => request.boot = value.to_owned(),
+            "hour_last" => request.hour_last = value.parse().ok()?,
+            "day_last" => request.day_last = value.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some(request)
+}
 
 const TEXT: &str = "text/plain; charset=utf-8";
 

@@ -41,10 +41,19 @@ pub struct Member {
     pub owner: u128,
     pub session: Option<Session>,
     pub saved: Saved,
+    pub looked: Looked,
     /// By rank; an entry lives as long as its attach connection.
     pub workers: BTreeMap<u32, Worker>,
     /// Of its first worker; unknown in an instance of an earlier epoch.
     uid: Option<u32>,
+}
+
+/// What it has looked up, without trials.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    pub keys: u64,
+    /// Of these.
+    pub hits: u64,
 }
 
 /// Who wants a number, and how numbers are shared.
@@ -263,8 +272,8 @@ const KEPT: usize = 4;
 
 impl Member {
     fn new(identity: Identity, ranks: u32, owner: u128) -> Member {
-        let (saved, workers) = (Saved::default(), BTreeMap::new());
-        Member { identity, ranks, owner, session: None, saved, workers, uid: None }
+        let (saved, looked, workers) = (Saved::default(), Looked::default(), BTreeMap::new());
+        Member { identity, ranks, owner, session: None, saved, looked, workers, uid: None }
     }
 
     /// Makes `owner` the session that slots are given to. Errors with `Unavailable` if another session was the owner:

@@ -7,14 +7,15 @@
 //!
 //! Reading order: `serve` (start and end), `state` (the owner of all), `table` (the pool's table), `tiers` (the lower
 //! tiers and their drivers), `service` (calls of clients), `clients` (what each user may take), `tasks` (work beside
-//! the calls), `recover`, `insight` (estimates of the hit rate), `turns` (what keeps the thread), `vital` (what ends
-//! the daemon).
+//! the calls), `recover`, `insight` (estimates of the hit rate), `frame` (what an operator asks), `turns` (what keeps
+//! the thread), `vital` (what ends the daemon).
 
 #![forbid(unsafe_code)]
 
 mod clients;
 pub mod config;
 mod follows;
+mod frame;
 pub mod health;
 pub mod http;
 mod insight;

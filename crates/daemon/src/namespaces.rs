@@ -134,6 +134,11 @@ impl Namespaces {
         self.records.values().map(|record| record.id)
     }
 
+    /// Those with a record, with what they are.
+    pub fn descriptors(&self) -> impl Iterator<Item = (NamespaceId, &Descriptor)> {
+        self.records.values().map(|record| (record.id, &record.descriptor))
+    }
+
     /// Whether somebody opened it since the pool was made.
     pub fn knows(&self, id: NamespaceId) -> bool {
         self.ids().any(|known| known == id) || self.forgotten.values().any(|ids| ids.contains(&id))

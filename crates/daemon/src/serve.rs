@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_io::pool::{Outcome, Pool, PoolConfig};
-use forebay_rpc::proto::Draining;
 use forebay_rpc::proto::forebay_server::ForebayServer;
 use forebay_rpc::proto::session_event::Event;
+use forebay_rpc::proto::{Draining, FrameRequest};
 use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
@@ -220,6 +220,10 @@ struct Pages {
 impl http::Source for Pages {
     async fn health(&self) -> Health {
         Health::of(&self.shared.lock())
+    }
+
+    async fn frame(&self, request: FrameRequest) -> String {
+        service::frame::json(&self.shared, request).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_core::layout::Layout;
+use forebay_core::lookup::{LeaseId, Lookup};
 use forebay_core::namespace::Descriptor;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
@@ -18,6 +19,7 @@ use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
+use crate::frame::{Frames, Steps};
 use crate::insight::{History, Insight, Present, Seen, Watch};
 use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
@@ -53,6 +55,8 @@ pub struct State {
     pub insight: Insight,
     pub history: History,
     pub watch: Watch,
+    pub steps: Steps,
+    pub frames: Frames,
     /// Blocks for the verifying thread.
     pub to_verify: mpsc::UnboundedSender<ToVerify>,
     /// Blocks for the moving thread.
@@ -188,6 +192,8 @@ impl State {
             insight,
             history: History::new(history_step),
             watch: Watch::default(),
+            steps: Steps::default(),
+            frames: Frames::default(),
             to_verify,
             to_move,
             ends: watch::Sender::new(0),
@@ -305,6 +311,28 @@ impl State {
             hash_bytes,
             hits,
         });
+    }
+
+    /// Ends a lookup, which counts for its session too.
+    pub fn finish_lookup(&mut self, session: u64, lookup: Lookup) -> LeaseId {
+        self.count_for(session, &lookup);
+        self.core.finish_lookup(lookup)
+    }
+
+    /// As [`Core::cancel_lookup`] of one that was answered before.
+    pub fn cancel_lookup(&mut self, session: u64, lookup: Lookup) {
+        self.count_for(session, &lookup);
+        self.core.cancel_lookup(lookup);
+    }
+
+    fn count_for(&mut self, session: u64, lookup: &Lookup) {
+        let (keys, hits) = lookup.counted();
+        if let Ok((_, member)) = self.instances.of_session(session)
+            && !member.session.as_ref().is_some_and(|session| session.is_trial)
+        {
+            member.looked.keys += keys;
+            member.looked.hits += hits;
+        }
     }
 
     /// Whether somebody opened the namespace since the pool was made, or blocks of it were found on this host's disks.

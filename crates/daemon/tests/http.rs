@@ -12,6 +12,7 @@ use forebay_daemon::config::HttpAddress;
 use forebay_daemon::health::Health;
 use forebay_daemon::http::{self, DEADLINE, MAX_CONNECTIONS, Source};
 use forebay_daemon::metrics::Snapshot;
+use forebay_rpc::proto::FrameRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -37,6 +38,10 @@ impl Source for Daemon {
             is_draining: self.is_draining.load(Ordering::Relaxed),
             tiers: Vec::new(),
         }
+    }
+
+    async fn frame(&self, request: FrameRequest) -> String {
+        format!("{request:?}")
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -106,6 +111,11 @@ async fn each_page_is_served_and_nothing_else_is() {
     assert!(metrics.contains("forebay_start_time_seconds 1234\n") && metrics.ends_with("# EOF\n"), "{metrics}");
     assert!(server.get("/livez").await.ends_with("\r\n\r\nalive\nok   core: ticked 0 ms ago\n"));
     assert_eq!(status(&server.get("/readyz").await), "200");
+    let frame = server.get("/frame.json?boot=ab&hour_last=7").await;
+    assert!(frame.contains("content-type: application/json") && frame.contains("hour_last: 7, day_last: 0"), "{frame}");
+    for query in ["?hour_last=-1", "?x=1", "?boot"] {
+        assert_eq!(status(&server.get(&format!("/frame.json{query}")).await), "400", "{query}");
+    }
     for path in ["/", "/metrics/", "/metrics2", "/../etc/passwd", "/debug", "*"] {
         assert_eq!(status(&server.get(path).await), "404", "{path}");
     }

@@ -385,6 +385,11 @@ impl Lookup {
         self.counts.misses[reason as usize]
     }
 
+    /// Keys asked for and hits, as they count when the lookup ends now.
+    pub fn counted(&self) -> (u64, u64) {
+        (self.counts.keys, self.counts.hits)
+    }
+
     fn miss(&mut self, cursor: &mut Cursor, reason: MissReason, answer: &mut Answer) {
         self.counts.misses[reason as usize] += 1;
         if cursor.attention == Attention::Full {

@@ -35,6 +35,8 @@ use crate::vital;
 /// The thread takes several lookups at a time: to wake it for each took 30 to 70 us of the lookup's answer on two
 /// cores.
 const GATHER: Duration = Duration::from_millis(20);
+/// How old estimates may be for somebody who watches.
+const WATCHED: Duration = Duration::from_secs(5);
 /// Lookups and bytes that may wait: 800 prompts of 20 KiB of hashes each, more than come while some are gathered.
 const MAX_QUEUED: usize = 4096;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
@@ -53,8 +55,15 @@ struct Shared {
     newest: Newest,
 }
 
-/// The newest estimates, and when they were begun. Locked while new ones are made.
-type Newest = Arc<tokio::sync::Mutex<Option<(Instant, Arc<Estimates>)>>>;
+/// The newest estimates. Locked while new ones are made.
+type Newest = Arc<tokio::sync::Mutex<Option<Arc<Estimated>>>>;
+
+/// Estimates, and what it took to make them.
+struct Estimated {
+    begun: Instant,
+    took: Duration,
+    estimates: Arc<Estimates>,
+}
 
 impl Insight {
     /// Starts the thread; it ends with the last clone.
@@ -97,15 +106,30 @@ impl Insight {
     /// serve the next.
     pub async fn estimates(&self) -> Arc<Estimates> {
         let asked = Instant::now();
+        self.estimates_if(|newest| newest.begun < asked).await.estimates.clone()
+    }
+
+    /// As old as they may be for somebody who watches: [`WATCHED`], or as long as makes them one two-thousandth of a
+    /// core. And when they were begun.
+    pub async fn recent_estimates(&self) -> (Instant, Arc<Estimates>) {
+        let is_old = |newest: &Estimated| newest.begun.elapsed() > WATCHED.max(2000 * newest.took);
+        let newest = self.estimates_if(is_old).await;
+        (newest.begun, newest.estimates.clone())
+    }
+
+    /// Makes new ones if there are none or `is_old` says so.
+    async fn estimates_if(&self, is_old: impl FnOnce(&Estimated) -> bool) -> Arc<Estimated> {
         let mut newest = self.shared.newest.clone().lock_owned().await;
-        if let Some((_, estimates)) = newest.as_ref().filter(|(begun, _)| *begun >= asked) {
-            return estimates.clone();
+        if let Some(there) = newest.clone()
+            && !is_old(&there)
+        {
+            return there;
         }
         let insight = self.clone();
         let make = move || {
-            let (begun, estimates) = (Instant::now(), Arc::new(insight.estimate()));
-            *newest = Some((begun, estimates.clone()));
-            estimates
+            let begun = Instant::now();
+            let estimates = Arc::new(insight.estimate());
+            newest.insert(Arc::new(Estimated { begun, took: begun.elapsed(), estimates })).clone()
         };
         tokio::task::spawn_blocking(make).await.expect("an estimate does not panic")
     }

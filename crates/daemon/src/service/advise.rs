@@ -102,6 +102,6 @@ fn points(curve: &[(u64, f64)]) -> Vec<CurvePoint> {
         .collect()
 }
 
-fn alarm(alarm: Alarm) -> AlarmInfo {
+pub fn alarm(alarm: Alarm) -> AlarmInfo {
     AlarmInfo { name: alarm.name.to_owned(), cause: alarm.cause.to_owned(), hint: alarm.hint.to_owned() }
 }

@@ -269,7 +269,7 @@ pub fn look(
         state.core.cancel_lookup(lookup);
         return Ok(Looked::NotYet);
     }
-    let lease = state.core.finish_lookup(lookup);
+    let lease = state.finish_lookup(request.session, lookup);
     let at = answer.slots.first().zip(answer.generations.first());
     Ok(at.map_or(Looked::Absent, |(slot, generation)| {
         let at = (SlotId(*slot), Generation(*generation));

@@ -291,7 +291,7 @@ impl Pending {
         let lease = match self.lookup.as_mut() {
             // Without a lease nothing comes up.
             Some(lookup) if !is_settled && self.maps_pool => state.core.pause_lookup(lookup),
-            _ => state.core.finish_lookup(self.lookup.take().expect("taken only here")),
+            _ => state.finish_lookup(self.session, self.lookup.take().expect("taken only here")),
         };
         if is_settled {
             self.tell(state, asked_at);
@@ -324,7 +324,11 @@ impl Drop for Pending {
             return;
         }
         self.shared.event(|state| {
-            lookup.into_iter().for_each(|lookup| state.core.cancel_lookup(lookup));
+            match lookup {
+                Some(lookup) if self.told.is_some() => state.cancel_lookup(self.session, lookup),
+                Some(lookup) => state.core.cancel_lookup(lookup),
+                None => {}
+            }
             if let (Some(id), Some(session)) = (self.followed, session(state, self.session)) {
                 session.follows.end(id);
             }

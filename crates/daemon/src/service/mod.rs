@@ -6,6 +6,7 @@
 mod advise;
 mod audit;
 pub mod copying;
+pub mod frame;
 mod health;
 pub mod hint;
 pub mod lookup;
@@ -134,6 +135,10 @@ impl Forebay for Service {
 
     async fn advise(&self, _: Request<AdviseRequest>) -> Result<Response<AdviseReply>, Status> {
         self.answer("advise", advise::advise(&self.shared).await)
+    }
+
+    async fn frame(&self, request: Request<FrameRequest>) -> Result<Response<FrameReply>, Status> {
+        self.answer("frame", Ok(frame::frame(&self.shared, request.into_inner()).await))
     }
 
     type RecordStream = advise::Recordings;

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use crate::insight::alarms;
+use crate::service::frame;
 use crate::state::Shared;
 use crate::turns;
 
@@ -18,6 +19,10 @@ pub async fn run(shared: Shared) -> Infallible {
         interval.tick().await;
         let is_step = shared.event(|state| {
             state.last_tick = Instant::now();
+            if state.steps.is_due(state.last_tick) {
+                let sample = frame::sample(state, state.last_tick);
+                state.steps.add(sample);
+            }
             state.instances.idle().into_iter().for_each(|instance| state.settle_instance(instance));
             state.history.tick(state.last_tick, state.core.stats())
         });
@@ -35,4 +40,5 @@ async fn watch(shared: Shared) {
     let mut state = shared.lock();
     let now = alarms(state.core.stats(), &state.history, &estimates);
     state.watch.tell(&now);
+    state.steps.note(Instant::now(), &estimates);
 }

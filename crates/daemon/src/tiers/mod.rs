@@ -34,7 +34,7 @@ use spec::TierSpec;
 pub use driver::Failure;
 pub use empty_shared::Busy;
 pub use purge::PurgeReport;
-pub use report::{Report, Standing};
+pub use report::{Moved, Report, Standing};
 pub use spec::TICK;
 pub use ssd::CLAIM_COMMAND;
 
@@ -171,6 +171,11 @@ impl Tiers {
             self.purging.remove(&namespace);
             core.tiers_purged(namespace);
         }
+    }
+
+    /// What went up and down since each was opened, the nearest first.
+    pub fn moved(&self, core: &Core) -> Vec<Moved> {
+        self.drivers.iter().map(|driver| driver.moved(core)).collect()
     }
 
     /// The configured tiers, the nearest first.

@@ -1,6 +1,7 @@
 //! Figures and state of a tier for metrics, readiness and `inspect`.
 
 use forebay_core::decorate::Counts;
+use forebay_core::histogram::Histogram;
 use forebay_core::tier::{Health, Tier};
 use forebay_core::tiers::TierReport;
 use forebay_core::{Core, ErrorKind};
@@ -40,6 +41,18 @@ pub struct Report {
     pub stores: Vec<StoreReport>,
 }
 
+/// What went through one tier.
+#[derive(Clone, Debug, Default)]
+pub struct Moved {
+    /// Keys looked up that were first hits of promoted blocks.
+    pub hits: u64,
+    /// Of promoted blocks.
+    pub up_bytes: u64,
+    /// Of blocks that were written to it.
+    pub down_bytes: u64,
+    pub load_time: Histogram,
+}
+
 impl Standing {
     /// The state in one word, and the reason.
     pub fn told(&self) -> (&'static str, &str) {
@@ -73,6 +86,17 @@ impl Driver {
         let disks = disks.iter().filter_map(|disk| Some(format!("`{}`: {}", disk.name, disk.trouble()?)));
         let troubles: Vec<String> = stores.filter_map(|store| store.trouble).chain(disks).collect();
         if troubles.is_empty() { kind } else { format!("{kind}: {}", troubles.join("; ")) }
+    }
+
+    pub(super) fn moved(&self, core: &Core) -> Moved {
+        let stats = core.tier_report(self.id).stats;
+        let loads = self.tier.iter().flat_map(|tier| tier.counts()).find(|(kind, _)| *kind == "load");
+        Moved {
+            hits: stats.hits,
+            up_bytes: stats.promoted_bytes,
+            down_bytes: stats.stored_bytes,
+            load_time: loads.map_or(Histogram::default(), |(_, counts)| counts.time.clone()),
+        }
     }
 
     pub(super) fn report(&self, core: &Core) -> Report {

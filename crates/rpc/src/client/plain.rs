@@ -231,6 +231,11 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.advise(proto::AdviseRequest {}).await).await
     }
 
+    /// What an operator asks, at one moment. One round trip, no session.
+    pub async fn frame(&mut self, request: proto::FrameRequest) -> Result<proto::FrameReply> {
+        self.ask_without_session(async |mut rpc: Rpc| rpc.frame(request.clone()).await).await
+    }
+
     /// Streams all later lookups until the stream is dropped. No session, no deadline.
     pub async fn record(&mut self) -> Result<Streaming<proto::Recorded>> {
         let mut rpc = connect(&self.directory, self.deadline).await?;

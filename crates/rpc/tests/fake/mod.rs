@@ -391,6 +391,10 @@ impl Forebay for Service {
         Ok(Response::new(AdviseReply::default()))
     }
 
+    async fn frame(&self, _: Request<FrameRequest>) -> Result<Response<FrameReply>, Status> {
+        Ok(Response::new(FrameReply::default()))
+    }
+
     type PingStream = Pin<Box<dyn Stream<Item = Result<PingReply, Status>> + Send>>;
 
     async fn ping(&self, _: Request<PingRequest>) -> Result<Response<Self::PingStream>, Status> {
