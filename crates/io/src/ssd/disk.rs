@@ -264,6 +264,11 @@ impl Disk {
         self.index.get(key).map(info)
     }
 
+    /// Whether a restart could find the block, served or not.
+    pub fn names(&self, key: &BlockKey) -> bool {
+        self.index.record(key).is_some()
+    }
+
     /// See [`super::Ssd::piece`].
     pub fn piece(&self, from: u32, places: u32, is_wanted: impl Fn(&BlockKey) -> bool) -> (Vec<BlockKey>, Option<u32>) {
         let (entries, next) = self.index.piece(from, places);

@@ -294,10 +294,14 @@ impl Ssd {
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
     }
 
-    /// The disk that holds the key, otherwise the one to which the key belongs. None if there is no disk.
-    fn disk_of(&mut self, key: &BlockKey) -> Option<&mut Disk> {
+    /// The disk that holds the key, otherwise the one to which the key belongs. A removal also goes to a disk that
+    /// serves the key no more and could find it after a restart. None if there is no disk.
+    fn disk_of(&mut self, op: &Operation) -> Option<&mut Disk> {
+        let key = &op.key;
+        let is_removal = matches!(op.kind, OpKind::Remove { .. });
         let holder = self.disks().position(|disk| disk.block(key).is_some());
-        let index = holder.unwrap_or_else(|| self.home_of(key));
+        let named = || self.disks().position(|disk| is_removal && disk.names(key));
+        let index = holder.or_else(named).unwrap_or_else(|| self.home_of(key));
         self.disks_mut().nth(index)
     }
 
@@ -323,7 +327,7 @@ impl Ssd {
     }
 
     fn take(&mut self, op: &Operation) -> bool {
-        if let Some(disk) = self.disk_of(&op.key) {
+        if let Some(disk) = self.disk_of(op) {
             return disk.take(op);
         }
         let outcome = match op.kind {

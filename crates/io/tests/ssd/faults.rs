@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
-use forebay_io::uring::{Fault, FaultKind, SimulatedDisk};
+use forebay_io::ssd::Ssd;
+use forebay_io::uring::{Fault, FaultKind, Region, SimulatedDisk};
 use rustix::io::Errno;
 
 use crate::bed::*;
@@ -237,6 +238,29 @@ fn what_was_removed_stays_away_whatever_io_failed_before() {
     removed_for_good(FaultKind::Error(Errno::NODEV), u64::MAX);
     removed_for_good(FaultKind::Error(Errno::NOSPC), 3);
     removed_for_good(FaultKind::Torn, 1);
+}
+
+/// A disk that comes later takes keys of the first; their blocks stay where they are.
+#[test]
+fn a_removal_that_failed_is_tried_again_on_the_disk_that_has_the_block() {
+    let config = small_config();
+    let mut first = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    first.store_all((0..40).map(|number| (number, 4096)));
+    first.settle();
+    let disks = [SimulatedDisk::from_image(first.disk.image()), blank(&config, 8)];
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = vec![medium(&disks[0], None, &pool, 1), medium(&disks[1], None, &pool, 2)];
+    let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disks[0]);
+    disks[0].arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Error(Errno::IO) }]);
+    assert!(remove_what_is_named(&mut bed).is_empty(), "nothing was written");
+    disks[0].arm(&[]);
+    (0..400).for_each(|_| bed.turn());
+    let acknowledged = remove_what_is_named(&mut bed);
+    let (left, _) = bed.ssd.piece(0, 1000, |_| true);
+    assert!(left.is_empty(), "{} of 40 are named for ever", left.len());
+    assert_eq!(acknowledged.len(), 40);
+    let restarted = Bed::open(&SimulatedDisk::from_image(disks[0].image()), &config, None).unwrap();
+    assert!(restarted.holds().is_empty(), "{:?} came back", restarted.holds_numbers());
 }
 
 #[test]
