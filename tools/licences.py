@@ -1,11 +1,13 @@
-"""Checks that every crate Forebay is built from has a licence that deny.toml allows: run `make licences`.
+"""Checks that every crate and every copied file Forebay is built from has a licence that deny.toml allows: run
+`make licences`.
 
-cargo-deny checks more (`make deny`), and takes minutes to build; this takes a second.
+Copied files lie beside a `vendored.toml`, which says what they are, and have the digests that it names. cargo-deny checks more (`make deny`), and takes minutes to build; this takes a second.
 A crate passes if its licence expression can be met with the allowed ones alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -26,6 +28,26 @@ def is_permissive(expression: str) -> bool:
     return bool(eval(" ".join(python.get(word, str(word in ALLOWED)) for word in words)))
 
 
+def vendored() -> list[str]:
+    """What is wrong with the copied files."""
+    wrong = []
+    notes = sorted(ROOT.glob("crates/**/vendored.toml"))
+    if not notes:
+        wrong.append("no `vendored.toml` was found")
+    for note in notes:
+        told = tomllib.loads(note.read_text())
+        name = f"{told['name']} {told['version']}"
+        if not is_permissive(told["licence"]):
+            wrong.append(f"{name} has the licence `{told['licence']}`")
+        beside = {path.name for path in note.parent.iterdir()} - {note.name}
+        if beside != told["sha256"].keys() or "LICENSE" not in beside:
+            wrong.append(f"the files of {name} are not those that {note.relative_to(ROOT)} names")
+        for path in (note.parent / file for file in beside & told["sha256"].keys()):
+            if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"][path.name]:
+                wrong.append(f"{path.relative_to(ROOT)} is not as {name} was published")
+    return wrong
+
+
 def main() -> int:
     command = [
         "cargo",
@@ -42,7 +64,10 @@ def main() -> int:
     for package in bad:
         print(f"error: {package['name']} {package['version']} has the licence `{package.get('license')}`")
     print(f"licences: {len(packages)} crates, {len(bad)} not allowed")
-    return 1 if bad else 0
+    wrong = vendored()
+    for what in wrong:
+        print(f"error: {what}")
+    return 1 if bad or wrong else 0
 
 
 if __name__ == "__main__":

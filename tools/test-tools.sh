@@ -9,5 +9,6 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ]; then
   exit 0
 fi
 "$venv/bin/python" -m pip --disable-pip-version-check --quiet install \
-  'datasketches==5.2.0' 'maturin==1.16.0' 'mypy==2.4.1' 'pytest==9.2.0' 'pytest-xdist==3.8.0'
+  'datasketches==5.2.0' 'maturin==1.16.0' 'mypy==2.4.1' 'playwright==1.65.2' 'pytest==9.2.0' \
+  'pytest-xdist==3.8.0'
 echo "$want" > "$stamp"

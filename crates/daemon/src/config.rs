@@ -162,14 +162,18 @@ settings! {
         secret_file: Option<PathBuf> = None;
     }
 
-    /// Metrics and health checks for people and supervisors, over plain HTTP.
+    /// Metrics, health checks and a page that shows what the daemon does, over plain HTTP.
     "http": Http {
-        /// Address of `/metrics`, `/livez` and `/readyz`, or `off`. Loopback by default, because the pages have no
-        /// authentication.
+        /// Address of `/metrics`, `/livez`, `/readyz`, `/frame.json` and the page at `/`, or `off`. Loopback by
+        /// default, because the pages have no authentication.
         address: HttpAddress = HttpAddress::At(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9477));
         /// Whether `http.address` may be an address that other hosts can reach, as a metrics collector on another host
         /// needs.
         allow_remote: bool = false;
+        /// Names by which people and proxies ask for `/` and `/frame.json`, without a port. Addresses and `localhost`
+        /// need not be named. A request for another name is refused with status 421, so that no page of another site
+        /// reads these two through a browser.
+        hosts: Vec<String> = Vec::new();
     }
 
     /// Limits on what clients can ask for. A call beyond a limit is refused, and the engine goes on without it.

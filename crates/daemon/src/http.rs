@@ -1,9 +1,12 @@
-//! Metrics, health and the frame over plain HTTP: `/metrics`, `/livez`, `/readyz`, `/frame.json`, and nothing else.
+//! Metrics, health, the frame and the page that shows it, over plain HTTP: `/metrics`, `/livez`, `/readyz`,
+//! `/frame.json`, `/`, and nothing else.
 //!
 //! Invariants: a client takes one of [`MAX_CONNECTIONS`] places for at most [`DEADLINE`], whatever it sends or fails to
 //! read, and never touches the data path. Whoever asks for nothing gives its place to the next. Each request gets a new
 //! answer, so the answer shows the present state.
 
+mod host;
+mod page;
 mod places;
 
 use std::convert::Infallible;
@@ -17,7 +20,9 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::proto::FrameRequest;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -26,6 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+pub use host::Hosts;
 use places::Places;
 
 use crate::config::HttpAddress;
@@ -67,7 +73,8 @@ pub async fn bind(address: HttpAddress) -> Result<Option<TcpListener>> {
 }
 
 /// Serves until the future is dropped.
-pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallible {
+pub async fn serve(listener: TcpListener, hosts: Hosts, source: Arc<impl Source>) -> Infallible {
+    let hosts = Arc::new(hosts);
     let mut places = Places::default();
     loop {
         let stream = match listener.accept().await {
@@ -79,11 +86,11 @@ pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallibl
             }
         };
         places.make_room().await;
-        let (source, is_answering) = (source.clone(), Arc::new(AtomicBool::new(false)));
+        let (hosts, source, is_answering) = (hosts.clone(), source.clone(), Arc::new(AtomicBool::new(false)));
         let told = is_answering.clone();
         let talk = turns::spawn(async move {
             // Past the deadline the connection is dropped as it is; whom it failed finds out by itself.
-            let _ = timeout(DEADLINE, converse(stream, source, told)).await;
+            let _ = timeout(DEADLINE, converse(stream, hosts, source, told)).await;
         });
         places.take(talk, is_answering);
         // Those who have asked already are heard before the next comes.
@@ -92,12 +99,12 @@ pub async fn serve(listener: TcpListener, source: Arc<impl Source>) -> Infallibl
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, source: Arc<impl Source>, is_answering: Arc<AtomicBool>) {
+async fn converse(stream: TcpStream, hosts: Arc<Hosts>, source: Arc<impl Source>, is_answering: Arc<AtomicBool>) {
     let service = service_fn(move |request| {
-        let (source, is_answering) = (source.clone(), is_answering.clone());
+        let (hosts, source, is_answering) = (hosts.clone(), source.clone(), is_answering.clone());
         async move {
             is_answering.store(true, Relaxed);
-            let answer = answer(&request, &*source).await;
+            let answer = answer(&request, &hosts, &*source).await;
             is_answering.store(false, Relaxed);
             Ok::<_, Infallible>(answer)
         }
@@ -113,7 +120,7 @@ async fn converse(stream: TcpStream, source: Arc<impl Source>, is_answering: Arc
     }
 }
 
-async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<Full<Bytes>> {
+async fn answer(request: &Request<Incoming>, hosts: &Hosts, source: &impl Source) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".to_string());
     }
@@ -125,6 +132,10 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
             }
             Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
+        "/" | "/frame.json" if !hosts.are_meant(request.headers()) => {
+            response(StatusCode::MISDIRECTED_REQUEST, TEXT, OTHER_HOST.to_string())
+        }
+        "/" => whole_page(),
         "/frame.json" => match frame_request(request.uri().query().unwrap_or("")) {
             Some(request) => response(StatusCode::OK, JSON, source.frame(request).await),
             None => response(StatusCode::BAD_REQUEST, TEXT, FRAME_USAGE.to_string()),
@@ -134,7 +145,7 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
         _ => response(
             StatusCode::NOT_FOUND,
             TEXT,
-            "the pages are /metrics, /livez, /readyz and /frame.json\n".to_string(),
+            "the pages are /, /metrics, /livez, /readyz and /frame.json\n".to_string(),
         ),
     }
 }
@@ -143,6 +154,8 @@ async fn answer(request: &Request<Incoming>, source: &impl Source) -> Response<F
 static WRITING: Semaphore = Semaphore::const_new(1);
 
 const JSON: &str = "application/json";
+const OTHER_HOST: &str =
+    "the request names another host: ask by address or `localhost`, or add the name to `http.hosts`\n";
 const FRAME_USAGE: &str = "the parameters of /frame.json are `boot`, a word, and `hour_last` and `day_last`, numbers\n";
 
 /// `None` if the query has something else than the fields of a request, which need no escapes.
@@ -171,6 +184,18 @@ fn verdict(claim: &str, checks: &[Check]) -> Response<Full<Bytes>> {
         body += &format!("{:4} {}: {}\n", check.finding.name(), check.name, check.why);
     }
     response(if holds { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, TEXT, body)
+}
+
+fn whole_page() -> Response<Full<Bytes>> {
+    Response::builder()
+        .header(CONTENT_TYPE, "text/html; charset=utf-8")
+        .header(CACHE_CONTROL, "no-store")
+        .header(CONTENT_SECURITY_POLICY, page::POLICY.clone())
+        .header(X_FRAME_OPTIONS, "DENY")
+        .header(X_CONTENT_TYPE_OPTIONS, "nosniff")
+        .header(REFERRER_POLICY, "no-referrer")
+        .body(Full::new(Bytes::from_static(page::PAGE.as_bytes())))
+        .expect("status and headers are constants")
 }
 
 fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {

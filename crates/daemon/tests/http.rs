@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::HttpAddress;
 use forebay_daemon::health::Health;
-use forebay_daemon::http::{self, DEADLINE, MAX_CONNECTIONS, Source};
+use forebay_daemon::http::{self, DEADLINE, Hosts, MAX_CONNECTIONS, Source};
 use forebay_daemon::metrics::Snapshot;
 use forebay_rpc::proto::FrameRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -64,7 +64,7 @@ async fn server() -> Server {
     let listener =
         http::bind(HttpAddress::At(([127, 0, 0, 1], 0).into())).await.unwrap().expect("an address was given");
     let (address, daemon) = (listener.local_addr().unwrap(), Arc::new(Daemon::default()));
-    tokio::spawn(http::serve(listener, daemon.clone()));
+    tokio::spawn(http::serve(listener, Hosts::new(&["ops.example".to_owned()]), daemon.clone()));
     Server { address, daemon }
 }
 
@@ -82,7 +82,11 @@ impl Server {
     }
 
     async fn get(&self, path: &str) -> String {
-        self.exchange(format!("GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").as_bytes()).await
+        self.get_from("127.0.0.1:9477", path).await
+    }
+
+    async fn get_from(&self, host: &str, path: &str) -> String {
+        self.exchange(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).await
     }
 }
 
@@ -116,13 +120,51 @@ async fn each_page_is_served_and_nothing_else_is() {
     for query in ["?hour_last=-1", "?x=1", "?boot"] {
         assert_eq!(status(&server.get(&format!("/frame.json{query}")).await), "400", "{query}");
     }
-    for path in ["/", "/metrics/", "/metrics2", "/../etc/passwd", "/debug", "*"] {
+    for path in ["//", "/index.html", "/metrics/", "/metrics2", "/../etc/passwd", "/debug", "*"] {
         assert_eq!(status(&server.get(path).await), "404", "{path}");
     }
     assert_eq!(status(&server.get("/metrics?x=1").await), "200");
     assert_eq!(status(&server.exchange(b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n").await), "405");
     let head = server.exchange(b"HEAD /metrics HTTP/1.1\r\n\r\n").await;
     assert!(status(&head) == "200" && head.ends_with("\r\n\r\n"), "{head}");
+}
+
+#[tokio::test]
+async fn the_page_runs_its_own_script_alone_and_stands_in_no_frame() {
+    let page = server().await.get("/").await;
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert_eq!(status(&page), "200");
+    for part in [
+        "content-type: text/html; charset=utf-8",
+        "content-security-policy: default-src 'none'; connect-src 'self'; img-src data:; style-src 'sha256-",
+        "x-frame-options: DENY",
+        "cache-control: no-store",
+    ] {
+        assert!(head.contains(part), "{part} is not in {head}");
+    }
+    assert!(!head.contains("unsafe") && !head.contains("access-control"), "{head}");
+    assert!(body.starts_with("<!doctype html>") && body.ends_with("</html>\n"));
+    assert!(body.contains("Copyright (c) 2022 Leon Sorokin"), "the licence goes with every copy");
+}
+
+/// The name of another site, which leads to the daemon's address, is how a page of that site would read it.
+#[tokio::test]
+async fn another_hosts_name_gets_neither_page_nor_frame_and_probes_go_by_any_name() {
+    let server = server().await;
+    for path in ["/", "/frame.json"] {
+        for host in ["evil.example", "localhost.evil.example:9477", ""] {
+            let answer = server.get_from(host, path).await;
+            assert!(status(&answer) == "421" && answer.contains("`http.hosts`"), "{host}{path}: {answer}");
+        }
+        for host in ["localhost:9477", "[::1]:9477", "10.0.0.7", "ops.example"] {
+            assert_eq!(status(&server.get_from(host, path).await), "200", "{host}{path}");
+        }
+        let without = format!("GET {path} HTTP/1.1\r\n\r\n");
+        assert_eq!(status(&server.exchange(without.as_bytes()).await), "421");
+    }
+    for path in ["/metrics", "/livez", "/readyz"] {
+        assert_eq!(status(&server.get_from("gpu-07.example", path).await), "200", "{path}");
+    }
 }
 
 #[tokio::test]

@@ -268,6 +268,7 @@ mod tests {
             ("socket.directory", "/run/elsewhere", "\"/run/elsewhere\""),
             ("http.address", "off", "\"off\""),
             ("http.allow_remote", "true", "true"),
+            ("http.hosts", "[\"a.example\"]", "[\"a.example\"]"),
             ("log.level", "warn,forebay_daemon=debug", "\"warn,forebay_daemon=debug\""),
             ("drain.deadline_seconds", "0", "0"),
             ("tier.fs.streams", "3", "3"),

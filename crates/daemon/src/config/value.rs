@@ -307,6 +307,18 @@ impl Setting for Vec<u32> {
     }
 }
 
+impl Setting for Vec<String> {
+    const KIND: &'static str = "a list of names, such as `[\"forebay.example.org\"]`";
+
+    fn read(value: &Value) -> Option<Vec<String>> {
+        value.as_array()?.iter().map(String::read).collect()
+    }
+
+    fn show(&self) -> Option<Value> {
+        self.iter().map(Setting::show).collect::<Option<Vec<Value>>>().map(Value::Array)
+    }
+}
+
 impl Setting for Vec<PathBuf> {
     const KIND: &'static str = "a path, or a list of paths, such as `[\"/mnt/a/forebay\", \"/mnt/b/forebay\"]`";
     const IS_PATH: bool = true;
