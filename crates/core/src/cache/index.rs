@@ -31,6 +31,8 @@ impl Index {
 
     /// For each key the first block that may be its own, to be compared by the caller, or `NONE`. Touches all
     /// homes first, so that no load from memory waits for another one or for a branch.
+    // In line, a lookup has too few registers: 7 % more instructions.
+    #[inline(never)]
     pub fn candidates<const N: usize>(&self, keys: &[Fingerprint; N]) -> [BlockId; N] {
         // Not `map`, which is a call of its own if the compiler lays out the code so.
         let mut homes = [Entry(0); N];

@@ -477,6 +477,7 @@ impl Space {
         Some(runs.enumerate().find(|(_, run)| run.iter().all(|unit| *unit == Unit::Free))?.0 as u32 * units)
     }
 
+    #[inline(always)]
     fn locate(&self, slot: SlotId) -> Option<(ExtentId, u32)> {
         // A division by the unit, which is a power of two.
         let unit = (slot.offset() >> self.unit_bytes.trailing_zeros()) as usize;
