@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, Timespec};
 
 pub use self::descriptor::{Descriptor, Rights};
 use self::timers::{Timer, Timers};
-use crate::address::Address;
+use crate::address::{Address, Listener};
 use crate::auth::Secret;
 use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::Line;
@@ -195,19 +195,6 @@ impl Cause {
     }
 }
 
-struct Listener {
-    socket: OwnedFd,
-    address: Address,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Address::Shm(path) = &self.address {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
 /// See the crate's head.
 pub struct Fabric {
     epoll: OwnedFd,
@@ -293,10 +280,11 @@ impl Fabric {
     /// Accepts peers there until the fabric is dropped. Returns the address with the port that it got.
     pub fn listen(&mut self, address: &Address) -> Result<Address> {
         self.check_reach(address)?;
-        let (socket, address) = address.listen()?;
+        let listener = address.listen()?;
         let id = self.draw_id();
-        self.watch(&socket, id, epoll::EventFlags::IN)?;
-        self.listeners.insert(id, Listener { socket, address: address.clone() });
+        self.watch(&listener.socket, id, epoll::EventFlags::IN)?;
+        let address = listener.address.clone();
+        self.listeners.insert(id, listener);
         Ok(address)
     }
 

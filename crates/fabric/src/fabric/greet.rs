@@ -55,7 +55,7 @@ impl Fabric {
                 return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
             }
             let is_shm = matches!(entry.address, Address::Shm(_));
-            let socket = match entry.address.accept(&entry.socket) {
+            let socket = match entry.accept() {
                 Ok(Some(socket)) => socket,
                 // Of another user, or lost before it was accepted.
                 Ok(None) => continue,
