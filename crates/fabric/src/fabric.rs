@@ -15,6 +15,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -203,7 +204,8 @@ pub struct Fabric {
     timers: Timers,
     options: Options,
     epoch: u64,
-    next_id: u64,
+    /// Numbers that are left of the latest block.
+    ids: std::ops::Range<u64>,
     listeners: HashMap<u64, Listener>,
     lines: HashMap<u64, Line>,
     /// Lines that may go on without the kernel, at most once each.
@@ -230,6 +232,11 @@ struct Books {
     copies: VecDeque<OpId>,
     timers: BTreeSet<(Instant, Timer)>,
 }
+
+/// Numbers that a fabric takes at a time. At a million each second, they last for half a million years.
+const IDS: u64 = 1 << 20;
+/// The next block of numbers of this process.
+static NEXT_IDS: AtomicU64 = AtomicU64::new(1);
 
 const WAKE: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
@@ -261,7 +268,7 @@ impl Fabric {
             timers,
             options,
             epoch: u64::from_le_bytes(epoch),
-            next_id: 1,
+            ids: 0..0,
             listeners: HashMap::new(),
             lines: HashMap::new(),
             ready: VecDeque::new(),
@@ -581,10 +588,17 @@ impl Fabric {
             .map_err(|errno| Error::new(ErrorKind::Io, "cannot watch a socket").source(errno))
     }
 
-    /// Numbers of everything here, never given twice.
+    /// Numbers of everything here, never given twice in one process: what another fabric calls by one is unknown here.
     fn draw_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id - 1
+        loop {
+            match self.ids.next() {
+                Some(id) => return id,
+                None => {
+                    let first = NEXT_IDS.fetch_add(IDS, Ordering::Relaxed);
+                    self.ids = first..first + IDS;
+                }
+            }
+        }
     }
 
     fn check_reach(&self, address: &Address) -> Result<()> {
@@ -635,7 +649,8 @@ fn check_message(bytes: &[u8]) -> Result<()> {
 }
 
 fn no_region() -> Error {
-    Error::new(ErrorKind::NotFound, "the memory is not registered, or no longer")
+    Error::invalid("the memory is not registered at this endpoint, or no longer")
+        .hint("register it at the endpoint that uses it, and deregister it afterwards")
 }
 
 /// Fills `bytes` from the kernel's generator.

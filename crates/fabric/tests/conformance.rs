@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::ErrorKind;
-use forebay_fabric::{Descriptor, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, Operation, Rights, Verb};
-use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, pattern, segment, take};
+use forebay_core::{ErrorKind, Result};
+use forebay_fabric::{Descriptor, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb};
+use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, pattern, segment, take};
 
 /// Runs a claim on each transport.
 fn on_each(claim: impl Fn(&mut Pair)) {
@@ -117,6 +117,33 @@ fn both_sides_read_and_write_at_once() {
 }
 
 #[test]
+fn what_another_endpoint_of_the_process_calls_by_its_numbers_is_unknown() {
+    on_each(|pair| {
+        let (theirs, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
+        theirs.write(0, &pattern(1, 4096));
+        let mut third = Side::new(options());
+        let to_b = third.fabric.connect(&pair.address).unwrap();
+        both(&mut third, &mut pair.b, |third, _| take(third, |event| matches!(event, Event::Up { .. }).then_some(())));
+        // As many as the first has, so that small numbers would be the same.
+        let ours: Vec<_> = (0..64).map(|_| pair.a.memory(4096, Rights::NONE)).collect();
+        let others: Vec<_> = (0..64).map(|_| third.memory(4096, Rights::NONE)).collect();
+        let (_, region) = pair.b.memory(4096, Rights::READ_AND_WRITE);
+        let descriptor = pair.b.fabric.export(region).unwrap();
+        let remotes: Vec<_> = (0..64).map(|_| third.fabric.import(to_b, &descriptor).unwrap()).collect();
+        let refused = |result: Result<OpId>| {
+            let error = result.unwrap_err();
+            assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
+        };
+        for ((_, local), other) in others.iter().zip(&remotes) {
+            refused(pair.submit(Verb::Read, vec![segment(*local, 0, remote, 0, 4096)]));
+            refused(pair.submit(Verb::Write, vec![segment(ours[0].1, 0, *other, 0, 4096)]));
+        }
+        assert!(ours.iter().all(|(memory, _)| bytes_of(memory, 0, 4096) == vec![0; 4096]));
+        assert!(bytes_of(&theirs, 0, 4096) == pattern(1, 4096));
+    });
+}
+
+#[test]
 fn what_was_not_exported_for_it_is_refused() {
     on_each(|pair| {
         let (_, _, readable) = pair.remote(4096, Rights::READ);
@@ -178,8 +205,8 @@ fn nothing_is_reached_after_deregister() {
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         }
         assert!(bytes_of(&theirs, 0, bytes) == pattern(5, bytes));
-        assert_eq!(pair.b.fabric.deregister(region).unwrap_err().kind(), ErrorKind::NotFound);
-        assert_eq!(pair.b.fabric.export(region).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(pair.b.fabric.deregister(region).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pair.b.fabric.export(region).unwrap_err().kind(), ErrorKind::Invalid);
     });
 }
 

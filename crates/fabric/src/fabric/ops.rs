@@ -241,7 +241,7 @@ impl Books {
         let region = self.region(segment.local)?;
         let remote = self.remotes.get(&segment.remote).filter(|remote| remote.peer == operation.peer);
         let remote = remote.ok_or_else(|| {
-            let error = Error::new(ErrorKind::NotFound, "the remote memory was not imported from this peer");
+            let error = Error::invalid("the remote memory was not imported from this peer, or was closed");
             error.hint("import its descriptor for the connection that is used")
         })?;
         let ends = [
