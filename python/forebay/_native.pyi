@@ -444,16 +444,20 @@ class TransferEngine:
         deadline: float,
         notice: bytes | None,
         queue: int,
+        name: int,
         begun: list[int],
     ) -> None:
-        """Begins a transfer and appends its number to `begun`. Its end is for `finished` of the queue 0 or 1. Never
-        waits."""
+        """Begins a transfer and appends its number to `begun`. Its end is for `finished` of the queue 0 or 1, with this
+        name. Never waits."""
 
     def cancel(self, op: int) -> None:
         """Ends a transfer, if it has not ended; nothing touches its local memory afterwards. Never waits."""
 
-    def finished(self, queue: int, timeout: float) -> list[tuple[int, ForebayError | None]]:
-        """Waits at most `timeout` seconds for transfers that have ended."""
+    def finished(self, queue: int, timeout: float) -> list[tuple[int, int, ForebayError | None]]:
+        """Waits at most `timeout` seconds for transfers that have ended: their numbers, names and errors."""
+
+    def is_closed(self) -> bool:
+        """Whether nothing ends any more that `finished` would not report now. Never waits."""
 
     def fileno(self, queue: int) -> int:
         """Readable while `finished` of the queue has something to report."""

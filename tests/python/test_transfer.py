@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -123,8 +124,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
     def get(transport: str) -> Other:
         if transport not in running or not running[transport].process.is_alive():
-            socket = tmp_path_factory.mktemp("transfer") / "other.sock"
-            running[transport] = Other("tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{socket}")
+            path = tmp_path_factory.mktemp("transfer") / "other.sock"
+            running[transport] = Other("tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{path}")
         return running[transport]
 
     yield get
@@ -433,7 +434,8 @@ child = os.fork()
 if child == 0:
     os.close(held[1])
     calls = [lambda: peer.read(memory, remote), lambda: second.connect(first.address), lambda: back.recv(1),
-             lambda: memory.deregister(), lambda: peer.readv_async([Segment(memory, 0, remote, 0, 9)])]
+             lambda: memory.deregister(), lambda: peer.readv_async([Segment(memory, 0, remote, 0, 9)]),
+             lambda: second.poll(30), lambda: second.fileno(), lambda: first.accept(30)]
     for call in calls:
         try:
             call()
@@ -441,6 +443,8 @@ if child == 0:
             assert error.kind == "unavailable" and error.hint, error
         else:
             os._exit(1)
+    assert not peer.is_up
+    second.cancel(1)
     second.close()
     # Keeps the parent's sockets open until the parent lets it go.
     os.read(held[0], 1)
@@ -466,6 +470,133 @@ print("end")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+PAIR = """
+import os, signal, threading
+from forebay import ForebayError
+from forebay.transfer import Endpoint, Segment
+first, second = Endpoint(listen="tcp://127.0.0.1:0"), Endpoint()
+theirs = first.allocate(4096)
+peer = second.connect(first.address)
+back = first.accept(30)
+memory, remote = second.register(bytearray(4096), read=False), peer.memory(theirs.descriptor)
+def begin():
+    return peer.readv_async([Segment(memory, 0, remote, 0, 4096)])
+"""
+
+
+def run_program(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_a_child_that_is_forked_amid_futures_never_waits() -> None:
+    run_program(
+        PAIR
+        + """
+is_over = False
+def work():
+    while not is_over:
+        for future in [begin() for _ in range(32)]:
+            future.result(60)
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+ends = []
+for number in range(100):
+    child = os.fork()
+    if child == 0:
+        # Kills a child that waits for a lock.
+        signal.alarm(30)
+        try:
+            second.close() if number % 2 else begin()
+        except ForebayError as error:
+            os._exit(0 if error.kind == "unavailable" else 1)
+        os._exit(0 if number % 2 else 2)
+    ends.append(os.waitpid(child, 0)[1])
+    if ends[-1]:
+        break
+is_over = True
+[thread.join() for thread in threads]
+assert set(ends) == {0}, ends
+peer.read(memory, remote)
+print("end")
+"""
+    )
+
+
+def test_a_handler_of_a_signal_closes_the_endpoint_while_futures_begin() -> None:
+    run_program(
+        PAIR
+        + """
+import sys, time
+def leave(*_):
+    second.close()
+    print("end", flush=True)
+    os._exit(0)
+for number in range(40):
+    child = os.fork()
+    if child:
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, (number, status)
+        continue
+    sys.stdout = open(os.devnull, "w")
+    signal.alarm(30)
+    exec(compile(PAIR, "pair", "exec"))
+    signal.signal(signal.SIGTERM, leave)
+    threading.Timer(0.02 + number * 0.001, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    while True:
+        for future in [begin() for _ in range(20)]:
+            future.result(60)
+print("end")
+""".replace("compile(PAIR", f"compile({PAIR!r}")
+    )
+
+
+def test_a_callback_that_leaves_does_not_keep_other_futures_from_their_end() -> None:
+    with Endpoint(listen="tcp://127.0.0.1:0") as first, Endpoint() as second:
+        assert first.address is not None
+        theirs, memory = first.allocate(MIB), second.allocate(MIB)
+        peer = second.connect(first.address)
+        remote = peer.memory(theirs.descriptor)
+
+        def leave(future: Future[None]) -> None:
+            sys.exit(0)
+
+        # Called by the thread that sets the future, if this one has not ended already.
+        with contextlib.suppress(SystemExit):
+            peer.readv_async([Segment(memory, 0, remote, 0, MIB)]).add_done_callback(leave)
+        for _ in range(3):
+            peer.readv_async([Segment(memory, 0, remote, 0, 64)]).result(PATIENCE)
+
+
+@pytest.mark.parametrize("wait", ["poll", "connect", "accept"])
+def test_a_wait_is_interrupted_by_what_a_signals_handler_raises(wait: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, Endpoint(connect_timeout=PATIENCE) as endpoint:
+        waits: dict[str, Callable[[], object]] = {
+            "poll": lambda: endpoint.poll(PATIENCE),
+            "connect": lambda: endpoint.connect(f"tcp://127.0.0.1:{mute.getsockname()[1]}"),
+            "accept": lambda: endpoint.accept(PATIENCE),
+        }
+        before = signal.signal(signal.SIGALRM, interrupt)
+        begun = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                waits[wait]()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        # Not at the end of the wait.
+        assert time.monotonic() - begun < PATIENCE
+
+
+def test_a_transfer_is_a_read_or_a_write(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        with pytest.raises(ValueError, match="Write"):
+            peer.begin("Write", [Segment(memory, 0, remote, 0, NBYTES)])  # type: ignore[arg-type]
 
 
 def test_a_buffer_is_kept_until_it_is_deregistered() -> None:

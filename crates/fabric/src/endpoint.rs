@@ -23,9 +23,12 @@ use crate::line::closed;
 pub enum Report {
     /// To [`Endpoint::wait`].
     Waited,
-    /// To [`Endpoint::finished`] of this queue, 0 or 1.
-    Queue(usize),
+    /// To [`Endpoint::finished`] of this queue, 0 or 1, under a name that the caller chose.
+    Queue(usize, u64),
 }
+
+/// An operation that has ended: its number, the caller's name of it, and its result.
+pub type Finished = (OpId, u64, Result<()>);
 
 /// See the module's head.
 pub struct Endpoint {
@@ -51,7 +54,7 @@ struct Shared {
 struct Inbox {
     reports: HashMap<OpId, Report>,
     waited: HashMap<OpId, Result<()>>,
-    queues: [Vec<(OpId, Result<()>)>; 2],
+    queues: [Vec<Finished>; 2],
     peers: HashMap<PeerId, Mailbox>,
     accepted: VecDeque<PeerId>,
     deregistered: HashSet<RegionId>,
@@ -123,47 +126,57 @@ impl Endpoint {
         });
     }
 
-    /// Operations of this queue that have ended, after at most `timeout`.
-    pub fn finished(&self, queue: usize, timeout: Option<Duration>) -> Vec<(OpId, Result<()>)> {
+    /// Operations of this queue that have ended, after at most `timeout`. Errors in a child that was forked; otherwise
+    /// what has ended is there after `close` too.
+    pub fn finished(&self, queue: usize, timeout: Option<Duration>) -> Result<Vec<Finished>> {
         let take = |inbox: &mut Inbox| {
             let finished = std::mem::take(&mut inbox.queues[queue]);
             (!finished.is_empty()).then_some(finished)
         };
-        let finished = self.until(timeout, take).unwrap_or_default();
         if self.is_forked() {
-            return finished;
+            return Err(self.ended());
         }
+        let finished = self.until(timeout, take).unwrap_or_default();
         let inbox = self.shared.inbox();
         if inbox.queues[queue].is_empty() {
             let _ = rustix::io::read(&self.shared.queues[queue], &mut [0u8; 8]);
         }
-        finished
+        Ok(finished)
     }
 
-    /// Readable while `finished` of this queue has something to say.
-    pub fn queue_fd(&self, queue: usize) -> BorrowedFd<'_> {
-        self.shared.queues[queue].as_fd()
+    /// Whether the endpoint has ended: then `finished` has what will ever have ended.
+    pub fn is_closed(&self) -> bool {
+        self.is_over()
     }
 
-    /// Connects, and waits until the peer has proven who it is.
+    /// Readable while `finished` of this queue has something to say. Errors in a child that was forked.
+    pub fn queue_fd(&self, queue: usize) -> Result<BorrowedFd<'_>> {
+        if self.is_forked() { Err(self.ended()) } else { Ok(self.shared.queues[queue].as_fd()) }
+    }
+
+    /// Begins to connect; [`Endpoint::connected`] says how it ends.
     pub fn connect(&self, address: &Address) -> Result<PeerId> {
-        let peer = self.with(|fabric| {
+        self.with(|fabric| {
             let peer = fabric.connect(address)?;
             self.shared.inbox().peers.insert(peer, Mailbox::default());
             Ok(peer)
-        })?;
-        // `Up` or `Gone` comes within the deadline of connecting.
-        let answer = self.until(None, |inbox| match inbox.peers.get_mut(&peer) {
+        })
+    }
+
+    /// Whether the peer has proven who it is; `None` if that is open after `timeout`. An end comes within the deadline
+    /// of connecting. After an error the peer is forgotten.
+    pub fn connected(&self, peer: PeerId, timeout: Duration) -> Option<Result<()>> {
+        let answer = self.until(Some(timeout), |inbox| match inbox.peers.get_mut(&peer) {
             Some(Mailbox { gone: Some(reason), .. }) => Some(Err(reason.take().unwrap_or_else(closed))),
-            Some(Mailbox { is_up: true, .. }) => Some(Ok(peer)),
+            Some(Mailbox { is_up: true, .. }) => Some(Ok(())),
             Some(_) => None,
             None => Some(Err(closed())),
         });
-        let answer = answer.unwrap_or_else(|| Err(self.ended()));
-        if answer.is_err() {
+        let answer = answer.or_else(|| self.is_over().then(|| Err(self.ended())));
+        if matches!(answer, Some(Err(_))) && !self.is_forked() {
             self.shared.inbox().peers.remove(&peer);
         }
-        answer.map_err(|error| error.with("address", address))
+        answer
     }
 
     /// The next peer that has connected to this endpoint; `None` if none has after `timeout`.
@@ -231,14 +244,14 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Deregisters, and waits until no peer maps the region. Errors with `Timeout` if one still does: it is refused
-    /// everything else, and its mapping ends with its process. A further call waits on.
-    pub fn deregister(&self, region: RegionId, timeout: Option<Duration>) -> Result<()> {
-        self.with(|fabric| fabric.deregister(region))?;
-        self.until(timeout, |inbox| inbox.deregistered.remove(&region).then_some(())).ok_or_else(|| {
-            let error = Error::new(ErrorKind::Timeout, "a peer still maps the memory");
-            error.hint("the memory stays in place until the peer answers or its process ends")
-        })
+    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more.
+    pub fn deregister(&self, region: RegionId) -> Result<()> {
+        self.with(|fabric| fabric.deregister(region))
+    }
+
+    /// Whether no peer maps a region that is being deregistered, after at most `timeout`.
+    pub fn deregistered(&self, region: RegionId, timeout: Duration) -> Option<()> {
+        self.until(Some(timeout), |inbox| inbox.deregistered.remove(&region).then_some(()))
     }
 
     /// Ends all sessions; operations and waits end with errors. Idempotent; does nothing in a child that was forked.
@@ -284,6 +297,13 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The thread is the parent's. The C library may have given its number to a thread of this process, which
+            // dropping the handle would detach.
+            let thread = self.thread.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            std::mem::forget(thread.take());
+            return;
+        }
         self.close();
     }
 }
@@ -302,8 +322,8 @@ impl Shared {
         for event in events.drain(..) {
             match event {
                 Event::Done { op, result } => match inbox.reports.remove(&op) {
-                    Some(Report::Queue(queue)) => {
-                        inbox.queues[queue].push((op, result));
+                    Some(Report::Queue(queue, name)) => {
+                        inbox.queues[queue].push((op, name, result));
                         let _ = rustix::io::write(&self.queues[queue], &1u64.to_ne_bytes());
                     }
                     _ => drop(inbox.waited.insert(op, result)),
