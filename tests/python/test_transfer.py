@@ -621,6 +621,36 @@ def test_a_buffer_is_kept_until_it_is_deregistered() -> None:
             memory.deregister()
 
 
+def test_a_buffer_is_its_owners_again_when_the_endpoint_is_closed() -> None:
+    class Bytes(bytearray):
+        # Given back by a thread of the endpoint, whose owner calls the endpoint.
+        def __del__(self) -> None:
+            ended.append(peer.is_up)
+            with contextlib.suppress(ForebayError):
+                endpoint.connect(endpoint.address or "")
+
+    ended: list[bool] = []
+    endpoint = Endpoint(listen="tcp://127.0.0.1:0")
+    assert endpoint.address is not None
+    peer = endpoint.connect(endpoint.address)
+    buffer = bytearray(MIB)
+    memory = endpoint.register(buffer)
+    owned = endpoint.register(Bytes(MIB))
+    endpoint.register(Bytes(MIB)).deregister()
+    assert len(ended) == 1
+    endpoint.close()
+    buffer.clear()
+    assert len(ended) == 2
+    assert memory.nbytes == owned.nbytes == MIB
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e19, 0.0, -1.0])
+def test_a_time_to_connect_that_is_no_time_is_refused(timeout: float) -> None:
+    with pytest.raises(ForebayError) as raised:
+        Endpoint(connect_timeout=timeout)
+    assert raised.value.kind == "invalid" and raised.value.hint
+
+
 def test_what_cannot_be_registered_or_reached_is_refused_with_a_hint(tmp_path: Path) -> None:
     with Endpoint(listen="tcp://127.0.0.1:0") as endpoint:
         with pytest.raises(BufferError):

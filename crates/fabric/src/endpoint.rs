@@ -98,7 +98,12 @@ impl Endpoint {
             return Err(self.ended());
         }
         let mut fabric = self.shared.fabric.lock().map_err(|_| over())?;
-        call(&mut fabric)
+        let result = call(&mut fabric);
+        let dropped = fabric.take_dropped();
+        // Whose memory it was may call this endpoint when it is given back.
+        drop(fabric);
+        drop(dropped);
+        result
     }
 
     /// Begins an operation.
@@ -368,6 +373,8 @@ impl Drop for Over<'_> {
 }
 
 fn run(shared: &Shared) {
+    // Given back at the very end: then no call of its owners waits for this thread.
+    let mut kept = Vec::new();
     let _over = Over(shared);
     let mut events = Vec::new();
     loop {
@@ -378,16 +385,16 @@ fn run(shared: &Shared) {
         }
         let is_over = !waits[1].revents().is_empty();
         let Ok(mut fabric) = shared.fabric.lock() else { return };
+        let is_over = is_over || fabric.poll(Some(Duration::ZERO), &mut events).is_err();
         if is_over {
             fabric.close(&mut events);
-            shared.take(&mut events);
-            return;
-        }
-        if fabric.poll(Some(Duration::ZERO), &mut events).is_err() {
-            return;
+            kept.extend(fabric.take_dropped());
         }
         drop(fabric);
         shared.take(&mut events);
+        if is_over {
+            return;
+        }
     }
 }
 

@@ -35,6 +35,10 @@ use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Re
 const MOST_PEERS: usize = 256;
 /// Operations at once.
 const MOST_OPS: usize = 4096;
+/// Notices of writes to one peer that are under way or wait for it to take others: 16 MiB at most.
+const MOST_NOTICES: usize = 256;
+/// Longest limit of connecting that can be asked for.
+const MOST_CONNECT: Duration = Duration::from_secs(3600);
 /// Segments of one operation.
 const MOST_OP_SEGMENTS: usize = 65_536;
 /// Events of the kernel in one call.
@@ -148,6 +152,8 @@ struct Peer {
     unacknowledged: usize,
     /// Messages that wait for the peer to take others.
     outbox: VecDeque<(bool, Vec<u8>)>,
+    /// Operations under way that have a notice.
+    noticing: usize,
     /// Messages of the peer that our program has not taken; those that it took and the peer does not know of.
     untaken: usize,
     taken: u16,
@@ -212,6 +218,8 @@ pub struct Fabric {
     ready: VecDeque<u64>,
     books: Books,
     events: VecDeque<Event>,
+    /// See `take_dropped`.
+    dropped: Vec<Arc<Memory>>,
     /// Calls of `poll` since the kernel was asked.
     unwatched: usize,
     scratch: Vec<u8>,
@@ -248,6 +256,10 @@ impl Fabric {
             let error = Error::invalid("a wrong number of connections").with("connections", options.connections);
             return Err(error.hint(format!("1 to {MOST_CONNECTIONS}")));
         }
+        if options.connect_deadline.is_zero() || options.connect_deadline > MOST_CONNECT {
+            let error = Error::invalid("a wrong limit of the time to connect");
+            return Err(error.hint(format!("more than 0 and at most {} seconds", MOST_CONNECT.as_secs())));
+        }
         let failed = |errno: rustix::io::Errno| {
             let error = Error::new(ErrorKind::Io, "cannot make a transfer endpoint").source(errno);
             error.hint("are there descriptors left (`ulimit -n`)?")
@@ -274,6 +286,7 @@ impl Fabric {
             ready: VecDeque::new(),
             books: Books::default(),
             events: VecDeque::new(),
+            dropped: Vec::new(),
             unwatched: 0,
             scratch: vec![0; SCRATCH_BYTES],
         })
@@ -348,6 +361,7 @@ impl Fabric {
             line.forget_region(region);
         }
         if entry.mapped_by.is_empty() {
+            self.dropped.push(entry.memory);
             self.event(Event::Deregistered { region });
             self.leave();
             return Ok(());
@@ -421,8 +435,7 @@ impl Fabric {
         check_message(&bytes)?;
         let entry = self.books.peer_mut(peer)?;
         if entry.unacknowledged >= MESSAGE_WINDOW || !entry.outbox.is_empty() {
-            let error = Error::new(ErrorKind::Full, "the peer takes no messages").with("waiting", MESSAGE_WINDOW);
-            return Err(error.hint("does its program receive them? try again later"));
+            return Err(takes_none(MESSAGE_WINDOW));
         }
         entry.outbox.push_back((is_notice, bytes));
         self.books.send_messages(&mut self.lines, peer);
@@ -453,7 +466,7 @@ impl Fabric {
         self.leave();
     }
 
-    /// Ends all sessions and stops listening. All operations end.
+    /// Ends all sessions and regions, and stops listening. All operations end.
     pub fn close(&mut self, events: &mut Vec<Event>) {
         self.listeners.clear();
         let mut peers: Vec<PeerId> = self.books.peers.keys().copied().collect();
@@ -462,12 +475,21 @@ impl Fabric {
             self.gone(peer, Error::new(ErrorKind::Unavailable, "this side closed its endpoint"));
         }
         self.lines.clear();
+        self.books.names.clear();
+        self.dropped.extend(self.books.regions.drain().map(|(_, region)| region.memory));
         events.extend(self.events.drain(..));
+    }
+
+    /// Memory that nothing here uses any more. The caller drops it without its own lock of the fabric: whose memory it
+    /// was may run anything when it is given back.
+    pub fn take_dropped(&mut self) -> Vec<Arc<Memory>> {
+        std::mem::take(&mut self.dropped)
     }
 
     /// Waits for events at most `timeout`, or without end, and moves them to `events`.
     pub fn poll(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> Result<()> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.dropped.clear();
         let mut is_last = false;
         loop {
             self.work();
@@ -646,6 +668,11 @@ fn check_message(bytes: &[u8]) -> Result<()> {
     }
     let error = Error::invalid("a message is too long").with("bytes", bytes.len()).with("most", MOST_MESSAGE_BYTES);
     Err(error.hint("write it to memory of the peer, and send a notice"))
+}
+
+fn takes_none(waiting: usize) -> Error {
+    let error = Error::new(ErrorKind::Full, "the peer takes no messages").with("waiting", waiting);
+    error.hint("does its program receive them? try again later")
 }
 
 fn no_region() -> Error {

@@ -144,6 +144,44 @@ fn what_another_endpoint_of_the_process_calls_by_its_numbers_is_unknown() {
 }
 
 #[test]
+fn notices_that_nobody_takes_are_limited() {
+    on_each(|pair| {
+        let (_, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
+        let (_, local) = pair.a.memory(4096, Rights::NONE);
+        let mut write = |pair: &mut Pair| {
+            let segments = vec![segment(local, 0, remote, 0, 1)];
+            let (verb, notice) = (Verb::Write, Some(vec![7; MOST_MESSAGE_BYTES]));
+            pair.a.fabric.submit(Operation { peer: pair.to_b, verb, segments, deadline: None, notice })
+        };
+        let mut written = 0;
+        let error = loop {
+            match write(pair) {
+                Ok(op) => pair.end_of(op).unwrap(),
+                Err(error) => break error,
+            }
+            written += 1;
+            assert!(written < 1000, "notices wait without a limit");
+        };
+        assert!(error.kind() == ErrorKind::Full && error.hint_text().is_some(), "{error}");
+        // Those that were begun arrive, and make room.
+        for _ in 0..written {
+            both(&mut pair.a, &mut pair.b, |_, b| take(b, notice_of));
+            pair.b.fabric.taken(pair.to_a);
+        }
+        let op = write(pair).unwrap();
+        pair.end_of(op).unwrap();
+    });
+}
+
+#[test]
+fn a_limit_of_connecting_that_is_no_time_is_refused() {
+    for connect_deadline in [Duration::ZERO, Duration::MAX, Duration::from_secs(1 << 40)] {
+        let error = forebay_fabric::Fabric::new(forebay_fabric::Options { connect_deadline, ..options() }).unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
+    }
+}
+
+#[test]
 fn what_was_not_exported_for_it_is_refused() {
     on_each(|pair| {
         let (_, _, readable) = pair.remote(4096, Rights::READ);
