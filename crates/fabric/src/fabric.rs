@@ -10,12 +10,13 @@ mod greet;
 mod ops;
 mod timers;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -39,6 +40,10 @@ const MOST_OPS: usize = 4096;
 const MOST_NOTICES: usize = 256;
 /// Longest limit of connecting that can be asked for.
 const MOST_CONNECT: Duration = Duration::from_secs(3600);
+/// Limit of a handshake that somebody else began.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+/// For which a connection that has proven nothing keeps its place though others wait.
+const GRACE: Duration = Duration::from_millis(100);
 /// Segments of one operation.
 const MOST_OP_SEGMENTS: usize = 65_536;
 /// Events of the kernel in one call.
@@ -157,10 +162,16 @@ struct Peer {
     /// Messages of the peer that our program has not taken; those that it took and the peer does not know of.
     untaken: usize,
     taken: u16,
-    /// Names whose files are not asked for yet, and the number of questions under way.
+    /// Those whose files are not asked for yet.
     to_map: VecDeque<RemoteId>,
-    mapping: HashMap<u64, RemoteId>,
+    /// Names that are asked for, each with those who wait for its file.
+    mapping: HashMap<u64, Vec<RemoteId>>,
+    /// One mapping for all remotes of one region; it ends with the last of them.
+    maps: HashMap<Map, Weak<Memory>>,
 }
+
+/// What a mapping is of: name, length, and whether it may be written.
+type Map = (u64, u64, bool);
 
 struct Op {
     operation: Operation,
@@ -223,6 +234,9 @@ pub struct Fabric {
     /// Calls of `poll` since the kernel was asked.
     unwatched: usize,
     scratch: Vec<u8>,
+    /// Limit of a handshake that somebody else began, and the part of it that nobody takes away.
+    handshake: Duration,
+    grace: Duration,
 }
 
 /// What frames change.
@@ -289,6 +303,8 @@ impl Fabric {
             dropped: Vec::new(),
             unwatched: 0,
             scratch: vec![0; SCRATCH_BYTES],
+            handshake: HANDSHAKE,
+            grace: GRACE,
         })
     }
 
@@ -392,11 +408,12 @@ impl Fabric {
             let error = Error::new(ErrorKind::NotFound, "a descriptor of another process, or of an earlier start");
             return Err(error.hint("ask the peer for its descriptor again"));
         }
-        if entry.is_shm && descriptor.is_mappable {
+        let mapping = entry.maps.get(&descriptor.map()).and_then(Weak::upgrade);
+        if entry.is_shm && descriptor.is_mappable && mapping.is_none() {
             entry.to_map.push_back(remote);
         }
         let descriptor = *descriptor;
-        self.books.remotes.insert(remote, Remote { peer, descriptor, mapping: None });
+        self.books.remotes.insert(remote, Remote { peer, descriptor, mapping });
         self.books.ask_for_files(&mut self.lines, peer);
         self.make_ready(peer);
         self.leave();
@@ -416,7 +433,16 @@ impl Fabric {
         for op in ops {
             self.abandon(op, &Cause::GivenUp);
         }
-        self.books.remotes.remove(&remote);
+        if let Some(Remote { peer, descriptor, mapping: Some(mapping) }) = self.books.remotes.remove(&remote) {
+            drop(mapping);
+            let peer = self.books.peers.get_mut(&peer);
+            let maps = peer.map(|peer| peer.maps.entry(descriptor.map()));
+            if let Some(Entry::Occupied(map)) = maps
+                && map.get().strong_count() == 0
+            {
+                map.remove();
+            }
+        }
         self.leave();
     }
 

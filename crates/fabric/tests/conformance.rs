@@ -148,7 +148,7 @@ fn notices_that_nobody_takes_are_limited() {
     on_each(|pair| {
         let (_, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
         let (_, local) = pair.a.memory(4096, Rights::NONE);
-        let mut write = |pair: &mut Pair| {
+        let write = |pair: &mut Pair| {
             let segments = vec![segment(local, 0, remote, 0, 1)];
             let (verb, notice) = (Verb::Write, Some(vec![7; MOST_MESSAGE_BYTES]));
             pair.a.fabric.submit(Operation { peer: pair.to_b, verb, segments, deadline: None, notice })

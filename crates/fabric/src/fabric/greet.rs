@@ -15,10 +15,9 @@ use crate::auth::Secret;
 use crate::line::{Line, Phase, Queued};
 use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, broken};
 
-/// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel.
+/// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel, until one
+/// of these has had its part of the time.
 const MOST_PENDING: usize = 64;
-/// Limit of a handshake that somebody else began.
-const HANDSHAKE: Duration = Duration::from_secs(2);
 /// Until a listener tries again that had no descriptors, or too many of these connections.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -51,8 +50,13 @@ impl Fabric {
 
     pub(super) fn accept(&mut self, listener: u64) {
         while let Some(entry) = self.listeners.get(&listener) {
-            if self.lines.values().filter(|line| line.peer.is_none()).count() >= MOST_PENDING {
-                return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+            let pending = self.lines.iter().filter(|(_, line)| line.peer.is_none());
+            let (count, oldest) = pending.fold((0, u64::MAX), |(count, oldest), (id, _)| (count + 1, oldest.min(*id)));
+            if count >= MOST_PENDING {
+                if self.lines[&oldest].since.elapsed() < self.grace {
+                    return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+                }
+                self.lines.remove(&oldest);
             }
             let is_shm = matches!(entry.address, Address::Shm(_));
             let socket = match entry.accept() {
@@ -70,7 +74,7 @@ impl Fabric {
             let id = self.draw_id();
             if self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP).is_ok() {
                 self.lines.insert(id, Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES));
-                self.set_timer(Instant::now() + HANDSHAKE, Timer::Line(id));
+                self.set_timer(Instant::now() + self.handshake, Timer::Line(id));
             }
         }
     }
@@ -143,7 +147,7 @@ impl Fabric {
                 let entry = Peer { lines, epoch: hello.epoch, session: hello.session, ..Peer::default() };
                 self.books.peers.insert(peer, entry);
                 self.books.sessions.insert(hello.session, peer);
-                self.set_timer(Instant::now() + HANDSHAKE, Timer::Peer(peer));
+                self.set_timer(Instant::now() + self.handshake, Timer::Peer(peer));
                 peer
             }
         };
