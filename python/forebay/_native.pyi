@@ -425,6 +425,12 @@ class TransferEngine:
     def forget(self, remote: int) -> None:
         """Never waits."""
 
+    def release_peer(self, peer: int) -> None:
+        """Ends the session when what was sent has left, and drops its messages. Never waits, takes no lock for long."""
+
+    def release_remote(self, remote: int) -> None:
+        """As `forget`, soon. Never waits, takes no lock for long."""
+
     def transfer(
         self,
         peer: int,

@@ -29,6 +29,8 @@ __all__ = ["Endpoint", "Memory", "Peer", "Remote", "Segment"]
 
 _log = logging.getLogger(__name__)
 
+# The peer and the segments of a transfer. They are not collected before its end, which would end it.
+_Kept = tuple["Peer", list["Segment"]]
 # Begins a transfer that reports to a queue under a name, and appends its number to a list.
 _Begin = Callable[[int, int, list[int]], None]
 
@@ -75,6 +77,8 @@ class Endpoint:
         self._finalizer = weakref.finalize(self, self._engine.close)
         # By name. Each step is one call of a dictionary, so that neither a fork nor a signal's handler finds a lock.
         self._futures: dict[int, _Transfer] = {}
+        # What transfers of `Peer.begin` need until `poll` reports them.
+        self._begun: dict[int, _Kept] = {}
         self._names = itertools.count()
         self._thread: threading.Thread | None = None
         self.address: str | None = self._engine.listen(listen) if listen else None
@@ -112,7 +116,10 @@ class Endpoint:
     def poll(self, timeout: float = 0.0) -> list[tuple[int, ForebayError | None]]:
         """The transfers of `Peer.begin` that have ended since the last call, each with its error. Waits at most
         `timeout` seconds for one."""
-        return [(number, error) for number, _, error in self._engine.finished(_POLLED, timeout)]
+        ended = self._engine.finished(_POLLED, timeout)
+        for _, name, _ in ended:
+            self._begun.pop(name, None)
+        return [(number, error) for number, _, error in ended]
 
     def cancel(self, number: int) -> None:
         """Ends a transfer of `Peer.begin`, if it has not ended; nothing touches its memory of this side afterwards.
@@ -138,8 +145,8 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _future(self, begin: _Begin) -> Future[None]:
-        future, name = _Transfer(self._engine), next(self._names)
+    def _future(self, begin: _Begin, kept: _Kept) -> Future[None]:
+        future, name = _Transfer(self._engine, kept), next(self._names)
         # Before it begins, so that the thread finds it at its end.
         self._futures[name] = future
         try:
@@ -204,6 +211,7 @@ class Remote:
     def __init__(self, endpoint: Endpoint, remote: int, nbytes: int) -> None:
         self._endpoint, self._remote = endpoint, remote
         self.nbytes = nbytes
+        weakref.finalize(self, endpoint._engine.release_remote, remote).atexit = False
 
     @property
     def is_mapped(self) -> bool:
@@ -216,10 +224,12 @@ class Remote:
 
 
 class Peer:
-    """A session with another endpoint. When it is gone, `connect` again and import the new descriptors."""
+    """A session with another endpoint. When it is gone, `connect` again and import the new descriptors. Keep the object:
+    the session ends when it is collected and its transfers have ended."""
 
     def __init__(self, endpoint: Endpoint, peer: int) -> None:
         self._endpoint, self._peer = endpoint, peer
+        weakref.finalize(self, endpoint._engine.release_peer, peer).atexit = False
 
     @property
     def is_up(self) -> bool:
@@ -272,13 +282,13 @@ class Peer:
     def readv_async(self, segments: Iterable[Segment], *, timeout: float = TIMEOUT_SECONDS) -> Future[None]:
         """As `readv`, with a future of `concurrent.futures`; in a coroutine, `await asyncio.wrap_future(...)`. To
         cancel the future ends the transfer. One that is dropped goes on to its end."""
-        return self._endpoint._future(self._begin("read", segments, None, timeout))
+        return self._endpoint._future(*self._begin("read", segments, None, timeout))
 
     def writev_async(
         self, segments: Iterable[Segment], *, notice: bytes | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> Future[None]:
         """As `writev`, with a future."""
-        return self._endpoint._future(self._begin("write", segments, notice, timeout))
+        return self._endpoint._future(*self._begin("write", segments, notice, timeout))
 
     def begin(
         self,
@@ -289,9 +299,17 @@ class Peer:
         timeout: float = TIMEOUT_SECONDS,
     ) -> int:
         """Begins a transfer, whose number `Endpoint.poll` reports when it has ended. Never waits."""
-        with self._endpoint._ended_if_interrupted() as begun:
-            self._begin(verb, segments, notice, timeout)(_POLLED, 0, begun)
-            return begun[0]
+        endpoint = self._endpoint
+        begin, kept = self._begin(verb, segments, notice, timeout)
+        name = next(endpoint._names)
+        endpoint._begun[name] = kept
+        try:
+            with endpoint._ended_if_interrupted() as begun:
+                begin(_POLLED, name, begun)
+                return begun[0]
+        except BaseException:
+            endpoint._begun.pop(name, None)
+            raise
 
     def send(self, data: bytes) -> None:
         """At most 64 KiB, which `recv` returns on the other side, in order. Never waits: raises ForebayError (full) if
@@ -321,21 +339,25 @@ class Peer:
         segments: Iterable[Segment],
         notice: bytes | None,
         timeout: float,
-    ) -> _Begin:
+    ) -> tuple[_Begin, _Kept]:
         if verb not in ("read", "write"):
             raise ValueError(f"a transfer is a `read` or a `write`, not {verb!r}")
+        segments = list(segments)
         engine, peer, places = self._endpoint._engine, self._peer, _places(segments)
-        return lambda queue, name, begun: engine.submit(
-            peer, verb == "write", places, timeout, notice, queue, name, begun
-        )
+
+        def begin(queue: int, name: int, begun: list[int]) -> None:
+            engine.submit(peer, verb == "write", places, timeout, notice, queue, name, begun)
+
+        return begin, (self, segments)
 
 
 class _Transfer(Future[None]):
     """The future of a transfer. It is cancelled when the transfer has ended, not before."""
 
-    def __init__(self, engine: TransferEngine) -> None:
+    def __init__(self, engine: TransferEngine, kept: _Kept) -> None:
         super().__init__()
         self._engine = engine
+        self.kept: _Kept | None = kept
         self.number = 0
         self.is_given_up = False
 
@@ -345,6 +367,7 @@ class _Transfer(Future[None]):
         return super().cancel()
 
     def end(self, error: ForebayError | None) -> None:
+        self.kept = None
         if self.is_given_up and error is not None:
             super().cancel()
         if self.set_running_or_notify_cancel():

@@ -599,6 +599,32 @@ def test_a_transfer_is_a_read_or_a_write(other: Other) -> None:
             peer.begin("Write", [Segment(memory, 0, remote, 0, NBYTES)])  # type: ignore[arg-type]
 
 
+def test_a_peer_that_is_collected_ends_its_session_behind_its_transfers_and_messages() -> None:
+    with Endpoint(listen="tcp://127.0.0.1:0") as listener, Endpoint() as endpoint:
+        assert listener.address is not None
+        theirs = listener.allocate(NBYTES)
+        np.frombuffer(theirs.view, np.uint8)[:] = pattern(NBYTES)
+        memory = endpoint.allocate(NBYTES)
+        # More than an endpoint may have at once.
+        for number in range(300):
+            peer = endpoint.connect(listener.address)
+            peer.send(b"%d" % number)
+            segments = [Segment(memory, 0, peer.memory(theirs.descriptor), 0, NBYTES if number % 50 == 0 else 9)]
+            future = peer.readv_async(segments) if number % 2 else None
+            begun = None if future else peer.begin("read", segments)
+            accepted = listener.accept(PATIENCE)
+            del peer, segments
+            if future:
+                future.result(PATIENCE)
+            else:
+                assert endpoint.poll(PATIENCE) == [(begun, None)]
+            assert accepted is not None and accepted.recv(PATIENCE) == b"%d" % number
+            with pytest.raises(ForebayError) as raised:
+                accepted.recv(PATIENCE)
+            assert raised.value.kind == "unavailable"
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+
+
 def test_a_buffer_is_kept_until_it_is_deregistered() -> None:
     class Bytes(bytearray):
         pass
@@ -677,7 +703,8 @@ def test_only_who_knows_the_secret_connects(tmp_path: Path) -> None:
     with Endpoint(listen="tcp://127.0.0.1:0", secret_file=tmp_path / "ours") as endpoint:
         assert endpoint.address is not None
         with Endpoint(secret_file=tmp_path / "ours") as friend:
-            assert friend.connect(endpoint.address).is_up
+            peer = friend.connect(endpoint.address)
+            assert peer.is_up
             assert endpoint.accept(PATIENCE) is not None
         for secret in (tmp_path / "other", None):
             with Endpoint(secret_file=secret) as stranger, pytest.raises(ForebayError, match="another secret"):

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::address::Address;
 use crate::fabric::{Event, Fabric, Operation, Options};
-use crate::ids::{OpId, PeerId, RegionId};
+use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::closed;
 
 /// Where the end of an operation is reported.
@@ -48,6 +48,17 @@ struct Shared {
     /// Readable while a queue has something in it.
     queues: [OwnedFd; 2],
     stop: OwnedFd,
+    /// What programs have let go of, and what says so to the thread.
+    released: Mutex<Vec<Released>>,
+    has_released: OwnedFd,
+}
+
+/// What a program no longer uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// Its session ends when what was sent has left; its messages are dropped.
+    Peer(PeerId),
+    Remote(RemoteId),
 }
 
 #[derive(Default)]
@@ -64,6 +75,8 @@ struct Inbox {
 #[derive(Default)]
 struct Mailbox {
     is_up: bool,
+    /// Forgotten when the session has ended.
+    is_released: bool,
     /// Said once, to who asks first; later ones hear that the peer is gone.
     gone: Option<Option<Error>>,
     messages: VecDeque<Vec<u8>>,
@@ -85,6 +98,8 @@ impl Endpoint {
             news: Condvar::new(),
             queues: [new()?, new()?],
             stop: new()?,
+            released: Mutex::new(Vec::new()),
+            has_released: new()?,
         });
         let ours = shared.clone();
         let builder = std::thread::Builder::new().name("forebay-fabric".into());
@@ -259,6 +274,15 @@ impl Endpoint {
         self.until(Some(timeout), |inbox| inbox.deregistered.remove(&region).then_some(()))
     }
 
+    /// Lets go of something, soon. Never waits, so that a collector of garbage may call it amid anything; does nothing in
+    /// a child that was forked.
+    pub fn release(&self, released: Released) {
+        if !self.is_forked() {
+            self.shared.released().push(released);
+            let _ = rustix::io::write(&self.shared.has_released, &1u64.to_ne_bytes());
+        }
+    }
+
     /// Ends all sessions; operations and waits end with errors. Idempotent; does nothing in a child that was forked.
     pub fn close(&self) {
         if self.is_forked() {
@@ -319,6 +343,29 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    fn released(&self) -> MutexGuard<'_, Vec<Released>> {
+        self.released.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn let_go(&self, fabric: &mut Fabric) {
+        let _ = rustix::io::read(&self.has_released, &mut [0u8; 8]);
+        let released = std::mem::take(&mut *self.released());
+        for released in released {
+            match released {
+                Released::Remote(remote) => fabric.forget(remote),
+                Released::Peer(peer) => {
+                    let mut inbox = self.inbox();
+                    match inbox.peers.get_mut(&peer) {
+                        Some(mailbox) if mailbox.gone.is_none() => mailbox.is_released = true,
+                        _ => drop(inbox.peers.remove(&peer)),
+                    }
+                    drop(inbox);
+                    fabric.release(peer);
+                }
+            }
+        }
+    }
+
     fn take(&self, events: &mut Vec<Event>) {
         if events.is_empty() {
             return;
@@ -344,14 +391,23 @@ impl Shared {
                     // One that was accepted and that nobody has asked for is forgotten.
                     let before = inbox.accepted.len();
                     inbox.accepted.retain(|accepted| *accepted != peer);
-                    if inbox.accepted.len() < before {
+                    let is_released = inbox.peers.get(&peer).is_some_and(|mailbox| mailbox.is_released);
+                    if inbox.accepted.len() < before || is_released {
                         inbox.peers.remove(&peer);
                     } else if let Some(mailbox) = inbox.peers.get_mut(&peer) {
                         mailbox.gone = Some(Some(reason));
                     }
                 }
-                Event::Message { peer, bytes } => inbox.peers.entry(peer).or_default().messages.push_back(bytes),
-                Event::Notice { peer, bytes } => inbox.peers.entry(peer).or_default().notices.push_back(bytes),
+                Event::Message { peer, bytes } => {
+                    if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        mailbox.messages.push_back(bytes);
+                    }
+                }
+                Event::Notice { peer, bytes } => {
+                    if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        mailbox.notices.push_back(bytes);
+                    }
+                }
                 Event::Deregistered { region } => drop(inbox.deregistered.insert(region)),
             }
         }
@@ -378,13 +434,16 @@ fn run(shared: &Shared) {
     let _over = Over(shared);
     let mut events = Vec::new();
     loop {
-        let mut waits = [PollFd::new(&shared.wake, PollFlags::IN), PollFd::new(&shared.stop, PollFlags::IN)];
+        let mut waits = [&shared.wake, &shared.stop, &shared.has_released].map(|it| PollFd::new(it, PollFlags::IN));
         match poll(&mut waits, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        let is_over = !waits[1].revents().is_empty();
+        let [is_over, has_released] = [1, 2].map(|at: usize| !waits[at].revents().is_empty());
         let Ok(mut fabric) = shared.fabric.lock() else { return };
+        if has_released {
+            shared.let_go(&mut fabric);
+        }
         let is_over = is_over || fabric.poll(Some(Duration::ZERO), &mut events).is_err();
         if is_over {
             fabric.close(&mut events);

@@ -44,6 +44,8 @@ const MOST_CONNECT: Duration = Duration::from_secs(3600);
 const HANDSHAKE: Duration = Duration::from_secs(2);
 /// For which a connection that has proven nothing keeps its place though others wait.
 const GRACE: Duration = Duration::from_millis(100);
+/// For which a session that nobody uses any more waits for the peer to take what was sent.
+const LINGER: Duration = Duration::from_secs(10);
 /// Segments of one operation.
 const MOST_OP_SEGMENTS: usize = 65_536;
 /// Events of the kernel in one call.
@@ -231,6 +233,8 @@ pub struct Fabric {
     events: VecDeque<Event>,
     /// See `take_dropped`.
     dropped: Vec<Arc<Memory>>,
+    /// Sessions that end when what was sent has left.
+    released: HashSet<PeerId>,
     /// Calls of `poll` since the kernel was asked.
     unwatched: usize,
     scratch: Vec<u8>,
@@ -301,6 +305,7 @@ impl Fabric {
             books: Books::default(),
             events: VecDeque::new(),
             dropped: Vec::new(),
+            released: HashSet::new(),
             unwatched: 0,
             scratch: vec![0; SCRATCH_BYTES],
             handshake: HANDSHAKE,
@@ -395,7 +400,8 @@ impl Fabric {
     pub fn connect(&mut self, address: &Address) -> Result<PeerId> {
         self.check_reach(address)?;
         if self.books.peers.len() >= MOST_PEERS {
-            return Err(Error::new(ErrorKind::Full, "too many peers").with("peers", MOST_PEERS));
+            let error = Error::new(ErrorKind::Full, "this endpoint has too many peers").with("peers", MOST_PEERS);
+            return Err(error.hint("close sessions that are not used, or make another endpoint"));
         }
         self.greet(address)
     }
@@ -492,6 +498,29 @@ impl Fabric {
         self.leave();
     }
 
+    /// As `disconnect`, for a session that nobody uses any more: what was sent leaves first, if the peer takes it.
+    pub fn release(&mut self, peer: PeerId) {
+        if self.books.peers.contains_key(&peer) {
+            self.released.insert(peer);
+            self.set_timer(Instant::now() + LINGER, Timer::Released(peer));
+            self.make_ready(peer);
+            self.wake();
+        }
+    }
+
+    fn end_released(&mut self) {
+        let lines = |peer: &Peer| peer.lines.clone().into_iter().flatten();
+        let has_left = |peer: &PeerId| match self.books.peers.get(peer) {
+            Some(entry) => !lines(entry).any(|line| self.lines.get(&line).is_some_and(Line::has_to_send)),
+            None => true,
+        };
+        let ended: Vec<PeerId> = self.released.iter().copied().filter(has_left).collect();
+        for peer in ended {
+            self.released.remove(&peer);
+            self.disconnect(peer);
+        }
+    }
+
     /// Ends all sessions and regions, and stops listening. All operations end.
     pub fn close(&mut self, events: &mut Vec<Event>) {
         self.listeners.clear();
@@ -519,6 +548,9 @@ impl Fabric {
         let mut is_last = false;
         loop {
             self.work();
+            if !self.released.is_empty() {
+                self.end_released();
+            }
             events.extend(self.events.drain(..));
             let has_more = self.has_more();
             if !events.is_empty() || is_last {

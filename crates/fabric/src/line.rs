@@ -235,7 +235,8 @@ impl Line {
         self.can_read || self.has_more || (self.can_write && self.has_to_send())
     }
 
-    fn has_to_send(&self) -> bool {
+    /// Whether bytes wait for the socket.
+    pub fn has_to_send(&self) -> bool {
         !self.sending.is_empty() || !self.control.is_empty() || !self.bulk.is_empty()
     }
 

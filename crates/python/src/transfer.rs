@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind};
 use forebay_fabric::{
-    Address, Descriptor, Endpoint, Memory, OpId, Operation, Options, PeerId, RegionId, RemoteId, Report, Rights,
-    Secret, Segment, Verb,
+    Address, Descriptor, Endpoint, Memory, OpId, Operation, Options, PeerId, RegionId, Released, RemoteId, Report,
+    Rights, Secret, Segment, Verb,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -135,6 +135,16 @@ impl TransferEngine {
                 Ok(())
             })?)
         })
+    }
+
+    /// Python has collected the peer. The finalizer of an object: it never waits.
+    fn release_peer(&self, peer: u64) {
+        self.0.release(Released::Peer(PeerId(peer)));
+    }
+
+    /// Python has collected the peer's memory.
+    fn release_remote(&self, remote: u64) {
+        self.0.release(Released::Remote(RemoteId(remote)));
     }
 
     /// Runs a transfer to its end; raises its error. One call, so that no signal's handler can raise between its
