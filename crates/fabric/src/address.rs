@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 /// An idle connection is probed, so that the end of a host is noticed.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
@@ -215,6 +215,61 @@ fn tune(socket: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(socket, STALLED_MS)
 }
 
+/// Whom a connection is counted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A user of this host.
+    User(u32),
+    Host(IpAddr),
+    Unknown,
+}
+
+impl Origin {
+    pub fn of(socket: &OwnedFd, is_shm: bool) -> Origin {
+        if is_shm {
+            let user = sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+            return user.map_or(Origin::Unknown, Origin::User);
+        }
+        let address = |found: rustix::io::Result<SocketAddrAny>| found.and_then(SocketAddr::try_from).ok();
+        let here = address(rustix::net::getsockname(socket));
+        let Some((here, there)) =
+            here.zip(address(rustix::net::getpeername(socket).and_then(|it| it.ok_or(Errno::NOTCONN))))
+        else {
+            return Origin::Unknown;
+        };
+        let host = there.ip().to_canonical();
+        match host.is_loopback().then(|| user_of(there, here)).flatten() {
+            Some(user) => Origin::User(user),
+            None => Origin::Host(host),
+        }
+    }
+}
+
+/// The user whose socket on this host has the address `there` and is connected to `here`. Reads the kernel's list.
+fn user_of(there: SocketAddr, here: SocketAddr) -> Option<u32> {
+    // Words of the address in the order of this machine's bytes, as the kernel prints them.
+    let printed = |address: SocketAddr, is_long: bool| {
+        let octets = match (address.ip().to_canonical(), is_long) {
+            (IpAddr::V4(ip), false) => ip.octets().to_vec(),
+            (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().octets().to_vec(),
+            (IpAddr::V6(ip), _) => ip.octets().to_vec(),
+        };
+        let (words, _) = octets.as_chunks::<4>();
+        let words: String = words.iter().map(|word| format!("{:08X}", u32::from_ne_bytes(*word))).collect();
+        format!("{words}:{:04X}", address.port())
+    };
+    // A socket of either family may be at its end.
+    [("/proc/self/net/tcp", false), ("/proc/self/net/tcp6", true)].into_iter().find_map(|(list, is_long)| {
+        let (there, here) = (printed(there, is_long), printed(here, is_long));
+        let list = std::fs::read_to_string(list).ok()?;
+        list.lines().find_map(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let is_it = fields.next() == Some(&there) && fields.next() == Some(&here);
+            is_it.then(|| fields.nth(4)?.parse().ok()).flatten()
+        })
+    })
+}
+
 /// Device and inode of the file that has this path, not of one that it links to.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|facts| (facts.dev(), facts.ino()))
@@ -309,5 +364,18 @@ mod tests {
         assert!(path.exists(), "the socket of another listener was removed");
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_connection_of_this_host_is_counted_for_its_user() {
+        let user = rustix::process::geteuid().as_raw();
+        for address in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+            let Ok(listener) = std::net::TcpListener::bind(address) else { continue };
+            let there = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (here, _) = listener.accept().unwrap();
+            assert_eq!(Origin::of(&here.into(), false), Origin::User(user), "{address} {there:?}");
+        }
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Origin::of(&here.into(), true), Origin::User(user));
     }
 }

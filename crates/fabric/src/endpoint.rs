@@ -395,6 +395,11 @@ impl Shared {
                     if inbox.accepted.len() < before || is_released {
                         inbox.peers.remove(&peer);
                     } else if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        if reason.kind() == ErrorKind::Full {
+                            // They were too many.
+                            mailbox.messages.clear();
+                            mailbox.notices.clear();
+                        }
                         mailbox.gone = Some(Some(reason));
                     }
                 }

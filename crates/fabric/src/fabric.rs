@@ -25,7 +25,7 @@ use rustix::event::{EventfdFlags, Timespec};
 
 pub use self::descriptor::{Descriptor, Rights};
 use self::timers::{Timer, Timers};
-use crate::address::{Address, Listener};
+use crate::address::{Address, Listener, Origin};
 use crate::auth::Secret;
 use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::Line;
@@ -34,6 +34,8 @@ use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Re
 
 /// Sessions at once; each can have [`MESSAGE_WINDOW`] messages here that nobody has taken.
 const MOST_PEERS: usize = 256;
+/// Of messages that our program has not taken, of all peers. Sixteen peers that fill their windows have so much.
+const MOST_UNTAKEN_BYTES: usize = 64 << 20;
 /// Operations at once.
 const MOST_OPS: usize = 4096;
 /// Notices of writes to one peer that are under way or wait for it to take others: 16 MiB at most.
@@ -164,6 +166,10 @@ struct Peer {
     /// Messages of the peer that our program has not taken; those that it took and the peer does not know of.
     untaken: usize,
     taken: u16,
+    /// Lengths of as many of the latest messages as the program has not taken.
+    lengths: VecDeque<usize>,
+    /// Who began the session, if it was not this side.
+    origin: Option<Origin>,
     /// Those whose files are not asked for yet.
     to_map: VecDeque<RemoteId>,
     /// Names that are asked for, each with those who wait for its file.
@@ -209,6 +215,10 @@ impl Cause {
             }
             Cause::Refused(Refusal::Outside) => Error::invalid("a segment ends outside of the peer's memory"),
             Cause::Refused(Refusal::Forbidden) => Error::invalid("the peer's memory was not exported for this"),
+            Cause::Refused(Refusal::Full) => {
+                let error = Error::new(ErrorKind::Full, "the peer has no place for another session");
+                error.hint("close sessions that are not used: of this process, of its user, and of this host")
+            }
             Cause::Deregistered => Error::invalid("memory was deregistered under way")
                 .hint("wait for the operations on it before you deregister it"),
         }
@@ -257,6 +267,8 @@ struct Books {
     /// Operations that this process copies itself.
     copies: VecDeque<OpId>,
     timers: BTreeSet<(Instant, Timer)>,
+    /// Of messages that our program has not taken.
+    untaken_bytes: usize,
 }
 
 /// Numbers that a fabric takes at a time. At a million each second, they last for half a million years.
@@ -481,6 +493,7 @@ impl Fabric {
         let entry = self.books.peers.get_mut(&peer);
         if let Some(entry) = entry.filter(|entry| usize::from(entry.taken) < entry.untaken) {
             entry.taken += 1;
+            self.books.untaken_bytes -= entry.lengths.pop_front().unwrap_or(0);
             // One answer for some messages, in time before the peer has to wait.
             if usize::from(entry.taken) >= MESSAGE_WINDOW / 4 {
                 let taken = std::mem::take(&mut entry.taken);

@@ -182,6 +182,63 @@ fn a_limit_of_connecting_that_is_no_time_is_refused() {
 }
 
 #[test]
+fn who_gets_no_place_hears_why() {
+    on_each(|pair| {
+        let (mut sessions, mut others) = (1, Vec::new());
+        let reason = loop {
+            pair.a.fabric.connect(&pair.address).unwrap();
+            let answer = both(&mut pair.a, &mut pair.b, |a, _| {
+                take(a, |event| match event {
+                    Event::Up { .. } => Some(None),
+                    Event::Gone { reason, .. } => Some(Some((reason.kind(), reason.told()))),
+                    _ => None,
+                })
+            });
+            match answer {
+                None => sessions += 1,
+                Some(reason) => break reason,
+            }
+            // Of more than one endpoint, because each has a limit of its own.
+            if sessions % 100 == 0 {
+                others.push(std::mem::replace(&mut pair.a, Side::new(options())));
+            }
+        };
+        assert_eq!(sessions, 256);
+        assert!(reason.0 == ErrorKind::Full && reason.1.contains("hint"), "{reason:?}");
+    });
+}
+
+#[test]
+fn messages_that_nobody_takes_end_the_session_that_has_most_of_them() {
+    let mut b = Side::new(options());
+    let (address, _home) = support::address(Transport::Tcp);
+    let address = b.fabric.listen(&address).unwrap();
+    let mut a = Side::new(options());
+    let mut peers = Vec::new();
+    for number in 0..18 {
+        let peer = a.fabric.connect(&address).unwrap();
+        both(&mut a, &mut b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
+        peers.push(peer);
+        // The first says little; the others all that they may.
+        let (count, bytes) = if number == 0 { (1, 1) } else { (MESSAGE_WINDOW, MOST_MESSAGE_BYTES) };
+        for _ in 0..count {
+            a.fabric.send(peer, vec![7; bytes]).unwrap();
+        }
+    }
+    let gone = both(&mut a, &mut b, |_, b| {
+        take(b, |event| match event {
+            Event::Gone { reason, .. } => Some(reason.kind()),
+            _ => None,
+        })
+    });
+    assert_eq!(gone, ErrorKind::Full);
+    a.fabric.send(peers[0], vec![8]).unwrap();
+    both(&mut a, &mut b, |_, b| {
+        take(b, |event| matches!(event, Event::Message { bytes, .. } if bytes == &[8]).then_some(()))
+    });
+}
+
+#[test]
 fn what_was_not_exported_for_it_is_refused() {
     on_each(|pair| {
         let (_, _, readable) = pair.remote(4096, Rights::READ);

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use forebay_core::Result;
+use forebay_core::{Error, ErrorKind, Result};
 
-use super::{Books, Cause, Event, Fabric, OpId, PeerId, Region, RemoteId, TURN};
+use super::{Books, Cause, Event, Fabric, MOST_UNTAKEN_BYTES, OpId, PeerId, Region, RemoteId, TURN};
 use crate::line::{Arrived, Incoming, Landing, Line, Phase, Queued, Span};
 use crate::memory::Memory;
 use crate::wire::{Header, Kind, MESSAGE_WINDOW, Refusal, WINDOW, WireSegment, broken, segments_from_wire};
@@ -76,6 +76,9 @@ impl Fabric {
         }
         let Some(entry) = self.books.peers.get_mut(&peer) else { return Ok(()) };
         if !entry.is_up {
+            if header.kind == Kind::Refused && entry.is_ours {
+                return Err(Cause::Refused(Refusal::from_wire(header.count).unwrap_or(Refusal::Full)).error());
+            }
             let is_first = entry.lines.first() == Some(&Some(id));
             if header.kind != Kind::Ready || !entry.is_ours || !is_first {
                 return Err(broken("a frame before its session"));
@@ -130,10 +133,13 @@ impl Fabric {
                     return Err(broken("more messages than its window"));
                 }
                 entry.untaken += 1;
+                entry.lengths.push_back(body.len());
+                self.books.untaken_bytes += body.len();
                 self.event(match header.count {
                     0 => Event::Message { peer, bytes: body },
                     _ => Event::Notice { peer, bytes: body },
                 });
+                self.limit_messages();
                 Ok(())
             }
             Kind::Taken => {
@@ -160,6 +166,17 @@ impl Fabric {
                 self.make_ready(peer);
                 Ok(())
             }
+        }
+    }
+
+    /// Ends the session of which most is not taken, if all together have too much.
+    fn limit_messages(&mut self) {
+        if self.books.untaken_bytes > MOST_UNTAKEN_BYTES
+            && let Some((peer, _)) = self.books.peers.iter().max_by_key(|(_, peer)| peer.lengths.iter().sum::<usize>())
+        {
+            let error = Error::new(ErrorKind::Full, "messages that this program does not take have too many bytes");
+            let error = error.with("most", MOST_UNTAKEN_BYTES).hint("receive the messages of each peer");
+            self.gone(*peer, error);
         }
     }
 

@@ -3,17 +3,17 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, Result};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::net::sockopt;
 
 use super::timers::Timer;
 use super::{Books, Cause, Event, Fabric, MOST_PEERS, Op, OpId, Peer, PeerId, Region, draw};
-use crate::address::{Address, cannot_connect};
+use crate::address::{Address, Origin, cannot_connect};
 use crate::auth::Secret;
 use crate::line::{Line, Phase, Queued};
-use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, broken};
+use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, Refusal, broken};
 
 /// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel, until one
 /// of these has had its part of the time.
@@ -138,13 +138,18 @@ impl Fabric {
     fn join(&mut self, id: u64, hello: Hello) -> Result<()> {
         let peer = match self.books.sessions.get(&hello.session) {
             Some(peer) => *peer,
-            None if self.books.peers.len() >= MOST_PEERS => {
-                return Err(Error::new(ErrorKind::Full, "too many peers").with("peers", MOST_PEERS));
-            }
             None => {
+                let line = self.lines.get_mut(&id).expect("its record was read");
+                let origin = Origin::of(line.socket(), line.is_shm);
+                if !self.books.has_place(origin) {
+                    line.push_frame(Kind::Refused, Refusal::Full as u16, 0);
+                    self.flush(id);
+                    return Err(Cause::Refused(Refusal::Full).error());
+                }
                 let peer = PeerId(self.draw_id());
                 let lines = vec![None; usize::from(hello.connections)];
-                let entry = Peer { lines, epoch: hello.epoch, session: hello.session, ..Peer::default() };
+                let entry =
+                    Peer { lines, origin: Some(origin), epoch: hello.epoch, session: hello.session, ..Peer::default() };
                 self.books.peers.insert(peer, entry);
                 self.books.sessions.insert(hello.session, peer);
                 self.set_timer(Instant::now() + self.handshake, Timer::Peer(peer));
@@ -173,6 +178,7 @@ impl Fabric {
     pub(super) fn gone(&mut self, peer: PeerId, reason: Error) {
         let Some(entry) = self.books.peers.remove(&peer) else { return };
         self.books.sessions.remove(&entry.session);
+        self.books.untaken_bytes -= entry.lengths.iter().sum::<usize>();
         let is_its = |(id, op): (&OpId, &Op)| (op.operation.peer == peer).then_some(*id);
         let mut ops: Vec<OpId> = self.books.ops.iter().filter_map(is_its).collect();
         ops.sort();
@@ -218,6 +224,14 @@ impl Fabric {
 }
 
 impl Books {
+    /// Whether this origin may begin another session. None but this process's own user has more than are left for
+    /// others, so there is a place for who has none.
+    pub(super) fn has_place(&self, origin: Origin) -> bool {
+        let left = MOST_PEERS.saturating_sub(self.peers.len());
+        let has = self.peers.values().filter(|peer| peer.origin == Some(origin)).count();
+        left > 0 && (has < left || origin == Origin::User(rustix::process::geteuid().as_raw()))
+    }
+
     /// The file of a region's whole memory, with no more rights than the region has. Without one, as where no
     /// descriptor is left, the bytes go through the socket.
     pub(super) fn file_of(&self, region: &Region) -> Option<std::os::fd::OwnedFd> {

@@ -414,6 +414,26 @@ fn silent_strangers_that_never_end_keep_nobody_out() {
 }
 
 #[test]
+fn no_stranger_takes_the_places_of_others() {
+    let mut books = Books::default();
+    let ours = Origin::User(rustix::process::geteuid().as_raw());
+    let mut join = |origin: Origin| {
+        let mut count = 0;
+        while books.has_place(origin) {
+            let id = PeerId(books.peers.len() as u64);
+            books.peers.insert(id, Peer { origin: Some(origin), ..Peer::default() });
+            count += 1;
+        }
+        count
+    };
+    let hosts = [1, 2, 3].map(|last| Origin::Host(std::net::IpAddr::from([10, 0, 0, last])));
+    assert_eq!(hosts.map(&mut join), [128, 64, 32]);
+    assert_eq!(join(Origin::User(54321)), 16);
+    assert_eq!(join(ours), 16);
+    assert_eq!(join(Origin::Unknown), 0);
+}
+
+#[test]
 fn whatever_a_peer_says_nothing_panics_and_nothing_else_is_written() {
     let seed = std::env::var("FOREBAY_FABRIC_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()));
