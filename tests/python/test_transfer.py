@@ -681,6 +681,12 @@ def test_what_cannot_be_registered_or_reached_is_refused_with_a_hint(tmp_path: P
     with Endpoint(listen="tcp://127.0.0.1:0") as endpoint:
         with pytest.raises(BufferError):
             endpoint.register(np.zeros((8, 8))[:, ::2])
+        for objects in (np.array([object()]), np.zeros(1, dtype=[("a", "i4"), ("b", "O")])):
+            with pytest.raises(BufferError, match="objects"):
+                endpoint.register(objects)
+        endpoint.register(np.zeros(1, dtype=[("O", "i4"), ("b", "f8")])).deregister()
+        with pytest.raises(ForebayError, match="no bytes"):
+            endpoint.register(bytearray())
         with pytest.raises(ForebayError, match="cannot be exported for writes"):
             endpoint.register(b"constant", write=True)
         for call in (

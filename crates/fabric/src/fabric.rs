@@ -343,7 +343,10 @@ impl Fabric {
 
     /// Makes `bytes` bytes at `start` of a memory reachable for operations of this side, and, with rights, of peers.
     pub fn register(&mut self, memory: &Arc<Memory>, start: u64, bytes: u64, rights: Rights) -> Result<RegionId> {
-        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= memory.len()) && bytes > 0;
+        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= memory.len());
+        if bytes == 0 {
+            return Err(Error::invalid("memory of no bytes").hint("give at least one byte"));
+        }
         if !is_inside {
             let error = Error::invalid("a range outside of the memory").with("start", start).with("bytes", bytes);
             return Err(error.with("memory_bytes", memory.len()));

@@ -53,7 +53,10 @@ impl Fabric {
             let pending = self.lines.iter().filter(|(_, line)| line.peer.is_none());
             let (count, oldest) = pending.fold((0, u64::MAX), |(count, oldest), (id, _)| (count + 1, oldest.min(*id)));
             if count >= MOST_PENDING {
-                if self.lines[&oldest].since.elapsed() < self.grace {
+                let line = &self.lines[&oldest];
+                // One that has said something waits for us.
+                let has_said = rustix::io::ioctl_fionread(line.socket()).is_ok_and(|bytes| bytes > 0);
+                if has_said || line.since.elapsed() < self.grace {
                     return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
                 }
                 self.lines.remove(&oldest);
@@ -140,7 +143,7 @@ impl Fabric {
             Some(peer) => *peer,
             None => {
                 let line = self.lines.get_mut(&id).expect("its record was read");
-                let origin = Origin::of(line.socket(), line.is_shm);
+                let origin = Origin::of(line.socket(), line.is_shm, self.options.secret.is_some());
                 if !self.books.has_place(origin) {
                     line.push_frame(Kind::Refused, Refusal::Full as u16, 0);
                     self.flush(id);
