@@ -37,7 +37,8 @@ _Begin = Callable[[int, int, list[int]], None]
 TIMEOUT_SECONDS = 30.0
 # Of one wait for ends of transfers.
 TICK_SECONDS = 0.5
-# For which `close` waits for the callbacks of futures. A signal's handler may have interrupted who holds a future's lock.
+# For which `close` waits for the callbacks of futures. A signal's handler may have interrupted who holds a future's
+# lock.
 CLOSE_SECONDS = 1.0
 # The two queues of an endpoint: of futures, and of `Endpoint.poll`.
 _FUTURES, _POLLED = 0, 1

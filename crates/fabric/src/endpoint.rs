@@ -274,8 +274,8 @@ impl Endpoint {
         self.until(Some(timeout), |inbox| inbox.deregistered.remove(&region).then_some(()))
     }
 
-    /// Lets go of something, soon. Never waits, so that a collector of garbage may call it amid anything; does nothing in
-    /// a child that was forked.
+    /// Lets go of something, soon. Never waits, so that a collector of garbage may call it amid anything; does nothing
+    /// in a child that was forked.
     pub fn release(&self, released: Released) {
         if !self.is_forked() {
             self.shared.released().push(released);

@@ -119,8 +119,8 @@ impl Memory {
         unsafe { std::ptr::copy(from.as_ptr(), into, from.len()) }
     }
 
-    /// Copies `bytes` bytes from one memory to another, which may be the same. An operation has several such copies: where
-    /// its ranges overlap, it leaves unspecified bytes.
+    /// Copies `bytes` bytes from one memory to another, which may be the same. An operation has several such copies:
+    /// where its ranges overlap, it leaves unspecified bytes.
     pub fn copy(from: (&Memory, u64), into: (&Memory, u64), bytes: u64) {
         assert!(into.0.may_write, "memory that may only be read");
         let (from, into) = (from.0.at(from.1, bytes), into.0.at(into.1, bytes));

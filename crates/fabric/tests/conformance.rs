@@ -183,29 +183,36 @@ fn a_limit_of_connecting_that_is_no_time_is_refused() {
 
 #[test]
 fn who_gets_no_place_hears_why() {
-    on_each(|pair| {
-        let (mut sessions, mut others) = (1, Vec::new());
-        let reason = loop {
-            pair.a.fabric.connect(&pair.address).unwrap();
-            let answer = both(&mut pair.a, &mut pair.b, |a, _| {
-                take(a, |event| match event {
-                    Event::Up { .. } => Some(None),
-                    Event::Gone { reason, .. } => Some(Some((reason.kind(), reason.told()))),
-                    _ => None,
-                })
-            });
-            match answer {
-                None => sessions += 1,
-                Some(reason) => break reason,
+    let mut b = Side::new(options());
+    let (address, _home) = support::address(Transport::Tcp);
+    let address = b.fabric.listen(&address).unwrap();
+    // Two, because each has the same limit for its own sessions.
+    let mut sides = [(200, None), (57, Some(ErrorKind::Full))].map(|(sessions, reason)| {
+        let mut a = Side::new(forebay_fabric::Options { connections: 1, ..options() });
+        for _ in 0..sessions {
+            a.fabric.connect(&address).unwrap();
+        }
+        let (mut answers, mut gone) = (0, None);
+        both(&mut a, &mut b, |a, _| {
+            while let Some(reason) = take(a, |event| match event {
+                Event::Up { .. } => Some(None),
+                Event::Gone { reason, .. } => Some(Some((reason.kind(), reason.hint_text().is_some()))),
+                _ => None,
+            }) {
+                answers += 1;
+                gone = gone.or(reason);
             }
-            // Of more than one endpoint, because each has a limit of its own.
-            if sessions % 100 == 0 {
-                others.push(std::mem::replace(&mut pair.a, Side::new(options())));
-            }
-        };
-        assert_eq!(sessions, 256);
-        assert!(reason.0 == ErrorKind::Full && reason.1.contains("hint"), "{reason:?}");
+            (answers == sessions).then_some(())
+        });
+        assert_eq!(gone, reason.map(|kind| (kind, true)));
+        a
     });
+    // The places of who ends are free.
+    let [first, second] = &mut sides;
+    *first = Side::new(options());
+    b.until(|event| matches!(event, Event::Gone { .. }).then_some(()));
+    second.fabric.connect(&address).unwrap();
+    both(second, &mut b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
 }
 
 #[test]
