@@ -261,7 +261,9 @@ impl Books {
         let is_inside = ends.into_iter().all(|(end, bytes)| end.is_some_and(|end| end <= bytes));
         if !is_inside || segment.bytes == 0 {
             let error = Error::invalid("a segment of no bytes, or outside of the memory");
-            return Err(error.with("bytes", segment.bytes).with("local_bytes", region.bytes));
+            let error = error.with("bytes", segment.bytes).with("local_bytes", region.bytes);
+            let error = error.with("remote_bytes", remote.descriptor.bytes);
+            return Err(error.hint("offset and bytes of a segment must lie within the memory of both sides"));
         }
         let rights = remote.descriptor.rights;
         let may = match operation.verb {
