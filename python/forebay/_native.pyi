@@ -431,6 +431,12 @@ class TransferEngine:
     def forget(self, remote: int) -> None:
         """Never waits."""
 
+    def release_peer(self, peer: int) -> None:
+        """Ends the session when what was sent has left, and drops its messages. Never waits, takes no lock for long."""
+
+    def release_remote(self, remote: int) -> None:
+        """As `forget`, soon. Never waits, takes no lock for long."""
+
     def transfer(
         self,
         peer: int,
@@ -450,16 +456,20 @@ class TransferEngine:
         deadline: float,
         notice: bytes | None,
         queue: int,
+        name: int,
         begun: list[int],
     ) -> None:
-        """Begins a transfer and appends its number to `begun`. Its end is for `finished` of the queue 0 or 1. Never
-        waits."""
+        """Begins a transfer and appends its number to `begun`. Its end is for `finished` of the queue 0 or 1, with this
+        name. Never waits."""
 
     def cancel(self, op: int) -> None:
         """Ends a transfer, if it has not ended; nothing touches its local memory afterwards. Never waits."""
 
-    def finished(self, queue: int, timeout: float) -> list[tuple[int, ForebayError | None]]:
-        """Waits at most `timeout` seconds for transfers that have ended."""
+    def finished(self, queue: int, timeout: float) -> list[tuple[int, int, ForebayError | None]]:
+        """Waits at most `timeout` seconds for transfers that have ended: their numbers, names and errors."""
+
+    def is_closed(self) -> bool:
+        """Whether nothing ends any more that `finished` would not report now. Never waits."""
 
     def fileno(self, queue: int) -> int:
         """Readable while `finished` of the queue has something to report."""

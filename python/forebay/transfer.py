@@ -9,6 +9,8 @@ deregistered, however long its owner keeps it.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -25,12 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "Memory", "Peer", "Remote", "Segment"]
 
-# Begins a transfer that reports to a queue, and appends its number to a list.
-_Begin = Callable[[int, list[int]], None]
+_log = logging.getLogger(__name__)
+
+# The peer and the segments of a transfer. They are not collected before its end, which would end it.
+_Kept = tuple["Peer", list["Segment"]]
+# Begins a transfer that reports to a queue under a name, and appends its number to a list.
+_Begin = Callable[[int, int, list[int]], None]
 
 TIMEOUT_SECONDS = 30.0
-# Between two looks whether the endpoint was closed.
+# Of one wait for ends of transfers.
 TICK_SECONDS = 0.5
+# For which `close` waits for the callbacks of futures. A signal's handler may have interrupted who holds a future's
+# lock.
+CLOSE_SECONDS = 1.0
 # The two queues of an endpoint: of futures, and of `Endpoint.poll`.
 _FUTURES, _POLLED = 0, 1
 
@@ -51,7 +60,8 @@ class Endpoint:
     `listen` is `tcp://HOST:PORT` (port 0 for a free one) or `shm:///PATH` for processes of this user on this host;
     without it the endpoint only connects. `secret_file` holds the secret that all endpoints share; without one, an
     endpoint reaches this host only. `connections` is the number of TCP connections to each peer. Safe to share between
-    threads. In a child that was forked every call raises ForebayError (unavailable), and the parent's transfers go on.
+    threads, and may be closed by a signal's handler. In a child that was forked, calls raise ForebayError
+    (unavailable) at once, except `close`, `cancel` and `is_up`, which do nothing; the parent's transfers go on.
     """
 
     def __init__(
@@ -66,8 +76,11 @@ class Endpoint:
         self._engine = TransferEngine(secret, connections, connect_timeout)
         # Before the interpreter ends: the thread may hold buffers of Python's.
         self._finalizer = weakref.finalize(self, self._engine.close)
-        self._lock = threading.Lock()
+        # By name. Each step is one call of a dictionary, so that neither a fork nor a signal's handler finds a lock.
         self._futures: dict[int, _Transfer] = {}
+        # What transfers of `Peer.begin` need until `poll` reports them.
+        self._begun: dict[int, _Kept] = {}
+        self._names = itertools.count()
         self._thread: threading.Thread | None = None
         self.address: str | None = self._engine.listen(listen) if listen else None
 
@@ -104,7 +117,10 @@ class Endpoint:
     def poll(self, timeout: float = 0.0) -> list[tuple[int, ForebayError | None]]:
         """The transfers of `Peer.begin` that have ended since the last call, each with its error. Waits at most
         `timeout` seconds for one."""
-        return self._engine.finished(_POLLED, timeout)
+        ended = self._engine.finished(_POLLED, timeout)
+        for _, name, _ in ended:
+            self._begun.pop(name, None)
+        return [(number, error) for number, _, error in ended]
 
     def cancel(self, number: int) -> None:
         """Ends a transfer of `Peer.begin`, if it has not ended; nothing touches its memory of this side afterwards.
@@ -116,12 +132,13 @@ class Endpoint:
         return self._engine.fileno(_POLLED)
 
     def close(self) -> None:
-        """Ends all connections; transfers under way end with errors. Idempotent."""
+        """Ends all connections; transfers under way end with errors. Idempotent. Waits at most a second for callbacks
+        of futures."""
         self._finalizer()
-        with self._lock:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        thread = self._thread
+        # One that is being started by who was interrupted cannot be joined.
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -129,20 +146,33 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _future(self, begin: _Begin) -> Future[None]:
-        future = _Transfer(self._engine)
-        # Under the lock, so that the thread cannot see the end of the transfer before it is recorded here.
-        with self._lock, self._ended_if_interrupted() as begun:
-            begin(_FUTURES, begun)
-            future.number = begun[0]
-            self._futures[future.number] = future
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._engine, self._lock, self._futures, self._finalizer), daemon=True
-                )
-                self._thread.name = "forebay-transfer"
-                self._thread.start()
+    def _future(self, begin: _Begin, kept: _Kept) -> Future[None]:
+        future, name = _Transfer(self._engine, kept), next(self._names)
+        # Before it begins, so that the thread finds it at its end.
+        self._futures[name] = future
+        try:
+            with self._ended_if_interrupted() as begun:
+                begin(_FUTURES, name, begun)
+                future.number = begun[0]
+                self._serve_futures()
+        except BaseException:
+            # The end of one that began finds nobody.
+            self._futures.pop(name, None)
+            raise
         return future
+
+    def _serve_futures(self) -> None:
+        """Starts the thread that sets futures. Two at once, of two first callers, do no harm."""
+        if self._thread is None:
+            thread = threading.Thread(
+                target=_serve, args=(self._engine, self._futures), name="forebay-transfer", daemon=True
+            )
+            self._thread = thread
+            try:
+                thread.start()
+            except BaseException:
+                self._thread = None
+                raise
 
     @contextlib.contextmanager
     def _ended_if_interrupted(self) -> Iterator[list[int]]:
@@ -182,6 +212,7 @@ class Remote:
     def __init__(self, endpoint: Endpoint, remote: int, nbytes: int) -> None:
         self._endpoint, self._remote = endpoint, remote
         self.nbytes = nbytes
+        weakref.finalize(self, endpoint._engine.release_remote, remote).atexit = False
 
     @property
     def is_mapped(self) -> bool:
@@ -194,10 +225,12 @@ class Remote:
 
 
 class Peer:
-    """A session with another endpoint. When it is gone, `connect` again and import the new descriptors."""
+    """A session with another endpoint. When it is gone, `connect` again and import the new descriptors. Keep the object:
+    the session ends when it is collected and its transfers have ended."""
 
     def __init__(self, endpoint: Endpoint, peer: int) -> None:
         self._endpoint, self._peer = endpoint, peer
+        weakref.finalize(self, endpoint._engine.release_peer, peer).atexit = False
 
     @property
     def is_up(self) -> bool:
@@ -250,13 +283,13 @@ class Peer:
     def readv_async(self, segments: Iterable[Segment], *, timeout: float = TIMEOUT_SECONDS) -> Future[None]:
         """As `readv`, with a future of `concurrent.futures`; in a coroutine, `await asyncio.wrap_future(...)`. To
         cancel the future ends the transfer. One that is dropped goes on to its end."""
-        return self._endpoint._future(self._begin("read", segments, None, timeout))
+        return self._endpoint._future(*self._begin("read", segments, None, timeout))
 
     def writev_async(
         self, segments: Iterable[Segment], *, notice: bytes | None = None, timeout: float = TIMEOUT_SECONDS
     ) -> Future[None]:
         """As `writev`, with a future."""
-        return self._endpoint._future(self._begin("write", segments, notice, timeout))
+        return self._endpoint._future(*self._begin("write", segments, notice, timeout))
 
     def begin(
         self,
@@ -267,9 +300,17 @@ class Peer:
         timeout: float = TIMEOUT_SECONDS,
     ) -> int:
         """Begins a transfer, whose number `Endpoint.poll` reports when it has ended. Never waits."""
-        with self._endpoint._ended_if_interrupted() as begun:
-            self._begin(verb, segments, notice, timeout)(_POLLED, begun)
-            return begun[0]
+        endpoint = self._endpoint
+        begin, kept = self._begin(verb, segments, notice, timeout)
+        name = next(endpoint._names)
+        endpoint._begun[name] = kept
+        try:
+            with endpoint._ended_if_interrupted() as begun:
+                begin(_POLLED, name, begun)
+                return begun[0]
+        except BaseException:
+            endpoint._begun.pop(name, None)
+            raise
 
     def send(self, data: bytes) -> None:
         """At most 64 KiB, which `recv` returns on the other side, in order. Never waits: raises ForebayError (full) if
@@ -299,17 +340,25 @@ class Peer:
         segments: Iterable[Segment],
         notice: bytes | None,
         timeout: float,
-    ) -> _Begin:
+    ) -> tuple[_Begin, _Kept]:
+        if verb not in ("read", "write"):
+            raise ValueError(f"a transfer is a `read` or a `write`, not {verb!r}")
+        segments = list(segments)
         engine, peer, places = self._endpoint._engine, self._peer, _places(segments)
-        return lambda queue, begun: engine.submit(peer, verb == "write", places, timeout, notice, queue, begun)
+
+        def begin(queue: int, name: int, begun: list[int]) -> None:
+            engine.submit(peer, verb == "write", places, timeout, notice, queue, name, begun)
+
+        return begin, (self, segments)
 
 
 class _Transfer(Future[None]):
     """The future of a transfer. It is cancelled when the transfer has ended, not before."""
 
-    def __init__(self, engine: TransferEngine) -> None:
+    def __init__(self, engine: TransferEngine, kept: _Kept) -> None:
         super().__init__()
         self._engine = engine
+        self.kept: _Kept | None = kept
         self.number = 0
         self.is_given_up = False
 
@@ -319,33 +368,33 @@ class _Transfer(Future[None]):
         return super().cancel()
 
     def end(self, error: ForebayError | None) -> None:
+        self.kept = None
         if self.is_given_up and error is not None:
             super().cancel()
         if self.set_running_or_notify_cancel():
             self.set_result(None) if error is None else self.set_exception(error)
 
 
-def _serve(
-    engine: TransferEngine,
-    lock: threading.Lock,
-    futures: dict[int, _Transfer],
-    finalizer: weakref.finalize[[], Endpoint],
-) -> None:
+def _serve(engine: TransferEngine, futures: dict[int, _Transfer]) -> None:
     """Sets futures until the endpoint is closed. It holds no endpoint, so that one can be collected."""
     while True:
-        is_last = not finalizer.alive
-        for number, error in engine.finished(_FUTURES, TICK_SECONDS):
-            _end(lock, futures, number, error)
+        is_last = engine.is_closed()
+        for _, name, error in engine.finished(_FUTURES, TICK_SECONDS):
+            _end(futures, name, error)
         if is_last:
             break
 
 
-def _end(lock: threading.Lock, futures: dict[int, _Transfer], number: int, error: ForebayError | None) -> None:
-    with lock:
-        # None if a signal interrupted who would have got it.
-        future = futures.pop(number, None)
-    if future is not None:
+def _end(futures: dict[int, _Transfer], name: int, error: ForebayError | None) -> None:
+    # None if a signal interrupted who would have got it.
+    future = futures.pop(name, None)
+    if future is None:
+        return
+    try:
         future.end(error)
+    except BaseException:  # noqa: BLE001 - reported below
+        # Of a callback that leaves, as by SystemExit: the other futures are to be set all the same.
+        _log.exception("a callback of a future raised")
 
 
 def _places(segments: Iterable[Segment]) -> list[tuple[int, int, int, int, int]]:

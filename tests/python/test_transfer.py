@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -123,8 +124,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
     def get(transport: str) -> Other:
         if transport not in running or not running[transport].process.is_alive():
-            socket = tmp_path_factory.mktemp("transfer") / "other.sock"
-            running[transport] = Other("tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{socket}")
+            path = tmp_path_factory.mktemp("transfer") / "other.sock"
+            running[transport] = Other("tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{path}")
         return running[transport]
 
     yield get
@@ -433,7 +434,8 @@ child = os.fork()
 if child == 0:
     os.close(held[1])
     calls = [lambda: peer.read(memory, remote), lambda: second.connect(first.address), lambda: back.recv(1),
-             lambda: memory.deregister(), lambda: peer.readv_async([Segment(memory, 0, remote, 0, 9)])]
+             lambda: memory.deregister(), lambda: peer.readv_async([Segment(memory, 0, remote, 0, 9)]),
+             lambda: second.poll(30), lambda: second.fileno(), lambda: first.accept(30)]
     for call in calls:
         try:
             call()
@@ -441,6 +443,8 @@ if child == 0:
             assert error.kind == "unavailable" and error.hint, error
         else:
             os._exit(1)
+    assert not peer.is_up
+    second.cancel(1)
     second.close()
     # Keeps the parent's sockets open until the parent lets it go.
     os.read(held[0], 1)
@@ -468,6 +472,159 @@ print("end")
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
+PAIR = """
+import os, signal, threading
+from forebay import ForebayError
+from forebay.transfer import Endpoint, Segment
+first, second = Endpoint(listen="tcp://127.0.0.1:0"), Endpoint()
+theirs = first.allocate(4096)
+peer = second.connect(first.address)
+back = first.accept(30)
+memory, remote = second.register(bytearray(4096), read=False), peer.memory(theirs.descriptor)
+def begin():
+    return peer.readv_async([Segment(memory, 0, remote, 0, 4096)])
+"""
+
+
+def run_program(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_a_child_that_is_forked_amid_futures_never_waits() -> None:
+    run_program(
+        PAIR
+        + """
+is_over = False
+def work():
+    while not is_over:
+        for future in [begin() for _ in range(32)]:
+            future.result(60)
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+ends = []
+for number in range(100):
+    child = os.fork()
+    if child == 0:
+        # Kills a child that waits for a lock.
+        signal.alarm(30)
+        try:
+            second.close() if number % 2 else begin()
+        except ForebayError as error:
+            os._exit(0 if error.kind == "unavailable" else 1)
+        os._exit(0 if number % 2 else 2)
+    ends.append(os.waitpid(child, 0)[1])
+    if ends[-1]:
+        break
+is_over = True
+[thread.join() for thread in threads]
+assert set(ends) == {0}, ends
+peer.read(memory, remote)
+print("end")
+"""
+    )
+
+
+def test_a_handler_of_a_signal_closes_the_endpoint_while_futures_begin() -> None:
+    run_program(
+        PAIR
+        + """
+import sys, time
+def leave(*_):
+    second.close()
+    print("end", flush=True)
+    os._exit(0)
+for number in range(40):
+    child = os.fork()
+    if child:
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, (number, status)
+        continue
+    sys.stdout = open(os.devnull, "w")
+    signal.alarm(30)
+    exec(compile(PAIR, "pair", "exec"))
+    signal.signal(signal.SIGTERM, leave)
+    threading.Timer(0.02 + number * 0.001, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    while True:
+        for future in [begin() for _ in range(20)]:
+            future.result(60)
+print("end")
+""".replace("compile(PAIR", f"compile({PAIR!r}")
+    )
+
+
+def test_a_callback_that_leaves_does_not_keep_other_futures_from_their_end() -> None:
+    with Endpoint(listen="tcp://127.0.0.1:0") as first, Endpoint() as second:
+        assert first.address is not None
+        theirs, memory = first.allocate(MIB), second.allocate(MIB)
+        peer = second.connect(first.address)
+        remote = peer.memory(theirs.descriptor)
+
+        def leave(future: Future[None]) -> None:
+            sys.exit(0)
+
+        # Called by the thread that sets the future, if this one has not ended already.
+        with contextlib.suppress(SystemExit):
+            peer.readv_async([Segment(memory, 0, remote, 0, MIB)]).add_done_callback(leave)
+        for _ in range(3):
+            peer.readv_async([Segment(memory, 0, remote, 0, 64)]).result(PATIENCE)
+
+
+@pytest.mark.parametrize("wait", ["poll", "connect", "accept"])
+def test_a_wait_is_interrupted_by_what_a_signals_handler_raises(wait: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, Endpoint(connect_timeout=PATIENCE) as endpoint:
+        waits: dict[str, Callable[[], object]] = {
+            "poll": lambda: endpoint.poll(PATIENCE),
+            "connect": lambda: endpoint.connect(f"tcp://127.0.0.1:{mute.getsockname()[1]}"),
+            "accept": lambda: endpoint.accept(PATIENCE),
+        }
+        before = signal.signal(signal.SIGALRM, interrupt)
+        begun = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                waits[wait]()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        # Not at the end of the wait.
+        assert time.monotonic() - begun < PATIENCE
+
+
+def test_a_transfer_is_a_read_or_a_write(other: Other) -> None:
+    with Endpoint() as endpoint:
+        peer, remote = meet(endpoint, other)
+        memory = endpoint.allocate(NBYTES)
+        with pytest.raises(ValueError, match="Write"):
+            peer.begin("Write", [Segment(memory, 0, remote, 0, NBYTES)])  # type: ignore[arg-type]
+
+
+def test_a_peer_that_is_collected_ends_its_session_behind_its_transfers_and_messages() -> None:
+    with Endpoint(listen="tcp://127.0.0.1:0") as listener, Endpoint() as endpoint:
+        assert listener.address is not None
+        theirs = listener.allocate(NBYTES)
+        np.frombuffer(theirs.view, np.uint8)[:] = pattern(NBYTES)
+        memory = endpoint.allocate(NBYTES)
+        # More than an endpoint may have at once.
+        for number in range(300):
+            peer = endpoint.connect(listener.address)
+            peer.send(b"%d" % number)
+            segments = [Segment(memory, 0, peer.memory(theirs.descriptor), 0, NBYTES if number % 50 == 0 else 9)]
+            future = peer.readv_async(segments) if number % 2 else None
+            begun = None if future else peer.begin("read", segments)
+            accepted = listener.accept(PATIENCE)
+            del peer, segments
+            if future:
+                future.result(PATIENCE)
+            else:
+                assert endpoint.poll(PATIENCE) == [(begun, None)]
+            assert accepted is not None and accepted.recv(PATIENCE) == b"%d" % number
+            with pytest.raises(ForebayError) as raised:
+                accepted.recv(PATIENCE)
+            assert raised.value.kind == "unavailable"
+        assert bytes(memory.view or b"") == pattern(NBYTES).tobytes()
+
+
 def test_a_buffer_is_kept_until_it_is_deregistered() -> None:
     class Bytes(bytearray):
         pass
@@ -490,10 +647,46 @@ def test_a_buffer_is_kept_until_it_is_deregistered() -> None:
             memory.deregister()
 
 
+def test_a_buffer_is_its_owners_again_when_the_endpoint_is_closed() -> None:
+    class Bytes(bytearray):
+        # Given back by a thread of the endpoint, whose owner calls the endpoint.
+        def __del__(self) -> None:
+            ended.append(peer.is_up)
+            with contextlib.suppress(ForebayError):
+                endpoint.connect(endpoint.address or "")
+
+    ended: list[bool] = []
+    endpoint = Endpoint(listen="tcp://127.0.0.1:0")
+    assert endpoint.address is not None
+    peer = endpoint.connect(endpoint.address)
+    buffer = bytearray(MIB)
+    memory = endpoint.register(buffer)
+    owned = endpoint.register(Bytes(MIB))
+    endpoint.register(Bytes(MIB)).deregister()
+    assert len(ended) == 1
+    endpoint.close()
+    buffer.clear()
+    assert len(ended) == 2
+    assert memory.nbytes == owned.nbytes == MIB
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 1e19, 0.0, -1.0])
+def test_a_time_to_connect_that_is_no_time_is_refused(timeout: float) -> None:
+    with pytest.raises(ForebayError) as raised:
+        Endpoint(connect_timeout=timeout)
+    assert raised.value.kind == "invalid" and raised.value.hint
+
+
 def test_what_cannot_be_registered_or_reached_is_refused_with_a_hint(tmp_path: Path) -> None:
     with Endpoint(listen="tcp://127.0.0.1:0") as endpoint:
         with pytest.raises(BufferError):
             endpoint.register(np.zeros((8, 8))[:, ::2])
+        for objects in (np.array([object()]), np.zeros(1, dtype=[("a", "i4"), ("b", "O")])):
+            with pytest.raises(BufferError, match="objects"):
+                endpoint.register(objects)
+        endpoint.register(np.zeros(1, dtype=[("O", "i4"), ("b", "f8")])).deregister()
+        with pytest.raises(ForebayError, match="no bytes"):
+            endpoint.register(bytearray())
         with pytest.raises(ForebayError, match="cannot be exported for writes"):
             endpoint.register(b"constant", write=True)
         for call in (
@@ -516,7 +709,8 @@ def test_only_who_knows_the_secret_connects(tmp_path: Path) -> None:
     with Endpoint(listen="tcp://127.0.0.1:0", secret_file=tmp_path / "ours") as endpoint:
         assert endpoint.address is not None
         with Endpoint(secret_file=tmp_path / "ours") as friend:
-            assert friend.connect(endpoint.address).is_up
+            peer = friend.connect(endpoint.address)
+            assert peer.is_up
             assert endpoint.accept(PATIENCE) is not None
         for secret in (tmp_path / "other", None):
             with Endpoint(secret_file=secret) as stranger, pytest.raises(ForebayError, match="another secret"):

@@ -2,15 +2,16 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 /// An idle connection is probed, so that the end of a host is noticed.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
@@ -52,12 +53,22 @@ impl Address {
         }
     }
 
-    /// A socket that listens there, and the address with the port that it got.
-    pub(crate) fn listen(&self) -> Result<(OwnedFd, Address)> {
+    /// A socket that listens there.
+    pub(crate) fn listen(&self) -> Result<Listener> {
         let failed = |errno: Errno| {
             let error = Error::new(ErrorKind::Io, "cannot listen").with("address", self).source(errno);
-            match errno {
-                Errno::ADDRINUSE => error.hint("another process listens there; use port 0 for a free one"),
+            match (self, errno) {
+                (Address::Tcp(_), Errno::ADDRINUSE) => {
+                    error.hint("another process listens there; use port 0 for a free one")
+                }
+                (Address::Tcp(_), Errno::ADDRNOTAVAIL) => error.hint("give an address that this host has"),
+                (Address::Shm(_), Errno::ADDRINUSE) => {
+                    error.hint("another endpoint listens there; name another path, or close that endpoint")
+                }
+                (Address::Shm(_), Errno::NAMETOOLONG) => error.hint("the path of a socket has at most 107 bytes"),
+                (Address::Shm(_), _) => {
+                    error.hint("name a path in a directory that is there and that this user may write")
+                }
                 _ => error,
             }
         };
@@ -70,23 +81,36 @@ impl Address {
                 rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
                 let bound = rustix::net::getsockname(&socket).map_err(failed)?;
                 let bound = SocketAddr::try_from(bound).map_err(failed)?;
-                Ok((socket, Address::Tcp(bound)))
+                Ok(Listener { socket, address: Address::Tcp(bound), file: None })
             }
             Address::Shm(path) => {
                 let name = SocketAddrUnix::new(path).map_err(failed)?;
-                remove_stale(path, &name);
+                remove_stale(path, &name)?;
                 // The file of the socket gets this mode, so no other user can connect at any time.
                 rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed)?;
                 rustix::net::bind(&socket, &name).map_err(failed)?;
-                rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-                Ok((socket, self.clone()))
+                let listener = Listener { socket, address: self.clone(), file: file_at(path) };
+                rustix::net::listen(&listener.socket, BACKLOG).map_err(failed)?;
+                Ok(listener)
             }
         }
     }
 
     /// A socket that is connecting there. Never waits.
     pub(crate) fn connect(&self) -> Result<OwnedFd> {
-        let failed = |errno: Errno| cannot_connect().with("address", self).source(errno);
+        let failed = |errno: Errno| {
+            let error = Error::new(ErrorKind::Unavailable, CANNOT_CONNECT).with("address", self).source(errno);
+            error.hint(match (self, errno) {
+                (Address::Shm(_), Errno::ACCESS | Errno::PERM) => {
+                    "the other endpoint must run as this user or root, in directories that this user may enter"
+                }
+                (Address::Shm(_), Errno::NOENT) => "no endpoint listens at this path; does the peer run?",
+                (Address::Shm(_), Errno::NAMETOOLONG) => "the path of a socket has at most 107 bytes",
+                (_, Errno::MFILE | Errno::NFILE) => NO_DESCRIPTORS,
+                (Address::Shm(_), _) => "does the peer's process still run?",
+                (Address::Tcp(_), _) => CONNECT_HINT,
+            })
+        };
         let socket = self.socket().map_err(failed)?;
         let connected = match self {
             Address::Tcp(address) => {
@@ -108,7 +132,7 @@ impl Address {
     }
 
     /// The next connection, if there is one and this process may talk to the other.
-    pub(crate) fn accept(&self, listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    fn accept(&self, listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
         let socket = rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         match self {
             Address::Tcp(_) => tune(&socket)?,
@@ -129,6 +153,34 @@ impl Address {
     }
 }
 
+/// A socket that listens, and the file of it, which goes with it.
+pub(crate) struct Listener {
+    pub socket: OwnedFd,
+    /// With the port that it got.
+    pub address: Address,
+    /// Device and inode of the socket's file. No other file has them while the socket is open.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// The next connection, if there is one and this process may talk to the other.
+    pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        self.address.accept(&self.socket)
+    }
+}
+
+impl Drop for Listener {
+    /// Another process may have taken the path meanwhile: then it keeps its socket.
+    fn drop(&mut self) {
+        if let Address::Shm(path) = &self.address
+            && self.file.is_some()
+            && file_at(path) == self.file
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,9 +190,14 @@ impl fmt::Display for Address {
     }
 }
 
+const CANNOT_CONNECT: &str = "cannot connect to the peer";
+const CONNECT_HINT: &str = "does the peer listen there, and does no firewall stand between?";
+/// What helps when the process can open no more files.
+pub(crate) const NO_DESCRIPTORS: &str = "close endpoints or files, or raise the limit of descriptors (`ulimit -n`)";
+
+/// Of a connection that the kernel has begun.
 pub(crate) fn cannot_connect() -> Error {
-    let hint = "does the peer listen there, and does no firewall stand between?";
-    Error::new(ErrorKind::Unavailable, "cannot connect to the peer").hint(hint)
+    Error::new(ErrorKind::Unavailable, CANNOT_CONNECT).hint(CONNECT_HINT)
 }
 
 /// Whether the other side of a Unix socket may see this process's memory: this user's, or root's.
@@ -158,14 +215,88 @@ fn tune(socket: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(socket, STALLED_MS)
 }
 
-/// Removes the socket of a process that was killed: nobody answers there.
-fn remove_stale(path: &Path, name: &SocketAddrUnix) {
+/// Whom a connection is counted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A user of this host.
+    User(u32),
+    Host(IpAddr),
+    Unknown,
+}
+
+impl Origin {
+    /// Who on this host knows the program's secret counts as the program's user: to ask the kernel costs a millisecond
+    /// where there are thousands of connections.
+    pub fn of(socket: &OwnedFd, is_shm: bool, knows_secret: bool) -> Origin {
+        if is_shm {
+            let user = sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+            return user.map_or(Origin::Unknown, Origin::User);
+        }
+        let address = |found: rustix::io::Result<SocketAddrAny>| found.and_then(SocketAddr::try_from).ok();
+        let here = address(rustix::net::getsockname(socket));
+        let Some((here, there)) =
+            here.zip(address(rustix::net::getpeername(socket).and_then(|it| it.ok_or(Errno::NOTCONN))))
+        else {
+            return Origin::Unknown;
+        };
+        let host = there.ip().to_canonical();
+        let user = || match knows_secret {
+            true => Some(rustix::process::geteuid().as_raw()),
+            false => user_of(there, here),
+        };
+        match host.is_loopback().then(user).flatten() {
+            Some(user) => Origin::User(user),
+            None => Origin::Host(host),
+        }
+    }
+}
+
+/// The user whose socket on this host has the address `there` and is connected to `here`. Reads the kernel's list.
+fn user_of(there: SocketAddr, here: SocketAddr) -> Option<u32> {
+    // Words of the address in the order of this machine's bytes, as the kernel prints them.
+    let printed = |address: SocketAddr, is_long: bool| {
+        let octets = match (address.ip().to_canonical(), is_long) {
+            (IpAddr::V4(ip), false) => ip.octets().to_vec(),
+            (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().octets().to_vec(),
+            (IpAddr::V6(ip), _) => ip.octets().to_vec(),
+        };
+        let (words, _) = octets.as_chunks::<4>();
+        let words: String = words.iter().map(|word| format!("{:08X}", u32::from_ne_bytes(*word))).collect();
+        format!("{words}:{:04X}", address.port())
+    };
+    // A socket of either family may be at its end.
+    [("/proc/self/net/tcp", false), ("/proc/self/net/tcp6", true)].into_iter().find_map(|(list, is_long)| {
+        let (there, here) = (printed(there, is_long), printed(here, is_long));
+        let list = std::fs::read_to_string(list).ok()?;
+        list.lines().find_map(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let is_it = fields.next() == Some(&there) && fields.next() == Some(&here);
+            is_it.then(|| fields.nth(4)?.parse().ok()).flatten()
+        })
+    })
+}
+
+/// Device and inode of the file that has this path, not of one that it links to.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|facts| (facts.dev(), facts.ino()))
+}
+
+/// Removes the socket of a process that was killed: nobody answers there. Errors if something else is there: to connect
+/// to a plain file is refused as well.
+fn remove_stale(path: &Path, name: &SocketAddrUnix) -> Result<()> {
+    let Ok(facts) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !facts.file_type().is_socket() {
+        let error = Error::invalid("cannot listen where a file is that is no socket").with("path", path.display());
+        return Err(error.hint("name a path at which nothing is; the socket is made there"));
+    }
     // A living one whose queue is full would make a blocking probe wait.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    if probe.is_ok_and(|probe| rustix::net::connect(probe.as_fd(), name) == Err(Errno::CONNREFUSED)) {
+    let is_stale = probe.is_ok_and(|probe| rustix::net::connect(probe.as_fd(), name) == Err(Errno::CONNREFUSED));
+    if is_stale && file_at(path) == Some((facts.dev(), facts.ino())) {
         let _ = std::fs::remove_file(path);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -183,5 +314,74 @@ mod tests {
         for text in ["", "127.0.0.1:7000", "tcp://127.0.0.1", "shm://a.sock", "udp://127.0.0.1:1"] {
             assert!(Address::parse(text).unwrap_err().hint_text().is_some(), "{text}");
         }
+    }
+
+    fn file_of(home: &tempfile::TempDir) -> (Address, PathBuf) {
+        let path = home.path().join("a.sock");
+        (Address::Shm(path.clone()), path)
+    }
+
+    #[test]
+    fn what_is_no_socket_is_never_replaced_by_one() {
+        let home = tempfile::tempdir().unwrap();
+        let (address, path) = file_of(&home);
+        let target = home.path().join("model.safetensors");
+        std::fs::write(&target, b"precious").unwrap();
+        let places: [&dyn Fn(); 3] = [
+            &|| std::fs::write(&path, b"precious").unwrap(),
+            &|| std::os::unix::fs::symlink(&target, &path).unwrap(),
+            &|| std::os::unix::fs::symlink(home.path().join("absent"), &path).unwrap(),
+        ];
+        for make in places {
+            make();
+            let before = file_at(&path);
+            let error = address.listen().map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(error.hint_text().is_some());
+            assert_eq!(file_at(&path), before);
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
+        let home = tempfile::tempdir().unwrap();
+        let (address, path) = file_of(&home);
+        // As after a kill: the file stays.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let living = address.listen().unwrap();
+        let error = address.listen().map(drop).unwrap_err();
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("another path")), "{error}");
+        assert!(path.exists());
+        drop(living);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_listener_that_ends_leaves_its_successors_socket_in_place() {
+        let home = tempfile::tempdir().unwrap();
+        let (address, path) = file_of(&home);
+        let first = address.listen().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = address.listen().unwrap();
+        drop(first);
+        assert!(path.exists(), "the socket of another listener was removed");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_connection_of_this_host_is_counted_for_its_user() {
+        let user = rustix::process::geteuid().as_raw();
+        for address in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+            let Ok(listener) = std::net::TcpListener::bind(address) else { continue };
+            let there = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (here, _) = listener.accept().unwrap();
+            assert_eq!(Origin::of(&here.into(), false, false), Origin::User(user), "{address} {there:?}");
+        }
+        let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(Origin::of(&here.into(), true, false), Origin::User(user));
     }
 }

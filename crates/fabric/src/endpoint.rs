@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::address::Address;
 use crate::fabric::{Event, Fabric, Operation, Options};
-use crate::ids::{OpId, PeerId, RegionId};
+use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::closed;
 
 /// Where the end of an operation is reported.
@@ -23,9 +23,12 @@ use crate::line::closed;
 pub enum Report {
     /// To [`Endpoint::wait`].
     Waited,
-    /// To [`Endpoint::finished`] of this queue, 0 or 1.
-    Queue(usize),
+    /// To [`Endpoint::finished`] of this queue, 0 or 1, under a name that the caller chose.
+    Queue(usize, u64),
 }
+
+/// An operation that has ended: its number, the caller's name of it, and its result.
+pub type Finished = (OpId, u64, Result<()>);
 
 /// See the module's head.
 pub struct Endpoint {
@@ -45,13 +48,24 @@ struct Shared {
     /// Readable while a queue has something in it.
     queues: [OwnedFd; 2],
     stop: OwnedFd,
+    /// What programs have let go of, and what says so to the thread.
+    released: Mutex<Vec<Released>>,
+    has_released: OwnedFd,
+}
+
+/// What a program no longer uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// Its session ends when what was sent has left; its messages are dropped.
+    Peer(PeerId),
+    Remote(RemoteId),
 }
 
 #[derive(Default)]
 struct Inbox {
     reports: HashMap<OpId, Report>,
     waited: HashMap<OpId, Result<()>>,
-    queues: [Vec<(OpId, Result<()>)>; 2],
+    queues: [Vec<Finished>; 2],
     peers: HashMap<PeerId, Mailbox>,
     accepted: VecDeque<PeerId>,
     deregistered: HashSet<RegionId>,
@@ -61,6 +75,8 @@ struct Inbox {
 #[derive(Default)]
 struct Mailbox {
     is_up: bool,
+    /// Forgotten when the session has ended.
+    is_released: bool,
     /// Said once, to who asks first; later ones hear that the peer is gone.
     gone: Option<Option<Error>>,
     messages: VecDeque<Vec<u8>>,
@@ -82,6 +98,8 @@ impl Endpoint {
             news: Condvar::new(),
             queues: [new()?, new()?],
             stop: new()?,
+            released: Mutex::new(Vec::new()),
+            has_released: new()?,
         });
         let ours = shared.clone();
         let builder = std::thread::Builder::new().name("forebay-fabric".into());
@@ -95,7 +113,12 @@ impl Endpoint {
             return Err(self.ended());
         }
         let mut fabric = self.shared.fabric.lock().map_err(|_| over())?;
-        call(&mut fabric)
+        let result = call(&mut fabric);
+        let dropped = fabric.take_dropped();
+        // Whose memory it was may call this endpoint when it is given back.
+        drop(fabric);
+        drop(dropped);
+        result
     }
 
     /// Begins an operation.
@@ -123,47 +146,57 @@ impl Endpoint {
         });
     }
 
-    /// Operations of this queue that have ended, after at most `timeout`.
-    pub fn finished(&self, queue: usize, timeout: Option<Duration>) -> Vec<(OpId, Result<()>)> {
+    /// Operations of this queue that have ended, after at most `timeout`. Errors in a child that was forked; otherwise
+    /// what has ended is there after `close` too.
+    pub fn finished(&self, queue: usize, timeout: Option<Duration>) -> Result<Vec<Finished>> {
         let take = |inbox: &mut Inbox| {
             let finished = std::mem::take(&mut inbox.queues[queue]);
             (!finished.is_empty()).then_some(finished)
         };
-        let finished = self.until(timeout, take).unwrap_or_default();
         if self.is_forked() {
-            return finished;
+            return Err(self.ended());
         }
+        let finished = self.until(timeout, take).unwrap_or_default();
         let inbox = self.shared.inbox();
         if inbox.queues[queue].is_empty() {
             let _ = rustix::io::read(&self.shared.queues[queue], &mut [0u8; 8]);
         }
-        finished
+        Ok(finished)
     }
 
-    /// Readable while `finished` of this queue has something to say.
-    pub fn queue_fd(&self, queue: usize) -> BorrowedFd<'_> {
-        self.shared.queues[queue].as_fd()
+    /// Whether the endpoint has ended: then `finished` has what will ever have ended.
+    pub fn is_closed(&self) -> bool {
+        self.is_over()
     }
 
-    /// Connects, and waits until the peer has proven who it is.
+    /// Readable while `finished` of this queue has something to say. Errors in a child that was forked.
+    pub fn queue_fd(&self, queue: usize) -> Result<BorrowedFd<'_>> {
+        if self.is_forked() { Err(self.ended()) } else { Ok(self.shared.queues[queue].as_fd()) }
+    }
+
+    /// Begins to connect; [`Endpoint::connected`] says how it ends.
     pub fn connect(&self, address: &Address) -> Result<PeerId> {
-        let peer = self.with(|fabric| {
+        self.with(|fabric| {
             let peer = fabric.connect(address)?;
             self.shared.inbox().peers.insert(peer, Mailbox::default());
             Ok(peer)
-        })?;
-        // `Up` or `Gone` comes within the deadline of connecting.
-        let answer = self.until(None, |inbox| match inbox.peers.get_mut(&peer) {
+        })
+    }
+
+    /// Whether the peer has proven who it is; `None` if that is open after `timeout`. An end comes within the deadline
+    /// of connecting. After an error the peer is forgotten.
+    pub fn connected(&self, peer: PeerId, timeout: Duration) -> Option<Result<()>> {
+        let answer = self.until(Some(timeout), |inbox| match inbox.peers.get_mut(&peer) {
             Some(Mailbox { gone: Some(reason), .. }) => Some(Err(reason.take().unwrap_or_else(closed))),
-            Some(Mailbox { is_up: true, .. }) => Some(Ok(peer)),
+            Some(Mailbox { is_up: true, .. }) => Some(Ok(())),
             Some(_) => None,
             None => Some(Err(closed())),
         });
-        let answer = answer.unwrap_or_else(|| Err(self.ended()));
-        if answer.is_err() {
+        let answer = answer.or_else(|| self.is_over().then(|| Err(self.ended())));
+        if matches!(answer, Some(Err(_))) && !self.is_forked() {
             self.shared.inbox().peers.remove(&peer);
         }
-        answer.map_err(|error| error.with("address", address))
+        answer
     }
 
     /// The next peer that has connected to this endpoint; `None` if none has after `timeout`.
@@ -231,14 +264,23 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Deregisters, and waits until no peer maps the region. Errors with `Timeout` if one still does: it is refused
-    /// everything else, and its mapping ends with its process. A further call waits on.
-    pub fn deregister(&self, region: RegionId, timeout: Option<Duration>) -> Result<()> {
-        self.with(|fabric| fabric.deregister(region))?;
-        self.until(timeout, |inbox| inbox.deregistered.remove(&region).then_some(())).ok_or_else(|| {
-            let error = Error::new(ErrorKind::Timeout, "a peer still maps the memory");
-            error.hint("the memory stays in place until the peer answers or its process ends")
-        })
+    /// Deregisters; [`Endpoint::deregistered`] says when no peer maps the region any more.
+    pub fn deregister(&self, region: RegionId) -> Result<()> {
+        self.with(|fabric| fabric.deregister(region))
+    }
+
+    /// Whether no peer maps a region that is being deregistered, after at most `timeout`.
+    pub fn deregistered(&self, region: RegionId, timeout: Duration) -> Option<()> {
+        self.until(Some(timeout), |inbox| inbox.deregistered.remove(&region).then_some(()))
+    }
+
+    /// Lets go of something, soon. Never waits, so that a collector of garbage may call it amid anything; does nothing
+    /// in a child that was forked.
+    pub fn release(&self, released: Released) {
+        if !self.is_forked() {
+            self.shared.released().push(released);
+            let _ = rustix::io::write(&self.shared.has_released, &1u64.to_ne_bytes());
+        }
     }
 
     /// Ends all sessions; operations and waits end with errors. Idempotent; does nothing in a child that was forked.
@@ -284,6 +326,13 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // The thread is the parent's. The C library may have given its number to a thread of this process, which
+            // dropping the handle would detach.
+            let thread = self.thread.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            std::mem::forget(thread.take());
+            return;
+        }
         self.close();
     }
 }
@@ -294,6 +343,29 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    fn released(&self) -> MutexGuard<'_, Vec<Released>> {
+        self.released.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn let_go(&self, fabric: &mut Fabric) {
+        let _ = rustix::io::read(&self.has_released, &mut [0u8; 8]);
+        let released = std::mem::take(&mut *self.released());
+        for released in released {
+            match released {
+                Released::Remote(remote) => fabric.forget(remote),
+                Released::Peer(peer) => {
+                    let mut inbox = self.inbox();
+                    match inbox.peers.get_mut(&peer) {
+                        Some(mailbox) if mailbox.gone.is_none() => mailbox.is_released = true,
+                        _ => drop(inbox.peers.remove(&peer)),
+                    }
+                    drop(inbox);
+                    fabric.release(peer);
+                }
+            }
+        }
+    }
+
     fn take(&self, events: &mut Vec<Event>) {
         if events.is_empty() {
             return;
@@ -302,8 +374,8 @@ impl Shared {
         for event in events.drain(..) {
             match event {
                 Event::Done { op, result } => match inbox.reports.remove(&op) {
-                    Some(Report::Queue(queue)) => {
-                        inbox.queues[queue].push((op, result));
+                    Some(Report::Queue(queue, name)) => {
+                        inbox.queues[queue].push((op, name, result));
                         let _ = rustix::io::write(&self.queues[queue], &1u64.to_ne_bytes());
                     }
                     _ => drop(inbox.waited.insert(op, result)),
@@ -319,14 +391,28 @@ impl Shared {
                     // One that was accepted and that nobody has asked for is forgotten.
                     let before = inbox.accepted.len();
                     inbox.accepted.retain(|accepted| *accepted != peer);
-                    if inbox.accepted.len() < before {
+                    let is_released = inbox.peers.get(&peer).is_some_and(|mailbox| mailbox.is_released);
+                    if inbox.accepted.len() < before || is_released {
                         inbox.peers.remove(&peer);
                     } else if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        if reason.kind() == ErrorKind::Full {
+                            // They were too many.
+                            mailbox.messages.clear();
+                            mailbox.notices.clear();
+                        }
                         mailbox.gone = Some(Some(reason));
                     }
                 }
-                Event::Message { peer, bytes } => inbox.peers.entry(peer).or_default().messages.push_back(bytes),
-                Event::Notice { peer, bytes } => inbox.peers.entry(peer).or_default().notices.push_back(bytes),
+                Event::Message { peer, bytes } => {
+                    if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        mailbox.messages.push_back(bytes);
+                    }
+                }
+                Event::Notice { peer, bytes } => {
+                    if let Some(mailbox) = inbox.peers.get_mut(&peer) {
+                        mailbox.notices.push_back(bytes);
+                    }
+                }
                 Event::Deregistered { region } => drop(inbox.deregistered.insert(region)),
             }
         }
@@ -348,26 +434,31 @@ impl Drop for Over<'_> {
 }
 
 fn run(shared: &Shared) {
+    // Given back at the very end: then no call of its owners waits for this thread.
+    let mut kept = Vec::new();
     let _over = Over(shared);
     let mut events = Vec::new();
     loop {
-        let mut waits = [PollFd::new(&shared.wake, PollFlags::IN), PollFd::new(&shared.stop, PollFlags::IN)];
+        let mut waits = [&shared.wake, &shared.stop, &shared.has_released].map(|it| PollFd::new(it, PollFlags::IN));
         match poll(&mut waits, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        let is_over = !waits[1].revents().is_empty();
+        let [is_over, has_released] = [1, 2].map(|at: usize| !waits[at].revents().is_empty());
         let Ok(mut fabric) = shared.fabric.lock() else { return };
+        if has_released {
+            shared.let_go(&mut fabric);
+        }
+        let is_over = is_over || fabric.poll(Some(Duration::ZERO), &mut events).is_err();
         if is_over {
             fabric.close(&mut events);
-            shared.take(&mut events);
-            return;
-        }
-        if fabric.poll(Some(Duration::ZERO), &mut events).is_err() {
-            return;
+            kept.extend(fabric.take_dropped());
         }
         drop(fabric);
         shared.take(&mut events);
+        if is_over {
+            return;
+        }
     }
 }
 

@@ -10,11 +10,13 @@ mod greet;
 mod ops;
 mod timers;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
@@ -23,7 +25,7 @@ use rustix::event::{EventfdFlags, Timespec};
 
 pub use self::descriptor::{Descriptor, Rights};
 use self::timers::{Timer, Timers};
-use crate::address::Address;
+use crate::address::{Address, Listener, Origin};
 use crate::auth::Secret;
 use crate::ids::{OpId, PeerId, RegionId, RemoteId};
 use crate::line::Line;
@@ -32,8 +34,20 @@ use crate::wire::{Kind, MESSAGE_WINDOW, MOST_CONNECTIONS, MOST_MESSAGE_BYTES, Re
 
 /// Sessions at once; each can have [`MESSAGE_WINDOW`] messages here that nobody has taken.
 const MOST_PEERS: usize = 256;
+/// Of messages that our program has not taken, of all peers. Sixteen peers that fill their windows have so much.
+const MOST_UNTAKEN_BYTES: usize = 64 << 20;
 /// Operations at once.
 const MOST_OPS: usize = 4096;
+/// Notices of writes to one peer that are under way or wait for it to take others: 16 MiB at most.
+const MOST_NOTICES: usize = 256;
+/// Longest limit of connecting that can be asked for.
+const MOST_CONNECT: Duration = Duration::from_secs(3600);
+/// Limit of a handshake that somebody else began.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+/// For which a connection that has proven nothing keeps its place though others wait.
+const GRACE: Duration = Duration::from_millis(100);
+/// For which a session that nobody uses any more waits for the peer to take what was sent.
+const LINGER: Duration = Duration::from_secs(10);
 /// Segments of one operation.
 const MOST_OP_SEGMENTS: usize = 65_536;
 /// Events of the kernel in one call.
@@ -147,13 +161,25 @@ struct Peer {
     unacknowledged: usize,
     /// Messages that wait for the peer to take others.
     outbox: VecDeque<(bool, Vec<u8>)>,
+    /// Operations under way that have a notice.
+    noticing: usize,
     /// Messages of the peer that our program has not taken; those that it took and the peer does not know of.
     untaken: usize,
     taken: u16,
-    /// Names whose files are not asked for yet, and the number of questions under way.
+    /// Lengths of as many of the latest messages as the program has not taken.
+    lengths: VecDeque<usize>,
+    /// Who began the session, if it was not this side.
+    origin: Option<Origin>,
+    /// Those whose files are not asked for yet.
     to_map: VecDeque<RemoteId>,
-    mapping: HashMap<u64, RemoteId>,
+    /// Names that are asked for, each with those who wait for its file.
+    mapping: HashMap<u64, Vec<RemoteId>>,
+    /// One mapping for all remotes of one region; it ends with the last of them.
+    maps: HashMap<Map, Weak<Memory>>,
 }
+
+/// What a mapping is of: name, length, and whether it may be written.
+type Map = (u64, u64, bool);
 
 struct Op {
     operation: Operation,
@@ -189,21 +215,12 @@ impl Cause {
             }
             Cause::Refused(Refusal::Outside) => Error::invalid("a segment ends outside of the peer's memory"),
             Cause::Refused(Refusal::Forbidden) => Error::invalid("the peer's memory was not exported for this"),
+            Cause::Refused(Refusal::Full) => {
+                let error = Error::new(ErrorKind::Full, "the peer has no place for another session");
+                error.hint("close sessions that are not used: of this process, of its user, and of this host")
+            }
             Cause::Deregistered => Error::invalid("memory was deregistered under way")
                 .hint("wait for the operations on it before you deregister it"),
-        }
-    }
-}
-
-struct Listener {
-    socket: OwnedFd,
-    address: Address,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Address::Shm(path) = &self.address {
-            let _ = std::fs::remove_file(path);
         }
     }
 }
@@ -216,16 +233,24 @@ pub struct Fabric {
     timers: Timers,
     options: Options,
     epoch: u64,
-    next_id: u64,
+    /// Numbers that are left of the latest block.
+    ids: std::ops::Range<u64>,
     listeners: HashMap<u64, Listener>,
     lines: HashMap<u64, Line>,
     /// Lines that may go on without the kernel, at most once each.
     ready: VecDeque<u64>,
     books: Books,
     events: VecDeque<Event>,
+    /// See `take_dropped`.
+    dropped: Vec<Arc<Memory>>,
+    /// Sessions that end when what was sent has left.
+    released: HashSet<PeerId>,
     /// Calls of `poll` since the kernel was asked.
     unwatched: usize,
     scratch: Vec<u8>,
+    /// Limit of a handshake that somebody else began, and the part of it that nobody takes away.
+    handshake: Duration,
+    grace: Duration,
 }
 
 /// What frames change.
@@ -242,7 +267,14 @@ struct Books {
     /// Operations that this process copies itself.
     copies: VecDeque<OpId>,
     timers: BTreeSet<(Instant, Timer)>,
+    /// Of messages that our program has not taken.
+    untaken_bytes: usize,
 }
+
+/// Numbers that a fabric takes at a time. At a million each second, they last for half a million years.
+const IDS: u64 = 1 << 20;
+/// The next block of numbers of this process.
+static NEXT_IDS: AtomicU64 = AtomicU64::new(1);
 
 const WAKE: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
@@ -253,6 +285,10 @@ impl Fabric {
         if options.connections == 0 || options.connections > MOST_CONNECTIONS {
             let error = Error::invalid("a wrong number of connections").with("connections", options.connections);
             return Err(error.hint(format!("1 to {MOST_CONNECTIONS}")));
+        }
+        if options.connect_deadline.is_zero() || options.connect_deadline > MOST_CONNECT {
+            let error = Error::invalid("a wrong limit of the time to connect");
+            return Err(error.hint(format!("more than 0 and at most {} seconds", MOST_CONNECT.as_secs())));
         }
         let failed = |errno: rustix::io::Errno| {
             let error = Error::new(ErrorKind::Io, "cannot make a transfer endpoint").source(errno);
@@ -274,14 +310,18 @@ impl Fabric {
             timers,
             options,
             epoch: u64::from_le_bytes(epoch),
-            next_id: 1,
+            ids: 0..0,
             listeners: HashMap::new(),
             lines: HashMap::new(),
             ready: VecDeque::new(),
             books: Books::default(),
             events: VecDeque::new(),
+            dropped: Vec::new(),
+            released: HashSet::new(),
             unwatched: 0,
             scratch: vec![0; SCRATCH_BYTES],
+            handshake: HANDSHAKE,
+            grace: GRACE,
         })
     }
 
@@ -293,16 +333,20 @@ impl Fabric {
     /// Accepts peers there until the fabric is dropped. Returns the address with the port that it got.
     pub fn listen(&mut self, address: &Address) -> Result<Address> {
         self.check_reach(address)?;
-        let (socket, address) = address.listen()?;
+        let listener = address.listen()?;
         let id = self.draw_id();
-        self.watch(&socket, id, epoll::EventFlags::IN)?;
-        self.listeners.insert(id, Listener { socket, address: address.clone() });
+        self.watch(&listener.socket, id, epoll::EventFlags::IN)?;
+        let address = listener.address.clone();
+        self.listeners.insert(id, listener);
         Ok(address)
     }
 
     /// Makes `bytes` bytes at `start` of a memory reachable for operations of this side, and, with rights, of peers.
     pub fn register(&mut self, memory: &Arc<Memory>, start: u64, bytes: u64, rights: Rights) -> Result<RegionId> {
-        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= memory.len()) && bytes > 0;
+        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= memory.len());
+        if bytes == 0 {
+            return Err(Error::invalid("memory of no bytes").hint("give at least one byte"));
+        }
         if !is_inside {
             let error = Error::invalid("a range outside of the memory").with("start", start).with("bytes", bytes);
             return Err(error.with("memory_bytes", memory.len()));
@@ -353,6 +397,7 @@ impl Fabric {
             line.forget_region(region);
         }
         if entry.mapped_by.is_empty() {
+            self.dropped.push(entry.memory);
             self.event(Event::Deregistered { region });
             self.leave();
             return Ok(());
@@ -370,7 +415,8 @@ impl Fabric {
     pub fn connect(&mut self, address: &Address) -> Result<PeerId> {
         self.check_reach(address)?;
         if self.books.peers.len() >= MOST_PEERS {
-            return Err(Error::new(ErrorKind::Full, "too many peers").with("peers", MOST_PEERS));
+            let error = Error::new(ErrorKind::Full, "this endpoint has too many peers").with("peers", MOST_PEERS);
+            return Err(error.hint("close sessions that are not used, or make another endpoint"));
         }
         self.greet(address)
     }
@@ -383,11 +429,12 @@ impl Fabric {
             let error = Error::new(ErrorKind::NotFound, "a descriptor of another process, or of an earlier start");
             return Err(error.hint("ask the peer for its descriptor again"));
         }
-        if entry.is_shm && descriptor.is_mappable {
+        let mapping = entry.maps.get(&descriptor.map()).and_then(Weak::upgrade);
+        if entry.is_shm && descriptor.is_mappable && mapping.is_none() {
             entry.to_map.push_back(remote);
         }
         let descriptor = *descriptor;
-        self.books.remotes.insert(remote, Remote { peer, descriptor, mapping: None });
+        self.books.remotes.insert(remote, Remote { peer, descriptor, mapping });
         self.books.ask_for_files(&mut self.lines, peer);
         self.make_ready(peer);
         self.leave();
@@ -407,7 +454,16 @@ impl Fabric {
         for op in ops {
             self.abandon(op, &Cause::GivenUp);
         }
-        self.books.remotes.remove(&remote);
+        if let Some(Remote { peer, descriptor, mapping: Some(mapping) }) = self.books.remotes.remove(&remote) {
+            drop(mapping);
+            let peer = self.books.peers.get_mut(&peer);
+            let maps = peer.map(|peer| peer.maps.entry(descriptor.map()));
+            if let Some(Entry::Occupied(map)) = maps
+                && map.get().strong_count() == 0
+            {
+                map.remove();
+            }
+        }
         self.leave();
     }
 
@@ -426,8 +482,7 @@ impl Fabric {
         check_message(&bytes)?;
         let entry = self.books.peer_mut(peer)?;
         if entry.unacknowledged >= MESSAGE_WINDOW || !entry.outbox.is_empty() {
-            let error = Error::new(ErrorKind::Full, "the peer takes no messages").with("waiting", MESSAGE_WINDOW);
-            return Err(error.hint("does its program receive them? try again later"));
+            return Err(takes_none(MESSAGE_WINDOW));
         }
         entry.outbox.push_back((is_notice, bytes));
         self.books.send_messages(&mut self.lines, peer);
@@ -441,6 +496,7 @@ impl Fabric {
         let entry = self.books.peers.get_mut(&peer);
         if let Some(entry) = entry.filter(|entry| usize::from(entry.taken) < entry.untaken) {
             entry.taken += 1;
+            self.books.untaken_bytes -= entry.lengths.pop_front().unwrap_or(0);
             // One answer for some messages, in time before the peer has to wait.
             if usize::from(entry.taken) >= MESSAGE_WINDOW / 4 {
                 let taken = std::mem::take(&mut entry.taken);
@@ -458,7 +514,30 @@ impl Fabric {
         self.leave();
     }
 
-    /// Ends all sessions and stops listening. All operations end.
+    /// As `disconnect`, for a session that nobody uses any more: what was sent leaves first, if the peer takes it.
+    pub fn release(&mut self, peer: PeerId) {
+        if self.books.peers.contains_key(&peer) {
+            self.released.insert(peer);
+            self.set_timer(Instant::now() + LINGER, Timer::Released(peer));
+            self.make_ready(peer);
+            self.wake();
+        }
+    }
+
+    fn end_released(&mut self) {
+        let lines = |peer: &Peer| peer.lines.clone().into_iter().flatten();
+        let has_left = |peer: &PeerId| match self.books.peers.get(peer) {
+            Some(entry) => !lines(entry).any(|line| self.lines.get(&line).is_some_and(Line::has_to_send)),
+            None => true,
+        };
+        let ended: Vec<PeerId> = self.released.iter().copied().filter(has_left).collect();
+        for peer in ended {
+            self.released.remove(&peer);
+            self.disconnect(peer);
+        }
+    }
+
+    /// Ends all sessions and regions, and stops listening. All operations end.
     pub fn close(&mut self, events: &mut Vec<Event>) {
         self.listeners.clear();
         let mut peers: Vec<PeerId> = self.books.peers.keys().copied().collect();
@@ -467,15 +546,27 @@ impl Fabric {
             self.gone(peer, Error::new(ErrorKind::Unavailable, "this side closed its endpoint"));
         }
         self.lines.clear();
+        self.books.names.clear();
+        self.dropped.extend(self.books.regions.drain().map(|(_, region)| region.memory));
         events.extend(self.events.drain(..));
+    }
+
+    /// Memory that nothing here uses any more. The caller drops it without its own lock of the fabric: whose memory it
+    /// was may run anything when it is given back.
+    pub fn take_dropped(&mut self) -> Vec<Arc<Memory>> {
+        std::mem::take(&mut self.dropped)
     }
 
     /// Waits for events at most `timeout`, or without end, and moves them to `events`.
     pub fn poll(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> Result<()> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.dropped.clear();
         let mut is_last = false;
         loop {
             self.work();
+            if !self.released.is_empty() {
+                self.end_released();
+            }
             events.extend(self.events.drain(..));
             let has_more = self.has_more();
             if !events.is_empty() || is_last {
@@ -593,10 +684,17 @@ impl Fabric {
             .map_err(|errno| Error::new(ErrorKind::Io, "cannot watch a socket").source(errno))
     }
 
-    /// Numbers of everything here, never given twice.
+    /// Numbers of everything here, never given twice in one process: what another fabric calls by one is unknown here.
     fn draw_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id - 1
+        loop {
+            match self.ids.next() {
+                Some(id) => return id,
+                None => {
+                    let first = NEXT_IDS.fetch_add(IDS, Ordering::Relaxed);
+                    self.ids = first..first + IDS;
+                }
+            }
+        }
     }
 
     fn check_reach(&self, address: &Address) -> Result<()> {
@@ -646,8 +744,14 @@ fn check_message(bytes: &[u8]) -> Result<()> {
     Err(error.hint("write it to memory of the peer, and send a notice"))
 }
 
+fn takes_none(waiting: usize) -> Error {
+    let error = Error::new(ErrorKind::Full, "the peer takes no messages").with("waiting", waiting);
+    error.hint("does its program receive them? try again later")
+}
+
 fn no_region() -> Error {
-    Error::new(ErrorKind::NotFound, "the memory is not registered, or no longer")
+    Error::invalid("the memory is not registered at this endpoint, or no longer")
+        .hint("register it at the endpoint that uses it, and deregister it afterwards")
 }
 
 /// Fills `bytes` from the kernel's generator.

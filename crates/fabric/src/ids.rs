@@ -1,4 +1,4 @@
-//! Numbers of what an endpoint has. None is given twice in one fabric.
+//! Numbers of what an endpoint has. None is given twice in one process, so no endpoint knows another's.
 
 macro_rules! id {
     ($(#[$about:meta] $name:ident),*) => {$(

@@ -27,7 +27,7 @@ mod wire;
 
 pub use address::Address;
 pub use auth::Secret;
-pub use endpoint::{Endpoint, Report};
+pub use endpoint::{Endpoint, Finished, Released, Report};
 pub use fabric::{Descriptor, Event, Fabric, Operation, Options, Rights, Segment, Verb};
 pub use ids::{OpId, PeerId, RegionId, RemoteId};
 pub use memory::Memory;

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
 
@@ -129,6 +130,8 @@ pub struct Line {
     pub is_shm: bool,
     pub peer: Option<PeerId>,
     pub phase: Phase,
+    /// It began to be one.
+    pub since: Instant,
     /// Small frames, which go first.
     control: VecDeque<Queued>,
     bulk: VecDeque<Queued>,
@@ -163,6 +166,7 @@ impl Line {
             peer: None,
             can_write: !matches!(phase, Phase::Connecting(_)),
             phase,
+            since: Instant::now(),
             control: VecDeque::new(),
             bulk: VecDeque::new(),
             sending: Vec::new(),
@@ -231,7 +235,8 @@ impl Line {
         self.can_read || self.has_more || (self.can_write && self.has_to_send())
     }
 
-    fn has_to_send(&self) -> bool {
+    /// Whether bytes wait for the socket.
+    pub fn has_to_send(&self) -> bool {
         !self.sending.is_empty() || !self.control.is_empty() || !self.bulk.is_empty()
     }
 

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::address::NO_DESCRIPTORS;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -35,7 +36,12 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// New memory, all zero, which peers on this host can map. Its pages come into being when they are written.
     pub fn allocate(bytes: u64) -> Result<Memory> {
-        let failed = |errno: rustix::io::Errno| cannot_map(bytes).source(errno);
+        let failed = |errno: rustix::io::Errno| match errno {
+            rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => {
+                Error::new(ErrorKind::Full, "cannot make the file of memory").source(errno).hint(NO_DESCRIPTORS)
+            }
+            errno => cannot_map(bytes).source(errno),
+        };
         if bytes == 0 {
             return Err(Error::invalid("memory of no bytes").hint("give at least one byte"));
         }
@@ -113,7 +119,8 @@ impl Memory {
         unsafe { std::ptr::copy(from.as_ptr(), into, from.len()) }
     }
 
-    /// Copies `bytes` bytes from one memory to another, which may be the same.
+    /// Copies `bytes` bytes from one memory to another, which may be the same. An operation has several such copies:
+    /// where its ranges overlap, it leaves unspecified bytes.
     pub fn copy(from: (&Memory, u64), into: (&Memory, u64), bytes: u64) {
         assert!(into.0.may_write, "memory that may only be read");
         let (from, into) = (from.0.at(from.1, bytes), into.0.at(into.1, bytes));

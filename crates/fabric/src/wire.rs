@@ -49,7 +49,7 @@ pub enum Kind {
     /// Body: segments; payload: their bytes. Answered by `Written` or `Refused`.
     Write = 4,
     Written = 5,
-    /// `count` is a [`Refusal`].
+    /// `count` is a [`Refusal`]. Instead of `Ready`: of a session.
     Refused = 6,
     /// Body: the message; `count` is 1 if it is a notice.
     Message = 7,
@@ -81,11 +81,15 @@ pub enum Refusal {
     Outside = 2,
     /// The region's rights do not include this.
     Forbidden = 3,
+    /// The endpoint has no place for another session.
+    Full = 4,
 }
 
 impl Refusal {
     pub fn from_wire(code: u16) -> Option<Refusal> {
-        [Refusal::Unknown, Refusal::Outside, Refusal::Forbidden].into_iter().find(|known| *known as u16 == code)
+        [Refusal::Unknown, Refusal::Outside, Refusal::Forbidden, Refusal::Full]
+            .into_iter()
+            .find(|known| *known as u16 == code)
     }
 }
 

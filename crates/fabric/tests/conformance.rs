@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::ErrorKind;
-use forebay_fabric::{Descriptor, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, Operation, Rights, Verb};
-use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, pattern, segment, take};
+use forebay_core::{ErrorKind, Result};
+use forebay_fabric::{Descriptor, Event, MESSAGE_WINDOW, MOST_MESSAGE_BYTES, Memory, OpId, Operation, Rights, Verb};
+use support::{Pair, Side, TRANSPORTS, Transport, both, bytes_of, end_of, options, pattern, segment, take};
 
 /// Runs a claim on each transport.
 fn on_each(claim: impl Fn(&mut Pair)) {
@@ -117,6 +117,135 @@ fn both_sides_read_and_write_at_once() {
 }
 
 #[test]
+fn what_another_endpoint_of_the_process_calls_by_its_numbers_is_unknown() {
+    on_each(|pair| {
+        let (theirs, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
+        theirs.write(0, &pattern(1, 4096));
+        let mut third = Side::new(options());
+        let to_b = third.fabric.connect(&pair.address).unwrap();
+        both(&mut third, &mut pair.b, |third, _| take(third, |event| matches!(event, Event::Up { .. }).then_some(())));
+        // As many as the first has, so that small numbers would be the same.
+        let ours: Vec<_> = (0..64).map(|_| pair.a.memory(4096, Rights::NONE)).collect();
+        let others: Vec<_> = (0..64).map(|_| third.memory(4096, Rights::NONE)).collect();
+        let (_, region) = pair.b.memory(4096, Rights::READ_AND_WRITE);
+        let descriptor = pair.b.fabric.export(region).unwrap();
+        let remotes: Vec<_> = (0..64).map(|_| third.fabric.import(to_b, &descriptor).unwrap()).collect();
+        let refused = |result: Result<OpId>| {
+            let error = result.unwrap_err();
+            assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
+        };
+        for ((_, local), other) in others.iter().zip(&remotes) {
+            refused(pair.submit(Verb::Read, vec![segment(*local, 0, remote, 0, 4096)]));
+            refused(pair.submit(Verb::Write, vec![segment(ours[0].1, 0, *other, 0, 4096)]));
+        }
+        assert!(ours.iter().all(|(memory, _)| bytes_of(memory, 0, 4096) == vec![0; 4096]));
+        assert!(bytes_of(&theirs, 0, 4096) == pattern(1, 4096));
+    });
+}
+
+#[test]
+fn notices_that_nobody_takes_are_limited() {
+    on_each(|pair| {
+        let (_, _, remote) = pair.remote(4096, Rights::READ_AND_WRITE);
+        let (_, local) = pair.a.memory(4096, Rights::NONE);
+        let write = |pair: &mut Pair| {
+            let segments = vec![segment(local, 0, remote, 0, 1)];
+            let (verb, notice) = (Verb::Write, Some(vec![7; MOST_MESSAGE_BYTES]));
+            pair.a.fabric.submit(Operation { peer: pair.to_b, verb, segments, deadline: None, notice })
+        };
+        let mut written = 0;
+        let error = loop {
+            match write(pair) {
+                Ok(op) => pair.end_of(op).unwrap(),
+                Err(error) => break error,
+            }
+            written += 1;
+            assert!(written < 1000, "notices wait without a limit");
+        };
+        assert!(error.kind() == ErrorKind::Full && error.hint_text().is_some(), "{error}");
+        // Those that were begun arrive, and make room.
+        for _ in 0..written {
+            both(&mut pair.a, &mut pair.b, |_, b| take(b, notice_of));
+            pair.b.fabric.taken(pair.to_a);
+        }
+        let op = write(pair).unwrap();
+        pair.end_of(op).unwrap();
+    });
+}
+
+#[test]
+fn a_limit_of_connecting_that_is_no_time_is_refused() {
+    for connect_deadline in [Duration::ZERO, Duration::MAX, Duration::from_secs(1 << 40)] {
+        let error = forebay_fabric::Fabric::new(forebay_fabric::Options { connect_deadline, ..options() }).unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.hint_text().is_some(), "{error}");
+    }
+}
+
+#[test]
+fn who_gets_no_place_hears_why() {
+    let mut b = Side::new(options());
+    let (address, _home) = support::address(Transport::Tcp);
+    let address = b.fabric.listen(&address).unwrap();
+    // Two, because each has the same limit for its own sessions.
+    let mut sides = [(200, None), (57, Some(ErrorKind::Full))].map(|(sessions, reason)| {
+        let mut a = Side::new(forebay_fabric::Options { connections: 1, ..options() });
+        for _ in 0..sessions {
+            a.fabric.connect(&address).unwrap();
+        }
+        let (mut answers, mut gone) = (0, None);
+        both(&mut a, &mut b, |a, _| {
+            while let Some(reason) = take(a, |event| match event {
+                Event::Up { .. } => Some(None),
+                Event::Gone { reason, .. } => Some(Some((reason.kind(), reason.hint_text().is_some()))),
+                _ => None,
+            }) {
+                answers += 1;
+                gone = gone.or(reason);
+            }
+            (answers == sessions).then_some(())
+        });
+        assert_eq!(gone, reason.map(|kind| (kind, true)));
+        a
+    });
+    // The places of who ends are free.
+    let [first, second] = &mut sides;
+    *first = Side::new(options());
+    b.until(|event| matches!(event, Event::Gone { .. }).then_some(()));
+    second.fabric.connect(&address).unwrap();
+    both(second, &mut b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
+}
+
+#[test]
+fn messages_that_nobody_takes_end_the_session_that_has_most_of_them() {
+    let mut b = Side::new(options());
+    let (address, _home) = support::address(Transport::Tcp);
+    let address = b.fabric.listen(&address).unwrap();
+    let mut a = Side::new(options());
+    let mut peers = Vec::new();
+    for number in 0..18 {
+        let peer = a.fabric.connect(&address).unwrap();
+        both(&mut a, &mut b, |a, _| take(a, |event| matches!(event, Event::Up { .. }).then_some(())));
+        peers.push(peer);
+        // The first says little; the others all that they may.
+        let (count, bytes) = if number == 0 { (1, 1) } else { (MESSAGE_WINDOW, MOST_MESSAGE_BYTES) };
+        for _ in 0..count {
+            a.fabric.send(peer, vec![7; bytes]).unwrap();
+        }
+    }
+    let gone = both(&mut a, &mut b, |_, b| {
+        take(b, |event| match event {
+            Event::Gone { reason, .. } => Some(reason.kind()),
+            _ => None,
+        })
+    });
+    assert_eq!(gone, ErrorKind::Full);
+    a.fabric.send(peers[0], vec![8]).unwrap();
+    both(&mut a, &mut b, |_, b| {
+        take(b, |event| matches!(event, Event::Message { bytes, .. } if bytes == &[8]).then_some(()))
+    });
+}
+
+#[test]
 fn what_was_not_exported_for_it_is_refused() {
     on_each(|pair| {
         let (_, _, readable) = pair.remote(4096, Rights::READ);
@@ -178,8 +307,8 @@ fn nothing_is_reached_after_deregister() {
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         }
         assert!(bytes_of(&theirs, 0, bytes) == pattern(5, bytes));
-        assert_eq!(pair.b.fabric.deregister(region).unwrap_err().kind(), ErrorKind::NotFound);
-        assert_eq!(pair.b.fabric.export(region).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(pair.b.fabric.deregister(region).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pair.b.fabric.export(region).unwrap_err().kind(), ErrorKind::Invalid);
     });
 }
 

@@ -46,7 +46,7 @@ fn session(transport: support::Transport, round: u64) {
 }
 
 #[test]
-fn sessions_leave_no_descriptor_and_no_mapping_behind() {
+fn sessions_and_imports_leave_no_descriptor_and_no_mapping_behind() {
     for transport in TRANSPORTS {
         session(transport, 0);
         let before = held();
@@ -55,4 +55,24 @@ fn sessions_leave_no_descriptor_and_no_mapping_behind() {
         }
         assert_eq!(held(), before, "{transport:?}");
     }
+    imports_share_one_mapping();
+}
+
+/// In the test above, because it counts what the process has.
+fn imports_share_one_mapping() {
+    let mut pair = Pair::new(support::Transport::Shm);
+    let (_, region, first) = pair.remote(1 << 20, Rights::READ);
+    let descriptor = pair.b.fabric.export(region).unwrap();
+    let (_, before) = held();
+    let import = |pair: &mut Pair| pair.a.fabric.import(pair.to_b, &descriptor).unwrap();
+    let others: Vec<_> = (0..100).map(|_| import(&mut pair)).collect();
+    assert!(others.iter().all(|other| pair.a.fabric.is_mapped(*other)));
+    assert_eq!(held().1, before);
+    others.into_iter().chain([first]).for_each(|remote| pair.a.fabric.forget(remote));
+    assert_eq!(held().1, before - 1, "a mapping that nobody uses");
+    // Those that come while the file is asked for share it too.
+    let again: Vec<_> = (0..3).map(|_| import(&mut pair)).collect();
+    let is_mapped = |side: &support::Side| again.iter().all(|remote| side.fabric.is_mapped(*remote));
+    support::both(&mut pair.a, &mut pair.b, |a, _| is_mapped(a).then_some(()));
+    assert_eq!(held().1, before);
 }

@@ -80,6 +80,9 @@ impl Pinned {
         if !view.getattr("c_contiguous")?.extract::<bool>()? {
             return Err(scattered());
         }
+        if has_objects(&view.getattr("format")?.extract::<String>()?) {
+            return Err(PyBufferError::new_err("an array of Python's objects has addresses, not bytes to copy"));
+        }
         Ok(Pinned(PyBuffer::get(&view.call_method1("cast", ("B",))?)?))
     }
 
@@ -118,7 +121,12 @@ impl Pinned {
 }
 
 fn scattered() -> PyErr {
-    PyBufferError::new_err("a block's bytes lie one after another")
+    PyBufferError::new_err("the bytes of a buffer must lie one after another; copy it: `numpy.ascontiguousarray`")
+}
+
+/// Whether a format of the buffer protocol has elements that are objects. The names of fields stand between colons.
+fn has_objects(format: &str) -> bool {
+    format.split(':').step_by(2).any(|types| types.contains('O'))
 }
 
 /// Torch, if the program has imported it: without it there are no tensors.

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_core::{Error, ErrorKind};
 use forebay_fabric::{
-    Address, Descriptor, Endpoint, Memory, OpId, Operation, Options, PeerId, RegionId, RemoteId, Report, Rights,
-    Secret, Segment, Verb,
+    Address, Descriptor, Endpoint, Memory, OpId, Operation, Options, PeerId, RegionId, Released, RemoteId, Report,
+    Rights, Secret, Segment, Verb,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -78,12 +79,27 @@ impl TransferEngine {
         py.detach(|| Ok(self.0.with(|fabric| fabric.export(RegionId(region)))?.to_bytes().to_vec()))
     }
 
-    fn deregister(&self, py: Python<'_>, region: u64, timeout: f64) -> Result<(), Raised> {
-        py.detach(|| Ok(self.0.deregister(RegionId(region), Some(convert::duration(timeout)))?))
+    fn deregister(&self, py: Python<'_>, region: u64, timeout: f64) -> PyResult<()> {
+        let region = RegionId(region);
+        py.detach(|| self.0.deregister(region)).map_err(Raised::from)?;
+        let ended = patiently(py, Some(timeout), |slice| self.0.deregistered(region, slice).map(Ok))?;
+        ended.ok_or_else(|| {
+            let error = Error::new(ErrorKind::Timeout, "a peer still maps the memory");
+            Raised::from(error.hint("the memory stays in place until the peer answers or its process ends")).into()
+        })
     }
 
-    fn connect(&self, py: Python<'_>, address: &str) -> Result<u64, Raised> {
-        py.detach(|| Ok(self.0.connect(&Address::parse(address)?)?.0))
+    fn connect(&self, py: Python<'_>, address: &str) -> PyResult<u64> {
+        let address = py.detach(|| Address::parse(address)).map_err(Raised::from)?;
+        let peer = py.detach(|| self.0.connect(&address)).map_err(Raised::from)?;
+        let answer =
+            |slice| self.0.connected(peer, slice).map(|it| it.map_err(|error| error.with("address", &address)));
+        let connected = patiently(py, None, answer);
+        if connected.is_err() {
+            // A signal's handler raised, or the peer is gone.
+            let _ = py.detach(|| self.0.disconnect(peer));
+        }
+        connected.map(|_| peer.0)
     }
 
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<u64>> {
@@ -121,6 +137,16 @@ impl TransferEngine {
         })
     }
 
+    /// Python has collected the peer. The finalizer of an object: it never waits.
+    fn release_peer(&self, peer: u64) {
+        self.0.release(Released::Peer(PeerId(peer)));
+    }
+
+    /// Python has collected the peer's memory.
+    fn release_remote(&self, remote: u64) {
+        self.0.release(Released::Remote(RemoteId(remote)));
+    }
+
     /// Runs a transfer to its end; raises its error. One call, so that no signal's handler can raise between its
     /// beginning and the wait for it: if one raises during the wait, the transfer has ended first.
     fn transfer(
@@ -146,8 +172,8 @@ impl TransferEngine {
         waited.map(drop)
     }
 
-    /// Begins a transfer whose end is told to `finished` of the queue. Appends its number to `begun`, which the caller
-    /// has also if a signal's handler raises before this returns.
+    /// Begins a transfer whose end is told to `finished` of the queue, under this name. Appends its number to `begun`,
+    /// which the caller has also if a signal's handler raises before this returns.
     #[allow(clippy::too_many_arguments, reason = "Python's side names them")]
     fn submit(
         &self,
@@ -158,10 +184,11 @@ impl TransferEngine {
         deadline: f64,
         notice: Option<Vec<u8>>,
         queue: usize,
+        name: u64,
         begun: &Bound<'_, PyList>,
     ) -> PyResult<()> {
         let operation = operation(peer, write, places, deadline, notice);
-        let op = py.detach(|| self.0.submit(operation, Report::Queue(queue))).map_err(Raised::from)?;
+        let op = py.detach(|| self.0.submit(operation, Report::Queue(queue, name))).map_err(Raised::from)?;
         begun.append(op.0)
     }
 
@@ -170,14 +197,23 @@ impl TransferEngine {
         py.detach(|| self.0.give_up(OpId(op)));
     }
 
-    /// Operations that have ended, each with its error or `None`.
-    fn finished(&self, py: Python<'_>, queue: usize, timeout: f64) -> Vec<(u64, Option<PyErr>)> {
-        let finished = py.detach(|| self.0.finished(queue, Some(convert::duration(timeout))));
-        finished.into_iter().map(|(op, result)| (op.0, result.err().map(|error| Raised::from(error).into()))).collect()
+    /// Operations that have ended, each with its number, its name, and its error or `None`.
+    fn finished(&self, py: Python<'_>, queue: usize, timeout: f64) -> PyResult<Vec<(u64, u64, Option<PyErr>)>> {
+        let some = |slice| match self.0.finished(queue, Some(slice)) {
+            Ok(finished) if finished.is_empty() && !self.0.is_closed() => None,
+            finished => Some(finished),
+        };
+        let finished = patiently(py, Some(timeout), some)?.unwrap_or_default();
+        let raised = |result: forebay_core::Result<()>| result.err().map(|error| Raised::from(error).into());
+        Ok(finished.into_iter().map(|(op, name, result)| (op.0, name, raised(result))).collect())
     }
 
-    fn fileno(&self, queue: usize) -> i32 {
-        self.0.queue_fd(queue).as_raw_fd()
+    fn is_closed(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_closed())
+    }
+
+    fn fileno(&self, queue: usize) -> Result<i32, Raised> {
+        Ok(self.0.queue_fd(queue)?.as_raw_fd())
     }
 
     fn send(&self, py: Python<'_>, peer: u64, data: Vec<u8>, is_notice: bool) -> Result<(), Raised> {

@@ -38,6 +38,11 @@ impl Descriptor {
         self.bytes
     }
 
+    /// What a mapping of it is of.
+    pub(super) fn map(&self) -> super::Map {
+        (self.name, self.bytes, self.rights.write)
+    }
+
     pub fn to_bytes(&self) -> [u8; Descriptor::BYTES] {
         let flags = u8::from(self.rights.read) | u8::from(self.rights.write) << 1 | u8::from(self.is_mappable) << 2;
         let mut bytes = [0; Descriptor::BYTES];

@@ -4,10 +4,11 @@
 //! it ends the session.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
-use forebay_core::Result;
+use forebay_core::{Error, ErrorKind, Result};
 
-use super::{Books, Cause, Descriptor, Event, Fabric, OpId, PeerId, Region, RemoteId, TURN};
+use super::{Books, Cause, Event, Fabric, MOST_UNTAKEN_BYTES, OpId, PeerId, Region, RemoteId, TURN};
 use crate::line::{Arrived, Incoming, Landing, Line, Phase, Queued, Span};
 use crate::memory::Memory;
 use crate::wire::{Header, Kind, MESSAGE_WINDOW, Refusal, WINDOW, WireSegment, broken, segments_from_wire};
@@ -75,6 +76,9 @@ impl Fabric {
         }
         let Some(entry) = self.books.peers.get_mut(&peer) else { return Ok(()) };
         if !entry.is_up {
+            if header.kind == Kind::Refused && entry.is_ours {
+                return Err(Cause::Refused(Refusal::from_wire(header.count).unwrap_or(Refusal::Full)).error());
+            }
             let is_first = entry.lines.first() == Some(&Some(id));
             if header.kind != Kind::Ready || !entry.is_ours || !is_first {
                 return Err(broken("a frame before its session"));
@@ -129,10 +133,13 @@ impl Fabric {
                     return Err(broken("more messages than its window"));
                 }
                 entry.untaken += 1;
+                entry.lengths.push_back(body.len());
+                self.books.untaken_bytes += body.len();
                 self.event(match header.count {
                     0 => Event::Message { peer, bytes: body },
                     _ => Event::Notice { peer, bytes: body },
                 });
+                self.limit_messages();
                 Ok(())
             }
             Kind::Taken => {
@@ -159,6 +166,17 @@ impl Fabric {
                 self.make_ready(peer);
                 Ok(())
             }
+        }
+    }
+
+    /// Ends the session of which most is not taken, if all together have too much.
+    fn limit_messages(&mut self) {
+        if self.books.untaken_bytes > MOST_UNTAKEN_BYTES
+            && let Some((peer, _)) = self.books.peers.iter().max_by_key(|(_, peer)| peer.lengths.iter().sum::<usize>())
+        {
+            let error = Error::new(ErrorKind::Full, "messages that this program does not take have too many bytes");
+            let error = error.with("most", MOST_UNTAKEN_BYTES).hint("receive the messages of each peer");
+            self.gone(*peer, error);
         }
     }
 
@@ -209,14 +227,19 @@ impl Fabric {
     fn mapped(&mut self, id: u64, peer: PeerId, name: u64) -> Result<()> {
         let file = self.lines.get_mut(&id).and_then(Line::take_right);
         let entry = self.books.peers.get_mut(&peer);
-        let remote = entry.and_then(|entry| entry.mapping.remove(&name));
-        let (Some(remote), Some(file)) = (remote, file) else {
+        let waiting = entry.and_then(|entry| Some((entry.mapping.remove(&name)?, &mut entry.maps)));
+        let (Some((waiting, maps)), Some(file)) = (waiting, file) else {
             return Err(broken("a file that was not asked for"));
         };
-        if let Some(remote) = self.books.remotes.get_mut(&remote) {
-            let Descriptor { bytes, rights, .. } = remote.descriptor;
-            // If it cannot be mapped, bytes go through the socket.
-            remote.mapping = Memory::of_peer(&file, bytes, rights.write).ok().map(std::sync::Arc::new);
+        for remote in waiting {
+            let Some(remote) = self.books.remotes.get_mut(&remote) else { continue };
+            let descriptor = remote.descriptor;
+            remote.mapping = maps.get(&descriptor.map()).and_then(Weak::upgrade).or_else(|| {
+                // If it cannot be mapped, bytes go through the socket.
+                let mapping = Arc::new(Memory::of_peer(&file, descriptor.bytes, descriptor.rights.write).ok()?);
+                maps.insert(descriptor.map(), Arc::downgrade(&mapping));
+                Some(mapping)
+            });
         }
         self.books.ask_for_files(&mut self.lines, peer);
         Ok(())
@@ -236,6 +259,9 @@ impl Fabric {
         }
         for remote in remotes {
             self.books.remotes.get_mut(&remote).expect("listed above").mapping = None;
+        }
+        if let Some(entry) = self.books.peers.get_mut(&peer) {
+            entry.maps.retain(|map, _| map.0 != name);
         }
     }
 }
@@ -283,9 +309,11 @@ impl Books {
         {
             let Some(remote) = self.remotes.get(&id) else { continue };
             let name = remote.descriptor.name;
-            if entry.mapping.insert(name, id).is_none() {
+            let waiting = entry.mapping.entry(name).or_default();
+            if waiting.is_empty() {
                 line.push_frame(Kind::Map, 0, name);
             }
+            waiting.push(id);
         }
     }
 }

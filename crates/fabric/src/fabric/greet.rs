@@ -3,22 +3,21 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, Result};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::net::sockopt;
 
 use super::timers::Timer;
 use super::{Books, Cause, Event, Fabric, MOST_PEERS, Op, OpId, Peer, PeerId, Region, draw};
-use crate::address::{Address, cannot_connect};
+use crate::address::{Address, Origin, cannot_connect};
 use crate::auth::Secret;
 use crate::line::{Line, Phase, Queued};
-use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, broken};
+use crate::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Hello, Kind, PROOF_BYTES, Refusal, broken};
 
-/// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel.
+/// Connections that were accepted and whose other side has not proven who it is. Others wait in the kernel, until one
+/// of these has had its part of the time.
 const MOST_PENDING: usize = 64;
-/// Limit of a handshake that somebody else began.
-const HANDSHAKE: Duration = Duration::from_secs(2);
 /// Until a listener tries again that had no descriptors, or too many of these connections.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -51,11 +50,19 @@ impl Fabric {
 
     pub(super) fn accept(&mut self, listener: u64) {
         while let Some(entry) = self.listeners.get(&listener) {
-            if self.lines.values().filter(|line| line.peer.is_none()).count() >= MOST_PENDING {
-                return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+            let pending = self.lines.iter().filter(|(_, line)| line.peer.is_none());
+            let (count, oldest) = pending.fold((0, u64::MAX), |(count, oldest), (id, _)| (count + 1, oldest.min(*id)));
+            if count >= MOST_PENDING {
+                let line = &self.lines[&oldest];
+                // One that has said something waits for us.
+                let has_said = rustix::io::ioctl_fionread(line.socket()).is_ok_and(|bytes| bytes > 0);
+                if has_said || line.since.elapsed() < self.grace {
+                    return self.set_timer(Instant::now() + RETRY, Timer::Accept(listener));
+                }
+                self.lines.remove(&oldest);
             }
             let is_shm = matches!(entry.address, Address::Shm(_));
-            let socket = match entry.address.accept(&entry.socket) {
+            let socket = match entry.accept() {
                 Ok(Some(socket)) => socket,
                 // Of another user, or lost before it was accepted.
                 Ok(None) => continue,
@@ -70,7 +77,7 @@ impl Fabric {
             let id = self.draw_id();
             if self.watch(&socket, id, EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP).is_ok() {
                 self.lines.insert(id, Line::new(socket, is_shm, Phase::Accepted, HELLO_BYTES));
-                self.set_timer(Instant::now() + HANDSHAKE, Timer::Line(id));
+                self.set_timer(Instant::now() + self.handshake, Timer::Line(id));
             }
         }
     }
@@ -134,16 +141,21 @@ impl Fabric {
     fn join(&mut self, id: u64, hello: Hello) -> Result<()> {
         let peer = match self.books.sessions.get(&hello.session) {
             Some(peer) => *peer,
-            None if self.books.peers.len() >= MOST_PEERS => {
-                return Err(Error::new(ErrorKind::Full, "too many peers").with("peers", MOST_PEERS));
-            }
             None => {
+                let line = self.lines.get_mut(&id).expect("its record was read");
+                let origin = Origin::of(line.socket(), line.is_shm, self.options.secret.is_some());
+                if !self.books.has_place(origin) {
+                    line.push_frame(Kind::Refused, Refusal::Full as u16, 0);
+                    self.flush(id);
+                    return Err(Cause::Refused(Refusal::Full).error());
+                }
                 let peer = PeerId(self.draw_id());
                 let lines = vec![None; usize::from(hello.connections)];
-                let entry = Peer { lines, epoch: hello.epoch, session: hello.session, ..Peer::default() };
+                let entry =
+                    Peer { lines, origin: Some(origin), epoch: hello.epoch, session: hello.session, ..Peer::default() };
                 self.books.peers.insert(peer, entry);
                 self.books.sessions.insert(hello.session, peer);
-                self.set_timer(Instant::now() + HANDSHAKE, Timer::Peer(peer));
+                self.set_timer(Instant::now() + self.handshake, Timer::Peer(peer));
                 peer
             }
         };
@@ -169,6 +181,7 @@ impl Fabric {
     pub(super) fn gone(&mut self, peer: PeerId, reason: Error) {
         let Some(entry) = self.books.peers.remove(&peer) else { return };
         self.books.sessions.remove(&entry.session);
+        self.books.untaken_bytes -= entry.lengths.iter().sum::<usize>();
         let is_its = |(id, op): (&OpId, &Op)| (op.operation.peer == peer).then_some(*id);
         let mut ops: Vec<OpId> = self.books.ops.iter().filter_map(is_its).collect();
         ops.sort();
@@ -214,6 +227,14 @@ impl Fabric {
 }
 
 impl Books {
+    /// Whether this origin may begin another session. None but this process's own user has more than are left for
+    /// others, so there is a place for who has none.
+    pub(super) fn has_place(&self, origin: Origin) -> bool {
+        let left = MOST_PEERS.saturating_sub(self.peers.len());
+        let has = self.peers.values().filter(|peer| peer.origin == Some(origin)).count();
+        left > 0 && (has < left || origin == Origin::User(rustix::process::geteuid().as_raw()))
+    }
+
     /// The file of a region's whole memory, with no more rights than the region has. Without one, as where no
     /// descriptor is left, the bytes go through the socket.
     pub(super) fn file_of(&self, region: &Region) -> Option<std::os::fd::OwnedFd> {

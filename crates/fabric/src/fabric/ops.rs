@@ -10,7 +10,8 @@ use forebay_core::{Error, ErrorKind, Result};
 
 use super::timers::Timer;
 use super::{
-    Books, Cause, Event, Fabric, MOST_OP_SEGMENTS, MOST_OPS, Op, OpId, Operation, PeerId, Segment, Verb, check_message,
+    Books, Cause, Event, Fabric, MOST_NOTICES, MOST_OP_SEGMENTS, MOST_OPS, Op, OpId, Operation, PeerId, Segment, Verb,
+    check_message, takes_none,
 };
 use crate::line::{Line, Piece, Queued, Span};
 use crate::memory::Memory;
@@ -36,6 +37,9 @@ impl Fabric {
         let peer = operation.peer;
         if let Some(deadline) = operation.deadline {
             self.set_timer(deadline, Timer::Op(id));
+        }
+        if operation.notice.is_some() {
+            self.books.peer_mut(peer)?.noticing += 1;
         }
         self.books.ops.insert(id, Op { operation, next: (0, 0), pieces: 0, fault: None, is_copied });
         if is_copied {
@@ -77,12 +81,15 @@ impl Fabric {
             self.books.timers.remove(&(deadline, Timer::Op(id)));
         }
         let peer = op.operation.peer;
-        if let (Ok(()), Some(notice)) = (&result, op.operation.notice)
+        if let Some(notice) = op.operation.notice
             && let Some(entry) = self.books.peers.get_mut(&peer)
         {
-            entry.outbox.push_back((true, notice));
-            self.books.send_messages(&mut self.lines, peer);
-            self.make_ready(peer);
+            entry.noticing -= 1;
+            if result.is_ok() {
+                entry.outbox.push_back((true, notice));
+                self.books.send_messages(&mut self.lines, peer);
+                self.make_ready(peer);
+            }
         }
         self.event(Event::Done { op: id, result });
     }
@@ -220,16 +227,19 @@ fn advance(op: &mut Op, most: u64) -> Option<(Segment, u64)> {
 impl Books {
     /// Whether this process can copy all of it. Errors if the operation cannot be right.
     fn check(&self, operation: &Operation) -> Result<bool> {
-        let peer = self.peers.get(&operation.peer).filter(|peer| peer.is_up);
-        if peer.is_none() {
+        let Some(peer) = self.peers.get(&operation.peer).filter(|peer| peer.is_up) else {
             let error = Error::new(ErrorKind::Unavailable, "the peer is not connected");
             return Err(error.hint("wait until it is up, or connect again"));
-        }
+        };
         if operation.segments.is_empty() || operation.segments.len() > MOST_OP_SEGMENTS {
             let error = Error::invalid("a wrong number of segments").with("segments", operation.segments.len());
             return Err(error.hint(format!("1 to {MOST_OP_SEGMENTS}")));
         }
         check_message(operation.notice.as_deref().unwrap_or_default())?;
+        let waiting = peer.noticing + peer.outbox.len();
+        if operation.notice.is_some() && waiting >= MOST_NOTICES {
+            return Err(takes_none(waiting));
+        }
         let mut is_copied = true;
         for (at, segment) in operation.segments.iter().enumerate() {
             is_copied &= self.check_segment(operation, segment).map_err(|error| error.with("segment", at))?;
@@ -241,7 +251,7 @@ impl Books {
         let region = self.region(segment.local)?;
         let remote = self.remotes.get(&segment.remote).filter(|remote| remote.peer == operation.peer);
         let remote = remote.ok_or_else(|| {
-            let error = Error::new(ErrorKind::NotFound, "the remote memory was not imported from this peer");
+            let error = Error::invalid("the remote memory was not imported from this peer, or was closed");
             error.hint("import its descriptor for the connection that is used")
         })?;
         let ends = [
@@ -251,7 +261,9 @@ impl Books {
         let is_inside = ends.into_iter().all(|(end, bytes)| end.is_some_and(|end| end <= bytes));
         if !is_inside || segment.bytes == 0 {
             let error = Error::invalid("a segment of no bytes, or outside of the memory");
-            return Err(error.with("bytes", segment.bytes).with("local_bytes", region.bytes));
+            let error = error.with("bytes", segment.bytes).with("local_bytes", region.bytes);
+            let error = error.with("remote_bytes", remote.descriptor.bytes);
+            return Err(error.hint("offset and bytes of a segment must lie within the memory of both sides"));
         }
         let rights = remote.descriptor.rights;
         let may = match operation.verb {

@@ -365,6 +365,8 @@ fn strangers_are_forgotten_and_cost_others_nothing() {
 
 fn strangers(is_shm: bool) {
     let mut victim = Victim::new(is_shm);
+    // None has to go before its time.
+    victim.fabric.grace = victim.fabric.handshake;
     // Silent ones, up to the limit and beyond.
     let silent: Vec<File> = (0..100).map(|_| victim.dial()).collect();
     let hello = Hello { session: [1; 16], epoch: 5, index: 0, connections: 1, nonce: [2; 32] }.to_wire();
@@ -395,6 +397,40 @@ fn strangers(is_shm: bool) {
     }
     assert!(victim.events.is_empty(), "{:?}", victim.events);
     Attacker::connect(&mut victim);
+}
+
+#[test]
+fn silent_strangers_that_never_end_keep_nobody_out() {
+    for is_shm in [false, true] {
+        let mut victim = Victim::new(is_shm);
+        victim.fabric.handshake = Duration::from_secs(3600);
+        let silent: Vec<File> = (0..100).map(|_| victim.dial()).collect();
+        victim.until(|victim| victim.fabric.lines.len() >= 64);
+        assert_eq!(victim.fabric.lines.len(), 64, "as many as may be pending");
+        let mut attacker = Attacker::connect(&mut victim);
+        assert_eq!(attacker.hear(&mut victim).0.kind, Kind::Ready);
+        drop(silent);
+    }
+}
+
+#[test]
+fn no_stranger_takes_the_places_of_others() {
+    let mut books = Books::default();
+    let ours = Origin::User(rustix::process::geteuid().as_raw());
+    let mut join = |origin: Origin| {
+        let mut count = 0;
+        while books.has_place(origin) {
+            let id = PeerId(books.peers.len() as u64);
+            books.peers.insert(id, Peer { origin: Some(origin), ..Peer::default() });
+            count += 1;
+        }
+        count
+    };
+    let hosts = [1, 2, 3].map(|last| Origin::Host(std::net::IpAddr::from([10, 0, 0, last])));
+    assert_eq!(hosts.map(&mut join), [128, 64, 32]);
+    assert_eq!(join(Origin::User(54321)), 16);
+    assert_eq!(join(ours), 16);
+    assert_eq!(join(Origin::Unknown), 0);
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub enum Timer {
     Peer(PeerId),
     /// A listener that had no descriptors left.
     Accept(u64),
+    /// A session that nobody uses, and whose peer takes nothing.
+    Released(PeerId),
 }
 
 pub struct Timers {
@@ -81,6 +83,10 @@ impl Fabric {
                     self.gone(peer, error.hint("does the peer's endpoint run, and is it no other service?"));
                 }
                 Timer::Accept(listener) => self.accept(listener),
+                Timer::Released(peer) => {
+                    self.released.remove(&peer);
+                    self.disconnect(peer);
+                }
                 Timer::Line(_) | Timer::Peer(_) => {}
             }
         }
