@@ -50,7 +50,14 @@ class Daemon:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         arguments = ["--socket.directory", f"{root}/s", "--pool.directory", f"{root}/pool"]
-        arguments += ["--pool.capacity_bytes", "256MiB", "--pool.huge_pages", "off", "--http.address", f"127.0.0.1:{self.port}"]
+        arguments += [
+            "--pool.capacity_bytes",
+            "256MiB",
+            "--pool.huge_pages",
+            "off",
+            "--http.address",
+            f"127.0.0.1:{self.port}",
+        ]
         arguments += ["--tier.ssd.disks", str(disk / "disk"), "--tier.ssd.capacity_bytes", str(disk_bytes)]
         arguments += ["--tier.ssd.admission", "all", "--tier.ssd.create", "true", "--log.level", "error"]
         self.process = subprocess.Popen([binary, "serve", *arguments])
@@ -76,7 +83,7 @@ def store(daemon: Daemon, space: int, numbers: range) -> None:
         some = range(first, min(first + AT_ONCE, numbers.stop))
         daemon.client.put(space, 0, [(key(number), data) for number in some])
         on_disk += len(some)
-        wait("the blocks on the disk", lambda: daemon.tier()["blocks"] >= on_disk - 4 * AT_ONCE)
+        wait("the blocks on the disk", lambda least=on_disk - 4 * AT_ONCE: daemon.tier()["blocks"] >= least)
     wait("all blocks on the disk", lambda: daemon.tier()["blocks"] >= on_disk)
 
 
@@ -100,7 +107,7 @@ def purge(daemon: Daemon, tenant: str, blocks: int) -> None:
     ended = "complete"
     try:
         daemon.client.purge(tenant=tenant)
-    except Exception as error:
+    except forebay.ForebayError as error:
         ended = str(error).splitlines()[0]
     replied = time.monotonic() - begun
     wait("the purge", lambda: daemon.tier()["blocks"] <= there - blocks // 2)
