@@ -7,8 +7,8 @@
 //! one namespace of two (or of the given number) is removed, and all others, as a purge does it. The core hears of as
 //! many blocks, and forgets them.
 //!
-//! The disk keeps its format and forgets what is written later, so that no call waits for anything, no page of a file is
-//! copied, and a disk of terabytes fits. Prints the thread's CPU time by call, and the memory of the process by block.
+//! The disk keeps its format and forgets what is written later, so that no call waits for anything, no page of a file
+//! is copied, and a disk of terabytes fits. Prints the thread's CPU time by call, and the process's memory by block.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;

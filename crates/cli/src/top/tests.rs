@@ -229,6 +229,12 @@ fn the_answer_is_the_golden_one_at_three_sizes_and_as_text() {
 }
 
 #[test]
+fn the_readme_shows_the_screen_as_it_is() {
+    let screen = include_str!("../../tests/golden/top-80x24.txt").trim_end();
+    assert!(include_str!("../../../../README.md").contains(screen), "the README shows another screen");
+}
+
+#[test]
 fn the_other_views_are_the_golden_ones() {
     let frame = busy();
     let views = [View::Misses, View::Curves, View::Engines, View::Tiers, View::Help];

@@ -224,7 +224,7 @@ impl Daemon {
     pub fn page(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address()).expect("the pages are served");
         stream.set_read_timeout(Some(DEADLINE)).expect("a limit");
-        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").expect("a question");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").expect("a question");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("an answer");
         answer

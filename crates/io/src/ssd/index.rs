@@ -395,7 +395,8 @@ mod tests {
         }
     }
 
-    /// Each key that is moved is hashed. Sixteen thousand tables that double, each by itself, hash 28 at a time by then.
+    /// Each key that is moved is hashed. Sixteen thousand tables that double, each by itself, hash 28 at a time by
+    /// then.
     #[test]
     fn an_insertion_moves_a_few_keys_however_many_there_are() {
         let mut index = Index::with_hasher(1, Counting::default());
