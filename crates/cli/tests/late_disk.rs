@@ -282,6 +282,37 @@ fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes
     rig.ends_in_time();
 }
 
+/// The daemon knows a namespace of the tenant, and not the one whose blocks the disk has.
+#[test]
+fn a_purge_that_began_before_its_disk_came_says_what_it_does_not_know_of_the_disk() {
+    let (place, home) = (Place::new(), home());
+    let [first, away] = ["first", "away"].map(|name| home.path().join(name));
+    let rig = Rig::serving(&place, &[&first], &[]);
+    rig.store(0..50);
+    rig.loses_pool(&place);
+    fs::rename(&first, &away).expect("ours");
+    let daemon = start(&place, &[&first], &["--tier.ssd.create", "false"]);
+    let (client, worker) = engine(&place, "a", BYTES);
+    let fields = [("model", "other"), ("tenant", "t")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let request =
+        OpenNamespaceRequest { session: client.welcome.session, fields: fields.into(), groups: vec![group()] };
+    call!(client, open_namespace, request).expect("a namespace");
+    let sockets = place.sockets().to_str().expect("UTF-8").to_owned();
+    let purge = std::thread::spawn(move || {
+        command::run(&["purge", "--tenant", "t", "--wait-seconds", "60", "--socket.directory", &sockets])
+    });
+    // If it has not begun by then, it is told the same.
+    std::thread::sleep(Duration::from_millis(500));
+    fs::rename(&away, &first).expect("ours");
+    let told = purge.join().expect("an end");
+    assert!(told.code == 1 && told.err.contains("whose tenant is not known"), "{told:?}");
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let rig = Rig { daemon, client, worker, namespace };
+    rig.purges();
+    assert_eq!(rig.misses(0..50).len(), 50);
+    rig.ends_in_time();
+}
+
 #[test]
 fn one_dead_disk_of_eight_is_replaced_and_the_other_seven_stay_warm() {
     let (place, home) = (Place::new(), home());

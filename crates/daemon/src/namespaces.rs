@@ -134,6 +134,11 @@ impl Namespaces {
         self.records.values().map(|record| record.id)
     }
 
+    /// Those whose tenant is known.
+    pub fn known(&self) -> impl Iterator<Item = NamespaceId> {
+        self.ids().chain(self.forgotten.values().flatten().copied())
+    }
+
     /// Those with a record, with what they are.
     pub fn descriptors(&self) -> impl Iterator<Item = (NamespaceId, &Descriptor)> {
         self.records.values().map(|record| (record.id, &record.descriptor))
@@ -141,7 +146,7 @@ impl Namespaces {
 
     /// Whether somebody opened it since the pool was made.
     pub fn knows(&self, id: NamespaceId) -> bool {
-        self.ids().any(|known| known == id) || self.forgotten.values().any(|ids| ids.contains(&id))
+        self.known().any(|known| known == id)
     }
 
     /// Of a tenant, also those whose records others have taken since the daemon started.

@@ -15,7 +15,7 @@ use crate::tasks::purge_shared::{Emptied, Emptying};
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply { reached_stores: request.shared_stores, ..PurgeReply::default() };
     let mut purged = Vec::new();
-    let (ids, stores, unnamed, known) = shared.event(|state| -> Result<_> {
+    let (ids, stores, known) = shared.event(|state| -> Result<_> {
         let ids = named(state, &request)?;
         let is_known = |id: &NamespaceId| state.knows(*id);
         let known: Vec<NamespaceId> = ids.iter().copied().filter(is_known).collect();
@@ -31,9 +31,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
             reply.purged_bytes += gone.bytes;
             purged.push(old);
         }
-        // Of a tenant, these may be more.
-        let unnamed = if request.namespace_id.is_empty() { unnamed(state) } else { Vec::new() };
-        Ok((ids, stores, unnamed, known))
+        Ok((ids, stores, known))
     })?;
     shared.work_off().await;
     let emptied = async {
@@ -46,9 +44,16 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         0 => PURGE_OF_DISKS,
         seconds => Duration::from_secs(seconds.into()),
     };
-    let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, wait), emptied);
-    let still = own.into_iter().map(|tier| (tier, still_on(tier, wait)));
-    let mut own: Vec<(&str, Error)> = still.chain(unnamed_error(&unnamed).map(|error| ("disks", error))).collect();
+    let is_of_tenant = request.namespace_id.is_empty();
+    let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, is_of_tenant, wait), emptied);
+    let (purging, unnamed) = {
+        let state = shared.lock();
+        // Looked for only now: a tier that was being opened when the purge began had told of nothing.
+        (state.tiers.purging(&ids), if is_of_tenant { unnamed(&state, &ids) } else { Vec::new() })
+    };
+    let told = |tier| if purging.contains(&tier) { still_on(tier, wait) } else { not_whole(tier, wait) };
+    let mut own: Vec<(&str, Error)> = own.into_iter().map(|tier| (tier, told(tier))).collect();
+    own.extend(unnamed_error(&unnamed).map(|error| ("disks", error)));
     let is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok());
     reply.held_blocks = shared.event(|state| {
         let is_everywhere = request.shared_stores || state.tiers.shared_stores().next().is_none();
@@ -90,15 +95,25 @@ fn begin(state: &mut State, shared: &Shared, request: &PurgeRequest, ids: &[Name
     Emptying::begin(state, shared, ids.iter().copied().collect(), deadline)
 }
 
-/// Waits, for a limited time, until this host's own tiers have no block of these namespaces; not for tiers from which
-/// nothing goes. Returns the tiers that still have some. The purge goes on whether or not anybody waits for it.
-async fn still_on_own_tiers(shared: &Shared, ids: &[NamespaceId], wait: Duration) -> Vec<&'static str> {
+/// Waits, for a limited time, until this host's own tiers have no block of these namespaces, and, for a tenant, until
+/// it is known which namespaces they have; not for tiers from which nothing goes. Returns the tiers of which that is
+/// not so. The purge goes on whether or not anybody waits for it.
+async fn still_on_own_tiers(
+    shared: &Shared,
+    ids: &[NamespaceId],
+    is_of_tenant: bool,
+    wait: Duration,
+) -> Vec<&'static str> {
     let start = tokio::time::Instant::now();
     let (mut last, mut moved) = (None, start);
     loop {
         let (purging, removed) = {
             let tiers = &shared.lock().tiers;
-            (tiers.purging(ids), tiers.purged_blocks())
+            let mut purging = tiers.purging(ids);
+            let unknown = tiers.own_not_whole().filter(|tier| is_of_tenant && !purging.contains(tier));
+            let unknown: Vec<&str> = unknown.collect();
+            purging.extend(unknown);
+            (purging, tiers.purged_blocks())
         };
         if last.replace(removed) != Some(removed) {
             moved = tokio::time::Instant::now();
@@ -119,6 +134,12 @@ fn still_on(tier: &str, wait: Duration) -> Error {
     )
 }
 
+fn not_whole(tier: &str, wait: Duration) -> Error {
+    let says = "the pool is purged, but a tier is not open, or a disk of it is missing: what it holds of the tenant is not known";
+    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
+    error.hint("purge again when `forebay inspect` shows the tier with all its disks")
+}
+
 /// Of a namespace that the core does not know.
 fn purge_tiers(state: &mut State, id: NamespaceId) {
     if state.tiers.has_own_disks() {
@@ -127,9 +148,10 @@ fn purge_tiers(state: &mut State, id: NamespaceId) {
     }
 }
 
-/// Namespaces on this host's disks whose descriptors went with an earlier pool.
-fn unnamed(state: &State) -> Vec<NamespaceId> {
-    let named: BTreeSet<NamespaceId> = state.namespaces.ids().collect();
+/// Namespaces on this host's disks, but for `purged`, whose descriptors went with an earlier pool or were given up
+/// before a restart.
+fn unnamed(state: &State, purged: &[NamespaceId]) -> Vec<NamespaceId> {
+    let named: BTreeSet<NamespaceId> = state.namespaces.known().chain(purged.iter().copied()).collect();
     state.tiers.namespaces_found().difference(&named).copied().collect()
 }
 
@@ -140,7 +162,7 @@ fn unnamed_error(unnamed: &[NamespaceId]) -> Option<Error> {
     if unnamed.len() > SHOWN {
         shown.push("…".to_owned());
     }
-    let hint = "these namespaces were written before the pool was lost: start the tenant's engines once and purge again, \
+    let hint = "these namespaces were written before the pool was lost, or have given up their places to others: start the tenant's engines once and purge again, \
                 or purge namespaces with `--namespace`";
     let error = Error::new(ErrorKind::NotFound, says).with("namespaces", shown.join(", "));
     (!unnamed.is_empty()).then(|| error.with("count", unnamed.len()).hint(hint))

@@ -225,6 +225,12 @@ impl Driver {
         queues.into_iter().for_each(|waiting| waiting.offer(tier));
     }
 
+    /// Whether the tier is open with all its parts, and has told of all blocks that they had.
+    pub(super) fn is_whole(&self) -> bool {
+        let tier = self.tier.as_ref().map(Stack::tier);
+        tier.is_some_and(|tier| tier.missing_parts() == 0 && !tier.has_more_found())
+    }
+
     /// Says how much of the pool is there, so that it can be pinned for the disks' engines.
     fn register(&mut self, populated_bytes: u64) {
         if populated_bytes > self.registered_bytes

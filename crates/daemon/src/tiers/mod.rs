@@ -146,6 +146,11 @@ impl Tiers {
         self.drivers.iter().filter(is_purging).map(|driver| driver.name).collect()
     }
 
+    /// Names of this host's own tiers that are not open, lack a part, or have not told of all the blocks that they had.
+    pub fn own_not_whole(&self) -> impl Iterator<Item = &'static str> {
+        self.drivers.iter().filter(|driver| !driver.is_shared && !driver.is_whole()).map(|driver| driver.name)
+    }
+
     /// Blocks that purges removed from this host's own tiers since these were opened.
     pub fn purged_blocks(&self) -> u64 {
         self.drivers.iter().map(|driver| driver.purge_report().removed_blocks).sum()

@@ -68,7 +68,9 @@ struct Walk {
 impl Purges {
     /// Blocks that the tier had from the start.
     pub fn note_found(&mut self, found: &[(BlockKey, Location)]) {
-        self.found.extend(found.iter().map(|(key, _)| key.namespace));
+        let others = found.iter().map(|(key, _)| key.namespace).filter(|namespace| !self.is_purging(*namespace));
+        let others: Vec<NamespaceId> = others.collect();
+        self.found.extend(others);
     }
 
     /// See [`super::Tiers::namespaces_found`].

@@ -147,6 +147,11 @@ pub trait Driven: Timed + Send {
     /// Appends blocks of parts that came after the tier was opened, some at a time; it is woken for the rest.
     fn take_found(&mut self, _found: &mut Vec<(BlockKey, Location)>) {}
 
+    /// Whether there are more of them to take.
+    fn has_more_found(&self) -> bool {
+        false
+    }
+
     /// Parts of an own tier that are configured and not in use.
     fn missing_parts(&self) -> usize {
         0

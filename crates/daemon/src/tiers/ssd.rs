@@ -219,6 +219,10 @@ impl Driven for Ssd {
         Ssd::take_found(self, found);
     }
 
+    fn has_more_found(&self) -> bool {
+        Ssd::has_more_found(self)
+    }
+
     fn missing_parts(&self) -> usize {
         self.missing()
     }

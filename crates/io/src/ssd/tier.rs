@@ -146,11 +146,16 @@ impl Ssd {
             found.extend(served.map(|entry| (entry.key(), entry.location())));
             next.into_iter().for_each(|at| self.found.push_front((place, at)));
         }
-        let is_more = !self.found.is_empty();
+        let is_more = self.has_more_found();
         if is_more {
             self.inbox.waker.wake();
         }
         is_more
+    }
+
+    /// Whether [`Ssd::take_found`] has more blocks of disks that came.
+    pub fn has_more_found(&self) -> bool {
+        !self.found.is_empty()
     }
 
     /// Advances the time for the write budgets, delayed flushes and sick disks. `now` counts from any fixed moment;
