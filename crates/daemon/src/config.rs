@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use forebay_core::Result;
 use forebay_io::header::Sealing;
 
+use crate::http::Hosts;
 use crate::tiers;
 
 pub use crate::tiers::spec::TierSpec;
@@ -67,6 +68,7 @@ impl Config {
     /// Checks each configured tier by its values and its files of secrets. `serve` refuses to start with such an error.
     pub fn check(&self) -> Result<()> {
         self.sealing()?;
+        Hosts::new(&self.http.hosts)?;
         self.configured_tiers().try_for_each(TierSpec::check)
     }
 

@@ -35,7 +35,7 @@ pub async fn serve(config: Config) -> Result<()> {
     let rpc = listen::bind(&config.socket.directory, RPC_SOCKET, &config.socket.allow_uids)?;
     let attach = listen::bind(&config.socket.directory, ATTACH_SOCKET, &config.socket.allow_uids)?;
     let pages = http::bind(config.http.address).await?;
-    let hosts = http::Hosts::new(&config.http.hosts);
+    let hosts = http::Hosts::new(&config.http.hosts)?;
     let directory = config.socket.directory.clone();
     let clients = Clients::new(Limits::of(&config, clients::raise_limit(&config)));
     // A disk that is misnamed or in use stops the start before the pool is touched.

@@ -64,7 +64,7 @@ async fn server() -> Server {
     let listener =
         http::bind(HttpAddress::At(([127, 0, 0, 1], 0).into())).await.unwrap().expect("an address was given");
     let (address, daemon) = (listener.local_addr().unwrap(), Arc::new(Daemon::default()));
-    tokio::spawn(http::serve(listener, Hosts::new(&["ops.example".to_owned()]), daemon.clone()));
+    tokio::spawn(http::serve(listener, Hosts::new(&["ops.example".to_owned()]).unwrap(), daemon.clone()));
     Server { address, daemon }
 }
 

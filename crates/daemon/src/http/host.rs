@@ -6,14 +6,21 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use forebay_core::{Error, Result};
 use hyper::header::{HOST, HeaderMap};
 
 /// Names of this daemon, besides its addresses.
 pub struct Hosts(Vec<String>);
 
 impl Hosts {
-    pub fn new(names: &[String]) -> Hosts {
-        Hosts(names.to_vec())
+    /// Errors with what no request can name.
+    pub fn new(names: &[String]) -> Result<Hosts> {
+        match names.iter().find(|name| !is_name(name)) {
+            None => Ok(Hosts(names.to_vec())),
+            Some(name) => Err(Error::invalid("`http.hosts` must be a list of host names")
+                .with("name", name)
+                .hint("give names as `ops.example.org`, without scheme, port, wildcard or a dot at the end")),
+        }
     }
 
     pub(super) fn are_meant(&self, headers: &HeaderMap) -> bool {
@@ -32,13 +39,31 @@ impl Hosts {
     }
 }
 
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    name.split('.').all(is_label)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn what_no_request_can_name_is_refused() {
+        let refused = |name: &str| Hosts::new(&[name.to_owned()]).err().and_then(|error| error.hint_text().map(drop));
+        for name in ["", "ops:80", "*", "[::1]", "ops.example.", ".ops", "a b", "\u{e9}vil", "https://ops"] {
+            assert!(refused(name).is_some(), "{name}");
+        }
+        for name in ["ops", "Ops-1.example.org", "gpu_07", "10.0.0.7"] {
+            assert!(refused(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
     fn addresses_localhost_and_configured_names_are_this_daemon_and_no_other_name_is() {
-        let hosts = Hosts::new(&["ops.example.org".to_owned()]);
+        let hosts = Hosts::new(&["ops.example.org".to_owned()]).unwrap();
         let ours =
             ["127.0.0.1", "10.0.0.7:9477", "[::1]:9477", "[::1]", "localhost", "LocalHost:80", "Ops.Example.org:8"];
         let others =

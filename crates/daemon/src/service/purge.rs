@@ -162,8 +162,8 @@ fn unnamed_error(unnamed: &[NamespaceId]) -> Option<Error> {
     if unnamed.len() > SHOWN {
         shown.push("…".to_owned());
     }
-    let hint = "these namespaces were written before the pool was lost, or have given up their places to others: start the tenant's engines once and purge again, \
-                or purge namespaces with `--namespace`";
+    let hint = "these namespaces were written before the pool was lost, or have given up their places to others: start \
+                the tenant's engines once and purge again, or purge namespaces with `--namespace`";
     let error = Error::new(ErrorKind::NotFound, says).with("namespaces", shown.join(", "));
     (!unnamed.is_empty()).then(|| error.with("count", unnamed.len()).hint(hint))
 }
