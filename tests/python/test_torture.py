@@ -1,13 +1,24 @@
-"""The reader of the pool's files that knows their format alone (tests/torture/reader.py)."""
+"""The torture (tests/torture) for some seconds, and whether it notices what it is there to notice.
+
+`make torture` is an hour of it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rig.engine import clean_env
 from rig.paths import CHECKOUT
 from torture.reader import Reader
+
+# A run ends with calm, one more start of the daemon, and checks of what is left.
+MINUTES_AT_MOST = 6
 
 
 def released_pool(directory: Path) -> Path:
@@ -53,3 +64,38 @@ def test_the_reader_reads_a_released_pool_and_complains_of_each_change(
     change(pool / file, at, content)
     found = Reader(pool).read().complaints
     assert [said[: len(meant)] for said, meant in zip(found, complaints, strict=True)] == complaints
+
+
+def torture(*arguments: str) -> tuple[int, str]:
+    seed = random.SystemRandom().randrange(1 << 32)
+    env = clean_env() | {"PYTHONPATH": str(CHECKOUT / "tests")}
+    if binary := os.environ.get("FOREBAY_BIN"):
+        env["FOREBAY_BIN"] = binary
+    argv = [sys.executable, "-m", "torture", "--seed", str(seed), *arguments]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60 * MINUTES_AT_MOST, check=False)
+    print(done.stdout, done.stderr)
+    return done.returncode, done.stdout
+
+
+def test_some_seconds_of_torture_find_nothing_wrong() -> None:
+    status, output = torture("--seconds", "20")
+    assert status == 0
+    counts = json.loads(output.splitlines()[-1])
+    for what in ("loaded_blocks", "stored_blocks", "got_blocks", "stops", "read_pages_up", "read_pages_down", "audits"):
+        assert counts[what] > 0, what
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "complaint"),
+    [
+        ("flip-down", "does not match the checksum of its entry"),
+        ("flip-up", "loads were not what their birth records say"),
+        ("foreign", "says that it is page 0 of 0000"),
+        ("mixed", "is its own page"),
+        ("unpurged", "had succeeded"),
+    ],
+)
+def test_harm_is_noticed(sabotage: str, complaint: str) -> None:
+    status, output = torture("--seconds", "3", "--sabotage", sabotage)
+    assert status == 1
+    assert complaint in output
