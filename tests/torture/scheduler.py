@@ -216,8 +216,7 @@ class Scheduler:
         reports = self.reports(job)
         if not all(report["whole"] for report in reports):
             states = [report["state"] for report in reports]
-            self.board.add("failed_loads")
-            print(f"a load of leased blocks failed: session {self.session.state()}, ranks {states}", flush=True)
+            self.board.fail(f"a load of leased blocks failed: session {self.session.state()}, ranks {states}")
             return
         for per_rank in zip(*(report["stores"] for report in reports), strict=True):
             if len(set(per_rank)) > 1:
