@@ -510,7 +510,7 @@ mod tests {
 
         use super::*;
 
-        fn reseal(bytes: &mut Vec<u8>) {
+        fn reseal(bytes: &mut [u8]) {
             if let Some(file) = bytes.first_chunk_mut::<FILE_BYTES>() {
                 let seal = checksum(&file[..SEAL_AT]);
                 file[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());

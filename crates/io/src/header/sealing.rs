@@ -341,7 +341,7 @@ mod tests {
             [&sum(sealing, number, bytes).header().write()[..], bytes].concat()
         }
 
-        fn reseal_first(bytes: &mut Vec<u8>) {
+        fn reseal_first(bytes: &mut [u8]) {
             if let Some(head) = bytes.first_chunk_mut::<HEADER_BYTES>() {
                 reseal(head);
             }

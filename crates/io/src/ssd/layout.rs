@@ -656,7 +656,7 @@ mod tests {
         }
 
         /// As somebody would who can write the format.
-        fn reseal(bytes: &mut Vec<u8>) {
+        fn reseal(bytes: &mut [u8]) {
             let Some((page, listed)) = bytes.split_first_chunk_mut::<PAGE_BYTES>() else { return };
             let reseal_records = |bytes: &mut [u8]| {
                 for record in bytes.chunks_exact_mut(RECORD_BYTES) {

@@ -80,7 +80,7 @@ fn run(name: &'static str, is_mended: bool) {
     let target = Target::new(name, vec![image.clone()]).places(fields(&image)).cases(300);
     // The image is there twice on the disk, and once more with what changed.
     let target = target.allocates(8, 8 << 20);
-    let target = if is_mended { target.mended(|bytes| reseal(bytes)) } else { target };
+    let target = if is_mended { target.mended(reseal) } else { target };
     target.run(|bytes| {
         let look = Region::anonymous(PAGE).unwrap();
         let disk = SimulatedDisk::from_image(bytes.to_vec());
