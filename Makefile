@@ -76,7 +76,7 @@ simulation:
 fuzz:
 	FUZZ_SECONDS=$(or $(SECONDS),300) RUSTFLAGS="-C overflow-checks -C debug-assertions" cargo test --locked --quiet --release \
 		--all-features --target-dir target/fuzz --package forebay-core --package forebay-io --package forebay-fabric \
-		--package forebay-sim --lib --test ssd -- --nocapture fuzz::
+		--package forebay-daemon --package forebay-sim --lib --test ssd -- --nocapture fuzz::
 
 # The checksums, the core and the pool as an aarch64 host runs them, under Debian's qemu. It has no ptrace, no huge
 # pages and no signals for missing memory, and starts no other process of its own kind: tests of the pool that need one
