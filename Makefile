@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture aarch64 lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 lint types licences deny check fast golden wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -51,7 +51,7 @@ e2e: build servers
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests/e2e
 
 # What takes longer than a change should wait for, or asks a package registry what is new.
-long: newest vllm-own-tests schedules rolling simulation torture aarch64 deny
+long: newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 deny
 
 # The connector on the newest vLLM; which versions there are is said in tools/versions.env alone.
 newest: build
@@ -74,6 +74,13 @@ simulation:
 # Real processes on one pool, stopped at random instructions and killed, with a reader of the pool's files beside them.
 torture: build
 	PYTHONPATH=tests $(BIN)/python -m torture --seconds $(or $(SECONDS),3600)
+
+# All parsers with many more mutated inputs than in every run of the Rust tests, in release mode with overflows checked:
+# SECONDS for each target, of which two run at a time, so that all take about an hour.
+fuzz:
+	FUZZ_SECONDS=$(or $(SECONDS),300) RUSTFLAGS="-C overflow-checks -C debug-assertions" cargo test --locked --quiet --release \
+		--all-features --target-dir target/fuzz --package forebay-core --package forebay-io --package forebay-fabric \
+		--package forebay-daemon --package forebay-sim --lib --test ssd -- --nocapture fuzz::
 
 # The checksums, the core and the pool as an aarch64 host runs them, under Debian's qemu. It has no ptrace, no huge
 # pages and no signals for missing memory, and starts no other process of its own kind: tests of the pool that need one

@@ -247,4 +247,26 @@ mod tests {
         assert!(Layout::new(vec![(1, group(&[1])), (1, group(&[1]))]).is_err());
         assert!(Layout::new(vec![]).is_err());
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        #[test]
+        fn whatever_bytes_a_pool_holds_they_are_one_layout_or_none() {
+            let windowed = GroupLayout { attention: Attention::Windowed, is_replicated: true, ..group(&[7]) };
+            let made = [vec![(0, group(&[4096, 4096]))], vec![(3, group(&[1; 64])), (u16::MAX, windowed)]];
+            let inputs = made.map(|groups| Layout::new(groups).unwrap().to_bytes()).to_vec();
+            Target::new("layouts", inputs).cases(30_000).run(|bytes| {
+                let read = Layout::from_bytes(bytes).map_err(|error| error.kind() == ErrorKind::Corrupt)?;
+                assert_eq!(Layout::from_bytes(&read.to_bytes()).unwrap(), read, "it is read as it was written");
+                for (_, group) in read.groups() {
+                    assert!(group.slot_bytes() <= Layout::MAX_BLOCK_BYTES);
+                    assert!((0..group.writers()).all(|rank| group.slice(rank).end <= group.block_bytes()));
+                }
+                Ok::<_, bool>(read.groups().count())
+            });
+        }
+    }
 }

@@ -156,4 +156,24 @@ mod tests {
             prop_assert_eq!(a == b, left.id() == right.id());
         }
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        #[test]
+        fn whatever_text_a_pool_holds_it_is_one_descriptor_or_none() {
+            let made = [descriptor(&[("model", "a=b"), ("tenant", "x\\\n")]), descriptor(&[("kv_dtype", "")])];
+            let inputs = made.iter().map(|descriptor| descriptor.to_text().into_bytes()).collect();
+            let words: [&[u8]; 5] = [b"=", b"\n", b"\\", b"\\n", b"tenant="];
+            Target::new("descriptors", inputs).words(&words).cases(30_000).run(|bytes| {
+                let text = String::from_utf8_lossy(bytes);
+                let read = Descriptor::from_text(&text).map_err(|error| error.to_string().len())?;
+                let again = Descriptor::from_text(&read.to_text()).expect("what was written is read");
+                assert_eq!((again.id(), &again), (read.id(), &read));
+                Ok::<_, usize>((read.fields().count(), read.tenant().is_empty()))
+            });
+        }
+    }
 }

@@ -27,7 +27,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -99,7 +100,12 @@ pub async fn serve(listener: TcpListener, hosts: Hosts, source: Arc<impl Source>
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, hosts: Arc<Hosts>, source: Arc<impl Source>, is_answering: Arc<AtomicBool>) {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    hosts: Arc<Hosts>,
+    source: Arc<impl Source>,
+    is_answering: Arc<AtomicBool>,
+) {
     let service = service_fn(move |request| {
         let (hosts, source, is_answering) = (hosts.clone(), source.clone(), is_answering.clone());
         async move {
@@ -205,4 +211,86 @@ fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Fu
         .header(CACHE_CONTROL, "no-store")
         .body(Full::new(Bytes::from(body)))
         .expect("status and headers are constants")
+}
+
+#[cfg(test)]
+mod fuzz {
+    use std::fmt::Write;
+
+    use forebay_fuzz::Target;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    struct Still;
+
+    impl Source for Still {
+        async fn health(&self) -> Health {
+            Health {
+                core_silence: Duration::ZERO,
+                is_recovered: true,
+                populated_bytes: 8 << 20,
+                needed_bytes: 2 << 20,
+                is_draining: false,
+                tiers: Vec::new(),
+            }
+        }
+
+        async fn frame(&self, request: FrameRequest) -> String {
+            format!("{request:?}")
+        }
+
+        async fn snapshot(&self) -> Result<Snapshot> {
+            Ok(Snapshot::default())
+        }
+    }
+
+    #[test]
+    fn whatever_a_query_says_it_is_one_request_for_a_frame_or_none() {
+        let inputs = ["boot=ab&hour_last=7&day_last=18446744073709551615", "", "&boot="].map(|query| query.into());
+        let words: [&[u8]; 6] = [b"&", b"=", b"boot=", b"hour_last=", b"%41", b"+"];
+        Target::new("queries", inputs.to_vec()).words(&words).cases(30_000).run(|bytes| {
+            let query = String::from_utf8_lossy(bytes);
+            let request = frame_request(&query)?;
+            let FrameRequest { boot, hour_last, day_last } = &request;
+            let mut again = String::new();
+            write!(again, "boot={boot}&hour_last={hour_last}&day_last={day_last}").expect("a text has room");
+            assert_eq!(frame_request(&again).as_ref(), Some(&request), "it is read as it was meant");
+            Some((boot.is_empty(), *hour_last == 0, *day_last == 0))
+        });
+    }
+
+    /// As over TCP, less the socket: hyper's reading of a request's head, with this server's limits.
+    #[test]
+    fn whatever_a_request_says_it_is_answered_or_the_connection_ends() {
+        let requests = [
+            "GET /frame.json?boot=ab&hour_last=7 HTTP/1.1\r\nHost: 127.0.0.1:9477\r\nAccept: */*\r\n\r\n",
+            "HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n",
+            "POST /metrics HTTP/1.1\r\nHost: ops.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "GET http://[::1]:1/readyz HTTP/1.0\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\nabc",
+        ];
+        let words: [&[u8]; 8] = [b"\r\n", b"\r\n\r\n", b": ", b"Host: ", b" HTTP/1.1", b"Upgrade: h2c", b"\0", b"?"];
+        let inputs = requests.map(|request| request.into()).to_vec();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        let runtime = runtime.expect("a runtime");
+        let hosts = Arc::new(Hosts::new(&["ops.example".to_owned()]).unwrap());
+        let target = Target::new("requests", inputs).words(&words).cases(4000).allocates(64, 2 << 20);
+        target.run(|bytes| {
+            runtime.block_on(async {
+                let (mut client, server) = tokio::io::duplex(1 << 20);
+                let told = Arc::new(AtomicBool::new(false));
+                let talk = timeout(DEADLINE, converse(server, hosts.clone(), Arc::new(Still), told));
+                let ask = async {
+                    let _ = client.write_all(bytes).await;
+                    let _ = client.shutdown().await;
+                    let mut answer = Vec::new();
+                    let _ = client.read_to_end(&mut answer).await;
+                    answer
+                };
+                let (ended, answer) = tokio::join!(talk, ask);
+                assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."), "{}", answer.escape_ascii());
+                (ended.is_ok(), answer.get(9..12).map(<[u8]>::to_vec))
+            })
+        });
+    }
 }

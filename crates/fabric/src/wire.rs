@@ -166,7 +166,8 @@ impl Header {
     }
 }
 
-fn tag(key: &Key, sequence: u64, header: &[u8], body: &[u8]) -> u64 {
+/// Of frame number `sequence` of its direction.
+pub fn tag(key: &Key, sequence: u64, header: &[u8], body: &[u8]) -> u64 {
     let sequence = sequence.to_le_bytes();
     let mut short = [0; SHORT_BYTES];
     let bytes = sequence.len() + header.len() + body.len();
@@ -362,5 +363,74 @@ mod tests {
         assert!(segments_from_wire(&list(u64::MAX), 0).is_err());
         assert!(segments_from_wire(&list(64), 65).is_err());
         assert_eq!(segments_from_wire(&list(64), 64).unwrap().len(), 1);
+    }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        /// A frame whose tag is made right again, as a peer can that knows the secret.
+        fn retag(bytes: &mut [u8]) {
+            let Some((header, body)) = bytes.split_first_chunk_mut::<HEADER_BYTES>() else { return };
+            let tag = tag(&KEY, 5, &header[..24], body);
+            header[24..].copy_from_slice(&tag.to_le_bytes());
+        }
+
+        #[test]
+        fn whatever_a_peer_sends_is_a_frame_as_it_was_sent_or_ends_the_session() {
+            let list = segments_to_wire(&[segment(9, 4096, 64), segment(u64::MAX, 0, 1)]);
+            let frame = |kind, count, body: &[u8], payload| {
+                let header = Header { kind, count, body: body.len() as u32, payload, op: 77 };
+                [&header.sealed(&KEY, 5, body)[..], body].concat()
+            };
+            let inputs = vec![
+                frame(Kind::Read, 2, &list, 0),
+                frame(Kind::Write, 2, &list, 65),
+                frame(Kind::Data, 0, &[], 1 << 20),
+                frame(Kind::Message, 1, b"a notice", 0),
+                frame(Kind::Refused, 4, &[], 0),
+                frame(Kind::Taken, 64, &[], 0),
+                frame(Kind::Map, 0, &[], 0),
+            ];
+            Target::new("frames", inputs).mended(retag).cases(40_000).run(|bytes| {
+                let Some((head, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return (0, false, 0) };
+                let Ok(header) = Header::parse(head) else { return (1, false, 0) };
+                assert!(header.body as usize <= MOST_BODY_BYTES && u64::from(header.payload) <= PIECE_BYTES);
+                let Some(body) = body.get(..header.body as usize) else { return (2, false, 0) };
+                let is_sent = Header::check(head, body, &KEY, 5).is_ok();
+                assert_eq!(is_sent, header.sealed(&KEY, 5, body) == *head, "the tag is of what was read");
+                let segments = segments_from_wire(body, header.payload);
+                if let Ok(segments) = &segments {
+                    let whole = body.len() - body.len() % SEGMENT_BYTES;
+                    assert_eq!(segments_to_wire(segments), body[..whole], "segments are read as they were written");
+                    assert!(segments.iter().map(|segment| segment.bytes).sum::<u64>() <= PIECE_BYTES);
+                }
+                (3 + header.kind as u32, is_sent, segments.map_or(0, |segments| 1 + segments.len()))
+            });
+        }
+
+        #[test]
+        fn whatever_a_stranger_says_first_is_one_greeting_or_none() {
+            let hello = Hello { session: [1; 16], epoch: 5, index: 1, connections: 2, nonce: [2; 32] };
+            let answer = Answer { epoch: 7, nonce: [3; 32], proof: [4; 32] };
+            let inputs = vec![hello.to_wire().to_vec(), answer.to_wire().to_vec()];
+            Target::new("greetings", inputs).cases(40_000).run(|bytes| {
+                let Some(bytes) = bytes.first_chunk::<HELLO_BYTES>() else { return (0, 0) };
+                let (hello, answer) = (Hello::from_wire(bytes), Answer::from_wire(bytes));
+                if let Ok(hello) = hello {
+                    assert_eq!(Hello::from_wire(&hello.to_wire()).unwrap(), hello);
+                    assert!(hello.index < hello.connections && hello.connections <= MOST_CONNECTIONS);
+                }
+                if let Ok(answer) = answer {
+                    assert_eq!(Answer::from_wire(&answer.to_wire()).unwrap(), answer);
+                }
+                (1 + hello.map_or(0, |hello| hello.connections), u32::from(answer.is_ok()))
+            });
+        }
+
+        fn segment(name: u64, offset: u64, bytes: u64) -> WireSegment {
+            WireSegment { name, offset, bytes }
+        }
     }
 }

@@ -305,4 +305,51 @@ mod tests {
         assert_eq!(trace.unique(), 5);
         assert!(parse(text).is_err());
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+        use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+        use super::*;
+
+        fn texts() -> Vec<Vec<u8>> {
+            let mooncake =
+                "{\"timestamp\": 5, \"input_length\": 1100, \"output_length\": 1, \"hash_ids\": [10, 11, 12]}\n";
+            let bailian = "{\"chat_id\": 1, \"timestamp\": 0.005, \"input_length\": 40, \"type\": \"text\", \"hash_ids\": [7, 8]}\n";
+            let own = "{\"forebay_trace\":1,\"namespaces\":[{\"block_tokens\":16,\"block_bytes\":4096}]}\n\
+                {\"at_us\":5000,\"namespace\":0,\"keys\":[\"aa\",\"bb\"]}\n{\"at_us\":5001,\"namespace\":0,\"keys\":[\"aa\",\"cc\"]}\n";
+            [mooncake, bailian, own].map(|text| text.repeat(2).into_bytes()).to_vec()
+        }
+
+        /// What tells traces apart; what is read can be asked for every request.
+        fn kind(read: Result<Trace>) -> Result<(usize, u64), String> {
+            let trace = read.map_err(|error| error.to_string().split('`').next().unwrap_or("").to_owned())?;
+            for request in (0..trace.len()).map(|number| trace.request(number)) {
+                assert!(request.blocks.iter().all(|block| u64::from(*block) < trace.accesses() as u64));
+            }
+            Ok((trace.len().min(8), trace.shapes.len() as u64))
+        }
+
+        #[test]
+        fn whatever_lines_a_trace_has_they_are_read_or_named() {
+            let words: [&[u8]; 8] =
+                [b"\n", b"null", b"[[[[[[", b"\"hash_ids\": []", b"1e999", b"-0", b"\\u0000", b"{}"];
+            let target = Target::new("traces", texts()).words(&words).cases(20_000).allocates(200, 4 << 20);
+            target.run(|bytes| kind(read_lines("fuzz", bytes, Hints::default())));
+        }
+
+        #[test]
+        fn whatever_an_archive_holds_it_is_read_or_refused() {
+            let archives: Vec<Vec<u8>> =
+                texts().iter().map(|text| compress_to_vec(&text[..], CompressionLevel::Fastest)).collect();
+            let home = tempfile::tempdir().unwrap();
+            let path = home.path().join("trace.jsonl.zst");
+            // The window of a decoder is what its header says, up to a limit of the decoder's.
+            let target = Target::new("archives", archives).cases(1500).allocates(4000, 256 << 20);
+            target.run(|bytes| {
+                std::fs::write(&path, bytes).unwrap();
+                kind(read(&path, Hints::default()))
+            });
+        }
+    }
 }

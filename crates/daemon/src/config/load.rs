@@ -385,4 +385,78 @@ mod tests {
         assert!(first_unmet(&Config::default()).is_none());
         assert_eq!(Config::default().pool.capacity_bytes, Bytes(4 << 30));
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        /// As `forebay config` prints it, without what it must not print.
+        fn shown(config: &Config) -> Vec<(&'static str, Value)> {
+            let shown = keys().into_iter().filter(|key| !key.is_secret);
+            shown.filter_map(|key| Some((key.name, config.value(key)?))).collect()
+        }
+
+        /// Text goes without its quotes.
+        fn as_flags(values: &[(&str, Value)]) -> Vec<(String, String)> {
+            let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            values.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
+        }
+
+        fn files() -> Vec<Vec<u8>> {
+            let defaults = shown(&Config::default());
+            let all: String = defaults.iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
+            let short = "[pool]\ncapacity_bytes = \"8GiB\" # as before\npolicy = 'lru'\n[tier.ssd]\ndisks = [\"/ssd/a\", '/ssd/b']\n\
+                [limits]\nengines = 0x10\n[http]\naddress = \"[::1]:0\"\nhosts = [\n\"ops\", # ours\n]\n[alarm]\n";
+            vec![all.into_bytes(), short.as_bytes().to_vec()]
+        }
+
+        #[test]
+        fn whatever_a_file_says_it_is_refused_or_means_what_is_shown() {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("forebay.toml");
+            let words: [&[u8]; 10] =
+                [b"\n", b"=", b"[", b"]", b"\"\"\"", b"GiB", b"true", b"1e400", b"0xffffffffffffffff", b"pool."];
+            let target = Target::new("configurations", files()).words(&words).cases(3000).allocates(400, 1 << 20);
+            target.run(|bytes| {
+                std::fs::write(&path, bytes).unwrap();
+                let sources = Sources { file: Some(path.clone()), ..Sources::default() };
+                let loaded = load(&sources).map_err(|error| {
+                    assert!(error.hint_text().is_some() || std::str::from_utf8(bytes).is_err(), "{error}");
+                    format!("{:?}", error.kind())
+                })?;
+                let values = shown(&loaded.config);
+                let flags = as_flags(&values);
+                let again = load(&Sources { flags, ..Sources::default() }).expect("what is shown is read");
+                assert_eq!(shown(&again.config), values, "what is shown is what is meant");
+                Ok::<_, String>(loaded.origins.len())
+            });
+        }
+
+        #[test]
+        fn whatever_a_variable_or_flag_says_it_is_refused_or_means_what_is_shown() {
+            let line = |(name, value): (&str, Value)| format!("{name}={value}\n");
+            let flags: String = shown(&Config::default()).into_iter().map(line).collect();
+            let variables =
+                "FOREBAY_POOL_CAPACITY_BYTES=8GiB\nFOREBAY_LIMITS_ENGINES=7\nFOREBAY_HTTP_HOSTS=[\"ops\"]\n";
+            let inputs = vec![flags.into_bytes(), variables.as_bytes().to_vec()];
+            let words: [&[u8]; 6] = [b"=", b"\n", b"FOREBAY_", b"TiB", b"18446744073709551616", b"\""];
+            let target = Target::new("variables and flags", inputs).words(&words).cases(3000).allocates(400, 1 << 20);
+            target.run(|bytes| {
+                let text = String::from_utf8_lossy(bytes);
+                let (mut flags, mut variables) = (Vec::new(), Vec::new());
+                for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+                    let is_variable = name.starts_with("FOREBAY_") && name != CONFIG_VARIABLE;
+                    if is_variable { &mut variables } else { &mut flags }.push((name.to_owned(), value.to_owned()));
+                }
+                let loaded = load(&Sources { flags, variables, ..Sources::default() });
+                let loaded = loaded.map_err(|error| (format!("{:?}", error.kind()), error.hint_text().is_some()))?;
+                let values = shown(&loaded.config);
+                let flags = as_flags(&values);
+                let again = load(&Sources { flags, ..Sources::default() }).expect("what is shown is read");
+                assert_eq!(shown(&again.config), values, "what is shown is what is meant");
+                Ok::<_, (String, bool)>(loaded.origins.len())
+            });
+        }
+    }
 }

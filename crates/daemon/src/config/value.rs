@@ -72,13 +72,15 @@ impl fmt::Debug for ServerUrl {
 
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = self.0.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?)));
-        match parts {
-            Some((scheme, (who, place))) => {
+        let Some((before, place)) = self.0.rsplit_once('@') else { return f.write_str(&self.0) };
+        let parts = before.split_once("://");
+        match parts.filter(|(scheme, _)| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
+            Some((scheme, who)) => {
                 let user = who.split_once(':').map_or(who, |(user, _)| user);
                 write!(f, "{scheme}://{user}:***@{place}")
             }
-            None => f.write_str(&self.0),
+            // The scheme is mistyped, so nothing tells where a password begins.
+            None => write!(f, "***@{place}"),
         }
     }
 }
@@ -404,6 +406,9 @@ mod tests {
             ("redis://cache:6379/1", "redis://cache:6379/1"),
             ("redis://:secret@cache", "redis://:***@cache"),
             ("rediss://me:sec@ret@[::1]:7", "rediss://me:***@[::1]:7"),
+            ("redis:/me:secret@cache", "***@cache"),
+            ("me:secret@cache", "***@cache"),
+            ("me:secret@redis://cache", "***@redis://cache"),
         ] {
             let url = ServerUrl(url.to_string());
             assert_eq!((url.to_string(), format!("{url:?}")), (shown.to_string(), format!("{shown:?}")));

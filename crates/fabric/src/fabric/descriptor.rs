@@ -88,4 +88,20 @@ mod tests {
             assert!(Descriptor::from_bytes(&wrong).is_err(), "byte {at}");
         }
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        #[test]
+        fn whatever_bytes_a_program_passes_on_they_are_one_descriptor_or_none() {
+            let made = Descriptor { epoch: 1, name: 2, bytes: 3, rights: Rights::READ, is_mappable: true };
+            Target::new("memory descriptors", vec![made.to_bytes().to_vec()]).cases(30_000).run(|bytes| {
+                let read = Descriptor::from_bytes(bytes).ok()?;
+                assert_eq!(read.to_bytes(), bytes, "it is read as it was written");
+                Some((read.rights.read, read.rights.write, read.is_mappable))
+            });
+        }
+    }
 }

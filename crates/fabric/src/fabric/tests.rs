@@ -117,6 +117,13 @@ impl Attacker {
         let _ = self.stream.write_all(&[&sealed, body, payload].concat());
     }
 
+    /// A frame of any 24 bytes, with the tag that they should have.
+    fn say_any(&mut self, head: &[u8; 24], body: &[u8], payload: &[u8]) {
+        let tag = crate::wire::tag(&self.send.0, self.send.1, head, body).to_le_bytes();
+        self.send.1 += 1;
+        let _ = self.stream.write_all(&[head, &tag[..], body, payload].concat());
+    }
+
     /// With a descriptor beside each of so many bytes of the frame.
     fn say_with_files(&mut self, kind: Kind, op: u64, files: usize) {
         let header = Header { kind, count: 0, body: 0, payload: 0, op };
@@ -513,5 +520,76 @@ fn who_was_given_a_file_to_read_cannot_open_it_again_to_write() {
         assert!(Memory::of_peer(&file, 4096, false).is_ok());
         // The owner writes as before.
         memory.write(0, b"news");
+    }
+}
+
+mod fuzz {
+    use forebay_fuzz::Target;
+
+    use super::*;
+
+    /// In a script a region's name is its number.
+    const NAMES: std::ops::Range<u64> = 0..2;
+
+    /// One frame of a script: its header without the tag, then body and payload.
+    fn frame(kind: Kind, count: u16, op: u64, body: &[u8], payload: &[u8]) -> Vec<u8> {
+        let header = Header { kind, count, body: body.len() as u32, payload: payload.len() as u32, op };
+        [&header.sealed(&[0; 32], 0, body)[..24], body, payload].concat()
+    }
+
+    fn scripts() -> Vec<Vec<u8>> {
+        let list = |segments: &[WireSegment]| segments_to_wire(segments);
+        let read = list(&[segment(0, 0, 64), segment(0, REGION - 8, 8)]);
+        let write = list(&[segment(1, 16, 32)]);
+        let reads = [frame(Kind::Read, 2, 1, &read, &[]), frame(Kind::Map, 0, 0, &[], &[])].concat();
+        let writes =
+            [frame(Kind::Write, 1, 2, &write, &[0xA7; 32]), frame(Kind::Message, 0, 0, b"words", &[])].concat();
+        let answers = [
+            frame(Kind::Data, 0, 3, &[], &[0xA7; 100]),
+            frame(Kind::Refused, 1, 4, &[], &[]),
+            frame(Kind::Taken, 1, 0, &[], &[]),
+            frame(Kind::Unmapped, 0, 0, &[], &[]),
+        ];
+        vec![reads, writes, answers.concat(), frame(Kind::Message, 1, 0, b"a notice", &[])]
+    }
+
+    /// Says the frames of a script, with the regions' real names.
+    fn say(attacker: &mut Attacker, names: [u64; 2], mut script: &[u8]) {
+        while let Some((head, rest)) = script.split_first_chunk::<24>() {
+            let mut head = *head;
+            let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes")) as usize;
+            let (body, rest) = rest.split_at(rest.len().min(number(0)));
+            let (payload, rest) = rest.split_at(rest.len().min(number(4)));
+            let real = |bytes: &mut [u8]| {
+                let name = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+                if NAMES.contains(&name) {
+                    bytes.copy_from_slice(&names[name as usize].to_le_bytes());
+                }
+            };
+            let mut body = body.to_vec();
+            match head[8] {
+                kind if kind == Kind::Read as u8 || kind == Kind::Write as u8 => {
+                    body.chunks_exact_mut(24).for_each(|segment| real(&mut segment[..8]));
+                }
+                _ => real(&mut head[16..24]),
+            }
+            attacker.say_any(&head, &body, payload);
+            script = rest;
+        }
+    }
+
+    #[test]
+    fn whatever_a_peer_says_that_has_the_secret_only_what_it_may_write_changes() {
+        Target::new("sessions", scripts()).cases(300).allocates(16, 8 << 20).run(|script| {
+            let mut victim = Victim::new(script.len().is_multiple_of(2));
+            let mut attacker = Attacker::connect(&mut victim);
+            let names = [victim.name(victim.readable), victim.name(victim.writable)];
+            say(&mut attacker, names, script);
+            // What it sent is read to its end, or it is thrown out before.
+            drop(attacker);
+            let why = victim.until_gone();
+            assert!(victim.is_untouched(), "something else was written");
+            (why.split(" (").next().unwrap_or_default().to_owned(), victim.events.len().min(8))
+        });
     }
 }

@@ -437,3 +437,43 @@ impl Marker {
         (is_known && lines.next().is_none()).then_some(Marker { id, is_sharded })
     }
 }
+
+#[cfg(test)]
+mod fuzz {
+    use std::path::PathBuf;
+
+    use forebay_core::{BlockHash, BlockKey, NamespaceId};
+    use forebay_fuzz::Target;
+
+    use super::*;
+
+    #[test]
+    fn whatever_a_directory_says_of_itself_is_read_as_it_was_written() {
+        let made =
+            [(0, true), (u128::MAX, false)].map(|(id, is_sharded)| Marker { id, is_sharded }.text().into_bytes());
+        let words: [&[u8]; 5] = [b"\n", b"id ", b"sharded ", b"true", b"+"];
+        Target::new("markers", made.to_vec()).words(&words).cases(30_000).run(|bytes| {
+            let marker = std::str::from_utf8(bytes).ok().and_then(Marker::parse)?;
+            let again = Marker::parse(&marker.text()).expect("a marker is read as it was written");
+            assert_eq!((again.id, again.is_sharded), (marker.id, marker.is_sharded));
+            Some(marker.is_sharded)
+        });
+    }
+
+    /// Names in a shared directory are anybody's.
+    #[test]
+    fn whatever_a_file_is_called_it_is_the_object_of_one_key_or_of_none() {
+        let key = BlockKey { namespace: NamespaceId(7 << 90), group: 2, hash: BlockHash::new(&[0xAB; 32]).unwrap() };
+        let path = |is_sharded| layout::object(&key, is_sharded).to_str().unwrap().as_bytes().to_vec();
+        let words: [&[u8]; 6] = [b"/", b"..", b"-", b"+1", b".tmp-", b"\xc3\xa9"];
+        Target::new("names", vec![path(true), path(false)]).words(&words).cases(30_000).run(|bytes| {
+            let text = std::str::from_utf8(bytes).ok()?;
+            let found = [true, false].map(|is_sharded| layout::key_of(&PathBuf::from(text), is_sharded));
+            for (key, is_sharded) in found.iter().zip([true, false]) {
+                let is_its_own = |key: &BlockKey| layout::object(key, is_sharded) == PathBuf::from(text);
+                assert!(key.as_ref().is_none_or(is_its_own), "{text} is a name of {key:?}");
+            }
+            Some(found.map(|key| key.is_some()))
+        });
+    }
+}

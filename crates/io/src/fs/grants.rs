@@ -504,4 +504,54 @@ mod tests {
         b.settle(NOW, false).unwrap();
         assert_eq!(wanted(), 0);
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        fn reseal(bytes: &mut [u8]) {
+            if let Some(file) = bytes.first_chunk_mut::<FILE_BYTES>() {
+                let seal = checksum(&file[..SEAL_AT]);
+                file[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+            }
+        }
+
+        /// Every host of a shared directory may write its figures, also one that is broken.
+        #[test]
+        fn whatever_figures_lie_there_no_more_than_the_capacity_is_granted() {
+            let (home, [grants]) = hosts();
+            let path = home.path().join(OWN_FOLDER).join(USAGE);
+            let full = Figures {
+                used_bytes: CAPACITY,
+                granted_bytes: u64::MAX - 5,
+                removed_bytes: 7,
+                wanted_bytes: 9,
+                count: Count(3),
+            };
+            let inputs = vec![Grants::empty().to_vec(), full.write().to_vec()];
+            let target = Target::new("figures", inputs).mended(reseal).cases(3000);
+            target.run(|bytes| {
+                std::fs::write(&path, bytes).unwrap();
+                let told = bytes.first_chunk().and_then(Figures::read);
+                let is_whole = bytes.len() >= FILE_BYTES
+                    && checksum(&bytes[..SEAL_AT]).to_le_bytes() == bytes[SEAL_AT..FILE_BYTES];
+                assert!(told.is_none() || is_whole, "figures without their checksum are believed");
+                if let Some(told) = told {
+                    assert_eq!(told.write(), bytes[..FILE_BYTES], "figures are written as they were read");
+                }
+                let grants = Grants::new(home.path().to_owned(), grants.capacity_bytes(), AGE);
+                let spent = spend_all(&grants, 300_000, NOW);
+                assert!(told.is_some() || spent == 0, "figures that nobody can read grant something");
+                assert!(spent <= CAPACITY.saturating_sub(told.map_or(0, |told| told.used_bytes)), "{spent} bytes");
+                grants.removed(5000, grants.count());
+                grants.settle(NOW + AGE, true).unwrap();
+                let begun = grants.figures().unwrap();
+                grants.counted(CAPACITY / 2, begun.map(|begun| begun.granted_bytes.wrapping_sub(1)), begun).unwrap();
+                let after = grants.figures().unwrap().expect("counted figures can be read");
+                assert!(begun.is_none() || after.used_bytes <= CAPACITY / 2 + 1, "a count corrects them");
+                (told.is_some(), spent, after.wanted_bytes > 0)
+            });
+        }
+    }
 }

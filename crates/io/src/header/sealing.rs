@@ -330,4 +330,48 @@ mod tests {
         let sealing = Sealing::with(SECRET).unwrap();
         assert_eq!(format!("{sealing:?} {:?}", Sealing::default()), "Sealing(with a secret) Sealing(without a secret)");
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        /// Header and block in one, as stores hold them.
+        fn stored(sealing: &Sealing, number: u8, bytes: &[u8]) -> Vec<u8> {
+            [&sum(sealing, number, bytes).header().write()[..], bytes].concat()
+        }
+
+        fn reseal_first(bytes: &mut [u8]) {
+            if let Some(head) = bytes.first_chunk_mut::<HEADER_BYTES>() {
+                reseal(head);
+            }
+        }
+
+        /// Anybody may write to a shared store: without a secret a checksum can be made right again, with one nothing
+        /// but what hosts wrote is accepted.
+        #[test]
+        fn whatever_lies_in_a_shared_store_is_a_block_that_was_stored_or_a_miss() {
+            let block: Vec<u8> = bytes()[..300].to_vec();
+            for (name, sealing) in [("headers", Sealing::default()), ("sealed headers", Sealing::with(SECRET).unwrap())]
+            {
+                let inputs: Vec<_> = [&block[..], &block[..1]].map(|bytes| stored(&sealing, 1, bytes)).to_vec();
+                let plain = stored(&Sealing::default(), 2, &block);
+                let all = inputs.iter().cloned().chain([plain]).collect();
+                let target = Target::new(name, all).places(vec![0..HEADER_BYTES]).mended(reseal_first).cases(40_000);
+                target.run(|bytes| {
+                    let Some((head, block)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return 0 };
+                    let is_whole = checksum(&head[..SEAL_AT]).to_le_bytes() == head[SEAL_AT..];
+                    let header = sealing.read(head);
+                    assert!(is_whole || (header.is_none() && !sealing.is_later(head)), "it has another checksum");
+                    assert!(header.is_none() || !sealing.is_later(head), "it is of this version and of a later one");
+                    let Some(header) = header else { return 1 + u8::from(sealing.is_later(head)) };
+                    assert_eq!(header.write(), *head, "a header that is read is written the same");
+                    let is_accepted = is_accepted(&sealing, head, 1, block);
+                    let is_stored = inputs.iter().any(|input| input == bytes);
+                    assert!(is_stored || !is_accepted || !sealing.has_secret(), "nobody stored this");
+                    3 + u8::from(is_accepted) + 2 * u8::from(header.is_of(&key(1), block.len() as u64))
+                });
+            }
+        }
+    }
 }

@@ -161,7 +161,8 @@ fn decode(text: &str) -> Result<String, &'static str> {
             bytes.push(*byte);
             continue;
         }
-        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).ok_or(BAD)?;
+        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok()).ok_or(BAD)?;
         bytes.push(u8::from_str_radix(digits, 16).map_err(|_| BAD)?);
         rest = &rest[2..];
     }
@@ -172,11 +173,13 @@ fn number(text: &str) -> Result<u32, &'static str> {
     text.parse().map_err(|_| "its database is not a number")
 }
 
-/// A URL that may be printed.
+/// A URL that may be printed. What stands before the last `@` may hold a password also where the scheme is mistyped.
 pub fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://***@{place}"),
-        _ => url.to_string(),
+    let Some((before, place)) = url.rsplit_once('@') else { return url.to_string() };
+    let scheme = before.split_once("://").map(|(scheme, _)| scheme);
+    match scheme.filter(|scheme| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())) {
+        Some(scheme) => format!("{scheme}://***@{place}"),
+        None => format!("***@{place}"),
     }
 }
 
@@ -218,6 +221,10 @@ mod tests {
             "unix://relative",
             "redis://user@cache",
             "redis://u:secret%zz@cache",
+            "redis://u:secret%+1@cache",
+            "redis:/u:secret@cache",
+            "u:secret@cache",
+            "u:secret@redis://cache",
         ];
         for text in bad {
             let error = Url::parse(text).unwrap_err();
@@ -235,5 +242,41 @@ mod tests {
         assert_eq!(Address::told("fd00::1:7001", &teller), Some(tcp("fd00::1", 7001)));
         assert_eq!(Address::told(":7002", &teller), Some(tcp("10.0.0.1", 7002)), "no host: that of who tells");
         assert_eq!(Address::told("nonsense", &teller), None);
+    }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        const PASSWORD: &str = "OPENSESAME";
+
+        #[test]
+        fn whatever_url_is_given_its_password_is_not_printed() {
+            let urls = [
+                "redis://reader:OPENSESAME@cache:1",
+                "rediss://:OPENSESAME%40@[fd00::1]:7000/3",
+                "unix://u:OPENSESAME@/run/redis.sock?db=2",
+            ];
+            let inputs = urls.map(|url| url.as_bytes().to_vec()).to_vec();
+            let words: [&[u8]; 8] = [b"://", b"@", b":", b"/", b"%", b"[::1]", b"redis", b"?db="];
+            Target::new("urls", inputs).words(&words).cases(40_000).run(|bytes| {
+                let text = String::from_utf8_lossy(bytes);
+                let parsed = Url::parse(&text);
+                let who = text.rsplit_once('@').map_or("", |(who, _)| who);
+                // As somebody wrote it who meant it to be the password.
+                let is_password = who.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD))
+                    && text.matches(PASSWORD).count() == 1
+                    && !who.split_once("://").is_some_and(|(_, user)| !user.contains(':'));
+                let printed = match &parsed {
+                    Ok(url) => format!("{url:?}"),
+                    Err(error) => error.to_string(),
+                };
+                assert!(!is_password || !printed.contains(PASSWORD), "{text}: {printed}");
+                parsed
+                    .map(|url| (url.is_tls, url.credentials.user.is_some(), url.credentials.password.is_some()))
+                    .map_err(|error| error.to_string().split(" (").next().unwrap_or_default().to_owned())
+            });
+        }
     }
 }

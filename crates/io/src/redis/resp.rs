@@ -266,4 +266,73 @@ mod tests {
             let _ = head(&bytes);
         }
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        /// A reply in bytes, and the head that begins it, as servers and sentinels send them.
+        fn sent() -> Vec<Vec<u8>> {
+            let map: &[u8] = b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n*2\r\n$8\r\n10.0.0.9\r\n:1\r\n\
+                *3\r\n:8001\r\n:16383\r\n*2\r\n$0\r\n\r\n:7001\r\n";
+            let scan: &[u8] = b"*2\r\n$3\r\n512\r\n*2\r\n$9\r\nforebay:1\r\n$9\r\nforebay:2\r\n";
+            let short: [&[u8]; 8] = [
+                b"+OK\r\n",
+                b"-MOVED 3999 10.0.0.2:6381\r\n",
+                b":-9223372036854775808\r\n",
+                b"$-1\r\n",
+                b"$5\r\nhello\r\n",
+                b"*-1\r\n",
+                b"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*0\r\n",
+                b"*2\r\n$3\r\n::1\r\n$4\r\n7000\r\n",
+            ];
+            short.into_iter().chain([map, scan]).map(<[u8]>::to_vec).collect()
+        }
+
+        #[test]
+        fn whatever_a_server_sends_is_one_reply_or_none() {
+            let words: [&[u8]; 8] =
+                [b"\r\n", b"$-1\r\n", b"*-1\r\n", b"*1048576\r\n", b"$1073741824\r\n", b"*0\r\n", b":1\r\n", b"-ERR "];
+            Target::new("replies", sent()).words(&words).cases(60_000).run(|bytes| {
+                let (first, whole) = (head(bytes), reply(bytes));
+                if let Ok(Some((_, len))) = first {
+                    assert!(len <= bytes.len(), "a line is longer than what came");
+                }
+                let (whole, len) = match whole {
+                    Ok(Some(found)) => found,
+                    Ok(None) => return ("it is not whole", 0),
+                    Err(LostStep(why)) => return (why, 0),
+                };
+                assert_eq!(reply(&bytes[..len]), Ok(Some((whole.clone(), len))), "what follows a reply changes it");
+                for cut in [0, len / 2, len - 1] {
+                    assert_eq!(reply(&bytes[..cut]), Ok(None), "a part of a reply is one");
+                }
+                let mut written = Vec::new();
+                write(&whole, &mut written);
+                // A text that is no UTF-8 gets longer, and may be too long then.
+                if written.len() < LONGEST_LINE {
+                    assert_eq!(
+                        reply(&written),
+                        Ok(Some((whole.clone(), written.len()))),
+                        "it is read as it was written"
+                    );
+                }
+                ("a reply", shape(&whole))
+            });
+        }
+
+        /// What tells replies apart.
+        fn shape(reply: &Reply) -> u64 {
+            match reply {
+                Reply::Text(text) => 1 + u64::from(text.len().checked_ilog2().unwrap_or(0)),
+                Reply::Error(_) => 20,
+                Reply::Integer(number) => 21 + u64::from(*number < 0),
+                Reply::Null => 23,
+                Reply::Array(items) => {
+                    items.iter().fold(24, |sum, item| sum.wrapping_mul(31).wrapping_add(shape(item)))
+                }
+            }
+        }
+    }
 }

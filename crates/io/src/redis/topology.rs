@@ -201,4 +201,27 @@ mod tests {
         assert_eq!(read(map), Ok(Found::Map(expected)));
         assert!(read(b"*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\na\r\n:1\r\n").is_err(), "no such slot");
     }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        #[test]
+        fn whatever_map_a_cluster_tells_of_names_slots_and_nodes_that_can_be() {
+            let map = b"*2\r\n*4\r\n:0\r\n:8000\r\n*3\r\n$8\r\n10.0.0.2\r\n:7000\r\n$2\r\nid\r\n*2\r\n$8\r\n10.0.0.9\r\n:1\r\n\
+                *3\r\n:8001\r\n:16383\r\n*2\r\n$0\r\n\r\n:7001\r\n";
+            let inputs = vec![map.to_vec(), b"*2\r\n$3\r\n::1\r\n$4\r\n7000\r\n".to_vec(), b"*-1\r\n".to_vec()];
+            let teller = Address::Tcp { host: "10.0.0.1".to_string(), port: 1 };
+            let words: [&[u8]; 5] = [b"$-1\r\n", b"$0\r\n\r\n", b":16384\r\n", b":65536\r\n", b"[::1]"];
+            Target::new("topologies", inputs).words(&words).cases(40_000).run(|bytes| {
+                let Ok(Some((answer, _))) = reply(bytes) else { return Err(String::new()) };
+                let found = found(&answer, &teller)?;
+                if let Found::Map(ranges) = &found {
+                    assert!(ranges.iter().all(|(first, last, _)| *first < SLOTS && *last < SLOTS), "{ranges:?}");
+                }
+                Ok(found.addresses().len())
+            });
+        }
+    }
 }

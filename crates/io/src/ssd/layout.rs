@@ -28,6 +28,9 @@ pub(super) const RECORDS_PER_SEGMENT: u32 = 16_384;
 /// Length of the longest footer.
 pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES as u64).next_multiple_of(PAGE) + PAGE;
 
+/// No disk counts so far in its life. A number above is damage; below, sums of two never overflow.
+pub(super) const MOST: u64 = 1 << 62;
+
 const SUPERBLOCK_MAGIC: [u8; 8] = *b"FOREBAYS";
 const SEGMENT_MAGIC: [u8; 8] = *b"FBSEGMNT";
 const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
@@ -131,7 +134,11 @@ impl Balance {
 
     fn decode(page: &Page, at: usize) -> Option<Balance> {
         let [unix_seconds, bytes, written_bytes] = [0, 8, 16].map(|offset| u64_at(page, at + offset));
-        (unix_seconds > 0).then_some(Balance { unix_seconds, bytes: bytes as i64, written_bytes })
+        (unix_seconds > 0 && written_bytes < MOST).then_some(Balance {
+            unix_seconds,
+            bytes: bytes as i64,
+            written_bytes,
+        })
     }
 }
 
@@ -191,14 +198,12 @@ impl SegmentHeader {
 
     pub fn decode(page: &Page) -> Option<SegmentHeader> {
         check(page, SEGMENT_MAGIC, SEAL_AT)?;
-        Some(SegmentHeader {
-            geometry: Geometry::decode(page)?,
-            index: u32_at(page, 44),
-            life: u64_at(page, 48),
-            written_bytes: u64_at(page, 56),
-            stored_bytes: u64_at(page, 64),
-            balance: Balance::decode(page, 72),
-        })
+        let [life, written_bytes, stored_bytes] = [48, 56, 64].map(|at| u64_at(page, at));
+        if [life, written_bytes, stored_bytes].iter().any(|count| *count >= MOST) {
+            return None;
+        }
+        let (geometry, balance) = (Geometry::decode(page)?, Balance::decode(page, 72));
+        Some(SegmentHeader { geometry, index: u32_at(page, 44), life, written_bytes, stored_bytes, balance })
     }
 }
 
@@ -248,7 +253,7 @@ impl Record {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Record> {
-        if u64_at(bytes, 88) != record_seal(bytes) || u64_at(bytes, 80) != 0 {
+        if u64_at(bytes, 88) != record_seal(bytes) || u64_at(bytes, 80) != 0 || u64_at(bytes, 0) >= MOST {
             return None;
         }
         let kind = match bytes[27] {
@@ -274,6 +279,12 @@ impl Record {
     /// record with another key has another checksum.
     pub fn seal(&self) -> u64 {
         u64_at(&self.encode(), 88)
+    }
+
+    /// Whether this block has bytes, and all of them lie before that page.
+    fn ends_by(&self, page: u32) -> bool {
+        let pages = self.length_bytes.div_ceil(PAGE);
+        pages > 0 && u64::from(self.first_page).saturating_add(pages) <= u64::from(page)
     }
 
     /// Number of pages of the payload.
@@ -316,6 +327,11 @@ impl BatchHead {
         sealed(page, BATCH_SEAL_AT)
     }
 
+    /// The life of the head at this position, if there is one.
+    pub fn life_of(bytes: &Page, geometry: &Geometry, page: u32) -> Option<u64> {
+        BatchHead::decode(bytes, geometry, u64_at(bytes, 32), page).map(|head| head.life)
+    }
+
     /// None unless the page is the head at this position in this life of a segment.
     pub fn decode(bytes: &Page, geometry: &Geometry, life: u64, page: u32) -> Option<BatchHead> {
         check(bytes, BATCH_MAGIC, BATCH_SEAL_AT)?;
@@ -328,11 +344,12 @@ impl BatchHead {
         let records = bytes[RECORDS_AT..].chunks_exact(RECORD_BYTES).take(count).map(Record::decode);
         let records: Vec<Record> = records.collect::<Option<_>>()?;
         let fits = |record: &Record| {
-            let (first, pages) = (u64::from(record.first_page), record.length_bytes.div_ceil(PAGE));
-            record.kind != RecordKind::Block
-                || (first > u64::from(page) && first.saturating_add(pages) <= u64::from(next_page))
+            record.kind != RecordKind::Block || (record.first_page > page && record.ends_by(next_page))
         };
         let (mark, first_sequence) = (u64_at(bytes, 48), u64_at(bytes, 56));
+        if mark >= MOST || first_sequence >= MOST {
+            return None;
+        }
         let balance = Balance::decode(bytes, 64);
         let head = BatchHead { life, page, next_page, mark, first_sequence, balance, records };
         head.records.iter().all(fits).then_some(head)
@@ -379,6 +396,11 @@ impl Footer {
         (is_this && fits).then_some(Footer { life, index, count, end_page, records_checksum, balance })
     }
 
+    /// The life of this segment that the page closes, if it closes one.
+    pub fn life_of(bytes: &Page, geometry: &Geometry, index: u32) -> Option<u64> {
+        Footer::decode(bytes, geometry, u64_at(bytes, 32), index).map(|footer| footer.life)
+    }
+
     /// The records of a footer; none if they differ from what was written.
     pub fn decode_records(&self, bytes: &[u8]) -> Option<Vec<Record>> {
         let bytes = bytes.get(..self.count as usize * RECORD_BYTES)?;
@@ -386,11 +408,7 @@ impl Footer {
             return None;
         }
         let records: Vec<Record> = bytes.chunks_exact(RECORD_BYTES).map(Record::decode).collect::<Option<_>>()?;
-        let fits = |record: &Record| {
-            record.kind != RecordKind::Block
-                || u64::from(record.first_page).saturating_add(record.length_bytes.div_ceil(PAGE))
-                    <= u64::from(self.end_page)
-        };
+        let fits = |record: &Record| record.kind != RecordKind::Block || record.ends_by(self.end_page);
         records.iter().all(fits).then_some(records)
     }
 }
@@ -539,10 +557,171 @@ mod tests {
         assert_eq!(footer.decode_records(&bytes(&new)), Some(new));
     }
 
+    /// Under right checksums: the next such number would overflow, and an empty block may begin behind the segment.
+    #[test]
+    fn numbers_beyond_any_disks_life_and_blocks_without_bytes_are_damage() {
+        let record = record(RecordKind::Block, 2);
+        let pages = GEOMETRY.pages();
+        let head = |mark, first_sequence, record| BatchHead {
+            life: 9,
+            page: 1,
+            next_page: pages,
+            mark,
+            first_sequence,
+            balance: None,
+            records: vec![record],
+        };
+        let is_believed = |head: BatchHead| BatchHead::decode(&head.encode(&GEOMETRY), &GEOMETRY, 9, 1).is_some();
+        assert!(is_believed(head(10, 11, record)));
+        for damaged in [
+            head(MOST, 11, record),
+            head(10, u64::MAX, record),
+            head(10, 11, Record { sequence: u64::MAX, ..record }),
+            head(10, 11, Record { length_bytes: 0, first_page: pages, ..record }),
+        ] {
+            assert!(!is_believed(damaged.clone()), "{damaged:?}");
+        }
+        let header = SegmentHeader {
+            geometry: GEOMETRY,
+            index: 3,
+            life: 4,
+            written_bytes: 5,
+            stored_bytes: 6,
+            balance: BALANCE,
+        };
+        for damaged in [
+            SegmentHeader { life: u64::MAX, ..header },
+            SegmentHeader { written_bytes: u64::MAX, ..header },
+            SegmentHeader { stored_bytes: u64::MAX, ..header },
+        ] {
+            assert_eq!(SegmentHeader::decode(&damaged.encode()), None);
+        }
+        let balance = Some(Balance { written_bytes: u64::MAX, ..BALANCE.unwrap() });
+        assert_eq!(SegmentHeader::decode(&SegmentHeader { balance, ..header }.encode()).unwrap().balance, None);
+    }
+
     #[test]
     fn another_key_has_another_seal() {
         let (one, mut other) = (record(RecordKind::Block, 2), record(RecordKind::Block, 2));
         other.key.group = 4;
         assert_ne!(one.seal(), other.seal());
+    }
+
+    mod fuzz {
+        use forebay_fuzz::Target;
+
+        use super::*;
+
+        const LIFE: u64 = 9;
+        const SEGMENT: u32 = 2;
+
+        /// A page of the tier's own, and for a footer its records after it.
+        fn written() -> Vec<Vec<u8>> {
+            let header = SegmentHeader {
+                geometry: GEOMETRY,
+                index: SEGMENT,
+                life: LIFE,
+                written_bytes: 5,
+                stored_bytes: 6,
+                balance: BALANCE,
+            };
+            let records =
+                vec![record(RecordKind::Block, 2), record(RecordKind::Removed, 0), record(RecordKind::Touched, 0)];
+            let listed: Vec<u8> = records.iter().flat_map(Record::encode).collect();
+            let footer = Footer {
+                life: LIFE,
+                index: SEGMENT,
+                count: records.len() as u32,
+                end_page: 200,
+                records_checksum: checksum(&listed),
+                balance: None,
+            };
+            let head = BatchHead {
+                life: LIFE,
+                page: 1,
+                next_page: 4,
+                mark: 10,
+                first_sequence: 11,
+                balance: BALANCE,
+                records,
+            };
+            let last_head = BatchHead { next_page: GEOMETRY.pages(), ..head.clone() };
+            vec![
+                GEOMETRY.encode_superblock().to_vec(),
+                header.encode().to_vec(),
+                head.encode(&GEOMETRY).to_vec(),
+                last_head.encode(&GEOMETRY).to_vec(),
+                [&footer.encode(&GEOMETRY)[..], &listed].concat(),
+            ]
+        }
+
+        /// As somebody would who can write the format.
+        fn reseal(bytes: &mut [u8]) {
+            let Some((page, listed)) = bytes.split_first_chunk_mut::<PAGE_BYTES>() else { return };
+            let reseal_records = |bytes: &mut [u8]| {
+                for record in bytes.chunks_exact_mut(RECORD_BYTES) {
+                    let seal = record_seal(record);
+                    put_u64(record, 88, seal);
+                }
+            };
+            let is_head = page[..8] == BATCH_MAGIC;
+            if is_head {
+                reseal_records(&mut page[RECORDS_AT..]);
+            } else if page[..8] == FOOTER_MAGIC {
+                reseal_records(listed);
+                let count = u32_at(page, 12) as usize;
+                let sum = count.checked_mul(RECORD_BYTES).and_then(|end| listed.get(..end)).map(checksum);
+                put_u64(page, 48, sum.unwrap_or_default());
+            }
+            *page = sealed(*page, if is_head { BATCH_SEAL_AT } else { SEAL_AT });
+        }
+
+        /// As recovery uses a record of this segment.
+        fn is_in_segment(record: &Record, end_page: u32) -> bool {
+            record.kind != RecordKind::Block
+                || GEOMETRY.at(SEGMENT, record.first_page) + record.length_bytes
+                    <= GEOMETRY.at(SEGMENT, 0) + u64::from(end_page) * PAGE
+        }
+
+        #[test]
+        fn whatever_a_page_holds_it_is_believed_as_it_was_written_or_not_at_all() {
+            let fields = vec![
+                0..96,
+                248..256 + 3 * RECORD_BYTES,
+                SEAL_AT..PAGE_BYTES,
+                PAGE_BYTES..PAGE_BYTES + 3 * RECORD_BYTES,
+            ];
+            Target::new("pages of a disk", written()).places(fields).mended(reseal).cases(20_000).run(|bytes| {
+                let Some((page, listed)) = bytes.split_first_chunk::<PAGE_BYTES>() else { return [false; 5] };
+                let is_whole = [SEAL_AT, BATCH_SEAL_AT].iter().any(|at| u64_at(page, *at) == seal_of(page, *at));
+                let superblock = Geometry::decode_superblock(page);
+                if let Some(geometry) = superblock {
+                    assert_eq!(Geometry::decode_superblock(&geometry.encode_superblock()), superblock);
+                    geometry.at(geometry.segments - 1, geometry.pages() - 1);
+                }
+                let header = SegmentHeader::decode(page);
+                assert_eq!(header.and_then(|header| SegmentHeader::decode(&header.encode())), header);
+                let head = BatchHead::decode(page, &GEOMETRY, LIFE, 1);
+                if let Some(head) = &head {
+                    assert_eq!(BatchHead::decode(&head.encode(&GEOMETRY), &GEOMETRY, LIFE, 1).as_ref(), Some(head));
+                    assert!(head.records.iter().all(|record| is_in_segment(record, head.next_page)), "{head:?}");
+                }
+                let footer = Footer::decode(page, &GEOMETRY, LIFE, SEGMENT);
+                assert_eq!(
+                    footer.and_then(|it| Footer::decode(&it.encode(&GEOMETRY), &GEOMETRY, LIFE, SEGMENT)),
+                    footer
+                );
+                let records = footer.and_then(|footer| Some((footer, footer.decode_records(listed)?)));
+                if let Some((footer, records)) = &records {
+                    let again: Vec<u8> = records.iter().flat_map(Record::encode).collect();
+                    assert_eq!(footer.decode_records(&again).as_ref(), Some(records));
+                    assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
+                }
+                let found =
+                    [superblock.is_some(), header.is_some(), head.is_some(), footer.is_some(), records.is_some()];
+                assert!(is_whole || found == [false; 5], "a page without its checksum is believed: {found:?}");
+                found
+            });
+        }
     }
 }

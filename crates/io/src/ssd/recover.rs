@@ -245,7 +245,8 @@ impl Opening {
             stored_bytes: 0,
             balance: None,
         };
-        let mut used = self.headers(&mut contents)?;
+        let (mut used, lost) = self.headers(&mut contents)?;
+        contents.space.last_life = self.last_life_in(&geometry, &lost)?;
         used.sort_by_key(|(life, _)| *life);
         let last_pages: Vec<u64> = used.iter().map(|(_, index)| geometry.at(*index, geometry.pages() - 1)).collect();
         let last_pages = self.pages(&last_pages)?;
@@ -270,11 +271,12 @@ impl Opening {
         Ok(contents)
     }
 
-    /// Life and number of the segments that were used; the others are free.
-    fn headers(&mut self, contents: &mut Contents) -> Result<Vec<(u64, u32)>> {
+    /// Life and number of the segments that were used, and the numbers of those whose header is lost. All others, and
+    /// the lost ones, are free.
+    fn headers(&mut self, contents: &mut Contents) -> Result<(Vec<(u64, u32)>, Vec<u32>)> {
         let geometry = contents.space.geometry;
         let at: Vec<u64> = (0..geometry.segments).map(|index| geometry.at(index, 0)).collect();
-        let mut used = Vec::new();
+        let (mut used, mut lost) = (Vec::new(), Vec::new());
         for (index, page) in (0..).zip(self.pages(&at)?) {
             let header = page.as_ref().and_then(SegmentHeader::decode);
             match header.filter(|header| header.geometry == geometry && header.index == index) {
@@ -290,11 +292,26 @@ impl Opening {
                         continue;
                     }
                 }
-                None => self.recovery.segments_lost += 1,
+                None => lost.push(index),
             }
             contents.space.free.push_back(index);
         }
-        Ok(used)
+        self.recovery.segments_lost = lost.len() as u32;
+        Ok((used, lost))
+    }
+
+    /// The latest life of segments without a header, as far as their first head and their footer tell. No segment may
+    /// begin that life again: what is left of it would count.
+    fn last_life_in(&mut self, geometry: &Geometry, lost: &[u32]) -> Result<u64> {
+        let last_page = geometry.pages() - 1;
+        let [heads, footers] = [1, last_page].map(|page| lost.iter().map(|index| geometry.at(*index, page)).collect());
+        let (heads, footers): (Vec<u64>, Vec<u64>) = (heads, footers);
+        let (heads, footers) = (self.pages(&heads)?, self.pages(&footers)?);
+        let lives = lost.iter().zip(heads.iter().zip(&footers)).flat_map(|(index, (head, footer))| {
+            let of_head = head.as_ref().and_then(|page| BatchHead::life_of(page, geometry, 1));
+            [of_head, footer.as_ref().and_then(|page| Footer::life_of(page, geometry, *index))]
+        });
+        Ok(lives.flatten().filter(|life| *life < MOST).max().unwrap_or(0))
     }
 
     fn footer_records(&mut self, geometry: &Geometry, footer: &Footer) -> Result<Option<Vec<Record>>> {

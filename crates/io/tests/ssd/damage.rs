@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const RECORD: usize = 96;
 
 /// Closed segments, an open one, and what lies on them.
-fn image() -> (Vec<u8>, BTreeMap<u64, u64>) {
+pub fn image() -> (Vec<u8>, BTreeMap<u64, u64>) {
     let config = small_config();
     let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
     bed.store_all((0..16).map(|number| (number, 1 + number * 1999 % 20_000)));
@@ -102,6 +102,22 @@ fn a_flip_in_any_field_of_a_segments_header_costs_that_segment_at_most() {
     for field in [0..72, PAGE - 8..PAGE] {
         let range = segment_at(0) + field.start..segment_at(0) + field.end;
         flip_each(&image, &lengths, range, lengths.len() - 8);
+    }
+}
+
+/// Lives would be counted from 1 again, and a segment's old footer would be that of its new life.
+#[test]
+fn a_disk_that_lost_all_headers_keeps_what_it_stores_then() {
+    let (image, _) = image();
+    let disk = SimulatedDisk::from_image(image);
+    (0..8).for_each(|segment| disk.alter(segment_at(segment), |bytes| bytes[50] ^= 1));
+    let mut bed = Bed::open(&disk, &small_config(), None).unwrap();
+    assert_eq!(bed.ssd.report()[0].recovery.segments_lost, 8);
+    bed.store_all([(100, 9000), (101, 20_000)]);
+    bed.settle();
+    let mut bed = Bed::open(&bed.disk, &small_config(), None).unwrap();
+    for (number, length_bytes) in [(100, 9000), (101, 20_000)] {
+        assert!(matches!(bed.look(number, length_bytes), Outcome::Loaded { .. }), "block {number} was acknowledged");
     }
 }
 

@@ -11,6 +11,7 @@ mod damage;
 mod faults;
 mod files;
 mod fixture;
+mod fuzz;
 mod kill;
 mod limits;
 mod soak;

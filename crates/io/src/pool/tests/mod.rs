@@ -6,6 +6,7 @@
 mod crash;
 mod fixture;
 mod flips;
+mod fuzz;
 mod huge_pages;
 mod life;
 mod model;
