@@ -1,8 +1,8 @@
 //! The last hour and the last day of the made-up host: the same bytes at every run, so that pictures of it are too.
 //!
 //! The day has its quiet night, with half an hour in which nobody asked. A quarter of an hour ago the hit rate fell
-//! from what it was all day to what the frame says of now. The histories of reasons and tiers are left out: nothing draws
-//! them. Only sums and products are taken, which every machine rounds alike.
+//! from what it was all day to what the frame says of now. The histories of reasons and tiers are left out: nothing
+//! draws them. Only sums and products are taken, which every machine rounds alike.
 
 use forebay_rpc::proto::FrameHistory;
 
