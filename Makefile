@@ -8,7 +8,7 @@ PYTHON_SOURCES := bench examples python tests tools
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export FOREBAY_BIN := $(CURDIR)/target/release/forebay
 
-.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 lint types licences deny check fast golden wheel \
+.PHONY: demo test test-rust test-python e2e long newest vllm-own-tests schedules rolling simulation torture fuzz aarch64 lint types licences deny check fast golden pictures wheel \
 	dist bench instructions build tools servers clean
 .DEFAULT_GOAL := help
 
@@ -123,6 +123,10 @@ fast: lint licences
 golden: servers
 	FOREBAY_UPDATE_GOLDEN=1 cargo test --locked --quiet --all-features
 	python3 tools/monitoring.py
+
+# The page as the README shows it; after a change of the page or of the recorded frame.
+pictures: build servers
+	$(BIN)/python tools/pictures.py
 
 wheel:
 	@tools/wheel.sh $(VENV)

@@ -164,6 +164,14 @@ ALERTS = (
         "an-engine-does-not-connect",
     ),
     Alert(
+        "ForebayRefusedClients",
+        "sum by (instance, user, limit) (increase(forebay_refused_clients_total[15m])) > 0",
+        15,
+        "warning",
+        "The user {{ $labels.user }} on {{ $labels.instance }} is refused again and again, at {{ $labels.limit }}.",
+        "an-engine-does-not-connect",
+    ),
+    Alert(
         "ForebayErrors",
         "sum by (instance, method, code) (rate(forebay_rpc_errors_total[10m])) > 1",
         15,
@@ -221,6 +229,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel("Alarms", "none", ((f"sum(forebay_alarm{{{SHOWN}}})", "alarms"),), kind="stat"),
             Panel("Engines", "none", ((f"sum(forebay_sessions{{{SHOWN}}})", "sessions"),), kind="stat"),
+            Panel(
+                "Versions",
+                "none",
+                ((f"count by (version) (forebay_build_info{{{SHOWN}}})", "{{version}}"),),
+                "Daemons of each version.",
+                "stat",
+            ),
         ),
     ),
     (
@@ -274,6 +289,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Hit ratio by size of the pool",
                 "percentunit",
                 ((f"avg by (capacity_bytes) (forebay_capacity_curve_ratio{{{SHOWN}}})", "{{capacity_bytes}} bytes"),),
+                kind="bargauge",
+            ),
+            Panel(
+                "Hit ratio by size of the disk",
+                "percentunit",
+                ((f"avg by (capacity_bytes) (forebay_disk_curve_ratio{{{SHOWN}}})", "{{capacity_bytes}} bytes"),),
                 kind="bargauge",
             ),
             Panel(
@@ -337,6 +358,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Blocks a second that came up into the pool, or did not.",
             ),
             Panel(
+                "Prefetches",
+                "none",
+                (
+                    (f"sum by (tier) (rate(forebay_tier_prefetches_total{{{SHOWN}}}[5m]))", "{{tier}} started"),
+                    (f"sum by (tier) (rate(forebay_tier_prefetch_hits_total{{{SHOWN}}}[5m]))", "{{tier}} asked for"),
+                ),
+                "Blocks a second. What was started and not asked for took bandwidth for nothing.",
+            ),
+            Panel(
                 "Blocks not written",
                 "none",
                 (
@@ -361,6 +391,65 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                         "{{instance}} {{disk}}",
                     ),
                 ),
+            ),
+        ),
+    ),
+    (
+        "Purges",
+        (
+            Panel(
+                "Namespaces being purged",
+                "none",
+                ((f"sum by (instance, tier) (forebay_purge_namespaces{{{SHOWN}}})", "{{instance}} {{tier}}"),),
+            ),
+            Panel(
+                "Walked",
+                "percentunit",
+                (
+                    (
+                        f"avg by (instance, tier) (forebay_purge_walked_ratio{{{SHOWN}}}) or vector(0)",
+                        "{{instance}} {{tier}}",
+                    ),
+                ),
+                "A line without a name means that no purge walks.",
+            ),
+            Panel(
+                "Blocks removed",
+                "none",
+                (
+                    (f"sum by (instance) (rate(forebay_purged_blocks_total{{{SHOWN}}}[5m]))", "{{instance}} pool"),
+                    (
+                        f"sum by (instance, tier) (rate(forebay_purge_removed_blocks_total{{{SHOWN}}}[5m]))",
+                        "{{instance}} {{tier}}",
+                    ),
+                ),
+                "Blocks a second.",
+            ),
+        ),
+    ),
+    (
+        "Users and their limits",
+        (
+            Panel(
+                "Connections",
+                "none",
+                ((f"sum by (instance, user) (forebay_connections{{{SHOWN}}})", "{{instance}} user {{user}}"),),
+            ),
+            Panel(
+                "Calls in flight",
+                "none",
+                ((f"sum by (instance, user) (forebay_calls_in_flight{{{SHOWN}}})", "{{instance}} user {{user}}"),),
+            ),
+            Panel(
+                "Refused at a limit",
+                "none",
+                (
+                    (
+                        f"sum by (user, limit) (rate(forebay_refused_clients_total{{{SHOWN}}}[5m])) or vector(0)",
+                        "user {{user}}: {{limit}}",
+                    ),
+                ),
+                "Connections, sessions and calls a second. A line without a name means that nobody was refused.",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""The page at `/` in a real Chromium, against the real daemon under load.
+"""The page at `/` in a real Chromium, against the real daemon under load, and with a day that was recorded.
 
 The browser is Debian's (`tools/test-chromium.sh`), driven by Playwright. SCREENSHOTS names a folder for the pictures.
 """
@@ -6,14 +6,18 @@ The browser is Debian's (`tools/test-chromium.sh`), driven by Playwright. SCREEN
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import importlib.util
+import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -24,7 +28,8 @@ from rig.process import wait_until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="cannot run: Playwright is not installed")
 
-CHROMIUM = Path(__file__).parents[2] / ".cache/chromium/bin/chromium"
+ROOT = Path(__file__).parents[2]
+CHROMIUM = ROOT / ".cache/chromium/bin/chromium"
 SECONDS = 60.0
 WIDTHS = {"desk": 1280, "phone": 390}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -99,9 +104,9 @@ ROWS = """id => {
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
     """Opens an address in a view of its own; fails if a page complained."""
-    context = browser.new_context(viewport={"width": WIDTHS["desk"], "height": 900})
+    context = browser.new_context(viewport={"width": WIDTHS["desk"], "height": 900}, timezone_id="UTC")
 
-    def opened(address: str, script: str = "") -> View:
+    def opened(address: str, script: str = "", replay: Callable[[Any], None] | None = None) -> View:
         view = View(context.new_page())
         view.tab.set_default_timeout(SECONDS * 1000)
         view.tab.on("console", lambda message: view.complaints.append(message.text))
@@ -110,6 +115,8 @@ def opened(browser: Any) -> Iterator[Any]:
         view.tab.on("request", lambda request: view.asked.append(request.url))
         if script:
             view.tab.add_init_script(script)
+        if replay:
+            view.tab.route("**/frame.json*", replay)
         view.tab.goto(address)
         return view
 
@@ -388,3 +395,199 @@ def test_the_page_works_below_a_path_of_a_proxy(daemon: Daemon, opened: Any, sla
         assert asked == {below + slash, f"{below}/frame.json"}
         assert view.complaints == []
         proxy.shutdown()
+
+
+def pictures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "tools/pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recorded() -> dict[str, Any]:
+    """A frame with a full hour and a full day, with an alarm and a sick tier: that of the tests of `forebay top`."""
+    frame: dict[str, Any] = json.loads(pictures().FRAME.read_text())
+    assert [len(frame[span]["end_ms"]) for span in ("hour", "day")] == [720, 288]
+    return frame
+
+
+def percent(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def scaled(value: float, step: int, units: tuple[str, ...]) -> str:
+    """Three digits and a unit."""
+    at = 0
+    while value >= step * 0.9995 and at < len(units) - 1:
+        value /= step
+        at += 1
+    return f"{value:.{0 if at == 0 or value >= 99.95 else 1 if value >= 9.995 else 2}f} {units[at]}"
+
+
+def size(count: float) -> str:
+    return scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def speed(count: float) -> str:
+    return scaled(count, 1000, ("B/s", "kB/s", "MB/s", "GB/s"))
+
+
+def amount(count: int) -> str:
+    return f"{count:,}" if count < 1e7 else scaled(count, 1000, ("", "k", "M", "G"))
+
+
+# Of the canvas of a chart: how wide it is drawn on, and in which columns a line of this colour was seen.
+COLUMNS = """([id, name]) => {
+  const [r, g, b] = getComputedStyle(document.documentElement).getPropertyValue(name).trim().match(/\\w\\w/g)
+    .map(part => parseInt(part, 16));
+  const canvas = document.querySelector(`#${id} canvas`);
+  // Of a copy: Chromium complains of whoever reads a canvas twice.
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data, width, height } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  const near = at => Math.abs(data[at] - r) + Math.abs(data[at + 1] - g) + Math.abs(data[at + 2] - b) < 60;
+  const columns = [];
+  for (let x = 0; x < width; x += 1)
+    for (let y = 0; y < height; y += 1)
+      if (data[4 * (y * width + x) + 3] > 200 && near(4 * (y * width + x))) { columns.push(x); break; }
+  return [document.querySelector(`#${id} .u-over`).clientWidth * devicePixelRatio, columns];
+}"""
+
+
+def is_drawn(view: View, chart: str, colour: str, gap: float) -> bool:
+    """Whether its line goes from end to end, but for a gap of this share in between."""
+    space, columns = view.tab.evaluate(COLUMNS, [chart, colour])
+    if not columns or columns[-1] - columns[0] < 0.97 * space:
+        return False
+    return bool(0.97 - gap < len(columns) / space < 1.01 - 0.5 * gap)
+
+
+def is_told(view: View, ratios: list[float]) -> bool:
+    """Whether these stand in the last row of the table below the first chart."""
+    _, *told = view.tab.locator("#rate-chart details tbody tr:last-child > *").all_inner_texts()
+    return [" ".join(cell.split()) for cell in told] == [percent(ratio) for ratio in ratios]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_full_hour_and_a_full_day_are_drawn_from_end_to_end(
+    daemon: Daemon, opened: Any, recorded: dict[str, Any], width: str, theme: str
+) -> None:
+    view = opened("about:blank", replay=pictures().replay)
+    view.show(width, theme)
+    view.tab.goto(address(daemon))
+    charts = {
+        "rate-chart": ("Hit rate", "--hit", "hit_ratio", percent),
+        "fill-chart": ("Fill of the pool", "--ready", "used_bytes", size),
+        "flow-chart": ("Bytes by second", "--hit", "hit_bytes_per_second", speed),
+    }
+    view.tab.wait_for_selector("#rate-chart canvas")
+    # The same as figures.
+    view.tab.click("#rate-chart summary")
+    for span, name in (("hour", "1 h"), ("day", "1 d")):
+        view.tab.click(f"#span-{span}")
+        steps = recorded[span]
+        for chart, (what, colour, series, told) in charts.items():
+            values = [value for value in steps[series] if value is not None]
+            said = f"last {told(values[-1])}, between {told(min(values))} and {told(max(values))}"
+            caption = view.wait(f"#{chart} figcaption", f"{what} over {name}.")
+            assert said in caption, f"{said} is not in {caption}"
+            # Nobody asked for half an hour of the day: the hit rate has no value there.
+            gap = steps[series].count(None) / len(steps[series])
+            wait_until(f"{chart}, {span}", functools.partial(is_drawn, view, chart, colour, gap), SECONDS)
+        ratios = [steps[series][-1] for series in ("hit_ratio", "ceiling_ratio", "optimum_ratio")]
+        wait_until("the last step is told", functools.partial(is_told, view, ratios), SECONDS)
+        wait_until(f"nothing is cut off, {width}", lambda: view.overflow() <= 0, SECONDS)
+        view.picture(f"recorded-{span}-{width}-{theme}")
+    assert view.complaints == []
+
+
+def test_a_recorded_day_is_told_with_its_alarm_and_the_way_to_its_figures(
+    daemon: Daemon, opened: Any, recorded: dict[str, Any]
+) -> None:
+    view = opened(address(daemon), replay=pictures().replay)
+    said = view.wait("#verdict", "⚠ The daemon serves, but not with all its tiers.")
+    [alarm] = recorded["alarms"]
+    for told in (alarm["cause"], alarm["hint"].replace("`", ""), "Redis: sick: connection refused."):
+        assert told in said
+    assert view.tab.locator("#verdict code").all_inner_texts() == re.findall(r"`(.+?)`", alarm["hint"])
+    for link, target in (("Show the tier", "tier-redis"), ("Show the hit rate", "rate-title")):
+        view.tab.evaluate("scrollTo(0, 0)")
+        view.tab.get_by_role("link", name=link).click()
+        place = f"document.getElementById('{target}').getBoundingClientRect()"
+        wait_until(
+            f"{target} is in sight",
+            lambda at=place: view.tab.evaluate(f"{at}.top >= 0 && {at}.bottom <= innerHeight"),
+            SECONDS,
+        )
+
+    lookups, pool, estimates = recorded["lookups"], recorded["pool"], recorded["estimates"]
+    figures = {
+        "hit": (percent(lookups["hit_ratio"]), f"{percent(lookups['hits'] / lookups['keys'])} since the start"),
+        "ceiling": (percent(estimates["ceiling_ratio"]), "a cache without limit"),
+        "optimum": (percent(estimates["optimum_ratio"]), "the best cache of this size"),
+        "keys": (f"{lookups['keys_per_second']:,.0f}/s", f"{amount(lookups['keys'])} keys since the start"),
+        "used": (
+            percent(pool["used_bytes"] / pool["capacity_bytes"]),
+            f"{size(pool['used_bytes'])} of {size(pool['capacity_bytes'])}",
+        ),
+        "saved": (amount(recorded["saved"]["tokens"]), "at least 4 d 20 h of prefill"),
+    }
+    assert {
+        name: (view.text(f"#figure-{name} .value"), view.text(f"#figure-{name} .more")) for name in figures
+    } == figures
+    windows = [
+        (percent(window["hit_ratio"]), percent(window["ceiling_ratio"]), amount(window["keys"]))
+        for window in recorded["windows"]
+    ]
+    rows = list(view.rows("windows").values())[1:]
+    assert [(row["Hit rate"], row["Ceiling"], row["Keys"]) for row in rows] == windows
+    misses = {
+        miss["reason"]: (f"{amount(miss['keys'])} keys", percent(miss["share_ratio"]))
+        for miss in recorded["misses"]
+        if miss["keys"]
+    }
+    shown = view.rows("misses").items()
+    assert {REASONS[name]: (row["Since the start"], row["Of misses, 15 min"]) for name, row in shown} == misses
+    tiers = [(percent(tier["share_ratio"]), speed(tier["up_bytes_per_second"])) for tier in recorded["tiers"]]
+    assert [(row["Of hits, 15 min"], row["Up"]) for row in view.rows("tiers").values()] == tiers
+    engines = {engine["engine_id"]: percent(engine["hit_ratio"]) for engine in recorded["engines"]}
+    for name, ratio in engines.items():
+        assert view.rows("engines")[name]["Hit rate now"] == ratio.replace("–", "no lookups")
+    for figure, curve, present in (
+        ("memory-curve", estimates["memory_curve"], pool["capacity_bytes"]),
+        ("disk-curve", estimates["disk_curve"], estimates["disk_bytes"]),
+    ):
+        here = next(point for point in curve if point["capacity_bytes"] == present)
+        there = next(point for point in curve if point["capacity_bytes"] > present)
+        more = size(there["capacity_bytes"] - present)
+        assert view.text(f"#{figure} figcaption") == (
+            f"Here you are: {size(present)}, {percent(here['hit_ratio'])} hits. +{more} is there: "
+            f"{percent(there['hit_ratio'])} ({100 * (there['hit_ratio'] - here['hit_ratio']):+.1f} points)."
+        )
+        labels = f"[...document.querySelectorAll('#{figure} text')].map(text => text.getBBox())"
+        edge = f"document.querySelector('#{figure} svg').viewBox.baseVal.width"
+        assert view.tab.evaluate(f"{labels}.every(box => box.x >= 0 && box.x + box.width <= {edge})")
+    # No figure is wider than its tile.
+    tiles = "[...document.querySelectorAll('.figures .value')].every(value => value.scrollWidth <= value.clientWidth)"
+    for width in WIDTHS:
+        view.show(width, "light")
+        wait_until(f"every figure fits, {width}", lambda: view.tab.evaluate(tiles), SECONDS)
+    assert view.complaints == []
+    assert {url.partition("?")[0] for url in view.asked if not url.startswith("data:")} == {
+        address(daemon),
+        f"{address(daemon)}frame.json",
+    }
+
+
+def test_the_readme_shows_the_page_as_it_is(daemon: Daemon) -> None:
+    tool, readme = pictures(), (ROOT / "README.md").read_text()
+    source = tool.source(tool.served(daemon.port))
+    for theme in THEMES:
+        path = tool.picture(theme)
+        taken = path.read_bytes()
+        assert tool.stamp(taken) == source, f"{path} shows another page; take it again: make pictures"
+        assert len(taken) < 200_000, path
+        assert str(path.relative_to(ROOT)) in readme

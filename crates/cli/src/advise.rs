@@ -1,7 +1,10 @@
 //! `forebay advise`: how good the hit rate is, how good it could be, why the rest missed, what more memory and disk
 //! would buy, for whom, and what looks wrong. One screen, or all facts as JSON.
 
+mod plot;
+
 use forebay_rpc::proto::{AdviseReply, AlarmInfo, CurvePoint, MissCount, SampledInfo, ShareInfo, WindowInfo};
+use forebay_sim::chart;
 use serde_json::{Value, json};
 
 use crate::arguments::Advise;
@@ -20,6 +23,9 @@ pub fn run(arguments: &Advise) -> Result<(), Failure> {
         print_json(&to_json(&reply));
     } else {
         print(&to_text(&reply));
+    }
+    if let Some(path) = &arguments.plot {
+        chart::write(path, &plot::panels(&reply)?)?;
     }
     Ok(())
 }
@@ -326,6 +332,17 @@ mod tests {
         assert!(text.contains("+1.2 TiB") && text.contains("with the present disk") && text.contains("others"));
         assert!(text.lines().count() <= 48, "more than one screen");
         assert_eq!(to_text(&AdviseReply::default()), "no engine has looked up a block yet\n");
+    }
+
+    #[test]
+    fn the_plot_says_what_is_here_and_what_a_step_more_would_hit() {
+        let panels = plot::panels(&reply()).unwrap();
+        let notes: Vec<_> = panels.iter().flat_map(|panel| &panel.notes).map(|note| note.text.as_str()).collect();
+        assert_eq!(notes, ["here: 41.0 %", "+50.0 GiB: 45.0 %", "here: 41.0 %", "+600.0 GiB: 44.0 %"]);
+        let without_disk = plot::panels(&AdviseReply { all: None, disk_bytes: 0, ..reply() }).unwrap();
+        assert_eq!(without_disk.iter().map(|panel| panel.title.as_str()).collect::<Vec<_>>(), ["memory"]);
+        let few = plot::panels(&AdviseReply { keys: 2, ..reply() }).err().expect("it is refused");
+        assert!(few.to_string().contains("too little traffic"), "{few}");
     }
 
     #[test]

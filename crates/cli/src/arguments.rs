@@ -84,6 +84,9 @@ pub struct Man {
 pub struct Advise {
     #[command(flatten)]
     pub daemon: Daemon,
+    /// Write a plot of hit rate against the size of memory and disk to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -328,6 +331,9 @@ pub struct BenchTransfer {
     /// Bytes moved in each run and direction
     #[arg(long, value_name = "COUNT")]
     pub run_bytes: Option<u64>,
+    /// Write a plot of throughput against the size of a segment to this SVG file
+    #[arg(long, value_name = "FILE", conflicts_with = "listen")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -371,6 +377,9 @@ pub struct BenchRedis {
     /// Try value sizes from 128 KiB to 32 MiB, and print the best one as a line of the configuration
     #[arg(long, conflicts_with_all = ["size_bytes", "op"])]
     pub sweep: bool,
+    /// Write a plot of throughput against the size of a block to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -396,6 +405,9 @@ pub struct BenchSsd {
     /// Bytes of the tier; its file is twice as long
     #[arg(long, value_name = "COUNT")]
     pub capacity_bytes: Option<u64>,
+    /// Write a plot of throughput against the size of a block to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -412,6 +424,9 @@ pub struct BenchCopy {
     /// Bytes of memory on each side of a copy; the default is far larger than any CPU cache
     #[arg(long, value_name = "COUNT")]
     pub working_set_bytes: Option<u64>,
+    /// Write a plot of throughput against the size of a block to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -429,6 +444,9 @@ pub struct BenchLookup {
     /// Lookups for each row
     #[arg(long, value_name = "COUNT", default_value_t = 2000)]
     pub rounds: usize,
+    /// Write a plot of time against the keys of a lookup to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -2,6 +2,7 @@
 
 mod copy;
 mod lookup;
+mod plot;
 mod redis;
 mod ssd;
 mod transfer;

@@ -56,7 +56,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("simulate", &["forebay simulate trace.jsonl --policy default,lru --capacity 1%,64GiB --block-bytes 2097152"]),
-    ("advise", &["forebay advise", "forebay advise --json"]),
+    ("advise", &["forebay advise", "forebay advise --json", "forebay advise --plot sizes.svg"]),
     ("trace", &["forebay trace record trace.jsonl"]),
     ("trace record", &["forebay trace record trace.jsonl --seconds 600"]),
     ("completions", &["forebay completions bash > /etc/bash_completion.d/forebay"]),

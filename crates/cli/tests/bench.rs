@@ -22,6 +22,13 @@ fn rows(report: &Value, bench: &str) -> Vec<Value> {
     report["rows"].as_array().unwrap().clone()
 }
 
+/// That a picture was written with these words, and without a place that is no number.
+fn assert_plot(path: &std::path::Path, told: &[&str]) {
+    let picture = std::fs::read_to_string(path).expect("a plot");
+    assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n") && !picture.contains("NaN"), "{picture}");
+    told.iter().for_each(|word| assert!(picture.contains(&format!(">{word}</text>")), "{word} is not in {picture}"));
+}
+
 /// Directories that the process `pid` made for a private daemon.
 fn leavings(pid: u32) -> usize {
     let prefix = format!("forebay-bench-{pid}-");
@@ -34,7 +41,10 @@ fn leavings(pid: u32) -> usize {
 
 #[test]
 fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
-    let mut command = forebay(&["bench", "lookup", "--rounds", "20", "--keys", "16", "--keys", "64", "--json"]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg");
+    let flags = ["--rounds", "20", "--keys", "16", "--keys", "64", "--json", "--plot", plot.to_str().unwrap()];
+    let mut command = forebay(&[&["bench", "lookup"][..], &flags].concat());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     let report = Answer::of(child.wait_with_output().unwrap()).json();
@@ -49,6 +59,7 @@ fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
         assert!(empty > 0.0 && (ratio - p50 / empty).abs() < 1e-9, "{row}");
     }
     assert_eq!(leavings(pid), 0);
+    assert_plot(&plot, &["lookups that hit", "lookups that miss", "p50", "p99", "empty call, p50"]);
 }
 
 #[test]
@@ -84,7 +95,10 @@ fn lookups_can_be_measured_on_a_running_daemon_which_keeps_nothing() {
 #[test]
 fn copies_are_measured_as_stores_loads_and_summed_loads_of_each_shape() {
     let flags = ["bench", "copy", "--pairs", "1", "--threads", "1", "--working-set-bytes", "33554432", "--json"];
-    let report = run(&flags).json();
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg");
+    let report = run(&[&flags[..], &["--plot", plot.to_str().unwrap()]].concat()).json();
+    assert_plot(&plot, &["store", "in one piece", "in many pieces", "memcpy"]);
     let rows = rows(&report, "copy");
     let stores = rows.iter().filter(|row| row["direction"] == "store").count();
     assert!(stores > 0 && 3 * stores == rows.len(), "{report:#}");
@@ -100,7 +114,10 @@ fn the_ssd_is_measured_on_a_file_of_its_own_that_is_gone_afterwards() {
     let file = path.to_str().expect("a path in UTF-8");
     let shape = ["--size-bytes", "65536", "--depth", "4", "--pairs", "1"];
     let amount = ["--run-bytes", "1048576", "--capacity-bytes", "16777216", "--json"];
-    let report = run(&[&["bench", "ssd", file][..], &shape, &amount].concat()).json();
+    let plot = directory.path().join("plot.svg");
+    let drawn = ["--plot", plot.to_str().expect("a path in UTF-8")];
+    let report = run(&[&["bench", "ssd", file][..], &shape, &amount, &drawn].concat()).json();
+    assert_plot(&plot, &["read", "write", "depth 4", "GB/s"]);
     let rows = rows(&report, "ssd");
     let directions: BTreeSet<&str> = rows.iter().filter_map(|row| row["direction"].as_str()).collect();
     assert_eq!((rows.len(), directions), (2, BTreeSet::from(["read", "write"])));
@@ -129,7 +146,11 @@ fn transfers_are_measured_on_both_transports_and_between_two_commands() {
             }
         }
     };
-    check(&run(&[&["bench", "transfer"][..], &shape, &amount].concat()).json(), &["tcp", "shm"]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg");
+    let drawn = ["--plot", plot.to_str().expect("a path in UTF-8")];
+    check(&run(&[&["bench", "transfer"][..], &shape, &amount, &drawn].concat()).json(), &["tcp", "shm"]);
+    assert_plot(&plot, &["read over tcp", "both over shm", "3 segments, depth 2"]);
 
     let home = tempfile::tempdir().expect("a directory");
     let secret = home.path().join("secret");

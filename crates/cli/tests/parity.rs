@@ -91,6 +91,34 @@ fn a_trace_has_the_same_hits_through_the_daemon_as_in_the_simulator() {
     }
 }
 
+#[test]
+fn advice_is_drawn_once_there_is_enough_traffic_to_estimate_from() {
+    let trace = trace("agents");
+    let place = Place::new();
+    let _daemon = start(&place, &[]);
+    let sockets = place.sockets().to_string_lossy().into_owned();
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("sizes.svg");
+    let draw =
+        || command::run(&["advise", "--socket.directory", &sockets, "--plot", plot.to_str().expect("a path in UTF-8")]);
+    let refused = draw();
+    assert!(refused.code == 1 && refused.out.contains("no engine has looked up a block yet"), "{refused:?}");
+    assert!(
+        refused.err.contains("too little traffic") && refused.err.contains("hint:") && !plot.exists(),
+        "{refused:?}"
+    );
+    let mut client = Client::new(place.sockets(), "parity", DEADLINE);
+    wait_until("there is enough traffic", || {
+        runtime().block_on(ask(&mut client, &trace));
+        advice(&place).keys >= 10_000
+    });
+    wait_until("sizes are estimated", || draw().code == 0);
+    let picture = std::fs::read_to_string(&plot).expect("a plot");
+    for told in [">memory</text>", ">disk, with the present memory</text>", ">here: ", ">+"] {
+        assert!(picture.contains(told), "{told} is not in {picture}");
+    }
+}
+
 /// An engine that waits for all that it causes.
 struct Patient {
     client: support::Client,

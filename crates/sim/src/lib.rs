@@ -4,12 +4,13 @@
 //! capacity, on `forebay_insight::rehearsal`), `policy` (policies beside the core's), `bounds` (the upper bound of
 //! every policy), `mix` (harder traffic),
 //! `estimate` (the daemon's own estimates), `fleet` (hosts on one shared store), `simulate` (all of it side by side),
-//! `table` and `plot` (the output).
+//! `table` and `plot` (the output), `chart` (pictures, also of measurements).
 
 #![forbid(unsafe_code)]
 
 pub mod bounds;
 pub mod capacity;
+pub mod chart;
 pub mod estimate;
 pub mod fleet;
 pub mod mix;

@@ -9,7 +9,7 @@ use forebay_core::layout::Layout;
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::tiers::Admission;
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, Result};
 use serde::Serialize;
 
 use crate::bounds::{NextUses, opt_hit_bytes};
@@ -181,8 +181,7 @@ pub fn simulate(arguments: &Arguments, progress: &mut dyn Write) -> Result<Vec<R
         }
     }
     if let Some(path) = &arguments.plot {
-        let failed = |error| Error::new(ErrorKind::Io, "cannot write plot").with("path", path.display()).source(error);
-        std::fs::write(path, crate::plot::svg(&rows)).map_err(failed)?;
+        crate::chart::write(path, &crate::plot::panels(&rows))?;
     }
     Ok(rows)
 }

@@ -1,7 +1,9 @@
 //! `forebay bench copy`: the host copy engine against a plain parallel memcpy in the same run.
 
 use forebay_device::bench::{CopyBench, Row, run as measure};
+use forebay_sim::chart;
 
+use super::plot::{Point, throughput};
 use super::print_report;
 use crate::arguments::BenchCopy;
 use crate::failure::Failure;
@@ -28,7 +30,15 @@ pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
         true => print_report("copy", &rows),
         false => print(&table(&rows)),
     }
+    if let Some(path) = &arguments.plot {
+        chart::write(path, &throughput(rows.iter().flat_map(points).collect(), "block"))?;
+    }
     Ok(())
+}
+
+fn points(row: &Row) -> [Point; 2] {
+    let line = if row.fragments == 1 { "in one piece" } else { "in many pieces" };
+    Point::pair(row.direction, line, row.size_bytes, row.gb_per_s, (row.baseline, row.baseline_gb_per_s))
 }
 
 fn table(rows: &[Row]) -> String {

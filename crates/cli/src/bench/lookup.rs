@@ -3,7 +3,9 @@
 
 use forebay_bench::lookup::{LookupBench, Row, run as measure};
 use forebay_core::ErrorKind;
+use forebay_sim::chart;
 
+use super::plot::{Point, latency};
 use super::print_report;
 use crate::arguments::BenchLookup;
 use crate::failure::Failure;
@@ -11,7 +13,7 @@ use crate::output::{Table, print};
 use crate::serve::runtime;
 
 pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
-    let BenchLookup { socket_directory, keys, rounds, json } = arguments;
+    let BenchLookup { socket_directory, keys, rounds, plot, json } = arguments;
     let bench = LookupBench { socket_directory: socket_directory.clone(), keys: keys.clone(), rounds: *rounds };
     let rows = runtime()?.block_on(measure(&bench)).map_err(|error| match error.kind() {
         ErrorKind::Invalid => Failure::Usage(error),
@@ -21,7 +23,30 @@ pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
         true => print_report("lookup", &rows),
         false => print(&table(&rows)),
     }
+    if let Some(path) = plot {
+        chart::write(path, &latency(rows.iter().flat_map(points).collect()))?;
+    }
     Ok(())
+}
+
+/// The empty call is the baseline of the median.
+fn points(row: &Row) -> [Point; 3] {
+    let panel = match row.op {
+        "hit" => "lookups that hit",
+        _ => "lookups that miss",
+    };
+    let point = |line: &str, baseline_of: Option<&str>, y| Point {
+        panel: panel.to_owned(),
+        line: line.to_owned(),
+        baseline_of: baseline_of.map(str::to_owned),
+        x: row.keys as f64,
+        y,
+    };
+    [
+        point("p50", None, row.p50_us),
+        point("p99", None, row.p99_us),
+        point("empty call, p50", Some("p50"), row.empty_p50_us),
+    ]
 }
 
 fn table(rows: &[Row]) -> String {

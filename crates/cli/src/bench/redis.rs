@@ -2,8 +2,10 @@
 
 use forebay_io::redis::RedisConfig;
 use forebay_io::redis::bench::{BenchConfig, Direction, Lookups, Report, Row, run as measure, sweet_spot};
+use forebay_sim::chart;
 use serde_json::{Value, json};
 
+use super::plot::{Point, throughput};
 use super::print_report;
 use crate::arguments::BenchRedis;
 use crate::failure::Failure;
@@ -25,10 +27,23 @@ pub fn run(arguments: &BenchRedis) -> Result<(), Failure> {
         true => print_report("redis", &to_json(&report)),
         false => print(&table(&report)),
     }
+    if let Some(path) = &arguments.plot {
+        chart::write(path, &throughput(report.rows.iter().map(point).collect(), "block"))?;
+    }
     if let Some(bytes) = sweet_spot(&report.rows).filter(|_| arguments.sweep && !arguments.json) {
         print(&format!("\n[tier.redis]\nvalue_bytes = {bytes}\n"));
     }
     Ok(())
+}
+
+fn point(row: &Row) -> Point {
+    Point {
+        panel: direction(row).to_owned(),
+        line: "the Redis tier".to_owned(),
+        baseline_of: None,
+        x: row.size_bytes as f64,
+        y: row.gb_per_s(),
+    }
 }
 
 fn config(arguments: &BenchRedis) -> BenchConfig {

@@ -1,8 +1,10 @@
 //! `forebay bench ssd`: the SSD tier against fio, or plain direct I/O, on the same file in the same run.
 
 use forebay_io::ssd::bench::{BenchConfig, Direction, Row, run as measure};
+use forebay_sim::chart;
 use serde_json::{Value, json};
 
+use super::plot::{Point, throughput};
 use super::print_report;
 use crate::arguments::BenchSsd;
 use crate::failure::Failure;
@@ -30,7 +32,15 @@ pub fn run(arguments: &BenchSsd) -> Result<(), Failure> {
         true => print_report("ssd", &rows.iter().map(to_json).collect::<Vec<_>>()),
         false => print(&table(&rows)),
     }
+    if let Some(path) = &arguments.plot {
+        chart::write(path, &throughput(rows.iter().flat_map(points).collect(), "block"))?;
+    }
     Ok(())
+}
+
+fn points(row: &Row) -> [Point; 2] {
+    let line = format!("depth {}", row.depth);
+    Point::pair(direction(row), &line, row.size_bytes, row.gb_per_s(), (row.baseline, row.baseline_gb_per_s()))
 }
 
 fn table(rows: &[Row]) -> String {

@@ -6,7 +6,9 @@ use std::process::{Child, Command, Stdio};
 use forebay_bench::transfer::{Direction, Row, TransferBench, run as measure, serve};
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_fabric::{Address, Options, Secret};
+use forebay_sim::chart;
 
+use super::plot::{Point, throughput};
 use super::print_report;
 use crate::arguments::BenchTransfer;
 use crate::failure::Failure;
@@ -46,11 +48,21 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
         true => print_report("transfer", &rows),
         false => print(&table(&rows)),
     }
+    if let Some(path) = &arguments.plot {
+        chart::write(path, &throughput(rows.iter().flat_map(points).collect(), "segment"))?;
+    }
     let wrong: u64 = rows.iter().map(|row| row.wrong_bytes).sum();
     if wrong > 0 {
         return Err(Error::new(ErrorKind::Corrupt, "bytes arrived that were not sent").with("bytes", wrong).into());
     }
     Ok(())
+}
+
+fn points(row: &Row) -> [Point; 2] {
+    let panel = format!("{} over {}", row.direction, row.transport);
+    let segments = if row.segments == 1 { String::new() } else { format!("{} segments, ", row.segments) };
+    let line = format!("{segments}depth {}", row.depth);
+    Point::pair(&panel, &line, row.size_bytes, row.gb_per_s, (row.baseline, row.baseline_gb_per_s))
 }
 
 fn bench(arguments: &BenchTransfer) -> Result<TransferBench> {

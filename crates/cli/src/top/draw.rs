@@ -206,7 +206,8 @@ fn rates(frame: &FrameReply) -> Vec<Line> {
     let least = match saving.prefill_seconds {
         ..1.0 => String::new(),
         ..600.0 => format!(", >= {:.0} s of prefill", saving.prefill_seconds),
-        seconds => format!(", >= {:.0} min of prefill", seconds / 60.0),
+        ..36_000.0 => format!(", >= {:.0} min of prefill", saving.prefill_seconds / 60.0),
+        seconds => format!(", >= {:.0} h of prefill", (seconds / 3600.0).floor()),
     };
     vec![
         heads(&columns),

@@ -1,96 +1,88 @@
-//! The screen of constructed frames, at three sizes and in its worst hours.
+//! The screen of constructed frames, at three sizes and in its worst hours. The busy one is also the golden
+//! `frame.json`, which the tests of the page and the pictures of the README show.
 
 use forebay_rpc::proto::{
-    AlarmInfo, CurvePoint, FrameEngine, FrameEstimates, FrameHistory, FrameLookups, FrameMiss, FrameNamespace,
-    FramePool, FrameSaved, FrameTenant, FrameTier, FrameWindow, HealthCheck,
+    AlarmInfo, CurvePoint, FrameEngine, FrameEstimates, FrameLookups, FrameMiss, FrameNamespace, FramePool, FrameSaved,
+    FrameTenant, FrameTier, FrameWindow, HealthCheck,
 };
+
+mod history;
 
 use super::look::{View, Who};
 use super::*;
 use crate::golden::assert_golden;
 
 const GIB: u64 = 1 << 30;
+const BLOCK_BYTES: u64 = 192 << 10;
+/// Of the busy daemon's frame: a Tuesday, 17:02:31 UTC.
+const AT_MS: u64 = 1_795_539_751_220;
 
 fn check(name: &str, finding: &str, why: &str) -> HealthCheck {
     HealthCheck { name: name.to_owned(), finding: finding.to_owned(), why: why.to_owned() }
 }
 
 fn engine(id: &str, state: &str, (ranks, attached_ranks): (u32, u32), keys_per_second: f64) -> FrameEngine {
+    // Of two days with half of this load.
+    let keys = (keys_per_second * 86_400.0) as u64;
     FrameEngine {
         session: 7,
         engine_id: id.to_owned(),
         state: state.to_owned(),
         ranks,
         attached_ranks,
-        keys: 1_000_000,
-        hits: 470_000,
+        keys,
+        hits: keys / 100 * 61,
         keys_per_second,
         hit_ratio: (keys_per_second > 0.0).then_some(0.47),
         leases: 12,
         leased_blocks: 2100,
         reserved_blocks: 64,
         waiting_lookups: 3,
-        saved_tokens: 7_520_000,
-        saved_prefill_seconds: 890.0,
-    }
-}
-
-/// An hour in which the hit rate falls in the last ten minutes.
-fn hour() -> FrameHistory {
-    let steps = 0..720;
-    let hit = |step: usize| if step < 600 { 0.6 } else { 0.6 - (step - 600) as f32 / 600.0 };
-    FrameHistory {
-        step_seconds: 5.0,
-        last: 720,
-        end_ms: steps.clone().map(|step| 5000 * step as u64).collect(),
-        keys_per_second: vec![11_200.0; 720],
-        hit_ratio: steps.clone().map(hit).collect(),
-        // No engine asked at first, so that nothing was estimated.
-        ceiling_ratio: steps.clone().map(|step| if step < 100 { f32::NAN } else { 0.74 }).collect(),
-        optimum_ratio: steps.map(|step| if step < 100 { f32::NAN } else { 0.66 }).collect(),
-        ..FrameHistory::default()
+        saved_tokens: keys / 100 * 61 * 16,
+        saved_prefill_seconds: keys as f64 * 0.61 * 16.0 / 91_000.0,
     }
 }
 
 /// A busy daemon whose hit rate fell, with a sick tier.
 fn busy() -> FrameReply {
-    let window = |name: &str, hit: f64, ceiling: f64| FrameWindow {
+    let window = |name: &str, seconds: f64, keys: u64, hit: f64, ceiling: f64| FrameWindow {
         name: name.to_owned(),
-        seconds: 900.0,
-        keys: 10_000_000,
+        seconds,
+        keys,
         hit_ratio: Some(hit),
         ceiling_ratio: Some(ceiling),
     };
     let miss = |reason: &str, keys: u64, share: f64| FrameMiss {
         reason: reason.to_owned(),
         keys,
-        keys_per_second: share * 6750.0,
+        keys_per_second: share * 6585.6,
         share_ratio: Some(share),
     };
     let point = |gib: u64, hit_ratio: f64| CurvePoint { capacity_bytes: gib * GIB, hit_ratio };
     let pool = FrameTier {
         name: "pool".to_owned(),
         state: "serving".to_owned(),
-        hits: 800_000,
-        hits_per_second: 3500.0,
+        hits: 1_971_000_000,
+        hits_per_second: 3600.0,
         share_ratio: Some(0.782),
         held_bytes: Some(171 * GIB),
         capacity_bytes: Some(200 * GIB),
-        held_blocks: 171 << 10,
-        up_bytes_per_second: 14.1e9,
-        down_bytes_per_second: 1.2e9,
+        held_blocks: 171 * GIB / BLOCK_BYTES,
+        up_bytes_per_second: 0.71e9,
+        down_bytes_per_second: 1.15e9,
         p50_seconds: Some(0.000_09),
         p99_seconds: Some(0.000_31),
         ..FrameTier::default()
     };
     let ssd = FrameTier {
         name: "ssd".to_owned(),
-        hits: 200_000,
+        hits: 441_000_000,
+        hits_per_second: 807.0,
         share_ratio: Some(0.175),
         held_bytes: Some(3 << 40),
         capacity_bytes: Some(4 << 40),
-        held_blocks: 3 << 20,
-        up_bytes_per_second: 2.9e9,
+        held_blocks: (3 << 40) / BLOCK_BYTES,
+        up_bytes_per_second: 0.16e9,
         down_bytes_per_second: 0.41e9,
         p50_seconds: Some(0.0014),
         p99_seconds: Some(0.0062),
@@ -100,8 +92,9 @@ fn busy() -> FrameReply {
     let redis = FrameTier {
         name: "redis".to_owned(),
         state: "sick".to_owned(),
-        trouble: "unavailable: cache.internal:6379: connection refused\u{1b}[31m".to_owned(),
-        hits: 40_000,
+        trouble: "unavailable: cache.internal:6379: connection refused".to_owned(),
+        hits: 108_000_000,
+        hits_per_second: 0.0,
         share_ratio: Some(0.043),
         held_bytes: None,
         capacity_bytes: None,
@@ -118,7 +111,7 @@ fn busy() -> FrameReply {
         boot: "feed".to_owned(),
         version: "0.1.0".to_owned(),
         host: "gpu-07".to_owned(),
-        at_ms: 1_795_539_751_220,
+        at_ms: AT_MS,
         uptime_seconds: 6 * 86_400 + 4 * 3600,
         now_seconds: 1.0,
         is_live: true,
@@ -139,24 +132,28 @@ fn busy() -> FrameReply {
             promoting_bytes: 4 * GIB,
             fenced_bytes: GIB,
             used_bytes: 184 * GIB,
-            stored_bytes_per_second: 1.2e9,
-            evicted_bytes_per_second: 0.9e9,
-            stored_blocks: 5_000_000,
-            evicted_blocks: 4_800_000,
+            stored_bytes_per_second: 1.15e9,
+            evicted_bytes_per_second: 1.1e9,
+            stored_blocks: 1_300_000_000,
+            evicted_blocks: 1_298_000_000,
             is_draining: false,
         }),
         lookups: Some(FrameLookups {
-            lookups: 200_000,
-            keys: 2_500_000,
-            hits: 1_040_000,
+            lookups: 14_900_000,
+            keys: 4_160_000_000,
+            hits: 2_520_000_000,
             lookups_per_second: 40.0,
             keys_per_second: 11_200.0,
             hit_ratio: Some(0.412),
-            hit_bytes_per_second: 14.1e9,
+            hit_bytes_per_second: 0.907e9,
             p50_seconds: Some(0.000_09),
             p99_seconds: Some(0.000_31),
         }),
-        windows: vec![window("15m", 0.441, 0.72), window("1h", 0.582, 0.74), window("1d", 0.611, 0.8)],
+        windows: vec![
+            window("15m", 900.0, 10_005_000, 0.435, 0.72),
+            window("1h", 3600.0, 41_377_000, 0.582, 0.74),
+            window("1d", 86_400.0, 644_826_000, 0.639, 0.8),
+        ],
         estimates: Some(FrameEstimates {
             age_seconds: 3.0,
             sampled_keys: 65_536,
@@ -170,16 +167,16 @@ fn busy() -> FrameReply {
             left_out: 0,
         }),
         misses: vec![
-            miss("never_seen", 1_000_000, 0.713),
-            miss("evicted", 300_000, 0.178),
-            miss("refused", 60_000, 0.031),
-            miss("too_slow", 90_000, 0.058),
-            miss("promotion_unfinished", 10_000, 0.02),
+            miss("never_seen", 1_169_000_000, 0.713),
+            miss("evicted", 292_000_000, 0.178),
+            miss("refused", 51_000_000, 0.031),
+            miss("too_slow", 95_000_000, 0.058),
+            miss("promotion_unfinished", 33_000_000, 0.02),
             miss("other_namespace", 0, 0.0),
         ],
         tiers: vec![pool, ssd, redis],
         engines: vec![
-            engine("qwen-32b\u{1b}[2J", "gone", (2, 0), 0.0),
+            engine("qwen-32b", "gone", (2, 0), 0.0),
             engine("llama-70b-a", "ready", (4, 4), 6204.0),
             engine("llama-70b-b", "attaching", (4, 3), 3910.0),
             FrameEngine { hit_ratio: Some(0.9), ..engine("warm-up", "client", (0, 0), 12.0) },
@@ -188,7 +185,7 @@ fn busy() -> FrameReply {
             namespace_id: "0123456789abcdef0123456789abcdef".to_owned(),
             model: "llama-70b".to_owned(),
             tenant: "blue".to_owned(),
-            ready_blocks: 1000,
+            ready_blocks: 101 * GIB / BLOCK_BYTES,
             ready_bytes: 101 * GIB,
             sampled_keys: 40_000,
             hit_ratio: Some(0.55),
@@ -200,13 +197,13 @@ fn busy() -> FrameReply {
         ],
         left_out: 0,
         saved: Some(FrameSaved {
-            tokens: 16_640_000,
-            prefill_seconds: 5400.0,
+            tokens: 38_200_000_000,
+            prefill_seconds: 419_800.0,
             tokens_per_second: 73_000.0,
             prefill_seconds_per_second: 0.8,
         }),
-        hour: Some(hour()),
-        day: None,
+        hour: Some(history::hour(AT_MS)),
+        day: Some(history::day(AT_MS)),
     }
 }
 
@@ -228,6 +225,13 @@ fn the_answer_is_the_golden_one_at_three_sizes_and_as_text() {
     assert_golden("tests/golden/top-once.txt", &to_text(&frame, false));
 }
 
+/// A line for each field, so that a change of one is a change of one line.
+#[test]
+fn the_frame_that_the_page_is_tested_with_is_of_this_host() {
+    let frame = serde_json::to_string(&busy()).unwrap();
+    assert_golden("tests/golden/frame.json", &(frame.replace(",\"", ",\n\"") + "\n"));
+}
+
 #[test]
 fn the_readme_shows_the_screen_as_it_is() {
     let screen = include_str!("../../tests/golden/top-80x24.txt").trim_end();
@@ -244,11 +248,14 @@ fn the_other_views_are_the_golden_ones() {
 
 #[test]
 fn nothing_that_others_chose_reaches_the_terminal_as_a_command() {
-    let frame = busy();
+    let mut frame = busy();
+    frame.engines[0].engine_id += "\x1b[2J";
+    frame.tiers[2].trouble += "\x1b[31m";
     for view in [View::Answer, View::Engines, View::Tiers] {
         let text = shown(&frame, &Look { view, ..Look::default() }, 120, 40);
         assert!(!text.contains('\x1b'), "{text:?}");
     }
+    assert!(shown(&frame, &Look::default(), 120, 40).contains("qwen-32b\\u{1b}[2J"), "it is told, as text");
     let coloured = to_text(&frame, true);
     assert!(coloured.contains("\x1b[31mALARM") && !coloured.contains("\x1b[2J"), "{coloured:?}");
 }
@@ -322,6 +329,6 @@ fn a_filter_leaves_the_names_that_have_it_and_the_order_is_the_chosen_one() {
 #[test]
 fn a_line_a_second_stands_under_its_heading() {
     let (head, line) = (heads(&LINES).to_text(), one_line(&busy()));
-    assert!(line.ends_with("hit rate fell; warn: redis") && line.contains("11.2 k   41.2 %   44.1 %"), "{line}");
+    assert!(line.ends_with("hit rate fell; warn: redis") && line.contains("11.2 k   41.2 %   43.5 %"), "{line}");
     assert_eq!(head.find("NOTE"), line.find("hit rate fell"), "{head}\n{line}");
 }

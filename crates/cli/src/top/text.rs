@@ -109,7 +109,8 @@ pub fn count(count: f64) -> String {
         ..10.0 if count > 0.0 => format!("{count:.1}"),
         ..10_000.0 => format!("{count:.0}"),
         ..10_000_000.0 => format!("{:.1} k", count / 1e3),
-        _ => format!("{:.1} M", count / 1e6),
+        ..10_000_000_000.0 => format!("{:.1} M", count / 1e6),
+        _ => format!("{:.1} G", count / 1e9),
     }
 }
 

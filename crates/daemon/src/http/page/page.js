@@ -35,7 +35,7 @@ function scaled(value, step, units) {
 const size = (bytes) => known(bytes) ? scaled(bytes, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) : NONE;
 const speed = (bytes) => known(bytes) ? scaled(bytes, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]) : NONE;
 const percent = (ratio) => known(ratio) ? `${number(100 * ratio, 1)}\u00a0%` : NONE;
-const rate = (value, unit) => known(value) ? `${number(value, value > 0 && value < 9.95 ? 1 : 0)}\u00a0${unit}/s` : NONE;
+const rate = (value, unit = "") => known(value) ? `${number(value, value > 0 && value < 9.95 ? 1 : 0)}${unit && "\u00a0" + unit}/s` : NONE;
 
 function time(seconds) {
   if (!known(seconds)) return NONE;
@@ -55,7 +55,9 @@ function span(seconds) {
 
 const clock = (ms, withSeconds = true) =>
   new Date(ms).toLocaleTimeString("en-GB", withSeconds ? {} : { hour: "2-digit", minute: "2-digit" });
-const count = (value, one, many) => `${number(value)}\u00a0${value === 1 ? one : many}`;
+// Up to ten million to the last digit; what a host counts in weeks, to three.
+const amount = (value) => value < 1e7 ? number(value) : scaled(value, 1000, ["", "k", "M", "G", "T"]);
+const count = (value, one, many) => `${amount(value)}\u00a0${value === 1 ? one : many}`;
 
 const REASONS = {
   never_seen: ["Never seen", "was never stored, or too long ago to be remembered"],
@@ -71,6 +73,11 @@ const REASONS = {
 const TIERS = { pool: "Pool", ssd: "SSD", fs: "Directory", redis: "Redis", object: "Object store" };
 const CHECKS = { core: "Core", index: "Index", drain: "Drain" };
 const WINDOWS = { "15m": "Last 15 minutes", "1h": "Last hour", "1d": "Last day" };
+// Where the page shows more of what an alarm says.
+const ALARMS = {
+  "hit rate fell": { at: "rate-title", link: "Show the hit rate" },
+  "stored but never hit": { at: "miss-title", link: "Show the misses" },
+};
 const STATES = {
   ready: ["good", "✓ ready", ""],
   attaching: ["warn", "⚠ attaching", "some workers do not map the pool"],
@@ -86,6 +93,9 @@ function element(name, attributes = {}, ...children) {
   made.append(...children);
   return made;
 }
+
+// What stands between backticks is what somebody types.
+const typed = (text) => text.split("`").map((part, at) => at % 2 ? element("code", {}, part) : part);
 
 function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -203,7 +213,8 @@ const CHARTS = [
 const POWERS = Array.from({ length: 60 }, (_, at) => 2 ** at);
 
 function options(chart, space) {
-  const axis = { stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") }, font: "12px system-ui, sans-serif" };
+  const font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  const axis = { stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") }, font };
   const whole = (u, splits) => splits.map((value) => chart.show(value).replace(".0\u00a0%", "\u00a0%"));
   return {
     width: space, height: space < 500 ? 190 : 220, padding: [10, 8, 0, 0],
@@ -371,11 +382,13 @@ function curve(id, what, given, present, keys, sampled) {
     const kind = point === here ? "here" : point === there ? "there" : "dot";
     drawn.push(vector("circle", { class: kind, cx: x(point.capacity_bytes), cy: y(point.hit_ratio), r: kind === "dot" ? 3 : 5.5 }));
   }
+  // A curve rises: what stands below it begins right of its point, what stands above it ends left of its point. Near
+  // the edges it is the other way round.
   const label = (point, words, lower) => {
-    const at = x(point.capacity_bytes), half = 3.4 * words.length;
-    const middle = Math.min(Math.max(at, box.left + half), wide - half - 2);
-    const level = y(point.hit_ratio) + lower;
-    drawn.push(vector("text", { class: "strong", x: middle, y: level, "text-anchor": "middle" }, words));
+    const at = x(point.capacity_bytes);
+    const isBelow = lower > 0, isStart = isBelow ? at < 0.6 * wide : at < 0.4 * wide;
+    const from = isStart ? at + 8 : isBelow ? at - 8 : Math.min(at + 8, wide - 4);
+    drawn.push(vector("text", { class: "strong", x: from, y: y(point.hit_ratio) + lower, "text-anchor": isStart ? "start" : "end" }, words));
   };
   const isLow = y(here.hit_ratio) > box.bottom - 30;
   label(here, `here: ${percent(here.hit_ratio)}`, isLow ? -12 : 21);
@@ -397,6 +410,7 @@ function curves(frame) {
 let last = null;
 let restarted = null;
 
+// Items are {text, at, link}: in words, the element of the page that shows more of it, and the words that lead there.
 function verdict(kind, headline, items) {
   const place = $("verdict");
   const text = JSON.stringify([kind, headline, items]);
@@ -405,7 +419,9 @@ function verdict(kind, headline, items) {
   place.className = `verdict ${kind}`;
   const sign = { good: "✓", warn: "⚠", bad: "✕" }[kind];
   place.replaceChildren(element("strong", {}, `${sign} ${headline}`));
-  if (items.length) place.append(element("ul", {}, ...items.map((item) => element("li", {}, item))));
+  const line = ({ text, at, link }) =>
+    element("li", {}, ...typed(text), ...(at ? [" ", element("a", { href: `#${at}` }, link)] : []));
+  if (items.length) place.append(element("ul", {}, ...items.map(line)));
   if (last) document.title = `${sign} ${last.host} – Forebay`;
 }
 
@@ -414,12 +430,15 @@ const tier = (name) => TIERS[name] || CHECKS[name] || name;
 function judge(frame) {
   const failed = frame.checks.filter((check) => check.finding === "fail");
   const impaired = frame.checks.filter((check) => check.finding === "warn");
-  const what = (check) => `${tier(check.name)}: ${check.why}.`;
+  const place = (name) => frame.tiers.some((told) => told.name === name)
+    ? { at: `tier-${name}`, link: "Show the tier" } : { at: "check-title", link: "Show the checks" };
+  const what = ({ name, why }) => ({ text: `${tier(name)}: ${why}.`, ...place(name) });
   const items = [
     ...failed.map(what), ...impaired.map(what),
-    ...frame.alarms.map((alarm) => `Alarm: ${alarm.name}. Likely cause: ${alarm.cause}. What to do: ${alarm.hint}.`),
+    ...frame.alarms.map(({ name, cause, hint }) =>
+      ({ text: `Alarm: ${name}. Likely cause: ${cause}. What to do: ${hint}.`, ...ALARMS[name] })),
   ];
-  if (restarted) items.push(`The daemon was started again at ${clock(restarted)}; its counts began anew.`);
+  if (restarted) items.push({ text: `The daemon was started again at ${clock(restarted)}; its counts began anew.` });
   if (!frame.is_live) return verdict("bad", "The daemon is stuck: restart it.", items);
   if (frame.pool.is_draining) return verdict("bad", "The daemon is ending: it grants nothing new.", items);
   if (!frame.is_ready) return verdict("bad", "The daemon is not ready.", items);
@@ -438,10 +457,10 @@ function figures(frame) {
     ["Hit rate now", few || (known(hit) ? percent(hit) : "no lookups now"), all, "hit"],
     ["Ceiling", few || guess(estimates.ceiling_ratio), "a cache without limit", "ceiling"],
     ["Optimum", few || guess(estimates.optimum_ratio), "the best cache of this size", "optimum"],
-    ["Keys looked up now", rate(lookups.keys_per_second, "keys"), `${count(lookups.keys, "key", "keys")} since the start`, "keys"],
+    ["Keys a second", rate(lookups.keys_per_second), `${count(lookups.keys, "key", "keys")} since the start`, "keys"],
     ["Pool used", percent(pool.capacity_bytes ? pool.used_bytes / pool.capacity_bytes : null), `${size(pool.used_bytes)} of ${size(pool.capacity_bytes)}`, "used"],
-    ["Time of a lookup, p99", lookups.p99_seconds === null ? "no lookups" : time(lookups.p99_seconds), `p50 ${time(lookups.p50_seconds)}, last minute`, "time"],
-    ["Prompt tokens not computed", saved.tokens ? number(saved.tokens) : "none told yet",
+    ["Lookup time, p99", lookups.p99_seconds === null ? "no lookups" : time(lookups.p99_seconds), `p50 ${time(lookups.p50_seconds)}, last minute`, "time"],
+    ["Tokens saved", saved.tokens ? amount(saved.tokens) : "none told yet",
       saved.tokens ? `at least ${span(saved.prefill_seconds)} of prefill` : "engines tell what loads saved", "saved"],
   ];
   const place = $("figures");
@@ -464,7 +483,7 @@ function windows(frame) {
       : { text: WINDOWS[part.name] || part.name, long: part.seconds ? `the daemon has seen ${span(part.seconds)}` : "not seen yet" },
     part.hit_ratio === null ? "no lookups" : percent(part.hit_ratio),
     percent(part.ceiling_ratio),
-    part.keys === null ? rate(frame.lookups.keys_per_second, "keys") : number(part.keys),
+    part.keys === null ? rate(frame.lookups.keys_per_second, "keys") : amount(part.keys),
   ]);
   table("windows", [["Time"], ["Hit rate", "number"], ["Ceiling", "number"], ["Keys", "number"]], rows, "");
 }
@@ -612,8 +631,8 @@ function take(frame) {
 function gone(error) {
   since = since || Date.now();
   const why = error.name === "TimeoutError" ? "it did not answer within 5 s" : error.name === "TypeError" ? "no connection" : error.message;
-  const items = last ? [`What is shown below is of ${clock(last.at_ms)}.`] : [];
-  items.push("Engines go on without the cache. This page asks again every 2 s.");
+  const items = last ? [{ text: `What is shown below is of ${clock(last.at_ms)}.` }] : [];
+  items.push({ text: "Engines go on without the cache. This page asks again every 2 s." });
   $("live").classList.toggle("stale", true);
   verdict("bad", `The daemon does not answer since ${clock(since)}: ${why}.`, items);
 }
