@@ -40,7 +40,19 @@ fn end_unless(written: io::Result<()>) -> bool {
 
 /// One object, names in alphabetical order.
 pub fn print_json(value: &Value) {
-    print(&format!("{value:#}\n"));
+    print(&json(value));
+}
+
+/// As [`print_json`] prints it: what a terminal could take for a command, or for another order of letters, is escaped.
+pub fn json(value: &Value) -> String {
+    // Such letters stand in strings only, where any letter can be written as its number.
+    format!("{value:#}\n").chars().fold(String::new(), |told, letter| {
+        let is_plain = matches!(letter, '\n' | '"' | '\'' | '\\') || letter.escape_debug().count() == 1;
+        if is_plain {
+            return told + letter.encode_utf8(&mut [0; 4]);
+        }
+        letter.encode_utf16(&mut [0; 2]).iter().fold(told, |told, unit| told + &format!("\\u{unit:04x}"))
+    })
 }
 
 /// Whether what goes to `stream` is coloured: on a terminal that has colours, unless `NO_COLOR` is set
@@ -166,6 +178,17 @@ mod tests {
             table.render("  "),
             "  name        size  blocks  note\n  a        4.0 KiB       7  x\n  longer  16.0 MiB    1234\n"
         );
+    }
+
+    #[test]
+    fn json_keeps_its_letters_and_none_of_them_commands_a_terminal() {
+        let text = "é 模型 \"a\" \\ ' \u{1b}[2J\u{7f}\u{9b}31m\u{202e}\u{2066}\u{feff}\u{2028}\u{e0041}\n";
+        let value = serde_json::json!({ "name": text });
+        let told = json(&value);
+        assert!(told.starts_with("{\n  \"name\": \"é 模型 "), "{told}");
+        assert!(told.contains("\\u007f\\u009b31m\\u202e\\u2066\\ufeff\\u2028\\udb40\\udc41"), "{told}");
+        assert!(!told.contains(|letter: char| letter.is_control() && letter != '\n'), "{told}");
+        assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), value);
     }
 
     #[test]

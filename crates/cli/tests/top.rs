@@ -13,11 +13,14 @@ use std::thread;
 
 use command::{Answer, run};
 use rustix::fs::{Mode, OFlags, open};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use support::*;
 
+/// A page of its own.
+const ENTERED: &str = "\x1b[?1049h";
+const LEFT: &str = "\x1b[?1049l";
 const DAEMON: [&str; 4] = ["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"];
 
 fn top(place: &Place, more: &[&str]) -> Answer {
@@ -109,6 +112,21 @@ impl Screen {
         self.ours.write_all(keys.as_bytes()).expect("keys can be sent");
     }
 
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// True once for each stop.
+    fn is_stopped(&self) -> bool {
+        let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
+        let change = waitpid(Some(self.pid()), options).expect("it is our child");
+        change.is_some_and(|(_, status)| status.stopped())
+    }
+
     fn is_raw(&self) -> bool {
         !tcgetattr(&self.its).expect("it is a terminal").local_modes.contains(LocalModes::ICANON)
     }
@@ -117,7 +135,7 @@ impl Screen {
     fn ended(mut self) -> Option<i32> {
         let status = self.child.wait().expect("it ends");
         assert!(!self.is_raw(), "the terminal is not as it was");
-        wait_until("the page is left", || self.sent().contains("\x1b[?1049l"));
+        wait_until("the page is left", || self.sent().contains(LEFT));
         status.code()
     }
 }
@@ -179,6 +197,49 @@ fn keys_change_the_view_and_the_terminal_is_given_back() {
     assert_eq!(screen.ended(), Some(0));
 }
 
+/// Keys send none of these while the terminal is raw; other processes do.
+#[test]
+fn each_signal_that_ends_or_stops_a_program_leaves_the_terminal_as_it_was() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, &DAEMON);
+    for signal in [Signal::QUIT, Signal::TERM, Signal::HUP, Signal::INT] {
+        let screen = Screen::start(&place, (80, 24), &[]);
+        wait_until("the terminal is taken", || screen.is_raw());
+        screen.send(signal);
+        assert_eq!(screen.ended(), Some(0), "{signal:?}");
+    }
+    let mut screen = Screen::start(&place, (80, 24), &[]);
+    for _ in 0..2 {
+        screen.wait_for("OK  the daemon is ready");
+        let pages = |code: &str| screen.sent().matches(code).count();
+        let (entered, left) = (pages(ENTERED), pages(LEFT));
+        screen.send(Signal::TSTP);
+        wait_until("it stops", || screen.is_stopped());
+        assert!(!screen.is_raw(), "the terminal is not as it was");
+        wait_until("the page is left", || pages(LEFT) > left);
+        screen.send(Signal::CONT);
+        wait_until("the terminal is taken again", || screen.is_raw() && pages(ENTERED) > entered);
+    }
+    screen.press("m");
+    screen.wait_for("was evicted from the");
+    screen.press("q");
+    assert_eq!(screen.ended(), Some(0));
+}
+
+#[test]
+fn names_cannot_command_the_terminal_and_stay_what_they_are() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, &DAEMON);
+    let id = "a\u{202e}b\u{9b}31m\u{7f}";
+    let (_client, _worker) = engine(&place, id, 4096);
+    let (json, text) = (top(&place, &["--json"]), top(&place, &["--once"]));
+    assert_eq!(json.json()["engines"][0]["engine_id"], id);
+    for out in [&json.out, &text.out] {
+        assert!(out.contains("202e"), "{out}");
+        assert!(!out.contains(['\u{202e}', '\u{9b}', '\u{7f}']), "{out}");
+    }
+}
+
 #[test]
 fn a_daemon_that_is_killed_is_said_to_be_gone_and_shown_again_when_it_is_back() {
     let place = Place::new();
@@ -191,7 +252,7 @@ fn a_daemon_that_is_killed_is_said_to_be_gone_and_shown_again_when_it_is_back() 
     screen.wait_for("OK  the daemon is ready");
     assert!(!screen.sent().contains("\x1b[32m"), "no colour where none is wanted");
     assert!(screen.lines()[0].ends_with(|end: char| end.is_ascii_digit()), "the last column is there");
-    kill_process(Pid::from_raw(screen.child.id() as i32).unwrap(), Signal::TERM).expect("it runs");
+    screen.send(Signal::TERM);
     assert_eq!(screen.ended(), Some(0));
 }
 

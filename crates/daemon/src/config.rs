@@ -174,7 +174,8 @@ settings! {
         allow_remote: bool = false;
         /// Names by which people and proxies ask for `/` and `/frame.json`, without a port. Addresses and `localhost`
         /// need not be named. A request for another name is refused with status 421, so that no page of another site
-        /// reads these two through a browser.
+        /// reads these two through a browser. `/metrics`, `/livez` and `/readyz` answer to every name, because
+        /// collectors and probes ask by many.
         hosts: Vec<String> = Vec::new();
     }
 

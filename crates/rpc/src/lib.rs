@@ -6,10 +6,12 @@
 
 pub mod client;
 mod draw;
+mod frame;
 mod hashes;
 pub mod status;
 
 pub use draw::draw;
+pub use frame::{DAY_STEPS, HOUR_STEPS};
 pub use hashes::{Hashes, pack};
 pub use status::{from_status, is_transport, to_status};
 

@@ -21,7 +21,7 @@ use forebay_rpc::proto::{FrameReply, FrameRequest};
 use crate::arguments::Top;
 use crate::client::connect_within;
 use crate::failure::Failure;
-use crate::output::{has_control_codes, is_coloured, print, print_next};
+use crate::output::{has_control_codes, is_coloured, json, print, print_next};
 use crate::serve::runtime;
 use draw::draw;
 use look::Look;
@@ -39,9 +39,9 @@ const UNDER_ONE_HEAD: usize = 20;
 pub fn run(arguments: &Top) -> Result<(), Failure> {
     let mut client = connect_within(&arguments.daemon.socket_directory()?, DEADLINE);
     if arguments.json {
-        print(&to_json(&runtime()?.block_on(ask(&mut client))?));
+        print(&to_json(&runtime()?.block_on(ask(&mut client, FrameRequest::default()))?));
     } else if arguments.once {
-        print(&to_text(&runtime()?.block_on(ask(&mut client))?, is_coloured(&stdout())));
+        print(&to_text(&runtime()?.block_on(ask(&mut client, FrameRequest::default()))?, is_coloured(&stdout())));
     } else if arguments.lines {
         return lines(&mut client);
     } else if has_control_codes(&stdout()) && has_control_codes(&stdin()) {
@@ -55,8 +55,8 @@ pub fn run(arguments: &Top) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn ask(client: &mut Client) -> Result<FrameReply> {
-    client.frame(FrameRequest::default()).await.map_err(|error| match error.kind() {
+async fn ask(client: &mut Client, request: FrameRequest) -> Result<FrameReply> {
+    client.frame(request).await.map_err(|error| match error.kind() {
         ErrorKind::Unsupported => Error::new(ErrorKind::Unsupported, "this daemon is of a release without frames")
             .source(error)
             .hint("use `forebay inspect` and `forebay advise`, or upgrade the daemon"),
@@ -66,7 +66,7 @@ async fn ask(client: &mut Client) -> Result<FrameReply> {
 
 /// One object, as `/frame.json` has it.
 fn to_json(frame: &FrameReply) -> String {
-    format!("{:#}\n", serde_json::to_value(frame).expect("every message of a frame can be written"))
+    json(&serde_json::to_value(frame).expect("every message of a frame can be written"))
 }
 
 fn to_text(frame: &FrameReply, is_coloured: bool) -> String {
@@ -91,10 +91,13 @@ const LINES: [Column; 11] = [
 /// A line for each frame, until nobody reads any more. A daemon that does not answer has its line too.
 fn lines(client: &mut Client) -> Result<(), Failure> {
     let runtime = runtime()?;
-    let mut told = 0;
+    let (mut told, mut request) = (0, FrameRequest::default());
     loop {
-        let line = match runtime.block_on(ask(client)) {
-            Ok(frame) => one_line(&frame),
+        let line = match runtime.block_on(ask(client, request.clone())) {
+            Ok(frame) => {
+                request = frame.next_request();
+                one_line(&frame)
+            }
             Err(error) if told == 0 => return Err(error.into()),
             Err(error) => format!("no daemon: {error}"),
         };

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::Client;
-use forebay_rpc::proto::FrameReply;
-use tokio::signal::unix::{SignalKind, signal};
+use forebay_rpc::proto::{FrameReply, FrameRequest};
+use rustix::process::Signal as Number;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::draw::draw;
 use super::look::{Key, Look, Wish};
@@ -32,6 +33,8 @@ enum Event {
     Answer(Box<Result<FrameReply>>),
     Key(Key),
     Resized,
+    Stop,
+    Continued,
     End,
 }
 
@@ -39,7 +42,9 @@ enum Event {
 pub fn run(mut client: Client) -> Result<(), Failure> {
     let runtime = runtime()?;
     // A daemon that is not there from the start is rather a wrong place to look for it.
-    let mut frame = runtime.block_on(ask(&mut client))?;
+    let mut frame = runtime.block_on(ask(&mut client, FrameRequest::default()))?;
+    // Before the terminal is taken: a signal that nobody hears would leave it taken.
+    let signals = runtime.block_on(async { signals() })?;
     let is_paused = Arc::new(AtomicBool::new(false));
     let (events, heard) = sync_channel(MAX_EVENTS);
     let terminal = Terminal::open(is_coloured(&stdout()))?;
@@ -48,8 +53,8 @@ pub fn run(mut client: Client) -> Result<(), Failure> {
         move || read_keys(&events)
     })?;
     spawn("frames", {
-        let is_paused = is_paused.clone();
-        move || runtime.block_on(listen(client, events, is_paused))
+        let (is_paused, request) = (is_paused.clone(), frame.next_request());
+        move || runtime.block_on(listen(client, request, signals, events, is_paused))
     })?;
     let mut look = Look::default();
     let mut gone: Option<(Instant, String)> = None;
@@ -64,7 +69,7 @@ pub fn run(mut client: Client) -> Result<(), Failure> {
             Some(Event::Answer(answer)) => match *answer {
                 Ok(answer) => {
                     gone = None;
-                    frame = answer;
+                    frame = answer.continuing(frame);
                 }
                 Err(error) => gone = Some((gone.map_or_else(Instant::now, |(since, _)| since), error.to_string())),
             },
@@ -74,6 +79,8 @@ pub fn run(mut client: Client) -> Result<(), Failure> {
                 Wish::Write => look.said = Some(written(&frame)),
             },
             Some(Event::Resized) | None => {}
+            Some(Event::Stop) => terminal.stop(),
+            Some(Event::Continued) => terminal.take_again(),
             Some(Event::End) => return Ok(()),
         }
     }
@@ -109,30 +116,53 @@ fn read_keys(events: &SyncSender<Event>) {
     }
 }
 
-async fn listen(client: Client, events: SyncSender<Event>, is_paused: Arc<AtomicBool>) {
-    tokio::join!(
-        watch(client, &events, &is_paused),
-        hear(SignalKind::window_change(), &events, || Event::Resized),
-        hear(SignalKind::terminate(), &events, || Event::End),
-        hear(SignalKind::interrupt(), &events, || Event::End),
-        hear(SignalKind::hangup(), &events, || Event::End),
-    );
+/// What each signal means. All that end a program are here, because they would leave the terminal as it is.
+fn signals() -> Result<Vec<(Signal, fn() -> Event)>> {
+    let stop = SignalKind::from_raw(Number::TSTP.as_raw());
+    let go_on = SignalKind::from_raw(Number::CONT.as_raw());
+    let meanings: [(SignalKind, fn() -> Event); 7] = [
+        (SignalKind::window_change(), || Event::Resized),
+        (stop, || Event::Stop),
+        (go_on, || Event::Continued),
+        (SignalKind::terminate(), || Event::End),
+        (SignalKind::interrupt(), || Event::End),
+        (SignalKind::quit(), || Event::End),
+        (SignalKind::hangup(), || Event::End),
+    ];
+    let heard = |(kind, event)| Ok((signal(kind)?, event));
+    let heard: std::io::Result<Vec<_>> = meanings.into_iter().map(heard).collect();
+    heard.map_err(|error| Error::new(ErrorKind::Io, "cannot listen for signals").source(error))
 }
 
-async fn watch(mut client: Client, events: &SyncSender<Event>, is_paused: &AtomicBool) {
+async fn listen(
+    client: Client,
+    request: FrameRequest,
+    signals: Vec<(Signal, fn() -> Event)>,
+    events: SyncSender<Event>,
+    is_paused: Arc<AtomicBool>,
+) {
+    for (signal, event) in signals {
+        tokio::spawn(hear(signal, events.clone(), event));
+    }
+    watch(client, request, &events, &is_paused).await;
+}
+
+async fn watch(mut client: Client, mut request: FrameRequest, events: &SyncSender<Event>, is_paused: &AtomicBool) {
     loop {
         tokio::time::sleep(PERIOD).await;
         if !is_paused.load(Relaxed) {
-            let answer = Event::Answer(Box::new(ask(&mut client).await));
-            if events.send(answer).is_err() {
+            let answer = ask(&mut client, request.clone()).await;
+            if let Ok(frame) = &answer {
+                request = frame.next_request();
+            }
+            if events.send(Event::Answer(Box::new(answer))).is_err() {
                 return;
             }
         }
     }
 }
 
-async fn hear(kind: SignalKind, events: &SyncSender<Event>, event: fn() -> Event) {
-    let Ok(mut signals) = signal(kind) else { return };
+async fn hear(mut signals: Signal, events: SyncSender<Event>, event: fn() -> Event) {
     while signals.recv().await.is_some() {
         if events.send(event()).is_err() {
             return;

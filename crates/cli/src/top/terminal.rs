@@ -1,12 +1,14 @@
 //! The terminal while the screen has it: raw, on a page of its own, without cursor.
 //!
-//! Invariant: it is as it was when this is dropped, also if the command panics.
+//! Invariants: it is as it was when this is dropped, also if the command panics, and while the command is stopped. A
+//! terminal that belongs to the shell meanwhile is left alone.
 
 use std::io::{Write, stdin, stdout};
 use std::panic;
 
 use forebay_core::{Error, ErrorKind, Result};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::process::{Signal, getpgrp, getpid, kill_process};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 
 use super::text::Line;
 
@@ -29,17 +31,39 @@ impl Terminal {
     pub fn open(is_coloured: bool) -> Result<Terminal> {
         let wrong = |error| Error::new(ErrorKind::Io, "cannot take the terminal").source(std::io::Error::from(error));
         let before = tcgetattr(stdin()).map_err(wrong)?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        tcsetattr(stdin(), OptionalActions::Flush, &raw).map_err(wrong)?;
-        write(ENTER);
+        let terminal = Terminal { before: before.clone(), is_coloured };
+        terminal.take().map_err(wrong)?;
         let (hook, left) = (panic::take_hook(), before.clone());
         // Before the message, which would be lost with the page.
         panic::set_hook(Box::new(move |about| {
             restore(&left);
             hook(about);
         }));
-        Ok(Terminal { before, is_coloured })
+        Ok(terminal)
+    }
+
+    fn take(&self) -> rustix::io::Result<()> {
+        if !is_ours() {
+            return Ok(());
+        }
+        let mut raw = self.before.clone();
+        raw.make_raw();
+        tcsetattr(stdin(), OptionalActions::Flush, &raw)?;
+        write(ENTER);
+        Ok(())
+    }
+
+    /// Leaves it and stops the command, as the signal would. Returns when the command is continued.
+    pub fn stop(&self) {
+        restore(&self.before);
+        // The signal that nobody can hear: the other one is what brought us here.
+        let _ = kill_process(getpid(), Signal::STOP);
+        self.take_again();
+    }
+
+    /// After the command was stopped: others may have used the terminal meanwhile.
+    pub fn take_again(&self) {
+        let _ = self.take();
     }
 
     /// Columns and rows.
@@ -50,6 +74,9 @@ impl Terminal {
     }
 
     pub fn show(&self, lines: &[Line]) {
+        if !is_ours() {
+            return;
+        }
         let mut text = String::new();
         for (at, line) in lines.iter().enumerate() {
             let line = if self.is_coloured { line.to_codes() } else { line.to_text() };
@@ -67,8 +94,15 @@ impl Drop for Terminal {
 }
 
 fn restore(before: &Termios) {
-    write(LEAVE);
-    let _ = tcsetattr(stdin(), OptionalActions::Flush, before);
+    if is_ours() {
+        write(LEAVE);
+        let _ = tcsetattr(stdin(), OptionalActions::Flush, before);
+    }
+}
+
+/// Not while the command is in the background. A terminal that controls nobody is ours alone.
+fn is_ours() -> bool {
+    tcgetpgrp(stdin()).map_or(true, |foreground| foreground == getpgrp())
 }
 
 /// A terminal that is gone ends the command by its hang-up.

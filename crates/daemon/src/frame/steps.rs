@@ -1,6 +1,10 @@
 //! The history of a frame: an hour in steps of 5 s and a day in steps of five minutes.
 //!
-//! Invariant: memory is fixed, 220 KB of rows and a minute of samples. Rows hold no name and grow with nothing.
+//! Rows are made here, and move to the [`Past`] of the frames when somebody looks: so nothing is copied while the state
+//! is locked, however long the history is.
+//!
+//! Invariant: memory is fixed, 220 KB of rows here, as much where frames are made, and a minute of samples. Rows hold
+//! no name and grow with nothing.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,14 +12,15 @@ use std::time::{Duration, Instant};
 use forebay_core::histogram::Histogram;
 use forebay_core::miss::MissReason;
 use forebay_core::tiers::TierId;
+use forebay_rpc::{DAY_STEPS, HOUR_STEPS};
 
 use super::sample::{Sample, quantile};
 use crate::insight::Estimates;
 
 /// A step of the hour, and how many there are.
-pub const HOUR: (Duration, usize) = (Duration::from_secs(5), 720);
+pub const HOUR: (Duration, usize) = (Duration::from_secs(5), HOUR_STEPS);
 /// A step of the day, and how many there are.
-pub const DAY: (Duration, usize) = (Duration::from_secs(300), 288);
+pub const DAY: (Duration, usize) = (Duration::from_secs(300), DAY_STEPS);
 /// Samples that are kept whole, one for each step of the hour: latencies are those of the last minute.
 const RECENT: usize = 13;
 /// How long an estimate is taken to hold. The daemon makes one every five minutes, for the alarms.
@@ -61,19 +66,24 @@ pub struct Steps {
 
 struct Ring {
     step: (Duration, usize),
-    rows: VecDeque<Row>,
-    /// Rows that there ever were: the number of the last one.
-    last: u64,
+    rows: Rows,
     next: Option<Instant>,
     before: Option<Sample>,
 }
 
-/// The rows that there are.
-#[derive(Clone)]
+/// Rows in their order, the oldest first.
+#[derive(Default)]
 pub struct Rows {
-    pub rows: Vec<Row>,
-    /// The number of the last one.
+    pub rows: VecDeque<Row>,
+    /// The number of the last one: how many there ever were.
     pub last: u64,
+}
+
+/// The rows that frames have, or those that came since the frame before.
+#[derive(Default)]
+pub struct Past {
+    pub hour: Rows,
+    pub day: Rows,
 }
 
 impl Default for Steps {
@@ -108,12 +118,9 @@ impl Steps {
         self.estimated = Some((now, known(ceiling), known(optimum)));
     }
 
-    pub fn hour(&self) -> Rows {
-        self.hour.rows()
-    }
-
-    pub fn day(&self) -> Rows {
-        self.day.rows()
+    /// The rows that were not taken before.
+    pub fn take(&mut self) -> Past {
+        Past { hour: self.hour.rows.take(), day: self.day.rows.take() }
     }
 
     /// The youngest sample that is at least so old.
@@ -129,7 +136,7 @@ impl Steps {
 
 impl Ring {
     fn new(step: (Duration, usize)) -> Ring {
-        Ring { step, rows: VecDeque::with_capacity(step.1), last: 0, next: None, before: None }
+        Ring { step, rows: Rows::default(), next: None, before: None }
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -142,17 +149,33 @@ impl Ring {
         let on_time = self.next.map(|next| next + step).filter(|next| *next > sample.at);
         self.next = Some(on_time.unwrap_or(sample.at + step));
         if let Some(before) = self.before.replace(sample.clone()) {
-            if self.rows.len() == length {
-                self.rows.pop_front();
-            }
-            self.rows.push_back(Row::between(&before, sample, estimated));
-            self.last += 1;
+            self.rows.push(Row::between(&before, sample, estimated), length);
         }
     }
+}
 
-    fn rows(&self) -> Rows {
-        let (old, new) = self.rows.as_slices();
-        Rows { rows: [old, new].concat(), last: self.last }
+impl Past {
+    /// Rows that were taken later.
+    pub fn add(&mut self, later: Past) {
+        for (rows, later, (_, length)) in [(&mut self.hour, later.hour, HOUR), (&mut self.day, later.day, DAY)] {
+            later.rows.into_iter().for_each(|row| rows.push(row, length));
+            rows.last = later.last;
+        }
+    }
+}
+
+impl Rows {
+    /// The oldest goes if there are more than `length`.
+    fn push(&mut self, row: Row, length: usize) {
+        if self.rows.len() == length {
+            self.rows.pop_front();
+        }
+        self.rows.push_back(row);
+        self.last += 1;
+    }
+
+    fn take(&mut self) -> Rows {
+        Rows { rows: std::mem::take(&mut self.rows), last: self.last }
     }
 }
 
@@ -238,15 +261,40 @@ mod tests {
                 steps.add(sample(now, asked(second)));
             }
         }
-        let (hour, day) = (steps.hour(), steps.day());
+        let Past { hour, day } = steps.take();
         assert_eq!((hour.rows.len(), hour.last), (720, (ticks - 1) / 5));
         assert_eq!((day.rows.len(), day.last), (288, (ticks - 1) / 300));
-        let keys = |rows: &[Row]| rows.iter().map(|row| row.keys).sum::<u64>();
+        let keys = |rows: &VecDeque<Row>| rows.iter().map(|row| row.keys).sum::<u64>();
         let last = ticks - 5;
         assert_eq!(keys(&hour.rows), asked(last) - asked(last - 3600));
         let last = ticks - 300;
         assert_eq!(keys(&day.rows), asked(last) - asked(last - 86_400));
         assert_eq!(steps.recent.len(), RECENT);
+    }
+
+    /// However often somebody looked meanwhile, and after a long time in which nobody did.
+    #[test]
+    fn the_rows_that_were_taken_piece_by_piece_are_those_that_there_are() {
+        let (start, mut steps, mut past) = (Instant::now(), Steps::default(), Past::default());
+        let mut sampled = 0;
+        for (ticks, every) in [(100, 1), (400, 7), (10, 3), (900, 900), (40, 1), (1600, 1599)] {
+            for tick in 1..=ticks {
+                steps.add(sample(start + HOUR.0 * sampled, u64::from(sampled)));
+                sampled += 1;
+                if tick % every == 0 {
+                    let later = steps.take();
+                    let most = every.min(HOUR.1 as u32) as usize;
+                    assert!(later.hour.rows.len() <= most && steps.take().hour.rows.is_empty());
+                    past.add(later);
+                }
+            }
+            past.add(steps.take());
+            let made = sampled - 1;
+            assert_eq!(past.hour.last, u64::from(made));
+            assert_eq!(past.hour.rows.len(), (made as usize).min(HOUR.1));
+            assert!(past.hour.rows.iter().all(|row| row.keys == 1), "one key came in each step");
+            assert_eq!((past.day.last, past.day.rows.len()), (u64::from(made / 60), made as usize / 60));
+        }
     }
 
     #[test]
@@ -258,7 +306,7 @@ mod tests {
         assert!(!ring.is_due(at(99)) && ring.is_due(at(100)));
         ring.add(&sample(at(170), 170), (0.0, 0.0));
         assert!(!ring.is_due(at(219)) && ring.is_due(at(220)));
-        assert_eq!(ring.rows().rows.iter().map(|row| row.keys).collect::<Vec<_>>(), [52, 118]);
+        assert_eq!(ring.rows.rows.iter().map(|row| row.keys).collect::<Vec<_>>(), [52, 118]);
     }
 
     #[test]
@@ -271,7 +319,7 @@ mod tests {
         steps.note(at(1), &estimates);
         steps.add(sample(at(5), 0));
         steps.add(sample(at(1000), 0));
-        let optimums: Vec<f32> = steps.hour().rows.iter().map(|row| row.optimum).collect();
+        let optimums: Vec<f32> = steps.take().hour.rows.iter().map(|row| row.optimum).collect();
         assert!(optimums[0] == 0.75 && optimums[1].is_nan(), "{optimums:?}: too old in the end");
     }
 }

@@ -16,9 +16,9 @@ use forebay_rpc::proto::{
 };
 
 use crate::frame::Newest;
-use crate::frame::answer::Made;
 use crate::frame::sample::{MAX_ENGINES, Sample, quantile};
-use crate::frame::steps::{Row, Rows, ratio};
+use crate::frame::steps::{Past, ratio};
+use crate::frame::windows::{self, Lately, Sum};
 use crate::health::{Finding, Health};
 use crate::insight::{Alarm, Estimates, alarms};
 use crate::instances::{Looked, Member};
@@ -33,9 +33,8 @@ const MAX_TENANTS: usize = 16;
 /// "Now" is at least so long, and what was sampled before it at most so old.
 const LEAST_NOW: Duration = Duration::from_millis(900);
 const MOST_NOW: Duration = Duration::from_secs(10);
-/// Windows of hit rates, in steps of the hour or the day.
+/// Windows of hit rates.
 const WINDOWS: [&str; 3] = ["15m", "1h", "1d"];
-const STEPS_OF_15_MINUTES: usize = 180;
 
 /// All that is read under the lock.
 struct Gathered {
@@ -45,8 +44,6 @@ struct Gathered {
     /// Where "now" begins, and where the last minute does.
     from: Option<Sample>,
     minute_ago: Option<Sample>,
-    hour: Rows,
-    day: Rows,
     health: Health,
     alarms: Vec<Alarm>,
     classes: Vec<ClassReport>,
@@ -69,18 +66,16 @@ pub fn make(
     shared: &Shared,
     (begun, estimates): &(Instant, Arc<Estimates>),
     huge_bytes: Option<u64>,
-) -> Arc<Made> {
+) {
     let at = Instant::now();
-    let gathered = {
+    let (gathered, later) = {
         let mut state = shared.lock();
         state.steps.note(at, estimates);
-        Gathered::of(&state, at, estimates, newest.before.take())
+        (Gathered::of(&state, at, estimates, newest.before.take()), state.steps.take())
     };
-    let frame = gathered.frame(estimates, begun.elapsed(), huge_bytes);
-    let Gathered { now, hour, day, .. } = gathered;
-    let made = Arc::new(Made { frame, hour, day });
-    (newest.before, newest.made) = (Some(now), Some((at, made.clone())));
-    made
+    newest.past.add(later);
+    let frame = gathered.frame(&newest.past, estimates, begun.elapsed(), huge_bytes);
+    (newest.before, newest.made) = (Some(gathered.now), Some((at, frame)));
 }
 
 /// The counters now. Looks at no block and no lease, only at what is counted anyway.
@@ -114,8 +109,6 @@ impl Gathered {
             now: sample(state, at),
             from: before,
             minute_ago: state.steps.minute_ago().cloned(),
-            hour: state.steps.hour(),
-            day: state.steps.day(),
             health: Health::of(state),
             alarms: alarms(state.core.stats(), &state.history, estimates),
             classes: state.classes(),
@@ -132,7 +125,9 @@ impl Gathered {
         }
     }
 
-    fn frame(&self, estimates: &Estimates, age: Duration, huge_bytes: Option<u64>) -> FrameReply {
+    fn frame(&self, past: &Past, estimates: &Estimates, age: Duration, huge_bytes: Option<u64>) -> FrameReply {
+        let lately = Lately::of(past);
+        let tiers = (0..self.tiers.len()).map(|at| self.tier(at, &lately));
         let holds = |checks: &[crate::health::Check]| checks.iter().all(|check| check.finding != Finding::Fails);
         let (live, ready) = (self.health.live(), self.health.ready());
         FrameReply {
@@ -148,15 +143,15 @@ impl Gathered {
             alarms: self.alarms.iter().cloned().map(proto_alarm).collect(),
             pool: Some(self.pool(huge_bytes)),
             lookups: Some(self.lookups()),
-            windows: self.windows(estimates),
+            windows: windows(past, estimates),
             estimates: Some(self.estimates(estimates, age)),
-            misses: self.misses(),
-            tiers: std::iter::once(self.pool_tier()).chain((0..self.tiers.len()).map(|at| self.tier(at))).collect(),
+            misses: self.misses(&lately),
+            tiers: std::iter::once(self.pool_tier(&lately)).chain(tiers).collect(),
             engines: self.engines(),
             namespaces: self.namespaces.clone(),
             tenants: self.tenants.clone(),
             left_out: self.left_out as u64,
-            saved: Some(self.saved()),
+            saved: Some(self.saved(&lately)),
             hour: None,
             day: None,
         }
@@ -172,12 +167,6 @@ impl Gathered {
     fn rate(&self, of: impl Fn(&Sample) -> u64) -> f64 {
         let before = self.from.as_ref().map_or(0, &of);
         short(of(&self.now).saturating_sub(before) as f64 / self.seconds())
-    }
-
-    /// The last 15 minutes.
-    fn lately(&self) -> &[Row] {
-        let rows = &self.hour.rows;
-        &rows[rows.len().saturating_sub(STEPS_OF_15_MINUTES)..]
     }
 
     fn pool(&self, huge_bytes: Option<u64>) -> FramePool {
@@ -222,27 +211,6 @@ impl Gathered {
         quantile(&self.now.lookup_time, self.minute_ago.as_ref().map(|sample| &sample.lookup_time), q)
     }
 
-    fn windows(&self, estimates: &Estimates) -> Vec<FrameWindow> {
-        // Behind the last step of the day, the steps of the hour go on.
-        let day_ends = self.day.rows.last().map_or(0, |row| row.end_ms);
-        let later = self.hour.rows.iter().filter(|row| row.end_ms > day_ends);
-        let day: Vec<&Row> = self.day.rows.iter().chain(later).collect();
-        let rows: [Vec<&Row>; 3] = [self.lately().iter().collect(), self.hour.rows.iter().collect(), day];
-        let window = |((name, rows), ceiling): ((&str, Vec<&Row>), Option<f64>)| {
-            let keys = rows.iter().map(|row| row.keys).sum();
-            let hits = rows.iter().map(|row| row.hits).sum();
-            FrameWindow {
-                name: name.to_owned(),
-                seconds: short(rows.iter().map(|row| f64::from(row.seconds)).sum()),
-                keys,
-                hit_ratio: ratio(hits, keys).map(short),
-                ceiling_ratio: ceiling.map(short),
-            }
-        };
-        let ceilings = estimates.windows.iter().map(|window| window.as_ref()?.ceiling());
-        WINDOWS.into_iter().zip(rows).zip(ceilings).map(window).collect()
-    }
-
     fn estimates(&self, estimates: &Estimates, age: Duration) -> FrameEstimates {
         let (all, sampled) = (&estimates.all, &estimates.all.sampled);
         let of_sample = |part: u64| ratio(part, sampled.asked).map(short);
@@ -260,36 +228,23 @@ impl Gathered {
         }
     }
 
-    fn misses(&self) -> Vec<FrameMiss> {
-        let lately = |reason: MissReason| -> f64 {
-            self.lately().iter().map(|row| f64::from(row.misses[reason as usize] * row.seconds)).sum()
-        };
-        let all: f64 = MissReason::ALL.into_iter().map(lately).sum();
+    fn misses(&self, lately: &Lately) -> Vec<FrameMiss> {
         let miss = |reason: MissReason| FrameMiss {
             reason: reason.name().to_owned(),
             keys: self.now.core.misses[reason as usize],
             keys_per_second: self.rate(|sample| sample.core.misses[reason as usize]),
-            share_ratio: (all > 0.0).then(|| short(lately(reason) / all)),
+            share_ratio: share(&lately.misses, reason as usize),
         };
         MissReason::ALL.into_iter().map(miss).collect()
     }
 
-    /// Of all hits of the last 15 minutes. The pool is the first of the tiers.
-    fn share_of_hits(&self, tier: usize) -> Option<f64> {
-        let hits = |tier: usize| -> f64 {
-            self.lately().iter().map(|row| f64::from(row.tiers[tier].hits * row.seconds)).sum()
-        };
-        let all: f64 = (0..=self.tiers.len()).map(hits).sum();
-        (all > 0.0).then(|| short(hits(tier) / all))
-    }
-
-    fn pool_tier(&self) -> FrameTier {
+    fn pool_tier(&self, lately: &Lately) -> FrameTier {
         FrameTier {
             name: "pool".to_owned(),
             state: "serving".to_owned(),
             hits: self.now.pool_hits(),
             hits_per_second: self.rate(Sample::pool_hits),
-            share_ratio: self.share_of_hits(0),
+            share_ratio: share(&lately.hits, 0),
             held_bytes: Some(self.classes.iter().map(|class| class.ready * class.slot_bytes).sum()),
             capacity_bytes: Some(self.capacity_bytes),
             held_blocks: self.classes.iter().map(|class| class.ready).sum(),
@@ -301,7 +256,7 @@ impl Gathered {
         }
     }
 
-    fn tier(&self, at: usize) -> FrameTier {
+    fn tier(&self, at: usize, lately: &Lately) -> FrameTier {
         let (report, health, moved) = (&self.tiers[at], &self.health.tiers[at], &self.now.tiers[at]);
         let minute_ago = self.minute_ago.as_ref().map(|sample| &sample.tiers[at].load_time);
         let load_time = |q: f64| quantile(&moved.load_time, minute_ago, q);
@@ -312,7 +267,7 @@ impl Gathered {
             trouble: if health.is_whole { String::new() } else { health.why.clone() },
             hits: moved.hits,
             hits_per_second: self.rate(|sample| sample.tiers[at].hits),
-            share_ratio: self.share_of_hits(1 + at),
+            share_ratio: share(&lately.hits, 1 + at),
             held_bytes,
             capacity_bytes,
             held_blocks: report.core.blocks,
@@ -343,19 +298,33 @@ impl Gathered {
         self.engines.iter().zip(&self.incarnations).map(told).collect()
     }
 
-    fn saved(&self) -> FrameSaved {
-        let seconds: f64 = self.lately().iter().map(|row| f64::from(row.seconds)).sum();
-        let lately = |rate: fn(&Row) -> f32| -> f64 {
-            let sum: f64 = self.lately().iter().map(|row| f64::from(rate(row) * row.seconds)).sum();
-            short(sum / seconds.max(1.0))
-        };
+    fn saved(&self, lately: &Lately) -> FrameSaved {
+        let by_second = |sum: f64| short(sum / lately.seconds.max(1.0));
         FrameSaved {
             tokens: self.now.saved.tokens,
             prefill_seconds: self.now.saved.prefill_us as f64 / 1e6,
-            tokens_per_second: lately(|row| row.saved_tokens),
-            prefill_seconds_per_second: lately(|row| row.saved_prefill),
+            tokens_per_second: by_second(lately.saved_tokens),
+            prefill_seconds_per_second: by_second(lately.saved_prefill),
         }
     }
+}
+
+/// Of one among all.
+fn share(all: &[f64], one: usize) -> Option<f64> {
+    let sum: f64 = all.iter().sum();
+    (sum > 0.0).then(|| short(all[one] / sum))
+}
+
+fn windows(past: &Past, estimates: &Estimates) -> Vec<FrameWindow> {
+    let window = |((name, sum), ceiling): ((&str, Sum), Option<f64>)| FrameWindow {
+        name: name.to_owned(),
+        seconds: short(sum.seconds),
+        keys: sum.keys,
+        hit_ratio: ratio(sum.hits, sum.keys).map(short),
+        ceiling_ratio: ceiling.map(short),
+    };
+    let ceilings = estimates.windows.iter().map(|window| window.as_ref()?.ceiling());
+    WINDOWS.into_iter().zip(windows::sums(past)).zip(ceilings).map(window).collect()
 }
 
 /// What a tier holds and what it can hold, as far as all its disks or stores say so.
