@@ -75,7 +75,7 @@ row 6 kills 90 "$gpu" kills "$shm/kills" "$kills"
 
 cat "$result"
 cat >&2 << 'END'
-Not measured: a kernel for small pieces, and copies beside a matrix product (neither is there); time to first token;
+Not measured: copies beside a matrix product, by the kernel or the driver; time to first token;
 vLLM itself, with its graphs, sleep mode, expandable segments and preemption; several GPUs; NUMA placement; AMD.
 END
 if [ "$profile" = debug ]; then

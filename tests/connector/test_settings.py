@@ -50,7 +50,7 @@ def test_below_vllms_host_tier_its_options_are_known_too() -> None:
 
 def test_an_option_like_no_other_lists_what_there_is() -> None:
     (warning,) = passed_on({"socket": "/x", "zzzzzzzz": 1})[1]
-    assert "known are gpu_copies, log_requests, lookup_deadline_ms, max_leased_requests" in warning
+    assert "known are gpu_copies, gpu_method, gpu_multiprocessors, log_requests, lookup_deadline_ms" in warning
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,9 @@ def test_an_option_like_no_other_lists_what_there_is() -> None:
         ("lookup_deadline_ms", float("nan")),
         ("stock_blocks", float("inf")),
         ("stock_blocks", 1e30),
+        ("gpu_method", "kernels"),
+        ("gpu_method", 1),
+        ("gpu_multiprocessors", 1025),
     ],
 )
 def test_a_value_that_does_not_fit_is_replaced_by_the_default(key: str, value: Any) -> None:

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_device::Memory;
 use forebay_device::cuda::driver::{
-    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, Location, SourceOrder, Status,
-    StreamHandle,
+    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
+    ModuleHandle, SourceOrder, Status, StreamHandle,
 };
 use forebay_device::cuda::fake::{Fake, Fault};
 
@@ -57,6 +57,7 @@ unsafe extern "C" fn attribute(out: *mut c_int, attribute: c_uint, device: c_int
         40 => Attribute::CopyEngines,
         75 => Attribute::ComputeMajor,
         76 => Attribute::ComputeMinor,
+        91 => Attribute::HostPointers,
         134 => Attribute::HostNumaNode,
         _ => return Status::INVALID_VALUE.0,
     };
@@ -141,6 +142,10 @@ unsafe extern "C" fn destroy_event(event: u64) -> u32 {
 
 unsafe extern "C" fn record(event: u64, stream: u64) -> u32 {
     status(FAKE.record(EventHandle(event), StreamHandle(stream)))
+}
+
+unsafe extern "C" fn query_event(event: u64) -> u32 {
+    status(FAKE.query_event(EventHandle(event)))
 }
 
 unsafe extern "C" fn synchronize(event: u64) -> u32 {
@@ -261,6 +266,48 @@ unsafe extern "C" fn batch_12(
     }
 }
 
+unsafe extern "C" fn load_module(out: *mut u64, text: *const c_void) -> u32 {
+    // SAFETY: text of PTX is terminated.
+    give(FAKE.load_module(unsafe { CStr::from_ptr(text.cast()) }).map(|module| module.0), out)
+}
+
+unsafe extern "C" fn unload_module(module: u64) -> u32 {
+    status(FAKE.unload_module(ModuleHandle(module)))
+}
+
+unsafe extern "C" fn function(out: *mut u64, module: u64, name: *const c_char) -> u32 {
+    // SAFETY: names are terminated.
+    give(FAKE.function(ModuleHandle(module), unsafe { CStr::from_ptr(name) }).map(|function| function.0), out)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver has them")]
+unsafe extern "C" fn launch(
+    function: u64,
+    blocks: c_uint,
+    blocks_y: c_uint,
+    blocks_z: c_uint,
+    threads: c_uint,
+    threads_y: c_uint,
+    threads_z: c_uint,
+    shared_bytes: c_uint,
+    stream: u64,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+) -> u32 {
+    assert_eq!(
+        (blocks_y, blocks_z, threads_y, threads_z, shared_bytes),
+        (1, 1, 1, 1, 0),
+        "a kernel of ours has one row"
+    );
+    assert!(extra.is_null(), "parameters come one by one");
+    let function = FunctionHandle(function);
+    let count = FAKE.parameters(function).unwrap_or(0);
+    // SAFETY: there is a place for each parameter of the function, and each has 8 bytes, as its text says.
+    let read = |at| unsafe { parameters.add(at).read().cast::<u64>().read() };
+    let arguments: Vec<u64> = (0..count).map(read).collect();
+    status(FAKE.launch(function, Grid { blocks, threads }, &arguments, StreamHandle(stream)))
+}
+
 /// # Safety
 /// `symbol` is terminated; `out` and `found` are places for the answers.
 #[unsafe(no_mangle)]
@@ -296,7 +343,7 @@ macro_rules! functions {
     };
 }
 
-static FUNCTIONS: [(&str, c_int, Address); 32] = functions! {
+static FUNCTIONS: [(&str, c_int, Address); 37] = functions! {
     "cuInit", 2000: init;
     "cuDriverGetVersion", 2020: version;
     "cuGetErrorName", 6000: error_name;
@@ -318,6 +365,7 @@ static FUNCTIONS: [(&str, c_int, Address); 32] = functions! {
     "cuEventCreate", 2000: create_event;
     "cuEventDestroy", 4000: destroy_event;
     "cuEventRecord", 2000: record;
+    "cuEventQuery", 2000: query_event;
     "cuEventSynchronize", 2000: synchronize;
     "cuMemHostRegister", 6050: register;
     "cuMemHostUnregister", 4000: unregister;
@@ -329,6 +377,10 @@ static FUNCTIONS: [(&str, c_int, Address); 32] = functions! {
     "cuMemcpyAsync", 4000: copy;
     "cuMemcpyBatchAsync", 12080: batch_12;
     "cuMemcpyBatchAsync", 13000: batch_13;
+    "cuModuleLoadData", 2000: load_module;
+    "cuModuleUnload", 2000: unload_module;
+    "cuModuleGetFunction", 2000: function;
+    "cuLaunchKernel", 4000: launch;
 };
 
 // ---- for tests ------------------------------------------------------------------------------------------------------
@@ -386,6 +438,12 @@ pub extern "C" fn fake_hold(stream: u64, is_held: bool) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_turn(count: u32) {
     (0..count).take_while(|_| FAKE.turn()).for_each(drop);
+}
+
+/// Kernels that were queued since the start.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_launches() -> u64 {
+    FAKE.launches()
 }
 
 /// From now on no memory is registered.

@@ -151,6 +151,8 @@ def open_engine(
             verify=settings.verify_loads,
             device=device,
             stages=stages,
+            method=settings.gpu_method,
+            multiprocessors=settings.gpu_multiprocessors,
         )
     except ForebayError as error:
         logger.error("forebay cannot copy in this worker, so this engine stores nothing: %s", error)

@@ -17,7 +17,8 @@ from forebay._native import find_sockets
 
 # No option means anything beyond it; of two, each costs memory or a thread.
 MAX_NUMBER = 1e9
-MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536}
+MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536, "gpu_multiprocessors": 1024}
+CHOICES = {"gpu_method": ("auto", "kernel", "batch", "loop")}
 
 # What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part
 # of the connector, all else is why it is not.
@@ -82,6 +83,10 @@ class Settings:
     """
     gpu_copies: bool = False
     """Whether this engine's KV is copied from and to an NVIDIA GPU. Off, because that was never run on a GPU."""
+    gpu_method: str = "auto"
+    """How these copies are made, if the GPU can: see `CHOICES`, and `docs/vllm.md#gpus`."""
+    gpu_multiprocessors: int = 0
+    """The most multiprocessors of the GPU that the kernel for loads takes. 0: chosen by the copy engine."""
     log_requests: bool = False
     """Whether a line in the engine's log says for each request where the KV of its prompt came from."""
 
@@ -94,8 +99,10 @@ class Settings:
             if name not in extra:
                 continue
             largest = MAX_NUMBERS.get(name, MAX_NUMBER)
-            if (fitting := _fit(extra[name], default, largest)) is None:
+            choices = CHOICES.get(name)
+            if (fitting := _fit(extra[name], default, largest)) is None or (choices and fitting not in choices):
                 span = f": it is from 0 to {largest}" if name in MAX_NUMBERS else ""
+                span = f": it is one of {', '.join(choices)}" if choices else span
                 warnings.append(f"`{name}` cannot be {extra[name]!r}{span}; {default!r} is used")
             else:
                 values[name] = fitting

@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use super::context::Context;
 use super::driver::{Attribute, Driver, StreamHandle};
-use super::engine::{CudaCopyEngine, CudaOptions, START_PATIENCE};
+use super::engine::{CudaCopyEngine, CudaOptions, MULTIPROCESSORS, START_PATIENCE};
 use super::lane::Lane;
-use super::methods::Method;
+use super::methods::{Method, singles};
 use super::ops::Op;
 use super::register::Pool;
 use crate::bench::Random;
@@ -99,7 +99,7 @@ impl Bench {
     /// Queues copies and waits for them.
     fn pass(&self, direction: Direction, method: Method, ops: &[Op]) -> Result<Duration> {
         let (lane, start) = (&self.lanes[direction as usize], Instant::now());
-        let queued = lane.queue(method, ops);
+        let queued = lane.queue(&[method], ops).map_err(Error::from);
         lane.finish(lane.mark()).and(queued)?;
         Ok(start.elapsed())
     }
@@ -157,8 +157,8 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
     let both = || -> Result<Duration> {
         let start = Instant::now();
         let [stores, loads] = &bench.lanes;
-        let queued = loads.queue(Method::Loop, &load).and(stores.queue(Method::Loop, &store));
-        loads.finish(loads.mark()).and(stores.finish(stores.mark())).and(queued)?;
+        let queued = loads.queue(&[Method::Loop], &load).and(stores.queue(&[Method::Loop], &store));
+        loads.finish(loads.mark()).and(stores.finish(stores.mark())).and(queued.map_err(Error::from))?;
         Ok(start.elapsed())
     };
     let passes = (0..extent.repeats).map(|_| both()).collect::<Result<_>>()?;
@@ -193,12 +193,18 @@ pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: M
     Ok(figures)
 }
 
-/// Row 3: each method by size, number and direction. Every shape is checked there and back before it is timed.
+/// Row 3: each method by size, number and direction. Every shape is checked there and back before it is timed. The
+/// kernel loads only, so another method brings back what it has loaded.
 pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell: impl FnMut(Figure)) -> Result<()> {
-    let bench = Bench::new(driver, ordinal, extent.bytes)?;
+    let mut bench = Bench::new(driver, ordinal, extent.bytes)?;
+    let [_, loads] = &mut bench.lanes;
+    if let Err(error) = loads.load_kernel(MULTIPROCESSORS) {
+        tell(figure(format!("no kernel: {}", error.told()), 0.0, ""));
+    }
     let mut random = Random(extent.seed);
     random.fill(&bench.sent);
-    for method in Method::ALL.into_iter().filter(|method| method.is_here(bench.context.driver())) {
+    for method in Method::ALL.into_iter().filter(|method| bench.lanes[Direction::Load as usize].has(*method)) {
+        let store = if method.takes_all() { method } else { Method::Loop };
         for (size, count) in extent.sizes.iter().flat_map(|size| extent.counts.iter().map(move |count| (*size, *count)))
         {
             let bytes = size * count as u64;
@@ -210,13 +216,14 @@ pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell:
             let back: Vec<_> = there.iter().map(shift).collect();
             bench.back.write(0, &vec![0xd5; bench.back.len()]);
             bench.pass(Direction::Load, method, &there)?;
-            bench.pass(Direction::Store, method, &back)?;
+            bench.pass(Direction::Store, store, &back)?;
             for op in &there {
                 let (at, name) = (op.host - bench.sent.address(), method.name());
                 let is_equal = bench.sent.span(at, size).bytes() == bench.back.span(at, size).bytes();
                 is_equal.then_some(()).ok_or_else(|| wrong(name).with("bytes", size).with("count", count))?;
             }
-            for (way, direction, ops) in [("load", Direction::Load, &there), ("store", Direction::Store, &back)] {
+            let ways = [("load", Direction::Load, &there), ("store", Direction::Store, &back)];
+            for (way, direction, ops) in ways.into_iter().take(if method.takes_all() { 2 } else { 1 }) {
                 let passes = (0..extent.repeats).map(|_| bench.pass(direction, method, ops)).collect::<Result<_>>()?;
                 tell(gb_per_s(format!("{way}, {}, {count} x {size} B", method.name()), bytes, median(passes)));
             }
@@ -422,13 +429,13 @@ impl Model {
         source.write(0, &content(of));
         let ops = self.ops(block, &source);
         self.sources.borrow_mut().push(source);
-        Method::Loop.queue(self.context.driver(), Direction::Load, &ops, self.stream).map_err(cannot)
+        singles(self.context.driver(), Direction::Load, &ops, self.stream).map_err(cannot)
     }
 
     /// What a block holds once the stream is idle, when all sources can go.
     fn read(&self, block: u32) -> Result<Vec<u8>> {
         self.lane.follow(After::Stream(self.stream.0))?;
-        self.lane.queue(Method::Loop, &self.ops(block, &self.back))?;
+        self.lane.queue(&[Method::Loop], &self.ops(block, &self.back))?;
         self.lane.finish(self.lane.mark())?;
         for source in self.sources.borrow_mut().drain(..) {
             let _ = self.context.driver().free_host(&source);

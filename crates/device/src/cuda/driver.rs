@@ -6,6 +6,8 @@
 //!
 //! A trait, and no table alone: C functions have no `self`, and tests that run side by side need drivers of their own.
 
+use std::ffi::CStr;
+
 use crate::copy::Memory;
 
 /// What a driver answers: 0 is success, and never stands in an `Err`.
@@ -23,10 +25,13 @@ impl Status {
     pub const INVALID_DEVICE: Status = Status(101);
     pub const INVALID_CONTEXT: Status = Status(201);
     pub const INVALID_HANDLE: Status = Status(400);
+    pub const INVALID_PTX: Status = Status(218);
     pub const NOT_FOUND: Status = Status(500);
     pub const NOT_READY: Status = Status(600);
     pub const ILLEGAL_ADDRESS: Status = Status(700);
+    pub const LAUNCH_TIMEOUT: Status = Status(702);
     pub const ALREADY_REGISTERED: Status = Status(712);
+    pub const MISALIGNED_ADDRESS: Status = Status(716);
     pub const CAPTURE_UNSUPPORTED: Status = Status(900);
     pub const UNKNOWN: Status = Status(999);
 
@@ -49,6 +54,12 @@ pub struct StreamHandle(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct EventHandle(pub u64);
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct ModuleHandle(pub u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct FunctionHandle(pub u64);
+
 /// Numbers as in `cuda.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -58,6 +69,8 @@ pub enum Attribute {
     CopyEngines = 40,
     ComputeMajor = 75,
     ComputeMinor = 76,
+    /// Whether the device knows registered memory by the addresses of the host.
+    HostPointers = 91,
     HostNumaNode = 134,
 }
 
@@ -93,6 +106,13 @@ pub struct Batch {
     pub to: Vec<u64>,
     pub from: Vec<u64>,
     pub bytes: Vec<usize>,
+}
+
+/// How much of a device a kernel takes: blocks, of so many threads each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub blocks: u32,
+    pub threads: u32,
 }
 
 /// See the module documentation.
@@ -132,6 +152,8 @@ pub trait Driver: Send + Sync {
     fn create_event(&self) -> Answer<EventHandle>;
     fn destroy_event(&self, event: EventHandle) -> Answer<()>;
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Answer<()>;
+    /// `NOT_READY` until what `event` has recorded is done.
+    fn query_event(&self, event: EventHandle) -> Answer<()>;
     /// Sleeps until what `event` has recorded is done.
     fn synchronize(&self, event: EventHandle) -> Answer<()>;
 
@@ -148,4 +170,11 @@ pub trait Driver: Send + Sync {
 
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: StreamHandle) -> Answer<()>;
     fn copy_batch(&self, batch: &mut Batch, order: SourceOrder, stream: StreamHandle) -> Answer<()>;
+
+    /// Compiles PTX for the device of the current context.
+    fn load_module(&self, text: &CStr) -> Answer<ModuleHandle>;
+    fn unload_module(&self, module: ModuleHandle) -> Answer<()>;
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Answer<FunctionHandle>;
+    /// Queues a kernel, all of whose parameters have 8 bytes.
+    fn launch(&self, function: FunctionHandle, grid: Grid, arguments: &[u64], stream: StreamHandle) -> Answer<()>;
 }

@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::Checksum;
 use forebay_core::{Error, ErrorKind, Result};
 
+use super::choice::{Choice, Wish};
 use super::context::Context;
 use super::driver::{Driver, EventHandle, Location};
-use super::lane::Lane;
+use super::lane::{Failed, Lane};
 use super::methods::Method;
 use super::ops::{Ground, Op, Ops, Piece, ops};
 use super::register::{Pool, REGISTRATION_BYTES, Registrar};
@@ -36,6 +37,10 @@ const SUM_BYTES: u64 = 1 << 20;
 /// A driver that hangs in its start would hang the engine with it.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A sixteenth of an H100's. By arithmetic three or four have as much in flight as the way to the host holds: each has
+/// 32 KiB, and 55 GB/s times 1.5 us are 82 KB.
+pub(super) const MULTIPROCESSORS: u32 = 8;
+
 /// An engine's options; the defaults suit a worker that shares its machine with the model.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
@@ -46,6 +51,9 @@ pub struct CudaOptions {
     /// Limit on the jobs submitted whose completions were not yet polled.
     pub queue_jobs: usize,
     pub level: Level,
+    pub method: Wish,
+    /// The most that the kernel takes of the device while it copies.
+    pub multiprocessors: u32,
     /// Of each of two buffers a direction: a copy of it takes 0.3 ms.
     pub staging_bytes: u64,
     /// Whether copies of memory that is not registered are made, through staging memory. They have steps on the host
@@ -67,6 +75,8 @@ impl CudaOptions {
             threads: cores.min(4),
             queue_jobs: 1024,
             level: Level::best(),
+            method: Wish::Auto,
+            multiprocessors: MULTIPROCESSORS,
             staging_bytes: 16 << 20,
             stages: true,
             registration_bytes: REGISTRATION_BYTES,
@@ -100,8 +110,8 @@ impl CudaCopyEngine {
         let entered = context.enter()?;
         tensors.places().try_for_each(|place| check_place(&context, place))?;
         let lane = |direction| Lane::new(context.clone(), direction, options.staging_bytes);
-        let lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
-        let (methods, registers, trouble) = test(&context, &lanes)?;
+        let mut lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
+        let (methods, registers, trouble) = test(&context, &mut lanes, &options)?;
         drop(entered);
         let shared = Shared {
             queue: Mutex::default(),
@@ -109,8 +119,7 @@ impl CudaCopyEngine {
             work: Condvar::new(),
             registrar: Registrar::default(),
             submitting: Default::default(),
-            method: AtomicUsize::new(0),
-            methods,
+            choice: Choice::new(methods),
             trouble: Mutex::new(trouble),
             copied: AtomicU64::new(0),
             staged: AtomicU64::new(0),
@@ -171,21 +180,33 @@ fn check_place(context: &Context, place: &Place) -> Result<()> {
 }
 
 /// The methods that copy rightly, whether memory can be registered, and what else was found. Errors if none does.
-fn test(context: &Context, lanes: &[Lane; 2]) -> Result<(Vec<Method>, bool, Option<String>)> {
+fn test(
+    context: &Context,
+    lanes: &mut [Lane; 2],
+    options: &CudaOptions,
+) -> Result<(Vec<Method>, bool, Option<String>)> {
     let [stores, loads] = lanes;
+    let (wished, mut trouble) = (options.method.methods(), None);
+    if wished.contains(&Method::Kernel) {
+        trouble = loads.load_kernel(options.multiprocessors).err();
+    }
     let test = SelfTest::new(context, loads, stores)?;
-    let (mut methods, mut trouble) = (Vec::new(), None);
-    for method in Method::ALL.into_iter().filter(|method| method.is_here(context.driver())) {
-        match test.with_pinned(method) {
+    // The last first, since the kernel needs another method that stores what it has loaded.
+    let mut methods: Vec<Method> = Vec::new();
+    let store =
+        |methods: &[Method], method: Method| if method.takes_all() { Some(method) } else { methods.last().copied() };
+    for method in wished.iter().rev().copied().filter(|method| loads.has(*method)) {
+        let Some(store) = store(&methods, method) else { continue };
+        match test.with_pinned(method, store) {
             Ok(()) => methods.push(method),
             Err(error) => trouble = Some(error),
         }
     }
-    let Some(method) = methods.first().copied() else {
+    let Some(own) = methods.iter().rev().copied().find(|method| method.takes_all()) else {
         let none = || Error::new(ErrorKind::Unsupported, "the driver has no way to copy");
         return Err(trouble.unwrap_or_else(none));
     };
-    let registered = test.with_registered(method);
+    let registered = test.with_registered(own, own);
     let registers = registered.is_ok();
     // Changed bytes are no matter of a limit on locked memory: nothing of this device is trusted.
     let registered = match registered {
@@ -193,6 +214,14 @@ fn test(context: &Context, lanes: &[Lane; 2]) -> Result<(Vec<Method>, bool, Opti
         Err(error) => Some(error.hint("copies go through staging memory, which is slower")),
         Ok(()) => None,
     };
+    if registers
+        && methods.last() == Some(&Method::Kernel)
+        && let Err(error) = test.with_registered(Method::Kernel, own)
+    {
+        methods.pop();
+        trouble = Some(error);
+    }
+    methods.reverse();
     Ok((methods, registers, registered.or(trouble).map(|error| error.told())))
 }
 
@@ -240,10 +269,9 @@ impl CopyEngine for CudaCopyEngine {
         let shared = &self.shared;
         let pools: Vec<_> = shared.lock().pools.values().cloned().collect();
         let ended = shared.context.check().err().map(|error| error.told());
-        let first = shared.method.load(Ordering::Relaxed);
         EngineReport {
             device: Some(shared.context.description().to_string()),
-            methods: shared.methods[first..].iter().map(|method| method.name()).collect(),
+            methods: shared.choice.methods().iter().map(|method| method.name()).collect(),
             pool_bytes: pools.iter().map(|pool| pool.memory().len() as u64).sum(),
             registered_bytes: pools.iter().map(|pool| pool.registered_bytes()).sum(),
             copied_bytes: shared.copied.load(Ordering::Relaxed),
@@ -291,9 +319,7 @@ struct Shared {
     registrar: Registrar,
     /// By direction: held while a job is given to the driver, so that the lane has the order of the stream.
     submitting: [Mutex<()>; 2],
-    /// Position of the method in use.
-    method: AtomicUsize,
-    methods: Vec<Method>,
+    choice: Choice,
     trouble: Mutex<Option<String>>,
     copied: AtomicU64,
     staged: AtomicU64,
@@ -422,23 +448,13 @@ impl Shared {
         let lane = &self.lanes[job.direction as usize];
         let _entered = self.context.enter()?;
         lane.follow(job.after)?;
-        let queued = if direct.is_empty() { Ok(()) } else { lane.queue(self.method(), direct) };
-        if let Err(error) = &queued {
-            self.suspect_method(error);
+        let queued = lane.queue(&self.choice.methods(), direct);
+        let is_queued = queued.is_ok();
+        if let Err(Failed { method, error }) = queued {
+            self.choice.give_up(method);
+            *self.trouble() = Some(error.told());
         }
-        Ok((lane.mark(), queued.is_ok()))
-    }
-
-    fn method(&self) -> Method {
-        self.methods[self.method.load(Ordering::Relaxed)]
-    }
-
-    /// After a method has failed the next one is taken, if there is one.
-    fn suspect_method(&self, error: &Error) {
-        let last = self.methods.len() - 1;
-        let next = |at: usize| (at < last).then_some(at + 1);
-        let _ = self.method.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        *self.trouble() = Some(error.told());
+        Ok((lane.mark(), is_queued))
     }
 
     fn enqueue(&self, running: Arc<Running>) {
@@ -464,7 +480,7 @@ impl Shared {
                 Err(Error::new(ErrorKind::Unavailable, "the engine stops"))
             } else {
                 let allows = |item| running.still_allows(item);
-                lane.stage(self.method(), running.pool.memory(), &running.pieces, &allows)
+                lane.stage(&self.choice.own(), running.pool.memory(), &running.pieces, &allows)
             };
             let ended = lane.finish(running.mark);
             if let Err(error) = staged.and(ended) {

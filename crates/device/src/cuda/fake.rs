@@ -1,5 +1,6 @@
 //! A driver over host memory, in place of a GPU's. Streams run late, and out of order between each other; copies of a
-//! call arrive in any order, in torn pieces; a source of a load may be read at any moment after the call.
+//! call arrive in any order, in torn pieces; a source of a load may be read at any moment after the call. Kernels are
+//! run from their text ([`super::ptx`]), some threads at a time, in any order.
 //!
 //! Invariants: nothing of a stream runs when it is queued, only when somebody waits or a test gives it a turn. A stream
 //! runs in order, and up to an event only when that has been reached. A destination holds poison from the first piece
@@ -9,14 +10,16 @@
 //! What it cannot show: visibility, speed, priorities, and that a driver is as it was read here.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::ffi::CStr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use super::driver::{
-    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, Location, SourceOrder, Status,
-    StreamHandle,
+    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
+    ModuleHandle, SourceOrder, Status, StreamHandle,
 };
+use super::ptx::{Access, Program};
 use crate::bench::Random;
 use crate::copy::Memory;
 
@@ -24,6 +27,8 @@ use crate::copy::Memory;
 const POISON: u8 = 0xdb;
 /// A tear is a multiple of it.
 const WORD_BYTES: u64 = 16;
+/// Threads of a kernel that run for each piece of a copy that would.
+const KERNEL_THREADS: usize = 32;
 /// Tears of one element.
 const TEARS: u64 = 6;
 const CONTEXTS: u64 = 0xc000;
@@ -46,6 +51,8 @@ pub enum Fault {
     Registration(u64, Status),
     /// Copies of batches have a wrong byte.
     Corruption,
+    /// A thread of each kernel does not run.
+    IdleThread,
     /// The driver has no batches.
     NoBatch,
     /// The device is lost: calls answer so, and nothing runs any more.
@@ -59,6 +66,11 @@ struct State {
     areas: Vec<Area>,
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
+    /// By module and by function, each of which has one kernel.
+    modules: HashMap<u64, Arc<Program>>,
+    functions: HashMap<u64, Arc<Program>>,
+    /// Kernels that were queued.
+    launches: u64,
     threads: HashMap<ThreadId, Thread>,
     retained: i64,
     next_handle: u64,
@@ -100,9 +112,18 @@ struct Thread {
 
 enum Work {
     Copy { pieces: Vec<Piece>, has_begun: bool },
+    Kernel(Launch),
     Record(u64, u64),
     Wait(u64, u64),
     Task(Box<dyn FnOnce() + Send>),
+}
+
+struct Launch {
+    program: Arc<Program>,
+    grid: Grid,
+    arguments: Vec<u64>,
+    /// Threads that have not run.
+    threads: Vec<u32>,
 }
 
 struct Piece {
@@ -124,6 +145,9 @@ impl Fake {
             areas: Vec::new(),
             streams: HashMap::from([(0, Stream::default())]),
             events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            launches: 0,
             threads: HashMap::new(),
             retained: 0,
             next_handle: 0x1000,
@@ -194,10 +218,21 @@ impl Fake {
         registered.map(|area| (area.start(), area.bytes)).collect()
     }
 
-    /// Everything that is still open: streams, events, allocations, registrations, contexts.
+    /// Kernels that were queued.
+    pub fn launches(&self) -> u64 {
+        self.lock().launches
+    }
+
+    /// How many parameters a function has; none if there is no such function.
+    pub fn parameters(&self, function: FunctionHandle) -> Option<usize> {
+        self.lock().functions.get(&function.0).map(|program| program.parameters)
+    }
+
+    /// Everything that is still open: streams, events, allocations, registrations, modules, contexts.
     pub fn open(&self) -> usize {
         let state = self.lock();
-        state.streams.len() - 1 + state.events.len() + state.areas.len() + state.retained as usize
+        let memory = state.areas.len() + state.modules.len();
+        state.streams.len() - 1 + state.events.len() + memory + state.retained as usize
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -309,6 +344,18 @@ impl State {
                     return;
                 }
             }
+            Work::Kernel(launch) => {
+                let memory = &mut Areas { areas: &self.areas, last: 0 };
+                let kept = launch.threads.len().saturating_sub(KERNEL_THREADS * pieces as usize);
+                let run = |thread| launch.program.run(launch.grid, thread, &launch.arguments, memory);
+                let ran = launch.threads.drain(kept..).try_for_each(run);
+                if let Err(status) = ran {
+                    return self.faults.push(Fault::Lost(status));
+                }
+                if !launch.threads.is_empty() {
+                    return;
+                }
+            }
             Work::Record(event, number) => {
                 if let Some(event) = self.events.get_mut(event) {
                     event.reached = event.reached.max(*number);
@@ -346,11 +393,47 @@ impl State {
         Ok(())
     }
 
-    fn queue(&mut self, mut pieces: Vec<Piece>, stream: StreamHandle) -> Answer<()> {
-        for at in (1..pieces.len()).rev() {
-            pieces.swap(at, (self.random.next() % (at as u64 + 1)) as usize);
+    fn shuffle<T>(&mut self, list: &mut [T]) {
+        for at in (1..list.len()).rev() {
+            list.swap(at, (self.random.next() % (at as u64 + 1)) as usize);
         }
+    }
+
+    fn queue(&mut self, mut pieces: Vec<Piece>, stream: StreamHandle) -> Answer<()> {
+        self.shuffle(&mut pieces);
         self.stream(stream)?.queue.push_back(Work::Copy { pieces, has_begun: false });
+        Ok(())
+    }
+}
+
+/// Memory of the device and of the host that a kernel may touch.
+struct Areas<'a> {
+    areas: &'a [Area],
+    /// Where the last access was: the next one is near.
+    last: usize,
+}
+
+impl Areas<'_> {
+    fn find(&mut self, address: u64, bytes: usize) -> Answer<(&Memory, u64)> {
+        let holds = |area: &Area| area.holds(address, bytes as u64);
+        if !self.areas.get(self.last).is_some_and(holds) {
+            self.last = self.areas.iter().position(holds).ok_or(Status::ILLEGAL_ADDRESS)?;
+        }
+        let memory = &self.areas[self.last].memory;
+        Ok((memory, address - memory.address()))
+    }
+}
+
+impl Access for Areas<'_> {
+    fn load(&mut self, address: u64, bytes: &mut [u8]) -> Answer<()> {
+        let (memory, offset) = self.find(address, bytes.len())?;
+        memory.span(offset, bytes.len() as u64).read(bytes);
+        Ok(())
+    }
+
+    fn store(&mut self, address: u64, bytes: &[u8]) -> Answer<()> {
+        let (memory, offset) = self.find(address, bytes.len())?;
+        memory.write(offset, bytes);
         Ok(())
     }
 }
@@ -484,6 +567,13 @@ impl Driver for Fake {
         Ok(())
     }
 
+    fn query_event(&self, event: EventHandle) -> Answer<()> {
+        let mut state = self.call_inside("query_event")?;
+        state.turn();
+        let event = state.events.get(&event.0).ok_or(Status::INVALID_HANDLE)?;
+        if event.reached >= event.recorded { Ok(()) } else { Err(Status::NOT_READY) }
+    }
+
     fn synchronize(&self, event: EventHandle) -> Answer<()> {
         let number = self.call_inside("synchronize")?.events.get(&event.0).ok_or(Status::INVALID_HANDLE)?.recorded;
         loop {
@@ -580,6 +670,55 @@ impl Driver for Fake {
             piece.early = Some(bytes);
         }
         state.queue(pieces, stream)
+    }
+
+    fn load_module(&self, text: &CStr) -> Answer<ModuleHandle> {
+        let mut state = self.call_inside("load_module")?;
+        let text = text.to_str().map_err(|_| Status::INVALID_PTX)?;
+        let program = Program::read(text).map_err(|unknown| {
+            eprintln!("fake libcuda does not know {unknown}");
+            Status::INVALID_PTX
+        })?;
+        let handle = state.handle();
+        state.modules.insert(handle, Arc::new(program));
+        Ok(ModuleHandle(handle))
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Answer<()> {
+        let mut state = self.call_inside("unload_module")?;
+        let unloaded = state.modules.remove(&module.0).ok_or(Status::INVALID_HANDLE)?;
+        state.functions.retain(|_, program| !Arc::ptr_eq(program, &unloaded));
+        Ok(())
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Answer<FunctionHandle> {
+        let mut state = self.call_inside("function")?;
+        let program = state.modules.get(&module.0).ok_or(Status::INVALID_HANDLE)?.clone();
+        if name.to_str() != Ok(&program.name) {
+            return Err(Status::NOT_FOUND);
+        }
+        let handle = state.handle();
+        state.functions.insert(handle, program);
+        Ok(FunctionHandle(handle))
+    }
+
+    fn launch(&self, function: FunctionHandle, grid: Grid, arguments: &[u64], stream: StreamHandle) -> Answer<()> {
+        let mut state = self.call_inside("launch")?;
+        let program = state.functions.get(&function.0).ok_or(Status::INVALID_HANDLE)?.clone();
+        let is_possible = grid.blocks > 0 && (1..=program.threads).contains(&grid.threads);
+        if !is_possible || arguments.len() != program.parameters {
+            return Err(Status::INVALID_VALUE);
+        }
+        // The first thread has work in every grid.
+        let idle = u32::from(state.has(|fault| matches!(fault, Fault::IdleThread)));
+        let mut threads: Vec<u32> = (idle..grid.blocks * grid.threads).collect();
+        state.shuffle(&mut threads);
+        state.launches += 1;
+        let launch = Launch { program, grid, arguments: arguments.to_vec(), threads };
+        state.stream(stream)?.queue.push_back(Work::Kernel(launch));
+        drop(state);
+        self.turned.notify_all();
+        Ok(())
     }
 }
 

@@ -1,9 +1,10 @@
-//! One direction of a device: its stream, its events, and two staging buffers of pinned memory.
+//! One direction of a device: its stream, its events, two staging buffers of pinned memory, and for loads the kernel.
 //!
 //! Invariants: everything of a direction is queued on one stream, so its copies begin in the order of submission and,
 //! by an event, after the work that they must follow. Whoever waits sleeps in the driver. After an error whose extent
 //! is unknown, the stream is watched until it is empty: nothing is told to have ended while a copy could still be made.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use forebay_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
 use super::driver::{EventHandle, Status, StreamHandle};
-use super::methods::Method;
+use super::kernel::Kernel;
+use super::methods::{Method, batches, singles};
 use super::ops::{Op, Piece};
 use crate::copy::Memory;
 use crate::job::{After, Direction};
@@ -27,6 +29,19 @@ pub struct Lane {
     buffers: Vec<Buffer>,
     /// Events that nobody waits for.
     spare: Mutex<Vec<EventHandle>>,
+    kernel: Option<Kernel>,
+}
+
+/// A method that could not queue copies, and why.
+pub struct Failed {
+    pub method: Method,
+    pub error: Error,
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        failed.error
+    }
 }
 
 struct Buffer {
@@ -47,7 +62,7 @@ impl Lane {
             }
         };
         let (buffers, spare) = (Vec::new(), Mutex::default());
-        let mut lane = Lane { context: context.clone(), direction, stream, after, buffers, spare };
+        let mut lane = Lane { context: context.clone(), direction, stream, after, buffers, spare, kernel: None };
         for _ in 0..2 {
             let done = driver.create_event().map_err(cannot)?;
             match driver.alloc_host(staging_bytes) {
@@ -60,6 +75,21 @@ impl Lane {
             }
         }
         Ok(lane)
+    }
+
+    /// Makes the kernel one of the methods. Errors, with a hint, if it cannot be.
+    pub fn load_kernel(&mut self, multiprocessors: u32) -> Result<()> {
+        self.kernel = Some(Kernel::load(self.context.clone(), multiprocessors)?);
+        Ok(())
+    }
+
+    /// Whether copies can be queued by it.
+    pub fn has(&self, method: Method) -> bool {
+        match method {
+            Method::Kernel => self.kernel.is_some(),
+            Method::Batch => self.context.driver().has_batch(),
+            Method::Loop => true,
+        }
     }
 
     pub fn staging(&self) -> &Memory {
@@ -78,11 +108,32 @@ impl Lane {
         driver.record(self.after, stream).and_then(|()| driver.stream_wait(self.stream, self.after)).map_err(cannot)
     }
 
-    /// Queues copies. After an error some may be queued.
-    pub fn queue(&self, method: Method, ops: &[Op]) -> Result<()> {
-        method
-            .queue(self.context.driver(), self.direction, ops, self.stream)
-            .map_err(|status| self.context.error("cannot queue copies", status).with("method", method.name()))
+    /// Queues copies by the first of the methods, and by each next one what is left. After an error some may be queued.
+    pub fn queue(&self, methods: &[Method], ops: &[Op]) -> Result<(), Failed> {
+        let (driver, direction, stream) = (self.context.driver(), self.direction, self.stream);
+        let mut left = Cow::Borrowed(ops);
+        for &method in methods {
+            if left.is_empty() {
+                return Ok(());
+            }
+            let rest = match (method, &self.kernel) {
+                (Method::Kernel, Some(kernel)) => kernel.queue(direction, &left, stream),
+                (Method::Kernel, None) => Ok(left.into_owned()),
+                (Method::Batch, _) => batches(driver, direction, &left, stream).map(|()| Vec::new()),
+                (Method::Loop, _) => singles(driver, direction, &left, stream).map(|()| Vec::new()),
+            };
+            left = Cow::Owned(rest.map_err(|status| {
+                let error = self.context.error("cannot queue copies", status).with("method", method.name());
+                Failed { method, error }
+            })?);
+        }
+        match methods.last() {
+            Some(&method) if !left.is_empty() => {
+                let error = Error::new(ErrorKind::Unsupported, "copies are left that no method takes");
+                Err(Failed { method, error: error.with("copies", left.len()) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// An event behind all that is queued by now, for `finish`. `None` if that cannot be had.
@@ -113,8 +164,14 @@ impl Lane {
 
     /// Copies pieces of a pool through the staging buffers: while one is with the device, the other is with the host.
     /// Asks `allows` for the item of a piece before the host copies it. Nothing is on the way when it returns.
-    pub fn stage(&self, method: Method, pool: &Memory, pieces: &[Piece], allows: &dyn Fn(usize) -> bool) -> Result<()> {
-        let staged = self.stage_windows(method, pool, pieces, allows);
+    pub fn stage(
+        &self,
+        methods: &[Method],
+        pool: &Memory,
+        pieces: &[Piece],
+        allows: &dyn Fn(usize) -> bool,
+    ) -> Result<()> {
+        let staged = self.stage_windows(methods, pool, pieces, allows);
         if staged.is_err() {
             self.drain();
         }
@@ -123,7 +180,7 @@ impl Lane {
 
     fn stage_windows(
         &self,
-        method: Method,
+        methods: &[Method],
         pool: &Memory,
         pieces: &[Piece],
         allows: &dyn Fn(usize) -> bool,
@@ -149,7 +206,7 @@ impl Lane {
             }
             let base = buffer.memory.address();
             let op = |(piece, at): (&Piece, u64)| Op { device: piece.device, host: base + at, bytes: piece.bytes };
-            self.queue(method, &placed(window).map(op).collect::<Vec<_>>())?;
+            self.queue(methods, &placed(window).map(op).collect::<Vec<_>>())?;
             let recorded = self.context.driver().record(buffer.done, self.stream);
             recorded.map_err(|status| self.context.error("cannot mark the end of copies", status))?;
             in_flight[at % 2] = Some(window);

@@ -14,8 +14,8 @@ use forebay_core::{Error, ErrorKind, Result};
 
 use super::context::remedy;
 use super::driver::{
-    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, Location, SourceOrder, Status,
-    StreamHandle,
+    Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
+    ModuleHandle, SourceOrder, Status, StreamHandle,
 };
 use crate::copy::Memory;
 
@@ -64,6 +64,7 @@ table! {
     create_event: c"cuEventCreate", 2000, (*mut u64, c_uint);
     destroy_event: c"cuEventDestroy", 4000, (u64);
     record: c"cuEventRecord", 2000, (u64, u64);
+    query_event: c"cuEventQuery", 2000, (u64);
     synchronize: c"cuEventSynchronize", 2000, (u64);
     register: c"cuMemHostRegister", 6050, (*mut c_void, usize, c_uint);
     unregister: c"cuMemHostUnregister", 4000, (*mut c_void);
@@ -78,6 +79,12 @@ table! {
         (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, u64);
     batch_13: c"cuMemcpyBatchAsync", 13000,
         (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, u64);
+    load_module: c"cuModuleLoadData", 2000, (*mut u64, *const c_void);
+    unload_module: c"cuModuleUnload", 2000, (u64);
+    function: c"cuModuleGetFunction", 2000, (*mut u64, u64, *const c_char);
+    // The grid and the blocks in three dimensions each, shared memory, stream, parameters, another way to pass them.
+    launch: c"cuLaunchKernel", 4000,
+        (u64, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, u64, *const *const c_void, *const *const c_void);
 }
 
 /// `CUmemcpyAttributes`.
@@ -297,6 +304,10 @@ impl Driver for LibCuda {
         call!(self.record(event.0, stream.0))
     }
 
+    fn query_event(&self, event: EventHandle) -> Answer<()> {
+        call!(self.query_event(event.0))
+    }
+
     fn synchronize(&self, event: EventHandle) -> Answer<()> {
         call!(self.synchronize(event.0))
     }
@@ -352,6 +363,27 @@ impl Driver for LibCuda {
         } else {
             call!(self.batch_12(to, from, bytes, count, &mut attributes, &mut first, 1, &mut failed, stream.0))
         }
+    }
+
+    fn load_module(&self, text: &CStr) -> Answer<ModuleHandle> {
+        let mut module = 0;
+        call!(self.load_module(&mut module, text.as_ptr().cast())).map(|()| ModuleHandle(module))
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Answer<()> {
+        call!(self.unload_module(module.0))
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Answer<FunctionHandle> {
+        let mut function = 0;
+        call!(self.function(&mut function, module.0, name.as_ptr())).map(|()| FunctionHandle(function))
+    }
+
+    fn launch(&self, function: FunctionHandle, grid: Grid, arguments: &[u64], stream: StreamHandle) -> Answer<()> {
+        // The driver reads the arguments during the call.
+        let places: Vec<*const c_void> = arguments.iter().map(|argument| (&raw const *argument).cast()).collect();
+        let (blocks, threads) = (grid.blocks, grid.threads);
+        call!(self.launch(function.0, blocks, 1, 1, threads, 1, 1, 0, stream.0, places.as_ptr(), null()))
     }
 }
 

@@ -4,7 +4,7 @@
 //! memory stays inside one registration. A piece of memory that is not registered has at most the bytes of a staging
 //! buffer.
 
-use crate::job::Job;
+use crate::job::{Direction, Job};
 use crate::plan;
 use crate::tensor::{Place, Tensors};
 
@@ -14,6 +14,16 @@ pub struct Op {
     pub device: u64,
     pub host: u64,
     pub bytes: u64,
+}
+
+impl Op {
+    /// Destination and source.
+    pub fn ends(&self, direction: Direction) -> (u64, u64) {
+        match direction {
+            Direction::Store => (self.host, self.device),
+            Direction::Load => (self.device, self.host),
+        }
+    }
 }
 
 /// Bytes of a slot that must go through a staging buffer.
@@ -93,7 +103,7 @@ impl Ops {
 mod tests {
     use super::*;
     use crate::engine::PoolId;
-    use crate::job::{After, Direction, Item};
+    use crate::job::{After, Item};
     use crate::tensor::{PageRef, Tensor};
 
     const BASE: u64 = 1 << 40;

@@ -18,6 +18,9 @@ use crate::job::After;
 
 const BYTES: u64 = 512 << 10;
 const PIECES: u32 = 200;
+/// Fewer for a method that copies words, so that some are longer than its largest step.
+const WORD_PIECES: u32 = 15;
+const WORD_BYTES: u64 = 16;
 /// What the destinations hold before a copy.
 const POISON: u8 = 0xd5;
 
@@ -40,28 +43,30 @@ impl<'a> SelfTest<'a> {
         Ok(SelfTest { context, loads, stores, device, pageable })
     }
 
-    /// Whether memory of a process can be registered and copied from and to, by this method.
-    pub fn with_registered(&self, method: Method) -> Result<()> {
+    /// Whether memory of a process can be registered, and loaded from and stored to by these methods.
+    pub fn with_registered(&self, load: Method, store: Method) -> Result<()> {
         let driver = self.context.driver();
         driver
             .register(&self.pageable, 0, BYTES)
             .map_err(|status| self.context.error("the driver does not register memory", status))?;
-        let tested = self.there_and_back(method, &self.pageable, self.stores.staging());
-        let tested = tested.and_then(|()| self.there_and_back(method, self.loads.staging(), &self.pageable));
+        let tested = self.there_and_back(load, store, &self.pageable, self.stores.staging());
+        let tested = tested.and_then(|()| self.there_and_back(load, store, self.loads.staging(), &self.pageable));
         let _ = driver.unregister(self.pageable.address());
         tested
     }
 
-    /// Whether copies from and to the driver's pinned memory arrive, by this method.
-    pub fn with_pinned(&self, method: Method) -> Result<()> {
-        self.there_and_back(method, self.loads.staging(), self.stores.staging())
+    /// Whether copies from and to the driver's pinned memory arrive by these methods.
+    pub fn with_pinned(&self, load: Method, store: Method) -> Result<()> {
+        self.there_and_back(load, store, self.loads.staging(), self.stores.staging())
     }
 
     /// Copies from `source` to shuffled places on the device, and from there to `result` in another order.
-    fn there_and_back(&self, method: Method, source: &Memory, result: &Memory) -> Result<()> {
+    fn there_and_back(&self, load: Method, store: Method, source: &Memory, result: &Memory) -> Result<()> {
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_nanos() as u64);
         let mut random = Random(seed);
-        let sizes: Vec<u64> = (0..PIECES).map(|_| 1 + random.next() % (BYTES / u64::from(PIECES) - 1)).collect();
+        let (pieces, unit) = if load.takes_all() { (PIECES, 1) } else { (WORD_PIECES, WORD_BYTES) };
+        let most = BYTES / u64::from(pieces) / unit;
+        let sizes: Vec<u64> = (0..pieces).map(|_| (1 + random.next() % (most - 1)) * unit).collect();
         let [from, there, back] = [(); 3].map(|()| shuffled(&sizes, &mut random));
         random.fill(source);
         result.write(0, &vec![POISON; BYTES as usize]);
@@ -70,9 +75,10 @@ impl<'a> SelfTest<'a> {
                 |at: usize| Op { device: self.device + there[at], host: host.address() + places[at], bytes: sizes[at] };
             (0..sizes.len()).map(op).collect()
         };
-        for (lane, ops) in [(self.loads, ops(source, &from)), (self.stores, ops(result, &back))] {
+        let ways = [(self.loads, load, ops(source, &from)), (self.stores, store, ops(result, &back))];
+        for (lane, method, ops) in ways {
             lane.follow(After::Now)?;
-            let queued = lane.queue(method, &ops);
+            let queued = lane.queue(&[method], &ops).map_err(Error::from);
             lane.finish(lane.mark()).and(queued)?;
         }
         let is_equal = |at: usize| {
@@ -82,7 +88,7 @@ impl<'a> SelfTest<'a> {
         match (0..sizes.len()).find(|at| !is_equal(*at)) {
             None => Ok(()),
             Some(at) => Err(Error::new(ErrorKind::Corrupt, "bytes that went to the device came back changed")
-                .with("method", method.name())
+                .with("method", load.name())
                 .with("bytes", sizes[at])
                 .with("seed", seed)),
         }

@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const ROWS: u32 = 16;
 /// Of the two tensors: a page and the row that it lies in.
 const PAGES: [(u64, u64); 2] = [(3000, 4096), (1000, 1000)];
+/// The same in words of 16 bytes, which the kernel takes.
+const WORDS: [(u64, u64); 2] = [(3008, 4096), (992, 992)];
 const BLOCK: u64 = 4000;
 const SLOTS: u64 = 24;
 /// Small, so that slots cross the borders.
@@ -38,20 +40,25 @@ struct Rig {
 #[derive(Clone)]
 struct Device {
     fake: Arc<Fake>,
+    pages: [(u64, u64); 2],
     tensors: [Memory; 2],
     compute: StreamHandle,
 }
 
 impl Device {
     fn new(seed: u64) -> Device {
+        Device::with(seed, PAGES)
+    }
+
+    fn with(seed: u64, pages: [(u64, u64); 2]) -> Device {
         println!("seed {seed}");
         let fake = Arc::new(Fake::new(seed));
         // The test's thread is the engine's, which has a context of its own.
         fake.push_current(fake.context(0)).unwrap();
         let compute = fake.create_stream(0).unwrap();
         let tensor = |(_, stride)| fake.device_memory(fake.alloc_device(stride * u64::from(ROWS)).unwrap());
-        let tensors = PAGES.map(tensor);
-        Device { fake, tensors, compute }
+        let tensors = pages.map(tensor);
+        Device { fake, pages, tensors, compute }
     }
 
     fn tensors(&self, ordinal: u32) -> Tensors {
@@ -61,8 +68,8 @@ impl Device {
             rows: ROWS,
             row_stride_bytes,
         };
-        let refs = [0, 1].map(|tensor| PageRef { tensor, page_bytes: PAGES[tensor].0 }).to_vec();
-        Tensors::new(self.tensors.iter().zip(PAGES).map(tensor).collect(), vec![refs]).unwrap()
+        let refs = [0, 1].map(|tensor| PageRef { tensor, page_bytes: self.pages[tensor].0 }).to_vec();
+        Tensors::new(self.tensors.iter().zip(self.pages).map(tensor).collect(), vec![refs]).unwrap()
     }
 
     fn engine(&self, options: CudaOptions) -> forebay_core::Result<CudaCopyEngine> {
@@ -74,13 +81,13 @@ impl Device {
         let page = |(memory, (page, stride)): (&Memory, (u64, u64))| {
             memory.span(u64::from(block) * stride, page).bytes().to_vec()
         };
-        self.tensors.iter().zip(PAGES).map(page).collect::<Vec<_>>().concat()
+        self.tensors.iter().zip(self.pages).map(page).collect::<Vec<_>>().concat()
     }
 
     fn write(&self, block: u32, content: &[u8]) {
-        let (first, second) = content.split_at(PAGES[0].0 as usize);
-        self.tensors[0].write(u64::from(block) * PAGES[0].1, first);
-        self.tensors[1].write(u64::from(block) * PAGES[1].1, second);
+        let (first, second) = content.split_at(self.pages[0].0 as usize);
+        self.tensors[0].write(u64::from(block) * self.pages[0].1, first);
+        self.tensors[1].write(u64::from(block) * self.pages[1].1, second);
     }
 
     /// Queues what the model does: it writes a block.
@@ -102,9 +109,16 @@ fn options() -> CudaOptions {
     }
 }
 
+fn by_kernel() -> CudaOptions {
+    CudaOptions { method: Wish::Kernel, multiprocessors: 2, ..options() }
+}
+
 impl Rig {
     fn new(seed: u64, options: CudaOptions) -> Rig {
-        let device = Device::new(seed);
+        Rig::on(Device::new(seed), options)
+    }
+
+    fn on(device: Device, options: CudaOptions) -> Rig {
         let engine = device.engine(options).unwrap();
         let memory = Memory::anonymous((SLOTS << 12) as usize).unwrap();
         memory.write(0, &vec![0x11; memory.len()]);
@@ -113,10 +127,18 @@ impl Rig {
     }
 
     fn registered(seed: u64) -> Rig {
-        let rig = Rig::new(seed, options());
-        let bytes = rig.memory.len() as u64;
-        until("the pool is registered", || rig.engine.report().registered_bytes == bytes);
-        rig
+        Rig::new(seed, options()).wait()
+    }
+
+    /// Loads by the kernel.
+    fn kernel(seed: u64) -> Rig {
+        Rig::on(Device::with(seed, WORDS), by_kernel()).wait()
+    }
+
+    fn wait(self) -> Rig {
+        let bytes = self.memory.len() as u64;
+        until("the pool is registered", || self.engine.report().registered_bytes == bytes);
+        self
     }
 
     /// Blocks to or from slots, after what the model has queued.
@@ -180,50 +202,53 @@ impl<B: Fn(usize) -> bool + Send + Sync, A: Fn(usize, Option<u64>) -> bool + Sen
 #[test]
 fn under_any_schedule_slots_and_blocks_hold_what_the_model_wrote() {
     for seed in 0..40 {
-        let rig = Rig::new(seed, options());
-        let mut random = Random(seed ^ 0x5eed);
-        let mut slots: Vec<Option<Vec<u8>>> = vec![None; SLOTS as usize];
-        for step in 0..12u64 {
-            // The model fills some blocks, and they are stored behind it.
-            let count = 1 + random.next() % 4;
-            let blocks = random.permutation(ROWS);
-            let free = random.permutation(SLOTS as u32);
-            let pairs: Vec<_> =
-                blocks.iter().zip(&free).take(count as usize).map(|(block, slot)| (*block, u64::from(*slot))).collect();
-            for (block, slot) in &pairs {
-                let content = content(&mut random);
-                rig.device.compute(*block, content.clone());
-                slots[*slot as usize] = Some(content);
-            }
-            rig.engine.submit(rig.job(2 * step, Direction::Store, &pairs)).unwrap();
-            let turns = random.next() % 30;
-            (0..turns).take_while(|_| rig.device.fake.turn()).for_each(drop);
-            if random.next().is_multiple_of(2) {
-                // A flush: afterwards the blocks are somebody else's.
-                rig.engine.wait(&[2 * step], Until::Released, Instant::now() + PATIENCE).unwrap();
-                pairs.iter().for_each(|(block, _)| rig.device.write(*block, &[0x66; BLOCK as usize]));
-            }
-            let stored = rig.finish(2 * step);
-            for ((_, slot), outcome) in pairs.iter().zip(&stored.outcomes) {
-                let expected = slots[*slot as usize].as_ref().unwrap();
-                assert!(rig.slot(*slot) == *expected, "slot {slot} of step {step} differs");
-                assert_eq!(*outcome, Outcome::Stored { checksum: checksum(expected) });
-            }
-            // The next step zeroes blocks, into which a load follows.
-            let filled: Vec<u64> = (0..SLOTS).filter(|slot| slots[*slot as usize].is_some()).collect();
-            let blocks = random.permutation(ROWS);
-            let pairs: Vec<_> = blocks.into_iter().zip(filled).take(5).collect();
-            pairs.iter().for_each(|(block, _)| rig.device.compute(*block, vec![0; BLOCK as usize]));
-            rig.engine.submit(rig.job(2 * step + 1, Direction::Load, &pairs)).unwrap();
-            let loaded = rig.finish(2 * step + 1);
-            assert_eq!(loaded.outcomes, vec![Outcome::Loaded; pairs.len()]);
-            for (block, slot) in pairs {
-                let is_equal = rig.device.block(block) == *slots[slot as usize].as_ref().unwrap();
-                assert!(is_equal, "block {block} of step {step} differs");
-            }
-        }
-        assert_eq!(rig.device.fake.spoiled_captures(), 0);
+        any_schedule(&Rig::new(seed, options()), seed, 12);
     }
+}
+
+fn any_schedule(rig: &Rig, seed: u64, steps: u64) {
+    let mut random = Random(seed ^ 0x5eed);
+    let mut slots: Vec<Option<Vec<u8>>> = vec![None; SLOTS as usize];
+    for step in 0..steps {
+        // The model fills some blocks, and they are stored behind it.
+        let count = 1 + random.next() % 4;
+        let blocks = random.permutation(ROWS);
+        let free = random.permutation(SLOTS as u32);
+        let pairs: Vec<_> =
+            blocks.iter().zip(&free).take(count as usize).map(|(block, slot)| (*block, u64::from(*slot))).collect();
+        for (block, slot) in &pairs {
+            let content = content(&mut random);
+            rig.device.compute(*block, content.clone());
+            slots[*slot as usize] = Some(content);
+        }
+        rig.engine.submit(rig.job(2 * step, Direction::Store, &pairs)).unwrap();
+        let turns = random.next() % 30;
+        (0..turns).take_while(|_| rig.device.fake.turn()).for_each(drop);
+        if random.next().is_multiple_of(2) {
+            // A flush: afterwards the blocks are somebody else's.
+            rig.engine.wait(&[2 * step], Until::Released, Instant::now() + PATIENCE).unwrap();
+            pairs.iter().for_each(|(block, _)| rig.device.write(*block, &[0x66; BLOCK as usize]));
+        }
+        let stored = rig.finish(2 * step);
+        for ((_, slot), outcome) in pairs.iter().zip(&stored.outcomes) {
+            let expected = slots[*slot as usize].as_ref().unwrap();
+            assert!(rig.slot(*slot) == *expected, "slot {slot} of step {step} differs");
+            assert_eq!(*outcome, Outcome::Stored { checksum: checksum(expected) });
+        }
+        // The next step zeroes blocks, into which a load follows.
+        let filled: Vec<u64> = (0..SLOTS).filter(|slot| slots[*slot as usize].is_some()).collect();
+        let blocks = random.permutation(ROWS);
+        let pairs: Vec<_> = blocks.into_iter().zip(filled).take(5).collect();
+        pairs.iter().for_each(|(block, _)| rig.device.compute(*block, vec![0; BLOCK as usize]));
+        rig.engine.submit(rig.job(2 * step + 1, Direction::Load, &pairs)).unwrap();
+        let loaded = rig.finish(2 * step + 1);
+        assert_eq!(loaded.outcomes, vec![Outcome::Loaded; pairs.len()]);
+        for (block, slot) in pairs {
+            let is_equal = rig.device.block(block) == *slots[slot as usize].as_ref().unwrap();
+            assert!(is_equal, "block {block} of step {step} differs");
+        }
+    }
+    assert_eq!(rig.device.fake.spoiled_captures(), 0);
 }
 
 #[test]
@@ -437,6 +462,104 @@ fn more_than_both_buffers_hold_goes_through_them_in_turn() {
     assert!(big.span(0, 4 << 20).bytes() == sent);
     assert!(memory.span(0, 1 << 20).bytes() == &sent[2 << 20..3 << 20]);
     assert_eq!(engine.report().staged_bytes, 8 << 20);
+}
+
+// --- the kernel ------------------------------------------------------------------------------------------------
+
+#[test]
+fn loads_by_the_kernel_hold_what_the_model_wrote_under_any_schedule() {
+    for seed in 100..112 {
+        let rig = Rig::kernel(seed);
+        assert_eq!(rig.engine.report().methods, ["kernel", "batch", "loop"], "{:?}", rig.engine.report().trouble);
+        let tested = rig.device.fake.launches();
+        any_schedule(&rig, seed, 6);
+        assert_eq!(rig.device.fake.launches() - tested, 6, "each load is one launch, and no store is one");
+        assert_eq!(rig.engine.report().staged_bytes, 0);
+        let fake = rig.device.fake.clone();
+        drop(rig);
+        assert_eq!(fake.open(), 3, "two tensors and a stream of the model's are left");
+    }
+}
+
+#[test]
+fn what_is_not_in_words_is_loaded_by_the_next_method() {
+    let rig = Rig::on(Device::new(120), by_kernel()).wait();
+    let tested = rig.device.fake.launches();
+    any_schedule(&rig, 120, 6);
+    assert_eq!(rig.device.fake.launches(), tested);
+}
+
+/// A table that is written again while the device may still read it would load other blocks.
+#[test]
+fn loads_beyond_the_tables_of_the_kernel_are_queued_by_the_next_method() {
+    let rig = Rig::kernel(121);
+    let mut random = Random(121);
+    let contents: Vec<_> = (0..ROWS).map(|_| content(&mut random)).collect();
+    for (slot, content) in contents.iter().enumerate() {
+        rig.memory.write((slot as u64) << 12, content);
+    }
+    let tested = rig.device.fake.launches();
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(0, vec![0; BLOCK as usize]);
+    for block in 0..ROWS {
+        rig.engine.submit(rig.job(u64::from(block), Direction::Load, &[(block, u64::from(block))])).unwrap();
+    }
+    assert_eq!(rig.device.fake.launches() - tested, 8, "so many tables there are");
+    rig.device.fake.hold(rig.device.compute, false);
+    for block in 0..ROWS {
+        assert_eq!(rig.finish(u64::from(block)).outcomes, [Outcome::Loaded]);
+    }
+    assert!((0..ROWS).all(|block| rig.device.block(block) == contents[block as usize]));
+    rig.engine.submit(rig.job(99, Direction::Load, &[(3, 5)])).unwrap();
+    assert_eq!(rig.finish(99).outcomes, [Outcome::Loaded]);
+    assert_eq!(rig.device.fake.launches() - tested, 9, "the tables are free again");
+    assert!(rig.device.block(3) == contents[5]);
+}
+
+#[test]
+fn a_kernel_that_cannot_be_had_or_leaves_bytes_out_is_replaced_by_the_drivers_copies() {
+    let refusals =
+        ["load_module", "function", "launch", "attribute"].map(|call| Fault::Call(call, 1, Status::NOT_FOUND));
+    for fault in refusals.into_iter().chain([Fault::IdleThread]) {
+        let device = Device::with(122, WORDS);
+        device.fake.fault(fault);
+        let engine = device.engine(by_kernel()).unwrap();
+        let report = engine.report();
+        assert_eq!(report.methods, ["batch", "loop"], "{fault:?}");
+        assert!(report.trouble.is_some(), "{fault:?} was not told");
+        drop(engine);
+        assert_eq!(device.fake.open(), 3, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_fails_later_is_given_up_and_the_next_load_is_whole() {
+    for (call, nth) in [("launch", 1), ("query_event", 1), ("record", 2)] {
+        let rig = Rig::kernel(123);
+        rig.memory.write(0, &content(&mut Random(123)));
+        rig.device.fake.fault(Fault::Call(call, nth, Status(801)));
+        rig.engine.submit(rig.job(1, Direction::Load, &[(2, 0)])).unwrap();
+        assert_eq!(rig.finish(1).outcomes, [Outcome::Failed], "{call}");
+        assert_eq!(rig.engine.report().methods, ["batch", "loop"], "{call}");
+        assert!(rig.engine.report().trouble.is_some());
+        rig.engine.submit(rig.job(2, Direction::Load, &[(3, 0)])).unwrap();
+        assert_eq!(rig.finish(2).outcomes, [Outcome::Loaded]);
+        assert!(rig.device.block(3) == rig.slot(0), "{call}");
+    }
+}
+
+#[test]
+fn a_kernel_that_touches_foreign_memory_ends_the_context_and_every_job() {
+    let rig = Rig::kernel(124);
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(0, vec![0; BLOCK as usize]);
+    rig.engine.submit(rig.job(1, Direction::Load, &[(2, 0)])).unwrap();
+    // The tensor goes away under the load, as it must not.
+    rig.device.fake.free_device(rig.device.tensors[0].address()).unwrap();
+    rig.device.fake.hold(rig.device.compute, false);
+    assert_eq!(rig.finish(1).outcomes, [Outcome::Failed]);
+    let refused = rig.engine.submit(rig.job(2, Direction::Load, &[(3, 0)])).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
 }
 
 // --- faults ---------------------------------------------------------------------------------------------------
@@ -686,7 +809,9 @@ fn the_measurements_check_their_bytes_and_leave_nothing_open() {
     assert!(peaks.iter().any(|figure| figure.what == "peak of a load" && figure.value > 0.0));
     let mut shapes = Vec::new();
     rows::methods(fake.clone(), 0, &extent, |figure| shapes.push(figure.what)).unwrap();
-    assert_eq!(shapes.len(), 2 * 2 * 2 * 2, "methods, sizes, counts, directions: {shapes:?}");
+    let loads = |method| shapes.iter().filter(|what| what.starts_with(&format!("load, {method}, "))).count();
+    assert_eq!(["kernel", "batch", "loop"].map(loads), [2 * 2; 3], "sizes, counts: {shapes:?}");
+    assert_eq!(shapes.len(), (3 + 2) * 2 * 2, "the kernel loads only: {shapes:?}");
     let memory = rows::populated(1 << 20, 21).unwrap();
     let registered = rows::registration(fake.clone(), 0, "memory", memory).unwrap();
     assert_eq!((registered[0].value, registered.len()), (1.0, 3));

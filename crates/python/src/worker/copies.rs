@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, PAGE_BYTES, Result};
-use forebay_device::cuda::{CudaCopyEngine, CudaOptions, LibCuda};
+use forebay_device::cuda::{CudaCopyEngine, CudaOptions, LibCuda, Wish};
 use forebay_device::{
     After, Completion, CopyEngine, Direction, EngineReport, HostCopyEngine, HostOptions, Item, Job, Outcome, Tensors,
     Until,
@@ -24,22 +24,32 @@ use crate::buffers;
 /// Limit on the jobs submitted and not yet reported. An engine step submits a handful and reports as many.
 const QUEUE_JOBS: usize = 16_384;
 
-/// The engine that copies from and to these tensors. `threads`: 0 leaves the number to the engine. `stages`: see
-/// [`CudaOptions::stages`].
-pub fn engine(tensors: Tensors, device: Option<u32>, threads: usize, stages: bool) -> Result<Arc<dyn CopyEngine>> {
-    Ok(match device {
+/// The engine that copies from and to these tensors, of a device if there are options for one. `threads`: 0 leaves the
+/// number to the engine.
+pub fn engine(tensors: Tensors, cuda: Option<CudaOptions>, threads: usize) -> Result<Arc<dyn CopyEngine>> {
+    Ok(match cuda {
         None => {
             let default = HostOptions::default();
             let threads = if threads == 0 { default.threads } else { threads };
             Arc::new(HostCopyEngine::new(tensors, HostOptions { threads, queue_jobs: QUEUE_JOBS, ..default })?)
         }
-        Some(ordinal) => {
-            let default = CudaOptions::new(ordinal);
+        Some(default) => {
             let threads = if threads == 0 { default.threads } else { threads };
-            let options = CudaOptions { threads, stages, queue_jobs: QUEUE_JOBS, ..default };
+            let options = CudaOptions { threads, queue_jobs: QUEUE_JOBS, ..default };
             Arc::new(CudaCopyEngine::new(Arc::new(LibCuda::load()?), tensors, options)?)
         }
     })
+}
+
+/// The options of a device. `stages`: see [`CudaOptions::stages`]. `multiprocessors`: 0 leaves the number to the engine.
+pub fn cuda(ordinal: u32, stages: bool, method: &str, multiprocessors: u32) -> Result<CudaOptions> {
+    let default = CudaOptions::new(ordinal);
+    let Some(method) = Wish::ALL.into_iter().find(|wish| wish.name() == method) else {
+        let names = Wish::ALL.map(Wish::name).join(", ");
+        return Err(Error::invalid("there is no such method of copies").with("method", method).with("methods", names));
+    };
+    let multiprocessors = if multiprocessors == 0 { default.multiprocessors } else { multiprocessors };
+    Ok(CudaOptions { stages, method, multiprocessors, ..default })
 }
 
 /// The copies of one group.

@@ -46,7 +46,7 @@ impl WorkerEngine {
     #[new]
     #[pyo3(signature = (
         socket_directory, engine_id, rank, ranks, *, incarnation, tensors, groups, blocks_per_chunk = 1, threads = 0,
-        verify = true, device = None, stages = true
+        verify = true, device = None, stages = true, method = "auto", multiprocessors = 0
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -63,6 +63,8 @@ impl WorkerEngine {
         verify: bool,
         device: Option<u32>,
         stages: bool,
+        method: &str,
+        multiprocessors: u32,
     ) -> Result<WorkerEngine, Raised> {
         if rank >= ranks || blocks_per_chunk == 0 {
             return Err(Error::invalid("a rank is below the number of ranks, and a chunk has a block")
@@ -73,7 +75,8 @@ impl WorkerEngine {
         }
         let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk, device)?;
         let (wake, suspected) = wake().map_err(Raised::from)?;
-        let engine = py.detach(|| copies::engine(tensors, device, threads, stages))?;
+        let cuda = device.map(|ordinal| copies::cuda(ordinal, stages, method, multiprocessors)).transpose()?;
+        let engine = py.detach(|| copies::engine(tensors, cuda, threads))?;
         let copies = Arc::new(Copies::new(engine, shapes.clone(), rank, blocks_per_chunk, verify, wake));
         let incarnation = convert::incarnation(incarnation)?;
         let directory = forebay_rpc::client::find_sockets(socket_directory);
