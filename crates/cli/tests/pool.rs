@@ -36,6 +36,25 @@ fn the_pool_of_a_killed_daemon_goes_with_its_mount_and_its_directory() {
     }
 }
 
+/// A pool's files have common names, and whoever types the wrong directory has such files.
+#[test]
+fn files_that_no_pool_made_are_left_alone() {
+    for name in ["data", "table", "generation", "birth", "namespace"] {
+        let place = Place::new();
+        fs::create_dir(place.pool()).expect("a directory");
+        let file = place.pool().join(name);
+        fs::write(&file, "somebody's work").expect("a file");
+        let mut refused = vec![remove(&place.pool())];
+        let pool = place.pool().display().to_string();
+        refused.push(run(&[&["serve", "--http.address", "", "--pool.directory", &pool], &CAPACITY[..]].concat()));
+        for refused in refused {
+            refused.assert_refused(1, "it has a file that Forebay did not make");
+            assert!(refused.err.contains("hint: name another directory, or move the file away"), "{refused:?}");
+            assert_eq!(fs::read_to_string(&file).expect("the file stays"), "somebody's work");
+        }
+    }
+}
+
 #[test]
 fn a_pool_in_use_stays() {
     let place = Place::new();

@@ -17,7 +17,7 @@ use crate::trust::{self, Holds};
 
 /// Where the private tmpfs is mounted, inside the directory.
 const MOUNT_NAME: &str = "mnt";
-const DATA_NAME: &str = "data";
+pub(super) const DATA_NAME: &str = "data";
 const REPLACED_SUFFIX: &str = ".replaced";
 
 /// See the module documentation.

@@ -1,7 +1,7 @@
 //! Finds the pool in a directory before it is opened.
 //!
 //! Invariants: the search takes the table's lock and changes nothing else. A pool is readable only if all its files
-//! exist, are long enough, and belong to the same pool.
+//! exist, are long enough, and belong to the same pool. Files of a pool's names that no pool made are never touched.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{Error, ErrorKind, Result};
 
-use super::directory::{Directory, in_use, remove_if_there, replaced_name};
+use super::directory::{DATA_NAME, Directory, in_use, remove_if_there, replaced_name};
 use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME};
 use super::format::*;
 use super::geometry::Geometry;
@@ -33,7 +33,8 @@ pub(super) struct Found {
     pub is_attached: bool,
 }
 
-/// Looks for a pool in all directories where it may be. Errors if another daemon serves it or it cannot be read.
+/// Looks for a pool in all directories where it may be. Errors if another daemon serves it, if it cannot be read, or if
+/// a file there is of somebody else.
 pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
     let cannot = |path: &Path, error: io::Error| {
         // A file that is not believed says itself what to do.
@@ -53,6 +54,7 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
         Some((path, file)) => lock::is_locked(file, ALL_LOCK_BYTES).map_err(|error| cannot(path, error))?,
         None => false,
     };
+    refuse_foreign_files(directory).map_err(cannot_here)??;
     let Some((path, table)) = table else {
         let content = Err("its table is gone".to_owned());
         let home = directory.path().to_owned();
@@ -75,6 +77,31 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
         Ok((header, open_files(&home, &data.1, &header)?))
     });
     Ok(Some(Found { home, table: Some(table), data, content, is_attached }))
+}
+
+/// The names of a pool's files are common words, and an operator may name any directory. So a file that would be
+/// replaced must be a pool's: the table is made first and removed last, and it or `generation` says whose it is.
+fn refuse_foreign_files(directory: &Directory) -> io::Result<Result<()>> {
+    let homes = directory.homes()?;
+    let begins = |name: &str, magic: [u8; 8]| {
+        homes.iter().filter_map(|home| open_read_write(&home.join(name)).ok()).any(|file| {
+            let mut head = [0; 8];
+            file.read_exact_at(&mut head, 0).is_ok() && head == magic
+        })
+    };
+    if begins(TABLE_NAME, TABLE_MAGIC) || begins(GENERATION_NAME, GENERATION_MAGIC) {
+        return Ok(Ok(()));
+    }
+    let names = [TABLE_NAME, GENERATION_NAME, DATA_NAME, BIRTH_NAME, NAMESPACE_NAME];
+    let mut paths = homes.iter().flat_map(|home| names.map(|name| home.join(name)));
+    // Nothing is lost with an empty file, and a daemon that was killed at the right moment leaves an empty table.
+    let Some(path) = paths.find(|path| fs::symlink_metadata(path).is_ok_and(|file| !file.is_file() || file.len() > 0))
+    else {
+        return Ok(Ok(()));
+    };
+    Ok(Err(Error::invalid("the directory is not a pool's: it has a file that Forebay did not make")
+        .with("path", path.display())
+        .hint("name another directory, or move the file away; a directory for a pool may be missing or empty")))
 }
 
 pub(super) fn lock_table(table: &File) -> io::Result<bool> {
