@@ -37,13 +37,16 @@ const TRIES: usize = 3000;
 /// Of an input that is printed; a longer one is only written to a file.
 const MOST_PRINTED_BYTES: usize = 512;
 
+/// Makes the checksums of a changed input right again.
+type Mend<'a> = Box<dyn Fn(&mut [u8]) + 'a>;
+
 /// A parser and the inputs that are changed for it.
 pub struct Target<'a> {
     name: &'static str,
     inputs: Vec<Vec<u8>>,
     words: Vec<&'a [u8]>,
     places: Vec<Range<usize>>,
-    mend: Option<Box<dyn Fn(&mut [u8]) + 'a>>,
+    mend: Option<Mend<'a>>,
     cases: u64,
     bytes_per_byte: usize,
     spare_bytes: usize,
@@ -69,8 +72,8 @@ impl<'a> Target<'a> {
     }
 
     /// Most changes begin here: the fields of an input most of which is padding or payload.
-    pub fn places(self, places: Vec<Range<usize>>) -> Target<'a> {
-        Target { places, ..self }
+    pub fn places(self, places: impl IntoIterator<Item = Range<usize>>) -> Target<'a> {
+        Target { places: places.into_iter().collect(), ..self }
     }
 
     /// Makes the checksums of three in four changed inputs right again, so that the parser behind them is reached.

@@ -11,14 +11,15 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from forebay._native import find_sockets
 
 # No option means anything beyond it; of two, each costs memory or a thread.
 MAX_NUMBER = 1e9
 MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536, "gpu_multiprocessors": 1024}
-CHOICES = {"gpu_method": ("auto", "kernel", "batch", "loop")}
+GpuMethod = Literal["auto", "kernel", "batch", "loop"]
+CHOICES = {"gpu_method": get_args(GpuMethod)}
 
 # What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part
 # of the connector, all else is why it is not.
@@ -83,8 +84,8 @@ class Settings:
     """
     gpu_copies: bool = False
     """Whether this engine's KV is copied from and to an NVIDIA GPU. Off, because that was never run on a GPU."""
-    gpu_method: str = "auto"
-    """How these copies are made, if the GPU can: see `CHOICES`, and `docs/vllm.md#gpus`."""
+    gpu_method: GpuMethod = "auto"
+    """How these copies are made, if the GPU can: see `GpuMethod`, and `docs/vllm.md#gpus`."""
     gpu_multiprocessors: int = 0
     """The most multiprocessors of the GPU that the kernel for loads takes. 0: chosen by the copy engine."""
     log_requests: bool = False

@@ -34,7 +34,7 @@ fn panel(title: &str, curve: &[CurvePoint], present_bytes: u64) -> Option<Panel>
     let here = *sizes.iter().min_by_key(|point| point.capacity_bytes.abs_diff(present_bytes))?;
     let larger = || sizes.iter().filter(|point| point.capacity_bytes > here.capacity_bytes);
     let is_step = |point: &&CurvePoint| point.capacity_bytes as f64 >= STEP * here.capacity_bytes as f64;
-    let there = larger().find(is_step).or(larger().last());
+    let there = larger().find(is_step).or_else(|| larger().next_back());
     if sizes.len() < 2 {
         return None;
     }

@@ -116,8 +116,11 @@ fn read_keys(events: &SyncSender<Event>) {
     }
 }
 
+/// A signal, and what it means.
+type Heard = (Signal, fn() -> Event);
+
 /// What each signal means. All that end a program are here, because they would leave the terminal as it is.
-fn signals() -> Result<Vec<(Signal, fn() -> Event)>> {
+fn signals() -> Result<Vec<Heard>> {
     let stop = SignalKind::from_raw(Number::TSTP.as_raw());
     let go_on = SignalKind::from_raw(Number::CONT.as_raw());
     let meanings: [(SignalKind, fn() -> Event); 7] = [
@@ -137,7 +140,7 @@ fn signals() -> Result<Vec<(Signal, fn() -> Event)>> {
 async fn listen(
     client: Client,
     request: FrameRequest,
-    signals: Vec<(Signal, fn() -> Event)>,
+    signals: Vec<Heard>,
     events: SyncSender<Event>,
     is_paused: Arc<AtomicBool>,
 ) {

@@ -357,7 +357,8 @@ mod tests {
                 let inputs: Vec<_> = [&block[..], &block[..1]].map(|bytes| stored(&sealing, 1, bytes)).to_vec();
                 let plain = stored(&Sealing::default(), 2, &block);
                 let all = inputs.iter().cloned().chain([plain]).collect();
-                let target = Target::new(name, all).places(vec![0..HEADER_BYTES]).mended(reseal_first).cases(40_000);
+                let target =
+                    Target::new(name, all).places(std::iter::once(0..HEADER_BYTES)).mended(reseal_first).cases(40_000);
                 target.run(|bytes| {
                     let Some((head, block)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return 0 };
                     let is_whole = checksum(&head[..SEAL_AT]).to_le_bytes() == head[SEAL_AT..];

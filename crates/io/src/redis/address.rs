@@ -267,7 +267,7 @@ mod tests {
                 // As somebody wrote it who meant it to be the password.
                 let is_password = who.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD))
                     && text.matches(PASSWORD).count() == 1
-                    && !who.split_once("://").is_some_and(|(_, user)| !user.contains(':'));
+                    && who.split_once("://").is_none_or(|(_, user)| user.contains(':'));
                 let printed = match &parsed {
                     Ok(url) => format!("{url:?}"),
                     Err(error) => error.to_string(),

@@ -114,6 +114,14 @@ struct Opening {
     recovery: Recovery,
 }
 
+/// What the segments' headers say.
+struct Headers {
+    /// Life and number of the segments that were used.
+    used: Vec<(u64, u32)>,
+    /// Numbers of the segments whose header is lost.
+    lost: Vec<u32>,
+}
+
 /// The geometry.
 impl Opening {
     fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
@@ -245,7 +253,7 @@ impl Opening {
             stored_bytes: 0,
             balance: None,
         };
-        let (mut used, lost) = self.headers(&mut contents)?;
+        let Headers { mut used, lost } = self.headers(&mut contents)?;
         contents.space.last_life = self.last_life_in(&geometry, &lost)?;
         used.sort_by_key(|(life, _)| *life);
         let last_pages: Vec<u64> = used.iter().map(|(_, index)| geometry.at(*index, geometry.pages() - 1)).collect();
@@ -271,9 +279,8 @@ impl Opening {
         Ok(contents)
     }
 
-    /// Life and number of the segments that were used, and the numbers of those whose header is lost. All others, and
-    /// the lost ones, are free.
-    fn headers(&mut self, contents: &mut Contents) -> Result<(Vec<(u64, u32)>, Vec<u32>)> {
+    /// Reads the header of each segment. Those that were not used, and those whose header is lost, are free.
+    fn headers(&mut self, contents: &mut Contents) -> Result<Headers> {
         let geometry = contents.space.geometry;
         let at: Vec<u64> = (0..geometry.segments).map(|index| geometry.at(index, 0)).collect();
         let (mut used, mut lost) = (Vec::new(), Vec::new());
@@ -297,7 +304,7 @@ impl Opening {
             contents.space.free.push_back(index);
         }
         self.recovery.segments_lost = lost.len() as u32;
-        Ok((used, lost))
+        Ok(Headers { used, lost })
     }
 
     /// The latest life of segments without a header, as far as their first head and their footer tell. No segment may
