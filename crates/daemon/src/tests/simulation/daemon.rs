@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use forebay_core::Core;
 use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
 use forebay_core::tiers::TierId;
+use forebay_core::{Core, NamespaceId};
 use forebay_io::pool::{Entry, Pool};
 use rustix::fs::{SeekFrom, seek};
 use tokio::runtime::{Builder, Runtime};
@@ -55,6 +55,12 @@ pub struct Daemon {
 impl Daemon {
     pub fn pool(&self) -> Arc<Pool> {
         self.shared.lock().table.pool().clone()
+    }
+
+    /// Whose block is moved next.
+    pub fn moving_namespace(&self) -> Option<NamespaceId> {
+        let (to_move, ..) = self.moving.first()?;
+        Some(to_move.entry.as_ref()?.key.namespace)
     }
 
     /// Nothing is on its way in its own threads.

@@ -41,7 +41,6 @@ pub struct Shape(u8);
 
 impl Shape {
     pub const COUNT: u8 = 3;
-    pub const CHAINS: usize = 8;
     pub const POSITIONS: usize = 6;
 
     pub fn of(shape: u8) -> Shape {

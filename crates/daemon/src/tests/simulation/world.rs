@@ -45,6 +45,17 @@ pub struct Setup {
     pub steps: u64,
     /// How rarely the thread that moves blocks gets the processor.
     sloth: usize,
+    /// How rarely an operator purges a namespace.
+    peace: usize,
+    /// How rarely a process dies, a connection breaks or the daemon drains. Where they seldom do, more is stored.
+    safety: usize,
+    /// Prompts of each shape. Few are often hits; many fill the pool, so that blocks are evicted and moved.
+    chains: usize,
+    /// Starts of engines and clients at a time.
+    starts: usize,
+    /// Steps after which the traffic turns to another shape; 0 if all shapes are asked for at all times. Blocks move
+    /// only when another size needs their place, so without turns of the traffic there are few moves.
+    tide: u64,
 }
 
 pub struct World {
@@ -174,7 +185,7 @@ const WEIGHTS: &[(usize, Step)] = &[
     (200, Step::Boot),
     (60, Step::TearRecord),
     (2, Step::Spoil),
-    (2, Step::Purge),
+    (40, Step::Purge),
     (1, Step::Drain),
     (6, Step::Hang),
     (10, Step::Expire),
@@ -192,7 +203,12 @@ impl Setup {
             policy: policies[dice.below(3)],
             tiers: tiers[dice.below(4)].clone(),
             steps: 1500 + dice.below(6000) as u64,
-            sloth: [1, 8, 64][dice.below(3)],
+            sloth: [1, 8, 64, 512][dice.below(4)],
+            peace: [20, 4][dice.below(2)],
+            safety: [1, 10][dice.below(2)],
+            chains: [8, 64][dice.below(2)],
+            starts: [2, 3, 5][dice.below(3)],
+            tide: [0, 300, 1000][dice.below(3)],
         }
     }
 }
@@ -225,7 +241,7 @@ impl World {
         };
         world.boot();
         (0..world.setup.units - 1).for_each(|_| world.populate());
-        (0..4).for_each(|_| world.start());
+        (0..world.setup.starts).for_each(|_| world.start());
         world
     }
 
@@ -234,7 +250,11 @@ impl World {
         self.dice = Dice::new(self.setup.seed, number);
         self.truth.get().now += 1;
         let step = self.dice.weighted(WEIGHTS);
-        self.run(step);
+        let is_end =
+            matches!(step, Step::Disconnect | Step::KillScheduler | Step::KillWorker | Step::KillDaemon | Step::Drain);
+        if !is_end || self.dice.is_one_in(self.setup.safety) {
+            self.run(step);
+        }
         self.note_live();
         self.check();
     }
@@ -243,7 +263,12 @@ impl World {
         let engine = self.dice.pick(self.engines.len());
         let tier = self.dice.pick(self.media.len());
         match step {
-            Step::Schedule => engine.into_iter().for_each(|at| self.schedule(at)),
+            Step::Schedule => {
+                let Some(at) = engine else { return };
+                if self.is_its_turn(self.engines[at].shape) || self.dice.is_one_in(8) {
+                    self.schedule(at);
+                }
+            }
             Step::Work => {
                 let Some(at) = engine else { return };
                 let ranks = self.engines[at].workers.len();
@@ -294,7 +319,8 @@ impl World {
             Step::Boot => self.boot(),
             Step::TearRecord => self.tear_record(),
             Step::Spoil => self.spoil(),
-            Step::Purge => self.purge(),
+            Step::Purge if self.dice.is_one_in(self.setup.peace) => self.purge(),
+            Step::Purge => {}
             Step::Drain => {
                 let is_draining = self.calls.iter().any(|call| matches!(call.what, What::Drain));
                 if !is_draining {
@@ -312,10 +338,16 @@ impl World {
         }
     }
 
+    /// Whether the traffic is that of `shape` now.
+    fn is_its_turn(&self, shape: u8) -> bool {
+        let turns = self.truth.get().now.checked_div(self.setup.tide);
+        turns.is_none_or(|turns| turns % u64::from(Shape::COUNT) == u64::from(shape))
+    }
+
     /// Another start of an engine, or of a client, perhaps beside an earlier one of the same name.
     fn start(&mut self) {
         self.engines.retain(|engine| !engine.is_gone());
-        if self.engines.len() >= 5 {
+        if self.engines.len() >= self.setup.starts {
             return;
         }
         let is_client = self.dice.is_one_in(3);
@@ -416,7 +448,11 @@ impl World {
     }
 
     fn purge(&mut self) {
-        let shape = self.dice.below(Shape::COUNT.into()) as u8;
+        let any = self.dice.below(Shape::COUNT.into()) as u8;
+        // What is being moved goes before the move has ended, and another size gets its place.
+        let moving = self.daemon.as_ref().and_then(Daemon::moving_namespace).filter(|_| !self.dice.is_one_in(4));
+        let of = |namespace| (0..Shape::COUNT).find(|shape| Shape::of(*shape).descriptor().id() == namespace);
+        let shape = moving.and_then(of).unwrap_or(any);
         let namespace_id = Shape::of(shape).descriptor().id().0.to_be_bytes().to_vec();
         let request = PurgeRequest { namespace_id, ..PurgeRequest::default() };
         self.call(OPERATOR, What::Purge { shape }, |shared, _| async move {
@@ -424,18 +460,23 @@ impl World {
         });
     }
 
+    fn draw_chain(&mut self) -> u8 {
+        let chains = self.setup.chains;
+        self.dice.below(chains).min(self.dice.below(chains)) as u8
+    }
+
     /// A key of any group.
     pub fn draw_key(&mut self, shape: u8) -> Key {
         let groups = Shape::of(shape).groups();
         let group = groups[self.dice.below(groups.len())].0;
-        let chain = self.dice.below(Shape::CHAINS).min(self.dice.below(Shape::CHAINS)) as u8;
+        let chain = self.draw_chain();
         let position = if self.dice.is_one_in(2) { 0 } else { self.dice.below(Shape::POSITIONS) as u8 };
         Key { shape, group, chain, position }
     }
 
     /// The first keys of a chain, of all groups.
     pub fn draw_prompt(&mut self, shape: u8) -> Vec<(u16, Vec<Key>)> {
-        let chain = self.dice.below(Shape::CHAINS).min(self.dice.below(Shape::CHAINS)) as u8;
+        let chain = self.draw_chain();
         let blocks = (1 + self.dice.below(Shape::POSITIONS)) as u8;
         let keys = |group: u16| (0..blocks).map(move |position| Key { shape, group, chain, position });
         Shape::of(shape).groups().iter().map(|(group, _)| (*group, keys(*group).collect())).collect()
