@@ -40,6 +40,8 @@ impl Disk {
 
     pub(super) fn start_batches(&mut self) {
         if self.now < self.log.paused_until {
+            let failure = (self.log.waiting() > 0).then_some(self.log.last_failure);
+            self.log.count_stores(0, failure);
             return self.fail_waiting(self.log.last_failure);
         }
         for begun in 0.. {

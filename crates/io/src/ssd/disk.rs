@@ -238,7 +238,10 @@ impl Disk {
     }
 
     pub fn health_of_writes(&self) -> Health {
-        self.health_of(&self.io.writes)
+        match self.health_of(&self.io.writes) {
+            Health::Healthy if self.log.losses_in_a_row >= SICK_AFTER => Health::Sick(self.log.last_loss),
+            health => health,
+        }
     }
 
     fn health_of(&self, lane: &Lane) -> Health {

@@ -99,9 +99,11 @@ impl Disk {
         let Batch { segment, items, .. } = self.log.take(id);
         let is_unreachable = self.space.segment(segment).broken_from.is_some_and(|from| id >= from);
         let error = error.or(is_unreachable.then_some(ErrorKind::Io));
+        let (mut kept, mut failure) = (0, None);
         for Item { record, op, error: own_error, moved_from } in items {
             let outcome = match own_error.or(error) {
                 Some(kind) => {
+                    failure = Some(kind);
                     // A copy that failed before the head was written is not in the head.
                     if moved_from.is_none() || own_error.is_none() {
                         self.space.segment(segment).doubt(record.sequence);
@@ -110,13 +112,17 @@ impl Disk {
                     self.counters.failed_stores += u64::from(op.is_some());
                     Outcome::Failed(kind)
                 }
-                None => self.settle_record(&record, segment, moved_from),
+                None => {
+                    kept += usize::from(record.kind == RecordKind::Block);
+                    self.settle_record(&record, segment, moved_from)
+                }
             };
             if let Some(id) = op {
                 self.log.busy.remove(&record.key);
                 self.complete(id, outcome);
             }
         }
+        self.log.count_stores(kept, failure);
     }
 
     /// Recovery may take the block of a record that failed. So a removal has to find it.

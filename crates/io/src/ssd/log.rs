@@ -56,6 +56,9 @@ pub(super) struct Log {
     pub waiting_since: Option<Duration>,
     failures_in_a_row: u32,
     pub last_failure: ErrorKind,
+    /// Times that stores ended and none was kept, since one was kept.
+    pub losses_in_a_row: u32,
+    pub last_loss: ErrorKind,
     pub paused_until: Duration,
 }
 
@@ -77,6 +80,8 @@ impl Log {
             waiting_since: None,
             failures_in_a_row: 0,
             last_failure: ErrorKind::Io,
+            losses_in_a_row: 0,
+            last_loss: ErrorKind::Io,
             paused_until: Duration::ZERO,
         }
     }
@@ -127,6 +132,20 @@ impl Log {
                     self.paused_until = now + RETRY_INTERVAL;
                 }
             }
+        }
+    }
+
+    /// What became of the stores of a batch, or of those that waited for one. On a full or write-protected device some writes and flushes go on to succeed, between
+    /// those that fail, so single transfers do not tell whether anything is kept.
+    pub fn count_stores(&mut self, kept: usize, failure: Option<ErrorKind>) {
+        match failure {
+            _ if kept > 0 => self.losses_in_a_row = 0,
+            Some(kind) => {
+                self.losses_in_a_row = self.losses_in_a_row.saturating_add(1);
+                self.last_loss = kind;
+            }
+            // Removals alone, which take no space.
+            None => {}
         }
     }
 

@@ -316,6 +316,33 @@ fn a_disk_that_fails_is_sick_until_it_answers_again() {
     }
 }
 
+/// A thin volume without space, or one that went read-only: flushes succeed, and blocks that are there can be read.
+#[test]
+fn a_disk_that_keeps_no_store_is_in_trouble_until_it_keeps_one() {
+    let config = small_config();
+    let disk = blank(&config, 8);
+    let mut bed = Bed::open(&disk, &config, None).unwrap();
+    bed.store_all([(1000, 8192)]);
+    let mut failed = 0;
+    for number in 0..20 {
+        disk.arm(&[Fault::once(0, FaultKind::Error(Errno::NOSPC))]);
+        let store = bed.store(number, 0, 8192);
+        let outcomes = bed.run(&[store]).unwrap();
+        // The fault may hit the beginning of a segment, which is tried again, and not the block.
+        failed = if matches!(outcomes[..], [Outcome::Failed(_)]) { failed + 1 } else { 0 };
+        disk.arm(&[]);
+        bed.settle();
+        let trouble = bed.ssd.report()[0].trouble();
+        assert_eq!(trouble.as_deref(), (failed >= 4).then_some("writes fail (full)"), "after {failed} failed stores");
+    }
+    assert!(failed >= 4, "{failed} of the last stores failed");
+    assert_eq!(bed.ssd.health(), Health::Healthy, "what it has is served");
+    // A second, after which the disk is written to again.
+    (0..300).for_each(|_| bed.turn());
+    bed.store_all([(1001, 8192)]);
+    assert_eq!(bed.ssd.report()[0].trouble(), None);
+}
+
 #[test]
 fn a_disk_that_answers_nothing_refuses_new_work_and_answers_the_old_when_it_wakes() {
     let config = small_config();
