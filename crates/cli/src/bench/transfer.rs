@@ -7,7 +7,7 @@ use forebay_bench::transfer::{Direction, Row, TransferBench, run as measure, ser
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_fabric::{Address, Options, Secret};
 
-use super::print_report;
+use super::{hinted, print_report};
 use crate::arguments::BenchTransfer;
 use crate::failure::Failure;
 use crate::output::{Table, print, size};
@@ -34,7 +34,10 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     };
     let mut rows = Vec::new();
     match &arguments.connect {
-        Some(address) => rows = measure(&bench, &Address::parse(address)?, &mut tell)?,
+        Some(address) => {
+            let hint = "start `forebay bench transfer --listen` at this address, and measure again";
+            rows = measure(&bench, &Address::parse(address)?, &mut tell).map_err(|error| hinted(error, hint))?;
+        }
         None => {
             for transport in transports {
                 let other = Other::start(transport)?;
