@@ -78,8 +78,8 @@ impl Interruption {
     }
 }
 
-/// For a measurement that blocks: it has a thread. If a signal comes first, `clean` removes what it made, and the thread
-/// ends with the process.
+/// For a measurement that blocks: it has a thread. If a signal comes first, `clean` removes what it made, and the
+/// thread ends with the process.
 pub fn on_thread<T: Send + 'static>(
     measure: impl FnOnce() -> Result<T> + Send + 'static,
     clean: impl FnOnce(),
