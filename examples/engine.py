@@ -1,4 +1,4 @@
-"""An engine in sixty lines, on the mapped pool: `python examples/engine.py`.
+"""An engine in sixty lines, on the mapped pool: `python examples/engine.py`. Needs numpy.
 
 Its KV cache is a numpy array with a row for each block. A real engine has the session in its scheduler and a worker in
 each rank's process; they share nothing but the engine's id and its incarnation.

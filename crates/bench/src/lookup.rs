@@ -65,6 +65,7 @@ pub struct LookupBench {
     pub rounds: usize,
 }
 
+/// If it is dropped, the private daemon ends.
 pub async fn run(bench: &LookupBench) -> Result<Vec<Row>> {
     let largest = bench.keys.iter().copied().max().unwrap_or(0);
     if largest == 0 || bench.keys.contains(&0) || bench.rounds == 0 {
@@ -72,15 +73,6 @@ pub async fn run(bench: &LookupBench) -> Result<Vec<Row>> {
             Error::invalid("`--keys` and `--rounds` must be at least 1").hint("leave them out for the defaults")
         );
     }
-    // Dropping the measurement ends the private daemon; so the signal is listened for before there is one.
-    tokio::select! {
-        biased;
-        _ = tokio::signal::ctrl_c() => Err(Error::new(ErrorKind::Unavailable, "the measurement was interrupted")),
-        rows = measure(bench, largest) => rows,
-    }
-}
-
-async fn measure(bench: &LookupBench, largest: usize) -> Result<Vec<Row>> {
     // Twice what the blocks need: extents of another size may be in use in a pool this small.
     let capacity_bytes = (2 * largest * BLOCK_BYTES).max(256 << 20);
     let mut private = None;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use forebay_daemon::config::{Bytes, Setting};
 
 use crate::settings::{Daemon, Settings};
 
@@ -106,7 +107,7 @@ pub struct TraceRecord {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Largest size of the file; the recording ends before the file exceeds it
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = 1 << 30)]
     pub max_bytes: u64,
     /// Seconds after which the recording ends
     #[arg(long, value_name = "COUNT", default_value_t = 3600)]
@@ -135,6 +136,11 @@ pub struct Inspect {
     /// Print one JSON object; with `--watch` one a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// A size as in the configuration.
+fn bytes(text: &str) -> Result<u64, String> {
+    Bytes::read(&text.into()).map(|bytes| bytes.0).ok_or_else(|| format!("give {}", Bytes::KIND))
 }
 
 /// From a tenth of a second to a day.
@@ -314,7 +320,7 @@ pub struct BenchTransfer {
     #[arg(long, value_name = "COUNT")]
     pub connections: Option<u16>,
     /// Bytes of a segment; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub size_bytes: Vec<u64>,
     /// Segments of an operation; may be given several times
     #[arg(long, value_name = "COUNT")]
@@ -329,7 +335,7 @@ pub struct BenchTransfer {
     #[arg(long, value_name = "COUNT")]
     pub pairs: Option<usize>,
     /// Bytes moved in each run and direction
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub run_bytes: Option<u64>,
     /// Write a plot of throughput against the size of a segment to this SVG file
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
@@ -345,13 +351,13 @@ pub struct BenchRedis {
     #[arg(value_name = "URL")]
     pub url: String,
     /// Bytes of a block; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub size_bytes: Vec<u64>,
     /// Operation to measure, `get` or `set`; by default both
     #[arg(long, value_name = "OPERATION", value_parser = ["get", "set"])]
     pub op: Option<String>,
     /// Bytes of the values into which blocks are cut; by default blocks are stored whole
-    #[arg(long, value_name = "COUNT", conflicts_with = "sweep")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "sweep")]
     pub value_bytes: Option<u64>,
     /// Operations submitted at once; by default as many as make up 64 MiB
     #[arg(long, value_name = "COUNT")]
@@ -369,7 +375,7 @@ pub struct BenchRedis {
     #[arg(long, value_name = "COUNT")]
     pub runs: Option<usize>,
     /// Bytes moved in each run
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub run_bytes: Option<u64>,
     /// Keys of a lookup, or 0 for no lookups
     #[arg(long, value_name = "COUNT")]
@@ -391,7 +397,7 @@ pub struct BenchSsd {
     #[arg(value_name = "PATH")]
     pub path: std::path::PathBuf,
     /// Bytes of a block; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub size_bytes: Vec<u64>,
     /// Operations in flight; may be given several times
     #[arg(long, value_name = "COUNT")]
@@ -400,10 +406,10 @@ pub struct BenchSsd {
     #[arg(long, value_name = "COUNT")]
     pub pairs: Option<usize>,
     /// Bytes moved in each run
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub run_bytes: Option<u64>,
     /// Bytes of the tier; its file is twice as long
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub capacity_bytes: Option<u64>,
     /// Write a plot of throughput against the size of a block to this SVG file
     #[arg(long, value_name = "FILE")]
@@ -422,7 +428,7 @@ pub struct BenchCopy {
     #[arg(long, value_name = "COUNT")]
     pub pairs: Option<usize>,
     /// Bytes of memory on each side of a copy; the default is far larger than any CPU cache
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub working_set_bytes: Option<u64>,
     /// Write a plot of throughput against the size of a block to this SVG file
     #[arg(long, value_name = "FILE")]

@@ -11,8 +11,10 @@ use crate::output::{counted, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Audit) -> Result<(), Failure> {
-    let mut client = client::connect(&arguments.daemon.socket_directory()?);
-    let AuditReply { blocks, bytes, corrupt, misnamed, complaint } = runtime()?.block_on(client.audit())?;
+    let sockets = arguments.daemon.socket_directory()?;
+    let mut client = client::connect(&sockets);
+    let reply = runtime()?.block_on(client::attended(&sockets, client.audit()))?;
+    let AuditReply { blocks, bytes, corrupt, misnamed, complaint } = reply;
     if arguments.json {
         let facts = [("blocks", blocks), ("bytes", bytes), ("corrupt", corrupt), ("misnamed", misnamed)];
         let mut object: serde_json::Map<_, _> =

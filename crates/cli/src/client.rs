@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_rpc::client::Client;
 
 /// Long enough for a daemon that is busy; a person is waiting.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How often a daemon that works on a long answer is asked whether it is alive.
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// Connects with the first question.
 pub fn connect(socket_directory: &Path) -> Client {
@@ -16,4 +19,23 @@ pub fn connect(socket_directory: &Path) -> Client {
 /// As [`connect`], with another time for each answer.
 pub fn connect_within(socket_directory: &Path, deadline: Duration) -> Client {
     Client::new(socket_directory, format!("forebay-cli-{}", std::process::id()), deadline)
+}
+
+/// Waits for an answer that may take long, as long as the daemon says meanwhile that it is alive.
+pub async fn attended<T>(socket_directory: &Path, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        error = silence(connect(socket_directory)) => Err(error),
+    }
+}
+
+/// Ends when the daemon has not answered in time. What else goes wrong is for the answer to tell.
+async fn silence(mut client: Client) -> Error {
+    loop {
+        match client.health().await {
+            Err(error) if error.kind() == ErrorKind::Timeout => return error,
+            _ => tokio::time::sleep(HEARTBEAT).await,
+        }
+    }
 }

@@ -84,11 +84,19 @@ pub fn run(arguments: &Doctor) -> Result<(), Failure> {
     if !is_said && found.join(RPC_SOCKET).symlink_metadata().is_ok() {
         config.socket.directory = found;
     }
-    let daemon = runtime()?.block_on(daemon::examine(&config));
+    let mut daemon = runtime()?.block_on(daemon::examine(&config));
     let has_disks = tier::has_disks(&config, daemon.tiers.as_deref());
-    let mut checks = machine::checks(&config, daemon.holdings.as_ref(), has_disks);
+    // A daemon that does not answer has the disks, and is what is wrong: said first, and the disks are not judged.
+    let mut checks = Vec::new();
+    if daemon.is_silent {
+        checks.append(&mut daemon.checks);
+    }
+    checks.extend(machine::checks(&config, daemon.holdings.as_ref(), has_disks));
     checks.extend(tier::sealing(&config));
-    checks.extend(tier::checks(&config, daemon.tiers.as_deref()));
+    match daemon.is_silent {
+        true => checks.extend(tier::unjudged(&config)),
+        false => checks.extend(tier::checks(&config, daemon.tiers.as_deref())),
+    }
     if let Some(holdings) = &daemon.holdings {
         let is_same = config.pool.capacity_bytes.0 == holdings.capacity_bytes;
         checks.extend(unchecked(&flags, is_same));

@@ -129,6 +129,18 @@ fn explain(error: &clap::Error) -> Error {
         (Wrong::InvalidSubcommand, _, Some(command)) => {
             suggest(Error::invalid(format!("unknown command `{command}`")), context(ContextKind::SuggestedSubcommand))
         }
+        (Wrong::ValueValidation, Some(flag), _) => {
+            // Our own readers of values say what to give.
+            let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            let value = context(ContextKind::InvalidValue).unwrap_or_default();
+            match reason.starts_with("give ") {
+                true => {
+                    let flag = flag.split(' ').next().unwrap_or_default();
+                    Error::invalid(format!("`{flag}` cannot be `{value}`")).hint(reason)
+                }
+                false => suggest(Error::invalid(first_paragraph(error)), None),
+            }
+        }
         _ => suggest(Error::invalid(first_paragraph(error)), None),
     }
 }

@@ -32,29 +32,39 @@ const MIN_DIGITS: usize = 4;
 const PROGRESS_PERIOD: Duration = Duration::from_secs(2);
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
-    let mut client = client::connect(&arguments.daemon.socket_directory()?);
+    let sockets = arguments.daemon.socket_directory()?;
+    let mut client = client::connect(&sockets);
     let runtime = runtime()?;
     let mut what = arguments.what.clone();
     if let Some(short) = what.namespace.as_deref().filter(|id| is_short(id)) {
         what.namespace = Some(whole(short, &runtime.block_on(client.inspect())?.namespaces)?);
     }
     let request = request(&what, arguments).map_err(Failure::Usage)?;
+    let is_of_tenant = arguments.what.tenant.is_some();
     if arguments.dry_run {
-        foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
-        return Ok(());
+        let meant = foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
+        return knew(meant > 0, is_of_tenant);
     }
-    let mut watching = client::connect(&arguments.daemon.socket_directory()?);
+    let mut watching = client::connect(&sockets);
     let reply = runtime.block_on(async {
         tokio::select! {
-            reply = client.purge(request) => reply,
+            reply = client::attended(&sockets, client.purge(request)) => reply,
             never = say_progress(&mut watching) => match never {},
         }
     })?;
     match arguments.json {
         true => print_json(&to_json(&reply)),
-        false => print(&told(&reply, arguments.what.tenant.is_some())),
+        false => print(&told(&reply, is_of_tenant)),
     }
-    if arguments.shared_stores { judge(&reply) } else { knew(&reply, arguments.what.tenant.is_some()) }
+    if arguments.shared_stores {
+        return judge(&reply);
+    }
+    // The purge is done: a daemon that does not say what it shares is no failure of it.
+    let tiers = runtime.block_on(client.inspect()).map(|reply| reply.tiers).unwrap_or_default();
+    if !arguments.json && tiers.iter().any(|tier| !tier.stores.is_empty()) {
+        print("shared stores keep their blocks: `--shared-stores` removes them\n");
+    }
+    knew(!reply.namespace_ids.is_empty(), is_of_tenant)
 }
 
 /// Says on a terminal how far the disks are, until the caller has heard enough.
@@ -83,13 +93,13 @@ pub fn progress(tier: &str, purge: &TierPurge) -> String {
     }
 }
 
-/// A name that no namespace has is probably mistyped. Shared stores may have namespaces that this daemon does not know.
-fn knew(reply: &PurgeReply, is_of_tenant: bool) -> Result<(), Failure> {
-    if !reply.namespace_ids.is_empty() {
+/// A tenant that nobody has is probably mistyped. An id names a namespace whether or not this daemon has seen it: a
+/// purge by id is for those whose pool is lost, too.
+fn knew(any: bool, is_of_tenant: bool) -> Result<(), Failure> {
+    if any || !is_of_tenant {
         return Ok(());
     }
-    let what = if is_of_tenant { "no namespace of the tenant" } else { "no such namespace" };
-    let error = Error::new(ErrorKind::NotFound, format!("this daemon knows {what}"));
+    let error = Error::new(ErrorKind::NotFound, "this daemon knows no namespace of the tenant");
     Err(error.hint("`forebay inspect` lists the namespaces that it knows").into())
 }
 
@@ -110,6 +120,9 @@ fn judge(reply: &PurgeReply) -> Result<(), Failure> {
 fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
     let (blocks, bytes) = (reply.purged_blocks, size(reply.purged_bytes));
     let mut text = format!("{}, {bytes}, {} removed from the pool\n", counted(blocks, "block"), was(blocks));
+    if let Some(blocks) = reply.disk_blocks {
+        text += &format!("{} {} removed from this host's disks\n", counted(blocks, "block"), was(blocks));
+    }
     text += &match reply.held_blocks {
         0 => String::new(),
         1 => "1 more block is held by an engine: no lookup finds it, and it is freed when released\n".to_string(),
@@ -117,6 +130,9 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
             format!("{held} more blocks are held by engines: no lookup finds them, and they are freed when released\n")
         }
     };
+    if reply.namespace_ids.is_empty() && !is_of_tenant && reply.places.iter().all(|place| place.error.is_empty()) {
+        text += "this daemon has not seen this namespace; no tier of this host has a block of it now\n";
+    }
     if !reply.reached_stores {
         return text;
     }
@@ -149,6 +165,9 @@ fn to_json(reply: &PurgeReply) -> Value {
         "held_blocks": reply.held_blocks,
         "namespaces": reply.namespace_ids.iter().map(|id| hex(id)).collect::<Vec<_>>(),
     });
+    if let Some(blocks) = reply.disk_blocks {
+        object["disk_blocks"] = blocks.into();
+    }
     if reply.reached_stores {
         object["is_complete"] = reply.places.iter().all(|place| place.error.is_empty()).into();
         object["places"] = reply.places.iter().map(place_to_json).collect();
@@ -168,8 +187,8 @@ fn place_to_json(place: &PurgedPlace) -> Value {
     })
 }
 
-/// Prints what the request would remove from the pool.
-fn foretell(request: &PurgeRequest, known: &[NamespaceInfo], json: bool) {
+/// Prints what the request would remove from the pool, and gives the number of namespaces that it means.
+fn foretell(request: &PurgeRequest, known: &[NamespaceInfo], json: bool) -> usize {
     let meant: Vec<&NamespaceInfo> = known.iter().filter(|namespace| is_meant(request, namespace)).collect();
     let groups = || meant.iter().flat_map(|namespace| &namespace.groups);
     let blocks: u64 = groups().map(|group| group.ready_blocks).sum();
@@ -177,14 +196,16 @@ fn foretell(request: &PurgeRequest, known: &[NamespaceInfo], json: bool) {
     let bytes: u64 = groups().map(|group| group.ready_blocks * group.block_bytes.next_multiple_of(PAGE_BYTES)).sum();
     let ids: Vec<String> = meant.iter().map(|namespace| hex(&namespace.namespace_id)).collect();
     if json {
-        return print_json(&json!({"is_dry_run": true, "blocks": blocks, "bytes": bytes, "namespaces": ids}));
+        print_json(&json!({"is_dry_run": true, "blocks": blocks, "bytes": bytes, "namespaces": ids}));
+        return meant.len();
     }
     let mut text = format!("a purge would remove {}, {}, from the pool\n", counted(blocks, "block"), size(bytes));
     ids.iter().for_each(|id| text += &format!("  {id}\n"));
-    if ids.is_empty() {
-        text += "this daemon knows no such namespace; `forebay inspect` lists the namespaces that it knows\n";
+    if ids.is_empty() && !request.namespace_id.is_empty() {
+        text += "this daemon has not seen this namespace; a purge also removes what its disks have of it\n";
     }
     print(&text);
+    meant.len()
 }
 
 fn is_meant(request: &PurgeRequest, namespace: &NamespaceInfo) -> bool {
@@ -230,7 +251,8 @@ fn namespace_id(text: &str) -> Result<Vec<u8>, Error> {
     let is_hex = text.len() == ID_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     match u128::from_str_radix(text, 16) {
         Ok(id) if is_hex => Ok(id.to_be_bytes().to_vec()),
-        _ => Err(Error::invalid(format!("`{text}` is not a namespace id")).hint("`forebay inspect` lists the ids")),
+        _ => Err(Error::invalid(format!("`{text}` is not a namespace id"))
+            .hint("give at least four digits of an id that `forebay inspect` lists")),
     }
 }
 

@@ -121,6 +121,8 @@ fn flag(key: &'static Key, defaults: &Config) -> Arg {
         .value_name("VALUE")
         // As with variables and the file: the last word counts.
         .overrides_with(key.name)
+        // No key takes one: the key says what it takes.
+        .allow_negative_numbers(true)
         .help_heading(section)
         .help(format!("{} [default: {default}]", first_sentence(key)))
         .hide_default_value(true)

@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use command::{Answer, forebay, run};
 use rustix::process::{Pid, Signal, kill_process};
@@ -64,14 +64,35 @@ fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
 
 #[test]
 fn an_interrupted_measurement_takes_its_daemon_with_it() {
-    let mut command = forebay(&["bench", "lookup", "--rounds", "100000000"]);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = child.id();
-    wait_until("the private daemon has its directories", || leavings(pid) == 2);
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = forebay(&["bench", "lookup", "--rounds", "100000000"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        wait_until("the private daemon has its directories", || leavings(pid) == 2);
+        is_interrupted(child, signal);
+        assert_eq!(leavings(pid), 0);
+    }
+}
+
+#[test]
+fn an_interrupted_measurement_takes_its_file_with_it() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().join("disk");
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut command = forebay(&["bench", "ssd", path.to_str().expect("a path in UTF-8")]);
+        command.args(["--size-bytes", "65536", "--depth", "4", "--pairs", "1000000"]);
+        command.args(["--run-bytes", "1048576", "--capacity-bytes", "16777216"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the file is there", || path.metadata().is_ok_and(|file| file.len() > 0));
+        is_interrupted(child, signal);
+        assert!(!path.exists(), "{signal:?} left the file");
+    }
+}
+
+fn is_interrupted(child: Child, signal: Signal) {
+    kill_process(Pid::from_child(&child), signal).unwrap();
     let answer = Answer::of(child.wait_with_output().unwrap());
     assert!(answer.code == 1 && answer.err.ends_with("error: the measurement was interrupted\n"), "{answer:?}");
-    assert_eq!(leavings(pid), 0);
 }
 
 #[test]

@@ -117,6 +117,27 @@ fn a_running_daemon_is_tested_with_a_block_of_its_own_that_is_purged() {
     assert_eq!(inspect["pinned_bytes"], 0);
 }
 
+/// Its disk is in use by the very daemon that the doctor is asked about.
+#[test]
+fn a_daemon_that_stands_still_is_said_first_and_its_disk_is_not_blamed() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    let disk = home.path().join("disk");
+    let disk = ["--tier.ssd.disks", disk.to_str().unwrap(), "--tier.ssd.capacity_bytes", "64MiB"];
+    let disk = [&disk[..], &["--tier.ssd.create", "true"]].concat();
+    let daemon = Daemon::start(&place, &[CAPACITY, &disk].concat());
+    wait_until("the tier serves", || finding(&report(&doctor(&place, &["--json"])), "ssd").contains("it is serving"));
+    let pid = rustix::process::Pid::from_raw(daemon.pid()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let answer = doctor(&place, &[&disk[..], &["--json"]].concat());
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    let json = report(&answer);
+    let first = json["checks"].as_array().unwrap().iter().find(|check| check["verdict"] != "ok").unwrap();
+    assert_eq!((answer.code, &first["name"]), (1, &"daemon".into()), "{json:#}");
+    assert!(first["finding"].as_str().unwrap().contains("did not answer in time"), "{json:#}");
+    assert_eq!(check(&json, "ssd")["verdict"], "warn", "{json:#}");
+    assert!(finding(&json, "ssd").starts_with("not examined"), "{json:#}");
+}
+
 #[test]
 fn a_pool_that_cannot_be_is_a_failure_and_the_exit_code_says_so() {
     let place = Place::new();

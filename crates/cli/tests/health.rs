@@ -3,9 +3,10 @@
 mod command;
 mod support;
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use command::{Answer, run};
+use command::{Answer, forebay, run};
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, Place, engine, wait_until};
 
@@ -65,4 +66,35 @@ fn a_daemon_that_is_not_there_or_stands_still_fails_in_time() {
     kill_process(pid, Signal::CONT).unwrap();
     assert!(stopped.code == 1 && stopped.err.contains("error:") && stopped.err.contains("hint:"), "{stopped:?}");
     assert!(begun.elapsed() < Duration::from_secs(20), "it waited for {:?}", begun.elapsed());
+}
+
+/// They wait long for a daemon that works, and have no deadline of their own.
+#[test]
+fn commands_whose_answer_may_take_long_end_when_the_daemon_stands_still() {
+    let (place, home) = (Place::new(), tempfile::tempdir().expect("a directory"));
+    let daemon = Daemon::start(&place, &["--pool.capacity_bytes", "16MiB"]);
+    let (trace, sockets) = (home.path().join("trace"), place.sockets());
+    let trace = trace.to_str().expect("a path in UTF-8");
+    let pid = Pid::from_raw(daemon.pid()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let commands = [&["audit"][..], &["trace", "record", trace], &["purge", "--tenant", "blue"]];
+    let mut children = commands.map(|words| {
+        let mut command = forebay(words);
+        command.arg("--socket.directory").arg(&sockets).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the binary runs")
+    });
+    let begun = Instant::now();
+    while children.iter_mut().any(|child| child.try_wait().expect("it is ours").is_none()) {
+        if begun.elapsed() > Duration::from_secs(40) {
+            children.iter_mut().for_each(|child| child.kill().expect("it is ours"));
+            kill_process(pid, Signal::CONT).unwrap();
+            panic!("they wait for ever");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    for child in children {
+        Answer::of(child.wait_with_output().unwrap()).assert_refused(1, "the daemon did not answer in time");
+    }
+    assert!(!home.path().join("trace").exists(), "a file of nothing");
 }

@@ -138,7 +138,7 @@ fn inspect_begins_with_a_summary_and_can_watch() {
         });
         assert_eq!(ended.and_then(|status| status.code()), Some(0), "{arguments:?}");
     }
-    run(&["inspect", "--watch", "0"]).assert_refused(2, "invalid value `0`");
+    run(&["inspect", "--watch", "0"]).assert_refused(2, "`--watch` cannot be `0`");
 }
 
 #[test]

@@ -80,7 +80,9 @@ fn a_dry_run_counts_and_removes_nothing_and_a_short_id_is_enough() {
     let json = purge(&["--tenant", "blue", "--dry-run", "--json"]).json();
     assert_eq!((&json["blocks"], &json["is_dry_run"]), (&20.into(), &true.into()));
     let nobody = purge(&["--tenant", "nobody", "--dry-run"]);
-    assert!(nobody.out.contains("knows no such namespace"), "{nobody:?}");
+    assert!(nobody.code == 1 && nobody.err.contains("knows no namespace of the tenant"), "{nobody:?}");
+    let unseen = purge(&["--namespace", &"0".repeat(32), "--dry-run"]);
+    assert!(unseen.code == 0 && unseen.out.contains("has not seen this namespace"), "{unseen:?}");
     is_served(&client, &worker, blue, 0..20);
 
     purge(&["--namespace", "0000000"]).assert_refused(1, "no namespace id begins with `0000000`");
@@ -121,7 +123,7 @@ fn a_tenant_whose_namespace_gave_its_record_to_others_is_gone_from_the_disk() {
     let answer = run(&["purge", "--socket.directory", sockets.to_str().expect("a path in UTF-8"), "--tenant", "blue"]);
     assert_eq!(
         (answer.code, answer.out.as_str()),
-        (0, "0 blocks, 0 B, were removed from the pool\n"),
+        (0, "0 blocks, 0 B, were removed from the pool\n50 blocks were removed from this host's disks\n"),
         "{}",
         answer.err
     );
@@ -165,6 +167,11 @@ fn a_tenant_is_gone_from_every_store_and_the_others_stay() {
         );
         // They are used again.
         store(&client, &worker, blue, 0..50);
+        let sockets = one.sockets();
+        let alone = ["purge", "--socket.directory", sockets.to_str().expect("a path in UTF-8"), "--namespace"];
+        let answer = run(&[&alone[..], &[&"0".repeat(32)]].concat());
+        let keep = "\nshared stores keep their blocks: `--shared-stores` removes them\n";
+        assert!(answer.code == 0 && answer.out.ends_with(keep), "{answer:?}");
         assert_eq!(files(directory.path(), "blue"), 50);
         lose_pool(&one, daemon, (client, worker));
         // A daemon that never saw the tenant.
@@ -188,7 +195,9 @@ fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
     let _daemon = serving(&other, &["--tier.fs.directories", path]);
     let answer = purge(&other, &["--namespace", &id_of("blue")]);
     assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
-    assert!(answer.out.starts_with("0 blocks, 0 B, were removed from the pool\n"), "{answer:?}");
+    let told = "0 blocks, 0 B, were removed from the pool\n\
+                this daemon has not seen this namespace; no tier of this host has a block of it now\n";
+    assert!(answer.out.starts_with(told), "{answer:?}");
 }
 
 #[test]

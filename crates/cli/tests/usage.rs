@@ -94,7 +94,13 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["purge", "--tenant", "a", "--namespace", "b"], "cannot be used with", "--help"),
         (&["purge", "--tenant", "a", "--timeout-seconds", "9"], "required arguments were not provided", "--help"),
         (&["purge", "--tenant", "a", "--shared-stores", "--timeout-seconds", "0"], "invalid value `0`", "--help"),
-        (&["purge", "--namespace", "12"], "`12` is not a namespace id", "`forebay inspect` lists"),
+        (&["purge", "--namespace", "12"], "`12` is not a namespace id", "at least four digits"),
+        (&["config", "--pool.capacity_bytes", "-1"], "`pool.capacity_bytes` cannot be `-1`", "a whole number with KiB"),
+        (&["config", "--pool.capacity_bytes", "99999999999GiB"], "`99999999999GiB`", "less than 16777216TiB"),
+        (&["bench", "ssd", "disk", "--size-bytes", "1MB"], "`--size-bytes` cannot be `1MB`", "a whole number with KiB"),
+        (&["bench", "ssd", "disk", "--capacity-bytes", "1"], "`--capacity-bytes` cannot be `1`", "it must be"),
+        (&["bench", "ssd", "disk", "--size-bytes", "1KiB"], "`--size-bytes` cannot be `1KiB`", "it must be"),
+        (&["bench", "copy", "--threads", "0"], "`--threads` cannot be `0`", "it must be"),
         (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
         (&["bench", "lookup", "--keys", "0"], "at least 1", "defaults"),
         (&["serve", "extra"], "`extra`", "--help"),
@@ -159,6 +165,17 @@ fn an_unknown_or_impossible_setting_stops_every_command_that_reads_settings() {
     run(&["serve", "--http.address", "0.0.0.0:80"])
         .assert_refused(2, "`http.address` cannot be `0.0.0.0:80` (from=`flag`)");
     run(&["serve", "--log.level", "forebay=loud"]).assert_refused(2, "`log.level` cannot be `forebay=loud`");
+}
+
+#[test]
+fn a_benchmark_without_its_server_and_a_trace_without_requests_say_what_to_do() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = closed.local_addr().unwrap().port();
+    drop(closed);
+    let (redis, peer) = (format!("redis://127.0.0.1:{port}"), format!("tcp://127.0.0.1:{port}"));
+    run(&["bench", "redis", &redis]).assert_refused(1, "refused");
+    run(&["bench", "transfer", "--connect", &peer]).assert_refused(1, "cannot connect to the peer");
+    run(&["simulate", "/dev/null", "--capacity", "1MiB"]).assert_refused(1, "no requests");
 }
 
 #[test]

@@ -80,7 +80,8 @@ pub fn read_lines(name: &str, mut input: impl BufRead, hints: Hints) -> Result<T
         }
     }
     if reading.trace.is_empty() {
-        return Err(Error::invalid("the trace has no requests"));
+        return Err(Error::invalid("the trace has no requests")
+            .hint("record one while engines ask the daemon: `forebay trace record FILE`"));
     }
     if reading.trace.accesses() == 0 {
         return Err(Error::invalid("the trace asks for no blocks"));

@@ -4,7 +4,7 @@ use forebay_device::bench::{CopyBench, Row, run as measure};
 use forebay_sim::chart;
 
 use super::plot::{Point, throughput};
-use super::print_report;
+use super::{demand, print_report};
 use crate::arguments::BenchCopy;
 use crate::failure::Failure;
 use crate::output::{Table, print, size};
@@ -12,6 +12,7 @@ use crate::output::{Table, print, size};
 pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
     let mut bench = CopyBench::default();
     bench.threads = arguments.threads.unwrap_or(bench.threads);
+    demand("--threads", bench.threads, bench.threads > 0, "be 1 or more")?;
     bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
     bench.working_set_bytes = arguments.working_set_bytes.unwrap_or(bench.working_set_bytes);
     let total = 3 * bench.shapes.len();

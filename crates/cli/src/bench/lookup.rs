@@ -6,7 +6,7 @@ use forebay_core::ErrorKind;
 use forebay_sim::chart;
 
 use super::plot::{Point, latency};
-use super::print_report;
+use super::{Interruption, print_report};
 use crate::arguments::BenchLookup;
 use crate::failure::Failure;
 use crate::output::{Table, print};
@@ -15,7 +15,16 @@ use crate::serve::runtime;
 pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
     let BenchLookup { socket_directory, keys, rounds, plot, json } = arguments;
     let bench = LookupBench { socket_directory: socket_directory.clone(), keys: keys.clone(), rounds: *rounds };
-    let rows = runtime()?.block_on(measure(&bench)).map_err(|error| match error.kind() {
+    // Dropping the measurement ends the private daemon.
+    let rows = runtime()?.block_on(async {
+        let interruption = Interruption::listen()?;
+        tokio::select! {
+            biased;
+            error = interruption.come() => Err(error),
+            rows = measure(&bench) => rows,
+        }
+    });
+    let rows = rows.map_err(|error| match error.kind() {
         ErrorKind::Invalid => Failure::Usage(error),
         _ => Failure::from(error),
     })?;

@@ -6,7 +6,7 @@ use forebay_sim::chart;
 use serde_json::{Value, json};
 
 use super::plot::{Point, throughput};
-use super::print_report;
+use super::{hinted, print_report};
 use crate::arguments::BenchRedis;
 use crate::failure::Failure;
 use crate::output::{Table, print, size};
@@ -22,7 +22,8 @@ pub fn run(arguments: &BenchRedis) -> Result<(), Failure> {
         done += 1;
         let speed = row.gb_per_s();
         eprintln!("{done:>2} of {total}: {} {}, {speed:.2} GB/s", direction(row), size(row.size_bytes));
-    })?;
+    })
+    .map_err(|error| hinted(error, "check the server and its URL, `redis://HOST:PORT`"))?;
     match arguments.json {
         true => print_report("redis", &to_json(&report)),
         false => print(&table(&report)),

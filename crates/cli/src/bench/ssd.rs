@@ -1,14 +1,19 @@
 //! `forebay bench ssd`: the SSD tier against fio, or plain direct I/O, on the same file in the same run.
 
+use forebay_core::PAGE_BYTES;
+use forebay_daemon::config::Bytes;
 use forebay_io::ssd::bench::{BenchConfig, Direction, Row, run as measure};
 use forebay_sim::chart;
 use serde_json::{Value, json};
 
 use super::plot::{Point, throughput};
-use super::print_report;
+use super::{demand, on_thread, print_report};
 use crate::arguments::BenchSsd;
 use crate::failure::Failure;
 use crate::output::{Table, print, size};
+
+/// Sixteen of the smallest segments.
+const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
 pub fn run(arguments: &BenchSsd) -> Result<(), Failure> {
     let mut config = BenchConfig::new(arguments.path.clone());
@@ -21,13 +26,26 @@ pub fn run(arguments: &BenchSsd) -> Result<(), Failure> {
     config.capacity_bytes = arguments.capacity_bytes.unwrap_or(config.capacity_bytes);
     config.run_bytes = arguments.run_bytes.unwrap_or(config.run_bytes);
     config.pairs = arguments.pairs.unwrap_or(config.pairs);
+    for bytes in &config.sizes_bytes {
+        demand("--size-bytes", Bytes(*bytes), *bytes >= PAGE_BYTES, "be 4KiB or more")?;
+    }
+    let capacity_bytes = config.capacity_bytes;
+    demand("--capacity-bytes", Bytes(capacity_bytes), capacity_bytes >= MIN_CAPACITY_BYTES, "be 16MiB or more")?;
     let total = config.directions.len() * config.sizes_bytes.len() * config.depths.len();
     let mut done = 0;
-    let rows = measure(&config, |row| {
+    let tell = move |row: &Row| {
         done += 1;
         let (name, size) = (direction(row), size(row.size_bytes));
         eprintln!("{done:>2} of {total}: {name} {size} x {}, {:.2} x {}", row.depth, row.ratio(), row.baseline);
-    })?;
+    };
+    let (path, was_there) = (config.path.clone(), config.path.exists());
+    let remove = || {
+        // A file that was there before is not the benchmark's.
+        if !was_there {
+            let _ = std::fs::remove_file(path);
+        }
+    };
+    let rows = on_thread(move || measure(&config, tell), remove)?;
     match arguments.json {
         true => print_report("ssd", &rows.iter().map(to_json).collect::<Vec<_>>()),
         false => print(&table(&rows)),

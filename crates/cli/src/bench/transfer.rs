@@ -9,7 +9,7 @@ use forebay_fabric::{Address, Options, Secret};
 use forebay_sim::chart;
 
 use super::plot::{Point, throughput};
-use super::print_report;
+use super::{hinted, print_report};
 use crate::arguments::BenchTransfer;
 use crate::failure::Failure;
 use crate::output::{Table, print, size};
@@ -36,7 +36,10 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     };
     let mut rows = Vec::new();
     match &arguments.connect {
-        Some(address) => rows = measure(&bench, &Address::parse(address)?, &mut tell)?,
+        Some(address) => {
+            let hint = "start `forebay bench transfer --listen` at this address, and measure again";
+            rows = measure(&bench, &Address::parse(address)?, &mut tell).map_err(|error| hinted(error, hint))?;
+        }
         None => {
             for transport in transports {
                 let other = Other::start(transport)?;

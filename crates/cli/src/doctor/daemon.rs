@@ -33,6 +33,8 @@ pub struct Findings {
     pub holdings: Option<Holdings>,
     /// None without a daemon.
     pub tiers: Option<Vec<TierInfo>>,
+    /// Whether somebody listens there, and does not answer: a daemon that may have what it is configured to use.
+    pub is_silent: bool,
 }
 
 /// Asks the daemon whose sockets lie in the configured directory. If there is none: whether one could listen here.
@@ -50,14 +52,14 @@ pub async fn examine(config: &Config) -> Findings {
     };
     if check.verdict != super::Verdict::Ok {
         let checks = vec![check, users(&config.socket.allow_uids), http(config.http.address).await];
-        return Findings { checks, holdings: None, tiers: None };
+        return Findings { checks, holdings: None, tiers: None, is_silent: false };
     }
     let mut client = client::connect(directory);
     let reply = match client.inspect().await {
         Ok(reply) => reply,
         Err(error) => {
             let checks = vec![check, Check::failed("daemon", &error)];
-            return Findings { checks, holdings: None, tiers: None };
+            return Findings { checks, holdings: None, tiers: None, is_silent: error.kind() == ErrorKind::Timeout };
         }
     };
     let holdings = Holdings {
@@ -68,7 +70,7 @@ pub async fn examine(config: &Config) -> Findings {
     let engines = engines(&reply.sessions);
     let [versions, self_test] = self_test(directory, &reply.classes).await;
     let checks = vec![check, versions, self_test, engines, limits(&reply.users)];
-    Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers) }
+    Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers), is_silent: false }
 }
 
 /// `connected` is what came of an attempt to connect to `path`.

@@ -65,7 +65,8 @@ fn memlock(limit_bytes: Option<u64>, may_pin_all: bool, to_pin_bytes: u64) -> Ch
                 size(limit),
                 size(to_pin_bytes)
             ),
-            "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit",
+            "run `ulimit -l unlimited` before `forebay serve`, or set `LimitMEMLOCK=infinity` in its unit; only root \
+             raises the hard limit (`ulimit -Hl`), for example in `/etc/security/limits.conf`",
         ),
     }
 }

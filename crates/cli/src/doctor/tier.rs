@@ -33,6 +33,18 @@ pub fn checks(config: &Config, running: Option<&[TierInfo]>) -> Vec<Check> {
     }
 }
 
+/// Beside a daemon that does not answer: it has this host's disks, and shared stores are judged without it.
+pub fn unjudged(config: &Config) -> Vec<Check> {
+    let judged = |tier: &dyn TierSpec| match tier.capabilities().is_shared {
+        true => examined(tier),
+        false => {
+            let says = "not examined: the daemon that does not answer may use the disks";
+            vec![Check::warn(tier.name(), says, "run `forebay doctor` again when the daemon answers or has ended")]
+        }
+    };
+    config.configured_tiers().flat_map(judged).collect()
+}
+
 /// Whether blocks move between the pool and disks of this host.
 pub fn has_disks(config: &Config, running: Option<&[TierInfo]>) -> bool {
     match running {

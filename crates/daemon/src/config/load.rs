@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 use super::check::first_unmet;
 use super::names::{check_names, find, key_of, unknown_key};
-use super::{Config, Key};
+use super::{Bytes, Config, Key, Setting};
 
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]
@@ -108,9 +108,11 @@ impl Loaded {
         if !self.config.set(key, value) {
             let shown = || value.as_str().map_or_else(|| value.to_string(), str::to_string);
             let shown = if key.is_secret { "***".to_string() } else { shown() };
-            return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name))
-                .with("from", origin)
-                .hint(format!("give {}", key.kind)));
+            let hint = match key.kind == Bytes::KIND && Bytes::is_too_large(value) {
+                true => "it is too large: give less than 16777216TiB".to_string(),
+                false => format!("give {}", key.kind),
+            };
+            return Err(Error::invalid(format!("`{}` cannot be `{shown}`", key.name)).with("from", origin).hint(hint));
         }
         self.came_from(key, origin)
     }

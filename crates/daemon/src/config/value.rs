@@ -29,6 +29,15 @@ pub struct Bytes(pub u64);
 
 const UNITS: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
 
+impl Bytes {
+    /// Whether the value is written as a size is, and 64 bits cannot count its bytes.
+    pub(super) fn is_too_large(value: &Value) -> bool {
+        let Some(text) = value.as_str().filter(|_| Bytes::read(value).is_none()) else { return false };
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        digits > 0 && UNITS.iter().any(|(name, _)| *name == text[digits..].trim_start())
+    }
+}
+
 impl fmt::Display for Bytes {
     /// In the largest unit that divides the size, so that no digit is lost.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

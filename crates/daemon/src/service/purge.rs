@@ -15,11 +15,12 @@ use crate::tasks::purge_shared::{Emptied, Emptying};
 pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply> {
     let mut reply = PurgeReply { reached_stores: request.shared_stores, ..PurgeReply::default() };
     let mut purged = Vec::new();
-    let (ids, stores, known) = shared.event(|state| -> Result<_> {
+    let (ids, stores, known, removed_before) = shared.event(|state| -> Result<_> {
         let ids = named(state, &request)?;
         let is_known = |id: &NamespaceId| state.knows(*id);
         let known: Vec<NamespaceId> = ids.iter().copied().filter(is_known).collect();
         let stores = request.shared_stores.then(|| begin(state, shared, &request, &ids)).transpose()?;
+        let removed_before = state.tiers.purged_blocks();
         for id in &ids {
             let Some((gone, old, new)) = state.core.purge(*id) else {
                 // Nobody has opened it since the pool was made. Its blocks may be on the disks all the same.
@@ -31,7 +32,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
             reply.purged_bytes += gone.bytes;
             purged.push(old);
         }
-        Ok((ids, stores, known))
+        Ok((ids, stores, known, removed_before))
     })?;
     shared.work_off().await;
     let emptied = async {
@@ -48,6 +49,9 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
     let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, is_of_tenant, wait), emptied);
     let (purging, unnamed) = {
         let state = shared.lock();
+        // Of a purge at the same time too: the tiers count for all.
+        let removed = state.tiers.purged_blocks().saturating_sub(removed_before);
+        reply.disk_blocks = state.tiers.has_own_disks().then_some(removed);
         // Looked for only now: a tier that was being opened when the purge began had told of nothing.
         (state.tiers.purging(&ids), if is_of_tenant { unnamed(&state, &ids) } else { Vec::new() })
     };

@@ -236,10 +236,9 @@ impl Client {
         self.ask_without_session(async |mut rpc: Rpc| rpc.frame(request.clone()).await).await
     }
 
-    /// Streams all later lookups until the stream is dropped. No session, no deadline.
+    /// Streams all later lookups until the stream is dropped. No session. The deadline is for the beginning.
     pub async fn record(&mut self) -> Result<Streaming<proto::Recorded>> {
-        let mut rpc = connect(&self.directory, self.deadline).await?;
-        rpc.record(proto::RecordRequest {}).await.map(Response::into_inner).map_err(from_status)
+        self.ask_without_session(async |mut rpc: Rpc| rpc.record(proto::RecordRequest {}).await).await
     }
 
     fn block_bytes(&self, namespace: u32, group: u32) -> Result<u64> {
