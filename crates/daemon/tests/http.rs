@@ -35,6 +35,8 @@ impl Source for Daemon {
             is_recovered: true,
             populated_bytes: 8 << 20,
             needed_bytes: 2 << 20,
+            capacity_bytes: 8 << 20,
+            lacks_memory: None,
             is_draining: self.is_draining.load(Ordering::Relaxed),
             tiers: Vec::new(),
         }
