@@ -177,8 +177,8 @@ fn namespaces(reply: &AdviseReply) -> String {
         table.row([
             share.name.chars().take(16).collect(),
             percent(ratio(keys, all)),
-            percent(ratio(hits, keys)),
-            percent(ratio(optimum_hits, keys)),
+            known(hits, keys),
+            known(optimum_hits, keys),
             gain(at(&share.curve, 2 * reply.capacity_bytes), at(&share.curve, reply.capacity_bytes)),
             gain(largest, nearest(&share.disk_curve, reply.disk_bytes)),
         ]);
@@ -238,6 +238,11 @@ fn ceiling(window: &WindowInfo) -> f64 {
 
 fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
+}
+
+/// Of nothing, nothing is known.
+fn known(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".to_string() } else { percent(ratio(part, whole)) }
 }
 
 fn percent(ratio: f64) -> String {
@@ -300,6 +305,8 @@ mod tests {
             namespaces: vec![
                 share("0123456789abcdef0123456789abcdef", sampled(40_000, 24_000, 30_000), 0.1),
                 share("others", sampled(25_536, 3000, 6000), 0.02),
+                // Of which the daemon has seen nothing lately.
+                ShareInfo { curve: Vec::new(), disk_curve: Vec::new(), ..share("idle", sampled(0, 0, 0), 0.0) },
             ],
             disk_bytes: 400 << 30,
             shared_stores: vec!["redis".to_string()],

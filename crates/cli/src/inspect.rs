@@ -94,7 +94,8 @@ fn to_text(reply: &InspectReply) -> String {
 }
 
 fn summary(reply: &InspectReply) -> String {
-    let free_bytes = reply.capacity_bytes.saturating_sub(reply.used_bytes);
+    // There is no memory behind the rest of the capacity, or not yet.
+    let free_bytes = reply.populated_bytes.saturating_sub(reply.used_bytes);
     let hits = match reply.keys {
         0 => "no key was looked up yet".to_string(),
         keys => format!("{:.1} % of {keys} keys were hits", 100.0 * reply.hits as f64 / keys as f64),
@@ -134,7 +135,8 @@ fn pool(reply: &InspectReply) -> String {
     let sizes = [
         ("capacity", reply.capacity_bytes),
         ("populated", reply.populated_bytes),
-        ("huge pages", reply.huge_bytes),
+        // While the pool is being populated, pages are there before the unit they belong to is.
+        ("huge pages", reply.huge_bytes.min(reply.populated_bytes)),
         ("pinned", reply.pinned_bytes),
         ("fenced", reply.fenced_bytes),
     ];
@@ -144,6 +146,9 @@ fn pool(reply: &InspectReply) -> String {
     };
     sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), shown(name, bytes)]));
     table.row(["saved".to_string(), saved(reply.saved_tokens, reply.saved_prefill_us)]);
+    if !reply.pool_trouble.is_empty() {
+        table.row(["trouble".to_string(), reply.pool_trouble.escape_debug().to_string()]);
+    }
     table.render("")
 }
 
@@ -178,7 +183,7 @@ fn tier_text(tier: &TierInfo) -> String {
         ">stored",
         ">promoted",
         ">hits",
-        ">evicted",
+        ">removed",
         ">touched",
         ">lost",
         ">loading",
@@ -186,8 +191,10 @@ fn tier_text(tier: &TierInfo) -> String {
         ">waiting",
         ">late",
     ]);
+    // Who else writes to a shared store is not known, so neither is what is in it.
+    let blocks = if tier.stores.is_empty() { tier.blocks.to_string() } else { "-".to_string() };
     table.row([
-        tier.blocks.to_string(),
+        blocks,
         tier.stored_blocks.to_string(),
         tier.promoted_blocks.to_string(),
         tier.hits.to_string(),
@@ -352,6 +359,7 @@ fn to_json(reply: &InspectReply) -> Value {
         "huge_bytes": reply.huge_bytes,
         "pinned_bytes": reply.pinned_bytes,
         "fenced_bytes": reply.fenced_bytes,
+        "pool_trouble": reply.pool_trouble,
         "saved_tokens": reply.saved_tokens,
         "saved_prefill_us": reply.saved_prefill_us,
         "namespaces": reply.namespaces.iter().map(namespace_json).collect::<Vec<_>>(),
@@ -586,6 +594,7 @@ mod tests {
             keys: 3000,
             hits: 2000,
             used_bytes: 1298 * 196_608,
+            pool_trouble: "2048 MiB of 4096 MiB populated: no memory for the rest".to_string(),
             users: vec![
                 UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },
                 UserInfo {
@@ -612,6 +621,20 @@ mod tests {
         reply.sessions.reverse();
         sort(&mut reply);
         assert_eq!(to_text(&reply), text);
+    }
+
+    #[test]
+    fn what_is_free_has_memory_and_huge_pages_are_no_more_than_there_are_pages() {
+        let reply = InspectReply {
+            capacity_bytes: 60 << 20,
+            populated_bytes: 32 << 20,
+            used_bytes: 30 << 20,
+            huge_bytes: 34 << 20,
+            ..InspectReply::default()
+        };
+        let text = to_text(&reply);
+        assert!(text.contains("30.0 MiB of 60.0 MiB are used, 2.0 MiB are free"), "{text}");
+        assert!(text.contains("huge pages  32.0 MiB"), "{text}");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 mod command;
 mod support;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use command::{Answer, forebay, run};
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Daemon, Place, engine, wait_until};
+use support::{Client, Daemon, Place, engine, wait_until};
 
 fn health(place: &Place, more: &[&str]) -> Answer {
     let sockets = place.sockets();
@@ -47,6 +49,31 @@ fn a_daemon_that_drains_is_alive_and_not_ready() {
     let answer = health(&place, &[]);
     assert!(answer.out.starts_with("not ready\n") && answer.out.contains("\nfail drain: "), "{answer:?}");
     assert_eq!(health(&place, &["--live"]).code, 0);
+}
+
+/// The memory of a pool that was replaced is had again when its last worker lets go of it.
+#[test]
+fn memory_that_cannot_be_had_is_told_and_asked_for_again_until_it_is_there() {
+    let place = Place::new();
+    let arguments = ["--pool.capacity_bytes", "16MiB", "--pool.huge_pages", "off"];
+    let daemon = Daemon::start(&place, &arguments);
+    let (client, worker) = engine(&place, "a", 4096);
+    daemon.kill();
+    drop(client);
+    let mapping = worker.detach();
+    let table = File::options().write(true).open(place.pool().join("table")).expect("a table");
+    table.write_all_at(b"?", 0).expect("it is damaged");
+
+    let _daemon = Daemon::start(&place, &arguments);
+    let watcher = Client::open(&place, "watcher", 0);
+    let told = "0 MiB of 16 MiB populated: workers still map the pool that was replaced";
+    wait_until("it is told", || health(&place, &[]).out.contains(&format!("\nfail pool: {told}")));
+    let reply = watcher.inspect();
+    assert!(reply.populated_bytes == 0 && reply.pool_trouble.starts_with(told), "{reply:?}");
+    drop(mapping);
+    wait_until("there is memory again", || watcher.inspect().populated_bytes == 16 << 20);
+    assert_eq!(watcher.inspect().pool_trouble, "");
+    assert_eq!(health(&place, &[]).code, 0);
 }
 
 #[test]

@@ -22,6 +22,9 @@ pub struct Health {
     pub populated_bytes: u64,
     /// What must be populated before the first block can be stored.
     pub needed_bytes: u64,
+    pub capacity_bytes: u64,
+    /// Why the rest of the pool is not populated; nothing while it is being populated, or is.
+    pub lacks_memory: Option<String>,
     pub is_draining: bool,
     /// Of each tier below the pool: its name, its state, and why. None of them is needed to serve.
     pub tiers: Vec<TierHealth>,
@@ -73,6 +76,8 @@ impl Health {
             is_recovered: state.is_recovered,
             populated_bytes: state.core.populated_bytes(),
             needed_bytes: state.table.pool().geometry().unit_bytes,
+            capacity_bytes: state.core.capacity_bytes(),
+            lacks_memory: state.lacks_memory.clone(),
             is_draining: state.is_draining,
             tiers: state.tiers.reports(&state.core).iter().map(told).collect(),
         }
@@ -85,7 +90,6 @@ impl Health {
 
     /// If one of these fails, engines should be sent elsewhere, or wait.
     pub fn ready(&self) -> Vec<Check> {
-        let Health { populated_bytes, needed_bytes, .. } = self;
         let serving = if self.is_draining { "draining: no new slots and leases are granted" } else { "not draining" };
         let index = if self.is_recovered { "complete" } else { "still being read from the pool" };
         let tiers = self.tiers.iter().map(|tier| {
@@ -98,15 +102,32 @@ impl Health {
         let mut checks = vec![
             self.core(),
             check("index", self.is_recovered, index.to_string()),
-            check(
-                "pool",
-                populated_bytes >= needed_bytes,
-                format!("{} MiB populated, {} needed", populated_bytes >> 20, needed_bytes >> 20),
-            ),
+            self.pool(),
             check("drain", !self.is_draining, serving.to_string()),
         ];
         checks.extend(tiers);
         checks
+    }
+
+    fn pool(&self) -> Check {
+        let Health { populated_bytes, needed_bytes, .. } = *self;
+        let why = match self.without_memory() {
+            Some(why) => why,
+            None => format!("{} MiB populated, {} needed", populated_bytes >> 20, needed_bytes >> 20),
+        };
+        let finding = match (populated_bytes >= needed_bytes, &self.lacks_memory) {
+            (false, _) => Finding::Fails,
+            // A smaller pool serves as any other.
+            (true, Some(_)) => Finding::Impaired,
+            (true, None) => Finding::Holds,
+        };
+        Check { name: "pool", finding, why }
+    }
+
+    /// How much of the pool there is, and why not all, if the rest cannot be had.
+    pub(crate) fn without_memory(&self) -> Option<String> {
+        let why = self.lacks_memory.as_ref()?;
+        Some(format!("{} MiB of {} MiB populated: {why}", self.populated_bytes >> 20, self.capacity_bytes >> 20))
     }
 
     fn core(&self) -> Check {
@@ -151,6 +172,8 @@ mod tests {
         is_recovered: true,
         populated_bytes: 2 << 20,
         needed_bytes: 2 << 20,
+        capacity_bytes: 60 << 20,
+        lacks_memory: None,
         is_draining: false,
     };
 
@@ -170,6 +193,20 @@ mod tests {
             assert_eq!(failing(health.ready()), [name]);
             assert_eq!(failing(health.live()).is_empty(), name != "core", "{health:?}");
         }
+    }
+
+    #[test]
+    fn a_pool_without_memory_for_all_of_itself_warns_and_one_without_any_fails() {
+        for (populated_bytes, finding) in [(32 << 20, Finding::Impaired), (0, Finding::Fails)] {
+            let lacks_memory = Some("no memory for the rest".to_owned());
+            let checks = Health { populated_bytes, lacks_memory, ..WELL }.ready();
+            let pool = checks.iter().find(|check| check.name == "pool").expect("there is one");
+            let why = format!("{} MiB of 60 MiB populated: no memory for the rest", populated_bytes >> 20);
+            assert_eq!((pool.finding, &pool.why), (finding, &why));
+        }
+        // It is being populated.
+        let checks = Health { populated_bytes: 32 << 20, ..WELL }.ready();
+        assert!(checks.iter().all(|check| check.finding == Finding::Holds), "{checks:?}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 pub use host::Hosts;
+use host::Meant;
 use places::Places;
 
 use crate::config::HttpAddress;
@@ -130,6 +131,7 @@ async fn answer(request: &Request<Incoming>, hosts: &Hosts, source: &impl Source
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET is supported\n".to_string());
     }
+    let meant = hosts.meant(request.headers());
     match request.uri().path() {
         "/metrics" => match source.snapshot().await {
             Ok(snapshot) => {
@@ -138,7 +140,10 @@ async fn answer(request: &Request<Incoming>, hosts: &Hosts, source: &impl Source
             }
             Err(error) => response(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{error}\n")),
         },
-        "/" | "/frame.json" if !hosts.are_meant(request.headers()) => {
+        "/" | "/frame.json" if meant == Meant::Ambiguous => {
+            response(StatusCode::BAD_REQUEST, TEXT, SEVERAL_HOSTS.to_string())
+        }
+        "/" | "/frame.json" if meant == Meant::AnotherHost => {
             response(StatusCode::MISDIRECTED_REQUEST, TEXT, OTHER_HOST.to_string())
         }
         "/" => whole_page(),
@@ -162,6 +167,7 @@ static WRITING: Semaphore = Semaphore::const_new(1);
 const JSON: &str = "application/json";
 const OTHER_HOST: &str =
     "the request names another host: ask by address or `localhost`, or add the name to `http.hosts`\n";
+const SEVERAL_HOSTS: &str = "the request names more than one host: it must have one field `Host`\n";
 const FRAME_USAGE: &str = "the parameters of /frame.json are `boot`, a word, and `hour_last` and `day_last`, numbers\n";
 
 /// `None` if the query has something else than the fields of a request, which need no escapes.

@@ -45,6 +45,8 @@ pub struct State {
     pub next_connection: u64,
     pub is_recovered: bool,
     pub is_draining: bool,
+    /// Why the rest of the pool is not populated, and what to do; nothing while memory is being populated or is whole.
+    pub lacks_memory: Option<String>,
     pub started: Instant,
     pub last_tick: Instant,
     pub lookup_time: Histogram,
@@ -183,6 +185,7 @@ impl State {
             next_connection: 1,
             is_recovered: false,
             is_draining: false,
+            lacks_memory: None,
             started: Instant::now(),
             last_tick: Instant::now(),
             lookup_time: Histogram::default(),

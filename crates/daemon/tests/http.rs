@@ -35,6 +35,8 @@ impl Source for Daemon {
             is_recovered: true,
             populated_bytes: 8 << 20,
             needed_bytes: 2 << 20,
+            capacity_bytes: 8 << 20,
+            lacks_memory: None,
             is_draining: self.is_draining.load(Ordering::Relaxed),
             tiers: Vec::new(),
         }
@@ -161,6 +163,8 @@ async fn another_hosts_name_gets_neither_page_nor_frame_and_probes_go_by_any_nam
         }
         let without = format!("GET {path} HTTP/1.1\r\n\r\n");
         assert_eq!(status(&server.exchange(without.as_bytes()).await), "421");
+        let two = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n");
+        assert_eq!(status(&server.exchange(two.as_bytes()).await), "400");
     }
     for path in ["/metrics", "/livez", "/readyz"] {
         assert_eq!(status(&server.get_from("gpu-07.example", path).await), "200", "{path}");

@@ -45,6 +45,10 @@ pub fn draw(frame: &FrameReply, look: &Look, width: usize, height: usize) -> Vec
 
 fn header(frame: &FrameReply, look: &Look, width: usize) -> Line {
     let pool = frame.pool.unwrap_or_default();
+    let populated = match pool.populated_bytes < pool.capacity_bytes {
+        true => format!(", {} populated", size(pool.populated_bytes)),
+        false => String::new(),
+    };
     let huge = match pool.huge_bytes {
         Some(bytes) if bytes > 0 && bytes == pool.populated_bytes => ", all huge".to_owned(),
         Some(bytes) => format!(", {} huge", size(bytes)),
@@ -52,7 +56,7 @@ fn header(frame: &FrameReply, look: &Look, width: usize) -> Line {
     };
     let engines = frame.engines.iter().filter(|engine| engine.ranks > 0 && engine.state != "gone").count() as u64;
     let text = format!(
-        "  {}  up {}  pool {}{huge}  {}",
+        "  {}  up {}  pool {}{populated}{huge}  {}",
         name(&frame.host),
         uptime(frame.uptime_seconds),
         size(pool.capacity_bytes),

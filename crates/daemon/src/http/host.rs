@@ -4,10 +4,19 @@
 //! rebinding). The browser then shows the answer to that page. Such a request names the other site, so the daemon
 //! answers only to addresses, `localhost` and the names of `http.hosts`.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use forebay_core::{Error, Result};
 use hyper::header::{HOST, HeaderMap};
+
+/// Of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Meant {
+    ThisDaemon,
+    AnotherHost,
+    /// More than one `Host`: whoever forwarded the request may have gone by another than this daemon would.
+    Ambiguous,
+}
 
 /// Names of this daemon, besides its addresses.
 pub struct Hosts(Vec<String>);
@@ -23,20 +32,33 @@ impl Hosts {
         }
     }
 
-    pub(super) fn are_meant(&self, headers: &HeaderMap) -> bool {
-        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        host.is_some_and(|host| self.have(host))
+    pub(super) fn meant(&self, headers: &HeaderMap) -> Meant {
+        let mut hosts = headers.get_all(HOST).iter();
+        let host = hosts.next().and_then(|host| host.to_str().ok());
+        match (hosts.next(), host.is_some_and(|host| self.have(host))) {
+            (Some(_), _) => Meant::Ambiguous,
+            (None, true) => Meant::ThisDaemon,
+            (None, false) => Meant::AnotherHost,
+        }
     }
 
-    /// `host` may have a port.
+    /// `host` may have a port, and a name a dot at its end.
     fn have(&self, host: &str) -> bool {
         if let Some((address, port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-            return address.parse::<Ipv6Addr>().is_ok() && (port.is_empty() || port.starts_with(':'));
+            return address.parse::<Ipv6Addr>().is_ok()
+                && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port));
         }
-        let name = host.split_once(':').map_or(host, |(name, _)| name);
-        let is_same = |other: &str| other.eq_ignore_ascii_case(name);
-        name.parse::<IpAddr>().is_ok() || is_same("localhost") || self.0.iter().any(|other| is_same(other))
+        let (name, port) = host.split_once(':').unwrap_or((host, ""));
+        let absolute = name.strip_suffix('.').unwrap_or(name);
+        let is_same = |other: &str| other.eq_ignore_ascii_case(absolute);
+        let is_ours = name.parse::<Ipv4Addr>().is_ok() || is_same("localhost") || self.0.iter().any(|it| is_same(it));
+        is_ours && is_port(port)
     }
+}
+
+/// The port may be left out behind the colon, as URLs have it.
+fn is_port(port: &str) -> bool {
+    port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn is_name(name: &str) -> bool {
@@ -68,10 +90,21 @@ mod tests {
             ["127.0.0.1", "10.0.0.7:9477", "[::1]:9477", "[::1]", "localhost", "LocalHost:80", "Ops.Example.org:8"];
         let others =
             ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "[evil.example]:80", ":80"];
-        for host in ours {
+        let malformed = [
+            "localhost:80@evil.com",
+            "localhost@evil.com",
+            "127.0.0.1:80:80",
+            "localhost:abc",
+            "[::1]:abc",
+            "[::1]:80]",
+            "localhost..",
+            "127.0.0.1.",
+            ".",
+        ];
+        for host in ours.into_iter().chain(["localhost.", "ops.example.org.:8", "localhost:"]) {
             assert!(hosts.have(host), "{host}");
         }
-        for host in others.into_iter().chain(["[::1]evil", "ops.example.org.", "example.org"]) {
+        for host in others.into_iter().chain(malformed).chain(["[::1]evil", "example.org"]) {
             assert!(!hosts.have(host), "{host}");
         }
     }

@@ -148,7 +148,8 @@ fn never_falling(points: impl Iterator<Item = (u64, f64)>) -> Vec<(u64, f64)> {
     rising.collect()
 }
 
-/// Adds what the optimums of the pool, and of pool and disk, say by owner.
+/// Adds what the optimums of the pool, and of pool and disk, say by owner. No curve is above the ceiling then, and a
+/// namespace that the sample does not have has none.
 pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; OWNERS]>; 2]) {
     let pool = pool.unwrap_or([Sampled::default(); OWNERS]);
     estimates.all.sampled = pool.into_iter().sum();
@@ -156,7 +157,25 @@ pub(super) fn fill(estimates: &mut Estimates, [pool, below]: [Option<[Sampled; O
     for (owner, share) in estimates.namespaces.iter_mut().enumerate() {
         share.sampled = pool[owner];
         share.sampled_tiers = below.map(|below| below[owner]);
+        if share.sampled.asked == 0 {
+            // What a curve remembers of it is older than all that it is told beside.
+            (share.curve, share.disk_curve) = (Vec::new(), Vec::new());
+        }
     }
+    if let Some(ceiling) = ceiling(estimates) {
+        let Share { curve, disk_curve, .. } = &mut estimates.all;
+        curve.iter_mut().chain(disk_curve).for_each(|(_, ratio)| *ratio = ratio.min(ceiling));
+    }
+}
+
+/// What no capacity can hit more than. A curve may exceed it by itself: it is of another sample, a small one, and
+/// forgets the first misses of its keys as it fades. The sample reaches back sixteen times the present capacity, which
+/// is too little to know what the largest capacities could hit; the day knows it.
+fn ceiling(estimates: &Estimates) -> Option<f64> {
+    let Sampled { asked, again, .. } = estimates.all.sampled;
+    let of_sample = (asked > 0).then(|| again as f64 / asked as f64)?;
+    let of_day = estimates.windows.last().copied().flatten().and_then(|day| day.ceiling());
+    Some(of_day.map_or(of_sample, |of_day| of_day.max(of_sample)))
 }
 
 #[cfg(test)]
@@ -193,6 +212,7 @@ pub(super) fn seen(namespace: u32, first: u64, count: u64, hits: usize) -> Seen 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_insight::ceiling::Estimate;
 
     fn estimates(analysis: &mut Analysis) -> Estimates {
         let (mut estimates, optimums) = analysis.estimates();
@@ -247,6 +267,30 @@ mod tests {
         assert_eq!((others.asked, others.again), (20 * 25, 0));
         assert_eq!(namespaces.iter().map(|share| share.sampled).sum::<Sampled>(), all.sampled);
         assert!(namespaces[0].curve[1].1 > 0.45 && namespaces[1].curve[1].1 == 0.0);
+    }
+
+    #[test]
+    fn no_curve_is_above_the_ceiling_and_what_the_sample_lacks_has_no_curve() {
+        let points = || vec![(1, 0.5), (2, 1.0)];
+        let share = || Share { curve: points(), disk_curve: points(), ..Share::default() };
+        let filled = |day: Option<Estimate>| {
+            let namespaces = vec![share(), share()];
+            let mut estimates = Estimates { windows: [None, None, day], all: share(), namespaces, left_out: 0 };
+            let mut sampled = [Sampled::default(); OWNERS];
+            sampled[0] = Sampled { asked: 1000, again: 931, hits: 900, optimum_hits: 931 };
+            fill(&mut estimates, [Some(sampled), None]);
+            estimates
+        };
+        let estimates = filled(None);
+        assert_eq!(
+            (&estimates.all.curve, &estimates.all.disk_curve),
+            (&vec![(1, 0.5), (2, 0.931)], &estimates.all.curve)
+        );
+        let [asked, idle] = &estimates.namespaces[..] else { panic!("two were given") };
+        assert_eq!((asked.curve.len(), idle.curve.len(), idle.disk_curve.len()), (2, 0, 0));
+        // More than the sample knows.
+        let day = Estimate { window_us: 1, asked: 100, different: 4.0 };
+        assert_eq!(filled(Some(day)).all.curve, [(1, 0.5), (2, 0.96)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The call that reports what the daemon holds.
 
-use forebay_core::tier::Health;
+use forebay_core::tier::Health as Judged;
 use forebay_core::{Instance, Result};
 use forebay_io::StoreReport;
 use forebay_io::ssd::DiskReport;
@@ -11,6 +11,7 @@ use forebay_rpc::proto::{
 use tokio::sync::Semaphore;
 
 use crate::clients::{Clients, UserReport};
+use crate::health::Health;
 use crate::instances::Member;
 use crate::state::{Shared, State};
 use crate::tiers::PurgeReport;
@@ -41,6 +42,7 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             hits: state.core.stats().hits,
             users,
             used_bytes: state.core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
+            pool_trouble: Health::of(state).without_memory().unwrap_or_default(),
         }
     }))
 }
@@ -131,7 +133,7 @@ fn purge(report: &PurgeReport) -> Option<TierPurge> {
 fn store(report: &StoreReport) -> StoreInfo {
     StoreInfo {
         name: report.name.clone(),
-        is_healthy: report.health == Health::Healthy,
+        is_healthy: report.health == Judged::Healthy,
         trouble: report.trouble.clone().unwrap_or_default(),
         refuses_writes: report.refuses_writes.clone().unwrap_or_default(),
         connections: report.connections,

@@ -1,20 +1,30 @@
 //! Populates the pool's memory, unit by unit, on a thread of its own: the daemon serves from the first unit on. The
 //! thread has low priority; a task of the deciding thread tells the core.
+//!
+//! Where there is no memory for a unit, the daemon serves with what it has, says so, and tries again for as long as it
+//! runs.
 
-use forebay_core::Result;
+use std::time::Duration;
+
+use forebay_core::{Error, ErrorKind};
 use tokio::sync::mpsc;
 
-use crate::state::Shared;
+use crate::state::{Shared, State};
 use crate::{turns, vital};
+
+/// Between two attempts at the same unit, each of which reads about ten small files.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// What the thread tells the core.
 enum Populated {
     Unit(u32),
-    /// All that can be had, and the huge pages of it.
-    All(Result<u64>),
+    /// The next unit cannot be had for now.
+    Not(Error),
+    /// All units, with so many bytes on huge pages.
+    All(u64),
 }
 
-/// Starts the thread. It ends when all units are there, one cannot be had, or the daemon is gone.
+/// Starts the thread. It ends when all units are there, or the daemon is gone.
 pub fn start(shared: &Shared) {
     let (pool, shared) = (shared.lock().table.pool().clone(), shared.clone());
     let units = pool.geometry().units;
@@ -22,27 +32,45 @@ pub fn start(shared: &Shared) {
     let (populated, mut news) = mpsc::channel(4);
     let run = move || {
         vital::lower();
-        let outcome = (0..units).try_for_each(|unit| {
-            pool.populate_unit(unit)?;
+        for unit in 0..units {
+            while let Err(error) = pool.populate_unit(unit) {
+                if populated.blocking_send(Populated::Not(error)).is_err() {
+                    return;
+                }
+                std::thread::sleep(PAUSE);
+            }
             // Nobody is there any more: the daemon ends.
-            let _ = populated.blocking_send(Populated::Unit(unit));
-            Ok(())
-        });
-        let outcome = outcome.map(|()| pool.huge_page_report().map_or(0, |report| report.huge_bytes));
-        let _ = populated.blocking_send(Populated::All(outcome));
+            if populated.blocking_send(Populated::Unit(unit)).is_err() {
+                return;
+            }
+        }
+        let huge_bytes = pool.huge_page_report().map_or(0, |report| report.huge_bytes);
+        let _ = populated.blocking_send(Populated::All(huge_bytes));
     };
     std::thread::Builder::new().name("populate".into()).spawn(run).expect("the system starts a thread");
     turns::spawn(async move {
         while let Some(news) = news.recv().await {
             match news {
-                Populated::Unit(unit) => shared.event(|state| state.core.populate(unit)),
-                Populated::All(Ok(huge_bytes)) => tracing::info!(units, huge_bytes, "the pool is populated"),
-                Populated::All(Err(error)) => {
-                    let hint = error.hint_text().unwrap_or("lower `pool.capacity_bytes`").to_owned();
-                    let what = "cannot populate more of the pool; serving with the memory that it has";
-                    tracing::error!(%error, hint, "{what}");
-                }
+                Populated::Unit(unit) => shared.event(|state| {
+                    state.core.populate(unit);
+                    state.lacks_memory = None;
+                }),
+                Populated::Not(error) => shared.event(|state| note(state, &error)),
+                Populated::All(huge_bytes) => tracing::info!(units, huge_bytes, "the pool is populated"),
             }
         }
+    });
+}
+
+/// The log tells of it once, not at each attempt.
+fn note(state: &mut State, error: &Error) {
+    let hint = error.hint_text().unwrap_or("lower `pool.capacity_bytes`");
+    if state.lacks_memory.is_none() {
+        let what = "cannot populate more of the pool; serving with the memory that it has, and trying again";
+        tracing::error!(%error, hint, "{what}");
+    }
+    state.lacks_memory = Some(match error.kind() {
+        ErrorKind::Full => "no memory for the rest; free memory where `pool.directory` lies".to_owned(),
+        _ => format!("{error}; {hint}"),
     });
 }

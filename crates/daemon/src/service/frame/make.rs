@@ -321,7 +321,7 @@ fn windows(past: &Past, estimates: &Estimates) -> Vec<FrameWindow> {
         seconds: short(sum.seconds),
         keys: sum.keys,
         hit_ratio: ratio(sum.hits, sum.keys).map(short),
-        ceiling_ratio: ceiling.map(short),
+        ceiling_ratio: ceiling_above(ceiling, ratio(sum.hits, sum.keys)).map(short),
     };
     let ceilings = estimates.windows.iter().map(|window| window.as_ref()?.ceiling());
     WINDOWS.into_iter().zip(windows::sums(past)).zip(ceilings).map(window).collect()
@@ -410,6 +410,12 @@ fn namespaces(state: &State, estimates: &Estimates) -> (Vec<FrameNamespace>, Vec
     (namespaces, tenants, left_out)
 }
 
+/// The estimate of a ceiling may be seconds older than the hits beside it, and is none of exactly their time. What was
+/// hit could be hit.
+fn ceiling_above(ceiling: Option<f64>, hit: Option<f64>) -> Option<f64> {
+    ceiling.map(|ceiling| hit.map_or(ceiling, |hit| ceiling.max(hit)))
+}
+
 fn points(curve: &[(u64, f64)]) -> Vec<CurvePoint> {
     curve
         .iter()
@@ -420,4 +426,17 @@ fn points(curve: &[(u64, f64)]) -> Vec<CurvePoint> {
 /// To a ten-thousandth: enough for people, and short in JSON. The sum of nothing is -0.
 fn short(value: f64) -> f64 {
     (value * 10_000.0).round() / 10_000.0 + 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ceiling_of_a_window_is_not_below_its_hits() {
+        assert_eq!(ceiling_above(Some(0.909), Some(1.0)), Some(1.0));
+        assert_eq!(ceiling_above(Some(0.909), Some(0.5)), Some(0.909));
+        assert_eq!(ceiling_above(Some(0.909), None), Some(0.909));
+        assert_eq!(ceiling_above(None, Some(1.0)), None, "it is not estimated yet");
+    }
 }
