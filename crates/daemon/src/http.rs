@@ -237,6 +237,8 @@ mod fuzz {
                 is_recovered: true,
                 populated_bytes: 8 << 20,
                 needed_bytes: 2 << 20,
+                capacity_bytes: 8 << 20,
+                lacks_memory: None,
                 is_draining: false,
                 tiers: Vec::new(),
             }
