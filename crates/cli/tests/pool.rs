@@ -45,8 +45,9 @@ fn files_that_no_pool_made_are_left_alone() {
         let file = place.pool().join(name);
         fs::write(&file, "somebody's work").expect("a file");
         let mut refused = vec![remove(&place.pool())];
-        let pool = place.pool().display().to_string();
-        refused.push(run(&[&["serve", "--http.address", "", "--pool.directory", &pool], &CAPACITY[..]].concat()));
+        let [pool, sockets] = [place.pool(), place.sockets()].map(|path| path.display().to_string());
+        let places = ["--pool.directory", &pool, "--socket.directory", &sockets];
+        refused.push(run(&[&["serve", "--http.address", "off"], &places[..], &CAPACITY].concat()));
         for refused in refused {
             refused.assert_refused(1, "it has a file that Forebay did not make");
             assert!(refused.err.contains("hint: name another directory, or move the file away"), "{refused:?}");

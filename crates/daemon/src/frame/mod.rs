@@ -1,8 +1,8 @@
 //! What an operator asks, in one place: the history, and the frame that was made last.
 //!
 //! `sample` (counters at one moment) → `steps` (an hour and a day of them) → `windows` (their sums) and `answer` (a
-//! frame, with as much of the history as its reader lacks). `service/frame` reads the state, makes frames and hands them
-//! out.
+//! frame, with as much of the history as its reader lacks). `service/frame` reads the state, makes frames and hands
+//! them out.
 //!
 //! Invariants: a frame is made at most once in [`PERIOD`], and only for somebody who asks. The deciding thread samples
 //! its counters every 5 s by itself, so that there is a history when somebody looks.

@@ -2,9 +2,9 @@
 //! CUDA 12 compiles for the GPUs from Ampere on. **It never ran on a GPU**; tests run its text in an interpreter.
 //!
 //! Invariants: it is given copies in words of 16 bytes alone, cut to pieces of a bounded size, so that no block of
-//! threads has much more to do than another. A table of pieces lies in pinned memory and is not written again before the
-//! device has ended the kernel that reads it; while all tables are with the device, copies are left to the next method,
-//! since nobody waits here. It takes no more multiprocessors than it was allowed to.
+//! threads has much more to do than another. A table of pieces lies in pinned memory and is not written again before
+//! the device has ended the kernel that reads it; while all tables are with the device, copies are left to the next
+//! method, since nobody waits here. It takes no more multiprocessors than it was allowed to.
 
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex};

@@ -135,8 +135,9 @@ impl Log {
         }
     }
 
-    /// What became of the stores of a batch, or of those that waited for one. On a full or write-protected device some writes and flushes go on to succeed, between
-    /// those that fail, so single transfers do not tell whether anything is kept.
+    /// What became of the stores of a batch, or of those that waited for one. On a full or write-protected device some
+    /// writes and flushes go on to succeed between those that fail, so single transfers do not tell whether anything is
+    /// kept.
     pub fn count_stores(&mut self, kept: usize, failure: Option<ErrorKind>) {
         match failure {
             _ if kept > 0 => self.losses_in_a_row = 0,

@@ -41,7 +41,8 @@ pub fn engine(tensors: Tensors, cuda: Option<CudaOptions>, threads: usize) -> Re
     })
 }
 
-/// The options of a device. `stages`: see [`CudaOptions::stages`]. `multiprocessors`: 0 leaves the number to the engine.
+/// The options of a device. `stages`: see [`CudaOptions::stages`]. `multiprocessors`: 0 leaves the number to the
+/// engine.
 pub fn cuda(ordinal: u32, stages: bool, method: &str, multiprocessors: u32) -> Result<CudaOptions> {
     let default = CudaOptions::new(ordinal);
     let Some(method) = Wish::ALL.into_iter().find(|wish| wish.name() == method) else {
