@@ -298,27 +298,41 @@ fn a_user_who_fills_its_namespaces_keeps_none_from_another() {
 }
 
 #[test]
-fn a_worker_that_hangs_after_its_session_keeps_no_other_engine_from_storing() {
+fn engines_that_hold_all_their_slots_keep_no_other_engine_from_storing() {
     const BYTES: u64 = 1 << 20;
     let place = Place::new();
     let _daemon = Daemon::start(&place, SMALL);
-    let (client, _hung) = engine(&place, "a", BYTES);
-    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let (live, _idle) = engine(&place, "a", BYTES);
+    let namespace = live.namespace("t", vec![group()]).expect("a namespace");
     let mut held = 0;
-    wait_until("it holds a quarter of the pool", || {
-        held += client.reserve(namespace, 64).len();
+    wait_until("it holds a quarter of the pool, and fills nothing", || {
+        held += live.reserve(namespace, 64).len();
         held >= 16
     });
-    drop(client);
-    let (client, worker) = engine(&place, "b", BYTES);
+    // The session ends, and the worker hangs.
+    let (client, _hung) = engine(&place, "b", BYTES);
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
-    let mut slots = Vec::new();
-    wait_until("the others store as before", || {
-        slots.extend(client.reserve(namespace, 4));
-        slots.len() >= 4
-    });
-    worker.fill(&slots[0], 9);
-    client.commit(namespace, &[hash(9)], &slots[..1]);
+    wait_until("another has a part", || !client.reserve(namespace, 64).is_empty());
+    drop(client);
+    for who in ["c", "d", "e"] {
+        let (client, worker) = engine(&place, who, BYTES);
+        let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+        let mut slots = Vec::new();
+        wait_until("each has a slot", || {
+            slots.extend(client.reserve(namespace, 1));
+            !slots.is_empty()
+        });
+        worker.fill(&slots[0], 9);
+        let outcomes = client.commit(namespace, &[hash(9)], &slots[..1]);
+        assert!(matches!(outcomes[..], [CommitOutcome::CommitStored | CommitOutcome::CommitDuplicate]), "{outcomes:?}");
+    }
+    assert_eq!(put_one(&live), [CommitOutcome::CommitStored], "the daemon stores for clients that map nothing");
+}
+
+/// What came of a put in a namespace of its own.
+fn put_one(client: &Client) -> Vec<CommitOutcome> {
+    let request = put_request(client, plain_namespace(client, 4096), 1, 4096);
+    call!(client, put, request).expect("a put").outcomes().collect()
 }
 
 #[test]

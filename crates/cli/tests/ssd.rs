@@ -270,6 +270,27 @@ fn what_get_brings_up_counts_once_and_as_a_hit_of_the_disk() {
 }
 
 #[test]
+fn a_get_that_finds_no_slot_waits_once_and_not_for_each_key() {
+    const LARGE: u64 = 9 << 20;
+    let (place, disk) = (Place::new(), DiskFile::new());
+    let _daemon = start(&place, &disk.path, &["--tier.ssd.load_deadline_ms", "2000"]);
+    let (client, worker) = engine(&place, "a", LARGE);
+    wait_until("the tier serves", || tier(&client).state == "serving");
+    let namespace = client.namespace("t", vec![Group { rank_bytes: vec![LARGE], ..group() }]).unwrap();
+    let slots = client.reserve(namespace, 1);
+    worker.fill(&slots[0], 1);
+    assert_eq!(client.commit(namespace, &[hash(1)], &slots), [CommitOutcome::CommitStored]);
+    wait_until("it is on the disk", || tier(&client).blocks == 1);
+    wait_until("the pool's only slot is another's", || !client.reserve(namespace, 1).is_empty());
+    let hashes = hash(1).repeat(10);
+    let request = GetRequest { session: client.welcome.session, namespace, group: 0, hash_bytes: 32, hashes };
+    let mut rpc = client.rpc.clone();
+    let answer = async { tokio::time::timeout(Duration::from_secs(10), rpc.get(request)).await };
+    let reply = client.runtime.block_on(answer).expect("an answer in time").expect("a get").into_inner();
+    assert_eq!(reply.blocks, []);
+}
+
+#[test]
 fn blocks_outlive_a_killed_daemon_and_the_loss_of_the_pool() {
     let (place, disk) = (Place::new(), DiskFile::new());
     let (daemon, client, worker) = serving(&place, &disk.path, &[]);

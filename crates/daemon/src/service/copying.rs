@@ -148,9 +148,10 @@ fn get_blocks(shared: &Shared, request: &GetRequest) -> Result<GetReply> {
     let group = group_index(request.group)?;
     let mut blocks: Vec<Block> = Vec::new();
     let (mut size, mut hits, mut has_gap) = (0, 0, false);
+    let mut patience = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
     prefetch(shared, request, group, hash_bytes)?;
     for hash in request.hashes.chunks_exact(hash_bytes) {
-        let Some(found) = pin(shared, request, group, hash, hash_bytes)? else {
+        let Some(found) = pin(shared, request, group, (hash, hash_bytes), &mut patience)? else {
             has_gap = true;
             continue;
         };
@@ -232,17 +233,28 @@ pub struct Pinned {
 }
 
 /// The block of one key, under a lease of its own. Waits for blocks that are being verified or promoted; however often
-/// it looks, the key counts once, with the last answer.
-fn pin(shared: &Shared, request: &GetRequest, group: u16, hash: &[u8], hash_bytes: usize) -> Result<Option<Pinned>> {
-    let start = Instant::now();
-    let deadline = shared.lock().tiers.longest_deadline().max(VERIFY_DEADLINE);
+/// it looks, the key counts once, with the last answer. A wait for nothing takes from `patience`, which is the call's:
+/// where no block comes up, say for want of a slot, the call waits once and not for each key.
+fn pin(
+    shared: &Shared,
+    request: &GetRequest,
+    group: u16,
+    key: (&[u8], usize),
+    patience: &mut Duration,
+) -> Result<Option<Pinned>> {
+    let (start, mut waited) = (Instant::now(), Duration::ZERO);
     loop {
-        let is_last = start.elapsed() >= deadline;
-        match shared.event(|state| look(state, request, group, (hash, hash_bytes), is_last))? {
+        match shared.event(|state| look(state, request, group, key, waited >= *patience))? {
             Looked::Found(found) => return Ok(Some(found)),
-            Looked::Absent => return Ok(None),
-            // 16 MiB are verified in about a millisecond, and read in some.
-            Looked::NotYet => std::thread::sleep(PAUSE),
+            Looked::Absent => {
+                *patience = patience.saturating_sub(waited);
+                return Ok(None);
+            }
+            Looked::NotYet => {
+                // 16 MiB are verified in about a millisecond, and read in some.
+                std::thread::sleep(PAUSE);
+                waited = start.elapsed();
+            }
         }
     }
 }
