@@ -9,15 +9,16 @@ use forebay_core::namespace::Descriptor;
 use forebay_core::recover::{Recovered, Recovery};
 use forebay_core::tiers::TRANSFERS;
 use forebay_core::{Instance, NamespaceId, NamespaceIndex, Result};
-use forebay_io::pool::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryCursor, SlotState};
+use forebay_io::pool::{InstanceRecord, NamespaceRecord, Pool, PurgeTarget, RecoveredSlot, RecoveryCursor, SlotState};
 
 use crate::instances::Identity;
 use crate::state::State;
 
 /// Rebuilds the core's whole state. A million blocks take about a second; the daemon serves nothing before that.
 pub fn recover(state: &mut State) -> Result<()> {
-    let namespaces = restore_namespaces(state)?;
+    let mut namespaces = restore_namespaces(state)?;
     let pool = state.table.pool().clone();
+    restore_purges(state, &pool, &mut namespaces)?;
     let mut slots: Vec<RecoveredSlot> = Vec::new();
     pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
     let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);
@@ -38,6 +39,24 @@ pub fn recover(state: &mut State) -> Result<()> {
     restore_slots(state, slots, &namespaces);
     state.core.finish_restore();
     state.apply();
+    for namespace in state.purges.of(PurgeTarget::Pool) {
+        state.purges.end(&pool, namespace, PurgeTarget::Pool);
+    }
+    Ok(())
+}
+
+/// A purge that an earlier daemon did not end goes on. Which blocks of the namespace were stored since it began is not
+/// known, so none comes back.
+fn restore_purges(state: &mut State, pool: &Pool, namespaces: &mut HashMap<NamespaceId, NamespaceIndex>) -> Result<()> {
+    state.purges.restore(&pool.purges()?);
+    for namespace in state.purges.of(PurgeTarget::Pool) {
+        tracing::info!(%namespace, "goes on with a purge of the pool");
+        namespaces.remove(&namespace);
+    }
+    for namespace in state.purges.of(PurgeTarget::Disks) {
+        tracing::info!(%namespace, "goes on with a purge of the disks");
+        state.purge_disks(namespace);
+    }
     Ok(())
 }
 

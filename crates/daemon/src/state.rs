@@ -15,7 +15,7 @@ use forebay_core::stats::Finder;
 use forebay_core::{BlockId, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
-use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool};
+use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool, PurgeTarget};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
@@ -25,6 +25,7 @@ use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
 use crate::namespaces::{GivenUp, Namespaces};
+use crate::purges::Purges;
 use crate::table::Table;
 use crate::tiers::Tiers;
 use crate::turns::{self, Turns};
@@ -39,6 +40,7 @@ pub struct State {
     pub users: Vec<u32>,
     pub boot_id: u64,
     pub namespaces: Namespaces,
+    pub purges: Purges,
     /// The descriptors of the namespaces of trials.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
@@ -178,6 +180,7 @@ impl State {
             instances: Instances::default(),
             boot_id,
             namespaces: Namespaces::default(),
+            purges: Purges::default(),
             trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
@@ -245,6 +248,9 @@ impl State {
                     self.tiers.of(tier).touch(&self.core, block, generation, age);
                 }
                 Effect::PurgeTiers { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
+                Effect::PoolPurged { namespace } => {
+                    self.purges.end(pool, self.core.namespace_id(namespace), PurgeTarget::Pool);
+                }
                 Effect::Move { from, slot, generation, to, to_slot } => {
                     let entry = pool.entry(slot, generation);
                     let entry = entry.filter(|entry| entry.length <= self.core.slot_bytes(to));
@@ -259,9 +265,27 @@ impl State {
                 }
             }
         }
+        for namespace in self.tiers.take_purged() {
+            self.purges.end(pool, namespace, PurgeTarget::Disks);
+        }
         self.tiers.submit(&mut self.core);
         let ends = self.core.ends();
         self.ends.send_if_modified(|known| std::mem::replace(known, ends) != ends);
+    }
+
+    /// Written down before anything is removed.
+    pub fn record_purge(&mut self, namespace: NamespaceId) -> Result<()> {
+        let pool = &Arc::clone(self.table.pool());
+        self.purges.begin(pool, namespace, PurgeTarget::Pool)?;
+        if self.tiers.has_own_disks() { self.purges.begin(pool, namespace, PurgeTarget::Disks) } else { Ok(()) }
+    }
+
+    /// From this host's disks, whether or not the core knows the namespace.
+    pub fn purge_disks(&mut self, namespace: NamespaceId) {
+        if self.tiers.has_own_disks() {
+            self.core.begin_tier_purge(namespace);
+            self.tiers.purge(namespace);
+        }
     }
 
     /// The short name of a namespace of this user, remembered in the pool so that its blocks survive a restart.

@@ -4,11 +4,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, NamespaceId, Result};
+use forebay_io::pool::PurgeTarget;
 use forebay_rpc::PURGE_OF_DISKS;
 use forebay_rpc::proto::{PurgeReply, PurgeRequest, PurgedPlace};
 
 use crate::state::{Shared, State};
 use crate::tasks::purge_shared::{Emptied, Emptying};
+
+/// Purges written down in one event, at about a microsecond each.
+const RECORDS_PER_EVENT: usize = 64;
 
 /// Lookups miss at once. The reply waits until all blocks that have no holder are freed in the pool and removed from
 /// the tiers. Failures in shared stores, or on the way to them, are in the reply, and do not stop the rest.
@@ -20,10 +24,20 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         let is_known = |id: &NamespaceId| state.knows(*id);
         let known: Vec<NamespaceId> = ids.iter().copied().filter(is_known).collect();
         let stores = request.shared_stores.then(|| begin(state, shared, &request, &ids)).transpose()?;
+        Ok((ids, stores, known))
+    })?;
+    for piece in ids.chunks(RECORDS_PER_EVENT) {
+        shared.event(|state| piece.iter().try_for_each(|id| state.record_purge(*id)))?;
+        tokio::task::yield_now().await;
+    }
+    shared.event(|state| -> Result<()> {
+        // An earlier purge of the same namespace may have ended meanwhile, and its record with it.
+        ids.iter().try_for_each(|id| state.record_purge(*id))?;
         for id in &ids {
             let Some((gone, old, new)) = state.core.purge(*id) else {
                 // Nobody has opened it since the pool was made. Its blocks may be on the disks all the same.
-                purge_tiers(state, *id);
+                state.purges.end(&state.table.pool().clone(), *id, PurgeTarget::Pool);
+                state.purge_disks(*id);
                 continue;
             };
             state.instances.rename(old, new);
@@ -31,7 +45,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
             reply.purged_bytes += gone.bytes;
             purged.push(old);
         }
-        Ok((ids, stores, known))
+        Ok(())
     })?;
     shared.work_off().await;
     let emptied = async {
@@ -129,8 +143,8 @@ fn still_on(tier: &str, wait: Duration) -> Error {
     let says = "the pool is purged, but blocks of the namespace are still on a tier";
     let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
     error.hint(
-        "the daemon serves none of them and continues the removal: `forebay inspect` says how far it is; purge again \
-         before a restart to be sure of it",
+        "the daemon serves none of them and continues the removal, also after a restart: `forebay inspect` says how \
+         far it is",
     )
 }
 
@@ -138,14 +152,6 @@ fn not_whole(tier: &str, wait: Duration) -> Error {
     let says = "the pool is purged, but a tier is not open, or a disk of it is missing: what it holds of the tenant is not known";
     let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
     error.hint("purge again when `forebay inspect` shows the tier with all its disks")
-}
-
-/// Of a namespace that the core does not know.
-fn purge_tiers(state: &mut State, id: NamespaceId) {
-    if state.tiers.has_own_disks() {
-        state.core.begin_tier_purge(id);
-        state.tiers.purge(id);
-    }
 }
 
 /// Namespaces on this host's disks, but for `purged`, whose descriptors went with an earlier pool or were given up

@@ -42,6 +42,10 @@ pub(super) const NAMESPACE_HEAD_BYTES: usize = 64;
 pub const MAX_DESCRIPTOR_BYTES: usize = 8 << 10;
 pub const MAX_LAYOUT_BYTES: usize = 4 << 10;
 
+/// Purges that a pool records at a time: as many as there are namespaces, 16 times over, in the pool or on the disks.
+pub const PURGES: u32 = 16 << 10;
+pub(super) const PURGE_BYTES: u64 = 64;
+
 pub(super) const BIRTH_BYTES: u64 = 16;
 pub(super) const GENERATIONS_AT: u64 = HEADER_BYTES;
 pub(super) const RETIRED_WORD: usize = 3;
@@ -445,6 +449,47 @@ pub(super) fn decode_namespace(bytes: &[u8; NAMESPACE_BYTES as usize]) -> Option
     let id = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().unwrap()));
     let uid = u64_at(bytes, 40).checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
     Some(NamespaceRecord { id, descriptor: String::from_utf8(text.to_vec()).ok()?, uid, layout: layout.to_vec() })
+}
+
+/// A namespace that is not purged from there yet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct PurgeRecord {
+    pub namespace: NamespaceId,
+    pub target: PurgeTarget,
+}
+
+/// From where blocks are removed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum PurgeTarget {
+    Pool,
+    /// The disks of this host.
+    Disks,
+}
+
+pub(super) fn encode_purge(record: &PurgeRecord) -> [u8; PURGE_BYTES as usize] {
+    let mut bytes = [0; PURGE_BYTES as usize];
+    bytes[..8].copy_from_slice(&PRESENT.to_le_bytes());
+    bytes[16..32].copy_from_slice(&record.namespace.0.to_le_bytes());
+    bytes[32] = match record.target {
+        PurgeTarget::Pool => 1,
+        PurgeTarget::Disks => 2,
+    };
+    let seal = checksum(&bytes[16..]);
+    bytes[8..16].copy_from_slice(&seal.to_le_bytes());
+    bytes
+}
+
+pub(super) fn decode_purge(bytes: &[u8; PURGE_BYTES as usize]) -> Option<PurgeRecord> {
+    if u64_at(bytes, 0) != PRESENT || u64_at(bytes, 8) != checksum(&bytes[16..]) {
+        return None;
+    }
+    let target = match bytes[32] {
+        1 => PurgeTarget::Pool,
+        2 => PurgeTarget::Disks,
+        _ => return None,
+    };
+    let namespace = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes")));
+    Some(PurgeRecord { namespace, target })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

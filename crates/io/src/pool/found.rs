@@ -6,13 +6,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::directory::{Directory, in_use, remove_if_there, replaced_name};
-use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME};
+use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME};
 use super::format::*;
 use super::geometry::Geometry;
 use super::lock;
@@ -145,6 +145,23 @@ fn check_length(name: &str, file: &File, bytes: u64) -> Result<(), String> {
         return Err(format!("its `{name}` file has {len} bytes, not {bytes}"));
     }
     Ok(())
+}
+
+/// The purges that have not ended. An earlier build made no such file. It stays where a pool is replaced: the disks
+/// keep their blocks.
+pub(super) fn purge_file(home: &Path) -> io::Result<File> {
+    let path = home.join(PURGE_NAME);
+    let file = match open_read_write(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?
+        }
+        opened => opened?,
+    };
+    let bytes = u64::from(PURGES) * PURGE_BYTES;
+    if file.metadata()?.len() < bytes {
+        file.set_len(bytes)?;
+    }
+    Ok(file)
 }
 
 /// Marks workers' view of the pool in `home` as retired, whatever its version.

@@ -14,7 +14,7 @@ use forebay_core::{Error, ErrorKind, Generation, Result};
 use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
 use super::directory::{Directory, remove_if_there};
-use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME, held_bytes};
+use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, held_bytes};
 use super::format::*;
 use super::found::{self, Found};
 use super::geometry::Geometry;
@@ -84,6 +84,7 @@ pub fn remove(directory: &Path) -> Result<bool> {
     let was_there = found.is_some();
     if let Some(found) = found {
         found::discard(&found).map_err(cannot)?;
+        remove_if_there(&found.home.join(PURGE_NAME)).map_err(cannot)?;
     }
     match directory.private_mount().map_err(cannot)? {
         Some(_) => match site::unmount(&directory) {

@@ -1,9 +1,10 @@
-//! Records that change rarely: engine instances in `table`, namespaces in `namespace`.
+//! Records that change rarely: engine instances in `table`, namespaces in `namespace`, purges in `purge`.
 //!
 //! Invariants: a record is its first word, which says which content is valid, and a rest with a checksum. An
 //! instance's rest has two places: the invalid one is written, then the word selects it, so a crash leaves the old
 //! record or the new one. A namespace's word is cleared before its rest is replaced and set after it, so a crash
-//! leaves it whole or absent. An absent namespace costs blocks, never a fence. Records are written through the file,
+//! leaves it whole or absent. An absent namespace costs blocks, never a fence. A purge is written in one piece that
+//! lies in one page, so a kill comes before it or after it, and it is never replaced by another. Records are written through the file,
 //! not through a mapping: a full filesystem is an error here, and would be a signal there.
 
 use std::fs::File;
@@ -77,6 +78,22 @@ pub(super) fn namespaces(file: &File) -> io::Result<Vec<(u32, NamespaceRecord)>>
         }
     }
     Ok(found)
+}
+
+pub(super) fn put_purge(file: &File, index: u32, record: &PurgeRecord) -> io::Result<()> {
+    file.write_all_at(&encode_purge(record), u64::from(index) * PURGE_BYTES)
+}
+
+pub(super) fn clear_purge(file: &File, index: u32) -> io::Result<()> {
+    clear(file, u64::from(index) * PURGE_BYTES)
+}
+
+/// All purges with whole records, by index.
+pub(super) fn purges(file: &File) -> io::Result<Vec<(u32, PurgeRecord)>> {
+    let mut bytes = vec![0; (u64::from(PURGES) * PURGE_BYTES) as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    let (records, _) = bytes.as_chunks();
+    Ok((0..).zip(records).filter_map(|(index, record)| Some((index, decode_purge(record)?))).collect())
 }
 
 #[cfg(test)]

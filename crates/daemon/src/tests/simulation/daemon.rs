@@ -14,12 +14,13 @@ use forebay_core::Core;
 use forebay_core::report::ReadyBlock;
 use forebay_core::stats::Finder;
 use forebay_core::tiers::TierId;
-use forebay_io::pool::{Entry, Pool};
+use forebay_io::pool::{Entry, Pool, PurgeTarget};
 use rustix::fs::{SeekFrom, seek};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::copies::Copy;
+use super::engine::Shape;
 use super::truth::Holder;
 use super::world::World;
 use crate::clients::{Clients, Limits};
@@ -33,7 +34,7 @@ use crate::tasks::{relocate, scrub, verify};
 pub const UNIT_BYTES: u64 = 2 << 20;
 const PAGE: usize = 4096;
 /// What the daemon writes of the pool's files beside the blocks.
-const RECORDS: [&str; 3] = ["table", "generation", "namespace"];
+const RECORDS: [&str; 4] = ["table", "generation", "namespace", "purge"];
 
 pub struct Daemon {
     pub shared: Shared,
@@ -138,6 +139,7 @@ impl World {
     pub fn kill_daemon(&mut self) {
         let Some(daemon) = self.daemon.take() else { return };
         self.truth.get().count("kills of the daemon");
+        self.note_purges(&daemon);
         let kept = RECORDS.map(|name| pages(&self.record_file(name)));
         self.media.iter().for_each(|medium| medium.get().cut_off());
         self.truth.get().end(Holder::Daemon);
@@ -160,6 +162,22 @@ impl World {
                     file.write_all_at(&before, at).expect("there is room, as before");
                 }
             }
+        }
+    }
+
+    /// What the pool says is being purged, from itself and from the disks, is gone with the next start, whether or not
+    /// anybody is told.
+    fn note_purges(&self, daemon: &Daemon) {
+        let [pool, disks] =
+            [PurgeTarget::Pool, PurgeTarget::Disks].map(|target| daemon.shared.lock().purges.of(target));
+        let is_recorded = |shape: u8| {
+            let id = Shape::of(shape).descriptor().id();
+            pool.contains(&id) && (self.media.is_empty() || disks.contains(&id))
+        };
+        for (shape, asked) in self.purges_under_way().filter(|(shape, _)| is_recorded(*shape)) {
+            let mut truth = self.truth.get();
+            truth.count("purges cut off");
+            truth.purged(shape, asked);
         }
     }
 

@@ -358,8 +358,7 @@ impl World {
                 let mut truth = self.truth.get();
                 truth.count("purges");
                 // A shared store keeps its blocks, unless it is asked to remove them.
-                let is_gone = reply.is_ok() && self.setup.tiers.iter().all(|is_shared| !is_shared);
-                if is_gone {
+                if reply.is_ok() && !self.shares_tiers() {
                     truth.purged(shape, asked);
                 }
             }
@@ -369,6 +368,19 @@ impl World {
             }
             (what, answer) => self.answered(who, asked, what, answer),
         }
+    }
+
+    fn shares_tiers(&self) -> bool {
+        self.setup.tiers.iter().any(|is_shared| *is_shared)
+    }
+
+    /// What purges are to remove, and since when, where no shared store keeps it.
+    pub fn purges_under_way(&self) -> impl Iterator<Item = (u8, u64)> {
+        let calls = self.calls.iter().filter(|_| !self.shares_tiers());
+        calls.filter_map(|call| match call.what {
+            What::Purge { shape } => Some((shape, call.asked)),
+            _ => None,
+        })
     }
 
     /// What these have on the way is lost, both ways.

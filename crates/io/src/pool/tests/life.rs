@@ -48,6 +48,39 @@ fn a_pool_is_found_again_as_it_was_left() {
 }
 
 #[test]
+fn purges_that_have_not_ended_are_found_again_also_by_the_next_pool_in_the_same_place() {
+    let home = Home::new();
+    let purge = |namespace, target| PurgeRecord { namespace: NamespaceId(namespace), target };
+    let (first, second, last) =
+        (purge(7, PurgeTarget::Pool), purge(7, PurgeTarget::Disks), purge(u128::MAX, PurgeTarget::Disks));
+    let pool = home.pool(8 * MIB);
+    assert_eq!(pool.purges().unwrap(), []);
+    for (index, record) in [(0, first), (1, second), (PURGES - 1, last)] {
+        pool.set_purge(index, &record).unwrap();
+    }
+    drop(pool);
+    let pool = home.pool(8 * MIB);
+    assert_eq!(pool.purges().unwrap(), [(0, first), (1, second), (PURGES - 1, last)]);
+    pool.clear_purge(0).unwrap();
+    drop(pool);
+    let opened = home.open(4 * MIB);
+    assert!(matches!(opened.outcome, Outcome::Replaced { .. }));
+    assert_eq!(opened.pool.purges().unwrap(), [(1, second), (PURGES - 1, last)], "disks keep their blocks");
+    drop(opened);
+    // A flipped bit makes a record absent, and no other purge of it.
+    for bit in 0..33 * 8 {
+        let mut byte = [0];
+        let file = home.file("purge");
+        file.read_exact_at(&mut byte, 64 + bit / 8).unwrap();
+        file.write_all_at(&[byte[0] ^ (1 << (bit % 8))], 64 + bit / 8).unwrap();
+        assert_eq!(home.pool(4 * MIB).purges().unwrap(), [(PURGES - 1, last)], "bit {bit}");
+        file.write_all_at(&byte, 64 + bit / 8).unwrap();
+    }
+    assert!(remove(home.path()).unwrap());
+    assert_eq!(home.pool(4 * MIB).purges().unwrap(), []);
+}
+
+#[test]
 fn a_recovery_can_be_cut_into_pieces() {
     let home = Home::new();
     let pool = home.pool(4 * MIB);
