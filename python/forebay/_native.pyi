@@ -259,12 +259,13 @@ class WorkerEngine:
         stages: bool = True,
         method: Literal["auto", "kernel", "batch", "loop"] = "auto",
         multiprocessors: int = 0,
+        calibrations: str | None = None,
     ) -> Self:
         """`tensors`: (address, rows, row stride in bytes, page bytes), memory that outlives this object: of the host,
         or of the CUDA device with the number `device`. `stages`: whether copies may go through staging memory where the
         driver has not registered the pool; set to False if tensors may be unmapped without `wait`. `method`: how a
         device copies, if it can; what is next in `report` stands in. `multiprocessors`: the most that the kernel for
-        loads takes of the device; 0 takes eight.
+        loads takes of the device; 0 takes eight. `calibrations`: the folder that keeps what was measured for "auto".
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order. `incarnation`:
         the session's. `threads`: 0 takes one per core, at most 4. `verify`: whether loads are compared with the

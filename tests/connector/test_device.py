@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,8 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, Cano
 SECONDS = 30.0
 ROWS = 16
 PAGES = (3000, 1000)
+# The same in words of 16 bytes, which the kernel takes.
+WORDS = (3008, 992)
 STRIDE = 4096
 INCARNATION = bytes(range(1, 17))
 
@@ -46,7 +49,7 @@ class Driver:
             ["cargo", "build", "--quiet", "--locked", "--package", "forebay-fake-cuda"], cwd=CHECKOUT, check=True
         )
         self._lib = ctypes.CDLL(str(CHECKOUT / "target" / "debug" / "libfake_cuda.so"), mode=ctypes.RTLD_GLOBAL)
-        for name in ("fake_tensor", "fake_stream", "fake_open"):
+        for name in ("fake_tensor", "fake_stream", "fake_open", "fake_launches"):
             getattr(self._lib, name).restype = ctypes.c_uint64
 
     def tensor(self, ordinal: int, size: int) -> int:
@@ -85,14 +88,24 @@ class Driver:
     def open(self) -> int:
         return int(self._lib.fake_open())
 
+    def launches(self) -> int:
+        return int(self._lib.fake_launches())
+
 
 @pytest.fixture(scope="module")
 def loaded() -> Driver:
     return Driver()
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the measurement of the methods is kept, so that only the first worker of a driver makes it."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def driver(loaded: Driver) -> Iterator[Driver]:
+def driver(loaded: Driver, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
     yield loaded
     loaded.heal()
     loaded.be(13000)
@@ -123,8 +136,9 @@ class Gpu:
     def __init__(self, driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, **options: Any):
         self.driver = driver
         self.device = torch.device("cuda", options.pop("ordinal", 1))
+        self.pages = options.pop("pages", PAGES)
         self.stream = driver.stream(self.device.index)
-        self.tensors = [FakeTensor(driver.tensor(self.device.index, ROWS * STRIDE), self.device) for _ in PAGES]
+        self.tensors = [FakeTensor(driver.tensor(self.device.index, ROWS * STRIDE), self.device) for _ in self.pages]
         self.before = driver.open()
         # What torch answers on a GPU.
         current = SimpleNamespace(cuda_stream=self.stream)
@@ -143,8 +157,8 @@ class Gpu:
             blocks_per_chunk=1,
         )
         self.caches = CanonicalKVCaches(
-            [CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(self.tensors, PAGES, strict=True)],  # type: ignore[arg-type]
-            [[CanonicalKVCacheRef(number, page) for number, page in enumerate(PAGES)]],
+            [CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(self.tensors, self.pages, strict=True)],  # type: ignore[arg-type]
+            [[CanonicalKVCacheRef(number, page) for number, page in enumerate(self.pages)]],
         )
         self.worker = ForebayWorker.open(spec, self.caches)  # type: ignore[arg-type]
         self.session = EngineSession(socket, "gpu", 1, incarnation=INCARNATION, stock_blocks=16, deadline=SECONDS)
@@ -161,16 +175,23 @@ class Gpu:
 
         wait_until("the engine is ready", is_ready, SECONDS)
 
+    def wait_registered(self) -> None:
+        def is_registered() -> bool:
+            report = self.engine.report()
+            return bool(report["registered_bytes"] == report["pool_bytes"] > 0)
+
+        wait_until("the pool is registered", is_registered, SECONDS)
+
     def compute(self, block: int, content: bytes) -> None:
         at = 0
-        for tensor, page in zip(self.tensors, PAGES, strict=True):
+        for tensor, page in zip(self.tensors, self.pages, strict=True):
             self.driver.compute(self.stream, tensor.address + block * STRIDE, content[at : at + page])
             at += page
 
     def block(self, block: int) -> bytes:
         return b"".join(
             ctypes.string_at(tensor.address + block * STRIDE, page)
-            for tensor, page in zip(self.tensors, PAGES, strict=True)
+            for tensor, page in zip(self.tensors, self.pages, strict=True)
         )
 
     def overwrite(self, block: int) -> None:
@@ -267,7 +288,8 @@ def there_and_back(gpu: Gpu, seed: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "methods"), [(13000, ["batch", "loop"]), (12080, ["batch", "loop"]), (12040, ["loop"])]
+    ("version", "methods"),
+    [(13000, ["kernel", "batch", "loop"]), (12080, ["kernel", "batch", "loop"]), (12040, ["kernel", "loop"])],
 )
 def test_what_a_gpu_computes_comes_back_through_the_pool(
     driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, version: int, methods: list[str]
@@ -279,11 +301,22 @@ def test_what_a_gpu_computes_comes_back_through_the_pool(
     assert report["methods"] == methods and report["trouble"] is None
     assert report["copied_bytes"] == 8 * sum(PAGES)
     assert f"CUDA {version // 1000}.{version % 1000 // 10}" in report["device"]
-    wait_until(
-        "the pool is registered",
-        lambda: gpu.engine.report()["registered_bytes"] == gpu.engine.report()["pool_bytes"] > 0,
-        SECONDS,
-    )
+    gpu.wait_registered()
+    gpu.close()
+    wait_until("nothing is left open", lambda: driver.open() == gpu.before, SECONDS)
+
+
+def test_the_kernel_loads_what_is_in_words_once_it_is_asked_for(
+    driver: Driver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"gpu_method": "kernel", "gpu_multiprocessors": 2}
+    gpu = Gpu(driver, daemon, monkeypatch, pages=WORDS, settings=settings)
+    gpu.wait_registered()
+    tested = driver.launches()
+    there_and_back(gpu)
+    report = gpu.engine.report()
+    assert report["methods"] == ["kernel", "batch", "loop"] and report["trouble"] is None
+    assert driver.launches() == tested + 1, "one load, one launch"
     gpu.close()
     wait_until("nothing is left open", lambda: driver.open() == gpu.before, SECONDS)
 

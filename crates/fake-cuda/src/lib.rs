@@ -75,6 +75,10 @@ unsafe extern "C" fn pci_bus_id(out: *mut c_char, bytes: c_int, device: c_int) -
     0
 }
 
+unsafe extern "C" fn uuid(out: *mut [u8; 16], device: c_int) -> u32 {
+    give(FAKE.uuid(Device(device)), out)
+}
+
 unsafe extern "C" fn retain_primary(out: *mut u64, device: c_int) -> u32 {
     give(FAKE.retain_primary(Device(device)).map(|context| context.0), out)
 }
@@ -343,13 +347,14 @@ macro_rules! functions {
     };
 }
 
-static FUNCTIONS: [(&str, c_int, Address); 37] = functions! {
+static FUNCTIONS: [(&str, c_int, Address); 38] = functions! {
     "cuInit", 2000: init;
     "cuDriverGetVersion", 2020: version;
     "cuGetErrorName", 6000: error_name;
     "cuDeviceGet", 2000: device;
     "cuDeviceGetAttribute", 2000: attribute;
     "cuDeviceGetPCIBusId", 4010: pci_bus_id;
+    "cuDeviceGetUuid", 11040: uuid;
     "cuDevicePrimaryCtxRetain", 7000: retain_primary;
     "cuDevicePrimaryCtxRelease", 11000: release_primary;
     "cuCtxSetCurrent", 4000: set_current;

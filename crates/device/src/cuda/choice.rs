@@ -1,16 +1,20 @@
 //! Which methods an engine uses, and in which order.
 //!
 //! Invariants: only methods that have passed the self-test are used. One that fails later is used no more, unless it is
-//! the last that takes every copy. Staged copies are made by the driver's own methods.
+//! the last that takes every copy. Staged copies are made by the driver's own methods. The kernel is used where it was
+//! asked for, or was measured to be worth it.
 
 use std::sync::{Mutex, MutexGuard};
 
+use super::costs::Costs;
 use super::methods::Method;
+use super::ops::Op;
+use crate::job::Direction;
 
 /// What a user asks for; what comes behind it stands in where it cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wish {
-    /// The driver's own methods.
+    /// What was measured to be the best for copies of this size, number and direction.
     #[default]
     Auto,
     /// The kernel for loads.
@@ -34,8 +38,8 @@ impl Wish {
     /// The methods that may be used, the preferred one first.
     pub(super) fn methods(self) -> &'static [Method] {
         match self {
-            Wish::Auto | Wish::Batch => &[Method::Batch, Method::Loop],
-            Wish::Kernel => &[Method::Kernel, Method::Batch, Method::Loop],
+            Wish::Batch => &[Method::Batch, Method::Loop],
+            Wish::Auto | Wish::Kernel => &[Method::Kernel, Method::Batch, Method::Loop],
             Wish::Loop => &[Method::Loop],
         }
     }
@@ -44,12 +48,24 @@ impl Wish {
 /// The methods in use. See the module documentation.
 pub struct Choice {
     methods: Mutex<Vec<Method>>,
+    /// By which the order of the methods is changed; none if somebody wished it so.
+    costs: Option<Costs>,
 }
 
 impl Choice {
     /// `methods`: those that were tested, the preferred one first.
-    pub fn new(methods: Vec<Method>) -> Choice {
-        Choice { methods: Mutex::new(methods) }
+    pub fn new(methods: Vec<Method>, costs: Option<Costs>) -> Choice {
+        Choice { methods: Mutex::new(methods), costs }
+    }
+
+    /// The methods for these copies; each next one is for what those before it leave.
+    pub fn order(&self, direction: Direction, ops: &[Op]) -> Vec<Method> {
+        let methods = self.methods();
+        let Some(costs) = &self.costs else { return methods };
+        let (count, bytes) = (ops.len() as u64, ops.iter().map(|op| op.bytes).sum::<u64>());
+        let best = costs.best(direction, bytes / count.max(1), count, &methods);
+        let others = methods.into_iter().filter(|method| method.takes_all() && Some(*method) != best);
+        best.into_iter().chain(others).collect()
     }
 
     pub fn methods(&self) -> Vec<Method> {
@@ -76,11 +92,12 @@ impl Choice {
 
 #[cfg(test)]
 mod tests {
+    use super::super::costs::Cost;
     use super::*;
 
     #[test]
     fn a_method_that_fails_is_given_up_but_for_the_last_that_takes_every_copy() {
-        let choice = Choice::new(Wish::Kernel.methods().to_vec());
+        let choice = Choice::new(Wish::Kernel.methods().to_vec(), None);
         choice.give_up(Method::Batch);
         assert_eq!(choice.methods(), [Method::Kernel, Method::Loop]);
         choice.give_up(Method::Loop);
@@ -91,7 +108,21 @@ mod tests {
     }
 
     #[test]
+    fn without_a_measurement_the_kernel_is_used_only_where_it_was_asked_for() {
+        let ops = [Op { device: 0, host: 0, bytes: 4096 }; 100];
+        let order = |costs| Choice::new(Wish::Auto.methods().to_vec(), costs).order(Direction::Load, &ops);
+        assert_eq!(order(None), [Method::Kernel, Method::Batch, Method::Loop]);
+        assert_eq!(order(Some(Costs::default())), [Method::Batch, Method::Loop]);
+        let cost =
+            |method, nanoseconds| Cost { direction: Direction::Load, method, bytes: 4096, count: 128, nanoseconds };
+        let costs = Costs(vec![cost(Method::Kernel, 10), cost(Method::Batch, 30), cost(Method::Loop, 20)]);
+        assert_eq!(order(Some(costs)), [Method::Kernel, Method::Batch, Method::Loop]);
+        let costs = Costs(vec![cost(Method::Kernel, 10), cost(Method::Batch, 30), cost(Method::Loop, 12)]);
+        assert_eq!(order(Some(costs)), [Method::Loop, Method::Batch]);
+    }
+
+    #[test]
     fn staged_copies_are_made_by_the_drivers_own_methods() {
-        assert_eq!(Choice::new(Wish::Kernel.methods().to_vec()).own(), [Method::Batch, Method::Loop]);
+        assert_eq!(Choice::new(Wish::Kernel.methods().to_vec(), None).own(), [Method::Batch, Method::Loop]);
     }
 }

@@ -127,6 +127,8 @@ pub trait Driver: Send + Sync {
     fn device(&self, ordinal: u32) -> Answer<Device>;
     fn attribute(&self, device: Device, attribute: Attribute) -> Answer<i32>;
     fn pci_bus_id(&self, device: Device) -> Answer<String>;
+    /// The same wherever the device is, and for a part of one its own.
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]>;
 
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle>;
     fn release_primary(&self, device: Device) -> Answer<()>;

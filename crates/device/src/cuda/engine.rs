@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -17,8 +18,10 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::Checksum;
 use forebay_core::{Error, ErrorKind, Result};
 
+use super::calibrate;
 use super::choice::{Choice, Wish};
 use super::context::Context;
+use super::costs::Costs;
 use super::driver::{Driver, EventHandle, Location};
 use super::lane::{Failed, Lane};
 use super::methods::Method;
@@ -42,7 +45,7 @@ pub(super) const START_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const MULTIPROCESSORS: u32 = 8;
 
 /// An engine's options; the defaults suit a worker that shares its machine with the model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// Position of the device among those that the process sees.
     pub ordinal: u32,
@@ -52,6 +55,8 @@ pub struct CudaOptions {
     pub queue_jobs: usize,
     pub level: Level,
     pub method: Wish,
+    /// The folder that keeps what was measured for `Wish::Auto`; without one it is measured at each start.
+    pub calibrations: Option<PathBuf>,
     /// The most that the kernel takes of the device while it copies.
     pub multiprocessors: u32,
     /// Of each of two buffers a direction: a copy of it takes 0.3 ms.
@@ -76,6 +81,7 @@ impl CudaOptions {
             queue_jobs: 1024,
             level: Level::best(),
             method: Wish::Auto,
+            calibrations: None,
             multiprocessors: MULTIPROCESSORS,
             staging_bytes: 16 << 20,
             stages: true,
@@ -111,15 +117,23 @@ impl CudaCopyEngine {
         tensors.places().try_for_each(|place| check_place(&context, place))?;
         let lane = |direction| Lane::new(context.clone(), direction, options.staging_bytes);
         let mut lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
-        let (methods, registers, trouble) = test(&context, &mut lanes, &options)?;
+        let (methods, registers, mut trouble) = test(&context, &mut lanes, &options)?;
+        let costs = (options.method == Wish::Auto).then(|| {
+            let costs = calibrate::costs(&context, &lanes, &methods, options.calibrations.as_deref());
+            costs.unwrap_or_else(|error| {
+                trouble.get_or_insert(error.told());
+                Costs::default()
+            })
+        });
         drop(entered);
+        let threads = options.threads;
         let shared = Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             work: Condvar::new(),
             registrar: Registrar::default(),
             submitting: Default::default(),
-            choice: Choice::new(methods),
+            choice: Choice::new(methods, costs),
             trouble: Mutex::new(trouble),
             copied: AtomicU64::new(0),
             staged: AtomicU64::new(0),
@@ -134,7 +148,7 @@ impl CudaCopyEngine {
         if registers {
             engine.start("forebay-register", |shared| shared.registrar.run(&shared.context))?;
         }
-        for _ in 0..options.threads {
+        for _ in 0..threads {
             engine.start("forebay-sum", Shared::sum)?;
         }
         Ok(engine)
@@ -188,7 +202,9 @@ fn test(
     let [stores, loads] = lanes;
     let (wished, mut trouble) = (options.method.methods(), None);
     if wished.contains(&Method::Kernel) {
-        trouble = loads.load_kernel(options.multiprocessors).err();
+        let refused = loads.load_kernel(options.multiprocessors).err();
+        // An older GPU is no trouble unless somebody wants the kernel.
+        trouble = refused.filter(|_| options.method == Wish::Kernel);
     }
     let test = SelfTest::new(context, loads, stores)?;
     // The last first, since the kernel needs another method that stores what it has loaded.
@@ -448,7 +464,7 @@ impl Shared {
         let lane = &self.lanes[job.direction as usize];
         let _entered = self.context.enter()?;
         lane.follow(job.after)?;
-        let queued = lane.queue(&self.choice.methods(), direct);
+        let queued = lane.queue(&self.choice.order(job.direction, direct), direct);
         let is_queued = queued.is_ok();
         if let Err(Failed { method, error }) = queued {
             self.choice.give_up(method);

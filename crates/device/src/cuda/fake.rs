@@ -479,6 +479,10 @@ impl Driver for Fake {
         self.call("pci_bus_id").map(|_| format!("fake:{:02x}:00.0", device.0))
     }
 
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]> {
+        self.call("uuid").map(|_| [device.0 as u8 + 1; 16])
+    }
+
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle> {
         self.call("retain_primary")?.retained += 1;
         Ok(self.context(device.0 as u32))

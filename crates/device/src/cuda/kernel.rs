@@ -17,7 +17,7 @@ use super::ops::Op;
 use crate::copy::Memory;
 use crate::job::Direction;
 
-const TEXT: &str = concat!(include_str!("kernels/copy.ptx"), "\0");
+pub const TEXT: &str = concat!(include_str!("kernels/copy.ptx"), "\0");
 const NAME: &CStr = c"forebay_copy";
 const WORD_BYTES: u64 = 16;
 /// Of a block: what `copy.cu` is compiled for.
@@ -80,6 +80,11 @@ impl Kernel {
             kernel.add_table().map_err(cannot)?;
         }
         Ok(kernel)
+    }
+
+    /// The most multiprocessors that a launch takes.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
     }
 
     fn add_table(&self) -> Answer<()> {

@@ -92,6 +92,11 @@ impl Lane {
         }
     }
 
+    /// The most that the kernel takes; 0 without it.
+    pub fn multiprocessors(&self) -> u32 {
+        self.kernel.as_ref().map_or(0, Kernel::blocks)
+    }
+
     pub fn staging(&self) -> &Memory {
         &self.buffers[0].memory
     }

@@ -49,6 +49,7 @@ table! {
     device: c"cuDeviceGet", 2000, (*mut c_int, c_int);
     attribute: c"cuDeviceGetAttribute", 2000, (*mut c_int, c_uint, c_int);
     pci_bus_id: c"cuDeviceGetPCIBusId", 4010, (*mut c_char, c_int, c_int);
+    uuid: c"cuDeviceGetUuid", 11040, (*mut [u8; 16], c_int);
     retain_primary: c"cuDevicePrimaryCtxRetain", 7000, (*mut u64, c_int);
     release_primary: c"cuDevicePrimaryCtxRelease", 11000, (c_int);
     set_current: c"cuCtxSetCurrent", 4000, (u64);
@@ -231,6 +232,11 @@ impl Driver for LibCuda {
         let mut id = [0u8; 32];
         call!(self.pci_bus_id(id.as_mut_ptr().cast(), id.len() as c_int, device.0))?;
         Ok(CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().to_lowercase()).unwrap_or_default())
+    }
+
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]> {
+        let mut uuid = [0; 16];
+        call!(self.uuid(&mut uuid, device.0)).map(|()| uuid)
     }
 
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle> {

@@ -10,8 +10,10 @@ use forebay_core::ErrorKind;
 use forebay_core::checksum::checksum;
 
 use super::bench as rows;
+use super::costs::{Cost, Costs};
 use super::driver::{CaptureMode, StreamHandle};
 use super::fake::{Fake, Fault};
+use super::methods::Method;
 use super::*;
 use crate::bench::Random;
 use crate::cuda::driver::Status;
@@ -100,6 +102,7 @@ impl Device {
 fn options() -> CudaOptions {
     let patience = Duration::from_secs(30);
     CudaOptions {
+        method: Wish::Batch,
         threads: 2,
         queue_jobs: 64,
         staging_bytes: 512 << 10,
@@ -560,6 +563,76 @@ fn a_kernel_that_touches_foreign_memory_ends_the_context_and_every_job() {
     assert_eq!(rig.finish(1).outcomes, [Outcome::Failed]);
     let refused = rig.engine.submit(rig.job(2, Direction::Load, &[(3, 0)])).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
+}
+
+/// Kernels that the test at the start launches.
+const TESTS: u64 = 3;
+
+#[test]
+fn an_engine_measures_once_for_a_device_and_again_if_what_was_kept_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::with(130, WORDS);
+    let start = |ordinal| {
+        let before = device.fake.launches();
+        let calibrations = Some(folder.path().join("forebay"));
+        let options = CudaOptions { ordinal, method: Wish::Auto, calibrations, multiprocessors: 1, ..options() };
+        let tensors = if ordinal == 0 { device.tensors(0) } else { Tensors::new(Vec::new(), Vec::new()).unwrap() };
+        let engine = CudaCopyEngine::new(device.fake.clone(), tensors, options).unwrap();
+        assert_eq!(engine.report().methods, ["kernel", "batch", "loop"]);
+        assert_eq!(engine.report().trouble, None);
+        device.fake.launches() - before > TESTS
+    };
+    let kept = || std::fs::read_dir(folder.path().join("forebay")).unwrap().map(|file| file.unwrap().path());
+    assert!(start(0), "nothing was measured");
+    assert!(!start(0), "it was measured again");
+    assert!(start(1), "another device was taken for the first");
+    assert_eq!(kept().count(), 2);
+    for file in kept() {
+        let mut text = std::fs::read(&file).unwrap();
+        text[100] ^= 1;
+        std::fs::write(&file, text).unwrap();
+    }
+    assert!(start(0), "a damaged file was believed");
+    assert!(!start(0));
+    assert_eq!(device.fake.open(), 3);
+}
+
+#[test]
+fn what_was_measured_decides_by_size_and_direction() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::with(131, WORDS);
+    let auto = |folder: &std::path::Path| CudaOptions {
+        method: Wish::Auto,
+        calibrations: Some(folder.to_owned()),
+        multiprocessors: 1,
+        ..options()
+    };
+    drop(device.engine(auto(folder.path())).unwrap());
+    // The same file with other costs: the kernel is the best for few small pieces, and the loop for all stores.
+    let place = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&place).unwrap();
+    let what = text.lines().nth(1).unwrap();
+    let cost = |direction, method, bytes, nanoseconds| Cost { direction, method, bytes, count: 16, nanoseconds };
+    let costs = |small, large| {
+        let methods = [Method::Kernel, Method::Batch, Method::Loop];
+        let sizes = [(1024, small), (1 << 20, large)];
+        let loads = sizes.into_iter().flat_map(|(bytes, times): (u64, [u64; 3])| {
+            methods.into_iter().zip(times).map(move |(method, time)| cost(Direction::Load, method, bytes, time))
+        });
+        Costs(loads.collect())
+    };
+    for (small, large, launches) in [([10, 100, 100], [100, 10, 100], 1), ([100, 10, 100], [10, 100, 100], 0)] {
+        costs(small, large).write(&place, what).unwrap();
+        let rig = Rig::on(device.clone(), auto(folder.path())).wait();
+        let tested = rig.device.fake.launches();
+        rig.memory.write(0, &content(&mut Random(131)));
+        rig.engine.submit(rig.job(1, Direction::Load, &[(2, 0)])).unwrap();
+        assert_eq!(rig.finish(1).outcomes, [Outcome::Loaded]);
+        assert!(rig.device.block(2) == rig.slot(0));
+        rig.engine.submit(rig.job(2, Direction::Store, &[(2, 5)])).unwrap();
+        assert!(matches!(rig.finish(2).outcomes[0], Outcome::Stored { .. }));
+        assert_eq!(rig.device.fake.launches() - tested, launches);
+    }
 }
 
 // --- faults ---------------------------------------------------------------------------------------------------
