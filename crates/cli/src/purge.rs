@@ -131,7 +131,7 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
         }
     };
     if reply.namespace_ids.is_empty() && !is_of_tenant && reply.places.iter().all(|place| place.error.is_empty()) {
-        text += "this daemon has not seen this namespace; no tier of this host has a block of it now\n";
+        text += "this daemon has not seen this namespace; the pool and disks of this host have no block of it now\n";
     }
     if !reply.reached_stores {
         return text;

@@ -196,7 +196,7 @@ fn a_namespace_that_the_daemon_never_saw_goes_by_its_id() {
     let answer = purge(&other, &["--namespace", &id_of("blue")]);
     assert_eq!((answer.code, files(directory.path(), "blue")), (0, 0), "{answer:?}");
     let told = "0 blocks, 0 B, were removed from the pool\n\
-                this daemon has not seen this namespace; no tier of this host has a block of it now\n";
+                this daemon has not seen this namespace; the pool and disks of this host have no block of it now\n";
     assert!(answer.out.starts_with(told), "{answer:?}");
 }
 
