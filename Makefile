@@ -101,6 +101,7 @@ lint:
 	cargo fmt --all --check
 	$(RUFF) check --quiet $(PYTHON_SOURCES)
 	$(RUFF) format --check --quiet $(PYTHON_SOURCES)
+	tools/simulation-holes.sh --check
 	cargo clippy --locked --quiet --workspace --all-targets --all-features -- -D warnings
 
 # mypy reads vLLM for its types, and the stub of the native module, which need not be built.
