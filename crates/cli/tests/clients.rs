@@ -118,6 +118,38 @@ fn forty_puts_at_once_take_little_memory() {
     assert!(most.saturating_sub(before) < 150 << 10, "{before} KiB grew to {most} KiB");
 }
 
+#[test]
+fn a_message_of_empty_entries_is_refused_before_it_takes_memory() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place, SMALL);
+    let client = Client::open(&place, "plain", 0);
+    let session = client.welcome.session;
+    // 2 MiB on the wire each, and fifty times as much once decoded.
+    let groups = vec![GroupBlocks::default(); 1_000_000];
+    let commit = CommitRequest { session, namespace: 0, groups };
+    let put = PutRequest { session, blocks: vec![Block::default(); 1_000_000], ..Default::default() };
+    let before = anonymous_kib(&daemon);
+    let mut most = 0;
+    let mut refused = Vec::new();
+    std::thread::scope(|scope| {
+        let calls = [
+            scope.spawn(|| call!(client, commit, commit).expect_err("it is refused")),
+            scope.spawn(|| call!(client, put, put).expect_err("it is refused")),
+        ];
+        while calls.iter().any(|call| !call.is_finished()) {
+            most = most.max(anonymous_kib(&daemon));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        refused.extend(calls.map(|call| call.join().expect("a client")));
+    });
+    for refused in refused {
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("hint: "), "{refused}");
+    }
+    assert!(most.saturating_sub(before) < 40 << 10, "{before} KiB grew to {most} KiB");
+    serves(&place, "a");
+}
+
 /// Memory of the daemon's own, without the pool.
 fn anonymous_kib(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("it runs");

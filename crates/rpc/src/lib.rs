@@ -8,6 +8,7 @@ pub mod client;
 mod draw;
 mod frame;
 mod hashes;
+pub mod lists;
 pub mod status;
 
 pub use draw::draw;

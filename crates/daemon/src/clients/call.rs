@@ -2,7 +2,7 @@
 //!
 //! Invariants: a message is read no further than its length before the length has been admitted. An answer is counted
 //! until its last byte has left the process or its connection is gone. Whoever sends its message too slowly loses the
-//! call.
+//! call. A large message that would take far more memory once it is decoded is refused before.
 //!
 //! Calls that copy blocks wait for room. All others are refused at once: an engine is better off without an answer than
 //! behind the copies of others.
@@ -16,13 +16,14 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_rpc::to_status;
+use forebay_rpc::{lists, to_status};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Sleep, sleep, timeout};
 use tonic::Status;
 
+use super::decoded::Decoded;
 use super::{Place, Refusal, WAITING_COPIES, WAITING_COPIES_OF_CONNECTION, kib, leaving};
 
 /// From the first byte of a call to the last of its message. A client on this host sends 16 MiB in milliseconds.
@@ -32,6 +33,9 @@ const TIME_TO_SEND: Duration = Duration::from_secs(10);
 const TIME_TO_WAIT: Duration = Duration::from_secs(12);
 /// gRPC's own header of a message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
+/// Messages from here on take more than about 100 µs to decode. The longest of usual requests is a lookup of 8,192
+/// keys, a quarter of a MiB.
+pub const LARGE_BYTES: u64 = 384 << 10;
 /// A request for health has no fields; later versions may add some.
 const HEALTH_BYTES: u64 = 4 << 10;
 
@@ -83,7 +87,8 @@ pub struct Begun {
 
 impl Call {
     /// Lets a call in, or refuses it, when it is known how long its message is.
-    pub async fn begin(place: &Arc<Place>, kind: Kind, mut message: Incoming) -> Result<Begun> {
+    pub async fn begin(place: &Arc<Place>, path: &str, mut message: Incoming) -> Result<Begun> {
+        let kind = Kind::of(path);
         let call = Arc::new(Call::count(place, kind)?);
         let answering = Answering::new(&call)?;
         if kind != Kind::Health {
@@ -107,7 +112,8 @@ impl Call {
             }
         };
         let (first, left) = (Some(first), length + PREFIX_BYTES as u64);
-        let message = Receiving { first, rest: message, left, late: Box::pin(sleep(TIME_TO_SEND)) };
+        let decoded = (length >= LARGE_BYTES).then(|| Decoded::new(lists::of(path), PREFIX_BYTES, length));
+        let message = Receiving { first, rest: message, left, decoded, late: Box::pin(sleep(TIME_TO_SEND)) };
         Ok(Begun { call, answering, message, length, room })
     }
 
@@ -223,11 +229,13 @@ fn too_slow() -> Error {
         .hint("see whether the client has been stopped meanwhile, and call again")
 }
 
-/// A message on its way to the service: no longer than it said, and in time.
+/// A message on its way to the service: no longer than it said, in time, and not much larger in memory.
 pub struct Receiving {
     first: Option<Bytes>,
     rest: Incoming,
     left: u64,
+    /// Of a large message: the thread that decodes it also looks at it here.
+    decoded: Option<Decoded>,
     late: Pin<Box<Sleep>>,
 }
 
@@ -251,11 +259,14 @@ impl Body for Receiving {
                 Poll::Pending => return Poll::Pending,
             },
         };
-        let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-        let Some(left) = self.left.checked_sub(bytes) else {
+        let bytes = frame.data_ref().map(Bytes::as_ref).unwrap_or_default();
+        let Some(left) = self.left.checked_sub(bytes.len() as u64) else {
             return Poll::Ready(Some(Err(Status::invalid_argument("a call has one message"))));
         };
         self.left = left;
+        if let Some(Err(error)) = self.decoded.as_mut().map(|decoded| decoded.see(bytes)) {
+            return Poll::Ready(Some(Err(to_status(&error))));
+        }
         Poll::Ready(Some(Ok(frame)))
     }
 }

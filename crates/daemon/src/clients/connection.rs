@@ -27,14 +27,11 @@ use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::codegen::Service as _;
 
-use super::call::{Answer, Begun, Call, Kind};
+use super::call::{Answer, Begun, Call, LARGE_BYTES};
 use super::{Place, kib};
 use crate::service::Service;
 use crate::turns;
 
-/// Messages from here on take more than about 100 µs to decode. The longest of usual requests is a lookup of 8,192
-/// keys, a quarter of a MiB.
-const LARGE_BYTES: u64 = 384 << 10;
 /// Bytes that one connection moves before others are served, a frame; they take some 50 µs.
 const PIECE_BYTES: usize = FRAME_BYTES as usize;
 
@@ -68,9 +65,8 @@ async fn answer(
     mut service: ForebayServer<Service>,
     aside: &Handle,
 ) -> Response<Body> {
-    let kind = Kind::of(request.uri().path());
     let (mut head, message) = request.into_parts();
-    let begun = match Call::begin(place, kind, message).await {
+    let begun = match Call::begin(place, head.uri.path(), message).await {
         Ok(begun) => begun,
         Err(error) => return refused(&error),
     };

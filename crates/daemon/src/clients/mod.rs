@@ -10,6 +10,7 @@
 
 mod call;
 mod connection;
+mod decoded;
 mod files;
 mod taken;
 

@@ -118,7 +118,7 @@ impl Loaded {
     }
 
     /// Of the value that was set last. A relative path means another place from another working directory: a flag's is
-    /// made whole where it is given, and others are refused.
+    /// made whole where it is given, and others are refused. `//` and `/./` in a path mean `/`, wherever it comes from.
     fn came_from(&mut self, key: &'static Key, origin: Origin) -> Result<()> {
         let value = self.config.value(key).filter(|_| key.is_path);
         for path in value.iter().flat_map(texts).map(Path::new).filter(|path| path.is_relative()) {
@@ -129,7 +129,7 @@ impl Loaded {
                     .hint(format!("give a path that begins with `/`, such as `{}`", whole.display())));
             }
         }
-        if let (Some(value), Origin::Flag) = (&value, &origin) {
+        if let Some(value) = &value {
             self.config.set(key, &with_whole_paths(value)?);
         }
         self.origins.insert(key.name, origin);
@@ -354,6 +354,15 @@ mod tests {
             assert!(hint.starts_with("it must ") || hint.starts_with("give "), "{hint}");
         }
         assert!(with_file("", &[], &[("http.address", "0.0.0.0:1"), ("http.allow_remote", "true")]).is_ok());
+    }
+
+    #[test]
+    fn a_path_is_shown_without_empty_steps_wherever_it_comes_from() {
+        let expected = Path::new("/a/b/c");
+        for (file, flags) in [("[pool]\ndirectory = '/a//b/./c'\n", &[][..]), ("", &[("pool.directory", "/a//b/./c")])]
+        {
+            assert_eq!(with_file(file, &[], flags).unwrap().config.pool.directory.as_os_str(), expected.as_os_str());
+        }
     }
 
     #[test]

@@ -7,9 +7,13 @@ use super::{check_hashes, group_index};
 use crate::instances::Session;
 use crate::state::{Shared, State};
 
-/// One event for all requests that wait no more, and one for each request that waits now; then their prefetches begin.
+/// One event for each piece of the list of requests that wait no more, and one for each request that waits now; then
+/// their prefetches begin.
 pub async fn hint(shared: &Shared, request: HintRequest) -> Result<Done> {
-    shared.event(|state| withdraw(state, request.session, &request.withdrawn))?;
+    for withdrawn in request.withdrawn.chunks(Session::MAX_WAITING) {
+        shared.event(|state| withdraw(state, request.session, withdrawn))?;
+        tokio::task::yield_now().await;
+    }
     for hint in &request.hints {
         tokio::task::yield_now().await;
         shared.event(|state| note(state, request.session, request.namespace, hint))?;

@@ -33,6 +33,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// A lookup looks again after so long at the latest, whether anything is said to have ended or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// To end a lease of 2,048 blocks takes the deciding thread about 10 µs.
+const LEASES_PER_EVENT: usize = 64;
 
 /// Answers for all keys of all groups, and takes the lease. Long prompts are looked up in pieces, so that other
 /// calls get in between.
@@ -69,20 +71,33 @@ async fn follow(mut pending: Pending, alive: Alive, replies: Sender) {
     }
 }
 
-pub fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
-    shared.event(|state| {
-        let saved = Saved { tokens: request.saved_tokens, prefill_us: request.saved_prefill_us };
-        let (instance, member) = state.instances.of_session(request.session)?;
-        member.saved.add(saved);
-        state.saved.add(saved);
-        // Whoever has no number has no lease.
-        if let Some(instance) = instance {
-            request.leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
+/// One event for what was saved and the first leases, and one for each further piece of the lists.
+pub async fn release(shared: &Shared, request: ReleaseRequest) -> Result<Done> {
+    let mut saved = Saved { tokens: request.saved_tokens, prefill_us: request.saved_prefill_us };
+    let mut leases = request.leases.chunks(LEASES_PER_EVENT);
+    let mut lookups = request.lookups.chunks(LEASES_PER_EVENT);
+    loop {
+        let (saved, leases_now) = (take(&mut saved), leases.next().unwrap_or_default());
+        let lookups_now = lookups.next().unwrap_or_default();
+        shared.event(|state| release_some(state, request.session, saved, leases_now, lookups_now))?;
+        if leases.len() + lookups.len() == 0 {
+            return Ok(Done {});
         }
-        let session = session(state, request.session).expect("found above");
-        request.leases.iter().chain(&request.lookups).for_each(|lease| session.follows.end(*lease));
-        Ok(Done {})
-    })
+        tokio::task::yield_now().await;
+    }
+}
+
+fn release_some(state: &mut State, id: u64, saved: Saved, leases: &[u64], lookups: &[u64]) -> Result<()> {
+    let (instance, member) = state.instances.of_session(id)?;
+    member.saved.add(saved);
+    state.saved.add(saved);
+    // Whoever has no number has no lease.
+    if let Some(instance) = instance {
+        leases.iter().for_each(|lease| state.core.release(instance, LeaseId(*lease)));
+    }
+    let session = session(state, id).expect("found above");
+    leases.iter().chain(lookups).for_each(|lease| session.follows.end(*lease));
+    Ok(())
 }
 
 /// A lookup under way; dropped with what it pinned when the call is cancelled. Never drop it inside an event: its drop

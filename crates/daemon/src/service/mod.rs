@@ -96,7 +96,7 @@ impl Forebay for Service {
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<Done>, Status> {
-        self.answer("release", lookup::release(&self.shared, request.into_inner()))
+        self.answer("release", lookup::release(&self.shared, request.into_inner()).await)
     }
 
     async fn reserve(&self, request: Request<ReserveRequest>) -> Result<Response<ReserveReply>, Status> {
@@ -108,7 +108,7 @@ impl Forebay for Service {
     }
 
     async fn abort(&self, request: Request<AbortRequest>) -> Result<Response<Done>, Status> {
-        self.answer("abort", store::abort(&self.shared, request.into_inner()))
+        self.answer("abort", store::abort(&self.shared, request.into_inner()).await)
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {

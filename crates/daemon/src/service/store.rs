@@ -2,9 +2,9 @@
 
 use forebay_core::key::BlockHash;
 use forebay_core::store::CommitOutcome as Outcome;
-use forebay_core::{Error, Generation, Instance, NamespaceIndex, Result, SlotId};
+use forebay_core::{Core, Error, Generation, Instance, NamespaceIndex, Result, SlotId};
 use forebay_rpc::proto::{
-    AbortRequest, CommitOutcome, CommitReply, CommitRequest, Done, GroupBlocks, ReserveReply, ReserveRequest,
+    AbortRequest, CommitOutcome, CommitReply, CommitRequest, Done, GroupBlocks, Held, ReserveReply, ReserveRequest,
 };
 
 use super::{check_hashes, group_index};
@@ -60,14 +60,23 @@ pub async fn commit(shared: &Shared, request: CommitRequest) -> Result<CommitRep
     Ok(CommitReply { outcomes })
 }
 
-pub fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
-    shared.event(|state| {
-        let (instance, _) = state.instances.of_engine(request.session)?;
-        for held in &request.slots {
-            state.core.abort(instance, (SlotId(held.slot), Generation(held.generation)));
+/// One event for each piece of the list.
+pub async fn abort(shared: &Shared, request: AbortRequest) -> Result<Done> {
+    let mut slots = request.slots.chunks(Core::MAX_HELD_PER_EVENT);
+    loop {
+        let slots_now = slots.next().unwrap_or_default();
+        shared.event(|state| abort_some(state, request.session, slots_now))?;
+        if slots.len() == 0 {
+            return Ok(Done {});
         }
-        Ok(Done {})
-    })
+        tokio::task::yield_now().await;
+    }
+}
+
+fn abort_some(state: &mut State, session: u64, slots: &[Held]) -> Result<()> {
+    let (instance, _) = state.instances.of_engine(session)?;
+    slots.iter().for_each(|held| state.core.abort(instance, (SlotId(held.slot), Generation(held.generation))));
+    Ok(())
 }
 
 pub fn wire(outcome: Outcome) -> CommitOutcome {

@@ -301,7 +301,7 @@ pub fn acknowledge(state: &mut State, attached: &Attached) {
 }
 
 /// The first message of those that were read, if it is there whole.
-fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> {
+pub fn take_message<M: Message + Default>(bytes: &mut Vec<u8>) -> Result<Option<M>> {
     let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
     let length = check_length(u32::from_le_bytes(*length))?;
     let Some(message) = bytes.get(4..4 + length) else { return Ok(None) };

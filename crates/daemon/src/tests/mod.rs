@@ -1,3 +1,4 @@
 //! Tests of the parts together, which need what the crate does not show.
 
+mod fuzz;
 mod simulation;

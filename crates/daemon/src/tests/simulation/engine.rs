@@ -489,7 +489,7 @@ impl World {
         for _ in 0..1 + usize::from(self.dice.is_one_in(8)) {
             let request = request.clone();
             self.call(number, What::Done, move |shared, _| async move {
-                Answer::Done(lookup::release(&shared, request).map(drop))
+                Answer::Done(lookup::release(&shared, request).await.map(drop))
             });
         }
     }
@@ -503,7 +503,7 @@ impl World {
         let slots = vec![Held { slot: stocked.at.0.0, generation: stocked.at.1.0 }];
         let request = AbortRequest { session, slots };
         self.call(number, What::Done, move |shared, _| async move {
-            Answer::Done(store::abort(&shared, request).map(drop))
+            Answer::Done(store::abort(&shared, request).await.map(drop))
         });
     }
 
