@@ -65,6 +65,9 @@ pub struct ClaimDisk {
     pub capacity_bytes: Option<u64>,
     #[arg(long)]
     pub create: bool,
+    /// Makes the file if there is none
+    #[arg(long)]
+    pub makes_file: bool,
 }
 
 #[derive(Args, Debug)]

@@ -73,8 +73,8 @@ fn run(command: Command) -> Result<(), Failure> {
             output::print(&machine::about());
             Ok(())
         }
-        Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create }) => {
-            let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create });
+        Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create, makes_file }) => {
+            let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create }, makes_file);
             claimed.map_err(|error| if is_unheard(&error) { Failure::Told(FAILED) } else { Failure::Run(error) })
         }
     }

@@ -282,6 +282,49 @@ fn a_purge_waits_for_a_disk_that_is_missing_and_reaches_its_blocks_when_it_comes
     rig.ends_in_time();
 }
 
+/// The mount points lie on another filesystem than the root's.
+#[test]
+fn a_disk_whose_mount_is_missing_is_not_made_anew_beside_another_and_a_purge_waits_for_it() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
+    let [first, second, away] = ["first", "second", "away"].map(|name| home.path().join(name));
+    [&first, &second].into_iter().for_each(|point| fs::create_dir(point).expect("ours"));
+    let disks = [first.join("disk"), second.join("disk")];
+    let disks = [disks[0].as_path(), disks[1].as_path()];
+    let made_by_default = ["--tier.ssd.create", "false"];
+    // At the first start all are made.
+    let rig = Rig::serving(&place, &disks, &made_by_default);
+    rig.store(0..200);
+    rig.loses_pool(&place);
+    fs::rename(&first, &away).and_then(|()| fs::create_dir(&first)).expect("ours");
+    let rig = Rig::serving(&place, &disks, &made_by_default);
+    says_everywhere(&place, &rig.daemon, disks[0], "other disks are there");
+    assert!(!disks[0].exists(), "no file is made where a mount is missing");
+    let told =
+        command::run(&["purge", "--tenant", "t", "--socket.directory", place.sockets().to_str().expect("UTF-8")]);
+    assert!(told.code == 1 && told.err.contains("still on a tier"), "{told:?}");
+    fs::remove_dir(&first).and_then(|()| fs::rename(&away, &first)).expect("ours");
+    rig.is_taken(0);
+    rig.purges();
+    assert_eq!(rig.misses(0..200).len(), 200);
+    rig.ends_in_time();
+}
+
+#[test]
+fn a_new_disk_beside_others_is_used_once_its_empty_file_is_there() {
+    let (place, home) = (Place::new(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
+    let [first, second] = ["first", "second"].map(|name| home.path().join(name));
+    let made_by_default = ["--tier.ssd.create", "false"];
+    let rig = Rig::serving(&place, &[&first], &made_by_default);
+    rig.store(0..50);
+    rig.loses_pool(&place);
+    let rig = Rig::serving(&place, &[&first, &second], &made_by_default);
+    says_everywhere(&place, &rig.daemon, &second, "other disks are there");
+    File::create(&second).expect("ours");
+    rig.is_taken(1);
+    assert_eq!(rig.misses(0..50).len(), 0);
+    rig.ends_in_time();
+}
+
 /// The daemon knows a namespace of the tenant, and not the one whose blocks the disk has.
 #[test]
 fn a_purge_that_began_before_its_disk_came_says_what_it_does_not_know_of_the_disk() {

@@ -1,6 +1,7 @@
 //! The entry of this host's disks in `ALL`, the list of tiers. How each disk comes into the tier is in `arrival`.
 
 mod arrival;
+mod novelty;
 
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
@@ -21,6 +22,7 @@ use toml::Value;
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
 use crate::config::{Bytes, Demand, Setting, settings};
 use arrival::Arrival;
+use novelty::{Novelty, missing_beside_others};
 
 pub use arrival::CLAIM_COMMAND;
 
@@ -34,9 +36,10 @@ settings! {
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
         /// whole.
         capacity_bytes: Option<Bytes> = None;
-        /// Whether a missing file is created even if its directory is on the root filesystem. By default it is not,
-        /// because a directory there is probably the place of a mount that is missing, and the blocks would fill the
-        /// root filesystem. Elsewhere a missing file is always created.
+        /// Whether a missing file is created in any case. By default it is created only at the first start, when all
+        /// disks are missing, and neither on the root filesystem nor below a mount point of `/etc/fstab` without its
+        /// mount. Otherwise the disk is probably not mounted: a new file would hide its blocks from purges, and could
+        /// fill the wrong filesystem.
         create: bool = false;
         /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
         /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
@@ -90,7 +93,8 @@ impl TierSpec for TierSsd {
     }
 
     fn examine(&self) -> Vec<Result<String>> {
-        settings(self).disks.iter().flat_map(examine).collect()
+        let are_others_there = self.disks.iter().any(|disk| disk.exists());
+        settings(self).disks.iter().flat_map(|disk| examine(disk, are_others_there)).collect()
     }
 
     fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
@@ -122,12 +126,14 @@ impl Arrivals {
     fn start(config: SsdConfig) -> Result<Arrivals> {
         let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
         let (first_look, looks) = mpsc::channel();
+        let novelty = Arc::new(Novelty::of(config.disks.len()));
         let mut pools = Vec::new();
         for place in 0..config.disks.len() {
             let (sender, receiver) = mpsc::channel();
             pools.push(sender);
-            let (config, inbox, first_look) = (config.clone(), ssd.inbox(), Some(first_look.clone()));
-            Arrival { place, config, inbox, first_look, pools: receiver, pool: None, said: String::new() }.spawn();
+            let (config, novelty) = (config.clone(), novelty.clone());
+            let (inbox, first_look, pools) = (ssd.inbox(), Some(first_look.clone()), receiver);
+            Arrival { place, config, novelty, inbox, first_look, pools, pool: None, said: String::new() }.spawn();
         }
         drop(first_look);
         let silent = pools.len() - judge(&looks)?;
@@ -287,10 +293,11 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn examine(disk: &DiskConfig) -> Vec<Result<String>> {
+fn examine(disk: &DiskConfig, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
     match forebay_io::ssd::examine(disk) {
         Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
             let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));
             vec![Ok(format!("`{shown}` will be created with {wanted} of {free} free"))]

@@ -18,11 +18,13 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::claim::DiskClaim;
 use super::config::DiskConfig;
-use super::device::Device;
+use super::device::{Device, is_to_be_made};
 use crate::pool::{recv_fds, send_fds};
 
 /// How long a message between the two may take once it has begun.
 const MESSAGE: Duration = Duration::from_secs(10);
+/// The answer for a file that is not there, if only one that is there was asked for.
+const TO_BE_MADE: &str = "to be made";
 const KINDS: [ErrorKind; 8] = [
     ErrorKind::Invalid,
     ErrorKind::NotFound,
@@ -60,8 +62,8 @@ impl ClaimProcess {
         rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::IN)], Some(&timeout)) != Ok(0)
     }
 
-    /// Its answer.
-    pub fn claim(self) -> Result<DiskClaim> {
+    /// Its answer. `None` if it was asked for a file that is there, and the file would have to be made.
+    pub fn claim(self) -> Result<Option<DiskClaim>> {
         let (bytes, fds) = recv_fds(&self.stream, Instant::now() + MESSAGE).map_err(|error| {
             Error::new(ErrorKind::Io, "the process that looked at a disk ended without an answer")
                 .with("path", self.path.display())
@@ -73,7 +75,10 @@ impl ClaimProcess {
             && let Ok(bytes) = bytes.parse()
         {
             let files = [File::from(lock), File::from(file)];
-            return Ok(DiskClaim::of(Device::of(self.path.clone(), files, bytes, *is_direct == "true")));
+            return Ok(Some(DiskClaim::of(Device::of(self.path.clone(), files, bytes, *is_direct == "true"))));
+        }
+        if words == [TO_BE_MADE] {
+            return Ok(None);
         }
         let kind = |name: &str| KINDS.into_iter().find(|kind| format!("{kind:?}") == name).unwrap_or(ErrorKind::Io);
         Err(match words[..] {
@@ -91,14 +96,18 @@ impl Drop for ClaimProcess {
     }
 }
 
-/// The process itself: claims the disk, and answers on its standard input.
-pub fn answer_claim(config: &DiskConfig) -> Result<()> {
+/// The process itself: claims the disk, and answers on its standard input. `makes_file` is false for a look at what is
+/// there, which makes nothing.
+pub fn answer_claim(config: &DiskConfig, makes_file: bool) -> Result<()> {
     let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot answer the daemon").source(error);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| cannot(error.into()))?;
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(cannot)?);
     let deadline = || Instant::now() + MESSAGE;
-    match DiskClaim::new(config) {
-        Ok(claim) => {
+    let is_left = if makes_file { Ok(false) } else { is_to_be_made(config) };
+    let claimed = is_left.and_then(|is_left| if is_left { Ok(None) } else { DiskClaim::new(config).map(Some) });
+    match claimed {
+        Ok(None) => send_fds(&stream, TO_BE_MADE.as_bytes(), &[], deadline()),
+        Ok(Some(claim)) => {
             let device = claim.device();
             let text = format!("claimed\n{}\n{}", device.bytes, device.is_direct);
             send_fds(&stream, text.as_bytes(), &device.descriptors(), deadline())

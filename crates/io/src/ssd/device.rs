@@ -3,7 +3,8 @@
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
 //! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
 //! another user could have made, and no disk is used in a directory that another user could change; no file is made on
-//! the root filesystem unless that is wanted, because the place of a mount that is missing lies there.
+//! the root filesystem or below a mount point of `/etc/fstab` without its mount, unless that is wanted, because the disk
+//! is probably not mounted there.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
@@ -26,6 +27,7 @@ use super::config::DiskConfig;
 use super::layout::{
     FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, not_ours,
 };
+use super::mounts;
 use super::staging::HEADS;
 use crate::trust;
 use crate::uring::{Memory, Region, Span, try_lock};
@@ -310,20 +312,35 @@ pub(super) fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
     Ok((absolute.file_name().map_or(parent.clone(), |name| parent.join(name)), links))
 }
 
-/// A file that is not there yet is made where that fills no filesystem by mistake.
+/// Whether the disk is a file that is not there and may be made. Where the disk hangs, so does this call.
+pub(super) fn is_to_be_made(config: &DiskConfig) -> Result<bool> {
+    let (real, _) = trusted_path(&config.path)?;
+    check_place(&real, config)?;
+    Ok(!real.exists())
+}
+
+/// A file that is not there yet is made where that fills no filesystem by mistake, and hides no disk.
 pub(super) fn check_place(real: &Path, config: &DiskConfig) -> Result<()> {
     if config.create || real.exists() {
         return Ok(());
     }
+    let place = place_of(real);
+    let missing = |says: &str, hint: String| {
+        Err(Error::new(ErrorKind::NotFound, says).with("path", config.path.display()).hint(hint))
+    };
+    if let Some(point) = mounts::missing_above(&place) {
+        let says = "a disk's file does not exist, and a filesystem of `/etc/fstab` is not mounted there";
+        let point = point.display();
+        let hint = format!("`mount {point}`; if blocks belong in the directory itself, set `tier.ssd.create = true`");
+        return missing(says, hint);
+    }
     let device = |path: &Path| path.metadata().map(|metadata| metadata.dev());
     let cannot = |error| cannot("look at", &config.path, error);
-    if device(&place_of(real)).map_err(cannot)? != device(Path::new("/")).map_err(cannot)? {
+    if device(&place).map_err(cannot)? != device(Path::new("/")).map_err(cannot)? {
         return Ok(());
     }
-    let says = "a disk's file does not exist, and its directory is on the root filesystem";
-    Err(Error::new(ErrorKind::NotFound, says)
-        .with("path", config.path.display())
-        .hint("mount the disk there; if blocks belong on the root filesystem, set `tier.ssd.create = true`"))
+    let hint = "mount the disk there; if blocks belong on the root filesystem, set `tier.ssd.create = true`";
+    missing("a disk's file does not exist, and its directory is on the root filesystem", hint.to_owned())
 }
 
 /// The directory in which the file is made.

@@ -28,6 +28,7 @@ mod inspect;
 mod io;
 mod layout;
 mod log;
+mod mounts;
 mod places;
 mod reader;
 mod reads;

@@ -5,6 +5,7 @@
 //! daemon runs. The log has one line for each change.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
@@ -12,11 +13,15 @@ use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::ssd::{ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig};
 use forebay_io::uring::Region;
 
+use super::novelty::{Known, Novelty, missing_beside_others};
+
 /// The command by which this program claims a disk for a daemon that started it.
 pub const CLAIM_COMMAND: &str = "claim-disk";
 
 /// A disk that does not answer for so long is missing until it does. Healthy ones take milliseconds.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// How long a new disk waits for the first look at the others: they are asked at the same time.
+const OTHERS_LOOK: Duration = Duration::from_secs(2);
 /// How often a missing disk is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
@@ -27,6 +32,7 @@ pub struct Arrival {
     /// Number of the disk in the configuration.
     pub place: usize,
     pub config: SsdConfig,
+    pub novelty: Arc<Novelty>,
     pub inbox: Inbox,
     /// Whoever waits for the first look at the disk.
     pub first_look: Option<Sender<Result<()>>>,
@@ -75,9 +81,30 @@ impl Arrival {
         Ok(())
     }
 
+    /// A file that is missing is made if the operator says so, or if all disks are new.
     fn claim(&mut self) -> Result<DiskClaim> {
+        let found = self.ask(false);
+        let known = match &found {
+            Ok(None) => Known::ToBeMade,
+            Err(error) if is_absent(error) => Known::Nothing,
+            Ok(Some(_)) | Err(_) => Known::Found,
+        };
+        self.novelty.know(self.place, known);
+        if let Some(claim) = found? {
+            return Ok(claim);
+        }
+        if !self.disk().create && !self.novelty.are_all_new(OTHERS_LOOK) {
+            return Err(missing_beside_others(&self.disk().path));
+        }
+        let made = self.ask(true)?.expect("it makes the file or says why not");
+        self.novelty.know(self.place, Known::Made);
+        Ok(made)
+    }
+
+    /// Asks a process for the disk; `None` if that made no file and there is none.
+    fn ask(&mut self, makes_file: bool) -> Result<Option<DiskClaim>> {
         let disk = self.disk().clone();
-        let process = ClaimProcess::start(command(&disk), disk.path.clone())?;
+        let process = ClaimProcess::start(command(&disk, makes_file), disk.path.clone())?;
         if !process.has_answered(SILENT_AFTER) {
             self.say_missing(silent(&disk));
             if !process.has_answered(self.config.open_deadline) {
@@ -123,21 +150,25 @@ fn is_mistake(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported)
 }
 
+/// Whether the look says nothing of the disk: there is no such directory, nothing is mounted, or there was no answer.
+fn is_absent(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io | ErrorKind::Timeout)
+}
+
 fn silent(disk: &DiskConfig) -> Error {
     Error::new(ErrorKind::Timeout, "a disk does not answer")
         .with("path", disk.path.display())
         .hint("look for errors of the disk or its mount in the kernel's log; the daemon takes it when it answers")
 }
 
-fn command(disk: &DiskConfig) -> Command {
+fn command(disk: &DiskConfig, makes_file: bool) -> Command {
     // The program that runs, even if its file was replaced since.
     let mut command = Command::new("/proc/self/exe");
     command.arg(CLAIM_COMMAND).arg(&disk.path);
     if let Some(bytes) = disk.capacity_bytes {
         command.args(["--capacity-bytes", &bytes.to_string()]);
     }
-    if disk.create {
-        command.arg("--create");
-    }
+    let flags = [("--create", disk.create), ("--makes-file", makes_file)];
+    command.args(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag));
     command
 }
