@@ -253,6 +253,11 @@ impl Engine {
         has_session || self.workers.iter().any(|worker| self.instance.is_some_and(|number| worker.maps_as(number)))
     }
 
+    /// The daemon may give its number to others.
+    pub fn forget_number(&mut self) {
+        self.instance = None;
+    }
+
     /// Session and namespace, by the names that the daemon gave them.
     pub fn ready_session(&self) -> Option<(u64, u32)> {
         let session = self.session.as_ref()?;
@@ -364,7 +369,10 @@ impl World {
         for position in first.position..Shape::POSITIONS as u8 {
             let key = Key { position, ..first };
             let engine = &mut self.engines[at];
-            let Some(which) = engine.stock.iter().position(|stocked| stocked.group == key.group) else { return };
+            let truth = self.truth.get();
+            let is_of = |stocked: &Stocked| stocked.group == key.group && !truth.is_void(stocked.claim);
+            let Some(which) = engine.stock.iter().position(is_of) else { return };
+            drop(truth);
             let Stocked { at: slot, claim, .. } = engine.stock.swap_remove(which);
             let store = self.truth.get().begin_store(key);
             let ranks = Shape::of(key.shape).ranks(key.group);
@@ -453,7 +461,7 @@ impl World {
             return;
         }
         for block in &mut engine.leases[which].blocks {
-            if block.loading > 0 {
+            if block.loading > 0 || self.truth.get().is_void(block.claim) {
                 continue;
             }
             let mut offset = 0;
@@ -657,6 +665,8 @@ impl World {
             if lost.contains(at) {
                 truth.leave(claim, holder);
                 truth.count("lost");
+            } else {
+                truth.renew(claim);
             }
             !lost.contains(at)
         };

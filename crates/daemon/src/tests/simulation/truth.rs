@@ -57,11 +57,13 @@ struct Claim {
     is_write: bool,
     holders: Vec<Holder>,
     why: &'static str,
+    /// Its engine was gone for the daemon since, and has not heard yet whether it still has the slot.
+    is_void: bool,
 }
 
 impl Claim {
     fn told(&self) -> String {
-        let Claim { pages, generation, is_write, holders, why } = self;
+        let Claim { pages, generation, is_write, holders, why, is_void: _ } = self;
         format!("{why} of {holders:?}, pages {pages:?}, {generation:?}, writes: {is_write}")
     }
 }
@@ -89,7 +91,7 @@ pub struct Truth {
     claims: BTreeMap<u64, Claim>,
     next_claim: u64,
     /// Engines that the daemon has to respect: with a session, or a process that maps the pool.
-    pub live: BTreeSet<u32>,
+    live: BTreeSet<u32>,
     stores: Vec<Store>,
     purges: Vec<Purge>,
     /// Pages whose bytes a fault changed.
@@ -138,7 +140,7 @@ impl Truth {
             pages.clone().for_each(|page| _ = self.spoiled.remove(&page));
         }
         self.next_claim += 1;
-        let claim = Claim { pages, generation: at.1, is_write, holders: vec![holder], why };
+        let claim = Claim { pages, generation: at.1, is_write, holders: vec![holder], why, is_void: false };
         self.claims.insert(self.next_claim, claim);
         self.next_claim
     }
@@ -174,9 +176,27 @@ impl Truth {
 
     fn is_live(&self, claim: &Claim) -> bool {
         claim.holders.iter().any(|holder| match holder {
-            Holder::Engine(engine) => self.live.contains(engine),
+            Holder::Engine(engine) => self.live.contains(engine) && !claim.is_void,
             _ => true,
         })
+    }
+
+    /// Which engines the daemon has to respect from now on. What the others hold is void until they hear that they still
+    /// have it: a worker that comes back may get the same number in another life of it.
+    pub fn respect(&mut self, live: BTreeSet<u32>) {
+        self.live = live;
+        let is_gone = |holder: &Holder| matches!(holder, Holder::Engine(engine) if !self.live.contains(engine));
+        let void = self.claims.values_mut().filter(|claim| claim.holders.iter().any(is_gone));
+        void.for_each(|claim| claim.is_void = true);
+    }
+
+    /// Its engine has heard that it has the slot.
+    pub fn renew(&mut self, claim: u64) {
+        self.claims.get_mut(&claim).into_iter().for_each(|claim| claim.is_void = false);
+    }
+
+    pub fn is_void(&self, claim: u64) -> bool {
+        self.claims.get(&claim).is_some_and(|claim| claim.is_void)
     }
 
     /// `None`, or a claim that the daemon has forgotten: the slot has another owner's generation.

@@ -433,7 +433,8 @@ impl World {
         let boot = self.daemon.as_ref().map(|daemon| daemon.boot);
         let live = self.engines.iter().filter(|engine| engine.is_live(boot)).map(|engine| engine.number);
         let live: BTreeSet<u32> = live.collect();
-        self.truth.get().live = live;
+        self.engines.iter_mut().filter(|engine| !live.contains(&engine.number)).for_each(Engine::forget_number);
+        self.truth.get().respect(live);
     }
 
     /// A byte of the pool changes by itself.
