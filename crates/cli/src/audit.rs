@@ -13,7 +13,7 @@ use crate::serve::runtime;
 pub fn run(arguments: &Audit) -> Result<(), Failure> {
     let sockets = arguments.daemon.socket_directory()?;
     let mut client = client::connect(&sockets);
-    let reply = runtime()?.block_on(client::attended(&sockets, client.audit()))?;
+    let reply = runtime()?.block_on(client::attended(&sockets, client.audit(), client::is_alive))?;
     let AuditReply { blocks, bytes, corrupt, misnamed, complaint } = reply;
     if arguments.json {
         let facts = [("blocks", blocks), ("bytes", bytes), ("corrupt", corrupt), ("misnamed", misnamed)];

@@ -21,19 +21,28 @@ pub fn connect_within(socket_directory: &Path, deadline: Duration) -> Client {
     Client::new(socket_directory, format!("forebay-cli-{}", std::process::id()), deadline)
 }
 
-/// Waits for an answer that may take long, as long as the daemon says meanwhile that it is alive.
-pub async fn attended<T>(socket_directory: &Path, answer: impl Future<Output = Result<T>>) -> Result<T> {
+/// Waits for an answer that may take long, as long as the daemon answers `ask` meanwhile, on a connection of its own.
+pub async fn attended<T>(
+    socket_directory: &Path,
+    answer: impl Future<Output = Result<T>>,
+    ask: impl AsyncFnMut(&mut Client) -> Result<()>,
+) -> Result<T> {
     tokio::select! {
         biased;
         answer = answer => answer,
-        error = silence(connect(socket_directory)) => Err(error),
+        error = silence(connect(socket_directory), ask) => Err(error),
     }
 }
 
+/// Whether the daemon is alive.
+pub async fn is_alive(client: &mut Client) -> Result<()> {
+    client.health().await.map(drop)
+}
+
 /// Ends when the daemon has not answered in time. What else goes wrong is for the answer to tell.
-async fn silence(mut client: Client) -> Error {
+async fn silence(mut client: Client, mut ask: impl AsyncFnMut(&mut Client) -> Result<()>) -> Error {
     loop {
-        match client.health().await {
+        match ask(&mut client).await {
             Err(error) if error.kind() == ErrorKind::Timeout => return error,
             _ => tokio::time::sleep(HEARTBEAT).await,
         }

@@ -9,9 +9,7 @@
 //! With `--shared-stores` the daemon empties these too. The command prints the result for each store, and fails unless
 //! all of them are known to be empty.
 
-use std::convert::Infallible;
 use std::io::IsTerminal;
-use std::time::Duration;
 
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, PAGE_BYTES};
@@ -28,8 +26,6 @@ use crate::serve::runtime;
 pub const ID_DIGITS: usize = 32;
 /// Fewer digits could name a namespace by accident.
 const MIN_DIGITS: usize = 4;
-/// How often a person hears of the progress.
-const PROGRESS_PERIOD: Duration = Duration::from_secs(2);
 
 pub fn run(arguments: &Purge) -> Result<(), Failure> {
     let sockets = arguments.daemon.socket_directory()?;
@@ -45,13 +41,12 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         let meant = foretell(&request, &runtime.block_on(client.inspect())?.namespaces, arguments.json);
         return knew(meant > 0, is_of_tenant);
     }
-    let mut watching = client::connect(&sockets);
-    let reply = runtime.block_on(async {
-        tokio::select! {
-            reply = client::attended(&sockets, client.purge(request)) => reply,
-            never = say_progress(&mut watching) => match never {},
-        }
-    })?;
+    let mut is_quick = true;
+    let ask = async |watching: &mut Client| match std::mem::take(&mut is_quick) || !std::io::stderr().is_terminal() {
+        true => client::is_alive(watching).await,
+        false => say_progress(watching).await,
+    };
+    let reply = runtime.block_on(client::attended(&sockets, client.purge(request), ask))?;
     match arguments.json {
         true => print_json(&to_json(&reply)),
         false => print(&told(&reply, is_of_tenant)),
@@ -67,19 +62,12 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
     knew(!reply.namespace_ids.is_empty(), is_of_tenant)
 }
 
-/// Says on a terminal how far the disks are, until the caller has heard enough.
-async fn say_progress(client: &mut Client) -> Infallible {
-    loop {
-        tokio::time::sleep(PROGRESS_PERIOD).await;
-        if !std::io::stderr().is_terminal() {
-            continue;
-        }
-        // A daemon that does not answer is the purge's own trouble.
-        let tiers = client.inspect().await.map(|reply| reply.tiers).unwrap_or_default();
-        for tier in &tiers {
-            tier.purge.iter().for_each(|purge| eprintln!("{}", progress(&tier.name, purge)));
-        }
+/// Says how far the disks are.
+async fn say_progress(client: &mut Client) -> Result<(), Error> {
+    for tier in client.inspect().await?.tiers {
+        tier.purge.iter().for_each(|purge| eprintln!("{}", progress(&tier.name, purge)));
     }
+    Ok(())
 }
 
 /// One line for a tier.

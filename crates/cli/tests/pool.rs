@@ -39,7 +39,7 @@ fn the_pool_of_a_killed_daemon_goes_with_its_mount_and_its_directory() {
 /// A pool's files have common names, and whoever types the wrong directory has such files.
 #[test]
 fn files_that_no_pool_made_are_left_alone() {
-    for name in ["data", "table", "generation", "birth", "namespace"] {
+    for name in ["data", "table", "generation", "birth", "namespace", "purge"] {
         let place = Place::new();
         fs::create_dir(place.pool()).expect("a directory");
         let file = place.pool().join(name);

@@ -102,7 +102,7 @@ fn a_file_of_the_pool_that_others_made_or_can_change_is_refused() {
     if is_root() {
         harms.push(("belongs to user 65534", give_away));
     }
-    for name in ["table", "data", "generation", "birth", "namespace"] {
+    for name in ["table", "data", "generation", "birth", "namespace", "purge"] {
         for (why, harm) in &harms {
             let place = Place::new();
             // Small pages lie beside the rest wherever the tests run.

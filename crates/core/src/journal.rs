@@ -133,6 +133,11 @@ pub enum Effect {
         /// The short name that the namespace had before its purge.
         namespace: NamespaceIndex,
     },
+    /// The pool holds no block any more that a purge of this namespace took away, but for fenced ones.
+    PoolPurged {
+        /// The short name that the namespace had before its purge.
+        namespace: NamespaceIndex,
+    },
 }
 
 const _: () = assert!(size_of::<Effect>() <= 24, "effects are written on the fastest paths");

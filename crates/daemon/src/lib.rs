@@ -23,6 +23,7 @@ mod instances;
 mod listen;
 pub mod metrics;
 mod namespaces;
+mod purges;
 mod random;
 mod recover;
 mod serve;

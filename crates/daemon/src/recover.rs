@@ -14,10 +14,32 @@ use forebay_io::pool::{InstanceRecord, NamespaceRecord, RecoveredSlot, RecoveryC
 use crate::instances::Identity;
 use crate::state::State;
 
+/// Learns of the purges that an earlier daemon did not end, also if the pool was replaced: the disks keep their blocks.
+pub fn restore_purges(state: &mut State) -> Result<()> {
+    state.purges.restore(&state.table.pool().purges()?);
+    let under_way = state.purges.under_way();
+    if !under_way.is_empty() {
+        tracing::info!(namespaces = under_way.len(), "going on with purges of an earlier daemon");
+    }
+    under_way.iter().filter(|(_, places)| places.disks).for_each(|(namespace, _)| state.purge_disks(*namespace));
+    Ok(())
+}
+
+/// The pool has no block of these any more.
+pub fn end_purges_of_pool(state: &mut State) {
+    for (namespace, _) in state.purges.under_way() {
+        state.purges.off_pool(state.table.pool(), namespace);
+    }
+}
+
 /// Rebuilds the core's whole state. A million blocks take about a second; the daemon serves nothing before that.
 pub fn recover(state: &mut State) -> Result<()> {
-    let namespaces = restore_namespaces(state)?;
+    let mut namespaces = restore_namespaces(state)?;
     let pool = state.table.pool().clone();
+    for (namespace, _) in state.purges.under_way().iter().filter(|(_, places)| places.pool) {
+        // Which of its blocks were stored since the purge began is not known.
+        namespaces.remove(namespace);
+    }
     let mut slots: Vec<RecoveredSlot> = Vec::new();
     pool.recover(&mut RecoveryCursor::default(), usize::MAX, |slot| slots.push(slot));
     let has_transfers = slots.iter().any(|slot| slot.holders & TRANSFERS.bit() != 0);

@@ -163,9 +163,11 @@ pub fn assemble(
     let (verify, to_verify) = mpsc::unbounded_channel();
     let (relocate, to_move) = mpsc::unbounded_channel();
     let mut state = State::new(config, core, Arc::new(opened.pool), boot_id, insight, (verify, relocate));
+    recover::restore_purges(&mut state)?;
     if is_recovered {
         recover::recover(&mut state)?;
     }
+    recover::end_purges_of_pool(&mut state);
     state.is_recovered = true;
     Ok((Shared::new(state), to_verify, to_move))
 }

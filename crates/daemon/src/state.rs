@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use forebay_core::layout::Layout;
 use forebay_core::lookup::{LeaseId, Lookup};
 use forebay_core::namespace::Descriptor;
+use forebay_core::purge::Purged;
 use forebay_core::report::ClassReport;
 use forebay_core::stats::Finder;
 use forebay_core::{BlockId, Core, Effect, Generation, Instance, NamespaceId, NamespaceIndex, Result, SlotId};
 use forebay_insight::curve::Rules;
 use forebay_io::Seldom;
-use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool};
+use forebay_io::pool::{Entry, Extent, InstanceRecord, Pool, PurgePlaces};
 use tokio::sync::{mpsc, watch};
 
 use crate::config::{Admission, Config};
@@ -25,6 +26,7 @@ use crate::instances::{Identity, Instances, Member, Session, Share};
 use crate::listen;
 use crate::metrics::{Histogram, Rpc, Saved};
 use crate::namespaces::{GivenUp, Namespaces};
+use crate::purges::Purges;
 use crate::table::Table;
 use crate::tiers::Tiers;
 use crate::turns::{self, Turns};
@@ -39,6 +41,7 @@ pub struct State {
     pub users: Vec<u32>,
     pub boot_id: u64,
     pub namespaces: Namespaces,
+    pub purges: Purges,
     /// The descriptors of the namespaces of trials.
     trials: BTreeMap<NamespaceId, Descriptor>,
     pub next_session: u64,
@@ -180,6 +183,7 @@ impl State {
             instances: Instances::default(),
             boot_id,
             namespaces: Namespaces::default(),
+            purges: Purges::default(),
             trials: BTreeMap::new(),
             next_session: 1,
             next_connection: 1,
@@ -248,6 +252,9 @@ impl State {
                     self.tiers.of(tier).touch(&self.core, block, generation, age);
                 }
                 Effect::PurgeTiers { namespace } => self.tiers.purge(self.core.namespace_id(namespace)),
+                Effect::PoolPurged { namespace } => {
+                    self.purges.off_pool(pool, self.core.namespace_id(namespace));
+                }
                 Effect::Move { from, slot, generation, to, to_slot } => {
                     let entry = pool.entry(slot, generation);
                     let entry = entry.filter(|entry| entry.length <= self.core.slot_bytes(to));
@@ -262,9 +269,37 @@ impl State {
                 }
             }
         }
+        for namespace in self.tiers.take_purged() {
+            self.purges.off_disks(pool, namespace);
+        }
         self.tiers.submit(&mut self.core);
         let ends = self.core.ends();
         self.ends.send_if_modified(|known| std::mem::replace(known, ends) != ends);
+    }
+
+    /// Written down before anything is removed. Returns what was in the pool, and the short name that it has there.
+    pub fn begin_purge(&mut self, namespace: NamespaceId) -> Result<Option<(Purged, NamespaceIndex)>> {
+        // The next start drops a trial's blocks anyway.
+        if !self.trials.contains_key(&namespace) {
+            let is_known = self.knows(namespace);
+            let places = PurgePlaces { pool: self.core.knows_namespace(namespace), disks: self.tiers.has_own_disks() };
+            self.purges.begin(self.table.pool(), namespace, places, is_known)?;
+        }
+        let Some((gone, old, new)) = self.core.purge(namespace) else {
+            // Nobody has opened it since the pool was made. Its blocks may be on the disks all the same.
+            self.purge_disks(namespace);
+            return Ok(None);
+        };
+        self.instances.rename(old, new);
+        Ok(Some((gone, old)))
+    }
+
+    /// From this host's disks, whether or not the core knows the namespace.
+    pub fn purge_disks(&mut self, namespace: NamespaceId) {
+        if self.tiers.has_own_disks() {
+            self.core.begin_tier_purge(namespace);
+            self.tiers.purge(namespace);
+        }
     }
 
     /// The short name of a namespace of this user, remembered in the pool so that its blocks survive a restart.

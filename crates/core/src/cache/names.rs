@@ -106,6 +106,11 @@ impl Names {
         self.purges.last().copied()
     }
 
+    /// Whether a purge of this namespace is under way.
+    pub fn is_purging(&self, id: NamespaceId) -> bool {
+        self.purges.iter().any(|(namespace, _)| self.get(*namespace).id == id)
+    }
+
     /// The purge has examined all records before `cursor`; all records, if it is `None`.
     pub fn advance_purge(&mut self, cursor: Option<u32>) {
         let Some((namespace, at)) = self.purges.last_mut() else { return };

@@ -9,6 +9,7 @@
 
 use crate::cache::Fate;
 use crate::core::Core;
+use crate::journal::Effect;
 use crate::key::{BlockId, ClassId, NamespaceId, NamespaceIndex};
 use crate::slots::{Block, State};
 
@@ -66,9 +67,13 @@ impl Core {
         if at < self.slots.end() {
             return self.cache.advance_purge(Some(at));
         }
-        let of_trial = self.cache.namespace(namespace).groups.iter().filter(|_| self.is_trial(namespace));
+        let is_trial = self.is_trial(namespace);
+        let of_trial = self.cache.namespace(namespace).groups.iter().filter(|_| is_trial);
         let classes: Vec<ClassId> = of_trial.map(|group| group.class).collect();
         self.cache.advance_purge(None);
+        if !self.cache.names().is_purging(self.namespace_id(namespace)) {
+            self.journal.push(Effect::PoolPurged { namespace });
+        }
         for class in classes {
             if !self.cache.names().is_used(class) {
                 self.slots.free_empty_extents(class, &mut self.journal);

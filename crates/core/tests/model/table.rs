@@ -137,6 +137,11 @@ impl Table {
             }
             // What moves between tiers is kept in `tiers`.
             Effect::Promote { .. } | Effect::WriteBack { .. } | Effect::Touch { .. } | Effect::PurgeTiers { .. } => {}
+            Effect::PoolPurged { namespace } => {
+                let is_its = |row: &&Row| row.key.is_some_and(|key| key.short == namespace) && !row.is_fenced;
+                let left = self.rows.values().find(is_its);
+                assert!(left.is_none(), "{namespace:?} is purged, and a restart would bring back {left:?}");
+            }
             Effect::Verify { block, slot, generation, finder } => {
                 let row = self.row(slot);
                 let trust = if finder == Finder::Restart { Trust::Unverified } else { Trust::Verified };

@@ -281,7 +281,7 @@ impl Driver {
         found.iter().for_each(|(key, at)| core.tier_found(self.id, key, *at));
     }
 
-    fn now(&self) -> Duration {
+    pub(super) fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
@@ -358,7 +358,7 @@ impl Driver {
             Under::Remove { key } => match outcome {
                 Outcome::Removed | Outcome::Absent => {
                     core.tier_evicted(self.id, &key);
-                    self.purges.removed(key.namespace, outcome);
+                    self.purges.removed(key, outcome);
                 }
                 // A block that other hosts may have stored as well is left to a purge of the shared stores.
                 _ if self.is_shared => self.purges.given_up(),

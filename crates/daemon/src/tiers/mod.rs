@@ -58,6 +58,8 @@ pub struct Tiers {
     drivers: Vec<Driver>,
     /// Namespaces that are not off the tiers yet.
     purging: BTreeSet<NamespaceId>,
+    /// Those that are off the tiers since the last [`Tiers::take_purged`].
+    purged: Vec<NamespaceId>,
     /// Those of them that the stores which hosts share are being emptied of.
     emptying: BTreeSet<NamespaceId>,
     /// Places that were being emptied when they were last looked at.
@@ -71,7 +73,7 @@ impl Tiers {
         let drivers: Vec<Driver> = configured.map(|spec| Driver::new(spec, core)).collect();
         drivers.iter().for_each(|driver| core.set_healthy(driver.id, false));
         let (purging, emptying) = Default::default();
-        Tiers { drivers, purging, emptying, busy: Vec::new(), probes: Vec::new() }
+        Tiers { drivers, purging, purged: Vec::new(), emptying, busy: Vec::new(), probes: Vec::new() }
     }
 
     /// Whether there is a place below the pool.
@@ -174,8 +176,14 @@ impl Tiers {
         let over: Vec<NamespaceId> = self.purging.iter().copied().filter(is_over).collect();
         for namespace in over {
             self.purging.remove(&namespace);
+            self.purged.push(namespace);
             core.tiers_purged(namespace);
         }
+    }
+
+    /// The namespaces whose purges have ended.
+    pub fn take_purged(&mut self) -> Vec<NamespaceId> {
+        std::mem::take(&mut self.purged)
     }
 
     /// What went up and down since each was opened, the nearest first.

@@ -2,11 +2,13 @@
 //!
 //! Until the last block of such a namespace is removed, the core serves none of its blocks from a tier and writes none
 //! to one. A walk goes through the tier's blocks, piece by piece, and what it finds is removed. A removal that fails is
-//! tried again until it succeeds, and stands in the way of no other namespace. A namespace is purged when a whole walk
+//! tried again until it succeeds, and stands in the way of no other namespace. If those that are tried again fail too,
+//! the next are tried after a pause, which doubles. A namespace is purged when a whole walk
 //! has found nothing of it: a block may be on two parts, and a removal reaches one. Shared stores keep their blocks,
 //! because other hosts use them too, unless `empty_shared` removes them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use forebay_core::tier::{Location, Outcome};
 use forebay_core::{BlockKey, NamespaceId};
@@ -16,8 +18,11 @@ use super::spec::Driven;
 
 /// Removals under way at a time: half of what a disk takes of stores and removals, so that stores go on.
 const REMOVALS_AT_A_TIME: usize = 128;
-/// Keys that may wait for their first removal; with as many, the walk waits too. As many may wait for another one.
+/// Keys that may wait for their first removal; with as many, the walk waits too. As many may wait for another one, and
+/// one of each namespace beside them, so that no walk finds at once what has just failed.
 const MAX_KEYS: usize = 4096;
+/// Between two rounds of removals that are tried again: a disk that takes nothing fails 13 a second at last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 
 #[derive(Default)]
 pub(super) struct Purges {
@@ -31,6 +36,7 @@ pub(super) struct Purges {
     keys: VecDeque<BlockKey>,
     /// Blocks whose removal has failed. What has no place here is found by a later walk.
     failed: VecDeque<BlockKey>,
+    retries: Retries,
     /// Removals under way.
     pub removing: usize,
     /// Parts of the tier that were missing when the blocks were looked for; none before it was open.
@@ -54,6 +60,39 @@ pub struct PurgeReport {
     pub removed_of_these: u64,
     /// The share of the tier that the walk under way has looked at; none between walks. The last walk finds nothing.
     pub walked_ratio: Option<f64>,
+}
+
+/// Removals that are tried again, a round at a time.
+#[derive(Default)]
+struct Retries {
+    /// Of this round, those that are under way.
+    under_way: BTreeSet<BlockKey>,
+    /// How many may still join it.
+    left: usize,
+    /// When the next round begins.
+    next_at: Duration,
+    /// How long that is after this one.
+    pause: Duration,
+}
+
+impl Retries {
+    /// Whether one more of these may begin. What fails in a round is not tried again in it.
+    fn may_begin(&mut self, waiting: usize, now: Duration) -> bool {
+        if self.left == 0 && self.under_way.is_empty() && now >= self.next_at {
+            let [shortest, longest] = PAUSES;
+            self.left = REMOVALS_AT_A_TIME.min(waiting);
+            self.pause = (2 * self.pause).clamp(shortest, longest);
+            self.next_at = now + self.pause;
+        }
+        self.left > 0
+    }
+
+    /// If one of them succeeds, the others wait no longer.
+    fn ended(&mut self, key: &BlockKey, is_removed: bool) {
+        if self.under_way.remove(key) && is_removed {
+            (self.pause, self.next_at) = Default::default();
+        }
+    }
 }
 
 /// A walk through all blocks of the tier.
@@ -87,9 +126,10 @@ impl Purges {
     }
 
     /// A removal has ended: the tier has no such block.
-    pub fn removed(&mut self, namespace: NamespaceId, outcome: Outcome) {
+    pub fn removed(&mut self, key: BlockKey, outcome: Outcome) {
         self.removing -= 1;
-        self.removed_blocks += u64::from(outcome == Outcome::Removed && self.is_purging(namespace));
+        self.retries.ended(&key, true);
+        self.removed_blocks += u64::from(outcome == Outcome::Removed && self.is_purging(key.namespace));
     }
 
     /// A removal that is not tried again has ended.
@@ -108,7 +148,9 @@ impl Purges {
 
     pub fn put_back(&mut self, key: BlockKey) {
         self.removing -= 1;
-        if self.failed.len() < MAX_KEYS {
+        self.retries.ended(&key, false);
+        let has_place = self.failed.len() < MAX_KEYS;
+        if has_place || self.namespaces.get(&key.namespace).is_none_or(|waiting| *waiting == 0) {
             self.count(key);
             self.failed.push_back(key);
         }
@@ -149,6 +191,7 @@ impl Purges {
         self.walk = None;
         self.keys.clear();
         self.failed.clear();
+        self.retries = Retries::default();
         self.namespaces.values_mut().for_each(|waiting| *waiting = 0);
         self.unlisted = self.namespaces.keys().copied().collect();
     }
@@ -190,9 +233,19 @@ impl Purges {
     }
 
     /// Those that were never tried go first, so that a part that refuses removals does not keep the others waiting.
-    fn pop(&mut self) -> Option<BlockKey> {
-        let key = self.keys.pop_front().or_else(|| self.failed.pop_front())?;
+    fn pop(&mut self, now: Duration) -> Option<BlockKey> {
+        let key = self.keys.pop_front().or_else(|| self.pop_failed(now))?;
         *self.namespaces.get_mut(&key.namespace).expect("counted when it began to wait") -= 1;
+        Some(key)
+    }
+
+    fn pop_failed(&mut self, now: Duration) -> Option<BlockKey> {
+        if self.failed.is_empty() || !self.retries.may_begin(self.failed.len(), now) {
+            return None;
+        }
+        let key = self.failed.pop_front()?;
+        self.retries.left -= 1;
+        self.retries.under_way.insert(key);
         Some(key)
     }
 }
@@ -227,8 +280,9 @@ impl Driver {
         let busy: BTreeSet<NamespaceId> = under_way.collect();
         let Some(tier) = &self.tier else { return };
         self.purges.step(&busy, &**tier.tier());
+        let now = self.now();
         while self.purges.removing < REMOVALS_AT_A_TIME
-            && let Some(key) = self.purges.pop()
+            && let Some(key) = self.purges.pop(now)
         {
             self.remove(key, 0);
         }
@@ -330,7 +384,7 @@ mod tests {
                 return;
             }
             purges.step(&BTreeSet::new(), parts);
-            while let Some(key) = purges.pop() {
+            while let Some(key) = purges.pop(Duration::ZERO) {
                 parts.remove(key);
             }
         }
@@ -356,16 +410,18 @@ mod tests {
             let long = |number: u32| BlockKey { hash: BlockHash::new(&number.to_le_bytes()).unwrap(), ..key(1, 0) };
             let mut parts = Parts::new((0..blocks).map(long).chain((0..10).map(|number| key(2, number))));
             let (mut purges, mut is_refusing) = (Purges::default(), true);
+            let mut now = Duration::ZERO;
             let mut go_on = |purges: &mut Purges, is_refusing: bool| {
+                now += Duration::from_millis(10);
                 purges.step(&BTreeSet::new(), &parts);
-                let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop()).collect();
+                let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop(now)).collect();
                 for key in keys {
                     purges.removing += 1;
                     if is_refusing && key.namespace == NamespaceId(1) {
                         purges.put_back(key);
                     } else {
                         parts.remove(key);
-                        purges.removed(key.namespace, Outcome::Removed);
+                        purges.removed(key, Outcome::Removed);
                     }
                 }
                 assert!(purges.failed.len() <= MAX_KEYS && purges.keys.len() < MAX_KEYS + PIECE);
@@ -384,6 +440,45 @@ mod tests {
             }
             assert!(!purges.is_purging(NamespaceId(1)), "of {blocks} blocks some stayed");
             assert!(!parts.has(NamespaceId(1)));
+        }
+    }
+
+    /// A metric counts the failures, and each is work for a disk that is ill.
+    #[test]
+    fn a_disk_that_refuses_removals_is_asked_ever_more_seldom_until_it_takes_one() {
+        for blocks in [1, 100, 5_000u32] {
+            let long = |number: u32| BlockKey { hash: BlockHash::new(&number.to_le_bytes()).unwrap(), ..key(1, 0) };
+            let mut parts = Parts::new((0..blocks).map(long));
+            let (mut purges, mut now) = (Purges::default(), Duration::ZERO);
+            let mut go_on = |purges: &mut Purges, seconds: u64, is_refusing: bool| {
+                let (end, mut tries) = (now + Duration::from_secs(seconds), 0);
+                while now < end && purges.is_purging(NamespaceId(1)) {
+                    now += Duration::from_millis(10);
+                    (0..100).for_each(|_| purges.step(&BTreeSet::new(), &parts));
+                    let keys: Vec<_> = (0..REMOVALS_AT_A_TIME).map_while(|_| purges.pop(now)).collect();
+                    tries += keys.len();
+                    for key in keys {
+                        purges.removing += 1;
+                        match is_refusing {
+                            true => purges.put_back(key),
+                            false => {
+                                parts.remove(key);
+                                purges.removed(key, Outcome::Removed);
+                            }
+                        }
+                    }
+                }
+                (tries, end - now)
+            };
+            purges.begin(NamespaceId(1));
+            let (first, _) = go_on(&mut purges, 60, true);
+            let (most, round) = (blocks as usize, REMOVALS_AT_A_TIME.min(blocks as usize));
+            assert!((most + round..=most + 13 * round).contains(&first), "{first} tries of {blocks} in a minute");
+            let (later, _) = go_on(&mut purges, 600, true);
+            assert!((59 * round..=61 * round).contains(&later), "{later} tries of {blocks} in ten minutes");
+            let (tries, left) = go_on(&mut purges, 20, false);
+            assert!(!purges.is_purging(NamespaceId(1)) && tries == most, "{tries} tries of {blocks}");
+            assert!(left >= Duration::from_secs(8), "within the longest pause and a little more: {left:?}");
         }
     }
 
@@ -409,10 +504,10 @@ mod tests {
             (namespaces, removed_blocks, removed_of_these, walked_ratio)
         };
         let all_gone = |purges: &mut Purges, parts: &mut Parts| {
-            while let Some(key) = purges.pop() {
+            while let Some(key) = purges.pop(Duration::ZERO) {
                 parts.remove(key);
                 purges.removing += 1;
-                purges.removed(key.namespace, Outcome::Removed);
+                purges.removed(key, Outcome::Removed);
             }
         };
         assert_eq!(seen(&purges, &parts), (0, 0, 0, None));
@@ -430,7 +525,7 @@ mod tests {
         purges.begin(NamespaceId(0));
         assert_eq!(seen(&purges, &parts), (1, 100, 0, None));
         purges.removing += 1;
-        purges.removed(NamespaceId(0), Outcome::Absent);
+        purges.removed(key(0, 0), Outcome::Absent);
         assert_eq!(seen(&purges, &parts), (1, 100, 0, None), "there was none");
     }
 
@@ -468,7 +563,7 @@ mod tests {
         purges.begin(NamespaceId(1));
         for _ in 0..100 {
             purges.step(&BTreeSet::new(), &parts);
-            while let Some(key) = purges.pop() {
+            while let Some(key) = purges.pop(Duration::ZERO) {
                 parts.remove(key);
             }
         }

@@ -8,6 +8,7 @@ pub(super) const TABLE_NAME: &str = "table";
 pub(super) const GENERATION_NAME: &str = "generation";
 pub(super) const BIRTH_NAME: &str = "birth";
 pub(super) const NAMESPACE_NAME: &str = "namespace";
+pub(super) const PURGE_NAME: &str = "purge";
 /// The bytes of `data` that workers lock: 64 ranks of 64 instances.
 pub(super) const ALL_LOCK_BYTES: Range<u64> = 0..4096;
 

@@ -42,6 +42,15 @@ pub(super) const NAMESPACE_HEAD_BYTES: usize = 64;
 pub const MAX_DESCRIPTOR_BYTES: usize = 8 << 10;
 pub const MAX_LAYOUT_BYTES: usize = 4 << 10;
 
+/// Purges that a pool records at a time: four times as many as namespaces.
+pub const PURGES: u32 = 4096;
+pub(super) const PURGE_BYTES: u64 = 64;
+/// The first record's place holds the file's head.
+pub(super) const PURGE_FILE_BYTES: u64 = (PURGES as u64 + 1) * PURGE_BYTES;
+pub(super) const PURGE_MAGIC: [u8; 8] = *b"FOREBAYP";
+/// The magic, and version 1 of `purge`.
+pub(super) const PURGE_HEAD: [u8; 12] = *b"FOREBAYP\x01\0\0\0";
+
 pub(super) const BIRTH_BYTES: u64 = 16;
 pub(super) const GENERATIONS_AT: u64 = HEADER_BYTES;
 pub(super) const RETIRED_WORD: usize = 3;
@@ -445,6 +454,46 @@ pub(super) fn decode_namespace(bytes: &[u8; NAMESPACE_BYTES as usize]) -> Option
     let id = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().unwrap()));
     let uid = u64_at(bytes, 40).checked_sub(1).and_then(|uid| u32::try_from(uid).ok());
     Some(NamespaceRecord { id, descriptor: String::from_utf8(text.to_vec()).ok()?, uid, layout: layout.to_vec() })
+}
+
+/// A namespace that is not purged yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PurgeRecord {
+    /// Whose blocks go.
+    pub namespace: NamespaceId,
+    /// From where they are not gone yet.
+    pub places: PurgePlaces,
+}
+
+/// From where a namespace is to be removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PurgePlaces {
+    /// The pool.
+    pub pool: bool,
+    /// The disks of this host.
+    pub disks: bool,
+}
+
+pub(super) fn encode_purge(record: &PurgeRecord) -> [u8; PURGE_BYTES as usize] {
+    let PurgePlaces { pool, disks } = record.places;
+    let mut bytes = [0; PURGE_BYTES as usize];
+    bytes[..8].copy_from_slice(&PRESENT.to_le_bytes());
+    bytes[16..32].copy_from_slice(&record.namespace.0.to_le_bytes());
+    bytes[32] = u8::from(pool) | u8::from(disks) << 1;
+    let seal = checksum(&bytes[16..]);
+    bytes[8..16].copy_from_slice(&seal.to_le_bytes());
+    bytes
+}
+
+/// An error if there is a record that cannot be read.
+pub(super) fn decode_purge(bytes: &[u8; PURGE_BYTES as usize]) -> Result<Option<PurgeRecord>, ()> {
+    match u64_at(bytes, 0) {
+        0 => return Ok(None),
+        PRESENT if u64_at(bytes, 8) == checksum(&bytes[16..]) && (1..=3).contains(&bytes[32]) => {}
+        _ => return Err(()),
+    }
+    let namespace = NamespaceId(u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes")));
+    Ok(Some(PurgeRecord { namespace, places: PurgePlaces { pool: bytes[32] & 1 != 0, disks: bytes[32] & 2 != 0 } }))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

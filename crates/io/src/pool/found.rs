@@ -6,13 +6,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::directory::{DATA_NAME, Directory, in_use, remove_if_there, replaced_name};
-use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME};
+use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME};
 use super::format::*;
 use super::geometry::Geometry;
 use super::lock;
@@ -65,7 +65,7 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
         return Err(in_use(&home));
     }
     // A file of another owner is reported to the operator. It is no reason to create the pool again.
-    for path in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME].map(|name| home.join(name)) {
+    for path in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME, PURGE_NAME].map(|name| home.join(name)) {
         match open_read_write(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(&path, error)),
             Ok(_) | Err(_) => {}
@@ -80,7 +80,8 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
 }
 
 /// The names of a pool's files are common words, and an operator may name any directory. So a file that would be
-/// replaced must be a pool's: the table is made first and removed last, and it or `generation` says whose it is.
+/// replaced must be a pool's: the table is made first and removed last, and it or `generation` says whose it is. So
+/// does `purge`, which stays where a pool is replaced.
 fn refuse_foreign_files(directory: &Directory) -> io::Result<Result<()>> {
     let homes = directory.homes()?;
     let begins = |name: &str, magic: [u8; 8]| {
@@ -89,10 +90,11 @@ fn refuse_foreign_files(directory: &Directory) -> io::Result<Result<()>> {
             file.read_exact_at(&mut head, 0).is_ok() && head == magic
         })
     };
-    if begins(TABLE_NAME, TABLE_MAGIC) || begins(GENERATION_NAME, GENERATION_MAGIC) {
+    let marks = [(TABLE_NAME, TABLE_MAGIC), (GENERATION_NAME, GENERATION_MAGIC), (PURGE_NAME, PURGE_MAGIC)];
+    if marks.into_iter().any(|(name, magic)| begins(name, magic)) {
         return Ok(Ok(()));
     }
-    let names = [TABLE_NAME, GENERATION_NAME, DATA_NAME, BIRTH_NAME, NAMESPACE_NAME];
+    let names = [TABLE_NAME, GENERATION_NAME, DATA_NAME, BIRTH_NAME, NAMESPACE_NAME, PURGE_NAME];
     let mut paths = homes.iter().flat_map(|home| names.map(|name| home.join(name)));
     // Nothing is lost with an empty file, and a daemon that was killed at the right moment leaves an empty table.
     let Some(path) = paths.find(|path| fs::symlink_metadata(path).is_ok_and(|file| !file.is_file() || file.len() > 0))
@@ -172,6 +174,49 @@ fn check_length(name: &str, file: &File, bytes: u64) -> Result<(), String> {
         return Err(format!("its `{name}` file has {len} bytes, not {bytes}"));
     }
     Ok(())
+}
+
+/// The purges that have not ended. An earlier build made no such file. It stays where a pool is replaced: the disks
+/// keep their blocks.
+pub(super) fn purge_file(home: &Path) -> io::Result<File> {
+    let path = home.join(PURGE_NAME);
+    let file = match open_read_write(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?
+        }
+        opened => opened?,
+    };
+    let mut head = [0; PURGE_HEAD.len()];
+    let is_read = file.read_exact_at(&mut head, 0).is_ok();
+    if !is_read || head != PURGE_HEAD {
+        if is_read && head != [0; PURGE_HEAD.len()] {
+            let hint = "purge again what was being purged";
+            tracing::warn!(path = %path.display(), hint, "the list of purges cannot be read; it begins anew");
+        }
+        file.set_len(0)?;
+        file.set_len(PURGE_FILE_BYTES)?;
+        file.write_all_at(&PURGE_HEAD, 0)?;
+    } else if file.metadata()?.len() < PURGE_FILE_BYTES {
+        file.set_len(PURGE_FILE_BYTES)?;
+    }
+    Ok(file)
+}
+
+/// A pool that is replaced by one in another directory leaves its purges to it: called before the old one is removed.
+pub(super) fn carry_purges(old_home: &Path, home: &Path) -> io::Result<()> {
+    if old_home == home {
+        return Ok(());
+    }
+    let old = match open_read_write(&old_home.join(PURGE_NAME)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let mut bytes = vec![0; PURGE_FILE_BYTES as usize];
+    match old.read_exact_at(&mut bytes, 0) {
+        // It is not whole, so nothing is in it.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+        read => read.and_then(|()| purge_file(home)?.write_all_at(&bytes, 0)),
+    }
 }
 
 /// Marks workers' view of the pool in `home` as retired, whatever its version.

@@ -52,7 +52,8 @@ pub use config::{HugePages, PoolConfig};
 pub use fds::{MAX_FDS, MAX_MESSAGE_BYTES, recv_fds, send_fds};
 pub use format::VERSION as FORMAT_VERSION;
 pub use format::{
-    Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord, Slice,
+    Backing, BirthRecord, Entry, InstanceRecord, MAX_ENGINE_ID_BYTES, NAMESPACES, NamespaceRecord, PURGES, PurgePlaces,
+    PurgeRecord, Slice,
 };
 pub use geometry::{Extent, Geometry, MAX_RANKS, MAX_UNIT_BYTES, MIN_UNIT_BYTES};
 pub use huge::HugePageReport;

@@ -14,7 +14,7 @@ use forebay_core::{Error, ErrorKind, Generation, Result};
 use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
 use super::directory::{Directory, remove_if_there};
-use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME, held_bytes};
+use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, held_bytes};
 use super::format::*;
 use super::found::{self, Found};
 use super::geometry::Geometry;
@@ -84,6 +84,9 @@ pub fn remove(directory: &Path) -> Result<bool> {
     let was_there = found.is_some();
     if let Some(found) = found {
         found::discard(&found).map_err(cannot)?;
+    }
+    for home in directory.homes().map_err(cannot)? {
+        remove_if_there(&home.join(PURGE_NAME)).map_err(cannot)?;
     }
     match directory.private_mount().map_err(cannot)? {
         Some(_) => match site::unmount(&directory) {
@@ -184,7 +187,12 @@ fn make(
     }
     if let (Some(found), Some(reason)) = (&found, &reason) {
         tracing::warn!(%reason, attached = found.is_attached, path = %found.home.display(), "the pool is replaced; its blocks are lost");
-        found::discard(found).map_err(|error| cannot_make("remove", &directory, error))?;
+        let cannot = |error| cannot_make("remove", &directory, error);
+        found::carry_purges(&found.home, &site.home).map_err(cannot)?;
+        found::discard(found).map_err(cannot)?;
+        if found.home != site.home {
+            remove_if_there(&found.home.join(PURGE_NAME)).map_err(cannot)?;
+        }
     }
     drop(found);
     warn_of_small_pages(config, &site, &geometry);

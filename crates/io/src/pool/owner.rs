@@ -31,7 +31,7 @@ use super::mapping::{GeometryDescription, MapperFds, read_birth, write_birth};
 use super::room::Room;
 use super::site::Site;
 use super::table::{RecoveredSlot, Table, Units};
-use super::{lock, records};
+use super::{found, lock, records};
 use crate::{Seldom, trust};
 
 /// See the module's head.
@@ -44,6 +44,7 @@ pub struct Pool {
     data_file: File,
     birth: File,
     namespaces: File,
+    purges: File,
     /// What the table said about its units when it was opened.
     found: Units,
     /// How often a unit was populated.
@@ -93,6 +94,7 @@ impl Pool {
         if matches!(site.backing, Backing::Advised | Backing::Collapsed) {
             data.want_huge_pages();
         }
+        let purges = found::purge_file(&site.home).map_err(cannot("purges"))?;
         let Files { data: data_file, birth, namespaces, .. } = files;
         let replaced = Mutex::new(replaced);
         Ok(Pool {
@@ -104,6 +106,7 @@ impl Pool {
             data_file,
             birth,
             namespaces,
+            purges,
             found,
             populated_units: AtomicU64::new(0),
             counted: Mutex::default(),
@@ -471,6 +474,33 @@ impl Pool {
     /// The recorded namespaces by index.
     pub fn namespaces(&self) -> Result<Vec<(u32, NamespaceRecord)>> {
         records::namespaces(&self.namespaces).map_err(cannot_record)
+    }
+
+    /// Keeps a purge that has not ended under `index` (below [`PURGES`]), which no other namespace's has.
+    pub fn set_purge(&self, index: u32, record: &PurgeRecord) -> Result<()> {
+        assert!(index < PURGES, "purge {index}");
+        records::put_purge(&self.purges, index, record).map_err(cannot_record)
+    }
+
+    /// The purge under `index` has ended.
+    pub fn clear_purge(&self, index: u32) -> Result<()> {
+        assert!(index < PURGES, "purge {index}");
+        records::clear_purge(&self.purges, index).map_err(cannot_record)
+    }
+
+    /// The recorded purges by index. They outlive a pool that was replaced. A record that cannot be read is cleared.
+    pub fn purges(&self) -> Result<Vec<(u32, PurgeRecord)>> {
+        let mut purges = Vec::new();
+        for (index, record) in records::purges(&self.purges).map_err(cannot_record)? {
+            if let Some(record) = record {
+                purges.push((index, record));
+                continue;
+            }
+            let hint = "purge again what was being purged";
+            tracing::warn!(index, hint, "the record of a purge is damaged; the purge is forgotten");
+            self.clear_purge(index)?;
+        }
+        Ok(purges)
     }
 }
 

@@ -1,10 +1,11 @@
-//! Records that change rarely: engine instances in `table`, namespaces in `namespace`.
+//! Records that change rarely: engine instances in `table`, namespaces in `namespace`, purges in `purge`.
 //!
 //! Invariants: a record is its first word, which says which content is valid, and a rest with a checksum. An
 //! instance's rest has two places: the invalid one is written, then the word selects it, so a crash leaves the old
 //! record or the new one. A namespace's word is cleared before its rest is replaced and set after it, so a crash
-//! leaves it whole or absent. An absent namespace costs blocks, never a fence. Records are written through the file,
-//! not through a mapping: a full filesystem is an error here, and would be a signal there.
+//! leaves it whole or absent. An absent namespace costs blocks, never a fence. A purge is written in one piece that
+//! lies in one page, so a kill leaves the old record or the new one. Records are written through the file, not through
+//! a mapping: a full filesystem is an error here, and would be a signal there.
 
 use std::fs::File;
 use std::io;
@@ -77,6 +78,32 @@ pub(super) fn namespaces(file: &File) -> io::Result<Vec<(u32, NamespaceRecord)>>
         }
     }
     Ok(found)
+}
+
+/// Sets the purge at `index`, or replaces it by another of the same namespace.
+pub(super) fn put_purge(file: &File, index: u32, record: &PurgeRecord) -> io::Result<()> {
+    file.write_all_at(&encode_purge(record), purge_at(index))
+}
+
+pub(super) fn clear_purge(file: &File, index: u32) -> io::Result<()> {
+    clear(file, purge_at(index))
+}
+
+/// All purges by index; none where a record cannot be read.
+pub(super) fn purges(file: &File) -> io::Result<Vec<(u32, Option<PurgeRecord>)>> {
+    let mut bytes = vec![0; (PURGE_FILE_BYTES - PURGE_BYTES) as usize];
+    file.read_exact_at(&mut bytes, purge_at(0))?;
+    let (records, _) = bytes.as_chunks();
+    let present = |(index, bytes)| match decode_purge(bytes) {
+        Ok(record) => record.map(|record| (index, Some(record))),
+        Err(()) => Some((index, None)),
+    };
+    Ok((0..).zip(records).filter_map(present).collect())
+}
+
+/// Behind the file's head.
+fn purge_at(index: u32) -> u64 {
+    (u64::from(index) + 1) * PURGE_BYTES
 }
 
 #[cfg(test)]

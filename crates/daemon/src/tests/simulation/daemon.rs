@@ -33,7 +33,7 @@ use crate::tasks::{relocate, scrub, verify};
 pub const UNIT_BYTES: u64 = 2 << 20;
 const PAGE: usize = 4096;
 /// What the daemon writes of the pool's files beside the blocks.
-const RECORDS: [&str; 3] = ["table", "generation", "namespace"];
+const RECORDS: [&str; 4] = ["table", "generation", "namespace", "purge"];
 
 pub struct Daemon {
     pub shared: Shared,
@@ -144,6 +144,7 @@ impl World {
     pub fn kill_daemon(&mut self) {
         let Some(daemon) = self.daemon.take() else { return };
         self.truth.get().count("kills of the daemon");
+        self.note_purges();
         let kept = RECORDS.map(|name| pages(&self.record_file(name)));
         self.media.iter().for_each(|medium| medium.get().cut_off());
         self.truth.get().end(Holder::Daemon);
@@ -166,6 +167,15 @@ impl World {
                     file.write_all_at(&before, at).expect("there is room, as before");
                 }
             }
+        }
+    }
+
+    /// What a purge has begun with is gone, whether or not anybody is told: the next daemon goes on with it.
+    fn note_purges(&self) {
+        for (shape, asked) in self.purges_begun() {
+            let mut truth = self.truth.get();
+            truth.count("purges cut off");
+            truth.purged(shape, asked);
         }
     }
 

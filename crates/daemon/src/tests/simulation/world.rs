@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_core::Result;
 use forebay_core::report::Held;
+use forebay_core::{ErrorKind, Result};
 use forebay_rpc::proto::{CommitReply, OpenNamespaceReply, PurgeReply, PurgeRequest, ReserveReply};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
@@ -81,6 +81,8 @@ struct Call {
     who: u32,
     asked: u64,
     what: What,
+    /// The daemon has looked at it.
+    has_begun: bool,
     future: Pin<Box<dyn Future<Output = Answer>>>,
 }
 
@@ -370,7 +372,7 @@ impl World {
         let Some(daemon) = &self.daemon else { return };
         let future = Box::pin(run(daemon.shared.clone(), daemon.lookups.clone()));
         let asked = self.truth.get().now;
-        self.calls.push(Call { who, asked, what, future });
+        self.calls.push(Call { who, asked, what, has_begun: false, future });
     }
 
     /// The daemon goes on with a request.
@@ -381,17 +383,18 @@ impl World {
             let _guard = daemon.runtime.enter();
             call.future.as_mut().poll(&mut no_waker())
         };
-        let Call { who, asked, what, future } = call;
+        let Call { who, asked, what, future, .. } = call;
         let Poll::Ready(answer) = polled else {
-            return self.calls.push(Call { who, asked, what, future });
+            return self.calls.push(Call { who, asked, what, has_begun: true, future });
         };
         match (what, answer) {
             (What::Purge { shape }, Answer::Purge(reply)) => {
                 let mut truth = self.truth.get();
                 truth.count("purges");
-                // A shared store keeps its blocks, unless it is asked to remove them.
-                let is_gone = reply.is_ok() && self.setup.tiers.iter().all(|is_shared| !is_shared);
-                if is_gone {
+                // One that waits for a tier in vain goes on, and nothing is served meanwhile. A shared store keeps its
+                // blocks, unless it is asked to remove them.
+                let has_begun = reply.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Timeout);
+                if has_begun && !self.shares_tiers() {
                     truth.purged(shape, asked);
                 }
             }
@@ -401,6 +404,19 @@ impl World {
             }
             (what, answer) => self.answered(who, asked, what, answer),
         }
+    }
+
+    fn shares_tiers(&self) -> bool {
+        self.setup.tiers.iter().any(|is_shared| *is_shared)
+    }
+
+    /// What purges are removing, and since when they were asked for, where no shared store keeps it.
+    pub fn purges_begun(&self) -> impl Iterator<Item = (u8, u64)> {
+        let calls = self.calls.iter().filter(|call| call.has_begun && !self.shares_tiers());
+        calls.filter_map(|call| match call.what {
+            What::Purge { shape } => Some((shape, call.asked)),
+            _ => None,
+        })
     }
 
     /// What these have on the way is lost, both ways.

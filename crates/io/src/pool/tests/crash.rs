@@ -266,7 +266,12 @@ fn engine(name: &str) -> InstanceRecord {
     InstanceRecord { engine_id: name.as_bytes().to_vec(), ranks: number, incarnation: number.into(), owner: 7 }
 }
 
-/// Replaces an instance and a namespace, creates an extent and removes it.
+/// Of a namespace, from the disks and perhaps from the pool.
+fn purge(pool: bool) -> PurgeRecord {
+    PurgeRecord { namespace: NamespaceId(2), places: PurgePlaces { pool, disks: true } }
+}
+
+/// Replaces an instance and a namespace, creates an extent and removes it, and purges the namespace.
 pub fn play_records(socket: &UnixStream, directory: &Path) {
     let config = PoolConfig {
         directory: directory.to_owned(),
@@ -282,6 +287,9 @@ pub fn play_records(socket: &UnixStream, directory: &Path) {
     pool.set_namespace(7, NamespaceId(2), "new", Some(7), b"new layout").unwrap();
     pool.set_extent(&Extent { first_unit: 1, units: 1, slot_bytes: 8192 }).unwrap();
     pool.clear_extent(1).unwrap();
+    pool.set_purge(3, &purge(true)).unwrap();
+    pool.set_purge(3, &purge(false)).unwrap();
+    pool.clear_purge(3).unwrap();
     end_work();
 }
 
@@ -294,7 +302,7 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
     pool.set_instance(Instance(5), &engine("older")).unwrap();
     pool.set_namespace(7, NamespaceId(1), "older", None, b"older layout").unwrap();
     drop(pool);
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut purges) = (BTreeSet::new(), Vec::new());
     kill_at_each_call(&home, act("records", home.path(), false), |image| {
         let pool = image.pool(4 * MIB);
         assert_eq!(block_in(&pool, &recovered(&pool)[SLOT.0 as usize]), Some(block(OLD).0));
@@ -307,6 +315,7 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
         let either = [(1, "older", "older layout"), (2, "new", "new layout")]
             .map(|(id, name, layout)| Some((id, name.to_owned(), layout.as_bytes().to_vec())));
         assert!(namespace.is_none() || either.contains(&namespace), "{namespace:?}");
+        purges.extend(pool.purges().unwrap());
         let extents = pool.recovered_extents();
         assert!(extents[0] == extent && pool.unreadable_units().is_empty());
         seen.insert((instances.first().map(|(_, record)| record.ranks), namespace.map(|(id, ..)| id), extents.len()));
@@ -320,6 +329,8 @@ fn a_crash_at_any_call_while_records_change_leaves_an_old_or_new_instance_and_at
         (Some(6), Some(2), 2),
     ];
     assert_eq!(seen, BTreeSet::from(expected));
+    purges.dedup();
+    assert_eq!(purges, [(3, purge(true)), (3, purge(false))]);
 }
 
 #[test]
@@ -363,6 +374,7 @@ fn a_crash_at_any_call_while_a_pool_is_replaced_leaves_the_old_one_or_an_empty_o
     let pool = home.pool(6 * MIB);
     with_extent(&pool, 4096);
     store(&pool, SLOT, 7, OLD);
+    pool.set_purge(0, &purge(true)).unwrap();
     drop(pool);
     let mut blocks = BTreeSet::new();
     kill_while_opening(&home, 2 * MIB, |image| {
@@ -373,6 +385,7 @@ fn a_crash_at_any_call_while_a_pool_is_replaced_leaves_the_old_one_or_an_empty_o
         let slots = recovered(&opened.pool);
         let found = slots.iter().filter_map(|slot| block_in(&opened.pool, slot)).collect::<Vec<_>>();
         assert!(found.is_empty() || found == [block(OLD).0], "{found:?}");
+        assert_eq!(opened.pool.purges().unwrap(), [(0, purge(true))], "the disks keep their blocks");
         blocks.insert(found.len());
     });
     assert_eq!(blocks, BTreeSet::from([0, 1]));

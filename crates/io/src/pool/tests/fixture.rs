@@ -1,4 +1,4 @@
-//! The released formats: for each version a pool that it wrote, as text.
+//! The released formats: for each version a pool that it wrote, as text. That of version 1 has no list of purges.
 //!
 //! `tests/fixtures/pool-N.hex` lists, file by file, the length and all rows of 16 bytes that are not zero. After an
 //! intended change, run the tests with `FOREBAY_BLESS=1` to write today's fixture again.
@@ -42,6 +42,7 @@ fn written_today(home: &Home) {
     pool.set_instance(Instance(63), &InstanceRecord { owner: 0, ..engine() }).unwrap();
     pool.set_instance(Instance(63), &engine()).unwrap();
     pool.set_namespace(1, NamespaceId(9), "model=m", None, b"layout").unwrap();
+    pool.set_purge(1, &purge()).unwrap();
     let mapping = Mapping::new(pool.mapper_fds(Instance(63), 7).unwrap(), &pool.description()).unwrap();
     mapping.write_birth(SlotId(2), 7, &birth()).unwrap();
 }
@@ -53,6 +54,10 @@ fn extents() -> [Extent; 2] {
 fn engine() -> InstanceRecord {
     let (incarnation, owner) = (0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10, 0x1112_1314_1516_1718_191a_1b1c_1d1e_1f20);
     InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8, incarnation, owner }
+}
+
+fn purge() -> PurgeRecord {
+    PurgeRecord { namespace: NamespaceId(9), places: PurgePlaces { pool: false, disks: true } }
 }
 
 fn birth() -> BirthRecord {
@@ -102,15 +107,18 @@ fn a_pool_written_by_version_1_is_read_and_becomes_one_of_today() {
         home.file(name).read_exact_at(&mut bytes, 8).unwrap();
         u32::from_le_bytes(bytes)
     };
-    assert_eq!((version("table"), version("generation")), (2, 1));
+    assert_eq!((version("table"), version("generation"), version("purge")), (2, 1, 1));
     let pool = home.pool(4 * MIB);
+    assert_eq!(pool.purges().unwrap(), [], "it had no such file");
     pool.set_instance(Instance(63), &engine()).unwrap();
     assert_eq!(pool.instances().unwrap(), [(Instance(63), engine())]);
 }
 
 #[test]
 fn a_pool_written_by_version_2_is_read() {
-    is_read(&Home::new(), 2, engine());
+    let home = Home::new();
+    is_read(&home, 2, engine());
+    assert_eq!(home.pool(4 * MIB).purges().unwrap(), [(1, purge())]);
 }
 
 fn is_read(home: &Home, version: u32, engine: InstanceRecord) {

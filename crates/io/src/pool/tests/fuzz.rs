@@ -8,7 +8,7 @@ use forebay_fuzz::Target;
 
 use super::*;
 use crate::pool::format::{
-    ENTRIES_AT, ENTRY_BYTES, GENERATIONS_AT, INSTANCE_BYTES, INSTANCES_AT, NAMESPACE_BYTES, UNITS_AT,
+    ENTRIES_AT, ENTRY_BYTES, GENERATIONS_AT, INSTANCE_BYTES, INSTANCES_AT, NAMESPACE_BYTES, PURGE_BYTES, UNITS_AT,
 };
 
 /// Slots of the pool's two extents, with the numbers of the blocks that are in them.
@@ -20,7 +20,7 @@ const CAPACITY_BYTES: u64 = 4 * MIB;
 /// Parts of files that say something: file, first byte, and their bytes.
 struct Pieces(Vec<(&'static str, u64, Vec<u8>)>);
 
-const NAMES: [&str; 4] = ["table", "generation", "birth", "namespace"];
+const NAMES: [&str; 5] = ["table", "generation", "birth", "namespace", "purge"];
 
 impl Pieces {
     /// Of a pool with blocks, a reserved slot, an instance and a namespace.
@@ -36,12 +36,14 @@ impl Pieces {
         let engine = InstanceRecord { engine_id: b"engine".to_vec(), ranks: 8, incarnation: 7 << 90, owner: 9 << 80 };
         (0..2).for_each(|_| pool.set_instance(Instance(0), &engine).unwrap());
         pool.set_namespace(1, NamespaceId(9), "model=m", Some(7), b"layout").unwrap();
+        let purge = |disks| PurgeRecord { namespace: NamespaceId(9), places: PurgePlaces { pool: true, disks } };
+        (0..2).for_each(|index| pool.set_purge(index, &purge(index == 0)).unwrap());
         assert!(pool.set_births(SlotId(0), Generation(11), &pool.slices(0, &[300, 300])));
         drop(pool);
         let entries = |first: u64, count: u64| {
             ("table", ENTRIES_AT + first * ENTRY_BYTES..ENTRIES_AT + (first + count) * ENTRY_BYTES)
         };
-        let places: [(&str, Range<u64>); 10] = [
+        let places: [(&str, Range<u64>); 11] = [
             ("table", 0..72),
             ("table", INSTANCES_AT..INSTANCES_AT + INSTANCE_BYTES),
             ("table", UNITS_AT..UNITS_AT + 16),
@@ -52,6 +54,7 @@ impl Pieces {
             ("generation", GENERATIONS_AT + 640 * 4..GENERATIONS_AT + 641 * 4),
             ("birth", 0..16),
             ("namespace", NAMESPACE_BYTES..NAMESPACE_BYTES + 64 + 13),
+            ("purge", 0..3 * PURGE_BYTES),
         ];
         let piece = |(name, place): (&'static str, Range<u64>)| {
             let mut bytes = vec![0; (place.end - place.start) as usize];
@@ -141,6 +144,12 @@ fn reseal(bytes: &mut [u8], ranges: &[Range<usize>]) {
                     put(piece, 8, sum);
                 }
             }
+            10 => {
+                for record in piece.chunks_exact_mut(PURGE_BYTES as usize).skip(1) {
+                    let sum = checksum(&record[16..]);
+                    put(record, 8, sum);
+                }
+            }
             _ => {}
         }
     }
@@ -157,6 +166,7 @@ fn ready_slots(home: &Home) -> Result<Vec<RecoveredSlot>, String> {
     let instances = pool.instances().map_err(said)?;
     assert!(instances.iter().all(|(_, record)| record.engine_id.len() <= MAX_ENGINE_ID_BYTES));
     pool.namespaces().map_err(said)?;
+    pool.purges().map_err(said)?;
     for slot in &slots {
         for rank in [0, 1, MAX_RANKS - 1] {
             let _ = pool.birth(slot.slot, rank);

@@ -48,6 +48,101 @@ fn a_pool_is_found_again_as_it_was_left() {
 }
 
 #[test]
+fn purges_that_have_not_ended_are_found_again_also_by_the_next_pool_in_the_same_place() {
+    let home = Home::new();
+    let purge =
+        |namespace, pool, disks| PurgeRecord { namespace: NamespaceId(namespace), places: PurgePlaces { pool, disks } };
+    let (first, second, last) = (purge(7, true, true), purge(8, true, false), purge(u128::MAX, false, true));
+    let pool = home.pool(8 * MIB);
+    assert_eq!(pool.purges().unwrap(), []);
+    for (index, record) in [(0, first), (1, second), (PURGES - 1, last)] {
+        pool.set_purge(index, &record).unwrap();
+    }
+    drop(pool);
+    let pool = home.pool(8 * MIB);
+    assert_eq!(pool.purges().unwrap(), [(0, first), (1, second), (PURGES - 1, last)]);
+    let first = purge(7, false, true);
+    pool.set_purge(0, &first).unwrap();
+    pool.clear_purge(1).unwrap();
+    drop(pool);
+    let opened = home.open(4 * MIB);
+    assert!(matches!(opened.outcome, Outcome::Replaced { .. }));
+    assert_eq!(opened.pool.purges().unwrap(), [(0, first), (PURGES - 1, last)], "disks keep their blocks");
+    drop(opened);
+    // A daemon that was killed while it replaced the pool leaves nothing else.
+    for name in ["table", "generation", "data", "birth", "namespace"] {
+        std::fs::remove_file(home.path().join(name)).unwrap();
+    }
+    assert_eq!(home.pool(4 * MIB).purges().unwrap(), [(0, first), (PURGES - 1, last)]);
+    assert!(remove(home.path()).unwrap());
+    assert_eq!(home.pool(4 * MIB).purges().unwrap(), []);
+}
+
+#[test]
+fn a_flipped_bit_costs_the_record_of_one_purge_and_makes_no_other() {
+    let home = Home::new();
+    let record =
+        |namespace| PurgeRecord { namespace: NamespaceId(namespace), places: PurgePlaces { pool: false, disks: true } };
+    let pool = home.pool(4 * MIB);
+    (0..3).for_each(|index| pool.set_purge(index, &record(index.into())).unwrap());
+    let file = home.file("purge");
+    let (mut whole, at) = ([0; 64], 2 * 64);
+    file.read_exact_at(&mut whole, at).unwrap();
+    for bit in 0..whole.len() * 8 {
+        let mut flipped = whole;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        file.write_all_at(&flipped, at).unwrap();
+        assert_eq!(pool.purges().unwrap(), [(0, record(0)), (2, record(2))], "bit {bit}");
+        // Its place can be used again.
+        pool.set_purge(1, &record(1)).unwrap();
+        assert_eq!(pool.purges().unwrap().len(), 3);
+    }
+}
+
+#[test]
+fn a_list_of_purges_that_cannot_be_read_begins_anew() {
+    let home = Home::new();
+    let record = PurgeRecord { namespace: NamespaceId(7), places: PurgePlaces { pool: true, disks: true } };
+    // Another magic, a later version, and a daemon that was killed while it made the file.
+    for (head, is_kept) in [(&b"FOREBAYX\x01"[..], false), (b"FOREBAYP\x02", false), (b"FOREBAYP\x01", true)] {
+        home.pool(4 * MIB).set_purge(3, &record).unwrap();
+        home.file("purge").write_all_at(head, 0).unwrap();
+        let found = home.pool(4 * MIB).purges().unwrap();
+        assert_eq!(found, if is_kept { vec![(3, record)] } else { Vec::new() }, "{head:?}");
+    }
+    for bytes in [0, 5, 64, 1000] {
+        home.file("purge").set_len(bytes).unwrap();
+        let pool = home.pool(4 * MIB);
+        pool.set_purge(PURGES - 1, &record).unwrap();
+        assert_eq!(pool.purges().unwrap().last(), Some(&(PURGES - 1, record)), "of a file of {bytes} bytes");
+    }
+}
+
+/// As from its directory to a private mount, when that can be made at last.
+#[test]
+fn a_pool_that_replaces_one_in_another_directory_takes_over_its_purges() {
+    let [old, new] = [Home::another(), Home::another()];
+    let record =
+        |namespace| PurgeRecord { namespace: NamespaceId(namespace), places: PurgePlaces { pool: true, disks: true } };
+    old.pool(4 * MIB).set_purge(5, &record(1)).unwrap();
+    new.pool(4 * MIB).set_purge(6, &record(2)).unwrap();
+    found::carry_purges(old.path(), new.path()).unwrap();
+    assert_eq!(new.pool(4 * MIB).purges().unwrap(), [(5, record(1))], "what was there is of an even earlier pool");
+    std::fs::remove_file(old.path().join("purge")).unwrap();
+    found::carry_purges(old.path(), new.path()).unwrap();
+    assert_eq!(new.pool(4 * MIB).purges().unwrap(), [(5, record(1))], "an earlier build made none");
+}
+
+#[test]
+fn a_file_named_purge_that_no_pool_made_is_left_alone() {
+    let home = Home::new();
+    std::fs::write(home.path().join("purge"), "#!/bin/sh\n").unwrap();
+    let refused = Pool::open(&home.config(4 * MIB)).err().unwrap();
+    assert!(refused.to_string().contains("not a pool's"), "{refused}");
+    assert_eq!(std::fs::read(home.path().join("purge")).unwrap(), b"#!/bin/sh\n");
+}
+
+#[test]
 fn a_recovery_can_be_cut_into_pieces() {
     let home = Home::new();
     let pool = home.pool(4 * MIB);
@@ -184,7 +279,7 @@ fn a_table_that_cannot_be_read_is_replaced_and_says_why() {
         assert!(opened.pool.id() != id && recovered(&opened.pool).is_empty(), "{expected}");
         drop(opened);
         assert_eq!(home.open(4 * MIB).outcome, Outcome::Recovered { previous_epoch: 1, grown_by_units: 0 });
-        assert_eq!(files_in(home.path()).len(), 5, "{expected}");
+        assert_eq!(files_in(home.path()).len(), 6, "{expected}");
     }
 }
 
@@ -222,7 +317,7 @@ fn a_replaced_pool_keeps_its_bytes_for_those_who_map_it_and_its_memory_is_waited
     let opened = home.open(4 * MIB);
     assert!(matches!(opened.outcome, Outcome::Replaced { .. }));
     opened.pool.populate_unit(0).unwrap();
-    assert_eq!(files_in(home.path()).len(), 5);
+    assert_eq!(files_in(home.path()).len(), 6);
 }
 
 #[test]

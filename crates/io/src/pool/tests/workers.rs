@@ -174,7 +174,7 @@ fn a_worker_cannot_write_what_is_the_daemons() {
     let fds = pool.mapper_fds(Instance(1), 0).unwrap();
     let generation = File::from(fds.generation.as_fd().try_clone_to_owned().unwrap());
     assert!(generation.write_all_at(&[1], 0).is_err());
-    for name in ["table", "generation", "data", "birth", "namespace"] {
+    for name in ["table", "generation", "data", "birth", "namespace", "purge"] {
         let mode = std::os::unix::fs::PermissionsExt::mode(&home.file(name).metadata().unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600, "{name}");
     }
