@@ -15,8 +15,6 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
 use crate::journal::{Effect, Journal};
 use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId};
 
@@ -40,6 +38,14 @@ pub(crate) struct Tally {
     pub fenced: u64,
 }
 
+/// What an instance has reserved.
+#[derive(Default)]
+struct Reservations {
+    /// The blocks in state `Reserved`. No policy has them, so they use its nodes.
+    blocks: List,
+    bytes: u64,
+}
+
 /// See the module's head.
 pub(crate) struct Slots {
     space: Space,
@@ -49,16 +55,13 @@ pub(crate) struct Slots {
     tallies: Vec<Tally>,
     pinned_bytes: u64,
     reserved_bytes: u64,
-    /// The blocks in state `Reserved`, by owner. No policy has them, so they use its nodes.
-    reserved: Vec<List>,
+    /// By instance.
+    reserved: Vec<Reservations>,
     /// The blocks in state `Fenced`. No policy has them either.
     fenced: List,
     next_generation: u32,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     earlier: u64,
-    /// Instances whose session has ended and whose workers may still touch what they hold, with their part of
-    /// `reserved_bytes`: nothing is reserved, committed or aborted for them meanwhile.
-    sessionless: BTreeMap<u8, u64>,
     /// Those of them whose workers may touch an excluded unit; an instance that reconnected is still one of them until
     /// it is gone.
     excluding: u64,
@@ -102,11 +105,10 @@ impl Slots {
             tallies: Vec::new(),
             pinned_bytes: 0,
             reserved_bytes: 0,
-            reserved: (0..Instance::MAX).map(|_| List::default()).collect(),
+            reserved: (0..Instance::MAX).map(|_| Reservations::default()).collect(),
             fenced: List::default(),
             next_generation: first_generation.max(1),
             earlier: 0,
-            sessionless: BTreeMap::new(),
             excluding: 0,
         }
     }
@@ -182,29 +184,23 @@ impl Slots {
         self.reserved_bytes
     }
 
-    /// Those of them whose instances have no session.
-    pub fn sessionless_bytes(&self) -> u64 {
-        self.sessionless.values().sum()
+    /// Of these, the instance's.
+    pub fn bytes_reserved_by(&self, instance: Instance) -> u64 {
+        self.reserved[instance.0 as usize].bytes
     }
 
-    /// The instance keeps its reservations without a session. Takes time by their number.
-    pub fn leave_session(&mut self, instance: Instance) {
-        self.sessionless.insert(instance.0, self.bytes_reserved_by(instance));
+    /// Instances that have reserved something, this one not counted.
+    pub fn others_that_reserve(&self, instance: Instance) -> u64 {
+        let others = (0..).zip(&self.reserved).filter(|(owner, reserved)| *owner != instance.0 && reserved.bytes > 0);
+        others.count() as u64
     }
 
-    /// It has a session again, or reserves nothing.
-    pub fn end_sessionless(&mut self, instance: Instance) {
-        self.sessionless.remove(&instance.0);
-    }
-
-    /// Whether what is kept of instances without a session is what they have, for the audit.
-    pub fn is_sessionless_right(&self) -> bool {
-        self.sessionless.iter().all(|(owner, bytes)| self.bytes_reserved_by(Instance(*owner)) == *bytes)
-    }
-
-    fn bytes_reserved_by(&self, instance: Instance) -> u64 {
-        let reserved = self.reserved[instance.0 as usize].iter_back(&self.nodes);
-        reserved.map(|block| self.slot_bytes(block)).sum()
+    /// Whether each instance's bytes are those of its reservations, for the audit.
+    pub fn are_reservations_right(&self) -> bool {
+        self.reserved.iter().all(|reserved| {
+            let blocks = reserved.blocks.iter_back(&self.nodes);
+            blocks.map(|block| self.slot_bytes(block)).sum::<u64>() == reserved.bytes
+        })
     }
 
     pub fn tally(&self, class: ClassId) -> &Tally {
@@ -222,11 +218,11 @@ impl Slots {
 
     /// The instance's reservations, oldest first.
     pub fn reservations(&self, instance: Instance) -> Vec<BlockId> {
-        self.reserved[instance.0 as usize].iter_back(&self.nodes).collect()
+        self.reserved[instance.0 as usize].blocks.iter_back(&self.nodes).collect()
     }
 
     pub fn reservation_count(&self, instance: Instance) -> u64 {
-        self.reserved[instance.0 as usize].len.into()
+        self.reserved[instance.0 as usize].blocks.len.into()
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -542,18 +538,18 @@ impl Slots {
     /// earlier epoch. Returns its other reservations, oldest first, for the caller to free.
     pub fn declare(&mut self, instance: Instance, kept: &[BlockId]) -> Vec<BlockId> {
         let own = instance.0 as usize;
-        let mut others = std::mem::take(&mut self.reserved[own]);
+        let mut others = std::mem::take(&mut self.reserved[own].blocks);
         for block in kept {
             if self.records[*block].state == State::Reserved {
                 others.unlink(&mut self.nodes, *block);
-                self.reserved[own].push_head(&mut self.nodes, *block);
+                self.reserved[own].blocks.push_head(&mut self.nodes, *block);
             } else {
                 self.records.get_mut(*block).owner = instance.0;
                 self.transition(*block, State::Reserved);
             }
         }
         let undeclared = others.iter_back(&self.nodes).collect();
-        self.reserved[own].append(&mut self.nodes, others);
+        self.reserved[own].blocks.append(&mut self.nodes, others);
         undeclared
     }
 
@@ -590,8 +586,10 @@ impl Slots {
         match record.transition(to) {
             State::Reserved => {
                 tally.reserved -= 1;
-                self.reserved_bytes -= self.space.class_info(class).slot_bytes;
-                self.reserved[owner].unlink(&mut self.nodes, block);
+                let (reserved, bytes) = (&mut self.reserved[owner], self.space.class_info(class).slot_bytes);
+                reserved.blocks.unlink(&mut self.nodes, block);
+                reserved.bytes -= bytes;
+                self.reserved_bytes -= bytes;
             }
             State::Promoting => tally.promoting -= 1,
             State::Moving => tally.moving -= 1,
@@ -604,8 +602,10 @@ impl Slots {
         match to {
             State::Reserved => {
                 tally.reserved += 1;
-                self.reserved_bytes += self.space.class_info(class).slot_bytes;
-                self.reserved[owner].push_head(&mut self.nodes, block);
+                let (reserved, bytes) = (&mut self.reserved[owner], self.space.class_info(class).slot_bytes);
+                reserved.blocks.push_head(&mut self.nodes, block);
+                reserved.bytes += bytes;
+                self.reserved_bytes += bytes;
             }
             State::Promoting => tally.promoting += 1,
             State::Moving => tally.moving += 1,
