@@ -197,6 +197,18 @@ fn engines_that_fill_nothing_leave_a_part_to_each_that_comes_after_them() {
 }
 
 #[test]
+fn an_engine_has_a_slot_of_each_of_its_sizes_however_many_others_hold() {
+    let mut rig = Rig::new(64);
+    let [small, large] = [(1, SMALL), (2, LARGE)].map(|(id, size)| rig.open(id, &layout(size)));
+    while !rig.reserve(small, 64).is_empty() {}
+    let other = Instance(40);
+    while !reserve_for(&mut rig, other, small, 64).is_empty() {}
+    assert_eq!(reserve_for(&mut rig, other, large, 64).len(), 1, "its small slots take nothing from its large ones");
+    assert_eq!(reserve_for(&mut rig, other, large, 64), []);
+    rig.audit();
+}
+
+#[test]
 fn an_engine_that_took_all_gives_way_to_others_as_it_fills() {
     let mut rig = Rig::new(8);
     let ns = rig.open(1, &layout(SMALL));

@@ -218,7 +218,7 @@ impl Core {
         expect("indexed blocks", indexed, self.cache.len())?;
         expect("reserved bytes", reserved, self.slots.reserved_bytes())?;
         if !self.slots.are_reservations_right() {
-            return Err("an instance's reserved bytes are not those of its reservations".to_owned());
+            return Err("an instance's counts of reserved slots are not those of its reservations".to_owned());
         }
         expect("pinned bytes", pinned, self.slots.pinned_bytes())?;
         expect("fenced blocks", fenced, self.slots.fenced_count())?;

@@ -40,7 +40,7 @@ impl Core {
 
     /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is full of
     /// held blocks, the instance has its part of the share of reservations, or room is still being made. An instance
-    /// that has none gets one, whatever the others have, if the pool has one to give. A trial evicts nothing:
+    /// that has none of this size gets one, whatever is reserved, if the pool has one to give. A trial evicts nothing:
     /// it gets slots that are free. `holds_mapping` is false for callers whose writes end with the daemon's process, as
     /// its own do.
     pub fn reserve(
@@ -164,8 +164,8 @@ impl Core {
             return wanted;
         }
         let of_part = self.part_left(instance, share) / slot_bytes;
-        // One is always granted, or a small pool could never store a large block, nor a late engine any.
-        let least = u64::from(self.slots.bytes_reserved_by(instance) == 0);
+        // One of each size is always granted, or a small pool could never store a large block, nor a late engine any.
+        let least = u64::from(self.slots.reserved_of(class, instance) == 0);
         of_share.max(of_part).max(least).min(wanted)
     }
 

@@ -38,14 +38,6 @@ pub(crate) struct Tally {
     pub fenced: u64,
 }
 
-/// What an instance has reserved.
-#[derive(Default)]
-struct Reservations {
-    /// The blocks in state `Reserved`. No policy has them, so they use its nodes.
-    blocks: List,
-    bytes: u64,
-}
-
 /// See the module's head.
 pub(crate) struct Slots {
     space: Space,
@@ -55,8 +47,10 @@ pub(crate) struct Slots {
     tallies: Vec<Tally>,
     pinned_bytes: u64,
     reserved_bytes: u64,
-    /// By instance.
-    reserved: Vec<Reservations>,
+    /// The blocks in state `Reserved`, by owner. No policy has them, so they use its nodes.
+    reserved: Vec<List>,
+    /// How many of them there are, by class and owner.
+    reserved_of: Vec<[u32; Instance::MAX]>,
     /// The blocks in state `Fenced`. No policy has them either.
     fenced: List,
     next_generation: u32,
@@ -105,7 +99,8 @@ impl Slots {
             tallies: Vec::new(),
             pinned_bytes: 0,
             reserved_bytes: 0,
-            reserved: (0..Instance::MAX).map(|_| Reservations::default()).collect(),
+            reserved: (0..Instance::MAX).map(|_| List::default()).collect(),
+            reserved_of: Vec::new(),
             fenced: List::default(),
             next_generation: first_generation.max(1),
             earlier: 0,
@@ -184,23 +179,30 @@ impl Slots {
         self.reserved_bytes
     }
 
-    /// Of these, the instance's.
+    /// Of these, the instance's. Takes time by the number of classes.
     pub fn bytes_reserved_by(&self, instance: Instance) -> u64 {
-        self.reserved[instance.0 as usize].bytes
+        let bytes = |(id, class): (ClassId, &Class)| class.slot_bytes * self.reserved_of(id, instance);
+        self.space.classes().map(bytes).sum()
+    }
+
+    /// How many slots of `class` the instance has reserved.
+    pub fn reserved_of(&self, class: ClassId, instance: Instance) -> u64 {
+        self.reserved_of[class.0 as usize][instance.0 as usize].into()
     }
 
     /// Instances that have reserved something, this one not counted.
     pub fn others_that_reserve(&self, instance: Instance) -> u64 {
-        let others = (0..).zip(&self.reserved).filter(|(owner, reserved)| *owner != instance.0 && reserved.bytes > 0);
+        let others = (0..).zip(&self.reserved).filter(|(owner, reserved)| *owner != instance.0 && reserved.len > 0);
         others.count() as u64
     }
 
-    /// Whether each instance's bytes are those of its reservations, for the audit.
+    /// Whether the counts by class and owner are those of the reservations, for the audit.
     pub fn are_reservations_right(&self) -> bool {
-        self.reserved.iter().all(|reserved| {
-            let blocks = reserved.blocks.iter_back(&self.nodes);
-            blocks.map(|block| self.slot_bytes(block)).sum::<u64>() == reserved.bytes
-        })
+        let mut counted = vec![[0; Instance::MAX]; self.reserved_of.len()];
+        for (owner, reserved) in self.reserved.iter().enumerate() {
+            reserved.iter_back(&self.nodes).for_each(|block| counted[self.records[block].class.0 as usize][owner] += 1);
+        }
+        counted == self.reserved_of
     }
 
     pub fn tally(&self, class: ClassId) -> &Tally {
@@ -218,11 +220,11 @@ impl Slots {
 
     /// The instance's reservations, oldest first.
     pub fn reservations(&self, instance: Instance) -> Vec<BlockId> {
-        self.reserved[instance.0 as usize].blocks.iter_back(&self.nodes).collect()
+        self.reserved[instance.0 as usize].iter_back(&self.nodes).collect()
     }
 
     pub fn reservation_count(&self, instance: Instance) -> u64 {
-        self.reserved[instance.0 as usize].blocks.len.into()
+        self.reserved[instance.0 as usize].len.into()
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -538,18 +540,18 @@ impl Slots {
     /// earlier epoch. Returns its other reservations, oldest first, for the caller to free.
     pub fn declare(&mut self, instance: Instance, kept: &[BlockId]) -> Vec<BlockId> {
         let own = instance.0 as usize;
-        let mut others = std::mem::take(&mut self.reserved[own].blocks);
+        let mut others = std::mem::take(&mut self.reserved[own]);
         for block in kept {
             if self.records[*block].state == State::Reserved {
                 others.unlink(&mut self.nodes, *block);
-                self.reserved[own].blocks.push_head(&mut self.nodes, *block);
+                self.reserved[own].push_head(&mut self.nodes, *block);
             } else {
                 self.records.get_mut(*block).owner = instance.0;
                 self.transition(*block, State::Reserved);
             }
         }
         let undeclared = others.iter_back(&self.nodes).collect();
-        self.reserved[own].blocks.append(&mut self.nodes, others);
+        self.reserved[own].append(&mut self.nodes, others);
         undeclared
     }
 
@@ -561,7 +563,9 @@ impl Slots {
     }
 
     fn cover_classes(&mut self) {
-        self.tallies.resize(self.space.classes().count(), Tally::default());
+        let classes = self.space.classes().count();
+        self.tallies.resize(classes, Tally::default());
+        self.reserved_of.resize(classes, [0; Instance::MAX]);
     }
 
     /// A record, and a free slot of its class.
@@ -586,10 +590,9 @@ impl Slots {
         match record.transition(to) {
             State::Reserved => {
                 tally.reserved -= 1;
-                let (reserved, bytes) = (&mut self.reserved[owner], self.space.class_info(class).slot_bytes);
-                reserved.blocks.unlink(&mut self.nodes, block);
-                reserved.bytes -= bytes;
-                self.reserved_bytes -= bytes;
+                self.reserved_bytes -= self.space.class_info(class).slot_bytes;
+                self.reserved_of[class.0 as usize][owner] -= 1;
+                self.reserved[owner].unlink(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting -= 1,
             State::Moving => tally.moving -= 1,
@@ -602,10 +605,9 @@ impl Slots {
         match to {
             State::Reserved => {
                 tally.reserved += 1;
-                let (reserved, bytes) = (&mut self.reserved[owner], self.space.class_info(class).slot_bytes);
-                reserved.blocks.push_head(&mut self.nodes, block);
-                reserved.bytes += bytes;
-                self.reserved_bytes += bytes;
+                self.reserved_bytes += self.space.class_info(class).slot_bytes;
+                self.reserved_of[class.0 as usize][owner] += 1;
+                self.reserved[owner].push_head(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting += 1,
             State::Moving => tally.moving += 1,

@@ -545,8 +545,8 @@ impl World {
         let maps = maps && engine != DAEMON;
         self.core.reserve(instance(engine), short, group, count, maps, &mut slots);
         assert!(slots.len() <= count);
-        let had_none = self.engines[engine as usize].filling.is_empty();
         let slot_bytes = layout(namespace).group(group).map_or(0, |group| group.slot_bytes());
+        let had_none = self.engines[engine as usize].filling.iter().all(|filling| filling.slot_bytes != slot_bytes);
         for at in &slots {
             self.engines[engine as usize].filling.push(Filling { at: *at, slot_bytes, maps });
         }
@@ -557,8 +557,8 @@ impl World {
         slots.len()
     }
 
-    /// An engine that was given more than its one slot has found them in the share of all, or has no more than an equal
-    /// part of it, and of half as much beyond it no more than it leaves to the others.
+    /// An engine that was given more than its one slot of a size has found them in the share of all, or has no more
+    /// than an equal part of it, and of half as much beyond it no more than it leaves to the others.
     fn check_part(&self, engine: u8) {
         let bytes = |engine: &Engine| engine.filling.iter().map(|filling| filling.slot_bytes).sum::<u64>();
         let all: Vec<u64> = self.engines.iter().filter(|engine| !engine.must_resume).map(bytes).collect();
