@@ -4,12 +4,12 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_rpc::proto::*;
 use forebay_rpc::{ATTACH_SOCKET, RPC_SOCKET};
-use rustix::process::{Resource, Rlimit, Uid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, Uid, kill_process};
 use support::*;
 
 const SMALL: &[&str] = &["--pool.capacity_bytes", "64MiB"];
@@ -351,6 +351,84 @@ fn a_worker_that_hangs_after_its_session_keeps_no_other_engine_from_storing() {
     });
     worker.fill(&slots[0], 9);
     client.commit(namespace, &[hash(9)], &slots[..1]);
+}
+
+const HOARD: &str = "FOREBAY_TEST_HOARD";
+const MIB: u64 = 1 << 20;
+
+/// Plays the part of an engine that reserves all it gets and fills nothing; a test of its own only for being started
+/// by one.
+#[test]
+fn hoarder() {
+    let Some(root) = std::env::var_os(HOARD) else { return };
+    let place = Place::of(root.as_ref());
+    let (client, _worker) = engine(&place, "hoarder", MIB);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let parent = rustix::process::getppid();
+    while rustix::process::getppid() == parent {
+        client.reserve(namespace, 64);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Killed when dropped.
+struct Hoarder(Child);
+
+impl Hoarder {
+    /// Returns when it has what it can get.
+    fn start(place: &Place, watcher: &Client, most_bytes: u64) -> Hoarder {
+        let mut command = Command::new(std::env::current_exe().expect("this test"));
+        command.args(["--exact", "hoarder"]).env(HOARD, place.root()).stdout(Stdio::null());
+        let hoarder = Hoarder(command.spawn().expect("this test, once more"));
+        wait_until("it has all that it can get", || watcher.inspect().pinned_bytes >= most_bytes);
+        hoarder
+    }
+
+    fn stop(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::STOP).expect("it lives");
+        let stat = format!("/proc/{}/stat", self.0.id());
+        let is_stopped = |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
+        wait_until("it is stopped", || std::fs::read_to_string(&stat).is_ok_and(is_stopped));
+    }
+}
+
+impl Drop for Hoarder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_engine_that_fills_nothing_keeps_no_other_from_storing_while_it_runs_or_is_stopped_or_killed() {
+    let place = Place::new();
+    let _daemon = Daemon::start(&place, SMALL);
+    let (client, worker) = engine(&place, "engine", MIB);
+    let namespace = client.namespace("t", vec![group()]).expect("a namespace");
+    let mut seed = 0;
+    let mut stores = |least: usize| {
+        let mut slots = Vec::new();
+        wait_until("it has slots", || {
+            slots.extend(client.reserve(namespace, 64));
+            slots.len() >= least
+        });
+        for held in &slots {
+            worker.fill(held, seed);
+            assert_eq!(client.commit(namespace, &[hash(seed)], &[*held]), [CommitOutcome::CommitStored]);
+            let reply = client.lookup(namespace, &[hash(seed)]);
+            assert_eq!(worker.read(reply.groups[0].slots[0]), pattern(seed, MIB));
+            client.release(reply.lease);
+            seed += 1;
+        }
+    };
+    // A quarter of the pool's 64 blocks, and of an eighth beyond it what is left to others.
+    let hoarder = Hoarder::start(&place, &client, 16 * MIB);
+    // Twice the pool, so that all that can be evicted is.
+    (0..64).for_each(|_| stores(2));
+    hoarder.stop();
+    (0..64).for_each(|_| stores(2));
+    drop(hoarder);
+    stores(16);
 }
 
 #[test]

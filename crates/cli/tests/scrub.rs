@@ -10,7 +10,9 @@ use forebay_rpc::proto::*;
 use support::tiers::{BYTES, is_served, store};
 use support::*;
 
-const POOL: &[&str] = &["--pool.capacity_bytes", "16MiB", "--http.address", "127.0.0.1:0"];
+/// The scrub does not rest.
+const POOL: &[&str] =
+    &["--pool.capacity_bytes", "16MiB", "--pool.scrub_walk_seconds", "0", "--http.address", "127.0.0.1:0"];
 const BLOCKS: u64 = 20;
 /// Where the published generations begin, in their file.
 const GENERATIONS_AT: u64 = 4096;

@@ -32,7 +32,8 @@ pub struct Config {
     pub policy: Make,
     /// Thousandths of the pool that leases may pin. Over it, requests get a shorter prefix.
     pub promise_permille: u32,
-    /// Thousandths of the pool that reservations may take.
+    /// Thousandths of the pool that reservations may take. Engines that find them taken get up to half as much beyond
+    /// them, and one slot of each size.
     pub reserve_permille: u32,
     /// Entries of the memory that explains misses, 8 bytes each.
     pub memory_entries: usize,

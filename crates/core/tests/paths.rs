@@ -176,31 +176,91 @@ fn a_reservation_larger_than_the_pool_gets_its_share() {
     rig.audit();
 }
 
+fn reserve_for(rig: &mut Rig, instance: Instance, ns: forebay_core::NamespaceIndex, count: usize) -> Vec<At> {
+    let mut slots = Vec::new();
+    rig.core.reserve(instance, ns, 0, count, instance != Instance::DAEMON, &mut slots);
+    slots
+}
+
 #[test]
-fn engines_without_a_session_have_a_share_of_reservations_of_their_own() {
+fn engines_that_fill_nothing_leave_a_part_to_each_that_comes_after_them() {
     let mut rig = Rig::new(8);
     let ns = rig.open(1, &layout(SMALL));
-    let (quarter, hung, other) = (8 * 16 / 4, Instance(40), Instance(41));
-    let reserve = |rig: &mut Rig, instance| {
-        let mut slots = Vec::new();
-        rig.core.reserve(instance, ns, 0, 64, true, &mut slots);
-        slots
-    };
-    let held = reserve(&mut rig, hung);
-    assert_eq!((held.len(), rig.reserve(ns, 1).len()), (quarter, 0), "it holds all, and has a session");
-    rig.core.session_ended(hung);
-    assert_eq!(reserve(&mut rig, other).len(), quarter, "others store as if it were not there");
-    // What is beyond that share of its own counts as before, but for one slot.
-    rig.core.session_ended(other);
-    assert_eq!([rig.reserve(ns, 64).len(), rig.reserve(ns, 64).len()], [1, 0]);
+    let all = (0..Instance::MAX as u8).map(Instance).collect::<Vec<_>>();
+    let given: Vec<usize> = all.iter().map(|instance| reserve_for(&mut rig, *instance, ns, 64).len()).collect();
+    let (first, late) = given.split_at(5);
+    assert_eq!(first, [32, 8, 4, 2, 1], "a quarter of 128 slots, then half of what is left of an eighth");
+    assert!(late.iter().all(|slots| *slots == 1), "however late, each has a slot: {late:?}");
+    let more: Vec<usize> = all.iter().map(|instance| reserve_for(&mut rig, *instance, ns, 64).len()).collect();
+    assert_eq!(more.iter().sum::<usize>(), 0, "all have what they may have");
     rig.audit();
+}
+
+#[test]
+fn an_engine_has_a_slot_of_each_of_its_sizes_however_many_others_hold() {
+    let mut rig = Rig::new(64);
+    let [small, large] = [(1, SMALL), (2, LARGE)].map(|(id, size)| rig.open(id, &layout(size)));
+    while !rig.reserve(small, 64).is_empty() {}
+    let other = Instance(40);
+    while !reserve_for(&mut rig, other, small, 64).is_empty() {}
+    assert_eq!(reserve_for(&mut rig, other, large, 64).len(), 1, "its small slots take nothing from its large ones");
+    assert_eq!(reserve_for(&mut rig, other, large, 64), []);
+    rig.audit();
+}
+
+#[test]
+fn an_engine_that_took_all_gives_way_to_others_as_it_fills() {
+    let mut rig = Rig::new(8);
+    let ns = rig.open(1, &layout(SMALL));
+    let (quarter, other) = (8 * 16 / 4, Instance(40));
+    let mut held = rig.reserve(ns, 64);
+    let mut others = Vec::new();
+    assert_eq!(held.len(), quarter);
+    for key in 0..quarter as u64 {
+        // Who has more asks first, and for more.
+        let at = held.remove(0);
+        assert_eq!(rig.commit(ns, key, None, at), CommitOutcome::Stored);
+        held.extend(rig.reserve(ns, 64));
+        others.extend(reserve_for(&mut rig, other, ns, 64));
+        rig.audit();
+    }
+    assert_eq!(held.len() + others.len(), quarter);
+    assert!(held.len() <= quarter / 2 + 1, "{} of {quarter} are left", held.len());
+}
+
+#[test]
+fn the_part_of_an_engine_that_hangs_is_the_others_when_it_is_gone() {
+    let mut rig = Rig::new(8);
+    let ns = rig.open(1, &layout(SMALL));
+    let (quarter, hung) = (8 * 16 / 4, Instance(40));
+    let held = reserve_for(&mut rig, hung, ns, 64);
+    rig.core.session_ended(hung);
+    assert_eq!((held.len(), rig.reserve(ns, 64).len()), (quarter, quarter / 4));
     // It comes back with what it held, or goes.
     let resumption = rig.core.begin_resume(hung);
     assert_eq!(rig.core.resume(resumption, &held).1, []);
-    rig.core.instance_gone(other);
     assert_eq!(rig.reserve(ns, 64), []);
     rig.core.instance_gone(hung);
-    assert_eq!(rig.reserve(ns, 64).len(), quarter - 1);
+    assert_eq!(rig.reserve(ns, 64).len(), quarter - quarter / 4);
+    rig.audit();
+}
+
+#[test]
+fn engines_that_hold_what_they_may_lease_and_reserve_leave_a_slot_to_each_other_engine() {
+    let mut rig = Rig::new(64);
+    let ns = rig.open(1, &layout(SMALL));
+    let keys: Vec<u64> = (0..64 * 16).collect();
+    for keys in keys.chunks(64) {
+        assert_eq!(rig.store(ns, keys[0].checked_sub(1), keys), keys.len());
+    }
+    assert_eq!(rig.lease(ns, &keys).0, keys.len() / 2);
+    rig.step_to_the_end();
+    while !rig.reserve(ns, 64).is_empty() {}
+    assert_eq!(rig.core.held().reserved_bytes, 64 * 16 / 4 * SMALL);
+    for instance in (1..Instance::MAX as u8).map(Instance) {
+        let slots = (0..50).map(|_| reserve_for(&mut rig, instance, ns, 64).len()).sum::<usize>();
+        assert!(slots > 0, "{instance:?} has no slot");
+    }
     rig.audit();
 }
 

@@ -57,6 +57,18 @@ fn what_was_hit_is_read_before_the_rest_and_the_walk_goes_on() {
 }
 
 #[test]
+fn while_the_walk_rests_only_what_was_hit_is_read() {
+    let mut rig = Rig::new(64);
+    let ns = filled(&mut rig, 1000);
+    let first = keys(&rig.core.scrub_piece());
+    assert!(rig.core.scrub_hits().is_empty());
+    hit(&mut rig, ns, 900);
+    assert_eq!([(); 2].map(|()| keys(&rig.core.scrub_hits())), [vec![900], vec![]]);
+    let next = keys(&rig.core.scrub_piece());
+    assert_eq!(next.first(), Some(&(first.len() as u64)), "the walk goes on where it was");
+}
+
+#[test]
 fn the_walk_ends_however_much_is_hit_and_what_is_hit_is_read_more_often() {
     let mut rig = Rig::new(64);
     let ns = filled(&mut rig, 1000);

@@ -152,6 +152,10 @@ settings! {
         /// are hit, the rest to all blocks in turn, so each block is read once while the scrub reads twice the pool's
         /// capacity. 256 MiB per second take 3 % of one core (bench/reports/2026-11-22-scrub.md).
         scrub_bytes_per_second: Bytes = Bytes(256 << 20);
+        /// Seconds from the beginning of one walk of the scrub through the pool to the beginning of the next, at least:
+        /// after a shorter walk it reads only blocks that are hit. With the default and 256 MiB per second, it never
+        /// rests in a pool of 900 GiB or more.
+        scrub_walk_seconds: u64 = 3600;
     }
 
     /// What all stores have in common that hosts share: directories, Redis and object stores.

@@ -107,8 +107,10 @@ impl Window {
     fn estimate(&mut self, now_us: u64) -> Estimate {
         self.current(now_us);
         let mut counts = [0u32; RANK_BITS as usize + 2];
+        // Those of an idle time would be most of what an estimate reads.
+        let live: Vec<&Slice> = self.slices.iter().filter(|slice| slice.asked > 0).collect();
         for register in 0..REGISTERS {
-            let rank = self.slices.iter().map(|slice| slice.registers[register]).max().unwrap_or(0);
+            let rank = live.iter().map(|slice| slice.registers[register]).max().unwrap_or(0);
             counts[rank as usize] += 1;
         }
         let asked = self.slices.iter().map(|slice| slice.asked).sum();

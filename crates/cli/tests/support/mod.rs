@@ -32,15 +32,28 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Directories of one daemon, removed at the end with the pool in them.
 pub struct Place {
-    root: tempfile::TempDir,
+    root: PathBuf,
+    /// Nothing in a process that another test has started: the directories are that test's.
+    directory: Option<tempfile::TempDir>,
     /// The command that serves here.
     binary: PathBuf,
 }
 
 impl Place {
     pub fn new() -> Place {
-        let root = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
-        Place { root, binary: env!("CARGO_BIN_EXE_forebay").into() }
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+        let mut place = Place::of(directory.path());
+        place.directory = Some(directory);
+        place
+    }
+
+    /// The place of the process that has started this one.
+    pub fn of(root: &Path) -> Place {
+        Place { root: root.into(), directory: None, binary: env!("CARGO_BIN_EXE_forebay").into() }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// The next daemon of this place runs another build of the command.
@@ -49,28 +62,31 @@ impl Place {
     }
 
     pub fn sockets(&self) -> PathBuf {
-        self.root.path().join("s")
+        self.root.join("s")
     }
 
     pub fn pool(&self) -> PathBuf {
-        self.root.path().join("pool")
+        self.root.join("pool")
     }
 
     /// Where daemons write their log.
     pub fn log(&self) -> PathBuf {
-        self.root.path().join("log")
+        self.root.join("log")
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.directory.is_none() {
+            return;
+        }
         // The pool may have mounted a filesystem of its own. There is none where the test made a directory that is
         // refused. A process that another test is starting has copies of all descriptors, until it is another program.
         let begun = Instant::now();
         let (removed, is_left) = loop {
             let removed = forebay_io::pool::remove(&self.pool());
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells");
-            let is_left = mounts.contains(&*self.root.path().to_string_lossy());
+            let is_left = mounts.contains(&*self.root.to_string_lossy());
             if !is_left || begun.elapsed() > DEADLINE / 4 {
                 break (removed, is_left);
             }

@@ -113,7 +113,6 @@ impl Core {
     pub fn begin_resume(&mut self, instance: Instance) -> Resumption {
         assert!(instance != Instance::DAEMON, "the daemon's own copies end one by one");
         self.drop_hints(instance);
-        self.slots.end_sessionless(instance);
         Resumption { instance, held: Vec::new(), lost: Vec::new() }
     }
 
@@ -169,7 +168,6 @@ impl Core {
     /// what it holds until it resumes or is gone.
     pub fn session_ended(&mut self, instance: Instance) {
         self.drop_hints(instance);
-        self.slots.leave_session(instance);
     }
 
     /// No process of the instance is left: everything that it held becomes free.
@@ -180,7 +178,6 @@ impl Core {
         let reserved = self.slots.reservations(instance);
         self.drop_reservations(reserved);
         self.resolve(instance);
-        self.slots.end_sessionless(instance);
         self.slots.readmit(instance, &mut self.journal);
     }
 

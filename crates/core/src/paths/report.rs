@@ -217,8 +217,8 @@ impl Core {
         }
         expect("indexed blocks", indexed, self.cache.len())?;
         expect("reserved bytes", reserved, self.slots.reserved_bytes())?;
-        if !self.slots.is_sessionless_right() {
-            return Err("an instance without a session has other reservations than when its session ended".to_owned());
+        if !self.slots.are_reservations_right() {
+            return Err("an instance's counts of reserved slots are not those of its reservations".to_owned());
         }
         expect("pinned bytes", pinned, self.slots.pinned_bytes())?;
         expect("fenced blocks", fenced, self.slots.fenced_count())?;

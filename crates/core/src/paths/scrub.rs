@@ -22,11 +22,10 @@ impl Core {
     /// and not read lately; every second time, or if there are none, the next blocks of the walk over all records. They
     /// are not held; [`Core::drop_corrupt`] decides whether a mismatch counts. The first call switches the scrub on.
     pub fn scrub_piece(&mut self) -> Vec<ReadyBlock> {
-        self.scrub.switch_on();
-        let mut piece = Vec::new();
-        if !self.scrub.is_walks_turn() {
-            self.scrub_hot(&mut piece);
-        }
+        let mut piece = match self.scrub.is_walks_turn() {
+            false => self.scrub_hits(),
+            true => Vec::new(),
+        };
         self.scrub.set_walks_turn(!piece.is_empty());
         if piece.is_empty() {
             self.scrub_walk(&mut piece);
@@ -34,17 +33,21 @@ impl Core {
         piece
     }
 
-    fn scrub_hot(&mut self, piece: &mut Vec<ReadyBlock>) {
+    /// As [`Core::scrub_piece`], without the walk: only blocks that were hit lately.
+    pub fn scrub_hits(&mut self) -> Vec<ReadyBlock> {
+        self.scrub.switch_on();
+        let mut piece = Vec::new();
         let again = self.slots.share(AGAIN_PERMILLE);
         let mut left = BYTES;
         while piece.len() < BLOCKS && left > 0 {
-            let Some(block) = self.scrub.take_hot() else { return };
+            let Some(block) = self.scrub.take_hot() else { break };
             let Some(ready) = self.ready_block(block) else { continue };
             let now = self.journal.stats().scrubbed_bytes;
             if self.scrub.begin_reading(ready.generation, now, again) {
-                self.take_scrubbed(ready, piece, &mut left);
+                self.take_scrubbed(ready, &mut piece, &mut left);
             }
         }
+        piece
     }
 
     fn scrub_walk(&mut self, piece: &mut Vec<ReadyBlock>) {

@@ -4,6 +4,10 @@
 //! without a round trip in its scheduler. If two engines store the same block, the second commit finds the first block,
 //! and its slot is free again.
 //!
+//! No slot is taken back from an engine that does not fill it: copies into it may be under way for as long as a process
+//! of the engine lives. So the share of the pool for reservations is divided such that whoever comes later finds room:
+//! see [`Core::part_left`].
+//!
 //! A slot that the daemon fills for a client is the daemon's own reservation ([`Instance::DAEMON`]). It ends by commit
 //! or abort when the copy has ended, and in no other way.
 
@@ -34,8 +38,9 @@ impl Core {
     /// More than are asked for only if the coldest blocks are held, or in draining extents.
     const MAX_EVICTIONS_PER_EVENT: usize = 512;
 
-    /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is
-    /// full of held blocks, the share of reservations is used up, or room is still being made. A trial evicts nothing:
+    /// Takes up to `count` empty slots of `group`'s size for `instance`. Gives fewer, or none, when the pool is full of
+    /// held blocks, the instance has its part of the share of reservations, or room is still being made. An instance
+    /// that has none of this size gets one, whatever is reserved, if the pool has one to give. A trial evicts nothing:
     /// it gets slots that are free. `holds_mapping` is false for callers whose writes end with the daemon's process, as
     /// its own do.
     pub fn reserve(
@@ -52,7 +57,7 @@ impl Core {
         self.step_drain();
         let mut budget = Core::MAX_EVICTIONS_PER_EVENT;
         let wanted = count.min(Core::MAX_RESERVE_PER_EVENT) as u64;
-        let most = self.reservations_left(class).min(wanted);
+        let most = self.reservations_left(instance, class, wanted);
         let is_trial = self.is_trial(namespace);
         let mut frees = |core: &mut Core, want| !is_trial && core.free_slots(class, want, &mut budget);
         let mut granted = 0;
@@ -150,16 +155,30 @@ impl Core {
         self.cache.admit_detached(&mut self.slots, block, &self.hints);
     }
 
-    /// How many more slots of `class` may be reserved.
-    fn reservations_left(&self, class: ClassId) -> u64 {
+    /// How many more slots of `class` the instance may reserve, at most `wanted`.
+    fn reservations_left(&self, instance: Instance, class: ClassId, wanted: u64) -> u64 {
         let share = self.slots.share(self.config.reserve_permille);
-        let (reserved, sessionless) = (self.slots.reserved_bytes(), self.slots.sessionless_bytes());
-        // Copies of an engine without a session may be under way, so its slots stay reserved; a worker that hangs keeps
-        // them for as long as it lives. They have a share of their own, so that others can store.
-        let left = share.saturating_sub(reserved.saturating_sub(sessionless.min(share)));
-        // One is always granted, or a small pool could never store a large block.
-        let least = u64::from(reserved <= sessionless);
-        (left / self.slots.space().class_info(class).slot_bytes).max(least)
+        let slot_bytes = self.slots.space().class_info(class).slot_bytes;
+        let of_share = share.saturating_sub(self.slots.reserved_bytes()) / slot_bytes;
+        if of_share >= wanted {
+            return wanted;
+        }
+        let of_part = self.part_left(instance, share) / slot_bytes;
+        // One of each size is always granted, or a small pool could never store a large block, nor a late engine any.
+        let least = u64::from(self.slots.reserved_of(class, instance) == 0);
+        of_share.max(of_part).max(least).min(wanted)
+    }
+
+    /// Bytes that the instance may reserve when the others leave it none of the share: up to an equal part of the
+    /// share, out of half as much beyond the share. Of this half each instance leaves as much as it has to those that
+    /// come after it, so there is always some. It is half, because leases pin up to a half of the pool, and an eighth
+    /// is left: for the one slot that everybody gets, and for stores to tiers.
+    #[cold]
+    fn part_left(&self, instance: Instance, share: u64) -> u64 {
+        let own = self.slots.bytes_reserved_by(instance);
+        let part = share / (1 + self.slots.others_that_reserve(instance));
+        let beyond = (share + share / 2).saturating_sub(self.slots.reserved_bytes());
+        part.saturating_sub(own).min(beyond.saturating_sub(own) / 2)
     }
 
     /// Takes a slot of `class`, which has a free one.

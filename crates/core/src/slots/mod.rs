@@ -15,8 +15,6 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
 use crate::journal::{Effect, Journal};
 use crate::key::{BlockHash, BlockId, ClassId, Generation, Instance, NamespaceIndex, SlotId};
 
@@ -51,14 +49,13 @@ pub(crate) struct Slots {
     reserved_bytes: u64,
     /// The blocks in state `Reserved`, by owner. No policy has them, so they use its nodes.
     reserved: Vec<List>,
+    /// How many of them there are, by class and owner.
+    reserved_of: Vec<[u32; Instance::MAX]>,
     /// The blocks in state `Fenced`. No policy has them either.
     fenced: List,
     next_generation: u32,
     /// Instances of earlier epochs whose workers may still touch what they were handed then.
     earlier: u64,
-    /// Instances whose session has ended and whose workers may still touch what they hold, with their part of
-    /// `reserved_bytes`: nothing is reserved, committed or aborted for them meanwhile.
-    sessionless: BTreeMap<u8, u64>,
     /// Those of them whose workers may touch an excluded unit; an instance that reconnected is still one of them until
     /// it is gone.
     excluding: u64,
@@ -103,10 +100,10 @@ impl Slots {
             pinned_bytes: 0,
             reserved_bytes: 0,
             reserved: (0..Instance::MAX).map(|_| List::default()).collect(),
+            reserved_of: Vec::new(),
             fenced: List::default(),
             next_generation: first_generation.max(1),
             earlier: 0,
-            sessionless: BTreeMap::new(),
             excluding: 0,
         }
     }
@@ -182,29 +179,30 @@ impl Slots {
         self.reserved_bytes
     }
 
-    /// Those of them whose instances have no session.
-    pub fn sessionless_bytes(&self) -> u64 {
-        self.sessionless.values().sum()
+    /// Of these, the instance's. Takes time by the number of classes.
+    pub fn bytes_reserved_by(&self, instance: Instance) -> u64 {
+        let bytes = |(id, class): (ClassId, &Class)| class.slot_bytes * self.reserved_of(id, instance);
+        self.space.classes().map(bytes).sum()
     }
 
-    /// The instance keeps its reservations without a session. Takes time by their number.
-    pub fn leave_session(&mut self, instance: Instance) {
-        self.sessionless.insert(instance.0, self.bytes_reserved_by(instance));
+    /// How many slots of `class` the instance has reserved.
+    pub fn reserved_of(&self, class: ClassId, instance: Instance) -> u64 {
+        self.reserved_of[class.0 as usize][instance.0 as usize].into()
     }
 
-    /// It has a session again, or reserves nothing.
-    pub fn end_sessionless(&mut self, instance: Instance) {
-        self.sessionless.remove(&instance.0);
+    /// Instances that have reserved something, this one not counted.
+    pub fn others_that_reserve(&self, instance: Instance) -> u64 {
+        let others = (0..).zip(&self.reserved).filter(|(owner, reserved)| *owner != instance.0 && reserved.len > 0);
+        others.count() as u64
     }
 
-    /// Whether what is kept of instances without a session is what they have, for the audit.
-    pub fn is_sessionless_right(&self) -> bool {
-        self.sessionless.iter().all(|(owner, bytes)| self.bytes_reserved_by(Instance(*owner)) == *bytes)
-    }
-
-    fn bytes_reserved_by(&self, instance: Instance) -> u64 {
-        let reserved = self.reserved[instance.0 as usize].iter_back(&self.nodes);
-        reserved.map(|block| self.slot_bytes(block)).sum()
+    /// Whether the counts by class and owner are those of the reservations, for the audit.
+    pub fn are_reservations_right(&self) -> bool {
+        let mut counted = vec![[0; Instance::MAX]; self.reserved_of.len()];
+        for (owner, reserved) in self.reserved.iter().enumerate() {
+            reserved.iter_back(&self.nodes).for_each(|block| counted[self.records[block].class.0 as usize][owner] += 1);
+        }
+        counted == self.reserved_of
     }
 
     pub fn tally(&self, class: ClassId) -> &Tally {
@@ -565,7 +563,9 @@ impl Slots {
     }
 
     fn cover_classes(&mut self) {
-        self.tallies.resize(self.space.classes().count(), Tally::default());
+        let classes = self.space.classes().count();
+        self.tallies.resize(classes, Tally::default());
+        self.reserved_of.resize(classes, [0; Instance::MAX]);
     }
 
     /// A record, and a free slot of its class.
@@ -591,6 +591,7 @@ impl Slots {
             State::Reserved => {
                 tally.reserved -= 1;
                 self.reserved_bytes -= self.space.class_info(class).slot_bytes;
+                self.reserved_of[class.0 as usize][owner] -= 1;
                 self.reserved[owner].unlink(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting -= 1,
@@ -605,6 +606,7 @@ impl Slots {
             State::Reserved => {
                 tally.reserved += 1;
                 self.reserved_bytes += self.space.class_info(class).slot_bytes;
+                self.reserved_of[class.0 as usize][owner] += 1;
                 self.reserved[owner].push_head(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting += 1,

@@ -244,8 +244,9 @@ impl World {
         let held = self.table.rows.values().filter(|row| row.key.is_none() || row.is_fenced).count();
         assert_eq!(held, 0, "slots are in use that nobody holds");
         assert!(self.table.excluded.is_empty(), "units are out of use that nobody touches");
+        (0..self.setup.units).for_each(|unit| self.populate(unit));
+        (0..NAMESPACES).for_each(|namespace| self.hoard(namespace));
         if self.setup.reserve_permille == 1000 {
-            (0..self.setup.units).for_each(|unit| self.populate(unit));
             (0..NAMESPACES).for_each(|namespace| self.fill(namespace));
         }
     }
@@ -545,11 +546,27 @@ impl World {
         self.core.reserve(instance(engine), short, group, count, maps, &mut slots);
         assert!(slots.len() <= count);
         let slot_bytes = layout(namespace).group(group).map_or(0, |group| group.slot_bytes());
+        let had_none = self.engines[engine as usize].filling.iter().all(|filling| filling.slot_bytes != slot_bytes);
         for at in &slots {
             self.engines[engine as usize].filling.push(Filling { at: *at, slot_bytes, maps });
         }
+        if slots.len() > usize::from(had_none) {
+            self.check_part(engine);
+        }
         self.settle();
         slots.len()
+    }
+
+    /// An engine that was given more than its one slot of a size has found them in the share of all, or has no more
+    /// than an equal part of it, and of half as much beyond it no more than it leaves to the others.
+    fn check_part(&self, engine: u8) {
+        let bytes = |engine: &Engine| engine.filling.iter().map(|filling| filling.slot_bytes).sum::<u64>();
+        let all: Vec<u64> = self.engines.iter().filter(|engine| !engine.must_resume).map(bytes).collect();
+        let (own, sum) = (bytes(&self.engines[engine as usize]), all.iter().sum::<u64>());
+        let share = u64::from(self.setup.units) * UNIT_BYTES * u64::from(self.setup.reserve_permille) / 1000;
+        let engines = all.iter().filter(|bytes| **bytes > 0).count() as u64;
+        let is_part = own * engines <= share && own + sum <= share + share / 2;
+        assert!(sum <= share || is_part, "engine {engine} has {own} of {sum} bytes, the share is {share}");
     }
 
     fn store(&mut self, engine: u8, prompt: Prompt, at_once: u8) {
@@ -1080,12 +1097,48 @@ impl World {
         panic!("steps never end");
     }
 
+    /// With nothing else held, one engine takes all that it gets and fills nothing: each of the others has a slot too,
+    /// while there are some.
+    fn hoard(&mut self, namespace: u8) {
+        (0..ENGINES).for_each(|engine| self.start(engine));
+        let (_, possible) = self.possible(namespace);
+        let given = std::iter::from_fn(|| Some(self.reserve_at_last(0, namespace, 256)).filter(|given| *given > 0));
+        let mut held = given.sum::<usize>() as u64;
+        for holder in 1..HOLDERS {
+            let given = self.reserve_at_last(holder, namespace, 1) as u64;
+            assert!(given == 1 || held >= possible, "engine {holder} has no slot; {held} of {possible} are held");
+            held += given;
+        }
+        self.check();
+        (0..ENGINES).for_each(|engine| self.gone(engine));
+        while !self.engines[DAEMON as usize].filling.is_empty() {
+            self.abort(DAEMON, 0, false);
+        }
+        self.check();
+    }
+
+    /// Reserves while room is made, until something is given.
+    fn reserve_at_last(&mut self, holder: u8, namespace: u8, count: usize) -> usize {
+        let mut given = (0..100).map(|_| {
+            let given = self.reserve(holder, namespace, 0, count, true);
+            self.step();
+            self.move_all();
+            given
+        });
+        given.find(|given| *given > 0).unwrap_or_default()
+    }
+
+    /// The slot size of `namespace`'s first group, and how many slots the whole pool has room for.
+    fn possible(&self, namespace: u8) -> (u64, u64) {
+        let slot_bytes = layout(namespace).group(0).unwrap().slot_bytes();
+        let run = slot_bytes.div_ceil(UNIT_BYTES).next_power_of_two() as u32;
+        (slot_bytes, u64::from(self.setup.units / run) * (u64::from(run) * UNIT_BYTES / slot_bytes))
+    }
+
     /// With nothing held, every unit that can serve `namespace`'s first group does, to its last slot.
     fn fill(&mut self, namespace: u8) {
         self.start(0);
-        let slot_bytes = layout(namespace).group(0).unwrap().slot_bytes();
-        let run = slot_bytes.div_ceil(UNIT_BYTES).next_power_of_two() as u32;
-        let possible = u64::from(self.setup.units / run) * (u64::from(run) * UNIT_BYTES / slot_bytes);
+        let (slot_bytes, possible) = self.possible(namespace);
         let mut refusals = 0;
         while refusals < 100 {
             refusals += usize::from(self.reserve(0, namespace, 0, 256, true) == 0);

@@ -13,26 +13,36 @@ use forebay_io::pool::{Entry, Pool};
 use crate::state::{Shared, State};
 use crate::vital;
 
-/// The shortest rest, and the rest after a step that found nothing to read: at most 100 wake-ups per second.
+/// The shortest rest, and the rest after a step of the walk that found nothing to read: at most 100 wake-ups per
+/// second.
 const REST: Duration = Duration::from_millis(10);
+/// Between two looks for hits, while the walk rests and after a look that found none. Each look wakes the thread.
+const LOOK: Duration = Duration::from_millis(250);
 /// The shortest time between two warnings.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Starts the thread, unless the scrub is switched off.
 pub fn start(shared: &Shared) {
-    let (pool, rate) = {
+    let (pool, rate, walk_seconds) = {
         let state = shared.lock();
-        (state.table.pool().clone(), state.config.pool.scrub_bytes_per_second.0)
+        let settings = &state.config.pool;
+        (state.table.pool().clone(), settings.scrub_bytes_per_second.0, settings.scrub_walk_seconds)
     };
     if rate == 0 {
         return;
     }
     let shared = shared.clone();
     let (mut pace, mut finds) = (Pace { rate, due: Instant::now() }, Finds::default());
+    let mut walks = Walks { least: Duration::from_secs(walk_seconds), ended: 0, due: Instant::now() };
     vital::thread("scrub", move || {
         loop {
             let began = Instant::now();
-            let piece = shared.event(piece);
+            let (is_walking, piece) = shared.event(|state| {
+                let is_due = walks.is_due(state.core.stats().scrubs, began);
+                // There is no walk through a pool without blocks.
+                let is_walking = is_due && state.core.resident_blocks() > 0;
+                (is_walking, if is_walking { piece(state) } else { hits(state) })
+            });
             let mut bytes = 0;
             for (block, entry) in piece {
                 bytes += entry.as_ref().map_or(0, |entry| entry.length);
@@ -43,15 +53,27 @@ pub fn start(shared: &Shared) {
                 }
             }
             finds.tell(Instant::now());
-            std::thread::sleep(pace.rest(bytes, began, Instant::now()));
+            let is_idle = !is_walking && bytes == 0;
+            std::thread::sleep(if is_idle { LOOK } else { pace.rest(bytes, began, Instant::now()) });
         }
     });
 }
 
 /// The next blocks to read, with what the table says of them.
 pub fn piece(state: &mut State) -> Vec<(ReadyBlock, Option<Entry>)> {
+    let blocks = state.core.scrub_piece();
+    with_entries(state, blocks)
+}
+
+/// As `piece`, without the walk.
+fn hits(state: &mut State) -> Vec<(ReadyBlock, Option<Entry>)> {
+    let blocks = state.core.scrub_hits();
+    with_entries(state, blocks)
+}
+
+fn with_entries(state: &State, blocks: Vec<ReadyBlock>) -> Vec<(ReadyBlock, Option<Entry>)> {
     let entry = |block: ReadyBlock| (block, state.table.pool().entry(block.slot, block.generation));
-    state.core.scrub_piece().into_iter().map(entry).collect()
+    blocks.into_iter().map(entry).collect()
 }
 
 pub fn is_whole(pool: &Pool, block: &ReadyBlock, entry: &Option<Entry>) -> bool {
@@ -74,6 +96,26 @@ impl Pace {
         self.due = self.due.max(began) + cost;
         let rest = self.due.saturating_duration_since(now);
         if rest < REST { Duration::ZERO } else { rest }
+    }
+}
+
+/// When the walk through the pool goes on. It rests after each walk, until the next may begin.
+struct Walks {
+    /// From the beginning of one to the beginning of the next.
+    least: Duration,
+    /// How many had ended when this was last asked.
+    ended: u64,
+    /// When the present one began, or the next may begin.
+    due: Instant,
+}
+
+impl Walks {
+    /// Whether to walk on, when so many have ended since the start.
+    fn is_due(&mut self, ended: u64, now: Instant) -> bool {
+        if ended > self.ended {
+            (self.ended, self.due) = (ended, now.max(self.due + self.least));
+        }
+        now >= self.due
     }
 }
 
@@ -129,6 +171,18 @@ mod tests {
         let late = start + Duration::from_secs(3600);
         assert_eq!(pace.rest(1 << 20, late, late), Duration::from_secs(1));
         assert_eq!(pace.rest(0, late + Duration::from_secs(9), late + Duration::from_secs(9)), REST);
+    }
+
+    #[test]
+    fn a_walk_rests_until_the_next_may_begin_and_a_long_one_does_not() {
+        let (start, least) = (Instant::now(), Duration::from_secs(60));
+        let mut walks = Walks { least, ended: 0, due: start };
+        let mut is_due = |ended, seconds| walks.is_due(ended, start + Duration::from_secs(seconds));
+        assert!(is_due(0, 0) && is_due(0, 7), "the first is under way");
+        assert_eq!([8, 59, 60].map(|seconds| is_due(1, seconds)), [false, false, true]);
+        assert!(is_due(1, 125), "the second is under way for longer than a minute");
+        assert_eq!([is_due(2, 125), is_due(2, 184)], [true, true]);
+        assert_eq!([is_due(3, 130), is_due(3, 184), is_due(3, 185)], [false, false, true]);
     }
 
     #[test]
