@@ -43,7 +43,11 @@ def measure(binary: str, engines: int, seconds: float) -> dict[str, object]:
             side.close()
     moved = {number: (after[number], before[number]) for number in before.keys() & after.keys()}
     woken = [
-        {"thread": now[0], "ms": round((now[1] - then[1]) / 1e6 / took, 3), "wakes": round((now[2] - then[2]) / took, 1)}
+        {
+            "thread": now[0],
+            "ms": round((now[1] - then[1]) / 1e6 / took, 3),
+            "wakes": round((now[2] - then[2]) / took, 1),
+        }
         for now, then in moved.values()
         if now[2] > then[2]
     ]
