@@ -87,7 +87,7 @@ class ForebayTier(SecondaryTierManager):
         self.settings = self._read(options)
         self.manager = ForebayManager(self.settings, workers=1)
         self.timings = self.manager.health.timings
-        # Of the tokens of the step, if the connector says it: those of no prompt, and those of prompts that stand on little.
+        # Of the tokens of the step, if the connector says it: those of no prompt, and those of prompts that are begun.
         self._generated = self._new = 0
         self._tokens = 0  # of the step that is being scheduled: as the connector says, or else those of chunks to store
         self._resumed: Iterable[str] = ()  # requests that run again in this step, where somebody says so
