@@ -343,8 +343,12 @@ class Client:
         predecessor: bytes | None = None,
     ) -> list[Literal["stored", "duplicate", "orphan", "full"]]:
         """Stores (hash, buffer) in prefix order; `predecessor` is the hash before the first. One round trip per 8
-        MiB. A buffer is anything with the buffer protocol, or a torch tensor in host memory. A block whose
-        predecessor in the group is absent is an orphan and not stored."""
+        MiB. A buffer is anything with the buffer protocol, or a torch tensor in host memory.
+
+        An outcome for each block. stored: the pool has it now. duplicate: the pool had it already. orphan: not stored,
+        since the block before it is neither in the pool nor on a tier, and no lookup of a prefix would reach it; put
+        the earlier blocks first. full: not stored, since the pool has no slot to give now; put it later, or not at all,
+        and the blocks behind it in the same call are mostly orphans."""
 
     def get(self, namespace: int, group: int, hashes: Sequence[bytes]) -> list[bytes | None]:
         """The blocks' bytes, None where not found. One round trip per 8 MiB."""

@@ -32,13 +32,15 @@ class Store:
 
     `url` is `redis://[user:password@]host[:port][/db]`, `rediss://...` for TLS, `unix:///path`, several of these
     with commas between them for a cluster, or `file:///directory`. A server need not be reachable: its operations
-    then end as `unavailable`. `fields` name the namespace, as for `Client.open_namespace`. Each block has
+    then end as `unavailable`. A directory must exist. `fields` name the namespace, as for `Client.open_namespace`. Each block has
     `block_bytes`; the memory used is 64 times that. Operations that take longer than `deadline` seconds end as
     `timeout`.
 
     Options of Redis: `connections` (4), `threads` (1), `key_prefix` ("forebay:"), `value_bytes` (1 MiB),
-    `ttl_seconds`, `ca_file`, `cluster` (False). Of a directory: `streams` (8), `buffers` (16), `io_direct`, `fsync`
-    ("none", "data" or "all"), `capacity_bytes`, `shard_folders` (True), `read_only`.
+    `ttl_seconds`, `ca_file`, `cluster` (False), `password_file`, `secret_file`. Of a directory: `streams` (8), `buffers`
+    (16), `io_direct`, `fsync` ("none", "data" or "all"), `capacity_bytes`, `shard_folders` (True), `read_only`,
+    `secret_file`. `secret_file` names the file with the secret of all hosts that share the store, as the daemon's key
+    `tier.secret_file`: without it their blocks are absent.
 
     The calls return futures of `concurrent.futures`; `await asyncio.wrap_future(...)` waits for one in a coroutine.
     Raises `ForebayError` for invalid arguments. Safe to share between threads.
@@ -69,7 +71,8 @@ class Store:
         self, hashes: Sequence[bytes], buffers: Sequence[WriteableBuffer | HostTensor], *, group: int = 0
     ) -> Future[list[str]]:
         """Fills one buffer or tensor per hash, each of `block_bytes`. The future has an outcome for each:
-        `loaded`, `absent`, or the error's kind; a buffer that is not `loaded` is unchanged.
+        `loaded`, `absent`, `invalid` if the block was stored with other `block_bytes`, or the error's kind; a buffer that is
+        not `loaded` is unchanged.
 
         The buffers must not be used before the future is done. One round trip for all of them.
         """

@@ -330,7 +330,8 @@ class FakeSession:
 
     def saved(self, tokens: int, seconds: float) -> None:
         self._maybe_raise("saved")
-        assert tokens > 0 and seconds >= 0
+        assert tokens > 0 or seconds > 0
+        assert tokens >= 0 and seconds >= 0
         self.saved_tokens += tokens
         self.saved_seconds += seconds
 

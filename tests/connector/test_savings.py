@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake import FakeDaemon
-from forebay.vllm import account, metrics, savings
+from forebay.vllm import account, manager, metrics, savings
+from forebay.vllm.pace import LEAST_TOKENS, Pace
 from forebay.vllm.patience import WINDOW_STEPS, Patience
 from forebay.vllm.savings import Savings
 from harness import Engine, Shape, prompt
@@ -114,9 +119,73 @@ def test_no_time_is_claimed_before_a_speed_was_measured() -> None:
     assert (saved.loaded(1000, 0.0), saved.seconds) == (0.0, 0.0)
     assert saved.loaded(1000, 100.0) == 20.0  # all so far
     assert saved.loaded(500, 1000.0) == 0.0  # it was never so much
-    assert saved.loaded(500, 100.0) == 0.0  # the fastest counts
-    assert saved.loaded(27_500, 100.0) == pytest.approx(10.5)
+    assert saved.loaded(28_000, 1000.0) == pytest.approx(10.5)
     assert saved.seconds == pytest.approx(30.5)
+
+
+class Timed(Engine):
+    """An engine whose steps take a time of their own: some for a step, and some for each token."""
+
+    STEP_SECONDS, TOKEN_SECONDS = 0.05, 0.001
+
+    def __init__(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(daemon, monkeypatch, Shape(blocks=256, max_tokens_per_step=2048))
+        self.now = 1000.0
+        monkeypatch.setattr(manager, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+
+    def _work(self, worker: Any, output: Any) -> Any:
+        if tokens := output.total_num_scheduled_tokens:
+            self.now += self.STEP_SECONDS + tokens * self.TOKEN_SECONDS
+        return super()._work(worker, output)
+
+    def ask(self, name: str, prompts: Iterable[int], max_tokens: int) -> float:
+        """Long prompts one after another; how long computing took."""
+        began = self.now
+        for at in prompts:
+            self.generate(f"{name}-{at}", prompt(at, 640), max_tokens)
+        return self.now - began
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16])
+def test_no_more_time_is_claimed_than_the_same_tokens_took(monkeypatch: pytest.MonkeyPatch, max_tokens: int) -> None:
+    daemon = FakeDaemon(1024)
+    cold_seconds = Timed(daemon, monkeypatch).ask("cold", range(6), max_tokens)
+    engine = Timed(daemon, monkeypatch)
+    engine.ask("hit", range(6), max_tokens)
+    saved = engine.connector.manager.savings
+    assert (saved.tokens, saved.seconds) == (6 * 640, 0.0), "it has computed nothing but remainders and answers"
+    engine.ask("new", range(10, 12), max_tokens)
+    assert 0.9 * 6 * 640 * engine.TOKEN_SECONDS < saved.seconds < cold_seconds + 1e-6
+    assert_saved(engine, 6 * 640)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_is_never_taken_for_slower_than_it_was(ahead: int, seed: int) -> None:
+    """Step n is scheduled when the output of step n - 1 - ahead was seen, which may be late."""
+    chance, pace = random.Random(seed), Pace()
+    computed, seen = [0.0], [0.0]
+    for step in range(200):
+        scheduled = seen[max(0, step - ahead)]
+        pace.scheduled(scheduled, 2000, 2000)
+        computed.append(max(computed[-1], scheduled) + 0.1 * chance.uniform(1, 1.5))
+        seen.append(max(seen[-1], computed[-1] + chance.choice([0, 0, 0, 0.1])))
+        if step >= ahead:
+            pace.computed(seen[step - ahead + 1])
+    fastest = 2000 / min(after - before for before, after in itertools.pairwise(computed))
+    assert 0.8 * fastest <= pace.tokens_per_second <= (1 + ahead) * 20_000 * 1.001, f"seed {seed}"
+
+
+def test_steps_of_few_new_tokens_say_nothing_of_prefill() -> None:
+    pace = Pace()
+    for tokens, new in [(256, 0), (LEAST_TOKENS, LEAST_TOKENS - 1), (8192, 0)]:
+        pace.scheduled(0.0, tokens, new)
+        pace.computed(1.0)
+    assert pace.tokens_per_second == 0
+    pace.scheduled(5.0, 1000 + LEAST_TOKENS, LEAST_TOKENS)
+    pace.computed(6.0)
+    pace.computed(7.0)  # nothing is under way
+    assert pace.tokens_per_second == 1000 + LEAST_TOKENS
 
 
 def test_generated_tokens_are_no_prefill() -> None:

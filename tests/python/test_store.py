@@ -88,8 +88,52 @@ def test_a_buffer_of_another_length_is_not_filled(url: str) -> None:
     with Store(url, FIELDS, 5000) as store, Store(url, FIELDS, 4999) as other:
         store.dump([key], [b"x" * 5000]).result(SECONDS)
         short = bytearray(4999)
-        assert other.load([key], [short]).result(SECONDS) != ["loaded"]
+        assert other.load([key], [short]).result(SECONDS) == ["invalid"], "the block is not damaged"
     assert short == bytes(4999)
+
+
+def secret_file(directory: Path, text: str) -> str:
+    path = directory / f"secret-{text[:8]}"
+    path.write_text(text + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_blocks_are_found_by_who_has_their_secret(valkey: Valkey, tmp_path: Path) -> None:
+    ours, theirs = secret_file(tmp_path, "ours" * 8), secret_file(tmp_path, "theirs" * 6)
+    (shared := tmp_path / "shared").mkdir()
+    keys = hashes("secret", 3)
+    blocks = [os.urandom(1000) for _ in keys]
+    for url in (f"unix://{valkey.socket}", f"file://{shared}"):
+        with Store(url, FIELDS, 1000, secret_file=ours) as store:
+            assert store.dump(keys, blocks).result(SECONDS) == ["stored"] * 3
+        buffers = [bytearray(1000) for _ in keys]
+        with Store(url, FIELDS, 1000) as store:
+            assert store.load(keys, buffers).result(SECONDS) == ["absent"] * 3
+        with Store(url, FIELDS, 1000, secret_file=ours) as store:
+            assert store.lookup(keys).result(SECONDS) == [True] * 3
+            assert store.load(keys, buffers).result(SECONDS) == ["loaded"] * 3
+            assert buffers == blocks
+        with Store(url, FIELDS, 1000, secret_file=theirs) as store:
+            assert store.load(keys, buffers).result(SECONDS) == ["corrupt"] * 3
+
+
+def test_a_secret_that_is_none_is_refused_and_never_repeated(url: str, tmp_path: Path) -> None:
+    open_to_all = secret_file(tmp_path, "open" * 8)
+    os.chmod(open_to_all, 0o666)
+    for file in (secret_file(tmp_path, "short"), secret_file(tmp_path, ""), str(tmp_path / "none"), open_to_all):
+        with pytest.raises(ForebayError) as raised:
+            Store(url, FIELDS, 1000, secret_file=file)
+        assert raised.value.hint and "short" not in str(raised.value).replace("too short", "").replace(file, "")
+
+
+def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
+    with Valkey(password="s3cret").start() as server:
+        url = f"unix://{server.socket}"
+        with Store(url, FIELDS, 4, password_file=secret_file(tmp_path, "s3cret")) as store:
+            assert store.dump([b"k"], [b"four"]).result(SECONDS) == ["stored"]
+        with Store(url, FIELDS, 4, deadline=1) as store:
+            assert store.dump([b"k"], [b"four"]).result(SECONDS) != ["stored"]
 
 
 def test_coroutines_wait_for_many_batches_at_once(url: str) -> None:
@@ -202,7 +246,7 @@ SECTIONS = {"Redis": "tier.redis", "a directory": "tier.fs"}
 OTHER_NAMES = {"cluster": ("mode", "single")}
 # Keys that say what a daemon does with a tier, or that a program gives in the URL or by `deadline`.
 OF_DAEMONS = {
-    "tier.redis": "urls password_file mode sentinel_master sentinel_user sentinel_password sentinel_password_file "
+    "tier.redis": "urls mode sentinel_master sentinel_user sentinel_password sentinel_password_file "
     "sentinel_tls admission load_bytes_per_second store_bytes_per_second load_deadline_ms connect_timeout_ms "
     "operation_timeout_ms certificate_file key_file server_name",
     "tier.fs": "directories admission max_age_seconds load_bytes_per_second store_bytes_per_second load_deadline_ms "
@@ -244,11 +288,13 @@ def plain(value: object) -> str:
 
 
 def test_a_store_takes_each_option_that_it_lists_and_no_other(tmp_path: Path, valkey: Valkey) -> None:
-    urls = {"Redis": f"unix://{valkey.socket}", "a directory": f"file://{tmp_path}"}
+    (shared := tmp_path / "shared").mkdir()
+    urls = {"Redis": f"unix://{valkey.socket}", "a directory": f"file://{shared}"}
     values = {"connections": 2, "threads": 1, "key_prefix": "p:", "value_bytes": 1 << 20, "ttl_seconds": 60}
     values |= {"ca_file": "/etc/ssl/certs/ca-certificates.crt", "cluster": False, "streams": 2, "buffers": 4}
     values |= {"io_direct": False, "fsync": "data", "capacity_bytes": 1 << 30, "shard_folders": True}
-    values |= {"read_only": False}
+    secret = secret_file(tmp_path, "x" * 32)
+    values |= {"read_only": False, "secret_file": secret, "password_file": secret}
     assert set(values) == {name for kind in SECTIONS for name in documented_options(kind)}
     for kind, url in urls.items():
         for name in values:

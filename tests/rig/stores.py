@@ -24,7 +24,8 @@ class Valkey:
 
     tier = "redis"
 
-    def __init__(self) -> None:
+    def __init__(self, password: str = "") -> None:
+        self.password = password
         self.directory = Path(tempfile.mkdtemp(prefix="fb-valkey-"))
         self.socket = self.directory / "s"
         self.child: Child | None = None
@@ -35,6 +36,8 @@ class Valkey:
 
     def start(self) -> Self:
         options = {"port": "0", "unixsocket": str(self.socket), "save": "", "appendonly": "no"}
+        if self.password:
+            options["requirepass"] = self.password
         argv = [str(_valkey()), *(word for name, value in options.items() for word in (f"--{name}", value))]
         self.child = Child("valkey-server", argv, self.directory / "log", env=clean_env())
         wait_until("valkey answers", self._answers, 30)
@@ -62,7 +65,7 @@ class Valkey:
             try:
                 client.connect(str(self.socket))
                 client.sendall(b"PING\r\n")
-                return client.recv(16).startswith(b"+PONG")
+                return client.recv(16).startswith(b"-NOAUTH" if self.password else b"+PONG")
             except OSError:
                 return False
 

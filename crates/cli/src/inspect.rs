@@ -272,14 +272,20 @@ fn stores_text(stores: &[StoreInfo]) -> String {
         let state = if store.is_healthy { "is serving" } else { "is sick" };
         let mut facts = vec![state.to_string()];
         facts.extend(store.connections.map(usable));
-        facts.extend(store.used_bytes.map(|used| match store.capacity_bytes {
-            Some(capacity) => format!("at most {} of {} are used", size(used), size(capacity)),
-            None => format!("at most {} are used", size(used)),
-        }));
+        facts.extend(match (store.used_bytes, store.capacity_bytes) {
+            (Some(used), Some(capacity)) => Some(format!("at most {} of {} are used", size(used), size(capacity))),
+            (Some(used), None) => Some(format!("at most {} are used", size(used))),
+            (None, Some(capacity)) => Some(format!("how much of {} is used is not known yet", size(capacity))),
+            (None, None) => None,
+        });
         facts.extend(store.is_sweeper.filter(|is| *is).map(|_| "this host makes room in it for all hosts".to_string()));
         text += &format!("  store {} {}\n", store.name.escape_debug(), facts.join("; "));
         if !store.trouble.is_empty() {
-            text += &format!("    last trouble: {}\n", store.trouble.escape_debug());
+            let when = match store.trouble_age_seconds {
+                Some(seconds) => format!("last problem, {seconds} s ago"),
+                None => "problem".to_owned(),
+            };
+            text += &format!("    {when}: {}\n", store.trouble.escape_debug());
         }
         if !store.refuses_writes.is_empty() {
             text += &format!("    it takes no writes: {}\n", store.refuses_writes.escape_debug());
@@ -421,6 +427,7 @@ fn store_json(store: &StoreInfo) -> Value {
         "name": store.name,
         "is_healthy": store.is_healthy,
         "trouble": store.trouble,
+        "trouble_age_seconds": store.trouble_age_seconds,
         "refuses_writes": store.refuses_writes,
         "connections": store.connections,
         "used_bytes": store.used_bytes,
@@ -549,6 +556,7 @@ mod tests {
         let events = [("connections_lost", 3), ("lost_steps", 1), ("redirects", 0)];
         let server = StoreInfo {
             connections: Some(0),
+            trouble_age_seconds: Some(75),
             events: events.map(|(event, count)| (event.to_string(), count)).into(),
             ..store("cache.internal:6379", false, "it refused the connection: WRONGPASS\u{1b}[31m")
         };
@@ -559,10 +567,15 @@ mod tests {
             is_sweeper: Some(true),
             ..store("/mnt/kv", true, "")
         };
+        let unknown = StoreInfo {
+            used_bytes: None,
+            is_sweeper: Some(false),
+            ..StoreInfo { name: "/mnt/more".to_string(), ..directory.clone() }
+        };
         let shared = TierInfo {
             name: "redis".to_string(),
             state: "serving".to_string(),
-            stores: vec![server, directory],
+            stores: vec![server, directory, unknown],
             ..TierInfo::default()
         };
         InspectReply {

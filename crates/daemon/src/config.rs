@@ -10,7 +10,6 @@ mod demand;
 mod load;
 mod names;
 mod page;
-mod secret_file;
 mod table;
 mod value;
 
@@ -19,6 +18,7 @@ use std::path::PathBuf;
 
 use forebay_core::Result;
 use forebay_io::header::Sealing;
+use forebay_io::secret_file::read_secret;
 
 use crate::http::Hosts;
 use crate::tiers;
@@ -31,7 +31,6 @@ pub use forebay_io::pool::HugePages;
 pub use load::{Loaded, Origin, Sources, load};
 pub use names::{check_names, key_hint};
 pub use page::page;
-pub(crate) use secret_file::read_secret;
 pub use table::{Key, Section};
 pub(crate) use table::{only, settings};
 pub use value::{Bytes, HttpAddress, LogFormat, Secret, ServerUrl, Setting};

@@ -87,6 +87,7 @@ fn store() -> StoreReport {
         name: "127.0.0.1:6379".to_string(),
         health: Health::Healthy,
         trouble: Some("is not a figure".to_string()),
+        trouble_age: None,
         refuses_writes: Some("is not a figure either".to_string()),
         is_read_only: false,
         connections: Some(260),

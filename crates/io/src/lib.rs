@@ -16,6 +16,7 @@ pub mod pool;
 pub mod purge;
 pub mod redis;
 mod refusals;
+pub mod secret_file;
 mod seldom;
 pub mod ssd;
 mod store_report;

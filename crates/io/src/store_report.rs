@@ -1,6 +1,8 @@
 //! A shared tier's report of each shared store that it uses. All kinds of stores report in the same terms, for
 //! metrics, `inspect` and `doctor`.
 
+use std::time::Duration;
+
 use forebay_core::tier::Health;
 
 use crate::fs::{FsReport, RootReport};
@@ -18,13 +20,15 @@ pub struct StoreReport {
     pub health: Health,
     /// Its present problem, or its last one.
     pub trouble: Option<String>,
+    /// How long ago that was seen, if it is the last one; none while it lasts.
+    pub trouble_age: Option<Duration>,
     /// Why it, or a server of it, has refused all recent writes; none while it takes them.
     pub refuses_writes: Option<String>,
     /// Whether nothing is written to it: by configuration, or because it cannot be written to.
     pub is_read_only: bool,
     /// Connections that are usable now.
     pub connections: Option<u64>,
-    /// An upper bound of the content of all hosts, as this one last saw it.
+    /// An upper bound of the content of all hosts, as this one last saw it; none before it saw one.
     pub used_bytes: Option<u64>,
     /// The configured limit of the content of all hosts.
     pub capacity_bytes: Option<u64>,
@@ -58,6 +62,7 @@ impl StoreReport {
             name,
             health,
             trouble,
+            trouble_age: None,
             refuses_writes: None,
             is_read_only: false,
             connections: None,
@@ -88,10 +93,12 @@ impl StoreReport {
             absent_loads,
         );
         let (connections, refuses_writes) = (Some(report.connections as u64), report.refuses_writes);
+        let (trouble, seen) = report.last_error.unzip();
         StoreReport {
+            trouble_age: seen.map(|seen| seen.elapsed()),
             connections,
             refuses_writes,
-            ..StoreReport::new(report.name, report.health, report.last_error, events)
+            ..StoreReport::new(report.name, report.health, trouble, events)
         }
     }
 
@@ -124,7 +131,7 @@ impl StoreReport {
         StoreReport {
             refuses_writes: root.refuses_writes,
             is_read_only,
-            used_bytes: is_open.then_some(root.used_bytes),
+            used_bytes: root.used_bytes,
             capacity_bytes: root.capacity_bytes,
             hanging_threads: is_open.then_some(root.hanging_threads as u64),
             is_sweeper: is_open.then_some(root.is_sweeper),

@@ -2,8 +2,8 @@
 
 Users write `--kv-transfer-config '{"kv_connector":"ForebayConnector","kv_role":"kv_both"}'` and nothing else.
 
-Read in the order of a request: `connector` (vLLM's hooks), `manager` (the scheduler's side) with `lookup`, `patience` and
-`stores`, `slots` (what travels to the workers), `worker` (the copies). Around them: `identity` (who may share with whom) with
+Read in the order of a request: `connector` (vLLM's hooks), `manager` (the scheduler's side) with `lookup`, `patience`,
+`stores`, `savings` and `pace`, `slots` (what travels to the workers), `worker` (the copies). Around them: `identity` (who may share with whom) with
 `loaded`, `fingerprint` and `signature` (weights on disk), `hub` (where a model's files are), `processor` (its code, and its
 processor of images), `elsewhere` (models that read more), `probe` (pages and weights in
 the workers) and `watch` (weights that change), `adapters` (the same for requests of LoRA adapters), `settings` (what users

@@ -235,6 +235,16 @@ def generated_tokens(output: SchedulerOutput) -> int:
     return sum(output.num_scheduled_tokens[name] for name in generating)
 
 
+def new_tokens(output: SchedulerOutput) -> int:
+    """How many tokens of a step are of prompts of which no more were computed or loaded before than the step computes."""
+    cached = output.scheduled_cached_reqs
+    begun = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
+    starts = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    starts += [(name, start) for name, start, generated in begun if not generated]
+    counts = ((output.num_scheduled_tokens[name], start) for name, start in starts)
+    return sum(count for count, start in counts if count >= start)
+
+
 def completed_jobs(connector_output: KVConnectorOutput) -> Mapping[int, int]:
     """How many workers report each job in this step."""
     metadata = connector_output.kv_connector_worker_meta
@@ -599,6 +609,7 @@ __all__ = [
     "missing",
     "models",
     "new_stats",
+    "new_tokens",
     "on_workers",
     "prefers_safetensors",
     "release",

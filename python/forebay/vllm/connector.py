@@ -145,7 +145,8 @@ class ForebayConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = self._build_connector_meta(scheduler_output)
         tokens = scheduler_output.total_num_scheduled_tokens
-        self.manager.step_ended(tokens, generated=compat.generated_tokens(scheduler_output))
+        generated, new = compat.generated_tokens(scheduler_output), compat.new_tokens(scheduler_output)
+        self.manager.step_ended(tokens, generated=generated, new=new)
         return metadata
 
     @timed

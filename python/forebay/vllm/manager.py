@@ -33,6 +33,7 @@ from forebay.vllm.health import Health
 from forebay.vllm.hub import IdentityError
 from forebay.vllm.identity import Name
 from forebay.vllm.lookup import DISK, POOL, SHARED, Lookup, group_of
+from forebay.vllm.pace import Pace
 from forebay.vllm.patience import Patience
 from forebay.vllm.savings import Savings
 from forebay.vllm.session import AbsentSession, Session, describe
@@ -104,6 +105,7 @@ class ForebayManager(OffloadingManager):
         self._unanswered: set[Lookup] = set()
         self._promoting: set[Lookup] = set()
         self._patience = Patience(settings.promotion_lag)
+        self._pace = Pace()
         self._stores = Stores(self._session, lambda adapter: adapter.asked)
         self._loads: dict[int, Lookup] = {}  # by serial
         self._jobs: dict[int, _Job] = {}  # by vLLM's job id
@@ -392,13 +394,14 @@ class ForebayManager(OffloadingManager):
         self._kv_cache_manager = kv_cache_manager
 
     @guarded(nothing)
-    def step_ended(self, tokens: int, *, generated: int = 0, is_busy: bool = False) -> None:
-        """The scheduler has finished a step that computes this many tokens, so many of them no prompts', or `is_busy` with
-        an unknown number."""
+    def step_ended(self, tokens: int, *, generated: int = 0, new: int = 0, is_busy: bool = False) -> None:
+        """The scheduler has finished a step that computes this many tokens, so many of them no prompts', and so many of
+        prompts that stand on little else; or `is_busy` with an unknown number."""
         now = time.monotonic()
         self._steps += 1
         self._is_idle = tokens == 0 and not is_busy
         self._patience.stepped(now, tokens, generated)
+        self._pace.scheduled(now, tokens, new)
         if self._stores.settle() and self._is_idle:
             self._nap()
         if now >= self._look_for_unasked_at:
@@ -419,7 +422,11 @@ class ForebayManager(OffloadingManager):
 
     @guarded(nothing)
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Counts since the last call."""
+        """Counts since the last call. vLLM calls this once for the output of each step."""
+        was_known = self._pace.tokens_per_second > 0
+        self._pace.computed(time.monotonic())
+        if not was_known:
+            self._claim(0)  # for all that was loaded before
         return self.health.take_stats()
 
     @caught(nothing)
@@ -610,12 +617,17 @@ class ForebayManager(OffloadingManager):
         """All workers have reported this job."""
         if not job.tokens:
             return
-        seconds = self.savings.loaded(job.tokens, self._patience.tokens_per_second)
-        self.health.count(metrics.SAVED_TOKENS, job.tokens)
-        self.health.count(metrics.SAVED_SECONDS, seconds)
-        self._session.saved(job.tokens, seconds)
+        self._claim(job.tokens)
         if asked := self._requests.get(job.loads or ""):
             self._tell(asked, is_loaded=True)
+
+    def _claim(self, tokens: int) -> None:
+        """A load saved so many tokens, and all loads perhaps more time than was claimed."""
+        seconds = self.savings.loaded(tokens, self._pace.tokens_per_second)
+        if tokens or seconds:
+            self.health.count(metrics.SAVED_TOKENS, tokens)
+            self.health.count(metrics.SAVED_SECONDS, seconds)
+            self._session.saved(tokens, seconds)
 
     def _tell(self, asked: _Asked, *, is_loaded: bool) -> None:
         if self._settings.log_requests and self._shapes:

@@ -1,8 +1,8 @@
 """What loads spared one engine: tokens that it did not compute, and the least time that computing them would have taken.
 
 Invariants: both only grow. A load counts when all workers have reported it, if none of them failed and its request
-still runs. The time is all tokens at the fastest prefill that was measured so far: while none was, no time is claimed,
-and after a faster one the time stands still until the tokens have caught up.
+still runs. The time is all tokens at the fastest prefill that was measured so far (`pace`): while none was, no time is
+claimed, and after a faster one the time stands still until the tokens have caught up.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ class Savings:
     def __init__(self) -> None:
         self.tokens = 0
         self.seconds = 0.0
-        self._fastest = 0.0  # tokens per second
         self._said_tokens = 0
         self._say_at = 0.0
 
     def loaded(self, tokens: int, tokens_per_second: float) -> float:
         """Counts a load; returns the seconds that are claimed beyond those before. A speed of 0 is unknown."""
         self.tokens += tokens
-        self._fastest = max(self._fastest, tokens_per_second)
         before = self.seconds
-        if self._fastest:
-            self.seconds = max(before, self.tokens / self._fastest)
+        if tokens_per_second:
+            self.seconds = max(before, self.tokens / tokens_per_second)
         return self.seconds - before
 
     def say(self, *, is_last: bool = False) -> None:

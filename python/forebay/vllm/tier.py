@@ -87,7 +87,8 @@ class ForebayTier(SecondaryTierManager):
         self.settings = self._read(options)
         self.manager = ForebayManager(self.settings, workers=1)
         self.timings = self.manager.health.timings
-        self._generated = 0  # of the tokens of the step, if the connector says it: those of no prompt
+        # Of the tokens of the step, if the connector says it: those of no prompt, and those of prompts that are begun.
+        self._generated = self._new = 0
         self._tokens = 0  # of the step that is being scheduled: as the connector says, or else those of chunks to store
         self._resumed: Iterable[str] = ()  # requests that run again in this step, where somebody says so
         # Of vLLM's workers, dropped by a reset: how many have yet to report each. They may still write into rows.
@@ -260,7 +261,7 @@ class ForebayTier(SecondaryTierManager):
     def step_begins(self, output: SchedulerOutput) -> None:
         """Tells of the step that is being scheduled, of which a tier is told less."""
         self._tokens = output.total_num_scheduled_tokens
-        self._generated = compat.generated_tokens(output)
+        self._generated, self._new = compat.generated_tokens(output), compat.new_tokens(output)
         self._resumed = output.scheduled_cached_reqs.resumed_req_ids
 
     @timed
@@ -276,8 +277,9 @@ class ForebayTier(SecondaryTierManager):
             self._running.update(self._requests.keys() & set(context.new_req_ids))
         self.manager.drop_unsubmitted()
         self.manager.on_schedule_end(context)
-        tokens, generated, self._tokens, self._generated = self._tokens, self._generated, 0, 0
-        self.manager.step_ended(tokens, generated=generated, is_busy=bool(self._running))
+        tokens, generated, new = self._tokens, self._generated, self._new
+        self._tokens = self._generated = self._new = 0
+        self.manager.step_ended(tokens, generated=generated, new=new, is_busy=bool(self._running))
 
     @guarded(lambda self, *_: self.breaker.switch_off("its weights changed, so it might hit what is stale"))
     def weights_moved(self, is_first: bool) -> None:

@@ -135,6 +135,7 @@ fn store(report: &StoreReport) -> StoreInfo {
         name: report.name.clone(),
         is_healthy: report.health == Judged::Healthy,
         trouble: report.trouble.clone().unwrap_or_default(),
+        trouble_age_seconds: report.trouble_age.map(|age| age.as_secs()),
         refuses_writes: report.refuses_writes.clone().unwrap_or_default(),
         connections: report.connections,
         used_bytes: report.used_bytes,

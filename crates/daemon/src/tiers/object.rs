@@ -115,11 +115,11 @@ mod built {
     use forebay_io::object::{Object, ObjectConfig, Secret};
     use forebay_io::pool::Pool;
     use forebay_io::purge::Place;
+    use forebay_io::secret_file::read_secret;
     use forebay_io::uring::Region;
 
     use super::super::spec::{Claimed, Driven, OpeningEvents};
     use super::TierObject;
-    use crate::config::read_secret;
 
     pub fn capabilities() -> Capabilities {
         Object::CAPABILITIES

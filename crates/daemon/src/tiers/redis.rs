@@ -13,11 +13,12 @@ use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
+use forebay_io::secret_file::read_secret;
 use forebay_io::uring::Region;
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
-use crate::config::{Bytes, Demand, Secret, ServerUrl, Setting, read_secret, settings};
+use crate::config::{Bytes, Demand, Secret, ServerUrl, Setting, settings};
 
 settings! {
     /// A Redis or Valkey server that several hosts share. Each host finds the blocks that the others stored.

@@ -19,7 +19,6 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -112,7 +111,7 @@ pub(super) struct Grants {
     own: Mutex<Own>,
     /// One change at a time in this process; the file's lock is between processes.
     changing: Mutex<Turn>,
-    last_used_bytes: AtomicU64,
+    last_used_bytes: Mutex<Option<u64>>,
 }
 
 impl Grants {
@@ -126,9 +125,9 @@ impl Grants {
         Figures::default().write()
     }
 
-    /// The bound as this host last saw it; does no I/O.
-    pub fn last_used_bytes(&self) -> u64 {
-        self.last_used_bytes.load(Relaxed)
+    /// The bound as this host last saw it, none before; does no I/O.
+    pub fn last_used_bytes(&self) -> Option<u64> {
+        *lock(&self.last_used_bytes)
     }
 
     pub fn capacity_bytes(&self) -> Option<u64> {
@@ -282,7 +281,7 @@ impl Grants {
         if after != before {
             file.write_all_at(&figures.write(), 0).map_err(errno)?;
         }
-        self.last_used_bytes.store(figures.used_bytes, Relaxed);
+        *lock(&self.last_used_bytes) = Some(figures.used_bytes);
         lock(&self.own).count = figures.count;
         Ok(result)
     }

@@ -65,8 +65,8 @@ pub struct RootReport {
     pub read_only: Option<String>,
     /// Why the directory has refused all recent stores; none while it takes them.
     pub refuses_writes: Option<String>,
-    /// An upper bound, as this host last saw it.
-    pub used_bytes: u64,
+    /// An upper bound, as this host last saw it; none before it saw one.
+    pub used_bytes: Option<u64>,
     /// The configured limit; none means no limit.
     pub capacity_bytes: Option<u64>,
     /// Blocks that this host's last walk found; 0 before it, and on hosts that do not sweep.
@@ -100,7 +100,7 @@ impl RootReport {
             missing: Some(why),
             read_only: None,
             refuses_writes: None,
-            used_bytes: 0,
+            used_bytes: None,
             capacity_bytes: None,
             counted_blocks: 0,
             is_sweeper: false,

@@ -200,6 +200,10 @@ impl Sweeper {
 
     fn work(&mut self) -> Result<Duration, Errno> {
         self.directory.grants.settle(clock(), false)?;
+        if self.directory.grants.last_used_bytes().is_none() {
+            // Whoever holds the lease, and however long the first walk takes: people ask this host how full it is.
+            self.directory.grants.figures()?;
+        }
         let held = match self.lease.hold(&self.directory) {
             // A full volume has no room for a lease. Until it has, several hosts may make room.
             Err(Errno::NOSPC | Errno::DQUOT) => now(&self.directory).map(Some),

@@ -516,12 +516,18 @@ fn check_header(flight: &mut InFlight, body: &Body, context: &mut Context<'_>) -
         flight.decide(Verdict::Done(Outcome::Absent));
         return Ok(false);
     }
+    let (op, header) = (&flight.job.op, sealing.read(&body.header));
+    if header.is_some_and(|header| header.key == op.key && header.length_bytes != op.length_bytes) {
+        // The block, whole or not, of whoever asks for another length of it.
+        counters.wrong_sizes += 1;
+        flight.fail(ErrorKind::Invalid);
+        return Ok(false);
+    }
     if !body.is_of_length {
         counters.wrong_sizes += 1;
         flight.fail(ErrorKind::Corrupt);
         return Ok(false);
     }
-    let (op, header) = (&flight.job.op, sealing.read(&body.header));
     if let Some(header) = header.filter(|header| header.is_of(&op.key, op.length_bytes))
         && flight.arrives(header, sealing)
     {

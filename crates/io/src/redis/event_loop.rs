@@ -255,7 +255,7 @@ impl EventLoop {
         place.links[link].backoff.ended(now, has_served, &mut self.random);
         let why = format!("{}: {why}", place.dialer.address);
         tracing::debug!(tier = "redis", server = %place.dialer.address, why, "connection ended");
-        self.outbox.done().last_error = Some(why);
+        self.outbox.done().last_error = Some((why, Instant::now()));
         if let Some(discovery) = &mut self.discovery {
             discovery.want();
         }
@@ -265,7 +265,7 @@ impl EventLoop {
         let Some(discovery) = &mut self.discovery else { return };
         discovery.failed(Instant::now(), &mut self.random);
         self.counters.failed_connects += 1;
-        self.outbox.done().last_error = Some(format!("cannot find the servers: {why}"));
+        self.outbox.done().last_error = Some((format!("cannot find the servers: {why}"), Instant::now()));
     }
 
     fn heard(&mut self) {
@@ -478,7 +478,7 @@ impl EventLoop {
         self.counters.redirects += 1;
         if self.settings.config.mode != Mode::Cluster || job.redirects == MOST_REDIRECTS {
             let why = format!("the operation was redirected to {to}: set `mode` to `cluster` if this is a cluster");
-            self.outbox.done().last_error = Some(why);
+            self.outbox.done().last_error = Some((why, Instant::now()));
             return self.finish(&job, Outcome::Failed(ErrorKind::Unavailable));
         }
         let node = self.node_of(to);
@@ -577,7 +577,7 @@ fn count(counters: &mut Counters, job: &Job, outcome: Outcome) {
         (_, Outcome::Failed(ErrorKind::Unavailable)) => counters.unavailable_operations += 1,
         (_, Outcome::Failed(ErrorKind::Timeout)) => counters.late_operations += 1,
         // Already counted by kind: wrong sizes, foreign values, corrupt blocks.
-        (_, Outcome::Failed(ErrorKind::Corrupt)) => {}
+        (_, Outcome::Failed(ErrorKind::Corrupt | ErrorKind::Invalid)) => {}
         (_, Outcome::Failed(_)) => counters.refused_operations += 1,
         (_, Outcome::Found(_) | Outcome::Absent) => {}
     }

@@ -1,5 +1,7 @@
 //! Figures of a Redis tier for metrics, `inspect` and `doctor`.
 
+use std::time::Instant;
+
 use forebay_core::tier::Health;
 
 /// Counts since the tier was opened.
@@ -98,8 +100,8 @@ pub struct RedisReport {
     pub stores: usize,
     /// Lookups that wait or are in flight.
     pub finds: usize,
-    /// The last error of a connection.
-    pub last_error: Option<String>,
+    /// The last error of a connection, and when it happened.
+    pub last_error: Option<(String, Instant)>,
     /// What a server said last that refused all recent stores; in a cluster, each such server with what it said.
     pub refuses_writes: Option<String>,
     /// Counts since the tier was opened, over all servers.

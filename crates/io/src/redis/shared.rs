@@ -6,6 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use forebay_core::tier::{Completion, OpId, Operation};
 
@@ -89,7 +90,7 @@ pub(super) struct Outbox {
 pub(super) struct Done {
     pub completions: Vec<Completion>,
     pub counters: Counters,
-    pub last_error: Option<String>,
+    pub last_error: Option<(String, Instant)>,
     pub written: Vec<Written>,
     /// Those that are in use.
     pub servers: Vec<String>,

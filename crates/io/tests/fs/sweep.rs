@@ -188,8 +188,44 @@ fn a_sweeper_killed_in_the_middle_is_replaced_and_the_bound_holds() {
     host.until("it took over", |host| host.fs.report().roots[0].is_sweeper);
     swept(&mut host);
     // Grants that died with their holders are counted as free again.
-    host.until("what is there is known", |host| host.fs.report().roots[0].used_bytes == object_bytes(home.path()));
+    host.until("what is there is known", |host| {
+        host.fs.report().roots[0].used_bytes == Some(object_bytes(home.path()))
+    });
     fill(&mut host, home.path(), 1_000_000..1_000_050);
+}
+
+/// Until it says how full the directory is, and never that there is less in it than there is.
+fn knows(host: &mut Host, least_bytes: u64) {
+    host.until("how full it is", |host| match host.fs.report().roots[0].used_bytes {
+        Some(used_bytes) => {
+            assert!(used_bytes >= least_bytes, "{used_bytes} of {least_bytes}");
+            true
+        }
+        None => false,
+    });
+}
+
+#[test]
+fn how_full_a_directory_is_is_not_said_before_it_is_known_and_soon_after_each_start() {
+    let home = home();
+    let path = home.path().join("store");
+    fs::create_dir(&path).unwrap();
+    let config = FsConfig { capacity_bytes: Some(100 * FILE_BYTES), ..config(&path) };
+    let mut host = Host::open(&config);
+    (0..30).for_each(|number| host.is_stored(number, LENGTH));
+    let least_bytes = object_bytes(&path);
+    // It does not get the lease, and stores nothing.
+    let mut other = Host::open(&config);
+    knows(&mut other, least_bytes);
+    assert!(!other.fs.report().roots[0].is_sweeper);
+
+    let away = home.path().join("away");
+    fs::rename(&path, &away).unwrap();
+    other.until("it is missed", |other| other.fs.report().roots[0].missing.is_some());
+    assert_eq!(other.fs.report().roots[0].used_bytes, None);
+    fs::rename(&away, &path).unwrap();
+    other.until("it is back", |other| other.fs.report().roots[0].missing.is_none());
+    knows(&mut other, least_bytes);
 }
 
 /// Of a grant that is for sixteen blocks.
@@ -232,7 +268,7 @@ fn a_host_that_stood_still_over_a_count_does_not_spend_what_it_was_granted_befor
         sleeper.stop();
     }
     let mut host = Host::open(&granted_much(home.path()));
-    host.until("what is there is counted", |host| host.fs.report().roots[0].used_bytes == FILE_BYTES);
+    host.until("what is there is counted", |host| host.fs.report().roots[0].used_bytes == Some(FILE_BYTES));
     drop(host);
     let lease = home.path().join(".forebay/sweeper");
     fs::write(&lease, "forebay sweeper 1\nholder nobody\nboot 0\nlease 0\nexpires_ms 3600000\n").unwrap();
@@ -373,7 +409,7 @@ fn a_usage_file_that_is_gone_or_damaged_is_counted_anew() {
     drop(host);
     let mut host = Host::open(&bounded(home.path()));
     fill(&mut host, home.path(), 20..40);
-    host.until("it is counted", |host| host.fs.report().roots[0].used_bytes >= 40 * FILE_BYTES);
+    host.until("it is counted", |host| host.fs.report().roots[0].used_bytes >= Some(40 * FILE_BYTES));
     let find = host.op(OpKind::Exists, 5, 0);
     assert!(matches!(host.run(&[find])[0], Outcome::Found(_)));
 }

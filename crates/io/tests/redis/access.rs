@@ -46,7 +46,7 @@ fn a_refused_password_is_sickness_and_is_told_without_the_password() {
     let load = bed.load(1, 1, 4096);
     assert_eq!(bed.run(&[load]), [Outcome::Failed(ErrorKind::Unavailable)]);
     let report = bed.redis.report();
-    let why = report.last_error.clone().expect("there was an error");
+    let (why, _) = report.last_error.clone().expect("there was an error");
     assert!(why.contains("WRONGPASS") && !format!("{report:?}").contains("wrong-one"), "{why}");
     // What was wrong with the server may be mended without us.
     let mut admin = server.admin();

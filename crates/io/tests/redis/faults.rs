@@ -181,6 +181,24 @@ fn what_others_wrote_under_a_blocks_name_is_corrupt_and_the_connection_goes_on()
 }
 
 #[test]
+fn a_block_of_another_length_is_not_damaged_whole_or_split() {
+    for kind in BOTH {
+        let server = Server::start(kind);
+        let mut bed = Bed::ready(&RedisConfig { value_bytes: 4096, ..config(&server.url()) });
+        // One value, the same number of values, more of them, fewer of them.
+        let lengths = [(3000, 2000), (9000, 9001), (9000, 20_000), (20_000, 9000), (8192, 4096)];
+        for (number, (stored_bytes, asked_bytes)) in (0..).zip(lengths) {
+            bed.store_all([number], stored_bytes);
+            assert_eq!(bed.look(number, asked_bytes), failed(ErrorKind::Invalid), "{stored_bytes}, {asked_bytes}");
+            assert_eq!(bed.look(number, stored_bytes), loaded(number, stored_bytes));
+        }
+        let counters = bed.redis.report().counters;
+        assert_eq!((counters.wrong_sizes, counters.foreign_values, counters.corrupt_blocks), (5, 0, 0));
+        assert_eq!((counters.refused_operations, counters.connections_lost), (0, 0));
+    }
+}
+
+#[test]
 fn a_value_of_a_later_version_is_absent_and_stays() {
     for kind in BOTH {
         let server = Server::start(kind);

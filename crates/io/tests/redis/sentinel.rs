@@ -81,7 +81,7 @@ fn sentinels_may_have_passwords_and_users_of_their_own() {
                 || format!("{kind:?} lets {password:?} in"),
             );
             let report = bed.redis.report();
-            let why = report.last_error.clone().expect("there was an error");
+            let (why, _) = report.last_error.clone().expect("there was an error");
             assert!(why.contains(answer) && !format!("{report:?}").contains("of-nobody"), "{kind:?}: {why}");
         }
     }

@@ -7,7 +7,9 @@ use forebay_core::decorate::Timed;
 use forebay_core::{Error, ErrorKind};
 use forebay_io::StoreReport;
 use forebay_io::fs::{Fs, FsConfig, Fsync};
+use forebay_io::header::Sealing;
 use forebay_io::redis::{Mode, Redis, RedisConfig};
+use forebay_io::secret_file::read_secret;
 use forebay_io::uring::Region;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -61,6 +63,8 @@ fn redis_at(url: &str, options: &Options<'_>, staging: Region) -> PyResult<Opene
     options.take("value_bytes", &mut config.value_bytes)?;
     config.ttl_seconds = options.get("ttl_seconds")?;
     config.tls.ca_file = options.get("ca_file")?;
+    config.credentials.password = options.secret("password_file")?;
+    config.sealing = options.sealing()?;
     if options.get("cluster")?.unwrap_or(false) {
         config.mode = Mode::Cluster;
     }
@@ -87,6 +91,7 @@ fn directory_at(directory: &str, options: &Options<'_>, staging: Region) -> PyRe
     options.take("shard_folders", &mut config.is_sharded)?;
     options.take("read_only", &mut config.read_only)?;
     config.capacity_bytes = options.get("capacity_bytes")?;
+    config.sealing = options.sealing()?;
     if let Some(fsync) = options.get::<String>("fsync")? {
         config.fsync = match fsync.as_str() {
             "none" => Fsync::None,
@@ -118,6 +123,17 @@ impl<'py> Options<'py> {
             *into = value;
         }
         Ok(())
+    }
+
+    /// What the file holds that this option names. The options have no secrets themselves: they end up in logs.
+    fn secret(&self, name: &'static str) -> PyResult<Option<String>> {
+        let file: Option<PathBuf> = self.get(name)?;
+        Ok(file.map(|file| read_secret(name, &file)).transpose().map_err(Raised::from)?)
+    }
+
+    fn sealing(&self) -> PyResult<Sealing> {
+        let sealing = |secret: String| Sealing::with(secret.as_bytes()).map_err(Raised::from);
+        Ok(self.secret("secret_file")?.map(sealing).transpose()?.unwrap_or_default())
     }
 
     fn none_left(&self) -> PyResult<()> {

@@ -3,23 +3,28 @@
 //! Invariants: no message repeats what a file holds. Only root and this user could have written the secret. The file
 //! may be a symbolic link, as Kubernetes makes them.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::trust;
+
+use crate::trust;
 
 /// Longer ones are no secrets: the file is another than was meant.
 const MOST_BYTES: u64 = 64 << 10;
 const OTHERS_READ: u32 = 0o004;
+/// Files that this process warned of. A configuration is checked before it is used, so its files are read repeatedly.
+static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// The file's text without one newline at its end. Errors name the key and the file.
 pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     let named = |error: Error| error.with("key", key).with("file", path.display());
     let cannot = |error: std::io::Error| {
-        let hint = "give a file that the daemon's user may read, with the secret alone in it";
+        let hint = "give a file that this user may read, with the secret alone in it";
         named(Error::new(ErrorKind::Io, "cannot read the file of a secret").source(error).hint(hint))
     };
     let is_file = path.metadata().map_err(cannot)?.is_file();
@@ -28,7 +33,7 @@ pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
     }
     let file = File::open(path).map_err(cannot)?;
     trust::check(&file, path).map_err(named)?;
-    if file.metadata().map_err(cannot)?.mode() & OTHERS_READ != 0 {
+    if file.metadata().map_err(cannot)?.mode() & OTHERS_READ != 0 && is_news(path) {
         tracing::warn!(
             key,
             file = %path.display(),
@@ -46,6 +51,10 @@ pub fn read_secret(key: &'static str, path: &Path) -> Result<String> {
         return Err(cannot(std::io::Error::other("it is empty")));
     }
     Ok(secret.to_owned())
+}
+
+fn is_news(path: &Path) -> bool {
+    WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned())
 }
 
 #[cfg(test)]
@@ -73,6 +82,13 @@ mod tests {
         symlink(&path, home.path().join("..data")).unwrap();
         symlink(home.path().join("..data"), home.path().join("password")).unwrap();
         assert_eq!(read_secret("tier.redis.password_file", &home.path().join("password")).unwrap(), " x ");
+    }
+
+    #[test]
+    fn a_file_that_all_may_read_is_told_of_once() {
+        let home = tempfile::tempdir().unwrap();
+        let told = ["one", "one", "another"].map(|name| is_news(&home.path().join(name)));
+        assert_eq!(told, [true, false, true]);
     }
 
     #[test]
