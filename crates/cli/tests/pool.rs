@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -56,6 +57,45 @@ fn files_that_no_pool_made_are_left_alone() {
             assert!(refused.err.contains("hint: name another directory, or move the file away"), "{refused:?}");
             assert_eq!(fs::read_to_string(&file).expect("the file stays"), "somebody's work");
         }
+    }
+}
+
+/// The pool's mount would hide it, or its removal destroy it.
+#[test]
+fn what_is_at_the_place_of_the_mount_stays() {
+    type Put = fn(&Place, &Path) -> bool;
+    let cases: [(&str, Put); 3] = [
+        ("is a symbolic link", |place, point| {
+            let target = place.log().with_file_name("target");
+            fs::create_dir(&target).expect("a directory");
+            std::os::unix::fs::symlink(target, point).is_ok()
+        }),
+        ("it has a file that Forebay did not make", |_, point| fs::create_dir(point).is_ok()),
+        ("it has a mount that Forebay did not make", |_, point| {
+            fs::create_dir(point).expect("a directory");
+            let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0755", "mine"]).arg(point).output();
+            mounted.is_ok_and(|mounted| mounted.status.success())
+        }),
+    ];
+    for (expected, put) in cases {
+        let place = Place::new();
+        let point = place.pool().join("mnt");
+        fs::create_dir(place.pool()).expect("a directory");
+        if !put(&place, &point) {
+            eprintln!("skipped: nothing can be mounted here");
+            continue;
+        }
+        let file = point.join("report");
+        fs::write(&file, "precious").expect("a file");
+        let refused = [remove(&place.pool()), serve(&place, &CAPACITY)];
+        let stays = fs::read_to_string(&file);
+        // A place is not left with a mount in it; where the test mounted nothing, this fails.
+        let _ = Command::new("umount").arg(&point).output();
+        for refused in refused {
+            refused.assert_refused(1, expected);
+        }
+        assert_eq!(stays.expect("the file stays"), "precious");
+        assert!(!is_mounted(place.log().parent().expect("a directory")), "{expected}");
     }
 }
 
