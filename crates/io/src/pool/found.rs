@@ -167,8 +167,8 @@ pub(super) fn discard(found: &Found) -> io::Result<()> {
     remove_if_there(&found.home.join(TABLE_NAME))
 }
 
-/// Removes all files of a pool's names, wherever they are: [`look`] has seen that a pool made each, and that nobody maps
-/// them. Returns whether there was one.
+/// Removes all files of a pool's names, wherever they are: [`look`] has seen that a pool made each, and that nobody
+/// maps them. Returns whether there was one.
 pub(super) fn clear(directory: &Directory) -> Result<bool> {
     let homes = directory.homes()?;
     let beside = |names: &'static [&str]| homes.iter().flat_map(move |home| names.iter().map(|name| home.join(name)));
