@@ -143,7 +143,8 @@ fn a_pool_on_its_mount_does_not_speak_for_files_in_the_directory() {
 #[test]
 fn what_a_killed_daemon_left_is_a_pools() {
     let _turn = with_others();
-    let remains: [(&str, fn(&Home)); 4] = [
+    type Leave = fn(&Home);
+    let remains: [(&str, Leave); 4] = [
         ("an empty table", |home| drop(make_file(&home.path().join("table")))),
         ("a table of no file", |home| {
             drop(home.pool(2 * MIB));
