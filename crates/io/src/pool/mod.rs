@@ -2,7 +2,7 @@
 //!
 //! Daemon:
 //! - [`Pool::open`] → [`Opened`] { pool, outcome: Created | Recovered | Replaced }. It refuses a second daemon, a
-//!   pool larger than memory, a directory that is not memory or that has files which no pool made, and a new shape while
+//!   pool larger than memory, a directory that is not memory or has files that no pool made, and a new shape while
 //!   workers map the old one.
 //! - [`Pool::populate_unit`] from a thread of its own, unit by unit; then [`Pool::set_extent`] there.
 //! - A slot's life: [`Pool::reserve`] → [`Pool::set_holders`] → offsets leave → [`Pool::birth`] → [`Pool::ready`] → …

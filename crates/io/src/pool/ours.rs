@@ -3,8 +3,8 @@
 //! The names are common words, and an operator may name any directory. So each file has to show that a pool made it:
 //! - `table` and `generation` begin with their magic. One whose beginning is damaged has the other one's pool id.
 //! - `data`, `birth` and `namespace` begin with nothing that is known. They have the mode of a pool's files, and the
-//!   length of a pool of no more pages than the table or the generations beside them have. They are empty only while the
-//!   table says that the pool is being made.
+//!   length of a pool of no more pages than the table or the generations beside them have. They are empty only while
+//!   the table says that the pool is being made.
 //! - `data.replaced` has the same mode and whole units. Workers map it, or a table or generations are beside it.
 //! - An empty `table` is a pool's: a daemon that was killed at the right moment leaves it, and nothing is lost with it.
 //!
