@@ -92,7 +92,8 @@ struct Seen {
 impl Seen {
     fn look(path: PathBuf) -> Result<Option<Seen>> {
         match fs::symlink_metadata(&path) {
-            Ok(metadata) if !metadata.is_file() => return Err(foreign(&path)),
+            Ok(metadata) if metadata.is_symlink() => return Err(foreign(&path).with("is", "a symbolic link")),
+            Ok(metadata) if !metadata.is_file() => return Err(foreign(&path).with("is", "no regular file")),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(&path, error)),
