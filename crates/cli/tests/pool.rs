@@ -127,7 +127,7 @@ fn a_refused_start_leaves_no_directory_and_no_mount() {
     let place = Place::new();
     for huge_pages in ["auto", "off"] {
         let refused = serve(&place, &["--pool.capacity_bytes", "15TiB", "--pool.huge_pages", huge_pages]);
-        refused.assert_refused(1, "cannot allocate 15 TiB for the pool");
+        refused.assert_refused(1, "cannot allocate 15.2 TiB for the pool");
         assert!(!place.pool().exists() && !is_mounted(&place.pool()), "{huge_pages}");
     }
 }
