@@ -24,9 +24,6 @@ pub fn remove(arguments: &PoolRemove) -> Result<(), Failure> {
     let shown = directory.display();
     // Whoever named a directory does not ask about the configuration.
     let removed = |directory: &Path| match (pool::remove(directory), &arguments.directory) {
-        (Err(error), _) if error.kind() == ErrorKind::Unavailable => {
-            Err(error.hint("stop that daemon, and repeat the command: only a pool that nobody uses is removed"))
-        }
         (Err(error), Some(_)) if error.kind() == ErrorKind::Io => {
             Err(error.hint("name the directory of a pool that this user may write to"))
         }

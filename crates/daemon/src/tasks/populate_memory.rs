@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind};
+use forebay_core::Error;
 use tokio::sync::mpsc;
 
 use crate::state::{Shared, State};
@@ -64,13 +64,36 @@ pub fn start(shared: &Shared) {
 
 /// The log tells of it once, not at each attempt.
 fn note(state: &mut State, error: &Error) {
-    let hint = error.hint_text().unwrap_or("lower `pool.capacity_bytes`");
     if state.lacks_memory.is_none() {
         let what = "cannot populate more of the pool; serving with the memory that it has, and trying again";
-        tracing::error!(%error, hint, "{what}");
+        tracing::error!(%error, hint = hint(error), "{what}");
     }
-    state.lacks_memory = Some(match error.kind() {
-        ErrorKind::Full => "no memory for the rest; free memory where `pool.directory` lies".to_owned(),
-        _ => format!("{error}; {hint}"),
-    });
+    state.lacks_memory = Some(told(error));
+}
+
+/// For `/readyz`, `forebay top` and `forebay inspect`: as the log says it, since only the error knows what was too
+/// narrow.
+fn told(error: &Error) -> String {
+    format!("{error}; {}", hint(error))
+}
+
+fn hint(error: &Error) -> &str {
+    error.hint_text().unwrap_or("lower `pool.capacity_bytes`")
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn what_has_no_memory_left_is_named() {
+        let error = Error::new(ErrorKind::Full, "cannot allocate 2 MiB for the pool: 0 B is left in the control group");
+        assert_eq!(
+            told(&error.hint("raise the control group's memory limit")),
+            "cannot allocate 2 MiB for the pool: 0 B is left in the control group; \
+             raise the control group's memory limit"
+        );
+    }
 }

@@ -7,25 +7,31 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_core::trust::Role;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 
+use super::files::DATA_NAME;
 use super::mounts::{Mount, mount_of, mounts};
+use super::ours;
 use crate::trust::{self, Holds};
 
 /// Where the private tmpfs is mounted, inside the directory.
 const MOUNT_NAME: &str = "mnt";
-pub(super) const DATA_NAME: &str = "data";
-const REPLACED_SUFFIX: &str = ".replaced";
+/// What the kernel calls the source of such a mount.
+pub(super) const MOUNT_SOURCE: &str = "forebay";
 
-/// See the module documentation.
+/// See the module documentation. A copy holds the same lock.
+#[derive(Clone)]
 pub(super) struct Directory {
     path: PathBuf,
     /// Device and inode: they identify the directory on filesystems that several pools share.
     identity: (u64, u64),
-    _lock: File,
+    /// It, and those above it, that were made for this claim; the deepest first.
+    made: Vec<PathBuf>,
+    _lock: Arc<File>,
 }
 
 impl Directory {
@@ -38,13 +44,16 @@ impl Directory {
                 .source(error)
                 .hint(hint)
         };
+        let (wanted, _) = trust::check_directory(path, Holds::Pool)?;
+        let is_missing = |path: &&Path| fs::symlink_metadata(path).is_err();
+        let made = wanted.ancestors().take_while(is_missing).map(Path::to_owned).collect();
         let path = trust::make_directory(path, Holds::Pool)?;
         let lock = File::open(&path).map_err(unusable)?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(in_use(&path));
         }
         let metadata = lock.metadata().map_err(unusable)?;
-        Ok(Directory { path, identity: (metadata.dev(), metadata.ino()), _lock: lock })
+        Ok(Directory { path, identity: (metadata.dev(), metadata.ino()), made, _lock: Arc::new(lock) })
     }
 
     pub fn path(&self) -> &Path {
@@ -55,30 +64,64 @@ impl Directory {
         self.path.join(MOUNT_NAME)
     }
 
-    /// The private tmpfs, if an earlier daemon or an operator mounted one.
-    pub fn private_mount(&self) -> io::Result<Option<Mount>> {
+    /// Whether the directory was made for this claim, so that all in it is the claimant's.
+    pub fn is_new(&self) -> bool {
+        !self.made.is_empty()
+    }
+
+    /// The private tmpfs, if an earlier daemon mounted one, or an operator one that is empty or holds a pool. Errors if
+    /// something else has its place: a mount there would hide it.
+    pub fn private_mount(&self) -> Result<Option<Mount>> {
         let point = self.mount_point();
-        match fs::symlink_metadata(&point) {
-            Ok(metadata) if metadata.dev() != self.identity.0 => {
-                trust::checked(Role::Directory, &point).map_err(io::Error::other)?;
-                Ok(Some(mount_of(&point)?).filter(|mount| mount.filesystem == "tmpfs"))
+        let cannot = |error| ours::unreadable(&point, error);
+        let metadata = match fs::symlink_metadata(&point) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(cannot(error)),
+        };
+        if metadata.is_symlink() {
+            return Err(Error::invalid("the place of the pool's mount is a symbolic link")
+                .with("path", point.display())
+                .hint("remove the link, and unmount what is mounted where it leads; or name another directory"));
+        }
+        if metadata.dev() == self.identity.0 {
+            return match metadata.is_dir() && is_empty(&point).map_err(cannot)? {
+                true => Ok(None),
+                false => Err(ours::foreign(&point)),
+            };
+        }
+        trust::checked(Role::Directory, &point)?;
+        let mount = mount_of(&point).map_err(cannot)?;
+        let is_for_pool = mount.source == MOUNT_SOURCE || is_empty(&point).map_err(cannot)? || ours::has_pool(&point)?;
+        match mount.filesystem == "tmpfs" && is_for_pool {
+            true => Ok(Some(mount)),
+            false => Err(Error::invalid("the directory is not a pool's: it has a mount that Forebay did not make")
+                .with("path", point.display())
+                .with("filesystem", mount.filesystem)
+                .hint("name another directory, or unmount the filesystem")),
+        }
+    }
+
+    /// Gives back the directories that were made for this claim, as far as they are empty.
+    pub fn unmake(&self) {
+        for path in &self.made {
+            if fs::remove_dir(path).is_err() {
+                return;
             }
-            Ok(_) => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
         }
     }
 
     /// Directories where the small files may be, the more likely one first.
-    pub fn homes(&self) -> io::Result<Vec<PathBuf>> {
+    pub fn homes(&self) -> Result<Vec<PathBuf>> {
         let mounted = self.private_mount()?.map(|_| self.mount_point());
         Ok(mounted.into_iter().chain([self.path.clone()]).collect())
     }
 
     /// Directories where the data file may be: beside the small files, or on a hugetlbfs.
-    pub fn data_places(&self) -> io::Result<Vec<PathBuf>> {
+    pub fn data_places(&self) -> Result<Vec<PathBuf>> {
         let beside = self.homes()?.into_iter().map(|home| home.join(DATA_NAME));
-        let reserved = mounts()?.into_iter().filter(|mount| mount.filesystem == "hugetlbfs" && is_safe(mount));
+        let mounts = mounts().map_err(|error| ours::unreadable(&self.path, error))?;
+        let reserved = mounts.into_iter().filter(|mount| mount.filesystem == "hugetlbfs" && is_safe(mount));
         Ok(beside.chain(reserved.map(|mount| self.data_on_hugetlbfs(&mount))).collect())
     }
 
@@ -98,17 +141,14 @@ pub(super) fn data_beside(home: &Path) -> PathBuf {
     home.join(DATA_NAME)
 }
 
-/// The new name of a data file whose pool was replaced while workers still mapped it.
-pub(super) fn replaced_name(data: &Path) -> PathBuf {
-    let mut name = data.as_os_str().to_owned();
-    name.push(REPLACED_SUFFIX);
-    PathBuf::from(name)
-}
-
 pub(super) fn in_use(path: &Path) -> Error {
     Error::new(ErrorKind::Unavailable, "another daemon is using this pool")
         .with("path", path.display())
         .hint("stop the other daemon, or give this one its own `pool.directory`")
+}
+
+pub(super) fn is_empty(directory: &Path) -> io::Result<bool> {
+    Ok(fs::read_dir(directory)?.next().is_none())
 }
 
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {

@@ -170,6 +170,18 @@ impl Header {
     }
 }
 
+/// The state of a table that a pool made, also of a later version; none if the header is not whole.
+pub(super) fn table_state(bytes: &[u8; HEADER_HEAD_BYTES]) -> Option<u32> {
+    let (version, state) = (u32_at(bytes, 8), u32_at(bytes, 12));
+    let is_whole = !READABLE_VERSIONS.contains(&version) || u64_at(bytes, 40) == header_seal(bytes);
+    (bytes[..8] == TABLE_MAGIC && [CREATING, LIVE].contains(&state) && is_whole).then_some(state)
+}
+
+/// The pool's id at the start of `table` or of `generation`.
+pub(super) fn pool_id_in(bytes: &[u8; HEADER_HEAD_BYTES]) -> u128 {
+    u128::from_le_bytes(bytes[16..32].try_into().unwrap())
+}
+
 /// Covers everything that never changes: magic, version, id, unit size, backing. Excludes the state.
 fn header_seal(bytes: &[u8; HEADER_HEAD_BYTES]) -> u64 {
     let mut sealed = *bytes;

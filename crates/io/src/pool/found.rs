@@ -1,7 +1,8 @@
 //! Finds the pool in a directory before it is opened.
 //!
 //! Invariants: the search takes the table's lock and changes nothing else. A pool is readable only if all its files
-//! exist, are long enough, and belong to the same pool. Files of a pool's names that no pool made are never touched.
+//! exist, are long enough, and belong to the same pool. Files of a pool's names that no pool made (`ours`) are never
+//! touched.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,14 +10,15 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::Result;
 
-use super::directory::{DATA_NAME, Directory, in_use, remove_if_there, replaced_name};
-use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME};
+use super::directory::{Directory, in_use, remove_if_there};
+use super::files::{
+    ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, replaced_name,
+};
 use super::format::*;
 use super::geometry::Geometry;
-use super::lock;
-use crate::trust;
+use super::{lock, ours};
 
 /// The byte of `table` that the daemon locks.
 const DAEMON_LOCK_BYTE: Range<u64> = 0..1;
@@ -36,40 +38,26 @@ pub(super) struct Found {
 /// Looks for a pool in all directories where it may be. Errors if another daemon serves it, if it cannot be read, or if
 /// a file there is of somebody else.
 pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
-    let cannot = |path: &Path, error: io::Error| {
-        // A file that is not believed says itself what to do.
-        let has_hint = error.get_ref().is_some();
-        let error =
-            Error::new(ErrorKind::Io, "cannot read the existing pool").with("path", path.display()).source(error);
-        match has_hint {
-            true => error,
-            false => error.hint("run the daemon as the user that made the pool, or set another `pool.directory`"),
-        }
-    };
-    let cannot_here = |error| cannot(directory.path(), error);
-    let data = first_of(directory.data_places().map_err(cannot_here)?).map_err(|(path, error)| cannot(&path, error))?;
-    let tables = directory.homes().map_err(cannot_here)?.into_iter().map(|home| home.join(TABLE_NAME));
-    let table = first_of(tables).map_err(|(path, error)| cannot(&path, error))?;
+    let homes = directory.homes()?;
+    homes.iter().try_for_each(|home| ours::check(home))?;
+    let cannot = |(path, error): (PathBuf, io::Error)| ours::unreadable(&path, error);
+    let data = first_of(directory.data_places()?).map_err(cannot)?;
+    let table = first_of(homes.iter().map(|home| home.join(TABLE_NAME))).map_err(cannot)?;
     let is_attached = match &data {
-        Some((path, file)) => lock::is_locked(file, ALL_LOCK_BYTES).map_err(|error| cannot(path, error))?,
+        Some((path, file)) => lock::is_locked(file, ALL_LOCK_BYTES).map_err(|error| ours::unreadable(path, error))?,
         None => false,
     };
-    refuse_foreign_files(directory).map_err(cannot_here)??;
     let Some((path, table)) = table else {
         let content = Err("its table is gone".to_owned());
-        let home = directory.path().to_owned();
-        return Ok(data.map(|data| Found { home, table: None, data: Some(data), content, is_attached }));
+        let beside = |data: &(PathBuf, File)| homes.iter().find(|home| data.0.starts_with(home)).cloned();
+        return Ok(data.map(|data| {
+            let home = beside(&data).unwrap_or_else(|| directory.path().to_owned());
+            Found { home, table: None, data: Some(data), content, is_attached }
+        }));
     };
     let home = path.parent().expect("a table has a directory").to_owned();
-    if !lock_table(&table).map_err(|error| cannot(&path, error))? {
+    if !lock_table(&table).map_err(|error| ours::unreadable(&path, error))? {
         return Err(in_use(&home));
-    }
-    // A file of another owner is reported to the operator. It is no reason to create the pool again.
-    for path in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME, PURGE_NAME].map(|name| home.join(name)) {
-        match open_read_write(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(&path, error)),
-            Ok(_) | Err(_) => {}
-        }
     }
     let content = read_header(&table).and_then(|header| {
         let data = data.as_ref().ok_or("its data file is gone")?;
@@ -79,64 +67,37 @@ pub(super) fn look(directory: &Directory) -> Result<Option<Found>> {
     Ok(Some(Found { home, table: Some(table), data, content, is_attached }))
 }
 
-/// The names of a pool's files are common words, and an operator may name any directory. So a file that would be
-/// replaced must be a pool's: the table is made first and removed last, and it or `generation` says whose it is. So
-/// does `purge`, which stays where a pool is replaced.
-fn refuse_foreign_files(directory: &Directory) -> io::Result<Result<()>> {
-    let homes = directory.homes()?;
-    let begins = |name: &str, magic: [u8; 8]| {
-        homes.iter().filter_map(|home| open_read_write(&home.join(name)).ok()).any(|file| {
-            let mut head = [0; 8];
-            file.read_exact_at(&mut head, 0).is_ok() && head == magic
-        })
-    };
-    let marks = [(TABLE_NAME, TABLE_MAGIC), (GENERATION_NAME, GENERATION_MAGIC), (PURGE_NAME, PURGE_MAGIC)];
-    if marks.into_iter().any(|(name, magic)| begins(name, magic)) {
-        return Ok(Ok(()));
-    }
-    let names = [TABLE_NAME, GENERATION_NAME, DATA_NAME, BIRTH_NAME, NAMESPACE_NAME, PURGE_NAME];
-    let mut paths = homes.iter().flat_map(|home| names.map(|name| home.join(name)));
-    // Nothing is lost with an empty file, and a daemon that was killed at the right moment leaves an empty table.
-    let Some(path) = paths.find(|path| fs::symlink_metadata(path).is_ok_and(|file| !file.is_file() || file.len() > 0))
-    else {
-        return Ok(Ok(()));
-    };
-    Ok(Err(Error::invalid("the directory is not a pool's: it has a file that Forebay did not make")
-        .with("path", path.display())
-        .hint("name another directory, or move the file away; a directory for a pool may be missing or empty")))
-}
-
 pub(super) fn lock_table(table: &File) -> io::Result<bool> {
     lock::try_lock(table, DAEMON_LOCK_BYTE)
 }
 
 /// Data files of earlier replaced pools that workers still map. Those that nobody maps are removed.
-pub(super) fn replaced_data(directory: &Directory) -> io::Result<Vec<(PathBuf, File)>> {
+pub(super) fn replaced_data(directory: &Directory) -> Result<Vec<(PathBuf, File)>> {
     let mut still_mapped = Vec::new();
     for path in directory.data_places()?.iter().map(|place| replaced_name(place)) {
-        match open_read_write(&path) {
-            Ok(file) if lock::is_locked(&file, ALL_LOCK_BYTES)? => still_mapped.push((path, file)),
-            Ok(_) => remove_if_there(&path)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let mut visit = || match ours::open(&path) {
+            Ok(file) if lock::is_locked(&file, ALL_LOCK_BYTES)? => {
+                still_mapped.push((path.clone(), file));
+                Ok(())
+            }
+            Ok(_) => remove_if_there(&path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        visit().map_err(|error| ours::unreadable(&path, error))?;
     }
     Ok(still_mapped)
 }
 
 fn first_of(paths: impl IntoIterator<Item = PathBuf>) -> Result<Option<(PathBuf, File)>, (PathBuf, io::Error)> {
     for path in paths {
-        match open_read_write(&path) {
+        match ours::open(&path) {
             Ok(file) => return Ok(Some((path, file))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err((path, error)),
         }
     }
     Ok(None)
-}
-
-fn open_read_write(path: &Path) -> io::Result<File> {
-    trust::open(path, File::options().read(true).write(true))
 }
 
 fn read_header(table: &File) -> Result<Header, String> {
@@ -147,7 +108,7 @@ fn read_header(table: &File) -> Result<Header, String> {
 
 fn open_files(home: &Path, data: &File, header: &Header) -> Result<Files, String> {
     let open = |name: &str, bytes: u64| {
-        let file = open_read_write(&home.join(name)).map_err(|error| format!("its `{name}` file is gone: {error}"))?;
+        let file = ours::open(&home.join(name)).map_err(|error| format!("its `{name}` file is gone: {error}"))?;
         check_length(name, &file, bytes)?;
         Ok::<File, String>(file)
     };
@@ -180,7 +141,7 @@ fn check_length(name: &str, file: &File, bytes: u64) -> Result<(), String> {
 /// keep their blocks.
 pub(super) fn purge_file(home: &Path) -> io::Result<File> {
     let path = home.join(PURGE_NAME);
-    let file = match open_read_write(&path) {
+    let file = match ours::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?
         }
@@ -207,7 +168,7 @@ pub(super) fn carry_purges(old_home: &Path, home: &Path) -> io::Result<()> {
     if old_home == home {
         return Ok(());
     }
-    let old = match open_read_write(&old_home.join(PURGE_NAME)) {
+    let old = match ours::open(&old_home.join(PURGE_NAME)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
@@ -221,7 +182,7 @@ pub(super) fn carry_purges(old_home: &Path, home: &Path) -> io::Result<()> {
 
 /// Marks workers' view of the pool in `home` as retired, whatever its version.
 pub(super) fn retire_in(home: &Path) -> io::Result<()> {
-    let generation = match open_read_write(&home.join(GENERATION_NAME)) {
+    let generation = match ours::open(&home.join(GENERATION_NAME)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
@@ -233,11 +194,13 @@ pub(super) fn retire_in(home: &Path) -> io::Result<()> {
 }
 
 /// Removes a pool's files. If workers map its data, the data file is kept under another name, so that a later daemon
-/// also knows that its memory is not free yet. A retired pool is no longer valid, so an interruption at any point is
-/// safe. The table is removed last, because its lock covers the rest.
+/// also knows that its memory is not free yet; the generations stay beside it and show that a pool made it. A retired
+/// pool is no longer valid, so an interruption at any point is safe. The table is removed last, because its lock covers
+/// the rest.
 pub(super) fn discard(found: &Found) -> io::Result<()> {
     retire_in(&found.home)?;
-    for name in [GENERATION_NAME, BIRTH_NAME, NAMESPACE_NAME] {
+    let names = [BIRTH_NAME, NAMESPACE_NAME].into_iter().chain((!found.is_attached).then_some(GENERATION_NAME));
+    for name in names {
         remove_if_there(&found.home.join(name))?;
     }
     if let Some((path, _)) = &found.data {
@@ -247,4 +210,19 @@ pub(super) fn discard(found: &Found) -> io::Result<()> {
         }
     }
     remove_if_there(&found.home.join(TABLE_NAME))
+}
+
+/// Removes all files of a pool's names, wherever they are: [`look`] has seen that a pool made each, and that nobody
+/// maps them. Returns whether there was one.
+pub(super) fn clear(directory: &Directory) -> Result<bool> {
+    let homes = directory.homes()?;
+    let beside = |names: &'static [&str]| homes.iter().flat_map(move |home| names.iter().map(|name| home.join(name)));
+    // The table last, as it tells what the others are.
+    let paths = beside(&[BIRTH_NAME, NAMESPACE_NAME, PURGE_NAME]).chain(directory.data_places()?);
+    let mut was_there = false;
+    for path in paths.chain(beside(&[GENERATION_NAME, TABLE_NAME])) {
+        was_there |= path.exists();
+        remove_if_there(&path).map_err(|error| ours::unreadable(&path, error))?;
+    }
+    Ok(was_there)
 }

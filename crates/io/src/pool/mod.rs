@@ -2,7 +2,8 @@
 //!
 //! Daemon:
 //! - [`Pool::open`] → [`Opened`] { pool, outcome: Created | Recovered | Replaced }. It refuses a second daemon, a
-//!   pool larger than memory, a directory that is not memory, and a new shape while workers map the old one.
+//!   pool larger than memory, a directory that is not memory or has files that no pool made, and a new shape while
+//!   workers map the old one.
 //! - [`Pool::populate_unit`] from a thread of its own, unit by unit; then [`Pool::set_extent`] there.
 //! - A slot's life: [`Pool::reserve`] → [`Pool::set_holders`] → offsets leave → [`Pool::birth`] → [`Pool::ready`] → …
 //!   → [`Pool::free`]; [`Pool::entry`] reads a ready one back.
@@ -39,6 +40,7 @@ mod mapping;
 mod mounts;
 mod open;
 mod order;
+mod ours;
 mod owner;
 mod peer;
 mod records;

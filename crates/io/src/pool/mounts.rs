@@ -18,6 +18,8 @@ pub(super) struct Mount {
     /// Whether it only receives mounts made elsewhere, as in a container or a sandboxed service.
     pub is_slave: bool,
     pub filesystem: String,
+    /// What was mounted: a device, or any word for a filesystem without one.
+    pub source: String,
     pub options: Vec<String>,
 }
 
@@ -65,6 +67,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         is_shared: before.iter().skip(6).any(|field| field.starts_with(b"shared:")),
         is_slave: before.iter().skip(6).any(|field| field.starts_with(b"master:")),
         filesystem: String::from_utf8_lossy(after.get(1)?).into_owned(),
+        source: String::from_utf8_lossy(after.get(2)?).into_owned(),
         options: String::from_utf8_lossy(after.get(3)?).split(',').map(str::to_owned).collect(),
     })
 }
@@ -94,6 +97,7 @@ mod tests {
             31 23 0:28 / /dev/hugepages rw - hugetlbfs none rw,pagesize=2M\n";
         let mounts = parse(text);
         assert_eq!(mounts.len(), 3);
+        assert_eq!((&*mounts[0].source, &*mounts[1].source), ("forebay", "/dev/vda"));
         assert_eq!(
             (&mounts[0].point, mounts[0].is_shared, mounts[0].is_slave),
             (&PathBuf::from("/mnt/a b"), true, true)

@@ -13,8 +13,8 @@ use forebay_core::{Error, ErrorKind, Generation, Result};
 
 use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
-use super::directory::{Directory, remove_if_there};
-use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, held_bytes};
+use super::directory::{Directory, MOUNT_SOURCE, is_empty, remove_if_there};
+use super::files::{BIRTH_NAME, FILE_MODE, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, held_bytes};
 use super::format::*;
 use super::found::{self, Found};
 use super::geometry::Geometry;
@@ -54,8 +54,13 @@ impl Pool {
     /// pool's size: memory is taken by [`Pool::populate_unit`].
     pub fn open(config: &PoolConfig) -> Result<Opened> {
         let directory = Directory::claim(&config.directory)?;
+        let is_unmounted = matches!(directory.private_mount(), Ok(None));
+        Pool::open_in(directory.clone(), config).inspect_err(|_| take_back(&directory, is_unmounted))
+    }
+
+    fn open_in(directory: Directory, config: &PoolConfig) -> Result<Opened> {
         let found = found::look(&directory)?;
-        let replaced = found::replaced_data(&directory).map_err(|error| cannot_make("clean up", &directory, error))?;
+        let replaced = found::replaced_data(&directory)?;
         let summary = found.as_ref().map(|found| Summary {
             header: found.content.as_ref().map(|(header, _)| *header).map_err(String::clone),
             is_attached: found.is_attached,
@@ -69,36 +74,61 @@ impl Pool {
     }
 }
 
+/// Removes what a start made that was refused, and nothing that was there before.
+fn take_back(directory: &Directory, was_unmounted: bool) {
+    // The start failed and says why; whatever fails here leaves something that the next start or `remove` finds.
+    if directory.is_new() {
+        let _ = found::clear(directory);
+    }
+    if was_unmounted {
+        let _ = unmount_if_empty(directory);
+    }
+    directory.unmake();
+}
+
+/// Unmounts the private tmpfs if Forebay mounted it and nothing is left in it. Returns whether it did.
+fn unmount_if_empty(directory: &Directory) -> Result<bool> {
+    let point = directory.mount_point();
+    let cannot = |error| cannot_make("remove", directory, error);
+    match directory.private_mount()? {
+        Some(mount) if mount.source == MOUNT_SOURCE && is_empty(&point).map_err(cannot)? => {}
+        _ => return Ok(false),
+    }
+    match site::unmount(directory) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            let what = "the pool is removed, but not its mount: a process has a file or a directory open there";
+            Err(Error::new(ErrorKind::Unavailable, what)
+                .with("path", point.display())
+                .hint(format!("end that process (`fuser -vm {}` names it), and repeat the command", point.display())))
+        }
+        Err(error) => Err(cannot(error)),
+    }
+}
+
 /// Removes the pool in `directory` and its private mount. False if there was none. Errors while a daemon serves it or
-/// workers map it.
+/// workers map it. Files that no pool made stay, and so does the mount if such files are in it.
 pub fn remove(directory: &Path) -> Result<bool> {
-    let directory = Directory::claim(directory)?;
-    let cannot = |error| cannot_make("remove", &directory, error);
-    let found = found::look(&directory)?;
-    let replaced = found::replaced_data(&directory).map_err(cannot)?;
+    let in_use = |error: Error| match error.kind() {
+        ErrorKind::Unavailable => {
+            error.hint("stop that daemon, and repeat the command: only a pool that nobody uses is removed")
+        }
+        _ => error,
+    };
+    let directory = Directory::claim(directory).map_err(in_use)?;
+    let found = found::look(&directory).map_err(in_use)?;
+    let replaced = found::replaced_data(&directory)?;
     if found.as_ref().is_some_and(|found| found.is_attached) || !replaced.is_empty() {
-        return Err(
-            Error::new(ErrorKind::Unavailable, "cannot remove a pool that workers map").hint("stop the engines first")
-        );
+        return Err(Error::new(ErrorKind::Unavailable, "cannot remove a pool that workers map")
+            .hint("stop the engines, and repeat the command: only a pool that nobody uses is removed"));
     }
-    let was_there = found.is_some();
-    if let Some(found) = found {
-        found::discard(&found).map_err(cannot)?;
+    if let Some(found) = &found {
+        found::discard(found).map_err(|error| cannot_make("remove", &directory, error))?;
     }
-    for home in directory.homes().map_err(cannot)? {
-        remove_if_there(&home.join(PURGE_NAME)).map_err(cannot)?;
-    }
-    match directory.private_mount().map_err(cannot)? {
-        Some(_) => match site::unmount(&directory) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                let what = "the pool is removed, but not its mount: a process has a file or a directory open there";
-                Err(Error::new(ErrorKind::Unavailable, what).with("path", directory.mount_point().display()))
-            }
-            Err(error) => Err(cannot(error)),
-        },
-        None => Ok(was_there),
-    }
+    let had_rest = found::clear(&directory)?;
+    let was_there = found.is_some() || had_rest;
+    drop(found);
+    Ok(unmount_if_empty(&directory)? || was_there)
 }
 
 /// The facts about the found pool that `plan` needs.
@@ -204,7 +234,7 @@ fn make(
         ceiling: Generation(1),
     };
     let (table, files) = create_files(&site, &header).map_err(|error| cannot_make("make", &directory, error))?;
-    let replaced = found::replaced_data(&directory).map_err(|error| cannot_make("make", &directory, error))?;
+    let replaced = found::replaced_data(&directory)?;
     let pool = Pool::assemble(directory, site, header, table, files, replaced)?;
     tracing::info!(units = geometry.units, unit_bytes = geometry.unit_bytes, backing = ?header.backing, "pool created");
     let outcome = reason.map_or(Outcome::Created, |reason| Outcome::Replaced { reason });
@@ -215,7 +245,7 @@ fn make(
 pub(super) fn create_files(site: &Site, header: &Header) -> io::Result<(File, Files)> {
     let create = |path: &Path| -> io::Result<File> {
         remove_if_there(path)?;
-        File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+        File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(path)
     };
     let table = create(&site.home.join(TABLE_NAME))?;
     if !found::lock_table(&table)? {

@@ -216,6 +216,7 @@ mod tests {
             is_shared: false,
             is_slave: false,
             filesystem: filesystem.into(),
+            source: "none".into(),
             options: options.iter().map(|option| option.to_string()).collect(),
         };
         let unified = [mount("cgroup2", "/", "/sys/fs/cgroup", &["rw"])];

@@ -6,6 +6,7 @@
 //!
 //! Invariant: no file is on a disk. The files are memory, and writing them back would wear the disk out.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -17,7 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::bytes::human;
 use super::config::HugePages;
-use super::directory::{Directory, data_beside, is_safe};
+use super::directory::{Directory, MOUNT_SOURCE, data_beside, is_safe};
 use super::format::Backing;
 use super::geometry::Geometry;
 use super::huge;
@@ -108,7 +109,7 @@ fn on_private_mount(directory: &Directory, ground: &Mount) -> Result<Site, Strin
     if ground.filesystem == "tmpfs" && !Surroundings::look().keep_mounts(ground) {
         return Err("a tmpfs mounted here, and the pool on it, would end with this container".to_owned());
     }
-    let was_mounted = directory.private_mount().map_err(text)?.is_some();
+    let was_mounted = directory.private_mount().map_err(|error| error.told())?.is_some();
     let home = mount_privately(directory, "advise")?;
     let site = probed(home, Backing::Advised);
     if site.is_err() && !was_mounted {
@@ -136,19 +137,22 @@ fn home_for_small_files(directory: &Directory, ground: &Mount) -> Result<PathBuf
 /// the sizes of its files were checked against memory.
 fn mount_privately(directory: &Directory, huge: &str) -> Result<PathBuf, String> {
     let point = directory.mount_point();
-    let cannot = |error: io::Error| format!("cannot mount a tmpfs at `{}`: {error}", point.display());
+    let cannot = |error: &dyn Display| format!("cannot mount a tmpfs at `{}`: {error}", point.display());
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    match directory.private_mount().map_err(cannot)? {
+    match directory.private_mount().map_err(|error| error.told())? {
         Some(mount) if mount.gives_huge_pages() || huge == "never" => {}
-        Some(_) => rustix::mount::mount_remount(&point, flags, format!("huge={huge}")).map_err(|e| cannot(e.into()))?,
+        Some(mount) if mount.source != MOUNT_SOURCE => {
+            return Err(format!("the tmpfs at `{}` is not mounted with `huge={huge}`", point.display()));
+        }
+        Some(_) => rustix::mount::mount_remount(&point, flags, format!("huge={huge}")).map_err(|e| cannot(&e))?,
         None => {
             if !point.is_dir() {
-                fs::create_dir(&point).map_err(cannot)?;
+                fs::create_dir(&point).map_err(|error| cannot(&error))?;
             }
             let options = std::ffi::CString::new(format!("huge={huge},size=0,mode=0700")).expect("no zero byte in it");
-            if let Err(errno) = rustix::mount::mount("forebay", &point, "tmpfs", flags, options.as_c_str()) {
+            if let Err(errno) = rustix::mount::mount(MOUNT_SOURCE, &point, "tmpfs", flags, options.as_c_str()) {
                 let _ = fs::remove_dir(&point);
-                return Err(cannot(errno.into()));
+                return Err(cannot(&errno));
             }
         }
     }

@@ -100,7 +100,7 @@ fn image_of(directory: &Path) -> Home {
     let image = Home::another();
     for path in files_in(directory) {
         let (from, name) = (File::open(&path).unwrap(), path.file_name().unwrap());
-        let to = File::create(image.path().join(name)).unwrap();
+        let to = make_file(&image.path().join(name));
         to.set_len(from.metadata().unwrap().len()).unwrap();
         let mut at = 0;
         while let Ok(start) = rustix::fs::seek(&from, SeekFrom::Data(at)) {

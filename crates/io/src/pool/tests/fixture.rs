@@ -90,7 +90,7 @@ fn restore(directory: &Path, dump: &str) {
             file.write_all_at(&bytes, at).unwrap();
         } else {
             name = left;
-            let file = File::create(directory.join(name)).unwrap();
+            let file = make_file(&directory.join(name));
             file.set_len(right.parse().unwrap()).unwrap();
             files.insert(name, file);
         }

@@ -1,7 +1,6 @@
 //! Whatever lies in a pool's files, a daemon opens them and finds what was stored, or less.
 
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 
 use forebay_core::Instance;
 use forebay_fuzz::Target;
@@ -83,8 +82,7 @@ impl Pieces {
         for (name, length) in NAMES.iter().chain(["data"].iter()).zip(lengths) {
             let path = home.path().join(name);
             let _ = std::fs::remove_file(&path);
-            let made = File::options().write(true).create_new(true).mode(0o600).open(path).unwrap();
-            made.set_len(*length).unwrap();
+            make_file(&path).set_len(*length).unwrap();
         }
         let mut rest = bytes;
         for (name, at, whole) in &self.0 {

@@ -261,7 +261,7 @@ fn a_table_that_cannot_be_read_is_replaced_and_says_why() {
         ("it was discarded before", |home| home.pool(4 * MIB).retire()),
         ("header is damaged", |home| write_at(home, "table", 33, &[0xff])),
         ("too short", |home| home.file("table").set_len(10).unwrap()),
-        ("`data` file has 4096 bytes", |home| home.file("data").set_len(4096).unwrap()),
+        ("`data` file has 2097152 bytes", |home| home.file("data").set_len(2 * MIB).unwrap()),
         ("of another pool", |home| write_at(home, "generation", 16, &[1; 16])),
         ("table is gone", |home| std::fs::remove_file(home.path().join("table")).unwrap()),
     ];

@@ -11,11 +11,12 @@ mod huge_pages;
 mod life;
 mod model;
 mod order;
+mod ours;
 mod process;
 mod workers;
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -132,6 +133,11 @@ fn block_in(pool: &Pool, slot: &RecoveredSlot) -> Option<Entry> {
 
 fn write_at(home: &Home, name: &str, at: u64, bytes: &[u8]) {
     home.file(name).write_all_at(bytes, at).unwrap();
+}
+
+/// A file as a pool makes it.
+fn make_file(path: &Path) -> File {
+    File::options().read(true).write(true).create_new(true).mode(files::FILE_MODE).open(path).unwrap()
 }
 
 fn files_in(directory: &Path) -> Vec<PathBuf> {
