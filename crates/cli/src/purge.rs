@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Purge, What};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{counted, hex, print, print_json, size, was};
+use crate::output::{counted, hex, note, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub const ID_DIGITS: usize = 32;
@@ -77,7 +77,7 @@ async fn say_progress(client: &mut Client) -> Infallible {
         // A daemon that does not answer is the purge's own trouble.
         let tiers = client.inspect().await.map(|reply| reply.tiers).unwrap_or_default();
         for tier in &tiers {
-            tier.purge.iter().for_each(|purge| eprintln!("{}", progress(&tier.name, purge)));
+            tier.purge.iter().for_each(|purge| note(&progress(&tier.name, purge)));
         }
     }
 }
