@@ -29,6 +29,7 @@ class Fake:
     has_details: bool = True
     has_metrics: bool = True
     has_forebay: bool = True
+    tells_whole_prompts: bool = False  # as hits, as vLLM does of what its connector has
     ready_after: int = 0  # requests
     capacity_blocks: int = 1 << 20
     hold_seconds: float = 0.0
@@ -50,11 +51,12 @@ class Fake:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def look_up(self, prompt: list[int]) -> int:
-        """Hit tokens, all but the last block as vLLM must compute one token; then the prompt is known."""
+        """Hit tokens; then the prompt is known. vLLM's own cache leaves the last block, as one token is computed."""
         blocks = [hash(tuple(prompt[: end + BLOCK])) for end in range(0, len(prompt) - BLOCK + 1, BLOCK)]
+        most = (len(prompt) if self.tells_whole_prompts else len(prompt) - 1) // BLOCK
         known = 0
         with self._lock:
-            while known < (len(prompt) - 1) // BLOCK and blocks[known] in self._blocks:
+            while known < most and blocks[known] in self._blocks:
                 known += 1
             for block in reversed(blocks):
                 self._blocks[block] = None

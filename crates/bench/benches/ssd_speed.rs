@@ -47,7 +47,7 @@ fn print(row: &Row) {
         row.baseline,
         row.baseline_cpu_ms_per_gb(),
         row.checksum_ms_per_gb,
-        row.errors
+        row.errors.count
     );
     for (tier, baseline) in &row.pairs {
         println!("    {:.3} {:.3}", tier.gb_per_s, baseline.gb_per_s);

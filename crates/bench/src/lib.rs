@@ -8,7 +8,7 @@
 
 pub mod blocks;
 pub mod lookup;
-mod private;
+pub mod private;
 pub mod transfer;
 
 /// The arguments of a benchmark, without the one that `cargo bench` adds.

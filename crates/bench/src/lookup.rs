@@ -65,8 +65,8 @@ pub struct LookupBench {
     pub rounds: usize,
 }
 
-/// If it is dropped, the private daemon ends.
-pub async fn run(bench: &LookupBench) -> Result<Vec<Row>> {
+/// Tells what goes on. If it is dropped, the private daemon ends.
+pub async fn run(bench: &LookupBench, tell: &impl Fn(&str)) -> Result<Vec<Row>> {
     let largest = bench.keys.iter().copied().max().unwrap_or(0);
     if largest == 0 || bench.keys.contains(&0) || bench.rounds == 0 {
         return Err(
@@ -81,18 +81,18 @@ pub async fn run(bench: &LookupBench) -> Result<Vec<Row>> {
         None => private.insert(PrivateDaemon::start(&capacity_bytes.to_string())?).connect().await?,
     };
     let mut engine = Engine::open(rpc).await?;
-    let outcome = rows(&mut engine, bench, largest).await;
+    let outcome = rows(&mut engine, bench, largest, tell).await;
     engine.trial.end().await?;
     outcome
 }
 
-async fn rows(engine: &mut Engine, bench: &LookupBench, largest: usize) -> Result<Vec<Row>> {
-    eprintln!("storing {largest} blocks of {BLOCK_BYTES} bytes");
+async fn rows(engine: &mut Engine, bench: &LookupBench, largest: usize, tell: &impl Fn(&str)) -> Result<Vec<Row>> {
+    tell(&format!("storing {largest} blocks of {BLOCK_BYTES} bytes"));
     engine.store(largest).await?;
     let mut rows = Vec::new();
     for op in ["hit", "miss"] {
         for keys in &bench.keys {
-            eprintln!("{op}: {} lookups of {keys} keys", bench.rounds);
+            tell(&format!("{op}: {} lookups of {keys} keys", bench.rounds));
             rows.push(engine.row(op, *keys, bench.rounds).await?);
         }
     }

@@ -67,6 +67,11 @@ impl TransferBench {
     pub fn rows(&self) -> usize {
         self.directions.len() * self.sizes_bytes.len() * self.depths.len() * self.segments.len()
     }
+
+    /// At most, by transport and baseline, in the runs that count and in one before them.
+    pub fn moved_bytes(&self) -> u64 {
+        (2 * self.rows() as u64).saturating_mul(self.pairs as u64 + 1).saturating_mul(self.run_bytes)
+    }
 }
 
 /// Medians over the runs of one shape. 1 GB is 10^9 bytes.
@@ -106,9 +111,11 @@ struct Run {
 
 /// Measures against the endpoint at `address`, which [`serve`] drives. Calls `on_row` as rows are done.
 pub fn run(bench: &TransferBench, address: &Address, on_row: &mut dyn FnMut(&Row)) -> Result<Vec<Row>> {
-    let most = bench.sizes_bytes.iter().max().unwrap_or(&0) * bench.segments.iter().max().unwrap_or(&0);
-    let memory_bytes = 2 * most * bench.depths.iter().max().unwrap_or(&0);
-    if memory_bytes == 0 || memory_bytes > MOST_MEMORY_BYTES || bench.pairs == 0 || bench.run_bytes == 0 {
+    let shape = [&bench.sizes_bytes, &bench.segments, &bench.depths];
+    let largest = shape.iter().map(|values| values.iter().max().copied().unwrap_or(0));
+    let memory_bytes = largest.fold(2, u64::saturating_mul);
+    let is_empty = shape.iter().any(|values| values.contains(&0));
+    if is_empty || memory_bytes == 0 || memory_bytes > MOST_MEMORY_BYTES || bench.pairs == 0 || bench.run_bytes == 0 {
         let error = Error::invalid("a shape without bytes, or with too many").with("bytes", memory_bytes);
         return Err(error.hint("size x segments x depth is at most 1 GiB, and pairs and bytes of a run at least 1"));
     }

@@ -4,7 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use forebay_bench::transfer::TransferBench;
 use forebay_daemon::config::{Bytes, Setting};
+use forebay_device::bench::CopyBench;
+use forebay_fabric::Options;
+use forebay_io::redis::{RedisConfig, bench as redis};
+use forebay_io::ssd::bench as ssd;
 
 use crate::settings::{Daemon, Settings};
 
@@ -53,6 +58,9 @@ pub enum Command {
     Man(Man),
     /// Print the version, the protocol, the formats and the engines
     Version,
+    /// Run the daemon of a measurement, which ends with the process that started it
+    #[command(name = forebay_bench::private::COMMAND, hide = true)]
+    PrivateDaemon(Settings),
     /// Claim a disk for the daemon that starts this command
     #[command(name = forebay_daemon::CLAIM_COMMAND, hide = true)]
     ClaimDisk(ClaimDisk),
@@ -110,8 +118,8 @@ pub struct TraceRecord {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Largest size of the file; the recording ends before the file exceeds it
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = 1 << 30)]
-    pub max_bytes: u64,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = Bytes(1 << 30))]
+    pub max_bytes: Bytes,
     /// Seconds after which the recording ends
     #[arg(long, value_name = "COUNT", default_value_t = 3600)]
     pub seconds: u64,
@@ -142,8 +150,21 @@ pub struct Inspect {
 }
 
 /// A size as in the configuration.
-fn bytes(text: &str) -> Result<u64, String> {
-    Bytes::read(&text.into()).map(|bytes| bytes.0).ok_or_else(|| format!("give {}", Bytes::KIND))
+fn bytes(text: &str) -> Result<Bytes, String> {
+    Bytes::read(&text.into()).ok_or_else(|| format!("give {}", Bytes::KIND))
+}
+
+fn sizes(bytes: &[u64]) -> Vec<Bytes> {
+    bytes.iter().map(|bytes| Bytes(*bytes)).collect()
+}
+
+/// The defaults of `bench ssd` and of `bench redis`; those that the command line has no flag for are not asked for.
+fn ssd() -> ssd::BenchConfig {
+    ssd::BenchConfig::new(PathBuf::new())
+}
+
+fn redis() -> redis::BenchConfig {
+    redis::BenchConfig::new(RedisConfig::new(Vec::new()))
 }
 
 /// From a tenth of a second to a day.
@@ -320,26 +341,28 @@ pub struct BenchTransfer {
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<std::path::PathBuf>,
     /// TCP connections
-    #[arg(long, value_name = "COUNT")]
-    pub connections: Option<u16>,
+    #[arg(long, value_name = "COUNT", default_value_t = Options::default().connections)]
+    pub connections: u16,
     /// Bytes of a segment; may be given several times
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub size_bytes: Vec<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes,
+        default_values_t = sizes(&TransferBench::default().sizes_bytes))]
+    pub size_bytes: Vec<Bytes>,
     /// Segments of an operation; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", default_values_t = TransferBench::default().segments)]
     pub segments: Vec<u64>,
     /// Operations under way; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", default_values_t = TransferBench::default().depths)]
     pub depth: Vec<u64>,
     /// Direction, `read`, `write` or `both` at once; may be given several times
-    #[arg(long, value_name = "DIRECTION", value_parser = ["read", "write", "both"])]
+    #[arg(long, value_name = "DIRECTION", value_parser = ["read", "write", "both"], default_value = "read")]
     pub direction: Vec<String>,
     /// Runs of the transport and of the baseline for each row; a row shows their medians
-    #[arg(long, value_name = "COUNT")]
-    pub pairs: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = TransferBench::default().pairs)]
+    pub pairs: usize,
     /// Bytes moved in each run and direction
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub run_bytes: Option<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes,
+        default_value_t = Bytes(TransferBench::default().run_bytes))]
+    pub run_bytes: Bytes,
     /// Write a plot of throughput against the size of a segment to this SVG file
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     pub plot: Option<std::path::PathBuf>,
@@ -354,35 +377,35 @@ pub struct BenchRedis {
     #[arg(value_name = "URL")]
     pub url: String,
     /// Bytes of a block; may be given several times
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub size_bytes: Vec<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_values_t = sizes(&redis().sizes_bytes))]
+    pub size_bytes: Vec<Bytes>,
     /// Operation to measure, `get` or `set`; by default both
     #[arg(long, value_name = "OPERATION", value_parser = ["get", "set"])]
     pub op: Option<String>,
     /// Bytes of the values into which blocks are cut; by default blocks are stored whole
     #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with = "sweep")]
-    pub value_bytes: Option<u64>,
+    pub value_bytes: Option<Bytes>,
     /// Operations submitted at once; by default as many as make up 64 MiB
     #[arg(long, value_name = "COUNT")]
     pub at_once: Option<u64>,
     /// Operations in flight on one connection
-    #[arg(long, value_name = "COUNT")]
-    pub depth: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = redis().redis.pipeline_depth)]
+    pub depth: usize,
     /// Connections for stores and loads
-    #[arg(long, value_name = "COUNT")]
-    pub connections: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = redis().redis.connections)]
+    pub connections: usize,
     /// Threads over which these connections are spread
-    #[arg(long, value_name = "COUNT")]
-    pub threads: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = redis().redis.threads)]
+    pub threads: usize,
     /// Runs of each row; a row shows their medians
-    #[arg(long, value_name = "COUNT")]
-    pub runs: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = redis().runs)]
+    pub runs: usize,
     /// Bytes moved in each run
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub run_bytes: Option<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = Bytes(redis().run_bytes))]
+    pub run_bytes: Bytes,
     /// Keys of a lookup, or 0 for no lookups
-    #[arg(long, value_name = "COUNT")]
-    pub lookup_keys: Option<u64>,
+    #[arg(long, value_name = "COUNT", default_value_t = redis().lookup_keys)]
+    pub lookup_keys: u64,
     /// Try value sizes from 128 KiB to 32 MiB, and print the best one as a line of the configuration
     #[arg(long, conflicts_with_all = ["size_bytes", "op"])]
     pub sweep: bool,
@@ -400,20 +423,20 @@ pub struct BenchSsd {
     #[arg(value_name = "PATH")]
     pub path: std::path::PathBuf,
     /// Bytes of a block; may be given several times
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub size_bytes: Vec<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_values_t = sizes(&ssd().sizes_bytes))]
+    pub size_bytes: Vec<Bytes>,
     /// Operations in flight; may be given several times
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", default_values_t = ssd().depths)]
     pub depth: Vec<u32>,
     /// Runs of tier and baseline for each row; the ratio is the median over the pairs
-    #[arg(long, value_name = "COUNT")]
-    pub pairs: Option<usize>,
+    #[arg(long, value_name = "COUNT", default_value_t = ssd().pairs)]
+    pub pairs: usize,
     /// Bytes moved in each run
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub run_bytes: Option<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = Bytes(ssd().run_bytes))]
+    pub run_bytes: Bytes,
     /// Bytes of the tier; its file is twice as long
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub capacity_bytes: Option<u64>,
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value_t = Bytes(ssd().capacity_bytes))]
+    pub capacity_bytes: Bytes,
     /// Write a plot of throughput against the size of a block to this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<std::path::PathBuf>,
@@ -428,11 +451,12 @@ pub struct BenchCopy {
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<usize>,
     /// Copies of the working set for each row; the ratio is the median over the pairs
-    #[arg(long, value_name = "COUNT")]
-    pub pairs: Option<usize>,
-    /// Bytes of memory on each side of a copy; the default is far larger than any CPU cache
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub working_set_bytes: Option<u64>,
+    #[arg(long, value_name = "COUNT", default_value_t = CopyBench::default().pairs)]
+    pub pairs: usize,
+    /// Bytes of memory on each side of a copy, far more than any CPU cache holds
+    #[arg(long, value_name = "BYTES", value_parser = bytes,
+        default_value_t = Bytes(CopyBench::default().working_set_bytes))]
+    pub working_set_bytes: Bytes,
     /// Write a plot of throughput against the size of a block to this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<std::path::PathBuf>,

@@ -9,18 +9,22 @@ mod transfer;
 
 use std::fmt::Display;
 use std::thread;
+use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::arguments::Bench;
+use crate::ending::Ending;
 use crate::failure::Failure;
 use crate::machine::Machine;
-use crate::output::print_json;
+use crate::output::{note, print_json, size, uptime};
 use crate::serve::runtime;
+
+/// For the thread of a measurement that was interrupted, to end and to remove what it made.
+const REMOVAL: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &Bench) -> std::result::Result<(), Failure> {
     match arguments {
@@ -50,54 +54,43 @@ pub fn demand(flag: &str, value: impl Display, holds: bool, must: &str) -> std::
     if holds { Ok(()) } else { Err(Failure::Usage(error())) }
 }
 
+/// Says before a measurement how long it takes, at a speed that is usual for what it measures.
+pub fn announce(rows: usize, bytes: u64, gb_per_s: f64) {
+    let seconds = (bytes as f64 / 1e9 / gb_per_s).ceil() as u64;
+    let (moved, time) = (size(bytes), uptime(seconds));
+    note(&format!("{rows} rows; {moved} are moved, which takes about {time} at {gb_per_s} GB/s"));
+}
+
 /// The error with this hint, unless it has one.
 pub fn hinted(error: Error, hint: &str) -> Error {
     if error.hint_text().is_none() { error.hint(hint) } else { error }
 }
 
-/// SIGINT and SIGTERM, which end a measurement early. Listened for before it makes anything that it has to remove.
-pub struct Interruption {
-    signals: [Signal; 2],
+/// What ends a measurement early.
+pub fn interrupted() -> Error {
+    Error::new(ErrorKind::Unavailable, "the measurement was interrupted")
 }
 
-impl Interruption {
-    /// Needs a runtime.
-    pub fn listen() -> Result<Interruption> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Error::new(ErrorKind::Io, "cannot handle signals").source(error));
-        Ok(Interruption { signals: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
-    }
-
-    /// Comes with a signal.
-    pub async fn come(mut self) -> Error {
-        let [interrupt, terminate] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        Error::new(ErrorKind::Unavailable, "the measurement was interrupted")
-    }
-}
-
-/// For a measurement that blocks: it has a thread. If a signal comes first, `clean` removes what it made, and the
-/// thread ends with the process.
+/// For a measurement that blocks: it has a thread. If a signal comes first, `stop` tells the thread to end. The thread
+/// removes what it made, or `stop` does, because a thread whose disk hangs ends only with the process.
 pub fn on_thread<T: Send + 'static>(
     measure: impl FnOnce() -> Result<T> + Send + 'static,
-    clean: impl FnOnce(),
+    stop: impl FnOnce(),
 ) -> Result<T> {
     runtime()?.block_on(async {
-        let interruption = Interruption::listen()?;
-        let (done, measured) = oneshot::channel();
+        let mut ending = Ending::listen()?;
+        let (done, mut measured) = oneshot::channel();
         let measure = move || drop(done.send(measure()));
         let thread = thread::Builder::new().name("bench".into()).spawn(measure);
         thread.map_err(|error| Error::new(ErrorKind::Io, "cannot start a thread").source(error))?;
         tokio::select! {
             biased;
-            error = interruption.come() => {
-                clean();
-                Err(error)
+            () = ending.come() => {
+                stop();
+                let _ = tokio::time::timeout(REMOVAL, &mut measured).await;
+                Err(interrupted())
             }
-            measured = measured => measured.expect("it does not panic"),
+            measured = &mut measured => measured.expect("it does not panic"),
         }
     })
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::arguments::Health;
 use crate::client::connect_within;
 use crate::failure::Failure;
-use crate::output::{Colour, is_coloured, painted, print, print_json};
+use crate::output::{Colour, escaped, is_coloured, painted, print, print_json};
 use crate::serve::runtime;
 
 pub fn run(arguments: &Health) -> Result<(), Failure> {
@@ -43,7 +43,7 @@ fn to_text(claim: &str, holds: bool, checks: &[HealthCheck], is_coloured: bool) 
     for HealthCheck { name, finding, why } in checks {
         let finding = format!("{finding:4}");
         let finding = if is_coloured { painted(&finding, colour(&finding)) } else { finding };
-        text += &format!("{finding} {name}: {}\n", why.escape_debug());
+        text += &format!("{finding} {name}: {}\n", escaped(why));
     }
     text
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Inspect, InspectWhat};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{Table, has_control_codes, hex, print, print_json, print_next, saved, size, uptime};
+use crate::output::{Table, escaped, has_control_codes, hex, print, print_json, print_next, saved, size, uptime};
 use crate::purge::{self, ID_DIGITS};
 use crate::serve::runtime;
 
@@ -104,7 +104,7 @@ fn summary(reply: &InspectReply) -> String {
     let connected = if engines == 1 { " is" } else { "s are" };
     format!(
         "forebay {} has run for {}: {} of {} are used, {} are free; {hits}; {engines} engine{connected} connected\n",
-        reply.version.escape_debug(),
+        escaped(&reply.version),
         uptime(reply.uptime_seconds),
         size(reply.used_bytes),
         size(reply.capacity_bytes),
@@ -147,7 +147,7 @@ fn pool(reply: &InspectReply) -> String {
     sizes.into_iter().for_each(|(name, bytes)| table.row([name.to_string(), shown(name, bytes)]));
     table.row(["saved".to_string(), saved(reply.saved_tokens, reply.saved_prefill_us)]);
     if !reply.pool_trouble.is_empty() {
-        table.row(["trouble".to_string(), reply.pool_trouble.escape_debug().to_string()]);
+        table.row(["trouble".to_string(), escaped(&reply.pool_trouble)]);
     }
     table.render("")
 }
@@ -157,7 +157,7 @@ fn namespace_text(namespace: &NamespaceInfo, digits: usize) -> String {
     let mut text = format!("namespace {}\n", &id[..id.len().min(digits)]);
     let fields: BTreeMap<_, _> = namespace.fields.iter().collect();
     for (name, value) in fields {
-        text += &format!("  {name}={}\n", value.escape_debug());
+        text += &format!("  {name}={}\n", escaped(value));
     }
     let mut table = Table::new(&[">group", ">block", ">ready", ">bytes"]);
     for GroupInfo { group, block_bytes, ready_blocks } in &namespace.groups {
@@ -177,7 +177,7 @@ fn classes(classes: &[ClassInfo]) -> String {
 
 fn tier_text(tier: &TierInfo) -> String {
     let colon = if tier.why.is_empty() { "" } else { ": " };
-    let mut text = format!("tier {} {}{colon}{}\n", tier.name, standing(&tier.state), tier.why.escape_debug());
+    let mut text = format!("tier {} {}{colon}{}\n", tier.name, standing(&tier.state), escaped(&tier.why));
     let mut table = Table::new(&[
         ">blocks",
         ">stored",
@@ -236,7 +236,7 @@ fn disks_text(disks: &[DiskInfo]) -> String {
     ]);
     for disk in disks {
         table.row([
-            disk.name.escape_debug().to_string(),
+            escaped(&disk.name),
             disk.engine.clone(),
             mode(disk).to_string(),
             size(disk.capacity_bytes),
@@ -248,7 +248,7 @@ fn disks_text(disks: &[DiskInfo]) -> String {
         ]);
     }
     let troubled = disks.iter().filter(|disk| !disk.trouble.is_empty());
-    let told = troubled.map(|disk| format!("  disk {}: {}\n", disk.name.escape_debug(), disk.trouble.escape_debug()));
+    let told = troubled.map(|disk| format!("  disk {}: {}\n", escaped(&disk.name), escaped(&disk.trouble)));
     table.render("  ") + &told.collect::<String>()
 }
 
@@ -279,16 +279,16 @@ fn stores_text(stores: &[StoreInfo]) -> String {
             (None, None) => None,
         });
         facts.extend(store.is_sweeper.filter(|is| *is).map(|_| "this host makes room in it for all hosts".to_string()));
-        text += &format!("  store {} {}\n", store.name.escape_debug(), facts.join("; "));
+        text += &format!("  store {} {}\n", escaped(&store.name), facts.join("; "));
         if !store.trouble.is_empty() {
             let when = match store.trouble_age_seconds {
                 Some(seconds) => format!("last problem, {seconds} s ago"),
                 None => "problem".to_owned(),
             };
-            text += &format!("    {when}: {}\n", store.trouble.escape_debug());
+            text += &format!("    {when}: {}\n", escaped(&store.trouble));
         }
         if !store.refuses_writes.is_empty() {
-            text += &format!("    it takes no writes: {}\n", store.refuses_writes.escape_debug());
+            text += &format!("    it takes no writes: {}\n", escaped(&store.refuses_writes));
         }
         let events: BTreeMap<_, _> = store.events.iter().filter(|(_, count)| **count > 0).collect();
         let events: Vec<String> = events.iter().map(|(event, count)| format!("{event} {count}")).collect();
@@ -318,7 +318,7 @@ fn sessions(sessions: &[SessionInfo]) -> String {
     ]);
     for session in sessions {
         table.row([
-            session.engine_id.escape_debug().to_string(),
+            escaped(&session.engine_id),
             session.session.to_string(),
             session.instance.map_or("-".to_string(), |instance| instance.to_string()),
             if session.is_connected { "connected" } else { "gone" }.to_string(),
@@ -344,7 +344,7 @@ fn users(users: &[UserInfo]) -> String {
             user.sessions.to_string(),
             user.calls.to_string(),
             size(user.bytes),
-            if refused.is_empty() { "-".to_string() } else { refused.join(", ").escape_debug().to_string() },
+            if refused.is_empty() { "-".to_string() } else { escaped(&refused.join(", ")) },
         ]);
     }
     table.render("  ")

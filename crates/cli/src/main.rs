@@ -12,6 +12,7 @@ mod bench;
 mod client;
 mod config;
 mod doctor;
+mod ending;
 mod failure;
 #[cfg(test)]
 #[path = "../tests/golden/mod.rs"]
@@ -73,6 +74,7 @@ fn run(command: Command) -> Result<(), Failure> {
             output::print(&machine::about());
             Ok(())
         }
+        Command::PrivateDaemon(settings) => serve::run_privately(&settings),
         Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create, makes_file }) => {
             let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create }, makes_file);
             claimed.map_err(|error| if is_unheard(&error) { Failure::Told(FAILED) } else { Failure::Run(error) })

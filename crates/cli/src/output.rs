@@ -21,6 +21,11 @@ pub fn print_bytes(bytes: &[u8]) -> bool {
     end_unless(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
+/// A line to standard error on what goes on. Nothing depends on it, so it may be lost.
+pub fn note(line: &str) {
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// As [`print`], in the terminal's colours.
 pub fn print_help(help: &clap::Error) {
     end_unless(help.print().and_then(|()| std::io::stdout().flush()));
@@ -119,6 +124,15 @@ pub fn uptime(seconds: u64) -> String {
     }
 }
 
+/// What others gave as a text, without what a terminal would take for a command; quotes stay as they are.
+pub fn escaped(text: &str) -> String {
+    text.split_inclusive(['\'', '"']).fold(String::new(), |told, part| {
+        let quote = part.ends_with(['\'', '"']).then(|| &part[part.len() - 1..]);
+        let plain = part.strip_suffix(quote.unwrap_or("")).unwrap_or(part);
+        told + &plain.escape_debug().to_string() + quote.unwrap_or("")
+    })
+}
+
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -189,6 +203,11 @@ mod tests {
         assert!(told.contains("\\u007f\\u009b31m\\u202e\\u2066\\ufeff\\u2028\\udb40\\udc41"), "{told}");
         assert!(!told.contains(|letter: char| letter.is_control() && letter != '\n'), "{told}");
         assert_eq!(serde_json::from_str::<Value>(&told).unwrap(), value);
+    }
+
+    #[test]
+    fn a_text_keeps_its_quotes_and_commands_no_terminal() {
+        assert_eq!(escaped("used memory > 'maxmemory', \"a\"\x1b[2J"), "used memory > 'maxmemory', \"a\"\\u{1b}[2J");
     }
 
     #[test]

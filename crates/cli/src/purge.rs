@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::arguments::{Purge, What};
 use crate::client;
 use crate::failure::Failure;
-use crate::output::{counted, hex, print, print_json, size, was};
+use crate::output::{counted, hex, note, print, print_json, size, was};
 use crate::serve::runtime;
 
 pub const ID_DIGITS: usize = 32;
@@ -65,7 +65,7 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
 /// Says how far the disks are.
 async fn say_progress(client: &mut Client) -> Result<(), Error> {
     for tier in client.inspect().await?.tiers {
-        tier.purge.iter().for_each(|purge| eprintln!("{}", progress(&tier.name, purge)));
+        tier.purge.iter().for_each(|purge| note(&progress(&tier.name, purge)));
     }
     Ok(())
 }

@@ -1,14 +1,21 @@
 //! `forebay serve`: configuration, log, and then the daemon on this thread.
 
+use std::fmt::{self, Debug};
 use std::io;
 
+use forebay_bench::private;
 use forebay_core::{Error, ErrorKind};
 use forebay_daemon::config::{self, Loaded, LogFormat};
 use serde_json::json;
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
+use crate::ending;
 use crate::failure::{self, FAILED, Failure, LAST_WORDS, USAGE};
 use crate::log::Log;
+use crate::output::escaped;
 use crate::settings::Settings;
 
 /// Of what this module tells.
@@ -27,6 +34,17 @@ pub fn run(settings: &Settings) -> Result<(), Failure> {
     let outcome = serve(loaded, &log);
     let outcome = if is_json { outcome.map_err(|failure| tell(&log, failure)) } else { outcome };
     log.flush(LAST_WORDS);
+    outcome
+}
+
+/// As [`run`], for a measurement: ends with the process that started it, and leaves nothing.
+pub fn run_privately(settings: &Settings) -> Result<(), Failure> {
+    // From here on no signal ends this process before it has cleaned up.
+    let _handled = runtime()?.block_on(async { ending::signals() })?;
+    private::end_with_parent()?;
+    let outcome = run(settings);
+    let config = settings.read()?.config;
+    private::remove_all(&config.socket.directory, &config.pool.directory)?;
     outcome
 }
 
@@ -87,7 +105,48 @@ fn start_log(config: &config::Log, log: &Log) -> Result<(), Failure> {
     let lines = lines.log_internal_errors(false);
     match config.format {
         LogFormat::Json => lines.json().init(),
-        LogFormat::Text => lines.init(),
+        LogFormat::Text => lines.fmt_fields(debug_fn(write_field).delimited(" ")).init(),
     }
     Ok(())
+}
+
+/// A value of several words stands in quotes, so that it is seen where it ends.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    match field.name() {
+        "message" => write!(writer, "{}", escaped(&text)),
+        name if is_one_word(&text) => write!(writer, "{name}={text}"),
+        name => write!(writer, "{name}={text:?}"),
+    }
+}
+
+/// Or has its quotes or brackets already.
+fn is_one_word(text: &str) -> bool {
+    let is_plain = |letter: char| !letter.is_whitespace() && letter.escape_debug().count() == 1 && letter != '=';
+    text.starts_with(['"', '[']) || (!text.is_empty() && text.chars().all(is_plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn values_of_several_words_stand_in_quotes_and_no_line_is_broken() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let log = Log::start(writer, false);
+        let lines = tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(log.clone());
+        let lines = lines.fmt_fields(debug_fn(write_field).delimited(" ")).finish();
+        tracing::subscriber::with_default(lines, || {
+            let (reason, names) = ("it has 512 MiB", ["a b"]);
+            tracing::info!(tier = %"ssd", %reason, ?names, text = "two words", blocks = 7, "it's\nlost");
+        });
+        log.flush(LAST_WORDS);
+        let mut line = [0; 200];
+        let length = reader.read(&mut line).unwrap();
+        let line = std::str::from_utf8(&line[..length]).unwrap();
+        let fields = "tier=ssd reason=\"it has 512 MiB\" names=[\"a b\"] text=\"two words\" blocks=7\n";
+        assert!(line.ends_with(&format!("it's\\nlost {fields}")), "{line}");
+    }
 }

@@ -3,6 +3,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use forebay_sim::Row;
+
 use crate::arguments::Simulate;
 use crate::bench::print_report;
 use crate::failure::Failure;
@@ -15,7 +17,7 @@ pub fn run(arguments: &Simulate) -> Result<(), Failure> {
     };
     let rows = forebay_sim::simulate(&arguments.simulation, &mut progress)?;
     if arguments.json {
-        print_report("simulate", &rows);
+        print_report("simulate", &rows.iter().map(Row::to_json).collect::<Vec<_>>());
     } else {
         print(&forebay_sim::table::table(&rows));
     }

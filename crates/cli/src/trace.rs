@@ -6,67 +6,131 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_core::{Error, ErrorKind};
+use forebay_core::{Error, ErrorKind, Result};
+use forebay_rpc::client::Client;
 use forebay_rpc::proto::Recorded;
 use serde_json::json;
 use tonic::Streaming;
 
 use crate::arguments::{Trace, TraceRecord};
 use crate::client;
+use crate::ending::Ending;
 use crate::failure::Failure;
-use crate::output::{print, size};
+use crate::output::{note, print, size};
 use crate::serve::runtime;
+
+/// Written to the file at once.
+const WAITING_BYTES: usize = 8 << 10;
 
 pub fn run(command: &Trace) -> Result<(), Failure> {
     let Trace::Record(arguments) = command;
-    let mut client = client::connect(&arguments.daemon.socket_directory()?);
+    let sockets = arguments.daemon.socket_directory()?;
+    let mut client = client::connect(&sockets);
     let runtime = runtime()?;
     let stream = runtime.block_on(client.record())?;
     let file = File::options().write(true).create_new(true).open(&arguments.file);
     let file = file.map_err(|error| failed(&arguments.file, error).hint("name a file that does not exist yet"))?;
-    let mut recorder = Recorder::new(BufWriter::new(file), arguments.max_bytes);
-    runtime.block_on(record(arguments, stream, &mut recorder)).map_err(|error| failed(&arguments.file, error))?;
-    recorder.out.flush().map_err(|error| failed(&arguments.file, error))?;
+    let mut recorder = Recorder::new(Lines::new(file), arguments.max_bytes.0);
+    let ended = runtime.block_on(async {
+        let ending = Ending::listen()?;
+        client::attended(&sockets, record(arguments, client, stream, ending, &mut recorder), client::is_alive).await
+    });
+    // However the recording ended, what was recorded is a whole trace.
+    let written = |written: io::Result<()>| {
+        let hint = "make room, or lower `--max-bytes`; the lines that are in the file are whole";
+        written.map_err(|error| failed(&arguments.file, error).hint(hint))
+    };
+    let silent = match ended {
+        Ok(recorded) => written(recorded).map(|()| None)?,
+        Err(error) => Some(error),
+    };
+    written(recorder.out.flush())?;
     let Recorder { lookups, left_out, written, .. } = recorder;
     print(&format!("{lookups} lookups were recorded, {}\n", size(written)));
     if left_out > 0 {
         print(&format!("{left_out} more came faster than they could be written; a replay will have fewer hits\n"));
     }
-    Ok(())
+    silent.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Until the time is over, the file full, the daemon gone, or somebody interrupts.
+/// Until the time is over, the file full, the daemon gone, or a signal comes. Within: whether the file took the lines.
 async fn record(
     arguments: &TraceRecord,
+    mut client: Client,
     mut stream: Streaming<Recorded>,
+    mut ending: Ending,
     recorder: &mut Recorder<impl Write>,
-) -> std::io::Result<()> {
-    eprintln!("lookups are recorded to `{}`; interrupt the command to end the recording", arguments.file.display());
-    let end = tokio::time::sleep(Duration::from_secs(arguments.seconds));
+) -> Result<io::Result<()>> {
+    let (file, seconds) = (arguments.file.display(), arguments.seconds);
+    note(&format!("lookups are recorded to `{file}` for {seconds} s; interrupt the command to end the recording"));
+    let end = tokio::time::sleep(Duration::from_secs(seconds));
     tokio::pin!(end);
     loop {
         let message = tokio::select! {
+            // What has come is recorded before a signal ends it.
+            biased;
             message = stream.message() => message,
-            () = &mut end => return Ok(()),
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            // No lookups, and a daemon that does not answer, are two things.
+            () = &mut end => return client.health().await.map(|_| Ok(())),
+            () = ending.come() => return Ok(Ok(())),
         };
         let recorded = match message {
             Ok(Some(recorded)) => recorded,
             // What was recorded until the daemon ended is a whole trace.
-            Ok(None) | Err(_) => return Ok(()),
+            Ok(None) | Err(_) => return Ok(Ok(())),
         };
-        if !recorder.write(&recorded)? {
-            return Ok(());
+        match recorder.write(&recorded) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Ok(())),
+            Err(error) => return Ok(Err(error)),
         }
     }
 }
 
 fn failed(path: &Path, error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "cannot write the trace").with("path", path.display()).source(error)
+}
+
+/// A file of lines. If the file takes only a part of what is written, it is cut behind its last whole line.
+struct Lines {
+    file: File,
+    /// Whole lines that are not in the file yet.
+    waiting: Vec<u8>,
+    in_file_bytes: u64,
+}
+
+impl Lines {
+    fn new(file: File) -> Lines {
+        Lines { file, waiting: Vec::new(), in_file_bytes: 0 }
+    }
+}
+
+impl Write for Lines {
+    /// Takes whole lines.
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        self.waiting.extend_from_slice(lines);
+        if self.waiting.len() >= WAITING_BYTES {
+            self.flush()?;
+        }
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let lines = std::mem::take(&mut self.waiting);
+        let outcome = self.file.write_all(&lines);
+        let mut taken = lines.len();
+        if outcome.is_err() {
+            taken = (self.file.stream_position()? - self.in_file_bytes) as usize;
+            taken = lines[..taken].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            self.file.set_len(self.in_file_bytes + taken as u64)?;
+        }
+        self.in_file_bytes += taken as u64;
+        outcome
+    }
 }
 
 struct Recorder<W> {

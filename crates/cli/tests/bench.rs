@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
-use command::{Answer, forebay, run};
+use command::{Answer, forebay, hearing, run};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{Daemon, Place, wait_until};
@@ -62,24 +62,52 @@ fn lookups_are_measured_on_a_private_daemon_that_is_gone_afterwards() {
     assert_plot(&plot, &["lookups that hit", "lookups that miss", "p50", "p99", "empty call, p50"]);
 }
 
+/// Of the shell, of a terminal that goes, of a service manager, and of people with other habits.
+const ENDING: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::ALARM];
+
+/// A measurement that goes on for ever, once its daemon has its directories.
+fn lookups_for_ever() -> Child {
+    let mut command = hearing(&["bench", "lookup", "--rounds", "100000000"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the private daemon has its directories", || leavings(child.id()) == 2);
+    child
+}
+
 #[test]
 fn an_interrupted_measurement_takes_its_daemon_with_it() {
-    for signal in [Signal::INT, Signal::TERM] {
-        let mut command = forebay(&["bench", "lookup", "--rounds", "100000000"]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for signal in ENDING {
+        let child = lookups_for_ever();
         let pid = child.id();
-        wait_until("the private daemon has its directories", || leavings(pid) == 2);
         is_interrupted(child, signal);
-        assert_eq!(leavings(pid), 0);
+        assert_eq!(leavings(pid), 0, "{signal:?}");
     }
+}
+
+#[test]
+fn a_private_daemon_ends_with_a_measurement_that_is_killed_and_leaves_nothing() {
+    let mut child = lookups_for_ever();
+    let pid = child.id();
+    wait_until("the measurement runs", || !sockets(pid).is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("the private daemon and what it made are gone", || leavings(pid) == 0);
+}
+
+/// Of private daemons of the process `pid`.
+fn sockets(pid: u32) -> Vec<std::path::PathBuf> {
+    let prefix = format!("forebay-bench-{pid}-");
+    let directories = std::fs::read_dir("/tmp").unwrap().map(|entry| entry.unwrap().path());
+    let ours =
+        directories.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix)));
+    ours.map(|path| path.join("forebay.sock")).filter(|path| path.exists()).collect()
 }
 
 #[test]
 fn an_interrupted_measurement_takes_its_file_with_it() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let path = directory.path().join("disk");
-    for signal in [Signal::INT, Signal::TERM] {
-        let mut command = forebay(&["bench", "ssd", path.to_str().expect("a path in UTF-8")]);
+    for signal in ENDING {
+        let mut command = hearing(&["bench", "ssd", path.to_str().expect("a path in UTF-8")]);
         command.args(["--size-bytes", "65536", "--depth", "4", "--pairs", "1000000"]);
         command.args(["--run-bytes", "1048576", "--capacity-bytes", "16777216"]);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -89,10 +117,79 @@ fn an_interrupted_measurement_takes_its_file_with_it() {
     }
 }
 
+#[test]
+fn an_interrupted_measurement_takes_its_other_process_with_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let count = || std::fs::read_dir(directory.path()).unwrap().count();
+    for signal in ENDING {
+        let mut command = hearing(&["bench", "transfer", "--transport", "shm", "--pairs", "1000000"]);
+        command.env("TMPDIR", directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        wait_until("the other process has its directory", || count() > 0);
+        is_interrupted(child, signal);
+        assert_eq!(count(), 0, "{signal:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_bounds() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = home.path().join("disk");
+    let ssd = ["bench", "ssd", path.to_str().expect("a path in UTF-8")];
+    let redis = ["bench", "redis", "redis://localhost:1"];
+    for (command, flag, value, bounds) in [
+        (&ssd[..], "--size-bytes", "18446744073709551615", "a multiple of 4KiB, and 64MiB at most"),
+        (&ssd, "--size-bytes", "4097", "a multiple of 4KiB"),
+        (&ssd, "--size-bytes", "0", "a multiple of 4KiB"),
+        (&ssd, "--depth", "0", "from 1 to 1024"),
+        (&ssd, "--depth", "4294967295", "from 1 to 1024"),
+        (&ssd, "--pairs", "0", "1 or more"),
+        (&ssd, "--run-bytes", "0", "from 128MiB"),
+        (&ssd, "--run-bytes", "1", "from 128MiB"),
+        (&ssd, "--run-bytes", "64MiB", "from 128MiB"),
+        (&ssd, "--capacity-bytes", "1", "from 16MiB to 4TiB"),
+        (&ssd, "--capacity-bytes", "18446744073709551615", "from 16MiB to 4TiB"),
+        (&["bench", "copy"], "--pairs", "0", "1 or more"),
+        (&["bench", "copy"], "--threads", "0", "from 1 to 1024"),
+        (&["bench", "copy"], "--working-set-bytes", "0", "from 16MiB to 1TiB"),
+        (&["bench", "copy"], "--working-set-bytes", "18446744073709551615", "from 16MiB to 1TiB"),
+        (&["bench", "lookup"], "--keys", "18446744073709551615", "from 1 to 1048576"),
+        (&["bench", "lookup"], "--rounds", "0", "from 1 to"),
+        (&redis, "--size-bytes", "0", "from 1 to 512MiB"),
+        (&redis, "--size-bytes", "18446744073709551615", "from 1 to 512MiB"),
+        (&redis, "--runs", "0", "from 1 to"),
+        (&redis, "--run-bytes", "0", "from 1 to"),
+        (&redis, "--threads", "0", "from 1 to 1024"),
+        (&redis, "--lookup-keys", "18446744073709551615", "or less"),
+    ] {
+        let refused = run(&[command, &[flag, value]].concat());
+        refused.assert_refused(2, &format!("`{flag}` cannot be `"));
+        assert!(refused.err.contains(bounds), "{flag} {value}: {refused:?}");
+    }
+    let shape = ["bench", "transfer", "--size-bytes", "18446744073709551615"];
+    run(&shape).assert_refused(1, "a shape without bytes, or with too many");
+    assert!(!path.exists());
+}
+
+/// A benchmark of an hour would be lost with the terminal.
+#[test]
+fn a_measurement_goes_on_though_nobody_takes_what_it_says() {
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for stderr in [Stdio::from(full), Stdio::from(closed)] {
+        let flags = ["--pairs", "1", "--threads", "1", "--working-set-bytes", "16MiB", "--json"];
+        let mut command = forebay(&[&["bench", "copy"][..], &flags].concat());
+        let answer = Answer::of(command.stdout(Stdio::piped()).stderr(stderr).output().unwrap());
+        assert!(!rows(&answer.json(), "copy").is_empty());
+    }
+}
+
 fn is_interrupted(child: Child, signal: Signal) {
     kill_process(Pid::from_child(&child), signal).unwrap();
     let answer = Answer::of(child.wait_with_output().unwrap());
-    assert!(answer.code == 1 && answer.err.ends_with("error: the measurement was interrupted\n"), "{answer:?}");
+    let is_told = answer.err.ends_with("error: the measurement was interrupted\n");
+    assert!(answer.code == 1 && is_told, "{signal:?}: {answer:?}");
 }
 
 #[test]

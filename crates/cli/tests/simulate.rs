@@ -123,6 +123,20 @@ fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
 }
 
 #[test]
+fn no_bytes_are_told_of_a_trace_that_has_none() {
+    let arguments = ["simulate", &cut("conv").display().to_string(), "--policy", "lru", "--capacity", "10%", "--json"];
+    let row = |more: &[&str]| command::run(&[&arguments[..], more].concat()).json()["rows"][0].clone();
+    let (unknown, known) = (row(&[]), row(&["--block-bytes", "65536"]));
+    let bytes = ["capacity_bytes", "bytes", "hit_bytes", "opt_hit_bytes", "infinite_hit_bytes", "ssd_written_bytes"];
+    for name in bytes {
+        assert!(unknown[name].is_null() && known[name].is_u64(), "{name}: {unknown} {known}");
+    }
+    for name in ["prefix_hits", "opt_prefix_hits", "capacity_blocks", "metadata_bytes"] {
+        assert!(unknown[name].is_u64() && unknown[name] == known[name], "{name}: {unknown} {known}");
+    }
+}
+
+#[test]
 fn a_capacity_in_bytes_needs_the_size_of_a_block() {
     let run = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));

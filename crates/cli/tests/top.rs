@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use command::{Answer, run};
+use command::{Answer, hearing, run};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -48,8 +48,8 @@ impl Screen {
         let end = || Stdio::from(its.try_clone().expect("another descriptor"));
         let directory = tempfile::tempdir().expect("a directory");
         resize(&its, (columns, rows));
-        let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .args(["top", "--socket.directory", place.sockets().to_str().unwrap()])
+        let child = hearing(&["top"])
+            .args(["--socket.directory", place.sockets().to_str().unwrap()])
             .env_remove("NO_COLOR")
             .env("TERM", "xterm")
             .envs(environment.iter().copied())
@@ -202,7 +202,9 @@ fn keys_change_the_view_and_the_terminal_is_given_back() {
 fn each_signal_that_ends_or_stops_a_program_leaves_the_terminal_as_it_was() {
     let place = Place::new();
     let _daemon = Daemon::start(&place, &DAEMON);
-    for signal in [Signal::QUIT, Signal::TERM, Signal::HUP, Signal::INT] {
+    let named = [Signal::QUIT, Signal::TERM, Signal::HUP, Signal::INT];
+    let rare = [Signal::USR1, Signal::USR2, Signal::ALARM, Signal::PROF, Signal::IO, Signal::XCPU];
+    for signal in named.into_iter().chain(rare) {
         let screen = Screen::start(&place, (80, 24), &[]);
         wait_until("the terminal is taken", || screen.is_raw());
         screen.send(signal);

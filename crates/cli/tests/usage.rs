@@ -8,7 +8,7 @@ use golden::assert_golden;
 
 #[test]
 fn help_is_the_golden_one() {
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 16] = [
         &[],
         &["serve"],
         &["inspect"],
@@ -19,6 +19,7 @@ fn help_is_the_golden_one() {
         &["doctor"],
         &["bench", "copy"],
         &["bench", "lookup"],
+        &["bench", "redis"],
         &["bench", "ssd"],
         &["bench", "transfer"],
         &["advise"],
@@ -102,7 +103,7 @@ fn a_wrong_argument_is_refused_with_the_nearest_one() {
         (&["bench", "ssd", "disk", "--size-bytes", "1KiB"], "`--size-bytes` cannot be `1KiB`", "it must be"),
         (&["bench", "copy", "--threads", "0"], "`--threads` cannot be `0`", "it must be"),
         (&["bench", "lookup", "--keys", "many"], "invalid value `many`", "--help"),
-        (&["bench", "lookup", "--keys", "0"], "at least 1", "defaults"),
+        (&["bench", "lookup", "--keys", "0"], "`--keys` cannot be `0`", "it must be from 1"),
         (&["serve", "extra"], "`extra`", "--help"),
     ] {
         let answer = run(arguments);

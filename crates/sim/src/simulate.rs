@@ -11,6 +11,7 @@ use forebay_core::policy::Make;
 use forebay_core::tiers::Admission;
 use forebay_core::{Error, Result};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::bounds::{NextUses, opt_hit_bytes};
 use crate::capacity::{Capacity, mean_bytes};
@@ -90,6 +91,9 @@ impl From<SsdAdmission> for Admission {
 /// One policy on one trace at one capacity of each tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// Whether bytes are those of the trace, and not of a size that was assumed.
+    #[serde(skip)]
+    pub has_bytes: bool,
     pub trace: String,
     pub policy: String,
     /// Capacity of the pool.
@@ -134,7 +138,8 @@ pub struct Row {
 #[derive(Clone, Debug, Serialize)]
 pub struct Share {
     pub namespace: usize,
-    pub block_bytes: u64,
+    /// `null` where it is not known.
+    pub block_bytes: Option<u64>,
     pub requests: u64,
     pub blocks: u64,
     pub prefix_hits: u64,
@@ -143,6 +148,15 @@ pub struct Share {
 }
 
 impl Row {
+    /// As an object. Bytes that nobody knows are `null`; what the caches need for themselves is known.
+    pub fn to_json(&self) -> Value {
+        let mut row = serde_json::to_value(self).expect("it has names and numbers");
+        let facts = row.as_object_mut().expect("a row is an object").iter_mut();
+        let of_blocks = |name: &str| name.ends_with("bytes") && !matches!(name, "metadata_bytes" | "ghost_bytes");
+        facts.filter(|(name, _)| !self.has_bytes && of_blocks(name)).for_each(|(_, fact)| *fact = Value::Null);
+        row
+    }
+
     pub fn hit_ratio(&self) -> f64 {
         self.prefix_hits as f64 / self.blocks as f64
     }
@@ -264,7 +278,7 @@ fn row(base: &Trace, trace: &Trace, policy: &str, setup: &Setup, done: Outcome, 
     };
     let share = |(namespace, tally): (usize, &Tally)| Share {
         namespace,
-        block_bytes: trace.bytes_in(namespace as u16),
+        block_bytes: trace.shapes[namespace].block_bytes,
         requests: tally.requests,
         blocks: tally.blocks,
         prefix_hits: tally.prefix_hits,
@@ -276,6 +290,7 @@ fn row(base: &Trace, trace: &Trace, policy: &str, setup: &Setup, done: Outcome, 
     let of_all = |bytes: u64| bytes as f64 / base.unique_bytes() as f64;
     let asked = bytes(|tally| tally.blocks);
     Row {
+        has_bytes: trace.has_bytes(),
         trace: trace.name.clone(),
         policy: policy.to_owned(),
         capacity_bytes: setup.capacity_bytes,

@@ -55,8 +55,9 @@ const LEGEND: &str = "opt: the best possible cache of this size; ceiling: a cach
 fn namespace(share: &Share, width: usize) -> String {
     let Share { namespace, block_bytes, blocks, pool_hits, ssd_hits, prefix_hits, .. } = share;
     let of = |count: &u64| percent(*count as f64 / (*blocks).max(1) as f64);
+    let size = block_bytes.map_or(String::new(), |bytes| format!(", {bytes} bytes a block"));
     format!(
-        "{:width$}    namespace {namespace}, {block_bytes} bytes a block: {blocks} blocks asked, hit {}: pool {}, below {}\n",
+        "{:width$}    namespace {namespace}{size}: {blocks} blocks asked, hit {}: pool {}, below {}\n",
         "",
         of(prefix_hits).trim(),
         of(pool_hits).trim(),

@@ -140,17 +140,23 @@ def _send(endpoint: Endpoint, model: Model, wave: Sequence[Request], seed: int) 
 
 def _sample(side: Side, phase: Phase, request: Request, reply: Reply) -> Sample:
     usage = reply.usage
+    prompt_tokens = request.tokens if usage.prompt_tokens is None else usage.prompt_tokens
     return Sample(
         side=side.name,
         group=phase.group,
         request=request.id,
-        prompt_tokens=request.tokens if usage.prompt_tokens is None else usage.prompt_tokens,
-        hit_tokens=usage.hit_tokens,
+        prompt_tokens=prompt_tokens,
+        hit_tokens=None if usage.hit_tokens is None else min(usage.hit_tokens, most_hits(prompt_tokens)),
         output_tokens=usage.output_tokens,
         ttft_ms=reply.ttft_ms,
         total_ms=reply.total_ms,
         text=reply.text,
     )
+
+
+def most_hits(prompt_tokens: int) -> int:
+    """An engine computes the last token of each prompt, also if all of it was found and it says so."""
+    return max(0, prompt_tokens - 1)
 
 
 def _wait_for_forebay(endpoint: Endpoint, model: Model, say: Say) -> Mapping[str, float]:

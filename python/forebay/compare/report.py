@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forebay.compare.measure import Run, Sample, Side
+from forebay.compare.measure import Run, Sample, Side, most_hits
 from forebay.compare.workload import FIRST, Workload
 
 ENDPOINT = "endpoint"
@@ -209,12 +209,14 @@ def summarize(group: str, side: str, runs: Sequence[Run]) -> Row:
 
 def hit_tokens(runs: Sequence[Run]) -> int | None:
     """As the answers' usage says; else as the metrics page counted; else unknown."""
-    told = [sample.hit_tokens for run in runs for sample in run.samples]
+    samples = [sample for run in runs for sample in run.samples]
+    told = [sample.hit_tokens for sample in samples]
     if None not in told:
         return sum(hits for hits in told if hits is not None)
     pages = [run.page for run in runs]
     if None not in pages:
-        return sum(page.engine_tokens + page.loaded_tokens for page in pages if page)
+        hits = sum(page.engine_tokens + page.loaded_tokens for page in pages if page)
+        return min(hits, sum(most_hits(sample.prompt_tokens) for sample in samples))
     return None
 
 

@@ -99,4 +99,7 @@ def _count(count: int | None) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.0%}"
+    """What is not all is never 100 %."""
+    if share is None:
+        return "unknown"
+    return f"{share if share >= 1 else min(share, 0.99):.0%}"

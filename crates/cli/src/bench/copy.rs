@@ -1,31 +1,37 @@
 //! `forebay bench copy`: the host copy engine against a plain parallel memcpy in the same run.
 
+use std::ops::RangeInclusive;
+
 use forebay_device::bench::{CopyBench, Row, run as measure};
 use forebay_sim::chart;
 
 use super::plot::{Point, throughput};
-use super::{demand, print_report};
+use super::{announce, demand, print_report};
 use crate::arguments::BenchCopy;
 use crate::failure::Failure;
-use crate::output::{Table, print, size};
+use crate::output::{Table, note, print, size};
+
+const MOST_THREADS: usize = 1024;
+/// At least one of the largest blocks.
+const WORKING_SET_BYTES: RangeInclusive<u64> = 16 << 20..=1 << 40;
 
 pub fn run(arguments: &BenchCopy) -> Result<(), Failure> {
     let mut bench = CopyBench::default();
     bench.threads = arguments.threads.unwrap_or(bench.threads);
-    demand("--threads", bench.threads, bench.threads > 0, "be 1 or more")?;
-    bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
-    bench.working_set_bytes = arguments.working_set_bytes.unwrap_or(bench.working_set_bytes);
+    let threads = bench.threads;
+    demand("--threads", threads, (1..=MOST_THREADS).contains(&threads), &format!("be from 1 to {MOST_THREADS}"))?;
+    bench.pairs = arguments.pairs;
+    demand("--pairs", bench.pairs, bench.pairs > 0, "be 1 or more")?;
+    bench.working_set_bytes = arguments.working_set_bytes.0;
+    let is_good = WORKING_SET_BYTES.contains(&bench.working_set_bytes);
+    demand("--working-set-bytes", arguments.working_set_bytes, is_good, "be from 16MiB to 1TiB")?;
     let total = 3 * bench.shapes.len();
+    announce(total, 2 * (total as u64).saturating_mul(bench.pairs as u64).saturating_mul(bench.working_set_bytes), 8.0);
     let mut done = 0;
     let rows = measure(&bench, |row| {
         done += 1;
-        eprintln!(
-            "{done:>2} of {total}: {} {}, {:.2} x {}",
-            row.direction,
-            size(row.size_bytes),
-            row.ratio,
-            row.baseline
-        );
+        let (direction, size) = (row.direction, size(row.size_bytes));
+        note(&format!("{done:>2} of {total}: {direction} {size}, {:.2} x {}", row.ratio, row.baseline));
     })?;
     match arguments.json {
         true => print_report("copy", &rows),

@@ -6,22 +6,32 @@ use forebay_core::ErrorKind;
 use forebay_sim::chart;
 
 use super::plot::{Point, latency};
-use super::{Interruption, print_report};
+use super::{demand, interrupted, print_report};
 use crate::arguments::BenchLookup;
+use crate::ending::Ending;
 use crate::failure::Failure;
-use crate::output::{Table, print};
+use crate::output::{Table, note, print};
 use crate::serve::runtime;
+
+/// As many blocks of 4 KiB are stored.
+const MOST_KEYS: usize = 1 << 20;
+/// Each lookup's time is kept.
+const MOST_ROUNDS: usize = 1_000_000_000;
 
 pub fn run(arguments: &BenchLookup) -> Result<(), Failure> {
     let BenchLookup { socket_directory, keys, rounds, plot, json } = arguments;
     let bench = LookupBench { socket_directory: socket_directory.clone(), keys: keys.clone(), rounds: *rounds };
+    for keys in keys {
+        demand("--keys", keys, (1..=MOST_KEYS).contains(keys), &format!("be from 1 to {MOST_KEYS}"))?;
+    }
+    demand("--rounds", rounds, (1..=MOST_ROUNDS).contains(rounds), &format!("be from 1 to {MOST_ROUNDS}"))?;
     // Dropping the measurement ends the private daemon.
     let rows = runtime()?.block_on(async {
-        let interruption = Interruption::listen()?;
+        let mut ending = Ending::listen()?;
         tokio::select! {
             biased;
-            error = interruption.come() => Err(error),
-            rows = measure(&bench) => rows,
+            () = ending.come() => Err(interrupted()),
+            rows = measure(&bench, &note) => rows,
         }
     });
     let rows = rows.map_err(|error| match error.kind() {

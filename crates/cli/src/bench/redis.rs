@@ -1,29 +1,43 @@
 //! `forebay bench redis`: the Redis tier on a server that runs, and the size at which blocks are best cut.
 
+use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
+
+use forebay_daemon::config::Bytes;
 use forebay_io::redis::RedisConfig;
 use forebay_io::redis::bench::{BenchConfig, Direction, Lookups, Report, Row, run as measure, sweet_spot};
 use forebay_sim::chart;
 use serde_json::{Value, json};
 
 use super::plot::{Point, throughput};
-use super::{hinted, print_report};
+use super::{announce, demand, hinted, on_thread, print_report};
 use crate::arguments::BenchRedis;
 use crate::failure::Failure;
-use crate::output::{Table, print, size};
+use crate::output::{Table, note, print, size};
 
 /// Sizes of a sweep, in powers of two.
-const SWEEP: std::ops::RangeInclusive<u32> = 17..=25;
+const SWEEP: RangeInclusive<u32> = 17..=25;
+/// The bounds of what is measured: a block is one of the daemon's, and a time is kept for each.
+const BLOCK_BYTES: RangeInclusive<u64> = 1..=512 << 20;
+const MOST_COUNT: usize = 1024;
+const MOST_RUNS: usize = 1_000_000;
+const MOST_RUN_BYTES: u64 = 1 << 50;
+/// Each has a block of 4 KiB.
+const MOST_LOOKUP_KEYS: u64 = 1 << 16;
 
 pub fn run(arguments: &BenchRedis) -> Result<(), Failure> {
-    let config = config(arguments);
+    let config = config(arguments)?;
     let total = config.directions.len() * config.sizes_bytes.len();
-    let mut done = 0;
-    let report = measure(&config, |row| {
+    announce(total, config.moved_bytes(), 1.0);
+    let (mut done, stop) = (0, config.stop.clone());
+    let tell = move |row: &Row| {
         done += 1;
         let speed = row.gb_per_s();
-        eprintln!("{done:>2} of {total}: {} {}, {speed:.2} GB/s", direction(row), size(row.size_bytes));
-    })
-    .map_err(|error| hinted(error, "check the server and its URL, `redis://HOST:PORT`"))?;
+        note(&format!("{done:>2} of {total}: {} {}, {speed:.2} GB/s", direction(row), size(row.size_bytes)));
+    };
+    let hint = "check the server and its URL, `redis://HOST:PORT`";
+    let measure = move || measure(&config, tell).map_err(|error| hinted(error, hint));
+    let report = on_thread(measure, move || stop.store(true, Ordering::Relaxed))?;
     match arguments.json {
         true => print_report("redis", &to_json(&report)),
         false => print(&table(&report)),
@@ -47,17 +61,23 @@ fn point(row: &Row) -> Point {
     }
 }
 
-fn config(arguments: &BenchRedis) -> BenchConfig {
+fn config(arguments: &BenchRedis) -> Result<BenchConfig, Failure> {
     let mut redis = RedisConfig::new(vec![arguments.url.clone()]);
-    redis.pipeline_depth = arguments.depth.unwrap_or(redis.pipeline_depth);
-    redis.connections = arguments.connections.unwrap_or(redis.connections);
-    redis.threads = arguments.threads.unwrap_or(redis.threads);
-    let mut config = BenchConfig::new(redis);
-    if !arguments.size_bytes.is_empty() {
-        config.sizes_bytes = arguments.size_bytes.clone();
+    redis.pipeline_depth = arguments.depth;
+    redis.connections = arguments.connections;
+    redis.threads = arguments.threads;
+    for (flag, count) in
+        [("--depth", redis.pipeline_depth), ("--connections", redis.connections), ("--threads", redis.threads)]
+    {
+        demand(flag, count, (1..=MOST_COUNT).contains(&count), &format!("be from 1 to {MOST_COUNT}"))?;
     }
-    if arguments.sweep {
-        config.sizes_bytes = SWEEP.map(|power| 1 << power).collect();
+    let mut config = BenchConfig::new(redis);
+    config.sizes_bytes = match arguments.sweep {
+        true => SWEEP.map(|power| 1 << power).collect(),
+        false => arguments.size_bytes.iter().map(|size| size.0).collect(),
+    };
+    for size in &config.sizes_bytes {
+        demand("--size-bytes", Bytes(*size), BLOCK_BYTES.contains(size), "be from 1 to 512MiB")?;
     }
     match arguments.op.as_deref() {
         Some("get") => config.directions = vec![Direction::Get],
@@ -65,12 +85,18 @@ fn config(arguments: &BenchRedis) -> BenchConfig {
         None => {}
     }
     let longest = config.sizes_bytes.iter().copied().max().unwrap_or(0);
-    config.redis.value_bytes = arguments.value_bytes.unwrap_or(config.redis.value_bytes.max(longest));
-    config.runs = arguments.runs.unwrap_or(config.runs);
-    config.run_bytes = arguments.run_bytes.unwrap_or(config.run_bytes);
+    let whole = config.redis.value_bytes.max(longest);
+    config.redis.value_bytes = arguments.value_bytes.map_or(whole, |bytes| bytes.0);
+    config.runs = arguments.runs;
+    demand("--runs", config.runs, (1..=MOST_RUNS).contains(&config.runs), &format!("be from 1 to {MOST_RUNS}"))?;
+    config.run_bytes = arguments.run_bytes.0;
+    let is_good = (1..=MOST_RUN_BYTES).contains(&config.run_bytes);
+    demand("--run-bytes", arguments.run_bytes, is_good, "be from 1 to 1024TiB")?;
     config.at_once = arguments.at_once;
-    config.lookup_keys = arguments.lookup_keys.unwrap_or(config.lookup_keys);
-    config
+    config.lookup_keys = arguments.lookup_keys;
+    let is_good = config.lookup_keys <= MOST_LOOKUP_KEYS;
+    demand("--lookup-keys", config.lookup_keys, is_good, &format!("be {MOST_LOOKUP_KEYS} or less"))?;
+    Ok(config)
 }
 
 fn table(report: &Report) -> String {

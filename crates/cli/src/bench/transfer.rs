@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_bench::transfer::{Direction, Row, TransferBench, run as measure, serve};
 use forebay_core::{Error, ErrorKind, Result};
@@ -9,10 +10,10 @@ use forebay_fabric::{Address, Options, Secret};
 use forebay_sim::chart;
 
 use super::plot::{Point, throughput};
-use super::{hinted, print_report};
+use super::{announce, hinted, on_thread, print_report};
 use crate::arguments::BenchTransfer;
 use crate::failure::Failure;
-use crate::output::{Table, print, size};
+use crate::output::{Table, note, print, size};
 
 /// What the serving side says before its address.
 const LISTENS: &str = "listening at ";
@@ -29,24 +30,36 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     };
     let rounds = if arguments.connect.is_some() { 1 } else { transports.len() };
     let (total, mut done) = (rounds * bench.rows(), 0);
-    let mut tell = |row: &Row| {
+    announce(total, rounds as u64 * bench.moved_bytes(), 2.0);
+    let mut tell = move |row: &Row| {
         done += 1;
         let what = format!("{} {} {} x {}", row.transport, row.direction, size(row.size_bytes), row.segments);
-        eprintln!("{done:>3} of {total}: {what}, depth {}, {:.2} x {}", row.depth, row.ratio, row.baseline);
+        note(&format!("{done:>3} of {total}: {what}, depth {}, {:.2} x {}", row.depth, row.ratio, row.baseline));
     };
-    let mut rows = Vec::new();
-    match &arguments.connect {
+    let connect = arguments.connect.as_deref().map(Address::parse).transpose()?;
+    let transports: Vec<String> = transports.into_iter().map(str::to_owned).collect();
+    // Held here too, so that a signal ends it.
+    let other: Arc<Mutex<Option<Other>>> = Arc::default();
+    let taken = other.clone();
+    let measure_all = move || match connect {
         Some(address) => {
             let hint = "start `forebay bench transfer --listen` at this address, and measure again";
-            rows = measure(&bench, &Address::parse(address)?, &mut tell).map_err(|error| hinted(error, hint))?;
+            measure(&bench, &address, &mut tell).map_err(|error| hinted(error, hint))
         }
         None => {
+            let mut rows = Vec::new();
             for transport in transports {
-                let other = Other::start(transport)?;
-                rows.extend(measure(&bench, &other.address, &mut tell)?);
+                let address = {
+                    let mut other = lock(&other);
+                    other.insert(Other::start(&transport)?).address.clone()
+                };
+                rows.extend(measure(&bench, &address, &mut tell)?);
+                drop(lock(&other).take());
             }
+            Ok(rows)
         }
-    }
+    };
+    let rows = on_thread(measure_all, move || drop(lock(&taken).take()))?;
     match arguments.json {
         true => print_report("transfer", &rows),
         false => print(&table(&rows)),
@@ -61,6 +74,10 @@ pub fn run(arguments: &BenchTransfer) -> Result<(), Failure> {
     Ok(())
 }
 
+fn lock(other: &Mutex<Option<Other>>) -> MutexGuard<'_, Option<Other>> {
+    other.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn points(row: &Row) -> [Point; 2] {
     let panel = format!("{} over {}", row.direction, row.transport);
     let segments = if row.segments == 1 { String::new() } else { format!("{} segments, ", row.segments) };
@@ -69,29 +86,21 @@ fn points(row: &Row) -> [Point; 2] {
 }
 
 fn bench(arguments: &BenchTransfer) -> Result<TransferBench> {
-    let mut bench = TransferBench::default();
-    let given = |wanted: &[u64], default: &mut Vec<u64>| {
-        if !wanted.is_empty() {
-            *default = wanted.to_vec();
-        }
+    let named = |name: &String| match name.as_str() {
+        "read" => Direction::Read,
+        "write" => Direction::Write,
+        _ => Direction::Both,
     };
-    given(&arguments.size_bytes, &mut bench.sizes_bytes);
-    given(&arguments.segments, &mut bench.segments);
-    given(&arguments.depth, &mut bench.depths);
-    if !arguments.direction.is_empty() {
-        let named = |name: &String| match name.as_str() {
-            "read" => Direction::Read,
-            "write" => Direction::Write,
-            _ => Direction::Both,
-        };
-        bench.directions = arguments.direction.iter().map(named).collect();
-    }
-    bench.pairs = arguments.pairs.unwrap_or(bench.pairs);
-    bench.run_bytes = arguments.run_bytes.unwrap_or(bench.run_bytes);
     let secret = arguments.secret_file.as_deref().map(Secret::read).transpose()?;
-    let connections = arguments.connections.unwrap_or(bench.options.connections);
-    bench.options = Options { secret, connections, ..bench.options };
-    Ok(bench)
+    Ok(TransferBench {
+        directions: arguments.direction.iter().map(named).collect(),
+        sizes_bytes: arguments.size_bytes.iter().map(|size| size.0).collect(),
+        depths: arguments.depth.clone(),
+        segments: arguments.segments.clone(),
+        run_bytes: arguments.run_bytes.0,
+        pairs: arguments.pairs,
+        options: Options { secret, connections: arguments.connections, ..Options::default() },
+    })
 }
 
 /// The other process of a measurement on this host. It ends with this one's connection.

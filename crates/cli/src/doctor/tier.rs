@@ -5,7 +5,7 @@ use forebay_daemon::config::{Config, TierSpec};
 use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
 use super::Check;
-use crate::output::counted;
+use crate::output::{counted, escaped};
 
 /// Whether the configuration keeps others from forging blocks. Nothing to say where no store is shared.
 pub fn sealing(config: &Config) -> Option<Check> {
@@ -114,7 +114,7 @@ fn said_of_disk(disk: &DiskInfo) -> String {
     if disk.trouble.is_empty() {
         format!("`{}` by {}: {}", disk.name, disk.engine, disk.engine_why)
     } else {
-        format!("`{}`: {}", disk.name, disk.trouble.escape_debug())
+        format!("`{}`: {}", disk.name, escaped(&disk.trouble))
     }
 }
 
@@ -124,10 +124,10 @@ fn is_troubled(store: &StoreInfo) -> bool {
 
 fn said_of_store(store: &StoreInfo) -> String {
     if store.is_healthy && !store.refuses_writes.is_empty() {
-        return format!("`{}` takes no writes: {}", store.name, store.refuses_writes.escape_debug());
+        return format!("`{}` takes no writes: {}", store.name, escaped(&store.refuses_writes));
     }
     let colon = if store.trouble.is_empty() { "" } else { ": " };
-    format!("`{}`{colon}{}", store.name, store.trouble.escape_debug())
+    format!("`{}`{colon}{}", store.name, escaped(&store.trouble))
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use forebay_rpc::proto::{FrameMiss, FramePool, FrameReply, FrameTier};
 
 use super::chart::{chart, spark};
 use super::look::{Look, View};
-use super::text::{Column, Line, Style, clock, count, heads, name, percent, row, speed, time};
+use super::text::{Column, Line, Style, clock, count, heads, percent, row, speed, time};
 use super::who;
-use crate::output::{counted, size, uptime};
+use crate::output::{counted, escaped, size, uptime};
 
 /// What stands below everything.
 const KEYS: &str = "q quit  p pause  tab who  m misses  c curves  e engines  t tiers  ? help";
@@ -57,7 +57,7 @@ fn header(frame: &FrameReply, look: &Look, width: usize) -> Line {
     let engines = frame.engines.iter().filter(|engine| engine.ranks > 0 && engine.state != "gone").count() as u64;
     let text = format!(
         "  {}  up {}  pool {}{populated}{huge}  {}",
-        name(&frame.host),
+        escaped(&frame.host),
         uptime(frame.uptime_seconds),
         size(pool.capacity_bytes),
         counted(engines, "engine"),
@@ -76,16 +76,16 @@ fn wrong(frame: &FrameReply, look: &Look) -> Vec<Line> {
     let failed = frame.checks.iter().filter(|check| check.finding == "fail");
     lines.extend(failed.map(|check| {
         let head = if frame.is_live { "NOT READY  " } else { "STUCK  " };
-        Line::styled(Style::Bad, head).and(Style::Plain, format!("{}: {}", check.name, name(&check.why)))
+        Line::styled(Style::Bad, head).and(Style::Plain, format!("{}: {}", check.name, escaped(&check.why)))
     }));
     for alarm in &frame.alarms {
-        let text = format!("{}: {}", alarm.name, name(&alarm.cause));
+        let text = format!("{}: {}", alarm.name, escaped(&alarm.cause));
         lines.push(Line::styled(Style::Bad, "ALARM  ").and(Style::Plain, text));
-        lines.push(Line::plain(format!("       {}", name(&alarm.hint))));
+        lines.push(Line::plain(format!("       {}", escaped(&alarm.hint))));
     }
     let warned = frame.checks.iter().filter(|check| check.finding == "warn");
     lines.extend(warned.map(|check| {
-        Line::styled(Style::Warn, "WARN  ").and(Style::Plain, format!("{}: {}", check.name, name(&check.why)))
+        Line::styled(Style::Warn, "WARN  ").and(Style::Plain, format!("{}: {}", check.name, escaped(&check.why)))
     }));
     if lines.is_empty() {
         lines.push(Line::styled(Style::Good, "OK  ").and(Style::Plain, "the daemon is ready and no alarm is raised"));
@@ -232,7 +232,7 @@ fn rates(frame: &FrameReply) -> Vec<Line> {
 fn words(reason: &str) -> String {
     match reason {
         "promotion_unfinished" => "on its way".to_owned(),
-        reason => name(&reason.replace('_', " ")),
+        reason => escaped(&reason.replace('_', " ")),
     }
 }
 
@@ -261,7 +261,7 @@ fn tiers(frame: &FrameReply, width: usize) -> Vec<Line> {
     let flow = |rate: f64| if rate < 1.0 { "-".to_owned() } else { size(rate as u64) };
     let line = |tier: &FrameTier| {
         let cells = [
-            name(&tier.name),
+            escaped(&tier.name),
             tier.state.clone(),
             tier.held_bytes.map_or("-".to_owned(), size),
             percent(tier.share_ratio),
@@ -270,7 +270,7 @@ fn tiers(frame: &FrameReply, width: usize) -> Vec<Line> {
             flow(tier.down_bytes_per_second),
             count((tier.waiting_blocks + tier.waiting_operations) as f64),
             time(tier.p50_seconds),
-            name(&tier.trouble),
+            escaped(&tier.trouble),
         ];
         Line::styled(state_of(tier), row(&columns[..2], &cells[..2]))
             .and(Style::Plain, format!("  {}", row(&columns[2..shown], &cells[2..shown])))
@@ -365,13 +365,13 @@ fn tiers_in_full(frame: &FrameReply) -> Vec<Line> {
         let shared = if tier.is_shared { ", shared with other hosts" } else { "" };
         lines.push(Line::default());
         lines.push(
-            Line::styled(Style::Title, name(&tier.name))
+            Line::styled(Style::Title, escaped(&tier.name))
                 .and(Style::Plain, "  ")
                 .and(state_of(tier), tier.state.clone())
                 .and(Style::Plain, shared),
         );
         if !tier.trouble.is_empty() {
-            lines.push(Line::styled(state_of(tier), format!("  {}", name(&tier.trouble))));
+            lines.push(Line::styled(state_of(tier), format!("  {}", escaped(&tier.trouble))));
         }
         let capacity = tier.capacity_bytes.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
         let held = tier.held_bytes.map_or("unknown".to_owned(), size);

@@ -22,6 +22,7 @@ use super::look::{Key, Look, Wish};
 use super::terminal::Terminal;
 use super::text::clock;
 use super::{PERIOD, ask};
+use crate::ending;
 use crate::failure::Failure;
 use crate::output::is_coloured;
 use crate::serve::runtime;
@@ -121,20 +122,16 @@ type Heard = (Signal, fn() -> Event);
 
 /// What each signal means. All that end a program are here, because they would leave the terminal as it is.
 fn signals() -> Result<Vec<Heard>> {
-    let stop = SignalKind::from_raw(Number::TSTP.as_raw());
-    let go_on = SignalKind::from_raw(Number::CONT.as_raw());
-    let meanings: [(SignalKind, fn() -> Event); 7] = [
+    let meanings: [(SignalKind, fn() -> Event); 3] = [
         (SignalKind::window_change(), || Event::Resized),
-        (stop, || Event::Stop),
-        (go_on, || Event::Continued),
-        (SignalKind::terminate(), || Event::End),
-        (SignalKind::interrupt(), || Event::End),
-        (SignalKind::quit(), || Event::End),
-        (SignalKind::hangup(), || Event::End),
+        (SignalKind::from_raw(Number::TSTP.as_raw()), || Event::Stop),
+        (SignalKind::from_raw(Number::CONT.as_raw()), || Event::Continued),
     ];
     let heard = |(kind, event)| Ok((signal(kind)?, event));
-    let heard: std::io::Result<Vec<_>> = meanings.into_iter().map(heard).collect();
-    heard.map_err(|error| Error::new(ErrorKind::Io, "cannot listen for signals").source(error))
+    let heard: std::io::Result<Vec<Heard>> = meanings.into_iter().map(heard).collect();
+    let mut heard = heard.map_err(|error| Error::new(ErrorKind::Io, "cannot listen for signals").source(error))?;
+    heard.extend(ending::signals()?.into_iter().map(|signal| (signal, (|| Event::End) as fn() -> Event)));
+    Ok(heard)
 }
 
 async fn listen(

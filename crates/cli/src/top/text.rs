@@ -135,15 +135,6 @@ pub fn clock(frame: &FrameReply) -> String {
     format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// What others gave as a name, without what a terminal would take for a command.
-pub fn name(text: &str) -> String {
-    text.split_inclusive(['\'', '"']).fold(String::new(), |told, part| {
-        let quote = part.ends_with(['\'', '"']).then(|| &part[part.len() - 1..]);
-        let plain = part.strip_suffix(quote.unwrap_or("")).unwrap_or(part);
-        told + &plain.escape_debug().to_string() + quote.unwrap_or("")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,11 +145,6 @@ mod tests {
         assert_eq!([None, Some(f64::NAN), Some(0.4123)].map(percent), ["-", "-", "41.2 %"]);
         assert_eq!([None, Some(0.00031), Some(0.0062), Some(1.44)].map(time), ["-", "0.31 ms", "6.2 ms", "1.4 s"]);
         assert_eq!([0.0, 2048.0].map(speed), ["-", "2.0 KiB/s"]);
-    }
-
-    #[test]
-    fn a_name_keeps_its_quotes_and_loses_its_commands() {
-        assert_eq!(name("disk's \"a\"\x1b[2J"), "disk's \"a\"\\u{1b}[2J");
     }
 
     #[test]

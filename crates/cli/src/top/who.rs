@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use forebay_rpc::proto::{FrameEngine, FrameNamespace, FrameReply, FrameTenant};
 
 use super::look::{Look, Sort, Who};
-use super::text::{Column, Line, Style, count, heads, name, percent, row};
-use crate::output::{saved, size};
+use super::text::{Column, Line, Style, count, heads, percent, row};
+use crate::output::{escaped, saved, size};
 
 /// Of the table that is shown, without its head.
 pub fn rows(frame: &FrameReply, look: &Look) -> usize {
@@ -77,7 +77,7 @@ fn columns(width: usize) -> [Column; 8] {
 fn engine(columns: &[Column; 8], engine: &FrameEngine) -> Line {
     let ranks = if engine.ranks == 0 { "-".to_owned() } else { format!("{}/{}", engine.attached_ranks, engine.ranks) };
     let cells = [
-        name(&engine.engine_id),
+        escaped(&engine.engine_id),
         engine.state.clone(),
         ranks,
         count(engine.keys_per_second),
@@ -123,7 +123,7 @@ fn tenants(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
         Column { head: ">NAMESPACES", width: 10 },
     ];
     let line = |tenant: &FrameTenant| {
-        let called = if tenant.tenant.is_empty() { "(none)".to_owned() } else { name(&tenant.tenant) };
+        let called = if tenant.tenant.is_empty() { "(none)".to_owned() } else { escaped(&tenant.tenant) };
         Line::plain(row(&columns, &[called, size(tenant.ready_bytes), tenant.namespaces.to_string()]))
     };
     let lines = frame.tenants.iter().filter(|tenant| look.shows(&[&tenant.tenant])).map(line).collect();
@@ -142,8 +142,8 @@ fn namespaces(frame: &FrameReply, look: &Look, room: usize) -> Vec<Line> {
     let line = |namespace: &FrameNamespace| {
         let cells = [
             namespace.namespace_id.chars().take(8).collect(),
-            name(&namespace.model),
-            name(&namespace.tenant),
+            escaped(&namespace.model),
+            escaped(&namespace.tenant),
             size(namespace.ready_bytes),
             percent(namespace.hit_ratio),
             percent(namespace.optimum_ratio),

@@ -16,6 +16,14 @@ pub fn forebay(arguments: &[&str]) -> Command {
     command
 }
 
+/// As [`forebay`], and it ignores no signal, whatever the tests themselves were told to ignore.
+pub fn hearing(arguments: &[&str]) -> Command {
+    let mut command = Command::new("/usr/bin/env");
+    command.env_clear().env("FOREBAY_CONFIG", "").args(["--default-signal", env!("CARGO_BIN_EXE_forebay")]);
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
 pub fn run(arguments: &[&str]) -> Answer {
     Answer::of(forebay(arguments).output().expect("the binary runs"))
 }

@@ -4,6 +4,8 @@
 //! the word that makes it valid, so that a reader after a crash sees it whole or not at all. The first 16 bytes of
 //! `table` and of `generation` keep their meaning in every version.
 
+use std::fmt;
+
 use forebay_core::checksum::{checksum, combine};
 use forebay_core::{BlockHash, BlockKey, Generation, NamespaceId, PAGE_BYTES, SlotId};
 
@@ -104,6 +106,17 @@ impl Backing {
             Backing::Collapsed => 3,
             Backing::Small => 4,
         }
+    }
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backing::Hugetlbfs => "hugetlbfs",
+            Backing::Advised => "huge pages on request",
+            Backing::Collapsed => "collapsed huge pages",
+            Backing::Small => "small pages",
+        })
     }
 }
 

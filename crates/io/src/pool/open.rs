@@ -194,7 +194,7 @@ fn recover(directory: Directory, found: Found, geometry: Geometry, replaced: Vec
         .map_err(|error| cannot_make("open", &directory, error))?;
     let site = Site { home: found.home, data, backing: old.backing, notes: Vec::new() };
     let pool = Pool::assemble(directory, site, header, table, files, replaced)?;
-    tracing::info!(epoch = header.epoch, units = geometry.units, grown_by_units, backing = ?old.backing, "pool recovered");
+    tracing::info!(epoch = header.epoch, units = geometry.units, grown_by_units, backing = %old.backing, "pool recovered");
     Ok(Opened { pool, outcome: Outcome::Recovered { previous_epoch: old.epoch, grown_by_units } })
 }
 
@@ -236,7 +236,7 @@ fn make(
     let (table, files) = create_files(&site, &header).map_err(|error| cannot_make("make", &directory, error))?;
     let replaced = found::replaced_data(&directory)?;
     let pool = Pool::assemble(directory, site, header, table, files, replaced)?;
-    tracing::info!(units = geometry.units, unit_bytes = geometry.unit_bytes, backing = ?header.backing, "pool created");
+    tracing::info!(units = geometry.units, unit_bytes = geometry.unit_bytes, backing = %header.backing, "pool created");
     let outcome = reason.map_or(Outcome::Created, |reason| Outcome::Replaced { reason });
     Ok(Opened { pool, outcome })
 }

@@ -11,6 +11,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{Checksum, checksum};
@@ -41,7 +43,7 @@ pub enum Direction {
 }
 
 /// The parameters of a measurement.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct BenchConfig {
     /// The servers, and the settings of the tier that is measured.
     pub redis: RedisConfig,
@@ -59,6 +61,8 @@ pub struct BenchConfig {
     pub at_once: Option<u64>,
     /// Keys per lookup; none for no lookups.
     pub lookup_keys: u64,
+    /// Set by another thread to end the measurement early; what it wrote is removed then too.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl BenchConfig {
@@ -73,7 +77,15 @@ impl BenchConfig {
             working_set_bytes: 128 << 20,
             at_once: None,
             lookup_keys: 512,
+            stop: Arc::default(),
         }
+    }
+
+    /// Bytes that a measurement moves.
+    pub fn moved_bytes(&self) -> u64 {
+        let runs = (self.directions.len() * self.runs) as u64;
+        let each = runs.saturating_mul(self.run_bytes).saturating_add(self.working_set_bytes);
+        each.saturating_mul(self.sizes_bytes.len() as u64)
     }
 }
 
@@ -160,14 +172,11 @@ pub fn run(config: &BenchConfig, mut tell: impl FnMut(&Row)) -> Result<Report> {
     let mut rows = Vec::new();
     for size_bytes in &config.sizes_bytes {
         let mut rig = Rig::open(config, *size_bytes)?;
-        // This provides blocks to load.
-        rig.pass(Direction::Set, rig.blocks)?;
-        for direction in &config.directions {
-            let row = rig.measure(*direction, config, server)?;
+        let measured = rig.rows(config, server, |row| {
             tell(&row);
             rows.push(row);
-        }
-        rig.remove_all()?;
+        });
+        rig.remove_all_after(measured)?;
     }
     let lookups = (config.lookup_keys > 0).then(|| lookups(config, &mut plain)).transpose()?;
     Ok(Report { rows, lookups })
@@ -197,6 +206,7 @@ struct Rig {
     next_id: u64,
     latencies_us: Vec<u64>,
     errors: u64,
+    stop: Arc<AtomicBool>,
 }
 
 impl Rig {
@@ -220,6 +230,7 @@ impl Rig {
             next_id: 0,
             latencies_us: Vec::new(),
             errors: 0,
+            stop: config.stop.clone(),
         };
         rig.fill();
         Ok(rig)
@@ -242,6 +253,15 @@ impl Rig {
             self.pool.sum(&mut sum, block * self.slot_bytes, self.size_bytes as usize);
             self.checksums.push(sum.finish());
         }
+    }
+
+    fn rows(&mut self, config: &BenchConfig, server: Option<u32>, mut tell: impl FnMut(Row)) -> Result<()> {
+        // This provides blocks to load.
+        self.pass(Direction::Set, self.blocks)?;
+        for direction in &config.directions {
+            tell(self.measure(*direction, config, server)?);
+        }
+        Ok(())
     }
 
     fn measure(&mut self, direction: Direction, config: &BenchConfig, server: Option<u32>) -> Result<Row> {
@@ -277,6 +297,9 @@ impl Rig {
         let first_id = self.next_id;
         let mut completions = Vec::new();
         while ended < count {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Unavailable, "the measurement was stopped"));
+            }
             // In batches rather than one by one.
             if submitted < count && (submitted - ended) * 2 <= self.at_once {
                 let most = (self.at_once - (submitted - ended)).min(count - submitted);
@@ -325,6 +348,12 @@ impl Rig {
         }
     }
 
+    /// Nothing stays at the server, whether or not the measurement failed; it tells more than the removal then.
+    fn remove_all_after<T>(&mut self, measured: Result<T>) -> Result<T> {
+        let removed = self.remove_all();
+        measured.and_then(|measured| removed.map(|()| measured))
+    }
+
     fn remove_all(&mut self) -> Result<()> {
         let mut completions = Vec::new();
         for block in 0..self.blocks {
@@ -344,6 +373,11 @@ impl Rig {
 fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
     let small = BenchConfig { working_set_bytes: config.lookup_keys * PAGE_BYTES, at_once: None, ..config.clone() };
     let mut rig = Rig::open(&small, PAGE_BYTES)?;
+    let measured = time_lookups(&mut rig, config, plain);
+    rig.remove_all_after(measured)
+}
+
+fn time_lookups(rig: &mut Rig, config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
     rig.pass(Direction::Set, rig.blocks)?;
     let (mut batches, mut singles, mut completions) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..(config.runs * 40).max(100) {
@@ -371,7 +405,6 @@ fn lookups(config: &BenchConfig, plain: &mut Plain) -> Result<Lookups> {
         }
         singles.push(begun.elapsed().as_micros() as u64);
     }
-    rig.remove_all()?;
     batches.sort_unstable();
     singles.sort_unstable();
     Ok(Lookups {

@@ -130,7 +130,8 @@ impl Transport {
             match session.read_tls(&mut Socket(&self.socket)) {
                 Ok(0) => break,
                 Ok(_) => {
-                    let state = session.process_new_packets().map_err(io::Error::other)?;
+                    let state = session.process_new_packets();
+                    let state = state.map_err(|error| io::Error::other(in_words(&error.to_string())))?;
                     if state.plaintext_bytes_to_read() > 0 {
                         break;
                     }
@@ -221,5 +222,38 @@ fn begun(connected: Result<(), Errno>) -> Result<(), Errno> {
     match connected {
         Err(Errno::INPROGRESS) => Ok(()),
         other => other,
+    }
+}
+
+/// What TLS says of an error, without the names of this program's own types: `unknown issuer` for `UnknownIssuer`.
+fn in_words(said: &str) -> String {
+    let word = |word: &str| {
+        let is_name = word.chars().all(char::is_alphanumeric) && word.chars().skip(1).any(char::is_lowercase);
+        let is_joined = word.chars().filter(|letter| letter.is_uppercase()).count() > 1;
+        if !(is_name && is_joined && word.starts_with(char::is_uppercase)) {
+            return word.to_owned();
+        }
+        word.chars().fold(String::new(), |told, letter| {
+            let gap = if letter.is_uppercase() && !told.is_empty() { " " } else { "" };
+            told + gap + &letter.to_lowercase().to_string()
+        })
+    };
+    said.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{AlertDescription, CertificateError, Error};
+
+    use super::*;
+
+    #[test]
+    fn an_error_of_tls_is_told_in_words() {
+        let told = |error: Error| in_words(&error.to_string());
+        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        assert_eq!(told(unknown), "invalid peer certificate: unknown issuer");
+        let refused = Error::AlertReceived(AlertDescription::CertificateRequired);
+        assert_eq!(told(refused), "received fatal alert: certificate required");
+        assert_eq!(in_words("an A, a TLS and a CA stay"), "an A, a TLS and a CA stay");
     }
 }

@@ -21,6 +21,7 @@ use rustix::fs::FallocateFlags;
 use self::baseline::Baseline;
 pub use self::config::{BenchConfig, Direction};
 pub use self::recovery::{RecoveryRow, recovery};
+pub use self::run::Errors;
 use self::run::Rig;
 pub use self::sample::Sample;
 
@@ -47,7 +48,7 @@ pub struct Row {
     /// One core's time to sum up bytes that have just arrived; part of the tier's CPU time for reads.
     pub checksum_ms_per_gb: f64,
     /// Operations that failed and blocks that came back with other bytes.
-    pub errors: u64,
+    pub errors: Errors,
 }
 
 impl Row {

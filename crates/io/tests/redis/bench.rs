@@ -1,5 +1,8 @@
 //! The bench measures what it says, and leaves nothing behind.
 
+use std::sync::atomic::Ordering;
+
+use forebay_core::ErrorKind;
 use forebay_io::redis::RedisConfig;
 use forebay_io::redis::bench::{BenchConfig, Direction, run};
 
@@ -34,4 +37,18 @@ fn it_moves_blocks_both_ways_without_errors_and_removes_them() {
             assert_eq!(server.admin().must(&["DBSIZE"]), "0", "something was left on {kind:?}");
         }
     }
+}
+
+#[test]
+fn what_it_wrote_is_removed_also_if_it_is_stopped() {
+    let server = Server::on_port(BOTH[0], &[]);
+    let small = BenchConfig {
+        sizes_bytes: vec![5000],
+        run_bytes: 1 << 20,
+        working_set_bytes: 1 << 20,
+        ..BenchConfig::new(config(&server.tcp_url()))
+    };
+    let stopped = run(&small, |_| small.stop.store(true, Ordering::Relaxed));
+    assert_eq!(stopped.expect_err("it ends early").kind(), ErrorKind::Unavailable);
+    assert_eq!(server.admin().must(&["DBSIZE"]), "0", "something was left");
 }

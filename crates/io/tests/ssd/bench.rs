@@ -1,7 +1,9 @@
 //! The benchmark measures something, finds no errors and leaves nothing behind. How fast is a report's business.
 
+use std::sync::atomic::Ordering;
+
 use forebay_core::ErrorKind;
-use forebay_io::ssd::bench::{BenchConfig, Direction, recovery, run};
+use forebay_io::ssd::bench::{BenchConfig, Direction, Errors, recovery, run};
 use forebay_io::uring::EngineChoice;
 
 use crate::bed::{KIB, MIB};
@@ -26,7 +28,7 @@ fn a_benchmark_gives_a_row_for_each_shape_and_removes_its_file() {
         let rows = run(&config, |_| told += 1).unwrap();
         assert_eq!((rows.len(), told), (4, 4));
         for row in &rows {
-            assert_eq!(row.errors, 0, "{row:?}");
+            assert_eq!(row.errors.count, 0, "{row:?}");
             assert!(row.pairs.len() == 2 && row.gb_per_s() > 0.0 && row.baseline_gb_per_s() > 0.0, "{row:?}");
             assert!(row.p50_us > 0 && row.p50_us <= row.p99_us && row.ratio().is_finite(), "{row:?}");
             assert!(may_use_fio || row.baseline == "pread/pwrite");
@@ -37,6 +39,43 @@ fn a_benchmark_gives_a_row_for_each_shape_and_removes_its_file() {
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
     }
     assert_eq!(engines[1], "threads");
+}
+
+/// The slots that no load filled have what the stores left there, perhaps of a block that is long evicted.
+#[test]
+fn a_run_of_fewer_blocks_than_the_depth_has_no_errors() {
+    let home = home();
+    let config = BenchConfig {
+        capacity_bytes: 24 * MIB,
+        sizes_bytes: vec![256 * KIB],
+        depths: vec![8],
+        pairs: 3,
+        run_bytes: MIB,
+        may_use_fio: false,
+        ..BenchConfig::new(home.path().join("disk"))
+    };
+    let rows = run(&config, |_| {}).unwrap();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.errors == Errors::default()), "{rows:?}");
+}
+
+#[test]
+fn a_benchmark_that_is_stopped_ends_and_removes_its_file() {
+    let home = home();
+    let config = BenchConfig {
+        capacity_bytes: 24 * MIB,
+        depths: vec![3],
+        pairs: 2,
+        run_bytes: 4 * MIB,
+        may_use_fio: false,
+        ..BenchConfig::new(home.path().join("disk"))
+    };
+    let mut told = 0;
+    let stopped = run(&config, |_| {
+        told += 1;
+        config.stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((stopped.expect_err("it ends early").kind(), told), (ErrorKind::Unavailable, 1));
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "no file is left");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, PAGE_BYTES, Result};
@@ -23,6 +24,7 @@ pub(super) struct Baseline {
     size_bytes: u64,
     depth: u32,
     has_fio: bool,
+    stop: Arc<AtomicBool>,
 }
 
 impl Baseline {
@@ -30,7 +32,7 @@ impl Baseline {
         let fio = || Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         let has_fio = config.may_use_fio && fio().is_ok_and(|status| status.success());
         let (path, part_bytes) = (config.path.clone(), config.capacity_bytes);
-        Baseline { path, part_bytes, size_bytes, depth, has_fio }
+        Baseline { path, part_bytes, size_bytes, depth, has_fio, stop: config.stop.clone() }
     }
 
     pub fn name(&self) -> &'static str {
@@ -95,7 +97,7 @@ impl Baseline {
             let span = Span::pool(u64::from(thread) * self.size_bytes, self.size_bytes as u32);
             loop {
                 let nth = next.fetch_add(1, Ordering::Relaxed);
-                if nth >= count {
+                if nth >= count || self.stop.load(Ordering::Relaxed) {
                     return Ok(());
                 }
                 if direction == Direction::Write && nth.is_multiple_of(writes_per_flush) {

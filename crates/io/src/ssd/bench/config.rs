@@ -1,6 +1,8 @@
 //! What is measured, and where.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::uring::EngineChoice;
 
@@ -14,7 +16,7 @@ pub enum Direction {
 }
 
 /// The parameters of a measurement.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct BenchConfig {
     /// Created with twice `capacity_bytes`, and removed at the end.
     pub path: PathBuf,
@@ -34,6 +36,8 @@ pub struct BenchConfig {
     pub run_bytes: u64,
     /// Whether the baseline is fio where it is installed. Otherwise it makes plain system calls.
     pub may_use_fio: bool,
+    /// Set by another thread to end the measurement early.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl BenchConfig {
@@ -50,6 +54,24 @@ impl BenchConfig {
             pairs: 5,
             run_bytes: 1 << 30,
             may_use_fio: true,
+            stop: Arc::default(),
         }
+    }
+
+    /// Of the tier. Disks of 16 GiB or more have the largest; a benchmark's file is shorter.
+    pub(super) fn segment_bytes(&self) -> u64 {
+        (1 << (self.capacity_bytes / 16).max(1).ilog2()).clamp(1 << 20, 256 << 20)
+    }
+
+    /// A segment holds two of them, beside its own records.
+    pub fn most_block_bytes(&self) -> u64 {
+        self.segment_bytes() / 4
+    }
+
+    /// Bytes that a measurement moves: it fills tier and baseline for each size and depth, and then makes the runs.
+    pub fn moved_bytes(&self) -> u64 {
+        let shapes = (self.sizes_bytes.len() * self.depths.len()) as u64;
+        let runs_bytes = (2 * self.directions.len() as u64 * self.pairs as u64).saturating_mul(self.run_bytes);
+        shapes.saturating_mul(runs_bytes.saturating_add(self.capacity_bytes / 4 * 9))
     }
 }

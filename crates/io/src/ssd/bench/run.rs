@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::{checksum, combine};
@@ -47,7 +49,24 @@ pub(super) struct Rig {
     rest_checksum: u64,
     path: PathBuf,
     capacity_bytes: u64,
-    errors: u64,
+    errors: Errors,
+    stop: Arc<AtomicBool>,
+}
+
+/// Operations that failed, and why the first one did.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Errors {
+    /// How many.
+    pub count: u64,
+    /// None without errors.
+    pub first: Option<String>,
+}
+
+impl Errors {
+    fn add(&mut self, why: impl FnOnce() -> String) {
+        self.count += 1;
+        self.first.get_or_insert_with(why);
+    }
 }
 
 impl Rig {
@@ -60,8 +79,7 @@ impl Rig {
         let ssd_config = SsdConfig {
             engine: config.engine,
             depth: 2 * depth,
-            // The segment size of a disk of 16 GiB or more; a benchmark's file is short.
-            segment_bytes: Some((1 << (config.capacity_bytes / 16).max(1).ilog2()).clamp(1 << 20, 256 << 20)),
+            segment_bytes: Some(config.segment_bytes()),
             ..SsdConfig::new(vec![disk.clone()])
         };
         let slot_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
@@ -89,7 +107,8 @@ impl Rig {
             rest_checksum: ones_checksum(size_bytes - TAG_BYTES),
             path: config.path.clone(),
             capacity_bytes: config.capacity_bytes,
-            errors: 0,
+            errors: Errors::default(),
+            stop: config.stop.clone(),
         })
     }
 
@@ -97,7 +116,7 @@ impl Rig {
         self.ssd.report()[0].engine
     }
 
-    pub fn take_errors(&mut self) -> u64 {
+    pub fn take_errors(&mut self) -> Errors {
         std::mem::take(&mut self.errors)
     }
 
@@ -115,7 +134,7 @@ impl Rig {
         }
         let (took, cpu) = (begun.elapsed(), cpu_time(ClockId::ProcessCPUTime) - cpu_begun);
         match direction {
-            Direction::Read => self.compare(),
+            Direction::Read => self.compare(bytes / self.size_bytes),
             Direction::Write => self.look_again()?,
         }
         Ok(Sample::new(bytes, took, cpu))
@@ -211,14 +230,18 @@ impl Rig {
         self.ssd.report()[0].counters.flushes
     }
 
-    /// Checks that the bytes in the slots are those of stored blocks.
-    fn compare(&mut self) {
-        for slot in 0..u64::from(self.depth) {
+    /// Checks that the bytes in the slots into which `loads` blocks were loaded are those of stored blocks. The first
+    /// loads take one slot each, from the last one down, so a short run leaves the others as the stores left them.
+    fn compare(&mut self, loads: u64) {
+        let depth = u64::from(self.depth);
+        for slot in depth - loads.min(depth)..depth {
             let mut bytes = vec![0; self.size_bytes as usize];
             self.pool.read(slot * self.slot_bytes, &mut bytes);
             let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
             let is_whole = self.checksums.contains_key(&number) && bytes[8..].iter().all(|byte| *byte == 1);
-            self.errors += u64::from(!is_whole);
+            if !is_whole {
+                self.errors.add(|| format!("block {number} came back with other bytes"));
+            }
         }
     }
 
@@ -241,6 +264,9 @@ impl Rig {
                 ready.push(self.operation(number, kind, sum, slot));
                 asked += 1;
             }
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Unavailable, "the measurement was stopped"));
+            }
             let taken = self.ssd.submit(&ready);
             for op in ready.drain(..taken) {
                 waiting.insert(op.id, (op, Instant::now()));
@@ -249,7 +275,9 @@ impl Rig {
             for Completion { id, outcome } in completions.drain(..) {
                 let (op, begun) = waiting.remove(&id).expect("an operation completes once");
                 latencies_us.push(begun.elapsed().as_micros() as u64);
-                self.errors += u64::from(!is_as_asked(&op, outcome));
+                if !is_as_asked(&op, outcome) {
+                    self.errors.add(|| why(op.kind, outcome));
+                }
                 free.push(u64::from(op.slot.expect("it has one").0.0) * PAGE_BYTES / self.slot_bytes);
                 done += 1;
                 last_progress = Instant::now();
@@ -288,6 +316,27 @@ fn is_as_asked(op: &Operation, outcome: Outcome) -> bool {
         (OpKind::Store, Outcome::Stored(_)) => true,
         (OpKind::Load { .. }, Outcome::Loaded { checksum, .. }) => checksum == op.checksum,
         _ => false,
+    }
+}
+
+fn why(kind: OpKind, outcome: Outcome) -> String {
+    let what = if kind == OpKind::Store { "store" } else { "load" };
+    match outcome {
+        Outcome::Failed(kind) => format!("a {what} failed: {}", words(kind)),
+        Outcome::Absent => format!("a {what} did not find its block"),
+        _ => format!("a {what} answered with another block's checksum"),
+    }
+}
+
+fn words(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Invalid | ErrorKind::Unsupported => "the tier refused it",
+        ErrorKind::NotFound => "the block is not there",
+        ErrorKind::Full => "the tier is full",
+        ErrorKind::Io => "the disk reported an error",
+        ErrorKind::Corrupt => "the bytes are not those that were written",
+        ErrorKind::Timeout => "the disk did not answer in time",
+        ErrorKind::Unavailable => "the tier takes no more operations on this disk",
     }
 }
 
