@@ -5,8 +5,8 @@ mod arrival;
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Capabilities, Location};
@@ -32,14 +32,14 @@ settings! {
         /// disks by key. A disk belongs to one daemon.
         disks: Vec<PathBuf> = Vec::new();
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
-        /// whole.
+        /// whole. At least 1 MiB and eight times `tier.ssd.segment_bytes`, or 9 MiB if that is not set.
         capacity_bytes: Option<Bytes> = None;
         /// Whether a missing file is created even if its directory is on the root filesystem. By default it is not,
         /// because a directory there is probably the place of a mount that is missing, and the blocks would fill the
         /// root filesystem. Elsewhere a missing file is always created.
         create: bool = false;
-        /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
-        /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
+        /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. From 64 KiB to
+        /// 1 GiB. Not set by default: about a 64th of the disk, from 1 MiB to 256 MiB.
         segment_bytes: Option<Bytes> = None;
         /// I/O engine: `auto` takes `io_uring` where the kernel allows it, and `threads` elsewhere.
         engine: EngineChoice = EngineChoice::Auto;
@@ -67,7 +67,19 @@ impl TierSpec for TierSsd {
     }
 
     fn demands(&self) -> Vec<Demand> {
+        let segment_bytes = self.segment_bytes.map(|bytes| bytes.0);
+        let least_bytes = SsdConfig::least_disk_bytes(segment_bytes);
         vec![
+            Demand::new(
+                "tier.ssd.segment_bytes",
+                segment_bytes.is_none_or(SsdConfig::is_segment),
+                "be a power of two from 64 KiB to 1 GiB, or not set",
+            ),
+            Demand::new(
+                "tier.ssd.capacity_bytes",
+                self.capacity_bytes.is_none_or(|bytes| bytes.0 >= least_bytes),
+                "be at least 1 MiB and eight times `tier.ssd.segment_bytes`, and 9 MiB if that is not set",
+            ),
             Demand::rate("tier.ssd.write_bytes_per_second", self.write_bytes_per_second),
             Demand::rate("tier.ssd.write_bytes_per_day", self.write_bytes_per_day),
         ]
@@ -90,7 +102,9 @@ impl TierSpec for TierSsd {
     }
 
     fn examine(&self) -> Vec<Result<String>> {
-        settings(self).disks.iter().flat_map(examine).collect()
+        let disks = settings(self).disks;
+        let twins = forebay_io::ssd::check_twins(&disks).err();
+        twins.map(Err).into_iter().chain(disks.iter().flat_map(examine)).collect()
     }
 
     fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
@@ -123,11 +137,13 @@ impl Arrivals {
         let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
         let (first_look, looks) = mpsc::channel();
         let mut pools = Vec::new();
+        let identities = Arc::new(Mutex::new(vec![None; config.disks.len()]));
         for place in 0..config.disks.len() {
             let (sender, receiver) = mpsc::channel();
             pools.push(sender);
             let (config, inbox, first_look) = (config.clone(), ssd.inbox(), Some(first_look.clone()));
-            Arrival { place, config, inbox, first_look, pools: receiver, pool: None, said: String::new() }.spawn();
+            let (identities, said) = (identities.clone(), String::new());
+            Arrival { place, config, inbox, first_look, pools: receiver, pool: None, said, identities }.spawn();
         }
         drop(first_look);
         let silent = pools.len() - judge(&looks)?;

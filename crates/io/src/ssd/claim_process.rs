@@ -19,6 +19,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::claim::DiskClaim;
 use super::config::DiskConfig;
 use super::device::Device;
+use super::examine::identity;
 use crate::pool::{recv_fds, send_fds};
 
 /// How long a message between the two may take once it has begun.
@@ -61,13 +62,21 @@ impl ClaimProcess {
     }
 
     /// Its answer.
-    pub fn claim(self) -> Result<DiskClaim> {
+    pub fn answer(self) -> Answer {
+        let mut identity = None;
+        let claim = self.claim(&mut identity);
+        Answer { identity, claim }
+    }
+
+    fn claim(self, identity: &mut Option<String>) -> Result<DiskClaim> {
         let (bytes, fds) = recv_fds(&self.stream, Instant::now() + MESSAGE).map_err(|error| {
             Error::new(ErrorKind::Io, "the process that looked at a disk ended without an answer")
                 .with("path", self.path.display())
                 .source(error)
         })?;
         let text = String::from_utf8_lossy(&bytes);
+        let (told, text) = text.split_once('\n').unwrap_or_default();
+        *identity = (!told.is_empty()).then(|| told.to_owned());
         let words: Vec<&str> = text.splitn(3, '\n').collect();
         if let (["claimed", bytes, is_direct], Ok([lock, file])) = (&words[..], <[OwnedFd; 2]>::try_from(fds))
             && let Ok(bytes) = bytes.parse()
@@ -84,6 +93,14 @@ impl ClaimProcess {
     }
 }
 
+/// What the process found.
+pub struct Answer {
+    /// What tells the disk from all others, if it is known.
+    pub identity: Option<String>,
+    /// The disk, or why it cannot be had.
+    pub claim: Result<DiskClaim>,
+}
+
 impl Drop for ClaimProcess {
     /// Waits until the process is gone, however long its disk hangs: another one would only hang too.
     fn drop(&mut self) {
@@ -97,15 +114,17 @@ pub fn answer_claim(config: &DiskConfig) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| cannot(error.into()))?;
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(cannot)?);
     let deadline = || Instant::now() + MESSAGE;
-    match DiskClaim::new(config) {
+    let claim = DiskClaim::new(config);
+    let identity = identity(&config.path).unwrap_or_default();
+    match claim {
         Ok(claim) => {
             let device = claim.device();
-            let text = format!("claimed\n{}\n{}", device.bytes, device.is_direct);
+            let text = format!("{identity}\nclaimed\n{}\n{}", device.bytes, device.is_direct);
             send_fds(&stream, text.as_bytes(), &device.descriptors(), deadline())
         }
         Err(error) => {
             let message = error.to_string().replace('\n', " ");
-            let text = format!("{:?}\n{message}\n{}", error.kind(), error.hint_text().unwrap_or_default());
+            let text = format!("{identity}\n{:?}\n{message}\n{}", error.kind(), error.hint_text().unwrap_or_default());
             send_fds(&stream, text.as_bytes(), &[], deadline())
         }
     }
