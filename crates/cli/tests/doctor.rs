@@ -202,10 +202,10 @@ fn a_disk_that_a_daemon_would_refuse_or_do_without_is_a_failure_beforehand() {
     std::fs::write(at("open"), "").unwrap();
     std::fs::set_permissions(at("open"), std::fs::Permissions::from_mode(0o666)).unwrap();
     let mut cases = vec![
-        (at("directory"), Some("1MiB"), "Is a directory"),
-        (at("words"), Some("1MiB"), "this disk holds other data"),
-        (at("open"), Some("1MiB"), "others may write to the file"),
-        (at("missing/disk"), Some("1MiB"), "No such file"),
+        (at("directory"), Some("16MiB"), "Is a directory"),
+        (at("words"), Some("16MiB"), "this disk holds other data"),
+        (at("open"), Some("16MiB"), "others may write to the file"),
+        (at("missing/disk"), Some("16MiB"), "No such file"),
     ];
     std::fs::write(at("unsized"), "").unwrap();
     std::fs::set_permissions(at("unsized"), std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -213,7 +213,7 @@ fn a_disk_that_a_daemon_would_refuse_or_do_without_is_a_failure_beforehand() {
     if rustix::process::geteuid().is_root() {
         std::fs::create_dir(at("theirs")).unwrap();
         chown(at("theirs"), Some(54321), Some(54321)).unwrap();
-        cases.push((at("theirs/disk"), Some("1MiB"), "belongs to user 54321"));
+        cases.push((at("theirs/disk"), Some("16MiB"), "belongs to user 54321"));
     }
     for (disk, capacity, says) in &cases {
         let mut arguments = vec!["--tier.ssd.create", "true", "--tier.ssd.disks", disk.to_str().unwrap()];
@@ -244,7 +244,7 @@ fn a_disk_that_this_user_may_not_make_or_write_is_a_failure_beforehand() {
     std::fs::set_permissions(&there, std::fs::Permissions::from_mode(0o600)).unwrap();
     for disk in [there, home.path().join("new")] {
         let mut command = forebay(&["doctor", "--json", "--tier.ssd.create", "true"]);
-        command.args(["--tier.ssd.capacity_bytes", "1MiB", "--tier.ssd.disks"]).arg(&disk).args(CAPACITY);
+        command.args(["--tier.ssd.capacity_bytes", "16MiB", "--tier.ssd.disks"]).arg(&disk).args(CAPACITY);
         command.arg("--socket.directory").arg(place.sockets()).arg("--pool.directory").arg(place.pool());
         let report = report(&as_user(54321, &mut command));
         assert_eq!(check(&report, "ssd")["verdict"], "fail", "{disk:?}: {report:#}");

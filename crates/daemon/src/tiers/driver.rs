@@ -49,6 +49,8 @@ pub struct Driver {
     /// Loads that nobody asked for yet. Those that are asked for go over to `loads`.
     prefetches: Waiting,
     others: Waiting,
+    /// Before the stores among `others`, which may wait for a disk's write budget.
+    removals: Waiting,
     /// Handed over a few at a time.
     touches: Waiting,
     pub(super) purges: Purges,
@@ -101,6 +103,7 @@ impl Driver {
             loads: Waiting::default(),
             prefetches: Waiting::default(),
             others: Waiting::default(),
+            removals: Waiting::default(),
             touches: Waiting::default(),
             purges: Purges::default(),
             was_healthy: false,
@@ -131,7 +134,7 @@ impl Driver {
 
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
-        let queues = [&self.probes, &self.loads, &self.prefetches, &self.others, &self.touches];
+        let queues = [&self.probes, &self.loads, &self.prefetches, &self.others, &self.removals, &self.touches];
         queues.into_iter().map(Waiting::len).sum()
     }
 
@@ -192,7 +195,7 @@ impl Driver {
         self.purges.removing += 1;
         let kind = OpKind::Remove { at: Location::default() };
         let op = Operation { length_bytes, ..self.operation(Under::Remove { key }, kind, key) };
-        self.others.push(op, self.now());
+        self.removals.push(op, self.now());
     }
 
     /// Takes back the stores of these namespaces that the tier has not taken, with the blocks they were of.
@@ -221,7 +224,7 @@ impl Driver {
         };
         self.prefetches.take(is_asked).into_iter().for_each(|op| self.loads.push(op, now));
         tier.advance(now);
-        let queues = [&mut self.probes, &mut self.loads, &mut self.prefetches, &mut self.others];
+        let queues = [&mut self.probes, &mut self.loads, &mut self.prefetches, &mut self.removals, &mut self.others];
         queues.into_iter().for_each(|waiting| waiting.offer(tier));
     }
 

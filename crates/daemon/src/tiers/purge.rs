@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use forebay_core::tier::{Location, Outcome};
+use forebay_core::tier::{Location, Outcome, Tier};
 use forebay_core::{BlockKey, NamespaceId};
 
 use super::driver::{Driver, Under};
@@ -280,11 +280,24 @@ impl Driver {
         let busy: BTreeSet<NamespaceId> = under_way.collect();
         let Some(tier) = &self.tier else { return };
         self.purges.step(&busy, &**tier.tier());
+        self.give_up_purged_stores();
         let now = self.now();
         while self.purges.removing < REMOVALS_AT_A_TIME
             && let Some(key) = self.purges.pop(now)
         {
             self.remove(key, 0);
+        }
+    }
+}
+
+impl Driver {
+    /// A store that a disk has not begun may wait for its write budget, and the purge would wait for the store.
+    fn give_up_purged_stores(&mut self) {
+        let Some(tier) = self.tier.as_mut().filter(|_| !self.is_shared) else { return };
+        for (id, under) in &self.under_way {
+            if matches!(under, Under::Store { key, .. } if self.purges.is_purging(key.namespace)) {
+                tier.cancel(*id);
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ mod novelty;
 use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Capabilities, Location};
@@ -34,15 +34,15 @@ settings! {
         /// disks by key. A disk belongs to one daemon.
         disks: Vec<PathBuf> = Vec::new();
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
-        /// whole.
+        /// whole. At least 1 MiB and eight times `tier.ssd.segment_bytes`, or 9 MiB if that is not set.
         capacity_bytes: Option<Bytes> = None;
         /// Whether a missing file is created in any case. By default it is created only at the first start, when all
         /// disks are missing, and neither on the root filesystem nor below a mount point of `/etc/fstab` without its
         /// mount. Otherwise the disk is probably not mounted: a new file would hide its blocks from purges, and could
         /// fill the wrong filesystem.
         create: bool = false;
-        /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
-        /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
+        /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. From 64 KiB to
+        /// 1 GiB. Not set by default: about a 64th of the disk, from 1 MiB to 256 MiB.
         segment_bytes: Option<Bytes> = None;
         /// I/O engine: `auto` takes `io_uring` where the kernel allows it, and `threads` elsewhere.
         engine: EngineChoice = EngineChoice::Auto;
@@ -70,7 +70,19 @@ impl TierSpec for TierSsd {
     }
 
     fn demands(&self) -> Vec<Demand> {
+        let segment_bytes = self.segment_bytes.map(|bytes| bytes.0);
+        let least_bytes = SsdConfig::least_disk_bytes(segment_bytes);
         vec![
+            Demand::new(
+                "tier.ssd.segment_bytes",
+                segment_bytes.is_none_or(SsdConfig::is_segment),
+                "be a power of two from 64 KiB to 1 GiB, or not set",
+            ),
+            Demand::new(
+                "tier.ssd.capacity_bytes",
+                self.capacity_bytes.is_none_or(|bytes| bytes.0 >= least_bytes),
+                "be at least 1 MiB and eight times `tier.ssd.segment_bytes`, and 9 MiB if that is not set",
+            ),
             Demand::rate("tier.ssd.write_bytes_per_second", self.write_bytes_per_second),
             Demand::rate("tier.ssd.write_bytes_per_day", self.write_bytes_per_day),
         ]
@@ -93,8 +105,11 @@ impl TierSpec for TierSsd {
     }
 
     fn examine(&self) -> Vec<Result<String>> {
+        let disks = settings(self).disks;
+        let twins = forebay_io::ssd::check_twins(&disks).err();
         let are_others_there = self.disks.iter().any(|disk| disk.exists());
-        settings(self).disks.iter().flat_map(|disk| examine(disk, are_others_there)).collect()
+        let found = disks.iter().flat_map(|disk| examine(disk, are_others_there));
+        twins.map(Err).into_iter().chain(found).collect()
     }
 
     fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
@@ -128,12 +143,14 @@ impl Arrivals {
         let (first_look, looks) = mpsc::channel();
         let novelty = Arc::new(Novelty::of(config.disks.len()));
         let mut pools = Vec::new();
+        let identities = Arc::new(Mutex::new(vec![None; config.disks.len()]));
         for place in 0..config.disks.len() {
             let (sender, receiver) = mpsc::channel();
             pools.push(sender);
-            let (config, novelty) = (config.clone(), novelty.clone());
+            let (config, novelty, identities) = (config.clone(), novelty.clone(), identities.clone());
             let (inbox, first_look, pools) = (ssd.inbox(), Some(first_look.clone()), receiver);
-            Arrival { place, config, novelty, inbox, first_look, pools, pool: None, said: String::new() }.spawn();
+            let said = String::new();
+            Arrival { place, config, novelty, inbox, first_look, pools, pool: None, said, identities }.spawn();
         }
         drop(first_look);
         let silent = pools.len() - judge(&looks)?;

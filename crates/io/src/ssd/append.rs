@@ -26,7 +26,8 @@ const BATCH_PAGES: u32 = 2048;
 const BATCHES_PER_TURN: u32 = 2;
 
 impl Disk {
-    pub(super) fn take_store(&mut self, op: &Operation) {
+    /// False if it does not fit into the queue.
+    pub(super) fn take_store(&mut self, op: &Operation) -> bool {
         let padded_bytes = op.length_bytes.next_multiple_of(PAGE);
         let fits = (1..=self.geometry.max_block_bytes()).contains(&op.length_bytes);
         if !fits || self.slot_of(op, padded_bytes).is_none() {
@@ -34,8 +35,9 @@ impl Disk {
         } else if self.budget.wait() > STORE_DEADLINE {
             self.fail_store(op, ErrorKind::Full);
         } else {
-            self.log.push(op, self.now);
+            return self.log.push(op, self.now, self.limits.queued_stores);
         }
+        true
     }
 
     pub(super) fn start_batches(&mut self) {
@@ -54,9 +56,8 @@ impl Disk {
             }
             let (mut items, runs) = self.next_items();
             if items.is_empty() {
-                let waits = self.log.waiting() > 0 || self.log.has_page_of_notes();
                 // Two stay ready for carried blocks. Otherwise nothing could ever be reclaimed.
-                if waits && self.space.roll(self.stores_leave_ready()) {
+                if self.lacks_room() && self.space.roll(self.stores_leave_ready()) {
                     continue;
                 }
                 return;
@@ -98,7 +99,20 @@ impl Disk {
             && self.log.outstanding() < half
             && self.log.unsettled_bytes() < 2 * self.limits.flush_bytes
             && !self.keeps_enough(0, next_pages)
-            && self.budget.allows()
+            && self.may_begin_next()
+    }
+
+    /// Removals are a page for 39 of them. They count against the budget and never wait for it.
+    fn may_begin_next(&mut self) -> bool {
+        self.log.has_removals() || self.budget.allows()
+    }
+
+    /// Whether the active segment keeps the next operation, or the notes, from being written.
+    fn lacks_room(&mut self) -> bool {
+        let next = self.log.front().filter(|op| !self.log.is_busy(&op.key));
+        let pages = next.map(|op| Item::of(op).record.payload_pages());
+        let pages = pages.or_else(|| self.log.has_page_of_notes().then_some(0));
+        self.may_begin_next() && pages.is_some_and(|pages| !self.space.active_has_room(1, pages))
     }
 
     /// The items of the next batch and the runs in which they are written; completes operations that need no writing.
@@ -107,6 +121,7 @@ impl Disk {
         let (mut items, mut runs, mut pages) = (Vec::new(), Vec::<Run>::new(), 0);
         while let Some(&op) = self.log.front()
             && !self.log.is_busy(&op.key)
+            && self.may_begin_next()
         {
             let item = Item::of(&op);
             if !self.answered_at_once(&op) {
@@ -137,7 +152,8 @@ impl Disk {
             }
             self.log.pop();
         }
-        if items.is_empty() && self.log.has_page_of_notes() && self.space.active_has_room(1, 0) {
+        if items.is_empty() && self.log.has_page_of_notes() && self.budget.allows() && self.space.active_has_room(1, 0)
+        {
             items.extend(self.log.next_note());
         }
         (items, runs)

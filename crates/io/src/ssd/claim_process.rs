@@ -19,6 +19,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::claim::DiskClaim;
 use super::config::DiskConfig;
 use super::device::{Device, is_to_be_made};
+use super::examine::identity;
 use crate::pool::{recv_fds, send_fds};
 
 /// How long a message between the two may take once it has begun.
@@ -62,14 +63,22 @@ impl ClaimProcess {
         rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::IN)], Some(&timeout)) != Ok(0)
     }
 
-    /// Its answer. `None` if it was asked for a file that is there, and the file would have to be made.
-    pub fn claim(self) -> Result<Option<DiskClaim>> {
+    /// Its answer.
+    pub fn answer(self) -> Answer {
+        let mut identity = None;
+        let claim = self.claim(&mut identity);
+        Answer { identity, claim }
+    }
+
+    fn claim(self, identity: &mut Option<String>) -> Result<Option<DiskClaim>> {
         let (bytes, fds) = recv_fds(&self.stream, Instant::now() + MESSAGE).map_err(|error| {
             Error::new(ErrorKind::Io, "the process that looked at a disk ended without an answer")
                 .with("path", self.path.display())
                 .source(error)
         })?;
         let text = String::from_utf8_lossy(&bytes);
+        let (told, text) = text.split_once('\n').unwrap_or_default();
+        *identity = (!told.is_empty()).then(|| told.to_owned());
         let words: Vec<&str> = text.splitn(3, '\n').collect();
         if let (["claimed", bytes, is_direct], Ok([lock, file])) = (&words[..], <[OwnedFd; 2]>::try_from(fds))
             && let Ok(bytes) = bytes.parse()
@@ -89,6 +98,15 @@ impl ClaimProcess {
     }
 }
 
+/// What the process found.
+pub struct Answer {
+    /// What tells the disk from all others, if it is known.
+    pub identity: Option<String>,
+    /// The disk, or why it cannot be had. `None` if the process was asked for a file that is there, and the file would
+    /// have to be made.
+    pub claim: Result<Option<DiskClaim>>,
+}
+
 impl Drop for ClaimProcess {
     /// Waits until the process is gone, however long its disk hangs: another one would only hang too.
     fn drop(&mut self) {
@@ -105,16 +123,17 @@ pub fn answer_claim(config: &DiskConfig, makes_file: bool) -> Result<()> {
     let deadline = || Instant::now() + MESSAGE;
     let is_left = if makes_file { Ok(false) } else { is_to_be_made(config) };
     let claimed = is_left.and_then(|is_left| if is_left { Ok(None) } else { DiskClaim::new(config).map(Some) });
+    let identity = identity(&config.path).unwrap_or_default();
     match claimed {
-        Ok(None) => send_fds(&stream, TO_BE_MADE.as_bytes(), &[], deadline()),
+        Ok(None) => send_fds(&stream, format!("{identity}\n{TO_BE_MADE}").as_bytes(), &[], deadline()),
         Ok(Some(claim)) => {
             let device = claim.device();
-            let text = format!("claimed\n{}\n{}", device.bytes, device.is_direct);
+            let text = format!("{identity}\nclaimed\n{}\n{}", device.bytes, device.is_direct);
             send_fds(&stream, text.as_bytes(), &device.descriptors(), deadline())
         }
         Err(error) => {
             let message = error.to_string().replace('\n', " ");
-            let text = format!("{:?}\n{message}\n{}", error.kind(), error.hint_text().unwrap_or_default());
+            let text = format!("{identity}\n{:?}\n{message}\n{}", error.kind(), error.hint_text().unwrap_or_default());
             send_fds(&stream, text.as_bytes(), &[], deadline())
         }
     }

@@ -1,13 +1,16 @@
 //! An operator's settings for the disks, and the limits that follow from them.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::tiers::Limits;
 use forebay_core::{Error, Result};
 
 use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS};
 use crate::uring::EngineChoice;
+
+/// Of a segment whose length is not given.
+const LEAST_DEFAULT_BYTES: u64 = 1 << 20;
 
 /// One file or block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,6 +57,8 @@ pub struct SsdConfig {
     pub write_bytes_per_second: Option<u64>,
     /// Write budget of each disk for its endurance. Burst: one hour's worth.
     pub write_bytes_per_day: Option<u64>,
+    /// What this daemon signs its disks with, so that others notice. Drawn by [`SsdConfig::new`].
+    pub owner: u128,
     /// How long opening may take before the disk counts as hung.
     pub open_deadline: Duration,
 }
@@ -76,6 +81,7 @@ impl SsdConfig {
             flush_interval: Duration::from_millis(20),
             write_bytes_per_second: None,
             write_bytes_per_day: None,
+            owner: random_owner(),
             open_deadline: Duration::from_secs(60),
         }
     }
@@ -91,12 +97,23 @@ impl SsdConfig {
         }
     }
 
+    /// Whether segments may have this length: a power of two from 64 KiB to 1 GiB.
+    pub fn is_segment(bytes: u64) -> bool {
+        bytes.is_power_of_two() && (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
+    }
+
+    /// Length of the shortest disk: 1 MiB and eight segments, which have at least 1 MiB where no length is given.
+    pub fn least_disk_bytes(segment_bytes: Option<u64>) -> u64 {
+        let segments = segment_bytes.unwrap_or(LEAST_DEFAULT_BYTES).saturating_mul(MIN_SEGMENTS.into());
+        segments.saturating_add(FIRST_SEGMENT_AT)
+    }
+
     /// Length and number of segments for a disk of `bytes`.
     pub(super) fn segments(&self, bytes: u64) -> Result<(u64, u32)> {
         let usable_bytes = bytes.saturating_sub(FIRST_SEGMENT_AT);
         let fitting = (usable_bytes / 64).max(1);
-        let segment_bytes = self.segment_bytes.unwrap_or((1 << fitting.ilog2()).clamp(1 << 20, 256 << 20));
-        if !segment_bytes.is_power_of_two() || !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment_bytes) {
+        let segment_bytes = self.segment_bytes.unwrap_or((1 << fitting.ilog2()).clamp(LEAST_DEFAULT_BYTES, 256 << 20));
+        if !SsdConfig::is_segment(segment_bytes) {
             return Err(Error::invalid("a segment must be a power of two from 64 KiB to 1 GiB")
                 .with("segment_bytes", segment_bytes)
                 .hint("leave `tier.ssd.segment_bytes` out for the default"));
@@ -110,4 +127,12 @@ impl SsdConfig {
         }
         Ok((segment_bytes, segments))
     }
+}
+
+/// Of the kernel, or of the clock where the kernel has none yet.
+fn random_owner() -> u128 {
+    let mut bytes = [0; 16];
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos());
+    drawn.map_or_else(|_| now(), |_| u128::from_le_bytes(bytes))
 }

@@ -61,18 +61,28 @@ impl Device {
         let path = config.path.clone();
         let (real, links) = trusted_path(&path)?;
         check_place(&real, config)?;
+        let is_made = !real.exists();
         let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
         }
-        let bytes = sized(&daemon_lock, config)?;
-        let (file, is_direct) = open_for_transfers(&real, links, &daemon_lock)?;
+        let opened = sized(&daemon_lock, config)
+            .and_then(|bytes| Ok((bytes, open_for_transfers(&real, links, &daemon_lock)?)))
+            .inspect_err(|_| {
+                // An empty file that nobody asked for would only be in the way. The error that is told is the first.
+                let _ = if is_made { remove_made(&real, &daemon_lock) } else { Ok(()) };
+            });
+        let (bytes, (file, is_direct)) = opened?;
         Ok(Device::of(path, [daemon_lock, file], bytes, is_direct))
     }
 
     /// A disk that this process or another has claimed, with the descriptions that [`Device::descriptors`] gave.
     pub fn of(path: PathBuf, [daemon_lock, file]: [File; 2], bytes: u64, is_direct: bool) -> Device {
         Device { path, file: Arc::new(file), bytes, is_direct, has_transfers_lock: false, daemon_lock }
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
     }
 
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
@@ -87,6 +97,12 @@ impl Device {
         }
         Ok(self.has_transfers_lock)
     }
+}
+
+/// Removes the file that this claim has made, and no other that is there by now.
+fn remove_made(real: &Path, made: &File) -> io::Result<()> {
+    let target = real.canonicalize()?;
+    if is_same(&File::open(&target)?, made)? { std::fs::remove_file(target) } else { Ok(()) }
 }
 
 /// A disk that may be used.
@@ -377,7 +393,7 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
 
 pub(super) fn in_use(path: &Path) -> Error {
     Error::new(ErrorKind::Unavailable, "another daemon uses this disk").with("path", path.display()).hint(
-        "name a disk of this host in `tier.ssd.disks`, once; of a daemon that has ended, a call that hangs may still \
+        "name a disk of one daemon only in `tier.ssd.disks`; of a daemon that has ended, a call that hangs may still \
              hold the disk: it is taken when the call ends",
     )
 }

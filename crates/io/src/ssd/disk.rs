@@ -21,6 +21,7 @@ use super::index::{Entry, Index};
 use super::io::{Finished, Flight, Io, Lane, RETRY_INTERVAL};
 use super::layout::{Balance, Geometry, PAGE, Record};
 use super::log::Log;
+use super::owner::{Owner, Watch, taken_by_another};
 use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::report::{BlockInfo, Counters, DiskReport, Recovery, SegmentReport, trouble};
@@ -44,6 +45,8 @@ pub(super) struct Opened {
     pub engine_why: String,
     pub is_direct: bool,
     pub geometry: Geometry,
+    /// As it was signed.
+    pub owner: Owner,
     pub memory: Arc<Memory>,
     pub io: Io,
     pub index: Index,
@@ -70,6 +73,7 @@ pub(super) struct Disk {
     pub reads: Reads,
     pub log: Log,
     pub reclaim: Option<Reclaim>,
+    pub watch: Watch,
     pub budget: Budget,
     pub counters: Counters,
     pub now: Duration,
@@ -113,6 +117,7 @@ impl Disk {
             reads: Reads::new(config.has_breakers),
             log: Log::new(opened.next_sequence),
             reclaim: None,
+            watch: Watch::new(opened.owner),
             budget,
             counters: Counters::default(),
             now: Duration::ZERO,
@@ -142,6 +147,10 @@ impl Disk {
 
     /// Accepts the operation, unless its queue is full.
     pub fn take(&mut self, op: &Operation) -> bool {
+        if self.watch.is_taken {
+            self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
+            return true;
+        }
         let lane = if matches!(op.kind, OpKind::Load { .. }) { &self.io.reads } else { &self.io.writes };
         match op.kind {
             OpKind::Exists => {
@@ -152,9 +161,8 @@ impl Disk {
             _ if self.is_stuck(lane) => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
             OpKind::Load { .. } if self.reads.waiting() >= self.limits.queued_loads => return false,
             OpKind::Load { .. } => self.take_load(op),
-            _ if self.log.waiting() >= self.limits.queued_stores => return false,
-            OpKind::Store => self.take_store(op),
-            OpKind::Remove { .. } => self.log.push(op, self.now),
+            OpKind::Store => return self.take_store(op),
+            OpKind::Remove { .. } => return self.log.push(op, self.now, self.limits.queued_stores),
         }
         true
     }
@@ -166,13 +174,18 @@ impl Disk {
         finished.drain(..).for_each(|finished| self.ended(finished));
         self.finished = finished;
         self.has_more = false;
-        self.settle_flushed();
-        self.start();
+        if !self.watch.is_taken {
+            self.settle_flushed();
+            self.start();
+        }
         self.evicted_before_poll = self.evicted.len();
     }
 
     /// Loads first, then stores, then the reclaiming of space for them.
     pub fn start(&mut self) {
+        if self.watch.is_taken {
+            return;
+        }
         self.start_loads();
         self.start_batches();
         self.make_room();
@@ -185,11 +198,15 @@ impl Disk {
     pub fn tick(&mut self, now: Duration) {
         self.budget.advance(now.saturating_sub(self.now));
         self.now = self.now.max(now);
+        if self.watch.is_taken {
+            return;
+        }
         self.reads.breaker.advance(self.now);
         if self.is_stuck(&self.io.writes) {
             self.fail_waiting(ErrorKind::Unavailable);
         }
         self.fail_late();
+        self.look_again();
         let is_sick = self.io.reads.failures_in_a_row >= SICK_AFTER;
         if is_sick && now >= self.next_probe {
             self.next_probe = now + RETRY_INTERVAL;
@@ -233,6 +250,9 @@ impl Disk {
 
     /// Whether it is of use: whether it can be read.
     pub fn health(&self) -> Health {
+        if self.watch.is_taken {
+            return Health::Sick(ErrorKind::Unavailable);
+        }
         let health = self.health_of(&self.io.reads);
         if health == Health::Healthy { self.reads.breaker.why_open().map_or(health, Health::Sick) } else { health }
     }
@@ -254,7 +274,8 @@ impl Disk {
 
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        self.reads.waiting() == 0 && self.log.is_idle() && self.io.in_flight() == 0 && self.completions.is_empty()
+        let looks = usize::from(self.watch.is_looking);
+        self.reads.waiting() == 0 && self.log.is_idle() && self.io.in_flight() == looks && self.completions.is_empty()
     }
 
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
@@ -316,7 +337,7 @@ impl Disk {
             geometry: self.geometry,
             health: self.health(),
             health_of_writes: self.health_of_writes(),
-            missing: None,
+            missing: self.watch.is_taken.then(|| taken_by_another().to_string()),
             breaker_opened: self.breaker_opened(),
             blocks: self.index.len() as u64,
             index_room_blocks: self.index.capacity() as u64,
@@ -391,6 +412,10 @@ impl Disk {
         self.earlier_stored_bytes + self.counters.stored_bytes
     }
 
+    pub(super) fn name(&self) -> String {
+        self.name.clone()
+    }
+
     fn discount(&mut self, entry: &Entry) {
         if !entry.is_withdrawn {
             self.space.discount(entry.segment, entry.length_bytes);
@@ -402,8 +427,13 @@ impl Disk {
     }
 
     fn ended(&mut self, Finished { flight, result }: Finished) {
+        let is_taken = self.watch.is_taken;
         match flight {
+            Flight::Load { .. } if is_taken => self.load_ended(flight, Err(ErrorKind::Unavailable)),
             Flight::Load { .. } => self.load_ended(flight, result),
+            Flight::Look => self.looked(result),
+            // The stores end all together.
+            _ if is_taken => {}
             Flight::Payloads { batch, first, end } => self.payloads_ended(batch, first..end, result),
             Flight::Head { batch } => self.head_ended(batch, result),
             Flight::Sync => self.sync_ended(result),

@@ -42,6 +42,41 @@ pub fn examine(config: &DiskConfig) -> Result<Prospect, Vec<Error>> {
     }
 }
 
+/// An error if two of the paths lead to one disk: its lock would look like another daemon's.
+pub fn check_twins(disks: &[DiskConfig]) -> Result<()> {
+    let identities: Vec<Option<String>> = disks.iter().map(|disk| identity(&disk.path)).collect();
+    for (place, found) in identities.iter().enumerate().filter(|(_, found)| found.is_some()) {
+        if let Some(twin) = identities[..place].iter().position(|earlier| earlier == found) {
+            return Err(named_twice(&disks[place].path, &disks[twin].path));
+        }
+    }
+    Ok(())
+}
+
+/// What tells a disk from all others, whatever its path: the number of a device, or filesystem and inode of a file. Of
+/// a file that is not there it is the place where it would be made. None if nobody can say.
+pub(super) fn identity(path: &Path) -> Option<String> {
+    let inode = |path: &Path| {
+        let metadata = path.metadata().ok()?;
+        let is_device = metadata.file_type().is_block_device();
+        let of_file = || format!("{}:{}", metadata.dev(), metadata.ino());
+        Some(if is_device { format!("device {}", metadata.rdev()) } else { of_file() })
+    };
+    inode(path).or_else(|| {
+        let (real, _) = trusted_path(path).ok()?;
+        let name = std::fs::read_link(&real).unwrap_or_else(|_| real.clone());
+        Some(format!("{} {:?}", inode(&place_of(&real))?, name.file_name()?))
+    })
+}
+
+/// Two paths of one configuration lead to one disk.
+pub fn named_twice(one: &Path, other: &Path) -> Error {
+    Error::invalid("two paths of `tier.ssd.disks` lead to the same disk")
+        .with("path", one.display())
+        .with("other", other.display())
+        .hint("name each disk once: take one of the two paths out of `tier.ssd.disks`")
+}
+
 fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prospect> {
     let path = &config.path;
     let failed = |what: &str, error: io::Error| cannot(what, path, error);

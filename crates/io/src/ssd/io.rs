@@ -53,8 +53,17 @@ pub(super) enum Flight {
     },
     /// A test transfer on a sick disk.
     Probe,
+    /// A look at the superblock, for the signature.
+    Look,
     /// The nth of several reads or writes while opening.
     Opening(usize),
+}
+
+impl Flight {
+    /// That one page can be read says nothing of the blocks. So a look counts in no lane.
+    fn is_look(&self) -> bool {
+        matches!(self, Flight::Look)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +158,9 @@ impl Io {
     }
 
     pub fn start(&mut self, flight: Flight, work: Work) {
-        self.lane(&work).in_flight += 1;
+        if !flight.is_look() {
+            self.lane(&work).in_flight += 1;
+        }
         self.send(InFlight { flight, work, idle_tries: 0 });
     }
 
@@ -232,7 +243,9 @@ impl Io {
     }
 
     fn counted(&mut self, finished: Finished, work: &Work) -> Finished {
-        self.lane(work).ended(finished.result);
+        if !finished.flight.is_look() {
+            self.lane(work).ended(finished.result);
+        }
         finished
     }
 

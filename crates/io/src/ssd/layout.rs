@@ -37,6 +37,8 @@ const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
 const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
 /// Position of a page's own checksum.
 const SEAL_AT: usize = PAGE_BYTES - 8;
+/// Position of the owner in the superblock. It is in one sector with the checksum, so a power loss tears no signature.
+const OWNER_AT: usize = SEAL_AT - 24;
 const BATCH_SEAL_AT: usize = RECORDS_AT - 8;
 
 pub(super) type Page = [u8; PAGE_BYTES];
@@ -84,8 +86,9 @@ impl Geometry {
             && self.segments >= MIN_SEGMENTS
     }
 
-    pub(super) fn encode_superblock(&self) -> Page {
+    pub(super) fn encode_superblock(&self, owner: u128) -> Page {
         let mut page = self.start(SUPERBLOCK_MAGIC, 0);
+        page[OWNER_AT..OWNER_AT + 16].copy_from_slice(&owner.to_le_bytes());
         put_u64(&mut page, 32, self.segment_bytes);
         put_u32(&mut page, 40, self.segments);
         sealed(page, SEAL_AT)
@@ -95,6 +98,11 @@ impl Geometry {
     pub(super) fn decode_superblock(page: &Page) -> Option<Geometry> {
         check(page, SUPERBLOCK_MAGIC, SEAL_AT)?;
         Geometry::decode(page)
+    }
+
+    /// The daemon that signed this superblock last; 0 if it was of a build that does not sign.
+    pub(super) fn owner_in(page: &Page) -> u128 {
+        u128_at(page, OWNER_AT)
     }
 
     fn decode(page: &Page) -> Option<Geometry> {
@@ -473,7 +481,7 @@ mod tests {
 
     #[test]
     fn pages_read_as_they_were_written() {
-        assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock()), Some(GEOMETRY));
+        assert_eq!(Geometry::decode_superblock(&GEOMETRY.encode_superblock(7)), Some(GEOMETRY));
         let header = SegmentHeader {
             geometry: GEOMETRY,
             index: 3,
@@ -502,7 +510,7 @@ mod tests {
             assert_eq!(BatchHead::decode(&page, &GEOMETRY, 9, 1), None, "bit {bit}");
             page[bit / 8] ^= 1 << (bit % 8);
         }
-        let mut page = GEOMETRY.encode_superblock();
+        let mut page = GEOMETRY.encode_superblock(7);
         for bit in 0..PAGE_BYTES * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Geometry::decode_superblock(&page), None, "bit {bit}");
@@ -647,7 +655,7 @@ mod tests {
             };
             let last_head = BatchHead { next_page: GEOMETRY.pages(), ..head.clone() };
             vec![
-                GEOMETRY.encode_superblock().to_vec(),
+                GEOMETRY.encode_superblock(77).to_vec(),
                 header.encode().to_vec(),
                 head.encode(&GEOMETRY).to_vec(),
                 last_head.encode(&GEOMETRY).to_vec(),
@@ -696,7 +704,10 @@ mod tests {
                 let is_whole = [SEAL_AT, BATCH_SEAL_AT].iter().any(|at| u64_at(page, *at) == seal_of(page, *at));
                 let superblock = Geometry::decode_superblock(page);
                 if let Some(geometry) = superblock {
-                    assert_eq!(Geometry::decode_superblock(&geometry.encode_superblock()), superblock);
+                    assert_eq!(
+                        Geometry::decode_superblock(&geometry.encode_superblock(Geometry::owner_in(page))),
+                        superblock
+                    );
                     geometry.at(geometry.segments - 1, geometry.pages() - 1);
                 }
                 let header = SegmentHeader::decode(page);

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use forebay_core::tier::{OpId, Operation};
+use forebay_core::tier::{OpId, OpKind, Operation};
 use forebay_core::{BlockKey, ErrorKind};
 
 use super::batch::{Batch, Item};
@@ -35,10 +35,12 @@ pub(super) enum Erase {
 
 /// See the module documentation.
 pub(super) struct Log {
-    /// Stores and removals in the order of arrival.
-    queue: VecDeque<Operation>,
-    /// When each of them is late.
-    due: VecDeque<Duration>,
+    /// Stores, and removals of keys of which a store waits, in the order of arrival, each with the time at which it is
+    /// late.
+    queue: VecDeque<(Operation, Duration)>,
+    /// The other removals. They go before all stores, and no budget holds them back: a purge is short, however much is
+    /// to be stored.
+    removals: VecDeque<(Operation, Duration)>,
     pub batches: BTreeMap<u64, Batch>,
     /// Stores in them, and the bytes of their slots.
     pub begun_stores: usize,
@@ -66,7 +68,7 @@ impl Log {
     pub fn new(next_sequence: u64) -> Log {
         Log {
             queue: VecDeque::new(),
-            due: VecDeque::new(),
+            removals: VecDeque::new(),
             batches: BTreeMap::new(),
             begun_stores: 0,
             begun_bytes: 0,
@@ -87,39 +89,52 @@ impl Log {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.batches.is_empty() && self.closing.is_none() && self.erase.is_none()
+        self.waiting() == 0 && self.batches.is_empty() && self.closing.is_none() && self.erase.is_none()
     }
 
     /// Stores and removals that have not begun.
     pub fn waiting(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.removals.len()
+    }
+
+    /// Whether a removal is next.
+    pub fn has_removals(&self) -> bool {
+        !self.removals.is_empty()
     }
 
     /// The next of them.
     pub fn front(&self) -> Option<&Operation> {
-        self.queue.front()
+        self.removals.front().or(self.queue.front()).map(|(op, _)| op)
     }
 
-    pub fn push(&mut self, op: &Operation, now: Duration) {
-        self.queue.push_back(*op);
-        self.due.push_back(now + STORE_DEADLINE);
+    /// False if as many wait as may wait, of stores or of removals.
+    pub fn push(&mut self, op: &Operation, now: Duration, most: usize) -> bool {
+        let is_store = op.kind == OpKind::Store;
+        let is_behind_a_store = is_store || self.queue.iter().any(|(waiting, _)| waiting.key == op.key);
+        let queue = if is_behind_a_store { &mut self.queue } else { &mut self.removals };
+        let has_room = queue.len() < most;
+        if has_room {
+            queue.push_back((*op, now + STORE_DEADLINE));
+        }
+        has_room
     }
 
     pub fn pop(&mut self) -> Option<Operation> {
-        self.due.pop_front();
-        self.queue.pop_front()
+        self.removals.pop_front().or_else(|| self.queue.pop_front()).map(|(op, _)| op)
     }
 
     /// The next operation that has waited for too long.
     pub fn pop_late(&mut self, now: Duration) -> Option<Operation> {
-        if self.due.front().is_some_and(|due| *due <= now) { self.pop() } else { None }
+        let late = |queue: &mut VecDeque<(Operation, Duration)>| queue.pop_front_if(|(_, due)| *due <= now);
+        late(&mut self.removals).or_else(|| late(&mut self.queue)).map(|(op, _)| op)
     }
 
     /// False if the operation does not wait here.
     pub fn withdraw(&mut self, id: OpId) -> bool {
-        let Some(at) = self.queue.iter().position(|op| op.id == id) else { return false };
-        self.due.remove(at);
-        self.queue.remove(at).is_some()
+        [&mut self.removals, &mut self.queue].into_iter().any(|queue| {
+            let at = queue.iter().position(|(op, _)| op.id == id);
+            at.and_then(|at| queue.remove(at)).is_some()
+        })
     }
 
     pub fn count(&mut self, result: Result<u64, ErrorKind>, now: Duration) {

@@ -6,7 +6,7 @@
 //! all readable segments if they agree. Only a blank disk is formatted.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 
@@ -16,6 +16,7 @@ use super::disk::{Disk, Opened};
 use super::index::Index;
 use super::io::Io;
 use super::layout::*;
+use super::owner::{Owner, taken_by_another};
 use super::report::Recovery;
 use super::space::{Segment, SegmentState, Space};
 use super::staging::{CHUNK_BYTES, CHUNKS, HEADS, Staging, joined, page_at, pieces};
@@ -23,6 +24,9 @@ use crate::uring::{Engine, Memory, Span, Work};
 
 /// Keeps the sequence numbers of unseen records of a stopped chain lower than all new ones.
 const SEQUENCE_GAP: u64 = 1 << 32;
+/// After a device was signed, another daemon has this long to read the signature and to end what it is writing: three
+/// times as long as it takes to look again.
+const OTHERS_STOP: Duration = Duration::from_millis(1500);
 /// Pages of a chain that are read at once.
 const WINDOW_PAGES: u32 = CHUNK_BYTES / 4 / PAGE as u32;
 
@@ -57,9 +61,13 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         depth,
         recovery: Recovery::default(),
     };
-    let geometry = match mode {
-        Mode::Serve => opening.made_geometry(bytes, config, new_id).map_err(named)?,
-        Mode::Look => opening.geometry(bytes).and_then(|found| found.ok_or_else(holds_nothing)).map_err(named)?,
+    let is_block_device = device.as_ref().is_some_and(Device::is_block_device);
+    let (geometry, owner) = match mode {
+        Mode::Serve => opening.taken(bytes, config, new_id, is_block_device).map_err(named)?,
+        Mode::Look => {
+            let found = opening.geometry(bytes).and_then(|found| found.ok_or_else(holds_nothing));
+            (found.map_err(named)?, Owner::Unknown)
+        }
     };
     let contents = opening.contents(geometry).map_err(named)?;
     if mode == Mode::Serve && opening.recovery.segments_scanned > 0 {
@@ -73,6 +81,7 @@ pub(super) fn open(medium: Medium, device: Option<Device>, config: &SsdConfig, m
         engine_why,
         is_direct,
         geometry,
+        owner,
         memory,
         io,
         index: contents.index,
@@ -124,12 +133,36 @@ struct Headers {
 
 /// The geometry.
 impl Opening {
-    fn made_geometry(&mut self, bytes: u64, config: &SsdConfig, new_id: u128) -> Result<Geometry> {
-        match self.geometry(bytes)? {
-            Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry),
-            Some(geometry) => self.stamp(geometry),
-            None => self.make(bytes, config, new_id),
+    /// Makes the disk this daemon's. From here on another that has it under another path stops, as soon as it reads the
+    /// superblock: what that one has acknowledged by then is read afterwards. The geometry, and the owner.
+    fn taken(
+        &mut self,
+        bytes: u64,
+        config: &SsdConfig,
+        new_id: u128,
+        is_block_device: bool,
+    ) -> Result<(Geometry, Owner)> {
+        let before = self.page(0)?;
+        let earlier =
+            before.as_ref().filter(|page| Geometry::decode_superblock(page).is_some()).map(Geometry::owner_in);
+        let geometry = match self.geometry(bytes)? {
+            Some(geometry) if self.recovery.was_rebuilt => self.rebuild(geometry, config.owner)?,
+            Some(geometry) => self.sign(geometry, config.owner)?,
+            None => self.make(bytes, config, new_id)?,
+        };
+        if is_block_device {
+            // A lock on a file is known under all its paths. One on a device is known under this path only.
+            std::thread::sleep(OTHERS_STOP);
         }
+        let owner = match earlier {
+            Some(earlier) => Owner::OwnOrEarlier(config.owner, earlier),
+            None if self.recovery.was_made || self.recovery.was_rebuilt => Owner::Is(config.owner),
+            None => Owner::Unknown,
+        };
+        if self.page(0)?.is_some_and(|page| owner.is_of_another(&page, &geometry)) {
+            return Err(taken_by_another());
+        }
+        Ok((geometry, owner))
     }
 
     /// The disk's geometry; none if it is blank.
@@ -197,23 +230,26 @@ impl Opening {
     }
 
     /// From here on a disk of an earlier version has this version: an earlier build would take what this one writes for
-    /// damage. The superblock is one page, so a kill comes before it or after it.
-    fn stamp(&mut self, geometry: Geometry) -> Result<Geometry> {
+    /// damage. The superblock is one page, so a kill comes before it or after it. A disk that takes no writes is
+    /// read all the same, unless its version has to change.
+    fn sign(&mut self, geometry: Geometry, owner: u128) -> Result<Geometry> {
         let first = self.page(0)?;
-        if first.as_ref().and_then(superblock_version).is_some_and(|version| version < VERSION) {
-            self.write_pages(&[(0, geometry.encode_superblock())])?;
-            self.sync()?;
-        }
-        Ok(geometry)
+        let is_earlier = first.as_ref().and_then(superblock_version).is_some_and(|version| version < VERSION);
+        let signed = self.write_superblock(geometry, owner);
+        if is_earlier { signed.map(|()| geometry) } else { Ok(geometry) }
     }
 
-    fn rebuild(&mut self, geometry: Geometry) -> Result<Geometry> {
+    fn write_superblock(&mut self, geometry: Geometry, owner: u128) -> Result<()> {
+        self.write_pages(&[(0, geometry.encode_superblock(owner))])?;
+        self.sync()
+    }
+
+    fn rebuild(&mut self, geometry: Geometry, owner: u128) -> Result<Geometry> {
         tracing::warn!(
             id = format!("{:032x}", geometry.id),
             "a disk's superblock was unreadable; it is rebuilt from the segments"
         );
-        self.write_pages(&[(0, geometry.encode_superblock())])?;
-        self.sync()?;
+        self.write_superblock(geometry, owner)?;
         Ok(geometry)
     }
 
@@ -235,8 +271,7 @@ impl Opening {
         let headers: Vec<_> = (0..segments).map(|index| (geometry.at(index, 0), header(index).encode())).collect();
         self.write_pages(&headers)?;
         self.sync()?;
-        self.write_pages(&[(0, geometry.encode_superblock())])?;
-        self.sync()?;
+        self.write_superblock(geometry, config.owner)?;
         self.recovery.was_made = true;
         Ok(geometry)
     }

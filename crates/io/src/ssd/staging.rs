@@ -18,8 +18,10 @@ const HEADS_AT: u64 = CHUNKS_AT + CHUNKS as u64 * CHUNK_BYTES as u64;
 const HEADER_AT: u64 = HEADS_AT + HEADS as u64 * PAGE;
 const PROBE_AT: u64 = HEADER_AT + PAGE;
 
+const LOOK_AT: u64 = PROBE_AT + PAGE;
+
 /// Bytes that a disk needs; memory is allocated on first touch.
-pub const STAGING_BYTES: usize = (PROBE_AT + PAGE) as usize;
+pub const STAGING_BYTES: usize = (LOOK_AT + PAGE) as usize;
 
 /// See the module documentation.
 pub(super) struct Staging {
@@ -48,6 +50,11 @@ impl Staging {
     /// The page from which segment headers are written.
     pub fn header() -> Span {
         Span::staging(HEADER_AT, PAGE as u32)
+    }
+
+    /// The page into which the superblock is read again.
+    pub fn look() -> Span {
+        Span::staging(LOOK_AT, PAGE as u32)
     }
 
     pub fn probe() -> Span {

@@ -23,6 +23,8 @@ use super::claim::{DiskClaim, OpenedDisk};
 use super::config::SsdConfig;
 use super::disk::Disk;
 use super::inbox::{Inbox, News};
+use super::index::{Entry, Index};
+use super::owner::taken_by_another;
 use super::recover::{self, Medium, Mode};
 use super::report::{BlockInfo, DiskReport, SegmentReport};
 use super::staging::no_memory;
@@ -39,6 +41,8 @@ pub struct Ssd {
     news: Receiver<(usize, News)>,
     /// Disks that came, and the place in the index of each from which on the owner was not told of its blocks yet.
     found: VecDeque<(usize, u32)>,
+    /// What was on disks that another has taken, and from which place on the owner was not told of that yet.
+    gone: VecDeque<(Index, u32)>,
     /// Of operations that came while there was no disk at all.
     refused: Vec<Completion>,
     populated_bytes: u64,
@@ -75,6 +79,7 @@ impl Ssd {
             inbox: Inbox { sender, waker },
             news,
             found: VecDeque::new(),
+            gone: VecDeque::new(),
             refused: Vec::new(),
             populated_bytes: 0,
             now: Duration::ZERO,
@@ -127,7 +132,7 @@ impl Ssd {
 
     /// Disks that are not in use.
     pub fn missing(&self) -> usize {
-        self.parts.len() - self.disks().count()
+        self.parts.len() - self.disks().filter(|disk| !disk.watch.is_taken).count()
     }
 
     /// Whether no transfer of an earlier daemon is under way on any of the disks. Once true, it stays so.
@@ -208,9 +213,24 @@ impl Ssd {
     pub fn take_evicted(&mut self, keys: &mut Vec<BlockKey>) {
         let before = keys.len();
         self.disks_mut().for_each(|disk| disk.take_evicted(keys));
+        self.take_gone(keys);
         let mut evicted = keys.split_off(before);
         evicted.retain(|key| self.block(key).is_none());
         keys.append(&mut evicted);
+    }
+
+    /// Some of the blocks that went with a disk.
+    fn take_gone(&mut self, keys: &mut Vec<BlockKey>) {
+        let Some((index, at)) = self.gone.pop_front() else { return };
+        let (entries, next) = index.piece(at, PLACES_AT_A_TIME);
+        keys.extend(entries.filter(|entry| !entry.is_withdrawn).map(Entry::key));
+        match next {
+            Some(at) => self.gone.push_front((index, at)),
+            None => drop_aside(index),
+        }
+        if !self.gone.is_empty() {
+            self.inbox.waker.wake();
+        }
     }
 
     /// How often breakers of the disks have opened.
@@ -282,11 +302,13 @@ impl Ssd {
     }
 
     fn add(&mut self, place: usize, OpenedDisk { mut disk }: OpenedDisk) {
-        let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if other.geometry.id == disk.geometry.id);
+        let is_it = |other: &Disk| !other.watch.is_taken && other.geometry.id == disk.geometry.id;
+        let is_twin = |part: &&Part| matches!(&part.state, State::Open(other) if is_it(other));
         if let Some(twin) = self.parts.iter().find(is_twin) {
             // Keys belong to disks by their ids, so one of both would get none.
-            let why = format!("it is a copy of `{}`", twin.name);
-            let hint = "make the copy blank: `dd if=/dev/zero of=DISK bs=1M count=1`, and restart the daemon";
+            let why = format!("it is a copy of `{}`, or another path to it", twin.name);
+            let hint = "name a disk once, under one path; if it is a copy on a disk of its own, make the copy blank \
+                        (`dd if=/dev/zero of=COPY bs=1M count=1`); then restart the daemon";
             let part = &mut self.parts[place];
             tracing::error!(disk = part.name, error = why, hint, "a disk is not used");
             (part.is_earlier_io_done, part.state) = (true, State::Missing(why));
@@ -297,6 +319,20 @@ impl Ssd {
         self.found.push_back((place, 0));
         let part = &mut self.parts[place];
         (part.is_earlier_io_done, part.state) = (true, State::Open(Box::new(disk)));
+    }
+
+    /// A disk that another has taken leaves the tier.
+    fn part_with_taken(&mut self, completions: &mut Vec<Completion>) {
+        for part in &mut self.parts {
+            let State::Open(disk) = &mut part.state else { continue };
+            if disk.is_gone() {
+                completions.append(&mut disk.completions);
+                self.gone.push_back((std::mem::replace(&mut disk.index, Index::new(0)), 0));
+                let missing = State::Missing(taken_by_another().to_string());
+                drop_aside(std::mem::replace(&mut part.state, missing));
+                self.inbox.waker.wake();
+            }
+        }
     }
 
     /// The disk that holds the key, otherwise the one to which the key belongs. A removal also goes to a disk that
@@ -370,6 +406,7 @@ impl Tier for Ssd {
             disk.poll();
             completions.append(&mut disk.completions);
         }
+        self.part_with_taken(completions);
         self.wake_for_more();
     }
 
@@ -394,4 +431,9 @@ impl Timed for Ssd {
     fn advance(&mut self, now: Duration) {
         self.tick(now);
     }
+}
+
+/// An index of millions, and an engine's threads, take milliseconds to go.
+fn drop_aside(what: impl Send + 'static) {
+    std::thread::spawn(move || drop(what));
 }

@@ -118,6 +118,17 @@ impl Bed {
         panic!("{} operations never completed: {:?}", waiting.len(), waiting[0]);
     }
 
+    /// Waits for operations that were submitted.
+    pub fn ended(&mut self, ops: &[Operation]) -> Vec<Outcome> {
+        for _ in 0..10_000 {
+            if ops.iter().all(|op| self.outcomes.contains_key(&op.id)) {
+                break;
+            }
+            self.turn();
+        }
+        ops.iter().map(|op| self.outcomes[&op.id]).collect()
+    }
+
     pub fn store_all(&mut self, blocks: impl IntoIterator<Item = (u64, u64)>) {
         let blocks: Vec<_> = blocks.into_iter().collect();
         for some in blocks.chunks(SLOTS as usize) {

@@ -123,6 +123,39 @@ fn writing_keeps_to_its_budget() {
     assert!(!bed.ssd.is_idle(), "what is over the budget waits");
 }
 
+/// A removal is a page, and what it removes must go.
+#[test]
+fn removals_wait_for_no_budget_and_stand_behind_no_store_of_another_block() {
+    for rate in [4 * KIB, 64 * KIB] {
+        let config = SsdConfig { write_bytes_per_second: Some(rate), ..small_config() };
+        let mut bed = Bed::open(&blank(&config, 64), &config, None).unwrap();
+        let first: Vec<_> = (0..16).map(|number| bed.store(number, number, 4096)).collect();
+        assert!(bed.run(&first).unwrap().iter().all(|outcome| matches!(outcome, Outcome::Stored(_))));
+        // More than the budget, and more than may wait.
+        let stores: Vec<_> = (100..500).map(|number| bed.store(number, number % 60, 40_000)).collect();
+        let mut taken = 0;
+        for _ in 0..20 {
+            taken += bed.ssd.submit(&stores[taken..]);
+            bed.turn();
+        }
+        assert!(taken < stores.len(), "no more stores may wait");
+        let waiting = stores[..taken].iter().filter(|op| !bed.outcomes.contains_key(&op.id)).count();
+        assert!(waiting > 100, "only {waiting} wait for the budget");
+        let removals: Vec<_> = (0..16).map(|number| bed.remove(number)).collect();
+        let begun = bed.now;
+        assert_eq!(bed.run(&removals).unwrap(), [Outcome::Removed; 16]);
+        assert!(bed.now - begun < Duration::from_millis(500), "they took {:?}", bed.now - begun);
+        let waits = stores[..taken].iter().filter(|op| !bed.outcomes.contains_key(&op.id)).count();
+        assert!(waits > 100, "the stores still wait: {waits}");
+        // One of a block whose store waits comes after that.
+        let last = stores[..taken].iter().rfind(|op| !bed.outcomes.contains_key(&op.id)).unwrap();
+        let removal = Operation { key: last.key, ..bed.remove(0) };
+        bed.ssd.submit(&[removal]);
+        (0..20).for_each(|_| bed.turn());
+        assert!(!bed.outcomes.contains_key(&removal.id), "the store of its block still waits");
+    }
+}
+
 #[test]
 fn a_full_disk_gives_up_its_oldest_blocks_and_keeps_those_that_are_read() {
     let config = small_config();

@@ -15,3 +15,4 @@ mod fuzz;
 mod kill;
 mod limits;
 mod soak;
+mod taken;

@@ -5,12 +5,12 @@
 //! daemon runs. The log has one line for each change.
 
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::ssd::{ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig};
+use forebay_io::ssd::{Answer, ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig, named_twice};
 use forebay_io::uring::Region;
 
 use super::novelty::{Known, Novelty, missing_beside_others};
@@ -41,6 +41,8 @@ pub struct Arrival {
     pub pool: Option<Region>,
     /// What the log says of the disk.
     pub said: String,
+    /// Of all disks, by place.
+    pub identities: Arc<Mutex<Vec<Option<String>>>>,
 }
 
 impl Arrival {
@@ -111,7 +113,22 @@ impl Arrival {
                 return Err(silent(&disk));
             }
         }
-        process.claim()
+        let Answer { identity, claim } = process.answer();
+        match self.twin_of(identity) {
+            // While the daemon runs, the first that is there is used.
+            Some(twin) if claim.is_err() || self.first_look.is_some() => Err(twin),
+            _ => claim,
+        }
+    }
+
+    /// The error if another path of the configuration leads to the same disk.
+    fn twin_of(&self, identity: Option<String>) -> Option<Error> {
+        let mut identities = self.identities.lock().unwrap_or_else(PoisonError::into_inner);
+        identities[self.place] = identity;
+        let own = identities[self.place].as_ref()?;
+        let twin =
+            (0..identities.len()).find(|other| *other != self.place && identities[*other].as_ref() == Some(own))?;
+        Some(named_twice(&self.disk().path, &self.config.disks[twin].path))
     }
 
     /// Before the daemon serves, a mistake of the operator ends it. Afterwards it costs this disk.

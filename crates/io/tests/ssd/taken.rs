@@ -1,0 +1,169 @@
+//! A disk that another daemon opens under another path, which no lock keeps it from.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use forebay_core::ErrorKind;
+use forebay_core::tier::{Health, Outcome, Tier};
+use forebay_io::ssd::{Ssd, SsdConfig};
+use forebay_io::uring::{Fault, FaultKind, Region};
+
+use crate::bed::*;
+use crate::files::{file_config, home, open};
+
+/// A daemon looks at its disks every half second; these are two.
+const TURNS: usize = 400;
+
+/// Of another daemon: each configuration draws what it signs with.
+fn config() -> SsdConfig {
+    let config = small_config();
+    assert_ne!(config.owner, small_config().owner);
+    config
+}
+
+/// The daemon has noticed, says so, and serves nothing of the disk.
+fn has_stopped(bed: &mut Bed, blocks: u64) {
+    let report = bed.ssd.report().remove(0);
+    let why = report.trouble().expect("the disk is out of use");
+    assert!(why.contains("another daemon, or another path of this host, writes to this disk"), "{why}");
+    assert_eq!((bed.ssd.missing(), bed.ssd.health()), (1, Health::Sick(ErrorKind::Unavailable)));
+    assert_eq!(bed.ssd.blocks().count(), 0);
+    let mut gone = BTreeSet::new();
+    while let more = bed.evictions()
+        && !more.is_empty()
+    {
+        gone.extend(more);
+    }
+    assert_eq!(gone, (0..blocks).collect(), "the owner hears what it lost");
+    let ops = [bed.load(0, 0, 4096), bed.store(900, 1, 4096)];
+    let ios = bed.disk.ios();
+    assert_eq!(bed.run(&ops).unwrap(), [Outcome::Failed(ErrorKind::Unavailable); 2]);
+    (0..TURNS).for_each(|_| bed.turn());
+    assert_eq!(bed.disk.ios(), ios, "the disk is left alone");
+}
+
+#[test]
+fn a_disk_that_another_daemon_opened_has_all_that_was_acknowledged_and_one_daemon() {
+    let disk = blank(&config(), 16);
+    for seed in [None, Some(1), Some(2)] {
+        let mut first = Bed::open(&disk, &config(), seed).unwrap();
+        let held = first.ssd.blocks().count() as u64;
+        first.store_all((held..held + 40).map(|number| (number, 4096)));
+        (0..TURNS).for_each(|_| first.turn());
+        assert_eq!(first.ssd.missing(), 0, "a daemon alone keeps its disk");
+        let mut second = Bed::open(&disk, &config(), seed).unwrap();
+        (0..TURNS).for_each(|_| first.turn());
+        has_stopped(&mut first, held + 40);
+        for number in 0..held + 40 {
+            assert!(matches!(second.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
+        }
+        second.settle();
+        assert_eq!(second.ssd.missing(), 0);
+    }
+}
+
+/// Both have found it blank.
+#[test]
+fn a_disk_that_another_daemon_made_anew_is_that_daemons() {
+    let disk = blank(&config(), 16);
+    let mut first = Bed::open(&disk, &config(), None).unwrap();
+    first.store_all((0..40).map(|number| (number, 4096)));
+    first.settle();
+    disk.alter(0, |bytes| bytes.fill(0));
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let config = config();
+    let mut second = Bed::with(Ssd::on(vec![medium(&disk, None, &pool, 2)], &config).unwrap(), pool, &disk);
+    (0..TURNS).for_each(|_| first.turn());
+    has_stopped(&mut first, 40);
+    second.store_all((0..40).map(|number| (number, 4096)));
+    assert!((0..40).all(|number| matches!(second.look(number, 4096), Outcome::Loaded { .. })));
+}
+
+#[test]
+fn what_is_under_way_on_a_disk_that_another_takes_ends_once_and_is_not_acknowledged() {
+    let disk = blank(&config(), 16);
+    let mut first = Bed::open(&disk, &config(), None).unwrap();
+    first.store_all((0..4).map(|number| (number, 4096)));
+    first.settle();
+    disk.arm(&[Fault { nth: 0, count: u64::MAX, kind: FaultKind::Delayed(300) }]);
+    let stores: Vec<_> = (20..26).map(|number| first.store(number, number, 4096)).collect();
+    let loads: Vec<_> = (0..3).map(|number| first.load(number, number, 4096)).collect();
+    let ops = [stores, loads, vec![first.remove(3)]].concat();
+    assert_eq!(first.ssd.submit(&ops), ops.len());
+    first.turn();
+    disk.arm(&[]);
+    let second = Bed::open(&disk, &config(), None).unwrap();
+    assert_eq!(second.ssd.blocks().count(), 4);
+    let outcomes = first.ended(&ops);
+    assert_eq!(outcomes, vec![Outcome::Failed(ErrorKind::Unavailable); ops.len()]);
+    has_stopped(&mut first, 3);
+}
+
+/// Two paths of one daemon: the disk is named twice, and serves once.
+#[test]
+fn a_disk_under_two_paths_of_one_daemon_serves_under_one() {
+    let config = config();
+    let disk = blank(&config, 16);
+    let pool = Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap();
+    let media = [1, 2].map(|id| medium(&disk, None, &pool, id)).into();
+    let mut bed = Bed::with(Ssd::on(media, &config).unwrap(), pool, &disk);
+    bed.store_all((0..40).map(|number| (number, 4096)));
+    (0..TURNS).for_each(|_| bed.turn());
+    assert_eq!(bed.ssd.missing(), 1);
+    let why = bed.ssd.report()[1].trouble().expect("the second path is not used");
+    assert!(why.contains("another path"), "{why}");
+    assert!((0..40).all(|number| matches!(bed.look(number, 4096), Outcome::Loaded { .. })));
+}
+
+/// A device over a file. None where this user may not make one.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Loop> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let path = String::from_utf8(made.stdout).ok()?;
+        made.status.success().then(|| Loop(path.trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_device_under_two_paths_is_the_last_ones_with_every_block_that_was_acknowledged() {
+    let home = home();
+    let file = home.path().join("file");
+    std::fs::File::create(&file).unwrap().set_len(32 * MIB).unwrap();
+    let (Some(one), Some(other)) = (Loop::over(&file), Loop::over(&file)) else {
+        return eprintln!("no loop devices for this user");
+    };
+    let pools = [(); 2].map(|()| Region::anonymous((SLOTS * SLOT_BYTES) as usize).unwrap());
+    let configs = [&one, &other].map(|device| file_config(&device.0, 32 * MIB));
+    let mut first = Bed::on_file(open(&configs[0], &pools[0]).unwrap(), &pools[0]);
+    first.store_all((0..40).map(|number| (number, 4096)));
+    let (config, pool) = (configs[1].clone(), pools[1].clone());
+    let second = thread::spawn(move || open(&config, &pool).unwrap());
+    // It writes on until it notices.
+    let mut number = 40;
+    while first.ssd.missing() == 0 {
+        if number == 1000 {
+            first.turn();
+            continue;
+        }
+        let store = first.store(number, number % SLOTS, 4096);
+        match first.run(&[store]).unwrap()[0] {
+            Outcome::Stored(_) => number += 1,
+            outcome => assert_eq!(outcome, Outcome::Failed(ErrorKind::Unavailable)),
+        }
+    }
+    let mut second = Bed::on_file(second.join().unwrap(), &pools[1]);
+    for number in 0..number {
+        assert!(matches!(second.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
+    }
+    assert_eq!(second.ssd.missing(), 0);
+}
