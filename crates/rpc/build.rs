@@ -1,5 +1,5 @@
-//! Compiles the .proto with protox, so that no protoc is needed. Also writes down, from the same descriptors, which lists
-//! each request has.
+//! Compiles the .proto with protox, so that no protoc is needed. Also writes down, from the same descriptors, which
+//! lists each request has.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

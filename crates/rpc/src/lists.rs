@@ -1,5 +1,5 @@
-//! Which lists the requests have, written by the build script from the .proto: what makes a message larger in memory than
-//! on the wire.
+//! Which lists the requests have, written by the build script from the .proto: what makes a message larger in memory
+//! than on the wire.
 
 use crate::proto;
 

@@ -1,5 +1,5 @@
-//! A client that may connect and says what it likes, in calls and on the attach socket; and a pool's files that say what
-//! they like to the daemon that recovers them.
+//! A client that may connect and says what it likes, in calls and on the attach socket; and a pool's files that say
+//! what they like to the daemon that recovers them.
 //!
 //! A case is a script of messages to a daemon that has just started. Not here: HTTP/2, which is hyper's, and what lies
 //! before a message is decoded (`crates/cli/tests/hostile.rs`, `clients.rs`).
@@ -446,7 +446,8 @@ fn reseal(bytes: &mut [u8]) {
     }
 }
 
-/// The pool's files as a daemon left them that has stored blocks: their lengths, and the bytes of the first 2 MiB of each.
+/// The pool's files as a daemon left them that has stored blocks: their lengths, and the bytes of the first 2 MiB of
+/// each.
 fn left_behind(pool: &Path) -> Vec<(&'static str, u64, Vec<u8>)> {
     let mut daemon = Daemon::start(pool).expect("a daemon starts on nothing");
     let mut open = Open::default();

@@ -3,8 +3,8 @@
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
 //! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
 //! another user could have made, and no disk is used in a directory that another user could change; no file is made on
-//! the root filesystem or below a mount point of `/etc/fstab` without its mount, unless that is wanted, because the disk
-//! is probably not mounted there.
+//! the root filesystem or below a mount point of `/etc/fstab` without its mount, unless that is wanted, because the
+//! disk is probably not mounted there.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the

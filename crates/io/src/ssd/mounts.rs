@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// The mount point of `/etc/fstab` that `directory` is in, if nothing is mounted there or below. `None` where the kernel does not
-/// say what is mounted.
+/// The mount point of `/etc/fstab` that `directory` is in, if nothing is mounted there or below. `None` where the
+/// kernel does not say what is mounted.
 pub(super) fn missing_above(directory: &Path) -> Option<PathBuf> {
     let wanted = std::fs::read("/etc/fstab").ok()?;
     let mounted = std::fs::read("/proc/self/mountinfo").ok()?;

@@ -181,8 +181,8 @@ impl Truth {
         })
     }
 
-    /// Which engines the daemon has to respect from now on. What the others hold is void until they hear that they still
-    /// have it: a worker that comes back may get the same number in another life of it.
+    /// Which engines the daemon has to respect from now on. What the others hold is void until they hear that they
+    /// still have it: a worker that comes back may get the same number in another life of it.
     pub fn respect(&mut self, live: BTreeSet<u32>) {
         self.live = live;
         let is_gone = |holder: &Holder| matches!(holder, Holder::Engine(engine) if !self.live.contains(engine));

@@ -1,8 +1,8 @@
 //! Which of the configured disks are new: files that are not there yet, on a host that has no other disk.
 //!
-//! A file that is missing beside disks that are there is more probably on a filesystem that is not mounted: it has blocks
-//! that a purge must reach, and a blank file in its place would hide that. So it is made only where all files are
-//! missing, as at the first start, or where the operator says so.
+//! A file that is missing beside disks that are there is more probably on a filesystem that is not mounted: it has
+//! blocks that a purge must reach, and a blank file in its place would hide that. So it is made only where all files
+//! are missing, as at the first start, or where the operator says so.
 
 use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -38,8 +38,8 @@ impl Novelty {
         self.changed.notify_all();
     }
 
-    /// Whether no disk was there when the daemon started. Waits for those that are still being looked at; one that takes
-    /// longer may be there.
+    /// Whether no disk was there when the daemon started. Waits for those that are still being looked at; one that
+    /// takes longer may be there.
     pub fn are_all_new(&self, patience: Duration) -> bool {
         let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         let is_awaited = |disks: &mut Vec<Known>| disks.contains(&Known::Nothing) && !disks.contains(&Known::Found);
