@@ -26,6 +26,7 @@ use super::format::*;
 use super::generations::Generations;
 use super::geometry::{Extent, Geometry, MAX_RANKS};
 use super::huge::{self, HugePageReport};
+use super::lent::Lent;
 use super::map::{Access, Region};
 use super::mapping::{GeometryDescription, MapperFds, read_birth, write_birth};
 use super::room::Room;
@@ -410,6 +411,16 @@ impl Pool {
     /// Copies `bytes` to `offset`. The slot must be the caller's. Panics if the bytes leave the pool.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.data.write(offset, bytes);
+    }
+
+    /// Copies `len` bytes of lent memory to `offset`. The slot must be the caller's; the bytes may change meanwhile.
+    pub fn copy_in(&self, lent: &Lent, from: u64, offset: u64, len: u64) {
+        lent.region.copy_to(from, &self.data, offset, len);
+    }
+
+    /// Copies `len` bytes at `offset` to lent memory.
+    pub fn copy_out(&self, offset: u64, lent: &Lent, to: u64, len: u64) {
+        self.data.copy_to(offset, &lent.region, to, len);
     }
 
     /// Start of the mapping, for the kernel and devices to copy to and from. It holds `geometry().data_bytes()`
