@@ -64,7 +64,7 @@ pub struct ClaimDisk {
     #[arg(long)]
     pub capacity_bytes: Option<u64>,
     #[arg(long)]
-    pub create: bool,
+    pub create: forebay_io::ssd::Create,
 }
 
 #[derive(Args, Debug)]

@@ -240,7 +240,7 @@ fn a_disk_that_comes_late_brings_its_blocks_and_what_was_stored_twice_is_one_blo
     }
     let missed = rig.misses(0..1000);
     assert_eq!(missed.len() as u64, on_first, "the other disk's blocks are hits");
-    says_everywhere(&place, &rig.daemon, &first, "root filesystem");
+    says_everywhere(&place, &rig.daemon, &first, "its mount may be missing");
     assert!(!first.exists(), "no file is made where a mount is missing");
     // These are on the disk that is away.
     missed[..100].iter().for_each(|seed| rig.store(*seed..seed + 1));
@@ -427,4 +427,132 @@ fn set_version(disk: &Path, number: u32) {
     let seal = checksum(&page[..4088]).to_le_bytes();
     page[4088..].copy_from_slice(&seal);
     file.write_all_at(&page, 0).expect("ours");
+}
+
+/// Disks on mounts of their own, which are not on the root filesystem.
+struct Volumes {
+    home: tempfile::TempDir,
+    disks: Vec<PathBuf>,
+}
+
+impl Volumes {
+    fn new(count: usize) -> Volumes {
+        let home = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
+        let disks = (0..count).map(|number| home.path().join(format!("{number}/disk"))).collect();
+        (0..count).for_each(|number| fs::create_dir(home.path().join(number.to_string())).expect("ours"));
+        Volumes { home, disks }
+    }
+
+    fn disks(&self) -> Vec<&Path> {
+        self.disks.iter().map(PathBuf::as_path).collect()
+    }
+
+    /// Of the first disk. What stays is the empty mount point.
+    fn unmount(&self) {
+        let at = |name| self.home.path().join(name);
+        fs::rename(at("0"), at("away")).and_then(|()| fs::create_dir(at("0"))).expect("ours");
+    }
+
+    /// Errors if there is anything in the mount point.
+    fn mount(&self) {
+        let at = |name| self.home.path().join(name);
+        fs::remove_dir(at("0")).and_then(|()| fs::rename(at("away"), at("0"))).expect("an empty mount point");
+    }
+
+    /// What `forebay doctor` says without a daemon.
+    fn judged(&self, place: &Place) -> String {
+        let (disks, sockets, pool) = (format!("{:?}", self.disks), place.sockets(), place.pool());
+        let [sockets, pool] = [&sockets, &pool].map(|path| path.to_str().expect("UTF-8"));
+        let at = ["doctor", "--socket.directory", sockets, "--pool.directory", pool, "--tier.ssd.disks", &disks];
+        command::run(&[&at[..], &["--tier.ssd.capacity_bytes", "64MiB"]].concat()).out
+    }
+}
+
+const NOT_NEW: &str = "its mount may be missing";
+
+/// The pool knows that it had the disk; without the pool, the other disk's blocks tell.
+#[test]
+fn a_disk_whose_mount_is_missing_is_not_made_anew_and_a_purge_waits_for_it() {
+    for is_pool_lost in [false, true] {
+        let (place, volumes) = (Place::new(), Volumes::new(2));
+        let disks = volumes.disks();
+        assert_eq!(volumes.judged(&place).matches("will be created").count(), 2, "{}", volumes.judged(&place));
+        let rig = Rig::serving(&place, &disks, &[]);
+        rig.daemon.says("is_new=true", 2);
+        rig.store(0..200);
+        let on_first = rig.blocks_on(0);
+        assert!((50..150).contains(&on_first), "{on_first}");
+        match is_pool_lost {
+            true => rig.loses_pool(&place),
+            false => rig.ends_in_time(),
+        }
+        volumes.unmount();
+        let judged = volumes.judged(&place);
+        assert!(judged.contains(NOT_NEW) && judged.contains("touch ") && !judged.contains("created with"), "{judged}");
+        let rig = Rig::serving(&place, &disks, &[]);
+        says_everywhere(&place, &rig.daemon, disks[0], NOT_NEW);
+        rig.ends_in_time();
+        // A later start knows that too, though the disk was not there before.
+        let rig = Rig::serving(&place, &disks, &[]);
+        assert!(rig.trouble(0).contains(NOT_NEW), "{}", rig.trouble(0));
+        let sockets = place.sockets();
+        let at = ["--socket.directory", sockets.to_str().expect("UTF-8")];
+        let told = command::run(&[&["purge", "--tenant", "t"][..], &at].concat());
+        assert!(told.code == 1 && told.err.contains("still on a tier"), "{told:?}");
+        volumes.mount();
+        rig.is_taken(0);
+        rig.purges();
+        assert_eq!(rig.misses(0..200).len(), 200);
+        rig.loses_pool(&place);
+        let rig = Rig::serving(&place, &disks, &[]);
+        assert_eq!(rig.misses(0..200).len(), 200);
+        rig.ends_in_time();
+    }
+}
+
+#[test]
+fn an_empty_file_says_that_a_disk_was_replaced_while_the_daemon_runs() {
+    let (place, volumes) = (Place::new(), Volumes::new(1));
+    let disks = volumes.disks();
+    let rig = Rig::serving(&place, &disks, &[]);
+    rig.store(0..50);
+    rig.ends_in_time();
+    volumes.unmount();
+    let rig = Rig::in_state("sick", &place, &disks, &[]);
+    assert!(rig.tier().why.contains(NOT_NEW), "{}", rig.tier().why);
+    File::create(disks[0]).expect("ours");
+    rig.is_taken(0);
+    wait_until("the tier serves", || rig.tier().state == "serving");
+    rig.store(100..150);
+    rig.ends_in_time();
+    let rig = Rig::serving(&place, &disks, &[]);
+    assert!(rig.blocks_on(0) >= 50);
+    rig.ends_in_time();
+}
+
+#[test]
+fn a_disk_that_a_host_gets_beside_others_is_made() {
+    let (place, volumes) = (Place::new(), Volumes::new(2));
+    let disks = volumes.disks();
+    let rig = Rig::serving(&place, &disks[1..], &[]);
+    rig.store(0..50);
+    rig.ends_in_time();
+    let rig = Rig::serving(&place, &disks, &[]);
+    rig.is_taken(0);
+    rig.store(100..300);
+    assert!(rig.blocks_on(0) > 50, "{:?}", rig.tier().disks);
+    rig.ends_in_time();
+}
+
+/// Nothing else can tell, if the only disk of a host is missing and the pool is lost.
+#[test]
+fn no_file_is_made_where_the_configuration_says_never() {
+    let (place, volumes) = (Place::new(), Volumes::new(1));
+    let disks = volumes.disks();
+    let rig = Rig::in_state("sick", &place, &disks, &["--tier.ssd.create", "false"]);
+    assert!(rig.tier().why.contains(NOT_NEW) && !disks[0].exists(), "{}", rig.tier().why);
+    rig.ends_in_time();
+    let rig = Rig::serving(&place, &disks, &[]);
+    assert!(disks[0].exists(), "it was never there");
+    rig.ends_in_time();
 }

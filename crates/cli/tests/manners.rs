@@ -287,7 +287,10 @@ fn a_process_that_claims_a_disk_for_a_daemon_that_is_gone_says_nothing() {
         let (ours, daemon) = std::os::unix::net::UnixStream::pair().expect("a pair");
         drop(daemon);
         let mut command = forebay(&["claim-disk"]);
-        command.arg(&path).args(["--capacity-bytes", "67108864", "--create"]).stdin(std::os::fd::OwnedFd::from(ours));
+        command
+            .arg(&path)
+            .args(["--capacity-bytes", "67108864", "--create", "always"])
+            .stdin(std::os::fd::OwnedFd::from(ours));
         let answer = Answer::of(command.output().expect("it runs"));
         assert_eq!((answer.code, answer.out.as_str(), answer.err.as_str()), (1, "", ""));
     }

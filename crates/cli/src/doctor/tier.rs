@@ -2,6 +2,7 @@
 
 use forebay_core::Result;
 use forebay_daemon::config::{Config, TierSpec};
+use forebay_io::ssd::Known;
 use forebay_rpc::proto::{DiskInfo, StoreInfo, TierInfo};
 
 use super::Check;
@@ -29,14 +30,18 @@ pub fn sealing(config: &Config) -> Option<Check> {
 pub fn checks(config: &Config, running: Option<&[TierInfo]>) -> Vec<Check> {
     match running {
         Some(tiers) => tiers.iter().map(|tier| served(tier, is_shared(config, &tier.name))).collect(),
-        None => config.configured_tiers().flat_map(examined).collect(),
+        None => {
+            // A list that cannot be read is in a directory that the pool's check refuses.
+            let known = Known::read(&config.pool.directory).unwrap_or_default();
+            config.configured_tiers().flat_map(|tier| examined(tier, &known)).collect()
+        }
     }
 }
 
 /// Beside a daemon that does not answer: it has this host's disks, and shared stores are judged without it.
 pub fn unjudged(config: &Config) -> Vec<Check> {
     let judged = |tier: &dyn TierSpec| match tier.capabilities().is_shared {
-        true => examined(tier),
+        true => examined(tier, &Known::default()),
         false => {
             let says = "not examined: the daemon that does not answer may use the disks";
             vec![Check::warn(tier.name(), says, "run `forebay doctor` again when the daemon answers or has ended")]
@@ -53,12 +58,12 @@ pub fn has_disks(config: &Config, running: Option<&[TierInfo]>) -> bool {
     }
 }
 
-fn examined(tier: &dyn TierSpec) -> Vec<Check> {
+fn examined(tier: &dyn TierSpec, known: &Known) -> Vec<Check> {
     let check = |found: Result<String>| match found {
         Ok(finding) => Check::ok(tier.name(), finding),
         Err(error) => Check::failed(tier.name(), &error),
     };
-    let found = tier.check().map_or_else(|error| vec![Err(error)], |()| tier.examine());
+    let found = tier.check().map_or_else(|error| vec![Err(error)], |()| tier.examine(known));
     found.into_iter().map(check).collect()
 }
 

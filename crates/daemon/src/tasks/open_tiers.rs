@@ -11,6 +11,7 @@ use forebay_core::tier::Location;
 use forebay_core::tiers::TierId;
 use forebay_core::{BlockKey, Error, ErrorKind, Result};
 use forebay_io::pool::Pool;
+use forebay_io::ssd::Known;
 use tokio::sync::oneshot;
 
 use super::drive_tiers;
@@ -53,9 +54,16 @@ pub async fn claim(config: Config) -> Result<(Config, Openings)> {
 fn claim_all(config: &Config) -> Result<Openings> {
     config.check()?;
     let sealing = config.sealing()?;
+    let known = Arc::new(Known::read(&config.pool.directory)?);
     let claim = |(spec, number): (&dyn TierSpec, u8)| {
         let (name, is_shared) = (spec.name(), spec.capabilities().is_shared);
-        Ok(Opening { tier: TierId(number), name, is_shared, since: Instant::now(), claimed: spec.claim(&sealing)? })
+        Ok(Opening {
+            tier: TierId(number),
+            name,
+            is_shared,
+            since: Instant::now(),
+            claimed: spec.claim(&sealing, &known)?,
+        })
     };
     config.configured_tiers().zip(0..).map(claim).collect()
 }

@@ -13,6 +13,7 @@ use forebay_io::fs::{Fs, FsConfig, Fsync};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
+use forebay_io::ssd::Known;
 use forebay_io::uring::Region;
 use toml::Value;
 
@@ -81,11 +82,11 @@ impl TierSpec for TierFs {
         settings(self).check()
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
+    fn examine(&self, _: &Known) -> Vec<Result<String>> {
         forebay_io::fs::examine(&settings(self))
     }
 
-    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, sealing: &Sealing, _: &Arc<Known>) -> Result<Box<dyn Claimed>> {
         Ok(Box::new(FsConfig { sealing: sealing.clone(), ..settings(self) }))
     }
 }

@@ -15,6 +15,7 @@ use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, ErrorKind, NamespaceId, Result, SlotId};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
+use forebay_io::ssd::Known;
 use forebay_io::uring::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
@@ -45,11 +46,11 @@ impl TierSpec for TierMemory {
         Options::new(Admission::All, self.load_deadline_ms, None, None)
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
+    fn examine(&self, _: &Known) -> Vec<Result<String>> {
         self.capacity_bytes.into_iter().map(|bytes| Ok(format!("{bytes} for blocks"))).collect()
     }
 
-    fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, _: &Sealing, _: &Arc<Known>) -> Result<Box<dyn Claimed>> {
         Ok(Box::new(self.clone()))
     }
 }

@@ -1,13 +1,14 @@
 //! The entry of object stores in `ALL`, the list of tiers. The tier itself is a feature of the build.
 
-use std::time::Duration;
-
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
 use forebay_io::header::Sealing;
+use forebay_io::ssd::Known;
 
 use super::spec::{Claimed, Options, TierSpec, Touches};
 use crate::config::{Bytes, Demand, settings};
@@ -92,11 +93,11 @@ impl TierSpec for TierObject {
         built::claim(self, &Sealing::default()).map(drop)
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
+    fn examine(&self, _: &Known) -> Vec<Result<String>> {
         vec![built::claim(self, &Sealing::default()).map(|_| format!("configured with the bucket `{}`", self.bucket))]
     }
 
-    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, sealing: &Sealing, _: &Arc<Known>) -> Result<Box<dyn Claimed>> {
         built::claim(self, sealing)
     }
 }

@@ -13,6 +13,7 @@ use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
 use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
+use forebay_io::ssd::Known;
 use forebay_io::uring::Region;
 use toml::Value;
 
@@ -123,11 +124,11 @@ impl TierSpec for TierRedis {
         settings(self)?.check()
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
+    fn examine(&self, _: &Known) -> Vec<Result<String>> {
         settings(self).map_or_else(|error| vec![Err(error)], |config| forebay_io::redis::examine(&config))
     }
 
-    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, sealing: &Sealing, _: &Arc<Known>) -> Result<Box<dyn Claimed>> {
         Ok(Box::new(RedisConfig { sealing: sealing.clone(), ..settings(self)? }))
     }
 }

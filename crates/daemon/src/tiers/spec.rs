@@ -17,7 +17,7 @@ use forebay_io::StoreReport;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
-use forebay_io::ssd::DiskReport;
+use forebay_io::ssd::{DiskReport, Known};
 
 use crate::config::{Bytes, Demand, Section};
 
@@ -73,12 +73,13 @@ pub trait TierSpec: Section {
     }
 
     /// What `forebay doctor` says of a configured tier that has passed its check and that no daemon serves: a finding
-    /// each, or what the operator has to change. Looks at disks, directories and servers, and changes nothing.
-    fn examine(&self) -> Vec<Result<String>>;
+    /// each, or what the operator has to change. Looks at disks, directories and servers, and changes nothing. `known`
+    /// are the disks that daemons on the pool have had.
+    fn examine(&self, known: &Known) -> Vec<Result<String>>;
 
     /// Takes what only one daemon may have, for a tier that has passed its check. Blocks in stores that hosts share are
     /// sealed with `sealing`. Errors with what the operator has to change.
-    fn claim(&self, sealing: &Sealing) -> Result<Box<dyn Claimed>>;
+    fn claim(&self, sealing: &Sealing, known: &Arc<Known>) -> Result<Box<dyn Claimed>>;
 }
 
 /// What every tier has of the configuration. Tiers name the keys of these alike.

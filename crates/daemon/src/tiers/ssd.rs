@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
-use forebay_io::ssd::{DiskConfig, DiskReport, Prospect, Ssd, SsdConfig};
+use forebay_io::ssd::{Create, DiskConfig, DiskReport, Known, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec};
 use crate::config::{Bytes, Demand, Setting, settings};
-use arrival::Arrival;
+use arrival::{Arrival, Look};
 
 pub use arrival::CLAIM_COMMAND;
 
@@ -34,10 +34,12 @@ settings! {
         /// Bytes of each disk. Required for a file, which is preallocated to this length; a device without it is used
         /// whole.
         capacity_bytes: Option<Bytes> = None;
-        /// Whether a missing file is created even if its directory is on the root filesystem. By default it is not,
-        /// because a directory there is probably the place of a mount that is missing, and the blocks would fill the
-        /// root filesystem. Elsewhere a missing file is always created.
-        create: bool = false;
+        /// Whether a missing file is created: `true` always, `false` never. Not set by default: then only a new disk's
+        /// file is created, and not on the root filesystem, where a mount is probably missing. A disk is new if the
+        /// pool's earlier daemons did not have it. If the pool knows of no disks, as after a restart of the host, all
+        /// of them are new, unless another of them holds blocks. A host with a single disk should set `false` after
+        /// its first start.
+        create: Option<bool> = None;
         /// Size of the segments in which space is reclaimed, a power of two; no block may be longer. Not set by
         /// default: about a 64th of the disk, from 1 MiB to 256 MiB.
         segment_bytes: Option<Bytes> = None;
@@ -89,12 +91,23 @@ impl TierSpec for TierSsd {
         true
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
-        settings(self).disks.iter().flat_map(examine).collect()
+    fn examine(&self, known: &Known) -> Vec<Result<String>> {
+        let mut config = settings(self, known);
+        let look = |config: &SsdConfig| config.disks.iter().map(forebay_io::ssd::examine).collect::<Vec<_>>();
+        let mut looks = look(&config);
+        let is_past = |look: &Result<Prospect, Vec<Error>>| match look {
+            Ok(prospect) => *prospect == Prospect::Take { is_blank: false },
+            Err(errors) => errors.iter().any(tells_of_past),
+        };
+        if asks_others(self, known) && !looks.iter().any(is_past) {
+            config.disks.iter_mut().for_each(|disk| disk.create = Create::OffRoot);
+            looks = look(&config);
+        }
+        config.disks.iter().zip(looks).flat_map(|(disk, look)| told(disk, look)).collect()
     }
 
-    fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
-        Ok(Box::new(Arrivals::start(settings(self))?))
+    fn claim(&self, _: &Sealing, known: &Arc<Known>) -> Result<Box<dyn Claimed>> {
+        Ok(Box::new(Arrivals::start(settings(self, known), known, asks_others(self, known))?))
     }
 }
 
@@ -115,11 +128,13 @@ struct Arrivals {
     pools: Vec<Sender<Region>>,
     /// Disks that the first look heard nothing of. Nobody waits for them a second time.
     silent: usize,
+    known: Arc<Known>,
 }
 
 impl Arrivals {
-    /// Looks at all disks at once. An error is a mistake of the operator.
-    fn start(config: SsdConfig) -> Result<Arrivals> {
+    /// Looks at all disks at once. An error is a mistake of the operator. If the pool knows of no disks, the other
+    /// disks tell whether one that is not there is new: it asks.
+    fn start(config: SsdConfig, known: &Arc<Known>, asks: bool) -> Result<Arrivals> {
         let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
         let (first_look, looks) = mpsc::channel();
         let mut pools = Vec::new();
@@ -127,22 +142,51 @@ impl Arrivals {
             let (sender, receiver) = mpsc::channel();
             pools.push(sender);
             let (config, inbox, first_look) = (config.clone(), ssd.inbox(), Some(first_look.clone()));
-            Arrival { place, config, inbox, first_look, pools: receiver, pool: None, said: String::new() }.spawn();
+            let (known, said) = (known.clone(), String::new());
+            Arrival { place, config, inbox, known, asks, first_look, pools: receiver, pool: None, said }.spawn();
         }
         drop(first_look);
-        let silent = pools.len() - judge(&looks)?;
-        Ok(Arrivals { ssd: Some(ssd), pools, silent })
+        let heard = judge(&looks, pools.len())?;
+        let mut silent = pools.len() - heard.disks;
+        // One that hangs is there.
+        let is_past = heard.is_past || silent > 0;
+        if asks && is_past {
+            config.disks.iter().for_each(|disk| known.add(&disk.path));
+        }
+        let create = if is_past { Create::Never } else { Create::OffRoot };
+        for asking in &heard.asking {
+            // It waits for the answer.
+            let _ = asking.send(create);
+        }
+        silent += heard.asking.len().saturating_sub(judge(&looks, heard.asking.len())?.disks);
+        Ok(Arrivals { ssd: Some(ssd), pools, silent, known: known.clone() })
     }
 }
 
-/// Waits for the first look at each disk, or until those that are left take far longer than the others. The number of
-/// disks that were looked at.
-fn judge(looks: &Receiver<Result<()>>) -> Result<usize> {
+/// What the looks at the disks have shown.
+#[derive(Default)]
+struct Heard {
+    disks: usize,
+    /// Whether one of them is in use by this host, or was.
+    is_past: bool,
+    /// Those that are not there, and ask whether they are new.
+    asking: Vec<Sender<Create>>,
+}
+
+/// Waits for so many looks at disks, or until those that are left take far longer than the others.
+fn judge(looks: &Receiver<Look>, disks: usize) -> Result<Heard> {
     let mut patience = Patience::new(FIRST_LOOK);
-    let mut heard = 0;
-    while let Ok(look) = looks.recv_timeout(patience.left()) {
-        look?;
-        heard += 1;
+    let mut heard = Heard::default();
+    while heard.disks < disks
+        && let Ok(look) = looks.recv_timeout(patience.left())
+    {
+        match look {
+            Look::Taken { is_new } => heard.is_past |= !is_new,
+            Look::Absent(asking) => heard.asking.push(asking),
+            Look::Missing { is_past } => heard.is_past |= is_past,
+            Look::Mistake(error) => return Err(error),
+        }
+        heard.disks += 1;
         patience.answered();
     }
     Ok(heard)
@@ -176,6 +220,7 @@ impl Claimed for Arrivals {
     /// Waits until each disk was read or is known to be missing. Once one was read, the others have a limit.
     fn open(&mut self, pool: &Arc<Pool>, core: &dyn OpeningEvents) -> Result<Box<dyn Driven>> {
         let mut ssd = self.ssd.take().expect("disks are opened once");
+        self.known.keep()?;
         // A disk whose thread has ended needs no pool.
         self.pools.iter().for_each(|waiting| drop(waiting.send(Region::of_pool(pool.clone()))));
         let (mut patience, mut missing) = (Patience::new(OTHERS), self.pools.len());
@@ -248,11 +293,26 @@ impl Driven for Ssd {
     }
 }
 
-fn settings(config: &TierSsd) -> SsdConfig {
+/// Whether the other disks tell if a disk that is not there is new.
+fn asks_others(config: &TierSsd, known: &Known) -> bool {
+    config.create.is_none() && known.is_nothing()
+}
+
+/// Whether the error shows a disk that was made earlier.
+fn tells_of_past(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Corrupt)
+}
+
+fn settings(config: &TierSsd, known: &Known) -> SsdConfig {
+    let create = |path: &Path| match config.create {
+        Some(true) => Create::Always,
+        None if !known.is_nothing() && !known.has(path) => Create::OffRoot,
+        Some(false) | None => Create::Never,
+    };
     let disk = |path: &Path| DiskConfig {
         path: path.to_path_buf(),
         capacity_bytes: config.capacity_bytes.map(|bytes| bytes.0),
-        create: config.create,
+        create: create(path),
     };
     SsdConfig {
         segment_bytes: config.segment_bytes.map(|bytes| bytes.0),
@@ -287,10 +347,10 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn examine(disk: &DiskConfig) -> Vec<Result<String>> {
+fn told(disk: &DiskConfig, look: Result<Prospect, Vec<Error>>) -> Vec<Result<String>> {
     let shown = disk.path.display();
-    match forebay_io::ssd::examine(disk) {
-        Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
+    match look {
+        Ok(Prospect::Take { .. }) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Make { free_bytes }) => {
             let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));
             vec![Ok(format!("`{shown}` will be created with {wanted} of {free} free"))]
@@ -321,8 +381,9 @@ mod tests {
             (directory.path().join("no/such"), Some(4096), true, false),
         ] {
             let disks = vec![path.clone()];
+            let create = create.then_some(true);
             let tier = TierSsd { disks, capacity_bytes: capacity_bytes.map(Bytes), create, ..TierSsd::default() };
-            let found = tier.examine();
+            let found = tier.examine(&Known::default());
             assert_eq!((found.len(), found[0].is_ok()), (1, is_fine), "{path:?}: {found:?}");
             assert!(found[0].as_ref().err().is_none_or(|error| error.hint_text().is_some()), "{path:?}: {found:?}");
         }

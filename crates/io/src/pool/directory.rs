@@ -18,6 +18,8 @@ use crate::trust::{self, Holds};
 /// Where the private tmpfs is mounted, inside the directory.
 const MOUNT_NAME: &str = "mnt";
 pub(super) const DATA_NAME: &str = "data";
+/// The list of the disks that daemons on the pool have had: see `crate::ssd::Known`.
+pub(crate) const DISKS_NAME: &str = "disks";
 const REPLACED_SUFFIX: &str = ".replaced";
 
 /// See the module documentation.

@@ -13,7 +13,7 @@ use forebay_core::{Error, ErrorKind, Generation, Result};
 
 use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
-use super::directory::{Directory, remove_if_there};
+use super::directory::{DISKS_NAME, Directory, remove_if_there};
 use super::files::{BIRTH_NAME, Files, GENERATION_NAME, NAMESPACE_NAME, TABLE_NAME, held_bytes};
 use super::format::*;
 use super::found::{self, Found};
@@ -69,8 +69,8 @@ impl Pool {
     }
 }
 
-/// Removes the pool in `directory` and its private mount. False if there was none. Errors while a daemon serves it or
-/// workers map it.
+/// Removes the pool in `directory`, its list of disks and its private mount. False if there was none. Errors while
+/// a daemon serves it or workers map it.
 pub fn remove(directory: &Path) -> Result<bool> {
     let directory = Directory::claim(directory)?;
     let cannot = |error| cannot_make("remove", &directory, error);
@@ -85,6 +85,7 @@ pub fn remove(directory: &Path) -> Result<bool> {
     if let Some(found) = found {
         found::discard(&found).map_err(cannot)?;
     }
+    remove_if_there(&directory.path().join(DISKS_NAME)).map_err(cannot)?;
     match directory.private_mount().map_err(cannot)? {
         Some(_) => match site::unmount(&directory) {
             Ok(()) => Ok(true),

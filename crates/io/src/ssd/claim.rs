@@ -30,6 +30,11 @@ impl DiskClaim {
         DiskClaim { device }
     }
 
+    /// Whether there was nothing on the disk, or no disk: it is being made.
+    pub fn is_new(&self) -> bool {
+        self.device.is_blank
+    }
+
     pub(super) fn device(&self) -> &Device {
         &self.device
     }

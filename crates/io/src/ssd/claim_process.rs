@@ -69,11 +69,12 @@ impl ClaimProcess {
         })?;
         let text = String::from_utf8_lossy(&bytes);
         let words: Vec<&str> = text.splitn(3, '\n').collect();
-        if let (["claimed", bytes, is_direct], Ok([lock, file])) = (&words[..], <[OwnedFd; 2]>::try_from(fds))
+        if let (["claimed", bytes, facts], Ok([lock, file])) = (&words[..], <[OwnedFd; 2]>::try_from(fds))
             && let Ok(bytes) = bytes.parse()
         {
             let files = [File::from(lock), File::from(file)];
-            return Ok(DiskClaim::of(Device::of(self.path.clone(), files, bytes, *is_direct == "true")));
+            let facts = ["direct", "blank"].map(|fact| facts.split(' ').any(|named| named == fact));
+            return Ok(DiskClaim::of(Device::of(self.path.clone(), files, bytes, facts)));
         }
         let kind = |name: &str| KINDS.into_iter().find(|kind| format!("{kind:?}") == name).unwrap_or(ErrorKind::Io);
         Err(match words[..] {
@@ -100,7 +101,10 @@ pub fn answer_claim(config: &DiskConfig) -> Result<()> {
     match DiskClaim::new(config) {
         Ok(claim) => {
             let device = claim.device();
-            let text = format!("claimed\n{}\n{}", device.bytes, device.is_direct);
+            let facts = [("direct", device.is_direct), ("blank", device.is_blank)];
+            let facts =
+                facts.into_iter().filter(|(_, is_so)| *is_so).map(|(fact, _)| fact).collect::<Vec<_>>().join(" ");
+            let text = format!("claimed\n{}\n{facts}", device.bytes);
             send_fds(&stream, text.as_bytes(), &device.descriptors(), deadline())
         }
         Err(error) => {

@@ -1,6 +1,7 @@
 //! An operator's settings for the disks, and the limits that follow from them.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_core::tiers::Limits;
@@ -9,6 +10,36 @@ use forebay_core::{Error, Result};
 use super::layout::{FIRST_SEGMENT_AT, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS};
 use crate::uring::EngineChoice;
 
+/// Where a disk's file is made that is not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Create {
+    /// Nowhere: the disk is not new, so its mount is missing, or it was replaced.
+    Never,
+    /// Not on the root filesystem, where a mount is probably missing.
+    OffRoot,
+    /// Everywhere.
+    Always,
+}
+
+impl Create {
+    const NAMES: [(Create, &str); 3] =
+        [(Create::Never, "never"), (Create::OffRoot, "off-root"), (Create::Always, "always")];
+
+    /// As [`Create::from_str`] takes it.
+    pub fn name(self) -> &'static str {
+        Create::NAMES.iter().find(|(create, _)| *create == self).expect("each has a name").1
+    }
+}
+
+impl FromStr for Create {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Create> {
+        let found = Create::NAMES.iter().find(|(_, name)| *name == text).map(|(create, _)| *create);
+        found.ok_or_else(|| Error::invalid("a file is created `never`, `off-root` or `always`"))
+    }
+}
+
 /// One file or block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskConfig {
@@ -16,8 +47,8 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// Bytes to use: a file is preallocated to this length. A device without it is used whole.
     pub capacity_bytes: Option<u64>,
-    /// Whether the file is also created in a directory on the root filesystem, where a mount is probably missing.
-    pub create: bool,
+    /// Where the file is created.
+    pub create: Create,
 }
 
 /// See the module documentation.

@@ -2,8 +2,8 @@
 //!
 //! Invariants: one daemon uses a disk, and a lock says so; bytes are not moved before all I/O of an earlier daemon
 //! is over; nothing that is not ours is ever written to, or given another length; no symbolic link is followed that
-//! another user could have made, and no disk is used in a directory that another user could change; no file is made on
-//! the root filesystem unless that is wanted, because the place of a mount that is missing lies there.
+//! another user could have made, and no disk is used in a directory that another user could change; no file is made
+//! where the mount of a disk is probably missing, unless that is wanted.
 //!
 //! Two locks on two open file descriptions. The first lives with the process. The second lies on the description
 //! that does the I/O, which the kernel keeps until the last transfer of a killed daemon is over: who holds the
@@ -22,7 +22,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
-use super::config::DiskConfig;
+use super::config::{Create, DiskConfig};
 use super::layout::{
     FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, not_ours,
 };
@@ -49,6 +49,8 @@ pub(super) struct Device {
     pub file: Arc<File>,
     pub bytes: u64,
     pub is_direct: bool,
+    /// Nothing was on it.
+    pub is_blank: bool,
     has_transfers_lock: bool,
     daemon_lock: File,
 }
@@ -63,14 +65,15 @@ impl Device {
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
         }
-        let bytes = sized(&daemon_lock, config)?;
+        let Judged { bytes, content, .. } = sized(&daemon_lock, config)?;
         let (file, is_direct) = open_for_transfers(&real, links, &daemon_lock)?;
-        Ok(Device::of(path, [daemon_lock, file], bytes, is_direct))
+        Ok(Device::of(path, [daemon_lock, file], bytes, [is_direct, content == Content::Blank]))
     }
 
     /// A disk that this process or another has claimed, with the descriptions that [`Device::descriptors`] gave.
-    pub fn of(path: PathBuf, [daemon_lock, file]: [File; 2], bytes: u64, is_direct: bool) -> Device {
-        Device { path, file: Arc::new(file), bytes, is_direct, has_transfers_lock: false, daemon_lock }
+    pub fn of(path: PathBuf, [daemon_lock, file]: [File; 2], bytes: u64, facts: [bool; 2]) -> Device {
+        let [is_direct, is_blank] = facts;
+        Device { path, file: Arc::new(file), bytes, is_direct, is_blank, has_transfers_lock: false, daemon_lock }
     }
 
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
@@ -93,12 +96,14 @@ pub(super) struct Judged {
     pub bytes: u64,
     /// False for a file that has to be preallocated to that length.
     pub is_whole: bool,
+    pub content: Content,
 }
 
-/// The length of the disk, after a file was given its own.
-fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
-    let Judged { bytes, is_whole } = judged(file, config)?;
-    if !is_whole {
+/// A file is given its length.
+fn sized(file: &File, config: &DiskConfig) -> Result<Judged> {
+    let judged = judged(file, config)?;
+    let bytes = judged.bytes;
+    if !judged.is_whole {
         let metadata = file.metadata().map_err(|error| cannot("look at", &config.path, error))?;
         match preallocate(file, &metadata, bytes) {
             // Written whole by others, for all that can be done here.
@@ -106,7 +111,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
             preallocated => preallocated.map_err(|error| no_room(&config.path, bytes, error))?,
         }
     }
-    Ok(bytes)
+    Ok(judged)
 }
 
 /// Changes nothing. Errors where the disk must not be used, or not with this configuration.
@@ -122,13 +127,13 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
                 .with("path", path.display())
                 .with("sector_bytes", sector_bytes));
         }
-        check_content(file, bytes).map_err(|error| error.with("path", path.display()))?;
+        let content = check_content(file, bytes).map_err(|error| error.with("path", path.display()))?;
         return match config.capacity_bytes {
             Some(wanted) if wanted > bytes => Err(Error::invalid("a device is smaller than its configured capacity")
                 .with("path", path.display())
                 .with("bytes", bytes)
                 .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
-            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true }),
+            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true, content }),
         };
     }
     if !metadata.is_file() {
@@ -141,7 +146,7 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
     // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
     let is_whole = content == Content::Ours && metadata.len() >= wanted;
-    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole })
+    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole, content })
 }
 
 /// What is on a disk that may be used.
@@ -312,8 +317,17 @@ pub(super) fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
 
 /// A file that is not there yet is made where that fills no filesystem by mistake.
 pub(super) fn check_place(real: &Path, config: &DiskConfig) -> Result<()> {
-    if config.create || real.exists() {
+    if config.create == Create::Always || real.exists() {
         return Ok(());
+    }
+    // A directory that is not there has an error of its own.
+    let path = config.path.display();
+    if config.create == Create::Never && place_of(real).exists() {
+        let says = "a disk's file does not exist, and is not made: the disk is not new, so its mount may be missing";
+        return Err(Error::new(ErrorKind::NotFound, says).with("path", &path).hint(format!(
+            "mount the disk there; a disk that is new or was replaced needs an empty file of the daemon's user \
+             (`touch {path}`), or `tier.ssd.create = true`"
+        )));
     }
     let device = |path: &Path| path.metadata().map(|metadata| metadata.dev());
     let cannot = |error| cannot("look at", &config.path, error);

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::device::{
-    DAEMON_BYTE, cannot, check_place, free_bytes, in_use, judged, needs_capacity, no_room, open_for_transfers,
+    Content, DAEMON_BYTE, cannot, check_place, free_bytes, in_use, judged, needs_capacity, no_room, open_for_transfers,
     place_of, trusted_path,
 };
 use crate::uring::is_locked;
@@ -22,7 +22,10 @@ use crate::uring::is_locked;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Prospect {
     /// It would take what is there.
-    Take,
+    Take {
+        /// Nothing is on it yet.
+        is_blank: bool,
+    },
     /// It would make a file.
     Make {
         /// Free space of the filesystem there.
@@ -63,7 +66,7 @@ fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prosp
         // Whether it is mounted. The description is closed at once.
         open_for_transfers(real, links, &file)?;
     }
-    Ok(Prospect::Take)
+    Ok(Prospect::Take { is_blank: wanted.content == Content::Blank })
 }
 
 fn examine_place(real: &Path, config: &DiskConfig) -> Result<Prospect, Vec<Error>> {

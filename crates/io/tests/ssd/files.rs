@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Completion, Outcome, Tier};
 use forebay_core::{ErrorKind, Result};
-use forebay_io::ssd::{DiskClaim, DiskConfig, Inspection, Ssd, SsdConfig};
+use forebay_io::ssd::{Create, DiskClaim, DiskConfig, Inspection, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use rustix::event::{PollFd, PollFlags};
 
@@ -19,7 +19,11 @@ pub fn home() -> tempfile::TempDir {
 }
 
 pub fn file_config(path: &Path, capacity_bytes: u64) -> SsdConfig {
-    SsdConfig::new(vec![DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes), create: true }])
+    SsdConfig::new(vec![DiskConfig {
+        path: path.to_owned(),
+        capacity_bytes: Some(capacity_bytes),
+        create: Create::Always,
+    }])
 }
 
 /// Of the one disk of a configuration.

@@ -17,6 +17,7 @@ use forebay_core::tier::{Capabilities, Completion, Health, Location, OpId, OpKin
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, Error, ErrorKind, NamespaceId, Result};
 use forebay_io::header::Sealing;
+use forebay_io::ssd::Known;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::dice::Dice;
@@ -68,11 +69,11 @@ impl TierSpec for Simulated {
         Options::new(Admission::All, 50, None, None)
     }
 
-    fn examine(&self) -> Vec<Result<String>> {
+    fn examine(&self, _: &Known) -> Vec<Result<String>> {
         Vec::new()
     }
 
-    fn claim(&self, _: &Sealing) -> Result<Box<dyn Claimed>> {
+    fn claim(&self, _: &Sealing, _: &Arc<Known>) -> Result<Box<dyn Claimed>> {
         Err(Error::invalid("a simulated tier is attached by the simulation"))
     }
 }

@@ -171,8 +171,10 @@ fn it_refuses_what_it_can_never_hold() {
 fn configuration_page_and_doctor_follow_from_its_entry() {
     assert!(page().contains("## tier.memory\n\nBlocks in a map, for tests.\n\n### `tier.memory.capacity_bytes`"));
     let config = config(Path::new("/nowhere"), "64MiB");
-    let tiers: Vec<_> =
-        config.configured_tiers().map(|tier| (tier.name(), tier.examine().remove(0).unwrap())).collect();
+    let tiers: Vec<_> = config
+        .configured_tiers()
+        .map(|tier| (tier.name(), tier.examine(&Known::default()).remove(0).unwrap()))
+        .collect();
     assert_eq!(tiers, [("memory", "64MiB for blocks".to_owned())]);
     let zero = ("tier.memory.load_deadline_ms".to_owned(), "0".to_owned());
     let refused = load(&Sources { flags: vec![zero], ..Sources::default() }).unwrap_err();

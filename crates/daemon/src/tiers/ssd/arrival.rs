@@ -5,12 +5,15 @@
 //! daemon runs. The log has one line for each change.
 
 use std::process::Command;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::ssd::{ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig};
+use forebay_io::ssd::{ClaimProcess, Create, DiskClaim, DiskConfig, Inbox, Known, SsdConfig};
 use forebay_io::uring::Region;
+
+use super::tells_of_past;
 
 /// The command by which this program claims a disk for a daemon that started it.
 pub const CLAIM_COMMAND: &str = "claim-disk";
@@ -22,14 +25,33 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
+/// What the first look at a disk showed.
+pub enum Look {
+    Taken {
+        is_new: bool,
+    },
+    /// There is no file, and the answer says whether to make one.
+    Absent(Sender<Create>),
+    /// It is done without.
+    Missing {
+        /// Whether the disk was made earlier.
+        is_past: bool,
+    },
+    /// Of the operator.
+    Mistake(Error),
+}
+
 /// See the module's head.
 pub struct Arrival {
     /// Number of the disk in the configuration.
     pub place: usize,
     pub config: SsdConfig,
     pub inbox: Inbox,
+    pub known: Arc<Known>,
+    /// Whether it asks, if it is not there, what else was found.
+    pub asks: bool,
     /// Whoever waits for the first look at the disk.
-    pub first_look: Option<Sender<Result<()>>>,
+    pub first_look: Option<Sender<Look>>,
     /// The pool comes later than the first look.
     pub pools: Receiver<Region>,
     pub pool: Option<Region>,
@@ -53,7 +75,8 @@ impl Arrival {
 
     fn open(&mut self) -> Result<()> {
         let mut claim = self.claim()?;
-        self.looked(Ok(()));
+        let is_new = claim.is_new();
+        self.looked(Look::Taken { is_new });
         if self.pool.is_none() {
             self.pool = self.pools.recv().ok();
         }
@@ -66,16 +89,33 @@ impl Arrival {
             std::thread::sleep(CLAIM_PAUSE);
         }
         self.inbox.earlier_io_done(self.place);
+        self.known.add(&self.disk().path);
+        self.known.keep()?;
         let opened = claim.open(&self.config, &pool, self.inbox.waker())?;
         let disk = opened.report();
         let (engine, why) = (disk.engine, &disk.engine_why);
         let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
-        tracing::info!(disk, blocks, engine, why, is_direct, "opened a disk");
+        tracing::info!(disk, blocks, engine, why, is_direct, is_new, "opened a disk");
         self.inbox.opened(self.place, opened);
         Ok(())
     }
 
     fn claim(&mut self) -> Result<DiskClaim> {
+        match self.claim_as_told() {
+            Err(error) if error.kind() == ErrorKind::NotFound && std::mem::take(&mut self.asks) => {
+                let (asking, answer) = mpsc::channel();
+                if let Some(first_look) = &self.first_look {
+                    // Nobody may be left to hear it.
+                    let _ = first_look.send(Look::Absent(asking));
+                }
+                self.config.disks[self.place].create = answer.recv().unwrap_or(Create::Never);
+                self.claim_as_told()
+            }
+            claimed => claimed,
+        }
+    }
+
+    fn claim_as_told(&mut self) -> Result<DiskClaim> {
         let disk = self.disk().clone();
         let process = ClaimProcess::start(command(&disk), disk.path.clone())?;
         if !process.has_answered(SILENT_AFTER) {
@@ -91,7 +131,8 @@ impl Arrival {
     fn say_missing(&mut self, error: Error) {
         let (text, hint) = (error.to_string(), error.hint_text().unwrap_or("check the disk").to_owned());
         let is_mistake = is_mistake(&error);
-        let is_heard = self.looked(if is_mistake { Err(error) } else { Ok(()) });
+        let is_past = tells_of_past(&error);
+        let is_heard = self.looked(if is_mistake { Look::Mistake(error) } else { Look::Missing { is_past } });
         if is_mistake && is_heard {
             return;
         }
@@ -103,7 +144,7 @@ impl Arrival {
     }
 
     /// Whether anybody still waited for the first look.
-    fn looked(&mut self, what: Result<()>) -> bool {
+    fn looked(&mut self, what: Look) -> bool {
         self.first_look.take().is_some_and(|first_look| first_look.send(what).is_ok())
     }
 
@@ -136,8 +177,6 @@ fn command(disk: &DiskConfig) -> Command {
     if let Some(bytes) = disk.capacity_bytes {
         command.args(["--capacity-bytes", &bytes.to_string()]);
     }
-    if disk.create {
-        command.arg("--create");
-    }
+    command.args(["--create", disk.create.name()]);
     command
 }

@@ -7,7 +7,7 @@ use forebay_core::checksum::checksum;
 use forebay_core::tier::{OpId, OpKind, Operation, Outcome, Tier};
 use forebay_core::{BlockHash, BlockKey, Error, ErrorKind, Generation, NamespaceId, PAGE_BYTES, Result, SlotId};
 
-use crate::ssd::{DiskClaim, DiskConfig, Recovery, Ssd, SsdConfig};
+use crate::ssd::{Create, DiskClaim, DiskConfig, Recovery, Ssd, SsdConfig};
 use crate::uring::{EngineChoice, Region};
 
 /// Blocks per submission; all from the same page of memory.
@@ -31,7 +31,7 @@ pub struct RecoveryRow {
 pub fn recovery(path: &Path, blocks: u64, engine: EngineChoice) -> Result<RecoveryRow> {
     // A head per 40 blocks, footers, and the segments that are kept free.
     let capacity_bytes = blocks * (PAGE_BYTES + PAGE_BYTES / 8) + (1 << 30);
-    let disk = DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes), create: true };
+    let disk = DiskConfig { path: path.to_owned(), capacity_bytes: Some(capacity_bytes), create: Create::Always };
     let config = SsdConfig { engine, segment_bytes: Some(64 << 20), ..SsdConfig::new(vec![disk]) };
     let result = fill(&config, blocks).and_then(|()| reopen(&config, blocks));
     let _ = std::fs::remove_file(path);

@@ -16,7 +16,7 @@ use rustix::time::ClockId;
 use super::config::{BenchConfig, Direction};
 use super::sample::{Sample, cpu_time};
 use crate::ssd::reclaim::READY;
-use crate::ssd::{DiskClaim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
+use crate::ssd::{Create, DiskClaim, DiskConfig, SegmentReport, SegmentState, Ssd, SsdConfig};
 use crate::uring::{Memory, Region, Span};
 
 /// A disk that completes nothing for this long is given up.
@@ -55,7 +55,11 @@ impl Rig {
         if size_bytes < PAGE_BYTES {
             return Err(Error::invalid("a benchmark's blocks have 4 KiB at least").with("size_bytes", size_bytes));
         }
-        let disk = DiskConfig { path: config.path.clone(), capacity_bytes: Some(config.capacity_bytes), create: true };
+        let disk = DiskConfig {
+            path: config.path.clone(),
+            capacity_bytes: Some(config.capacity_bytes),
+            create: Create::Always,
+        };
         // Stores take half of a disk's depth.
         let ssd_config = SsdConfig {
             engine: config.engine,
