@@ -38,6 +38,11 @@ pub(crate) struct Tally {
     pub fenced: u64,
 }
 
+/// Where the reservations of a class and an owner are counted.
+fn counted_at(class: ClassId, owner: u8) -> usize {
+    class.0 as usize * Instance::MAX + owner as usize
+}
+
 /// See the module's head.
 pub(crate) struct Slots {
     space: Space,
@@ -50,7 +55,7 @@ pub(crate) struct Slots {
     /// The blocks in state `Reserved`, by owner. No policy has them, so they use its nodes.
     reserved: Vec<List>,
     /// How many of them there are, by class and owner.
-    reserved_of: Vec<[u32; Instance::MAX]>,
+    reserved_of: Vec<u32>,
     /// The blocks in state `Fenced`. No policy has them either.
     fenced: List,
     next_generation: u32,
@@ -187,7 +192,7 @@ impl Slots {
 
     /// How many slots of `class` the instance has reserved.
     pub fn reserved_of(&self, class: ClassId, instance: Instance) -> u64 {
-        self.reserved_of[class.0 as usize][instance.0 as usize].into()
+        self.reserved_of[counted_at(class, instance.0)].into()
     }
 
     /// Instances that have reserved something, this one not counted.
@@ -198,9 +203,10 @@ impl Slots {
 
     /// Whether the counts by class and owner are those of the reservations, for the audit.
     pub fn are_reservations_right(&self) -> bool {
-        let mut counted = vec![[0; Instance::MAX]; self.reserved_of.len()];
+        let mut counted = vec![0; self.reserved_of.len()];
         for (owner, reserved) in self.reserved.iter().enumerate() {
-            reserved.iter_back(&self.nodes).for_each(|block| counted[self.records[block].class.0 as usize][owner] += 1);
+            let classes = reserved.iter_back(&self.nodes).map(|block| self.records[block].class);
+            classes.for_each(|class| counted[counted_at(class, owner as u8)] += 1);
         }
         counted == self.reserved_of
     }
@@ -565,7 +571,7 @@ impl Slots {
     fn cover_classes(&mut self) {
         let classes = self.space.classes().count();
         self.tallies.resize(classes, Tally::default());
-        self.reserved_of.resize(classes, [0; Instance::MAX]);
+        self.reserved_of.resize(classes * Instance::MAX, 0);
     }
 
     /// A record, and a free slot of its class.
@@ -591,7 +597,7 @@ impl Slots {
             State::Reserved => {
                 tally.reserved -= 1;
                 self.reserved_bytes -= self.space.class_info(class).slot_bytes;
-                self.reserved_of[class.0 as usize][owner] -= 1;
+                self.reserved_of[counted_at(class, owner as u8)] -= 1;
                 self.reserved[owner].unlink(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting -= 1,
@@ -606,7 +612,7 @@ impl Slots {
             State::Reserved => {
                 tally.reserved += 1;
                 self.reserved_bytes += self.space.class_info(class).slot_bytes;
-                self.reserved_of[class.0 as usize][owner] += 1;
+                self.reserved_of[counted_at(class, owner as u8)] += 1;
                 self.reserved[owner].push_head(&mut self.nodes, block);
             }
             State::Promoting => tally.promoting += 1,
