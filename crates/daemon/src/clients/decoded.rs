@@ -7,9 +7,9 @@
 use forebay_core::{Error, Result};
 use forebay_rpc::lists::{Entries, Lists};
 
-/// A message may take so many times its length. Usual ones take up to 1.3 times as much, queue hints of one key 3
-/// times.
-const MOST_TIMES: u64 = 4;
+/// A message may take so many times its length. Usual ones take up to 1.3 times as much, queue hints of one key 3 times,
+/// and a `Put` of blocks of one byte under short hashes 6 times.
+const MOST_TIMES: u64 = 6;
 
 /// The message so far.
 pub struct Decoded {
@@ -229,6 +229,11 @@ mod tests {
             ("Commit", CommitRequest { session: 7, namespace: 1, groups: vec![blocks(4000); 3] }.encode_to_vec()),
             ("Abort", AbortRequest { session: 7, slots: held(10_000) }.encode_to_vec()),
             ("Put", PutRequest { blocks: vec![put(70_000), put(70_000)], ..Default::default() }.encode_to_vec()),
+            (
+                "Put",
+                PutRequest { blocks: vec![Block { hash: vec![9; 3], data: vec![1] }; 50_000], ..Default::default() }
+                    .encode_to_vec(),
+            ),
             ("Get", GetRequest { hashes: vec![5; 64_000], ..Default::default() }.encode_to_vec()),
         ]
     }
@@ -257,7 +262,7 @@ mod tests {
             ("OpenNamespace", 2, &[0]),
             ("OpenNamespace", 3, &[0]),
             ("OpenNamespace", 3, &[4, 0x2a, 2, 1, 1]),
-            ("Release", 2, &[3, 1, 2, 3]),
+            ("Release", 2, &[10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
             ("Put", 5, &[0]),
         ] {
             let message = [&[field << 3 | 2], entry].concat().repeat(10_000);
