@@ -7,8 +7,8 @@
 use forebay_core::{Error, Result};
 use forebay_rpc::lists::{Entries, Lists};
 
-/// A message may take so many times its length. Usual ones take up to 1.3 times as much, queue hints of one key 3 times,
-/// and a `Put` of blocks of one byte under short hashes 6 times.
+/// A message may take so many times its length. Usual ones take up to 1.3 times as much, queue hints of one key 3
+/// times, and a `Put` of blocks of one byte under short hashes 6 times.
 const MOST_TIMES: u64 = 6;
 
 /// The message so far.
