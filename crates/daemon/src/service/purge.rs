@@ -51,6 +51,7 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         seconds => Duration::from_secs(seconds.into()),
     };
     let is_of_tenant = request.namespace_id.is_empty();
+    let begun = Instant::now();
     let (own, emptied) = tokio::join!(still_on_own_tiers(shared, &ids, is_of_tenant, wait), emptied);
     let (purging, unnamed) = {
         let state = shared.lock();
@@ -60,7 +61,10 @@ pub async fn purge(shared: &Shared, request: PurgeRequest) -> Result<PurgeReply>
         // Looked for only now: a tier that was being opened when the purge began had told of nothing.
         (state.tiers.purging(&ids), if is_of_tenant { unnamed(&state, &ids) } else { Vec::new() })
     };
-    let told = |tier| if purging.contains(&tier) { still_on(tier, wait) } else { not_whole(tier, wait) };
+    let told = |tier| match purging.contains(&tier) {
+        true => still_on(tier, begun.elapsed()),
+        false => not_whole(tier, begun.elapsed()),
+    };
     let mut own: Vec<(&str, Error)> = own.into_iter().map(|tier| (tier, told(tier))).collect();
     own.extend(unnamed_error(&unnamed).map(|error| ("disks", error)));
     let is_complete = own.is_empty() && emptied.iter().all(|emptied| emptied.outcome.is_ok());
@@ -134,18 +138,18 @@ async fn still_on_own_tiers(
     }
 }
 
-fn still_on(tier: &str, wait: Duration) -> Error {
+fn still_on(tier: &str, waited: Duration) -> Error {
     let says = "the pool is purged, but blocks of the namespace are still on a tier";
-    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
+    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", waited.as_secs());
     error.hint(
         "the daemon serves none of them and continues the removal, also after a restart: `forebay inspect` says how \
          far it is",
     )
 }
 
-fn not_whole(tier: &str, wait: Duration) -> Error {
+fn not_whole(tier: &str, waited: Duration) -> Error {
     let says = "the pool is purged, but a tier is not open, or a disk of it is missing: what it holds of the tenant is not known";
-    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", wait.as_secs());
+    let error = Error::new(ErrorKind::Timeout, says).with("tier", tier).with("seconds", waited.as_secs());
     error.hint("purge again when `forebay inspect` shows the tier with all its disks")
 }
 
