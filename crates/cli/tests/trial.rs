@@ -64,7 +64,8 @@ fn diagnostics_leave_nothing_in_the_pool_the_tiers_the_counts_and_the_log() {
     let namespace = client.namespace("t", vec![group()]).expect("a namespace");
     store(&client, &worker, namespace, 0..20);
     is_served(&client, &worker, namespace, 0..20);
-    // A thread takes its time to count lookups.
+    // A thread of low priority counts lookups: at rest is a daemon that has counted the one above.
+    wait_until("the lookup is counted", || daemon.page("/metrics").contains("\nforebay_sampled_keys 20\n"));
     let mut before = traces(&place, &server, home.path(), &daemon);
     wait_until("the daemon is at rest", || {
         let earlier = std::mem::replace(&mut before, traces(&place, &server, home.path(), &daemon));
