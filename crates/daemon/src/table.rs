@@ -24,9 +24,9 @@ impl Table {
         &self.pool
     }
 
-    /// A block of this number was found at start: later ones get higher numbers.
+    /// A block of this number was found at start: later ones get higher numbers, as long as there are any.
     pub fn recovered(&mut self, sequence: u64) {
-        self.next_sequence = self.next_sequence.max(sequence + 1);
+        self.next_sequence = self.next_sequence.max(sequence.saturating_add(1));
     }
 
     /// For `Effect::Ready`, unless the block has left the pool since.
@@ -36,7 +36,7 @@ impl Table {
         }
         let (key, length, tokens) = (core.block_key(block), core.block_length_bytes(block), core.block_tokens(block));
         let sequence = self.next_sequence;
-        self.next_sequence += 1;
+        self.next_sequence = sequence.saturating_add(1);
         self.pool.ready(slot, generation, &Entry { key, length, checksum, sequence, tokens });
     }
 

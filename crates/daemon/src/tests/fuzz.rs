@@ -527,7 +527,16 @@ fn recover(name: &'static str, is_mended: bool) {
         Ok::<_, String>(there)
     };
     assert_eq!(run(&input), Ok(3), "the pool as it was left is recovered");
-    let target = Target::new(name, vec![input]).cases(400).allocates(64, 16 << 20);
+    // A count of use that no later one follows.
+    let mut last = input.clone();
+    let entries = PIECES[..2].iter().map(|(_, place)| place.end - place.start).sum::<u64>() as usize;
+    let end = entries + (PIECES[2].1.end - PIECES[2].1.start) as usize;
+    for entry in last[entries..end].chunks_exact_mut(128).filter(|entry| entry[4..8] == *b"REDY") {
+        entry[88..96].fill(0xFF);
+    }
+    reseal(&mut last);
+    assert_eq!(run(&last), Ok(3), "a pool whose counts of use are at their end is recovered");
+    let target = Target::new(name, vec![input, last]).cases(400).allocates(64, 16 << 20);
     let target = if is_mended { target.mended(reseal) } else { target };
     target.run(run);
 }
