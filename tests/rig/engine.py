@@ -171,6 +171,11 @@ class Engine:
         """Writes other weights into memory, by a call of the engine or behind its back."""
         self.call("scale_embeddings", factor=factor, is_called=is_called)
 
+    def connect(self, *, is_on: bool) -> None:
+        """Takes the connector out of scheduler and workers, or puts it back, while no request runs: one process then
+        shows what the connector costs, where two processes of one program differ by more than that."""
+        self.call("connect", is_on=is_on)
+
     def fields(self) -> dict[str, str]:
         """The namespace's fields that hold from the start on."""
         fields: dict[str, str] = self.call("fields")["fields"]

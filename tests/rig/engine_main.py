@@ -63,6 +63,7 @@ class Served:
         self.engine_id = transfer_config.engine_id if transfer_config else None
         core = cast(InprocClient, self.engine.engine_core).engine_core
         self.scheduler: Any = core.scheduler
+        self._connector = self.scheduler.connector
         self.stopwatch = Stopwatch()
         self._watch()
 
@@ -90,6 +91,14 @@ class Served:
             self.probe("probe_scale_embeddings", factor)
         else:
             self.engine.model_executor.driver_worker.probe_scale_embeddings(factor)
+        return {}
+
+    def connect(self, is_on: bool) -> dict[str, Any]:
+        """Between requests, and when all stores are over."""
+        if self.scheduler.connector is not None:
+            self._connector = self.scheduler.connector
+        self.scheduler.connector = self._connector if is_on else None
+        self.probe("probe_connect", is_on)
         return {}
 
     def fields(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class WorkerProbe:
 
     model_runner: Any
     rank: int
+    _probe_agent: Any
 
     def probe_pid(self) -> int:
         return os.getpid()
@@ -36,6 +37,14 @@ class WorkerProbe:
         """Other weights in place: those of the linear layers cannot be written on a CPU, where kernels keep them."""
         embeddings = self.model_runner.get_model().get_parameter("model.embed_tokens.weight")
         embeddings.data.mul_(factor)
+
+    def probe_connect(self, is_on: bool) -> None:
+        """Takes the connector out of the worker, or puts it back."""
+        from vllm.distributed.kv_transfer import kv_transfer_state
+
+        if kv_transfer_state._KV_CONNECTOR_AGENT is not None:
+            self._probe_agent = kv_transfer_state._KV_CONNECTOR_AGENT
+        kv_transfer_state._KV_CONNECTOR_AGENT = self._probe_agent if is_on else None
 
     def probe_page_digests(self, blocks: list[list[int]]) -> list[list[str | None]]:
         """Per group and block, a digest of the block's bytes in all layers of the group; None for the null block."""
