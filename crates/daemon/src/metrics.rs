@@ -7,6 +7,7 @@
 mod table;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_core::report::{ClassReport, Held};
 use forebay_core::stats::Stats;
@@ -40,6 +41,8 @@ pub struct Snapshot {
     pub lookup_time: Histogram,
     /// What kept the deciding thread from its next decision.
     pub event_time: Histogram,
+    /// For which the deciding thread could run and had no core.
+    pub queue_time: Duration,
     /// When the daemon started, in seconds since 1970.
     pub start_time_seconds: u64,
 }

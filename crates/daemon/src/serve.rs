@@ -256,6 +256,7 @@ impl http::Source for Pages {
             rpc: state.rpc.clone(),
             lookup_time: state.lookup_time.clone(),
             event_time: self.shared.turns().histogram(),
+            queue_time: self.shared.turns().queue_time().waited,
             start_time_seconds: self.start_time_seconds,
         })
     }

@@ -69,7 +69,8 @@ pub async fn examine(config: &Config) -> Findings {
     };
     let engines = engines(&reply.sessions);
     let [versions, self_test] = self_test(directory, &reply.classes).await;
-    let checks = vec![check, versions, self_test, engines, limits(&reply.users)];
+    let cores = cores(Duration::from_micros(reply.core_wait_us), reply.runs);
+    let checks = vec![check, versions, self_test, engines, limits(&reply.users), cores];
     Findings { checks, holdings: Some(holdings), tiers: Some(reply.tiers), is_silent: false }
 }
 
@@ -171,6 +172,24 @@ fn limits(users: &[UserInfo]) -> Check {
             "limits",
             reached.join("; "),
             "see `forebay inspect` for what the user has now; have it close or read what it opened, or raise the limit",
+        ),
+    }
+}
+
+/// A longer wait for a core, on average, is longer than a lookup takes.
+const LONG_WAIT: Duration = Duration::from_millis(1);
+
+/// Whether engines that spin on all cores keep the daemon from one. `waited` is what its deciding thread has waited
+/// before all of its `runs`.
+fn cores(waited: Duration, runs: u64) -> Check {
+    let each = waited / u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
+    let told = format!("the daemon waits {:.2} ms on average until it gets a core", each.as_secs_f64() * 1e3);
+    match each < LONG_WAIT {
+        true => Check::ok("cores", told),
+        false => Check::warn(
+            "cores",
+            format!("{told}; other processes have all of them"),
+            "give the daemon's service more weight, such as `CPUWeight=1000` in its systemd unit, or a core of its own",
         ),
     }
 }
@@ -287,6 +306,16 @@ mod tests {
         let check = limits(&[user(&[]), user(&[("engines", 3), ("calls_per_user", 1)])]);
         let told = "user 1000 reached `limits.calls_per_user` 1 times, `limits.engines` 3 times";
         assert_eq!((check.verdict, check.finding.as_str()), (Verdict::Warn, told));
+    }
+
+    #[test]
+    fn a_daemon_that_waits_long_for_a_core_is_told_with_what_helps() {
+        assert_eq!(cores(Duration::ZERO, 0).verdict, Verdict::Ok);
+        let told = "the daemon waits 0.05 ms on average until it gets a core";
+        assert_eq!(cores(Duration::from_millis(50), 1000), Check::ok("cores", told));
+        let starved = cores(Duration::from_secs(33), 10_000);
+        assert!(starved.verdict == Verdict::Warn && starved.finding.starts_with("the daemon waits 3.30 ms"));
+        assert!(starved.hint.unwrap().contains("`CPUWeight=1000`"));
     }
 
     #[test]

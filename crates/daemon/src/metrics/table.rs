@@ -534,6 +534,11 @@ static METRICS: &[Metric] = &[
          the state by another thread.",
         Seconds(|s| &s.event_time),
     ),
+    metric(
+        "forebay_core_wait_seconds_total",
+        "Time for which the deciding thread could run, and other processes had all cores.",
+        CounterOfTime(|s| s.queue_time.as_micros() as u64),
+    ),
 ];
 
 /// `snapshot` in OpenMetrics text form.

@@ -20,6 +20,7 @@ use crate::turns::one_at_a_time;
 pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply> {
     let users = clients.reports().into_iter().map(user).collect();
     let huge_bytes = huge_bytes(shared).await?;
+    let queue_time = shared.turns().queue_time();
     Ok(shared.event(|state| {
         let held = state.core.held();
         InspectReply {
@@ -43,6 +44,8 @@ pub async fn inspect(shared: &Shared, clients: &Clients) -> Result<InspectReply>
             users,
             used_bytes: state.core.classes().iter().map(|class| class.used * class.slot_bytes).sum(),
             pool_trouble: Health::of(state).without_memory().unwrap_or_default(),
+            core_wait_us: queue_time.waited.as_micros() as u64,
+            runs: queue_time.runs,
         }
     }))
 }
