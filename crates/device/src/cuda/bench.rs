@@ -19,6 +19,7 @@ use super::engine::{CudaCopyEngine, CudaOptions, MULTIPROCESSORS, START_PATIENCE
 use super::lane::Lane;
 use super::methods::{Method, singles};
 use super::ops::Op;
+use super::pitched;
 use super::register::Pool;
 use crate::bench::Random;
 use crate::copy::{self, Level, Memory};
@@ -110,7 +111,13 @@ impl Bench {
         let (there, here) = (random.permutation(room), random.permutation(room));
         let at = |base: u64, place: u32| base + u64::from(place) * size;
         let pairs = there.into_iter().zip(here).take(count);
-        pairs.map(|(d, h)| Op { device: at(self.device, d), host: at(host.address(), h), bytes: size }).collect()
+        pairs.map(|(d, h)| Op::new(at(self.device, d), at(host.address(), h), size)).collect()
+    }
+
+    /// Copies of `size` in evenly spaced rows.
+    fn in_rows(&self, host: &Memory, size: u64, count: usize) -> Vec<Op> {
+        let places = (0..count as u64).map(|at| pitched::place(at) * size);
+        places.map(|at| Op::new(self.device + at, host.address() + at, size)).collect()
     }
 }
 
@@ -140,7 +147,7 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
         // A driver that is older than an attribute does not know it.
         figures.extend(bench.context.attribute(attribute).ok().map(|value| figure(what, f64::from(value), unit)));
     }
-    let op = |host: &Memory| vec![Op { device: bench.device, host: host.address(), bytes: extent.bytes }];
+    let op = |host: &Memory| vec![Op::new(bench.device, host.address(), extent.bytes)];
     Random(extent.seed).fill(&bench.sent);
     for (what, direction, host) in
         [("peak of a load", Direction::Load, &bench.sent), ("peak of a store", Direction::Store, &bench.back)]
@@ -152,8 +159,8 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
     same(&bench.sent, &bench.back, "a peak")?;
     // Different halves of the device, so that neither way reads what the other writes.
     let half = extent.bytes / 2;
-    let load = vec![Op { device: bench.device, host: bench.sent.address(), bytes: half }];
-    let store = vec![Op { device: bench.device + half, host: bench.back.address(), bytes: half }];
+    let load = vec![Op::new(bench.device, bench.sent.address(), half)];
+    let store = vec![Op::new(bench.device + half, bench.back.address(), half)];
     let both = || -> Result<Duration> {
         let start = Instant::now();
         let [stores, loads] = &bench.lanes;
@@ -193,7 +200,7 @@ pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: M
     Ok(figures)
 }
 
-/// Row 3: each method by size, number and direction. Every shape is checked there and back before it is timed. The
+/// Row 3: each method by size, number and direction; of rows those that are evenly spaced, of others shuffled copies. Every shape is checked there and back before it is timed. The
 /// kernel loads only, so another method brings back what it has loaded.
 pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell: impl FnMut(Figure)) -> Result<()> {
     let mut bench = Bench::new(driver, ordinal, extent.bytes)?;
@@ -204,14 +211,17 @@ pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell:
     let mut random = Random(extent.seed);
     random.fill(&bench.sent);
     for method in Method::ALL.into_iter().filter(|method| bench.lanes[Direction::Load as usize].has(*method)) {
-        let store = if method.takes_all() { method } else { Method::Loop };
+        let store = if method.copies(Direction::Store) { method } else { Method::Loop };
         for (size, count) in extent.sizes.iter().flat_map(|size| extent.counts.iter().map(move |count| (*size, *count)))
         {
             let bytes = size * count as u64;
             if bytes > extent.bytes {
                 continue;
             }
-            let there = bench.shuffled(&bench.sent, size, count, &mut random);
+            let there = match method {
+                Method::Pitched => bench.in_rows(&bench.sent, size, count),
+                _ => bench.shuffled(&bench.sent, size, count, &mut random),
+            };
             let shift = |op: &Op| Op { host: op.host - bench.sent.address() + bench.back.address(), ..*op };
             let back: Vec<_> = there.iter().map(shift).collect();
             bench.back.write(0, &vec![0xd5; bench.back.len()]);
@@ -223,7 +233,7 @@ pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell:
                 is_equal.then_some(()).ok_or_else(|| wrong(name).with("bytes", size).with("count", count))?;
             }
             let ways = [("load", Direction::Load, &there), ("store", Direction::Store, &back)];
-            for (way, direction, ops) in ways.into_iter().take(if method.takes_all() { 2 } else { 1 }) {
+            for (way, direction, ops) in ways.into_iter().filter(|(_, direction, _)| method.copies(*direction)) {
                 let passes = (0..extent.repeats).map(|_| bench.pass(direction, method, ops)).collect::<Result<_>>()?;
                 tell(gb_per_s(format!("{way}, {}, {count} x {size} B", method.name()), bytes, median(passes)));
             }
@@ -412,7 +422,7 @@ impl Model {
     /// The pieces of a block between the device and `host`.
     fn ops(&self, block: u32, host: &Memory) -> Vec<Op> {
         let block = u64::from(block);
-        let piece = |(device, at, bytes)| Op { device: self.device + device, host: host.address() + at, bytes };
+        let piece = |(device, at, bytes)| Op::new(self.device + device, host.address() + at, bytes);
         match self.layout {
             Layout::Layers => {
                 let page = |layer| ((layer * u64::from(ROWS) + block) * PAGE, layer * PAGE, PAGE);
@@ -463,7 +473,7 @@ pub fn store_for_ever(driver: Arc<dyn Driver>, ordinal: u32, file: &File, begun:
     let bench = Bench::new(driver.clone(), ordinal, 2 * bytes)?;
     // Two halves that differ, so that each store changes every byte.
     Random(1).fill(&bench.sent);
-    let whole = Op { device: bench.device, host: bench.sent.address(), bytes: 2 * bytes };
+    let whole = Op::new(bench.device, bench.sent.address(), 2 * bytes);
     bench.pass(Direction::Load, Method::Loop, &[whole])?;
     let block = 64 << 10;
     let rows = (2 * bytes / block) as u32;

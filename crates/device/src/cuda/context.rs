@@ -77,6 +77,12 @@ impl Context {
         &self.description
     }
 
+    /// The device's own number in hexadecimal digits, if the driver tells it.
+    pub fn uuid(&self) -> Option<String> {
+        let uuid = self.driver.uuid(self.device).ok()?;
+        Some(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
     pub fn attribute(&self, attribute: Attribute) -> Answer<i32> {
         self.driver.attribute(self.device, attribute)
     }
