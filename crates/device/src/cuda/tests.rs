@@ -814,9 +814,15 @@ fn the_measurements_check_their_bytes_and_leave_nothing_open() {
     assert!(peaks.iter().any(|figure| figure.what == "peak of a load" && figure.value > 0.0));
     let mut shapes = Vec::new();
     rows::methods(fake.clone(), 0, &extent, |figure| shapes.push(figure.what)).unwrap();
-    let loads = |method| shapes.iter().filter(|what| what.starts_with(&format!("load, {method}, "))).count();
-    assert_eq!(["kernel", "batch", "loop", "pitched"].map(loads), [2 * 2; 4], "sizes, counts: {shapes:?}");
-    assert_eq!(shapes.len(), (4 + 3) * 2 * 2, "the kernel loads only: {shapes:?}");
+    let count =
+        |way: &str, method| shapes.iter().filter(|what| what.starts_with(&format!("{way}, {method}, "))).count();
+    let methods = ["batch", "loop", "pitched"];
+    for way in ["load", "store", "of the peak: load", "processor: store"] {
+        assert_eq!(methods.map(|method| count(way, method)), [2 * 2; 3], "sizes, counts: {shapes:?}");
+    }
+    assert_eq!(methods.map(|method| count("both", method)), [3; 3], "the largest has no room twice: {shapes:?}");
+    let kernel = ["load", "store", "both"].map(|way| count(way, "kernel"));
+    assert_eq!(kernel, [2 * 2, 0, 0], "the kernel loads only: {shapes:?}");
     let memory = rows::populated(1 << 20, 21).unwrap();
     let registered = rows::registration(fake.clone(), 0, "memory", memory).unwrap();
     assert_eq!((registered[0].value, registered.len()), (1.0, 3));
