@@ -257,14 +257,16 @@ class WorkerEngine:
         verify: bool = True,
         device: int | None = None,
         stages: bool = True,
-        method: Literal["auto", "kernel", "batch", "loop"] = "auto",
+        method: Literal["auto", "kernel", "batch", "loop", "pitched"] = "auto",
         multiprocessors: int = 0,
+        calibrations: str | None = None,
     ) -> Self:
         """`tensors`: (address, rows, row stride in bytes, page bytes), memory that outlives this object: of the host,
         or of the CUDA device with the number `device`. `stages`: whether copies may go through staging memory where the
         driver has not registered the pool; set to False if tensors may be unmapped without `wait`. `method`: how a
         device copies, if it can; what is next in `report` stands in. `multiprocessors`: the most that the kernel for
-        loads takes of the device; 0 takes eight.
+        loads takes of the device; 0 takes eight. `calibrations`: the folder that keeps what is measured for "auto";
+        without one each engine measures it.
 
         `groups`: (group, is replicated, refs), refs being (tensor index, page bytes) in layer order. `incarnation`:
         the session's. `threads`: 0 takes one per core, at most 4. `verify`: whether loads are compared with the
@@ -307,8 +309,9 @@ class WorkerEngine:
         reported later."""
 
     def report(self) -> dict[str, Any]:
-        """How it copies: device, methods, pool_bytes, registered_bytes (of them by the driver), copied_bytes,
-        staged_bytes (of them through staging memory), trouble (what hinders it, or None). Never waits."""
+        """How it copies: device, methods, choice (where their order comes from: "given", "measured" by this engine, or
+        "kept" from an earlier one), pool_bytes, registered_bytes (of them by the driver), copied_bytes, staged_bytes
+        (of them through staging memory), trouble (what hinders it, or None). Never waits."""
 
     def corrupt_loads(self) -> int:
         """Loads of slots without the stored content. Counted since the start; never waits."""

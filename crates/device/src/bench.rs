@@ -325,7 +325,7 @@ impl Clock {
 }
 
 /// Of all threads of this process.
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(tv_sec as u64, tv_nsec as u32)
 }

@@ -47,6 +47,8 @@ pub struct EngineReport {
     pub device: Option<String>,
     /// What copies, the preferred one first.
     pub methods: Vec<&'static str>,
+    /// Where the order of the methods comes from: `given`, `measured` by this engine, or `kept` from another one's.
+    pub choice: &'static str,
     /// Bytes of the attached pools, and how many of them the driver has registered.
     pub pool_bytes: u64,
     pub registered_bytes: u64,

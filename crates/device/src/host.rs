@@ -134,7 +134,7 @@ impl CopyEngine for HostCopyEngine {
 
     fn report(&self) -> EngineReport {
         let pool_bytes = self.shared.lock().pools.values().map(|pool| pool.len() as u64).sum();
-        EngineReport { methods: vec!["host"], pool_bytes, ..EngineReport::default() }
+        EngineReport { methods: vec!["host"], choice: "given", pool_bytes, ..EngineReport::default() }
     }
 }
 

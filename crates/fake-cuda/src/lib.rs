@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use forebay_device::Memory;
 use forebay_device::cuda::driver::{
     Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
-    ModuleHandle, SourceOrder, Status, StreamHandle,
+    ModuleHandle, Rows, SourceOrder, Status, StreamHandle,
 };
 use forebay_device::cuda::fake::{Fake, Fault};
 
@@ -73,6 +73,10 @@ unsafe extern "C" fn pci_bus_id(out: *mut c_char, bytes: c_int, device: c_int) -
     // SAFETY: the caller's buffer has `bytes` bytes, which were compared.
     unsafe { out.copy_from_nonoverlapping(id.as_ptr(), id.count_bytes() + 1) };
     0
+}
+
+unsafe extern "C" fn uuid(out: *mut [u8; 16], device: c_int) -> u32 {
+    give(FAKE.uuid(Device(device)), out)
 }
 
 unsafe extern "C" fn retain_primary(out: *mut u64, device: c_int) -> u32 {
@@ -266,6 +270,45 @@ unsafe extern "C" fn batch_12(
     }
 }
 
+/// One end of `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct End {
+    x_bytes: usize,
+    y: usize,
+    memory_type: u32,
+    host: *const c_void,
+    address: u64,
+    array: *const c_void,
+    pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct CopyRows {
+    from: End,
+    to: End,
+    row_bytes: usize,
+    rows: usize,
+}
+
+unsafe extern "C" fn copy_rows(copy: *const CopyRows, stream: u64) -> u32 {
+    // SAFETY: the caller passes what it wants copied.
+    let CopyRows { from, to, row_bytes, rows } = unsafe { copy.read() };
+    for end in [&from, &to] {
+        assert_eq!((end.x_bytes, end.y, end.memory_type), (0, 0, 4), "the driver finds out where an address is");
+        assert!(end.host.is_null() && end.array.is_null());
+    }
+    let rows = Rows {
+        to: to.address,
+        to_pitch: to.pitch as u64,
+        from: from.address,
+        from_pitch: from.pitch as u64,
+        row_bytes: row_bytes as u64,
+        rows: rows as u64,
+    };
+    status(FAKE.copy_rows(&rows, StreamHandle(stream)))
+}
+
 unsafe extern "C" fn load_module(out: *mut u64, text: *const c_void) -> u32 {
     // SAFETY: text of PTX is terminated.
     give(FAKE.load_module(unsafe { CStr::from_ptr(text.cast()) }).map(|module| module.0), out)
@@ -343,13 +386,14 @@ macro_rules! functions {
     };
 }
 
-static FUNCTIONS: [(&str, c_int, Address); 37] = functions! {
+static FUNCTIONS: [(&str, c_int, Address); 39] = functions! {
     "cuInit", 2000: init;
     "cuDriverGetVersion", 2020: version;
     "cuGetErrorName", 6000: error_name;
     "cuDeviceGet", 2000: device;
     "cuDeviceGetAttribute", 2000: attribute;
     "cuDeviceGetPCIBusId", 4010: pci_bus_id;
+    "cuDeviceGetUuid", 11040: uuid;
     "cuDevicePrimaryCtxRetain", 7000: retain_primary;
     "cuDevicePrimaryCtxRelease", 11000: release_primary;
     "cuCtxSetCurrent", 4000: set_current;
@@ -375,6 +419,7 @@ static FUNCTIONS: [(&str, c_int, Address); 37] = functions! {
     "cuMemFree", 3020: free_device;
     "cuPointerGetAttributes", 7000: pointer;
     "cuMemcpyAsync", 4000: copy;
+    "cuMemcpy2DAsync", 3020: copy_rows;
     "cuMemcpyBatchAsync", 12080: batch_12;
     "cuMemcpyBatchAsync", 13000: batch_13;
     "cuModuleLoadData", 2000: load_module;

@@ -356,10 +356,15 @@ def _write(place: Path, text: str) -> None:
         raise
 
 
+def kept_folder() -> Path | None:
+    """In the user's cache; none without a home directory."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "forebay" if os.path.isabs(home) else None
+
+
 def _place(directory: Path) -> Path | None:
     """In the user's cache: what lies beside the weights is the business of those who share them."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not os.path.isabs(home):
+    if (folder := kept_folder()) is None:
         return None
     name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
-    return Path(home) / "forebay" / f"digests-{name}.json"
+    return folder / f"digests-{name}.json"

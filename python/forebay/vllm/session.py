@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from forebay.vllm.fingerprint import kept_folder
 from forebay.vllm.guard import logger
 from forebay.vllm.settings import Settings
 
@@ -153,6 +154,7 @@ def open_engine(
             stages=stages,
             method=settings.gpu_method,
             multiprocessors=settings.gpu_multiprocessors,
+            calibrations=None if (folder := kept_folder()) is None else str(folder),
         )
     except ForebayError as error:
         logger.error("forebay cannot copy in this worker, so this engine stores nothing: %s", error)

@@ -18,7 +18,7 @@ from forebay._native import find_sockets
 # No option means anything beyond it; of two, each costs memory or a thread.
 MAX_NUMBER = 1e9
 MAX_NUMBERS = {"threads": 1024, "stock_blocks": 65_536, "gpu_multiprocessors": 1024}
-GpuMethod = Literal["auto", "kernel", "batch", "loop"]
+GpuMethod = Literal["auto", "kernel", "batch", "loop", "pitched"]
 CHOICES = {"gpu_method": get_args(GpuMethod)}
 
 # What becomes of each option that vLLM's offloading connector and its own specs read: None is passed on to vLLM's part

@@ -4,7 +4,8 @@
 //! Invariants: a figure of a copy comes after the same copies were checked with new random bytes. Nothing here is part
 //! of an engine. On the fake driver the same code runs, and its figures mean nothing.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,8 +20,9 @@ use super::engine::{CudaCopyEngine, CudaOptions, MULTIPROCESSORS, START_PATIENCE
 use super::lane::Lane;
 use super::methods::{Method, singles};
 use super::ops::Op;
+use super::pitched;
 use super::register::Pool;
-use crate::bench::Random;
+use crate::bench::{Random, cpu_time};
 use crate::copy::{self, Level, Memory};
 use crate::engine::CopyEngine;
 use crate::job::{After, Direction, Item, Job, Outcome, Until};
@@ -98,10 +100,85 @@ impl Bench {
 
     /// Queues copies and waits for them.
     fn pass(&self, direction: Direction, method: Method, ops: &[Op]) -> Result<Duration> {
-        let (lane, start) = (&self.lanes[direction as usize], Instant::now());
-        let queued = lane.queue(&[method], ops).map_err(Error::from);
-        lane.finish(lane.mark()).and(queued)?;
-        Ok(start.elapsed())
+        match direction {
+            Direction::Load => self.at_once(method, ops, &[]),
+            Direction::Store => self.at_once(method, &[], ops),
+        }
+    }
+
+    /// Queues copies both ways, of which one may have none, and waits for them.
+    fn at_once(&self, method: Method, loads: &[Op], stores: &[Op]) -> Result<Duration> {
+        let [store, load] = &self.lanes;
+        let used: Vec<_> = [(load, loads), (store, stores)].into_iter().filter(|(_, ops)| !ops.is_empty()).collect();
+        let start = Instant::now();
+        let queued: Vec<_> = used.iter().map(|(lane, ops)| lane.queue(&[method], ops)).collect();
+        let ended: Vec<_> = used.iter().map(|(lane, _)| lane.finish(lane.mark())).collect();
+        let took = start.elapsed();
+        ended.into_iter().collect::<Result<()>>()?;
+        queued.into_iter().try_for_each(|queued| queued.map_err(Error::from))?;
+        Ok(took)
+    }
+
+    /// GB/s of a load, of a store, and of both at once, in one copy each.
+    fn peaks(&self, extent: &Extent) -> Result<[f64; 3]> {
+        let (bytes, half) = (extent.bytes, extent.bytes / 2);
+        let op = |at: u64, host: &Memory, bytes| vec![Op::new(self.device + at, host.address(), bytes)];
+        let (load, store) = (op(0, &self.sent, bytes), op(0, &self.back, bytes));
+        // One that warms up, and arrives before it goes back.
+        self.at_once(Method::Loop, &load, &[])?;
+        self.at_once(Method::Loop, &[], &store)?;
+        same(&self.sent, &self.back, "a peak")?;
+        let both = (op(0, &self.sent, half), op(half, &self.back, half));
+        let speed = |loads: &[Op], stores: &[Op]| -> Result<f64> {
+            let passes = (0..extent.repeats).map(|_| self.at_once(Method::Loop, loads, stores));
+            Ok(gb_per_s("", bytes, median(passes.collect::<Result<_>>()?)).value)
+        };
+        Ok([speed(&load, &[])?, speed(&[], &store)?, speed(&both.0, &both.1)?])
+    }
+
+    /// Whether what is sent comes back by this method.
+    fn check(&self, method: Method, there: &[Op], back: &[Op]) -> Result<()> {
+        let store = if method.copies(Direction::Store) { method } else { Method::Loop };
+        self.back.write(0, &vec![0xd5; self.back.len()]);
+        self.pass(Direction::Load, method, there)?;
+        self.pass(Direction::Store, store, back)?;
+        for op in there {
+            let at = op.host - self.sent.address();
+            let is_equal = self.sent.span(at, op.bytes).bytes() == self.back.span(at, op.bytes).bytes();
+            let error = || wrong(method.name()).with("bytes", op.bytes).with("count", there.len());
+            is_equal.then_some(()).ok_or_else(error)?;
+        }
+        Ok(())
+    }
+
+    /// Copies as a method takes them.
+    fn shape(&self, method: Method, host: &Memory, size: u64, count: usize, random: &mut Random) -> Vec<Op> {
+        if method == Method::Pitched {
+            let places = (0..count as u64).map(|at| pitched::place(at) * size);
+            return places.map(|at| Op::new(self.device + at, host.address() + at, size)).collect();
+        }
+        self.shuffled(host, size, count, random)
+    }
+
+    /// Loads into one half of the device, and stores from the other one; none if it has no room for both.
+    fn halves(&self, method: Method, size: u64, count: usize, random: &mut Random) -> [Vec<Op>; 2] {
+        let bytes = self.sent.len() as u64;
+        if 2 * size * count as u64 > bytes {
+            return [Vec::new(), Vec::new()];
+        }
+        let half = |at: u64| self.device + at % (bytes / 2 / size * size);
+        let loads = self.shape(method, &self.sent, size, count, random);
+        let loads: Vec<_> = match method {
+            Method::Pitched => loads,
+            _ => loads.into_iter().map(|op| Op { device: half(op.device - self.device), ..op }).collect(),
+        };
+        let stores = loads.iter().map(|op| self.mirrored(&Op { device: op.device + bytes / 2, ..*op })).collect();
+        [loads, stores]
+    }
+
+    /// The same copy for what comes back.
+    fn mirrored(&self, op: &Op) -> Op {
+        Op { host: op.host - self.sent.address() + self.back.address(), ..*op }
     }
 
     /// Copies of `size` from shuffled places of `host` to shuffled places of the device.
@@ -110,7 +187,7 @@ impl Bench {
         let (there, here) = (random.permutation(room), random.permutation(room));
         let at = |base: u64, place: u32| base + u64::from(place) * size;
         let pairs = there.into_iter().zip(here).take(count);
-        pairs.map(|(d, h)| Op { device: at(self.device, d), host: at(host.address(), h), bytes: size }).collect()
+        pairs.map(|(d, h)| Op::new(at(self.device, d), at(host.address(), h), size)).collect()
     }
 }
 
@@ -140,30 +217,27 @@ pub fn peaks(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent) -> Result<V
         // A driver that is older than an attribute does not know it.
         figures.extend(bench.context.attribute(attribute).ok().map(|value| figure(what, f64::from(value), unit)));
     }
-    let op = |host: &Memory| vec![Op { device: bench.device, host: host.address(), bytes: extent.bytes }];
+    figures.extend(link(bench.context.bus_id()));
     Random(extent.seed).fill(&bench.sent);
-    for (what, direction, host) in
-        [("peak of a load", Direction::Load, &bench.sent), ("peak of a store", Direction::Store, &bench.back)]
-    {
-        bench.pass(direction, Method::Loop, &op(host))?;
-        let passes = (0..extent.repeats).map(|_| bench.pass(direction, Method::Loop, &op(host)));
-        figures.push(gb_per_s(what, extent.bytes, median(passes.collect::<Result<_>>()?)));
-    }
-    same(&bench.sent, &bench.back, "a peak")?;
-    // Different halves of the device, so that neither way reads what the other writes.
-    let half = extent.bytes / 2;
-    let load = vec![Op { device: bench.device, host: bench.sent.address(), bytes: half }];
-    let store = vec![Op { device: bench.device + half, host: bench.back.address(), bytes: half }];
-    let both = || -> Result<Duration> {
-        let start = Instant::now();
-        let [stores, loads] = &bench.lanes;
-        let queued = loads.queue(&[Method::Loop], &load).and(stores.queue(&[Method::Loop], &store));
-        loads.finish(loads.mark()).and(stores.finish(stores.mark())).and(queued.map_err(Error::from))?;
-        Ok(start.elapsed())
-    };
-    let passes = (0..extent.repeats).map(|_| both()).collect::<Result<_>>()?;
-    figures.push(gb_per_s("peak of both ways at once", extent.bytes, median(passes)));
+    let names = ["peak of a load", "peak of a store", "peak of both ways at once"];
+    figures.extend(names.into_iter().zip(bench.peaks(extent)?).map(|(what, peak)| figure(what, peak, "GB/s")));
     Ok(figures)
+}
+
+/// The device's node and its link to the host, as far as the system tells them of a place such as `0000:3b:00.0`.
+fn link(bus_id: &str) -> Vec<Figure> {
+    let folder = Path::new("/sys/bus/pci/devices").join(bus_id);
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    // `16.0 GT/s PCIe`, `16`, `-1`.
+    let number = |name: &str| read(name)?.split_whitespace().next()?.parse::<f64>().ok();
+    let files = [
+        ("NUMA node of the device", "numa_node", ""),
+        ("speed of the link now", "current_link_speed", "GT/s"),
+        ("speed of the link at most", "max_link_speed", "GT/s"),
+        ("width of the link now", "current_link_width", "lanes"),
+        ("width of the link at most", "max_link_width", "lanes"),
+    ];
+    files.into_iter().filter_map(|(what, name, unit)| number(name).map(|value| figure(what, value, unit))).collect()
 }
 
 /// Row 2: how long the driver takes to register memory that is populated, 1 GiB at a time, and to let it go.
@@ -193,8 +267,10 @@ pub fn registration(driver: Arc<dyn Driver>, ordinal: u32, what: &str, memory: M
     Ok(figures)
 }
 
-/// Row 3: each method by size, number and direction. Every shape is checked there and back before it is timed. The
-/// kernel loads only, so another method brings back what it has loaded.
+/// Row 3: each method by size, number and direction, and both directions at once: the speed, its share of this run's
+/// peak of pinned memory, and the processor time of this process. Shuffled copies, or evenly spaced rows for the method
+/// that copies these. Every shape is checked there and back before it is timed. The kernel loads only, so what it has
+/// loaded comes back by another method.
 pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell: impl FnMut(Figure)) -> Result<()> {
     let mut bench = Bench::new(driver, ordinal, extent.bytes)?;
     let [_, loads] = &mut bench.lanes;
@@ -203,29 +279,35 @@ pub fn methods(driver: Arc<dyn Driver>, ordinal: u32, extent: &Extent, mut tell:
     }
     let mut random = Random(extent.seed);
     random.fill(&bench.sent);
+    let peaks = bench.peaks(extent)?;
     for method in Method::ALL.into_iter().filter(|method| bench.lanes[Direction::Load as usize].has(*method)) {
-        let store = if method.takes_all() { method } else { Method::Loop };
         for (size, count) in extent.sizes.iter().flat_map(|size| extent.counts.iter().map(move |count| (*size, *count)))
         {
-            let bytes = size * count as u64;
-            if bytes > extent.bytes {
+            if size * count as u64 > extent.bytes {
                 continue;
             }
-            let there = bench.shuffled(&bench.sent, size, count, &mut random);
-            let shift = |op: &Op| Op { host: op.host - bench.sent.address() + bench.back.address(), ..*op };
-            let back: Vec<_> = there.iter().map(shift).collect();
-            bench.back.write(0, &vec![0xd5; bench.back.len()]);
-            bench.pass(Direction::Load, method, &there)?;
-            bench.pass(Direction::Store, store, &back)?;
-            for op in &there {
-                let (at, name) = (op.host - bench.sent.address(), method.name());
-                let is_equal = bench.sent.span(at, size).bytes() == bench.back.span(at, size).bytes();
-                is_equal.then_some(()).ok_or_else(|| wrong(name).with("bytes", size).with("count", count))?;
-            }
-            let ways = [("load", Direction::Load, &there), ("store", Direction::Store, &back)];
-            for (way, direction, ops) in ways.into_iter().take(if method.takes_all() { 2 } else { 1 }) {
-                let passes = (0..extent.repeats).map(|_| bench.pass(direction, method, ops)).collect::<Result<_>>()?;
-                tell(gb_per_s(format!("{way}, {}, {count} x {size} B", method.name()), bytes, median(passes)));
+            let there = bench.shape(method, &bench.sent, size, count, &mut random);
+            let back: Vec<_> = there.iter().map(|op| bench.mirrored(op)).collect();
+            bench.check(method, &there, &back)?;
+            let [half_there, half_back] = bench.halves(method, size, count, &mut random);
+            // Two different halves of the device, so that neither way reads what the other writes.
+            let ways =
+                [("load", &there, &Vec::new()), ("store", &Vec::new(), &back), ("both", &half_there, &half_back)];
+            for ((way, loads, stores), peak) in ways.into_iter().zip(peaks) {
+                let bytes = loads.iter().chain(stores).map(|op| op.bytes).sum::<u64>();
+                if bytes == 0 || !stores.is_empty() && !method.copies(Direction::Store) {
+                    continue;
+                }
+                let what = format!("{way}, {}, {count} x {size} B", method.name());
+                let (begun, repeats) = (cpu_time(), extent.repeats as u64);
+                let passes = (0..repeats).map(|_| bench.at_once(method, loads, stores)).collect::<Result<_>>()?;
+                let cpu = cpu_time() - begun;
+                let speed = gb_per_s(what.clone(), bytes, median(passes));
+                let share = speed.value / peak;
+                tell(speed);
+                tell(figure(format!("of the peak: {what}"), share, "ratio"));
+                let per_gb = cpu.as_secs_f64() / ((bytes * repeats) as f64 / 1e9);
+                tell(figure(format!("processor: {what}"), per_gb, "s/GB"));
             }
         }
     }
@@ -412,7 +494,7 @@ impl Model {
     /// The pieces of a block between the device and `host`.
     fn ops(&self, block: u32, host: &Memory) -> Vec<Op> {
         let block = u64::from(block);
-        let piece = |(device, at, bytes)| Op { device: self.device + device, host: host.address() + at, bytes };
+        let piece = |(device, at, bytes)| Op::new(self.device + device, host.address() + at, bytes);
         match self.layout {
             Layout::Layers => {
                 let page = |layer| ((layer * u64::from(ROWS) + block) * PAGE, layer * PAGE, PAGE);
@@ -463,7 +545,7 @@ pub fn store_for_ever(driver: Arc<dyn Driver>, ordinal: u32, file: &File, begun:
     let bench = Bench::new(driver.clone(), ordinal, 2 * bytes)?;
     // Two halves that differ, so that each store changes every byte.
     Random(1).fill(&bench.sent);
-    let whole = Op { device: bench.device, host: bench.sent.address(), bytes: 2 * bytes };
+    let whole = Op::new(bench.device, bench.sent.address(), 2 * bytes);
     bench.pass(Direction::Load, Method::Loop, &[whole])?;
     let block = 64 << 10;
     let rows = (2 * bytes / block) as u32;

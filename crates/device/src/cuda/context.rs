@@ -21,6 +21,7 @@ pub struct Context {
     device: Device,
     handle: ContextHandle,
     ordinal: u32,
+    bus_id: String,
     description: String,
     /// The status with which the context ended; 0 while it lives.
     end: AtomicU32,
@@ -57,11 +58,12 @@ impl Context {
         driver.init().map_err(fail("the driver does not start"))?;
         let device = driver.device(ordinal).map_err(fail("the driver has no such device"))?;
         let handle = driver.retain_primary(device).map_err(fail("the device's context cannot be used"))?;
-        let bus = driver.pci_bus_id(device).unwrap_or_else(|_| "an unknown place".to_string());
+        let bus_id = driver.pci_bus_id(device).unwrap_or_default();
+        let bus = if bus_id.is_empty() { "an unknown place" } else { &bus_id };
         let version = driver.version().unwrap_or(0);
         let (major, minor) = (version / 1000, version % 1000 / 10);
         let description = format!("device {ordinal} at {bus}, driver for CUDA {major}.{minor}");
-        Ok(Context { driver, device, handle, ordinal, description, end: AtomicU32::new(0) })
+        Ok(Context { driver, device, handle, ordinal, bus_id, description, end: AtomicU32::new(0) })
     }
 
     pub fn driver(&self) -> &dyn Driver {
@@ -75,6 +77,17 @@ impl Context {
     /// Which device it is, and its driver.
     pub fn description(&self) -> &str {
         &self.description
+    }
+
+    /// Where the system finds it, as `0000:3b:00.0`; empty if the driver does not tell.
+    pub fn bus_id(&self) -> &str {
+        &self.bus_id
+    }
+
+    /// The device's own number in hexadecimal digits, if the driver tells it.
+    pub fn uuid(&self) -> Option<String> {
+        let uuid = self.driver.uuid(self.device).ok()?;
+        Some(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     pub fn attribute(&self, attribute: Attribute) -> Answer<i32> {

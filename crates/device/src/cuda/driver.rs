@@ -108,6 +108,18 @@ pub struct Batch {
     pub bytes: Vec<usize>,
 }
 
+/// Rows of one size, evenly spaced on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    pub to: u64,
+    /// From the start of a row to that of the next.
+    pub to_pitch: u64,
+    pub from: u64,
+    pub from_pitch: u64,
+    pub row_bytes: u64,
+    pub rows: u64,
+}
+
 /// How much of a device a kernel takes: blocks, of so many threads each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -127,6 +139,8 @@ pub trait Driver: Send + Sync {
     fn device(&self, ordinal: u32) -> Answer<Device>;
     fn attribute(&self, device: Device, attribute: Attribute) -> Answer<i32>;
     fn pci_bus_id(&self, device: Device) -> Answer<String>;
+    /// The device's own number, the same in every process and after a restart.
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]>;
 
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle>;
     fn release_primary(&self, device: Device) -> Answer<()>;
@@ -170,6 +184,8 @@ pub trait Driver: Send + Sync {
 
     fn copy(&self, to: u64, from: u64, bytes: u64, stream: StreamHandle) -> Answer<()>;
     fn copy_batch(&self, batch: &mut Batch, order: SourceOrder, stream: StreamHandle) -> Answer<()>;
+    /// Bytes between the rows are not touched. `INVALID_VALUE` if a pitch is shorter than a row or beyond `MaxPitch`.
+    fn copy_rows(&self, rows: &Rows, stream: StreamHandle) -> Answer<()>;
 
     /// Compiles PTX for the device of the current context.
     fn load_module(&self, text: &CStr) -> Answer<ModuleHandle>;

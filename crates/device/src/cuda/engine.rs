@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{self, AssertUnwindSafe};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -17,9 +18,10 @@ use std::time::{Duration, Instant};
 use forebay_core::checksum::Checksum;
 use forebay_core::{Error, ErrorKind, Result};
 
-use super::choice::{Choice, Wish};
+use super::calibrate::{Calibration, Quiet, Refused};
+use super::choice::{Choice, Reason, Wish};
 use super::context::Context;
-use super::driver::{Driver, EventHandle, Location};
+use super::driver::{Driver, EventHandle, Location, StreamHandle};
 use super::lane::{Failed, Lane};
 use super::methods::Method;
 use super::ops::{Ground, Op, Ops, Piece, ops};
@@ -27,12 +29,15 @@ use super::register::{Pool, REGISTRATION_BYTES, Registrar};
 use super::selftest::SelfTest;
 use crate::copy::{self, Level, Memory};
 use crate::engine::{CopyEngine, EngineReport, PoolId};
-use crate::job::{Completion, Direction, Job, JobId, Outcome, SlotGuard, Until};
+use crate::job::{After, Completion, Direction, Job, JobId, Outcome, SlotGuard, Until};
 use crate::plan;
 use crate::tensor::{Place, Tensors};
 
 /// Small slices are summed together up to this size: it takes 40 µs, much longer than taking it.
 const SUM_BYTES: u64 = 1 << 20;
+
+/// How often an engine that has jobs, or is being captured, is looked at again by what waits for neither.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A driver that hangs in its start would hang the engine with it.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -42,7 +47,7 @@ pub(super) const START_PATIENCE: Duration = Duration::from_secs(60);
 pub(super) const MULTIPROCESSORS: u32 = 8;
 
 /// An engine's options; the defaults suit a worker that shares its machine with the model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CudaOptions {
     /// Position of the device among those that the process sees.
     pub ordinal: u32,
@@ -52,6 +57,8 @@ pub struct CudaOptions {
     pub queue_jobs: usize,
     pub level: Level,
     pub method: Wish,
+    /// The folder that keeps what was measured for [`Wish::Auto`]; without one each engine measures it.
+    pub calibrations: Option<PathBuf>,
     /// The most that the kernel takes of the device while it copies.
     pub multiprocessors: u32,
     /// Of each of two buffers a direction: a copy of it takes 0.3 ms.
@@ -76,6 +83,7 @@ impl CudaOptions {
             queue_jobs: 1024,
             level: Level::best(),
             method: Wish::Auto,
+            calibrations: None,
             multiprocessors: MULTIPROCESSORS,
             staging_bytes: 16 << 20,
             stages: true,
@@ -111,20 +119,26 @@ impl CudaCopyEngine {
         tensors.places().try_for_each(|place| check_place(&context, place))?;
         let lane = |direction| Lane::new(context.clone(), direction, options.staging_bytes);
         let mut lanes = [lane(Direction::Store)?, lane(Direction::Load)?];
-        let (methods, registers, trouble) = test(&context, &mut lanes, &options)?;
+        let (methods, registers, mut trouble) = test(&context, &mut lanes, &options)?;
+        let calibration = (options.method == Wish::Auto)
+            .then(|| Calibration::new(context.clone(), &lanes, &methods, options.calibrations.as_deref()));
+        // Without its memory there is no measurement, and the driver's own methods are used.
+        let calibration = calibration.and_then(|made| made.inspect_err(|error| trouble = Some(error.told())).ok());
         drop(entered);
+        let threads = options.threads;
         let shared = Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             work: Condvar::new(),
             registrar: Registrar::default(),
             submitting: Default::default(),
-            choice: Choice::new(methods),
+            choice: Choice::new(methods, lanes[Direction::Load as usize].max_pitch()),
             trouble: Mutex::new(trouble),
             copied: AtomicU64::new(0),
             staged: AtomicU64::new(0),
             tensors,
             options,
+            calibration,
             lanes,
             context,
         };
@@ -134,7 +148,10 @@ impl CudaCopyEngine {
         if registers {
             engine.start("forebay-register", |shared| shared.registrar.run(&shared.context))?;
         }
-        for _ in 0..options.threads {
+        if engine.shared.calibration.is_some() {
+            engine.start("forebay-calibr", Shared::calibrate)?;
+        }
+        for _ in 0..threads {
             engine.start("forebay-sum", Shared::sum)?;
         }
         Ok(engine)
@@ -188,21 +205,23 @@ fn test(
     let [stores, loads] = lanes;
     let (wished, mut trouble) = (options.method.methods(), None);
     if wished.contains(&Method::Kernel) {
-        trouble = loads.load_kernel(options.multiprocessors).err();
+        // An older device is no trouble unless somebody wants the kernel.
+        trouble = loads.load_kernel(options.multiprocessors).err().filter(|_| options.method == Wish::Kernel);
     }
     let test = SelfTest::new(context, loads, stores)?;
-    // The last first, since the kernel needs another method that stores what it has loaded.
-    let mut methods: Vec<Method> = Vec::new();
-    let store =
-        |methods: &[Method], method: Method| if method.takes_all() { Some(method) } else { methods.last().copied() };
-    for method in wished.iter().rev().copied().filter(|method| loads.has(*method)) {
-        let Some(store) = store(&methods, method) else { continue };
+    // The kernel last, since it needs another method that stores what it has loaded.
+    let (kernel, others): (Vec<_>, Vec<_>) =
+        wished.iter().copied().filter(|method| loads.has(*method)).partition(|method| *method == Method::Kernel);
+    let mut right: Vec<Method> = Vec::new();
+    for method in others.into_iter().chain(kernel) {
+        let own = right.iter().copied().find(|method| method.takes_all());
+        let Some(store) = (if method == Method::Kernel { own } else { Some(method) }) else { continue };
         match test.with_pinned(method, store) {
-            Ok(()) => methods.push(method),
+            Ok(()) => right.push(method),
             Err(error) => trouble = Some(error),
         }
     }
-    let Some(own) = methods.iter().rev().copied().find(|method| method.takes_all()) else {
+    let Some(own) = right.iter().copied().find(|method| method.takes_all()) else {
         let none = || Error::new(ErrorKind::Unsupported, "the driver has no way to copy");
         return Err(trouble.unwrap_or_else(none));
     };
@@ -214,14 +233,15 @@ fn test(
         Err(error) => Some(error.hint("copies go through staging memory, which is slower")),
         Ok(()) => None,
     };
-    if registers
-        && methods.last() == Some(&Method::Kernel)
-        && let Err(error) = test.with_registered(Method::Kernel, own)
-    {
-        methods.pop();
-        trouble = Some(error);
+    let others: Vec<_> = right.iter().copied().filter(|method| registers && !method.takes_all()).collect();
+    for method in others {
+        let store = if method == Method::Kernel { own } else { method };
+        if let Err(error) = test.with_registered(method, store) {
+            right.retain(|other| *other != method);
+            trouble = Some(error);
+        }
     }
-    methods.reverse();
+    let methods = wished.iter().copied().filter(|method| right.contains(method)).collect();
     Ok((methods, registers, registered.or(trouble).map(|error| error.told())))
 }
 
@@ -272,6 +292,7 @@ impl CopyEngine for CudaCopyEngine {
         EngineReport {
             device: Some(shared.context.description().to_string()),
             methods: shared.choice.methods().iter().map(|method| method.name()).collect(),
+            choice: shared.choice.reason().name(),
             pool_bytes: pools.iter().map(|pool| pool.memory().len() as u64).sum(),
             registered_bytes: pools.iter().map(|pool| pool.registered_bytes()).sum(),
             copied_bytes: shared.copied.load(Ordering::Relaxed),
@@ -287,6 +308,7 @@ impl Drop for CudaCopyEngine {
         let mut queue = self.shared.lock();
         queue.is_stopping = true;
         self.shared.work.notify_all();
+        self.shared.changed.notify_all();
         let deadline = Instant::now() + self.shared.options.patience;
         while queue.threads > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -325,6 +347,7 @@ struct Shared {
     staged: AtomicU64,
     tensors: Tensors,
     options: CudaOptions,
+    calibration: Option<Calibration>,
     /// By direction.
     lanes: [Lane; 2],
     context: Arc<Context>,
@@ -342,6 +365,11 @@ struct Queue {
     sums: VecDeque<Sum>,
     is_stopping: bool,
     threads: usize,
+    /// Jobs that were admitted, and those of them that have ended.
+    begun: u64,
+    ended: u64,
+    /// Of the last job that followed one.
+    last_stream: Option<u64>,
 }
 
 /// The jobs of one direction, in the order of submission.
@@ -385,12 +413,16 @@ struct State {
 }
 
 impl Queue {
-    fn admit(&self, id: JobId, limit: usize) -> Result<()> {
-        if self.in_flight.contains_key(&id) || self.published.iter().any(|completion| completion.job_id == id) {
-            return Err(Error::invalid("the job's id is already in use").with("job", id));
+    fn admit(&mut self, job: &Job, limit: usize) -> Result<()> {
+        if self.in_flight.contains_key(&job.id) || self.published.iter().any(|completion| completion.job_id == job.id) {
+            return Err(Error::invalid("the job's id is already in use").with("job", job.id));
         }
         if self.in_flight.len() + self.published.len() >= limit {
             return Err(Error::new(ErrorKind::Full, "the copy queue is full").with("queue_jobs", limit));
+        }
+        self.begun += 1;
+        if let After::Stream(stream) = job.after {
+            self.last_stream = Some(stream);
         }
         Ok(())
     }
@@ -411,15 +443,19 @@ impl Shared {
         let sizes = plan::check(&job, &self.tensors, pool.memory().len() as u64)?;
         let lane = job.direction as usize;
         let _order = self.submitting[lane].lock().expect(LOCK);
-        self.lock().admit(job.id, self.options.queue_jobs)?;
+        self.lock().admit(&job, self.options.queue_jobs)?;
+        let begun = self.begin(job, pool, sizes).map(|running| self.enqueue(Arc::new(running)));
+        begun.inspect_err(|_| self.lock().ended += 1)
+    }
+
+    /// Gives the driver what it can copy at once.
+    fn begin(&self, job: Job, pool: Arc<Pool>, sizes: Vec<u64>) -> Result<Running> {
         let started = Instant::now();
         let allowed: Vec<_> = (0..job.items.len()).map(|item| allows(&job, |guard| guard.before(item))).collect();
         let ops = self.ops(&job, &pool, &allowed)?;
         let (mark, is_queued) = self.give(&job, &ops.direct)?;
         let refused = allowed.iter().map(|is_allowed| !is_allowed || !is_queued).collect();
-        let running = Running::new(job, pool, sizes, mark, ops.staged, started, refused);
-        self.enqueue(Arc::new(running));
-        Ok(())
+        Ok(Running::new(job, pool, sizes, mark, ops.staged, started, refused))
     }
 
     /// `Unavailable` if copies would have to be staged and must not be.
@@ -448,13 +484,18 @@ impl Shared {
         let lane = &self.lanes[job.direction as usize];
         let _entered = self.context.enter()?;
         lane.follow(job.after)?;
-        let queued = lane.queue(&self.choice.methods(), direct);
+        let queued = lane.queue(&self.choice.order(job.direction, direct), direct);
         let is_queued = queued.is_ok();
         if let Err(Failed { method, error }) = queued {
             self.choice.give_up(method);
             *self.trouble() = Some(error.told());
         }
         Ok((lane.mark(), is_queued))
+    }
+
+    /// Whether the stream is being captured, as far as the driver tells.
+    fn may_capture(&self, stream: u64) -> bool {
+        self.context.driver().is_capturing(StreamHandle(stream)).unwrap_or(true)
     }
 
     fn enqueue(&self, running: Arc<Running>) {
@@ -521,6 +562,25 @@ impl Shared {
         self.count_down(&running);
     }
 
+    /// The thread that finds out which methods are the best; see [`super::calibrate`].
+    fn calibrate(&self) {
+        let Some(calibration) = &self.calibration else { return };
+        if let Some(costs) = calibration.kept() {
+            return self.choice.go_by(costs, Reason::Kept);
+        }
+        match calibration.measure(&self.lanes, &self.choice.methods(), self) {
+            Ok(None) => {}
+            Ok(Some(costs)) => {
+                calibration.keep(&costs);
+                self.choice.go_by(costs, Reason::Measured);
+            }
+            Err(Refused { method, error }) => {
+                self.choice.give_up(method);
+                *self.trouble() = Some(error.told());
+            }
+        }
+    }
+
     /// The loop of a summing thread.
     fn sum(&self) {
         while let Some(sum) = self.next_sum() {
@@ -558,12 +618,37 @@ impl Shared {
         while let Some(running) = queue.order[direction].unpublished.pop_front_if(is_settled) {
             finished.extend(queue.in_flight.remove(&running.job.id));
             queue.published.push_back(running.completion());
+            queue.ended += 1;
             finished.push(running);
         }
         drop(queue);
         self.changed.notify_all();
         // Dropped without the lock: the last job on a detached pool unregisters and unmaps it, which takes time.
         drop(finished);
+    }
+}
+
+impl Quiet for Shared {
+    fn await_quiet(&self) -> Option<u64> {
+        let mut queue = self.lock();
+        loop {
+            if queue.is_stopping {
+                return None;
+            }
+            if queue.ended > 0 && queue.begun == queue.ended {
+                let (mark, stream) = (queue.begun, queue.last_stream);
+                drop(queue);
+                if !stream.is_some_and(|stream| self.may_capture(stream)) {
+                    return Some(mark);
+                }
+                queue = self.lock();
+            }
+            (queue, _) = self.changed.wait_timeout(queue, LOOK).expect(LOCK);
+        }
+    }
+
+    fn was_quiet(&self, mark: u64) -> bool {
+        self.lock().begun == mark
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use super::driver::{
     Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
-    ModuleHandle, SourceOrder, Status, StreamHandle,
+    ModuleHandle, Rows, SourceOrder, Status, StreamHandle,
 };
 use super::ptx::{Access, Program};
 use crate::bench::Random;
@@ -55,6 +55,8 @@ pub enum Fault {
     IdleThread,
     /// The driver has no batches.
     NoBatch,
+    /// Rows of one copy are no further apart.
+    MaxPitch(u64),
     /// The device is lost: calls answer so, and nothing runs any more.
     Lost(Status),
 }
@@ -71,6 +73,8 @@ struct State {
     functions: HashMap<u64, Arc<Program>>,
     /// Kernels that were queued.
     launches: u64,
+    /// Copies of rows that were queued.
+    row_copies: u64,
     threads: HashMap<ThreadId, Thread>,
     retained: i64,
     next_handle: u64,
@@ -148,6 +152,7 @@ impl Fake {
             modules: HashMap::new(),
             functions: HashMap::new(),
             launches: 0,
+            row_copies: 0,
             threads: HashMap::new(),
             retained: 0,
             next_handle: 0x1000,
@@ -221,6 +226,11 @@ impl Fake {
     /// Kernels that were queued.
     pub fn launches(&self) -> u64 {
         self.lock().launches
+    }
+
+    /// Copies of rows that were queued.
+    pub fn row_copies(&self) -> u64 {
+        self.lock().row_copies
     }
 
     /// How many parameters a function has; none if there is no such function.
@@ -302,6 +312,11 @@ impl State {
 
     fn area(&self, address: u64, bytes: u64) -> Answer<&Area> {
         self.areas.iter().find(|area| area.holds(address, bytes)).ok_or(Status::INVALID_VALUE)
+    }
+
+    fn max_pitch(&self) -> u64 {
+        let pitch = |fault: &Fault| if let Fault::MaxPitch(most) = fault { Some(*most) } else { None };
+        self.faults.iter().find_map(pitch).unwrap_or(0x7fff_ffff)
     }
 
     fn has(&self, is_it: impl Fn(&Fault) -> bool) -> bool {
@@ -472,11 +487,19 @@ impl Driver for Fake {
     }
 
     fn attribute(&self, _device: Device, attribute: Attribute) -> Answer<i32> {
-        self.call("attribute").map(|_| attribute as i32)
+        let state = self.call("attribute")?;
+        Ok(if attribute == Attribute::MaxPitch { state.max_pitch() as i32 } else { attribute as i32 })
     }
 
     fn pci_bus_id(&self, device: Device) -> Answer<String> {
         self.call("pci_bus_id").map(|_| format!("fake:{:02x}:00.0", device.0))
+    }
+
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]> {
+        self.call("uuid").map(drop)?;
+        let mut uuid = [0xfa; 16];
+        uuid[15] = device.0 as u8;
+        Ok(uuid)
     }
 
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle> {
@@ -669,6 +692,25 @@ impl Driver for Fake {
             bytes[0] = bytes[0].wrapping_add(1);
             piece.early = Some(bytes);
         }
+        state.queue(pieces, stream)
+    }
+
+    fn copy_rows(&self, rows: &Rows, stream: StreamHandle) -> Answer<()> {
+        let mut state = self.call_inside("copy_rows")?;
+        let fits = |pitch: u64| (rows.row_bytes..=state.max_pitch()).contains(&pitch);
+        if !fits(rows.to_pitch) || !fits(rows.from_pitch) || rows.rows == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        // All rows of an end are in one allocation or registration.
+        let spanned = |pitch: u64| (rows.rows - 1) * pitch + rows.row_bytes;
+        state.area(rows.to, spanned(rows.to_pitch))?;
+        state.area(rows.from, spanned(rows.from_pitch))?;
+        let mut pieces = Vec::new();
+        for row in 0..rows.rows {
+            let (to, from) = (rows.to + row * rows.to_pitch, rows.from + row * rows.from_pitch);
+            state.tear(to, from, rows.row_bytes, SourceOrder::Stream, &mut pieces)?;
+        }
+        state.row_copies += 1;
         state.queue(pieces, stream)
     }
 

@@ -17,7 +17,7 @@ use super::ops::Op;
 use crate::copy::Memory;
 use crate::job::Direction;
 
-const TEXT: &str = concat!(include_str!("kernels/copy.ptx"), "\0");
+pub const TEXT: &str = concat!(include_str!("kernels/copy.ptx"), "\0");
 const NAME: &CStr = c"forebay_copy";
 const WORD_BYTES: u64 = 16;
 /// Of a block: what `copy.cu` is compiled for.
@@ -80,6 +80,11 @@ impl Kernel {
             kernel.add_table().map_err(cannot)?;
         }
         Ok(kernel)
+    }
+
+    /// The most multiprocessors that a launch takes.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
     }
 
     fn add_table(&self) -> Answer<()> {
@@ -154,7 +159,8 @@ fn pieces(ops: &[Op]) -> (Vec<Op>, Vec<Op>) {
     let (mut pieces, mut others) = (Vec::with_capacity(ops.len()), Vec::new());
     for op in ops {
         if (op.device | op.host | op.bytes).is_multiple_of(WORD_BYTES) {
-            let cut = |at| Op { device: op.device + at, host: op.host + at, bytes: PIECE_BYTES.min(op.bytes - at) };
+            let bytes = |at| PIECE_BYTES.min(op.bytes - at);
+            let cut = |at| Op { device: op.device + at, host: op.host + at, bytes: bytes(at), ..*op };
             pieces.extend((0..op.bytes).step_by(PIECE_BYTES as usize).map(cut));
         } else {
             others.push(*op);
@@ -301,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_is_not_in_words_is_left_and_large_copies_are_cut() {
-        let op = |device, host, bytes| Op { device, host, bytes };
+        let op = Op::new;
         let (taken, left) = pieces(&[op(16, 32, 48), op(8, 32, 16), op(16, 33, 16), op(16, 32, 17), op(0, 0, 70_000)]);
         assert_eq!(left, [op(8, 32, 16), op(16, 33, 16), op(16, 32, 17)]);
         let cut = [op(16, 32, 48), op(0, 0, 32_768), op(32_768, 32_768, 32_768), op(65_536, 65_536, 4464)];
@@ -310,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_launch_is_bounded_in_pieces_and_bytes() {
-        let of = |count: usize, bytes| launch_pieces(&vec![Op { device: 0, host: 0, bytes }; count]);
+        let of = |count: usize, bytes| launch_pieces(&vec![Op::new(0, 0, bytes); count]);
         assert_eq!((of(10, 16), of(TABLE_PIECES + 1, 16)), (10, TABLE_PIECES));
         assert_eq!(of(TABLE_PIECES, PIECE_BYTES) as u64, LAUNCH_BYTES / PIECE_BYTES);
     }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use forebay_core::{Error, ErrorKind, Result};
 
 use super::context::Context;
-use super::driver::{EventHandle, Status, StreamHandle};
+use super::driver::{Attribute, EventHandle, Status, StreamHandle};
 use super::kernel::Kernel;
-use super::methods::{Method, batches, singles};
+use super::methods::{Method, batches, rows, singles};
 use super::ops::{Op, Piece};
 use crate::copy::Memory;
 use crate::job::{After, Direction};
@@ -30,6 +30,8 @@ pub struct Lane {
     /// Events that nobody waits for.
     spare: Mutex<Vec<EventHandle>>,
     kernel: Option<Kernel>,
+    /// The furthest that rows of one copy may be apart; 0 if the driver does not tell.
+    max_pitch: u64,
 }
 
 /// A method that could not queue copies, and why.
@@ -62,7 +64,9 @@ impl Lane {
             }
         };
         let (buffers, spare) = (Vec::new(), Mutex::default());
-        let mut lane = Lane { context: context.clone(), direction, stream, after, buffers, spare, kernel: None };
+        let max_pitch = context.attribute(Attribute::MaxPitch).map_or(0, |pitch| u64::try_from(pitch).unwrap_or(0));
+        let mut lane =
+            Lane { context: context.clone(), direction, stream, after, buffers, spare, kernel: None, max_pitch };
         for _ in 0..2 {
             let done = driver.create_event().map_err(cannot)?;
             match driver.alloc_host(staging_bytes) {
@@ -88,8 +92,19 @@ impl Lane {
         match method {
             Method::Kernel => self.kernel.is_some(),
             Method::Batch => self.context.driver().has_batch(),
+            Method::Pitched => self.max_pitch > 0,
             Method::Loop => true,
         }
+    }
+
+    /// The most multiprocessors that the kernel takes; 0 without it.
+    pub fn multiprocessors(&self) -> u32 {
+        self.kernel.as_ref().map_or(0, Kernel::blocks)
+    }
+
+    /// The furthest that rows of one copy may be apart.
+    pub fn max_pitch(&self) -> u64 {
+        self.max_pitch
     }
 
     pub fn staging(&self) -> &Memory {
@@ -120,6 +135,7 @@ impl Lane {
                 (Method::Kernel, Some(kernel)) => kernel.queue(direction, &left, stream),
                 (Method::Kernel, None) => Ok(left.into_owned()),
                 (Method::Batch, _) => batches(driver, direction, &left, stream).map(|()| Vec::new()),
+                (Method::Pitched, _) => rows(driver, direction, &left, self.max_pitch, stream),
                 (Method::Loop, _) => singles(driver, direction, &left, stream).map(|()| Vec::new()),
             };
             left = Cow::Owned(rest.map_err(|status| {
@@ -205,7 +221,7 @@ impl Lane {
                 }
             }
             let base = buffer.memory.address();
-            let op = |(piece, at): (&Piece, u64)| Op { device: piece.device, host: base + at, bytes: piece.bytes };
+            let op = |(piece, at): (&Piece, u64)| Op::new(piece.device, base + at, piece.bytes);
             self.queue(methods, &placed(window).map(op).collect::<Vec<_>>())?;
             let recorded = self.context.driver().record(buffer.done, self.stream);
             recorded.map_err(|status| self.context.error("cannot mark the end of copies", status))?;

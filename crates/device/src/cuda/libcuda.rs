@@ -15,7 +15,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use super::context::remedy;
 use super::driver::{
     Answer, Attribute, Batch, CaptureMode, ContextHandle, Device, Driver, EventHandle, FunctionHandle, Grid, Location,
-    ModuleHandle, SourceOrder, Status, StreamHandle,
+    ModuleHandle, Rows, SourceOrder, Status, StreamHandle,
 };
 use crate::copy::Memory;
 
@@ -49,6 +49,7 @@ table! {
     device: c"cuDeviceGet", 2000, (*mut c_int, c_int);
     attribute: c"cuDeviceGetAttribute", 2000, (*mut c_int, c_uint, c_int);
     pci_bus_id: c"cuDeviceGetPCIBusId", 4010, (*mut c_char, c_int, c_int);
+    uuid: c"cuDeviceGetUuid", 11040, (*mut [u8; 16], c_int);
     retain_primary: c"cuDevicePrimaryCtxRetain", 7000, (*mut u64, c_int);
     release_primary: c"cuDevicePrimaryCtxRelease", 11000, (c_int);
     set_current: c"cuCtxSetCurrent", 4000, (u64);
@@ -74,6 +75,7 @@ table! {
     free_device: c"cuMemFree", 3020, (u64);
     pointer: c"cuPointerGetAttributes", 7000, (c_uint, *const c_uint, *const *mut c_void, u64);
     copy: c"cuMemcpyAsync", 4000, (u64, u64, usize, u64);
+    copy_rows: c"cuMemcpy2DAsync", 3020, (*const CopyRows, u64);
     // The same function with two signatures; a driver below 13.0 knows the first alone.
     batch_12: c"cuMemcpyBatchAsync", 12080,
         (*mut u64, *mut u64, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, u64);
@@ -98,6 +100,31 @@ struct CopyAttributes {
 
 const _: () = assert!(size_of::<CopyAttributes>() == 24, "the driver reads 24 bytes");
 
+/// One end of `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct End {
+    x_bytes: usize,
+    y: usize,
+    memory_type: u32,
+    /// Unused with `MEMORY_TYPE_UNIFIED`, where the driver finds out what `address` is.
+    host: *const c_void,
+    address: u64,
+    array: *const c_void,
+    pitch: usize,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+struct CopyRows {
+    from: End,
+    to: End,
+    row_bytes: usize,
+    rows: usize,
+}
+
+const _: () = assert!(size_of::<CopyRows>() == 128, "the driver reads 128 bytes");
+
+const MEMORY_TYPE_UNIFIED: u32 = 4;
 const EVENT_BLOCKING_SYNC: c_uint = 1;
 const EVENT_DISABLE_TIMING: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
@@ -233,6 +260,11 @@ impl Driver for LibCuda {
         Ok(CStr::from_bytes_until_nul(&id).map(|id| id.to_string_lossy().to_lowercase()).unwrap_or_default())
     }
 
+    fn uuid(&self, device: Device) -> Answer<[u8; 16]> {
+        let mut uuid = [0; 16];
+        call!(self.uuid(&mut uuid, device.0)).map(|()| uuid)
+    }
+
     fn retain_primary(&self, device: Device) -> Answer<ContextHandle> {
         let mut context = 0;
         call!(self.retain_primary(&mut context, device.0)).map(|()| ContextHandle(context))
@@ -363,6 +395,25 @@ impl Driver for LibCuda {
         } else {
             call!(self.batch_12(to, from, bytes, count, &mut attributes, &mut first, 1, &mut failed, stream.0))
         }
+    }
+
+    fn copy_rows(&self, rows: &Rows, stream: StreamHandle) -> Answer<()> {
+        let end = |address: u64, pitch: u64| End {
+            x_bytes: 0,
+            y: 0,
+            memory_type: MEMORY_TYPE_UNIFIED,
+            host: null(),
+            address,
+            array: null(),
+            pitch: pitch as usize,
+        };
+        let copy = CopyRows {
+            from: end(rows.from, rows.from_pitch),
+            to: end(rows.to, rows.to_pitch),
+            row_bytes: rows.row_bytes as usize,
+            rows: rows.rows as usize,
+        };
+        call!(self.copy_rows(&raw const copy, stream.0))
     }
 
     fn load_module(&self, text: &CStr) -> Answer<ModuleHandle> {

@@ -6,6 +6,7 @@
 
 use super::driver::{Answer, Batch, Driver, SourceOrder, StreamHandle};
 use super::ops::Op;
+use super::pitched;
 use crate::job::Direction;
 
 /// The copies of one call to the driver: a job of 8,192 tokens of a large model has 40,000, and a limit bounds what one
@@ -20,22 +21,30 @@ pub enum Method {
     Batch,
     /// `cuMemcpyAsync` for each copy.
     Loop,
+    /// `cuMemcpy2DAsync` for copies in evenly spaced rows.
+    Pitched,
 }
 
 impl Method {
-    pub const ALL: [Method; 3] = [Method::Kernel, Method::Batch, Method::Loop];
+    pub const ALL: [Method; 4] = [Method::Kernel, Method::Batch, Method::Loop, Method::Pitched];
 
     pub fn name(self) -> &'static str {
         match self {
             Method::Kernel => "kernel",
             Method::Batch => "batch",
             Method::Loop => "loop",
+            Method::Pitched => "pitched",
         }
     }
 
     /// Whether it leaves no copy to the next one.
     pub fn takes_all(self) -> bool {
-        self != Method::Kernel
+        !matches!(self, Method::Kernel | Method::Pitched)
+    }
+
+    /// Whether it copies in this direction at all.
+    pub fn copies(self, direction: Direction) -> bool {
+        self != Method::Kernel || direction == Direction::Load
     }
 }
 
@@ -51,6 +60,18 @@ pub fn singles(driver: &dyn Driver, direction: Direction, ops: &[Op], stream: St
         let (to, from) = op.ends(direction);
         driver.copy(to, from, op.bytes, stream)
     })
+}
+
+/// Queues copies in rows, under the same rules, and returns those that are in none.
+pub fn rows(
+    driver: &dyn Driver,
+    direction: Direction,
+    ops: &[Op],
+    max_pitch: u64,
+    stream: StreamHandle,
+) -> Answer<Vec<Op>> {
+    let (calls, left) = pitched::rows(direction, ops, max_pitch);
+    calls.iter().try_for_each(|rows| driver.copy_rows(rows, stream)).map(|()| left)
 }
 
 fn batch(driver: &dyn Driver, direction: Direction, ops: &[Op], stream: StreamHandle) -> Answer<()> {

@@ -6,16 +6,18 @@
 //! In the order data passes: [`engine`] takes jobs, `ops` turns them into copies between addresses, `methods` and
 //! `kernel` queue these on the stream of a `lane`, whose thread waits for them and stages what is not registered;
 //! `register` pins the pool. `choice` says which methods are used for a job, of those that `selftest` has found to copy
-//! rightly at the start. [`context`] is the device's context, [`driver`] the calls of a driver, [`libcuda`] the real
-//! one.
+//! rightly at the start; it goes by `costs`, which `calibrate` measures and keeps. [`context`] is the device's context,
+//! [`driver`] the calls of a driver, [`libcuda`] the real one.
 //!
 //! Order, as the engine's own offloading has it: a store follows what its stream of the model has queued, and reads in
 //! the order of its stream. A load follows it too, since its destination may still be read or zeroed. Both directions
 //! have a stream. Tensors are released when the device has made the last copy, before anything is summed.
 
 pub mod bench;
+mod calibrate;
 mod choice;
 pub mod context;
+mod costs;
 pub mod driver;
 pub mod engine;
 #[cfg(any(test, feature = "fake"))]
@@ -26,6 +28,7 @@ mod lane;
 pub mod libcuda;
 mod methods;
 mod ops;
+mod pitched;
 #[cfg(any(test, feature = "fake"))]
 mod ptx;
 mod register;

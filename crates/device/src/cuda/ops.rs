@@ -14,9 +14,16 @@ pub struct Op {
     pub device: u64,
     pub host: u64,
     pub bytes: u64,
+    /// Where the tensor and the registration end: two copies of one call have both in common.
+    pub within: [u64; 2],
 }
 
 impl Op {
+    /// Of memory that is one allocation on either side.
+    pub fn new(device: u64, host: u64, bytes: u64) -> Op {
+        Op { device, host, bytes, within: [0; 2] }
+    }
+
     /// Destination and source.
     pub fn ends(&self, direction: Direction) -> (u64, u64) {
         match direction {
@@ -61,8 +68,10 @@ pub fn ops(job: &Job, ground: &Ground<'_>, allows: impl Fn(usize) -> bool) -> Op
         let block_ids = &job.block_ids[it.blocks.start as usize..it.blocks.end as usize];
         let mut offset = it.offset;
         for cut in ground.tensors.fragments(it.group, block_ids, 0..plan::slice_bytes(it, ground.tensors)) {
-            let Place::Device { base, .. } = cut.place else { unreachable!("a device engine has no host tensors") };
-            ops.add(ground, item, base + cut.offset, offset, cut.bytes);
+            let Place::Device { base, bytes, .. } = cut.place else {
+                unreachable!("a device engine has no host tensors")
+            };
+            ops.add(ground, item, Op { within: [base + bytes, 0], ..Op::new(base + cut.offset, offset, cut.bytes) });
             offset += cut.bytes;
         }
     }
@@ -70,12 +79,15 @@ pub fn ops(job: &Job, ground: &Ground<'_>, allows: impl Fn(usize) -> bool) -> Op
 }
 
 impl Ops {
-    fn add(&mut self, ground: &Ground<'_>, item: usize, mut device: u64, mut offset: u64, mut bytes: u64) {
+    /// `whole`: a copy between the device and an offset of the pool.
+    fn add(&mut self, ground: &Ground<'_>, item: usize, whole: Op) {
+        let Op { mut device, host: mut offset, mut bytes, within: [tensor_end, _] } = whole;
         while bytes > 0 {
             let inside = (ground.registered)(offset);
             let taken = if inside > 0 {
                 let taken = bytes.min(inside);
-                self.add_direct(ground, Op { device, host: ground.base + offset, bytes: taken });
+                let host = ground.base + offset;
+                self.add_direct(Op { device, host, bytes: taken, within: [tensor_end, host + inside] });
                 taken
             } else {
                 let taken = bytes.min((ground.border)(offset)).min(ground.staging_bytes);
@@ -86,11 +98,11 @@ impl Ops {
         }
     }
 
-    /// Joins the copy to the last one if it continues that on both sides and in one registration.
-    fn add_direct(&mut self, ground: &Ground<'_>, op: Op) {
+    /// Joins the copy to the last one if it continues that on both sides, in one tensor and one registration.
+    fn add_direct(&mut self, op: Op) {
         if let Some(last) = self.direct.last_mut() {
             let continues = last.device + last.bytes == op.device && last.host + last.bytes == op.host;
-            if continues && (ground.registered)(last.host - ground.base) >= last.bytes + op.bytes {
+            if continues && last.within == op.within {
                 last.bytes += op.bytes;
                 return;
             }

@@ -64,15 +64,11 @@ impl<'a> SelfTest<'a> {
     fn there_and_back(&self, load: Method, store: Method, source: &Memory, result: &Memory) -> Result<()> {
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_nanos() as u64);
         let mut random = Random(seed);
-        let (pieces, unit) = if load.takes_all() { (PIECES, 1) } else { (WORD_PIECES, WORD_BYTES) };
-        let most = BYTES / u64::from(pieces) / unit;
-        let sizes: Vec<u64> = (0..pieces).map(|_| (1 + random.next() % (most - 1)) * unit).collect();
-        let [from, there, back] = [(); 3].map(|()| shuffled(&sizes, &mut random));
+        let (sizes, [from, there, back]) = pieces(load, &mut random);
         random.fill(source);
         result.write(0, &vec![POISON; BYTES as usize]);
         let ops = |host: &Memory, places: &[u64]| -> Vec<Op> {
-            let op =
-                |at: usize| Op { device: self.device + there[at], host: host.address() + places[at], bytes: sizes[at] };
+            let op = |at: usize| Op::new(self.device + there[at], host.address() + places[at], sizes[at]);
             (0..sizes.len()).map(op).collect()
         };
         let ways = [(self.loads, load, ops(source, &from)), (self.stores, store, ops(result, &back))];
@@ -99,6 +95,25 @@ impl Drop for SelfTest<'_> {
     fn drop(&mut self) {
         let _ = self.context.driver().free_device(self.device);
     }
+}
+
+/// Sizes of pieces that the method takes, and where they lie in three memories.
+fn pieces(method: Method, random: &mut Random) -> (Vec<u64>, [Vec<u64>; 3]) {
+    if method == Method::Pitched {
+        // Rows of any size, with a gap that differs from memory to memory.
+        let room = BYTES / u64::from(PIECES);
+        let row_bytes = 1 + random.next() % (room - 1);
+        let places = [(); 3].map(|()| {
+            let pitch = row_bytes + random.next() % (room - row_bytes + 1);
+            (0..u64::from(PIECES)).map(|row| row * pitch).collect()
+        });
+        return (vec![row_bytes; PIECES as usize], places);
+    }
+    let (pieces, unit) = if method.takes_all() { (PIECES, 1) } else { (WORD_PIECES, WORD_BYTES) };
+    let most = BYTES / u64::from(pieces) / unit;
+    let sizes: Vec<u64> = (0..pieces).map(|_| (1 + random.next() % (most - 1)) * unit).collect();
+    let places = [(); 3].map(|()| shuffled(&sizes, random));
+    (sizes, places)
 }
 
 /// Where pieces of these sizes lie if they are laid one after another in a random order.

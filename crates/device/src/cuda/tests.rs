@@ -104,6 +104,8 @@ fn options() -> CudaOptions {
         queue_jobs: 64,
         staging_bytes: 512 << 10,
         registration_bytes: CHUNK,
+        // Nothing is measured beside what a test orders.
+        method: Wish::Batch,
         patience,
         ..CudaOptions::new(0)
     }
@@ -506,9 +508,11 @@ fn loads_beyond_the_tables_of_the_kernel_are_queued_by_the_next_method() {
     }
     assert_eq!(rig.device.fake.launches() - tested, 8, "so many tables there are");
     rig.device.fake.hold(rig.device.compute, false);
-    for block in 0..ROWS {
-        assert_eq!(rig.finish(u64::from(block)).outcomes, [Outcome::Loaded]);
-    }
+    let jobs: Vec<_> = (0..ROWS).map(u64::from).collect();
+    rig.engine.wait(&jobs, Until::Settled, Instant::now() + PATIENCE).unwrap();
+    let completions = rig.engine.poll();
+    assert_eq!(completions.len(), jobs.len());
+    assert!(completions.iter().all(|completion| completion.outcomes == [Outcome::Loaded]));
     assert!((0..ROWS).all(|block| rig.device.block(block) == contents[block as usize]));
     rig.engine.submit(rig.job(99, Direction::Load, &[(3, 5)])).unwrap();
     assert_eq!(rig.finish(99).outcomes, [Outcome::Loaded]);
@@ -518,8 +522,9 @@ fn loads_beyond_the_tables_of_the_kernel_are_queued_by_the_next_method() {
 
 #[test]
 fn a_kernel_that_cannot_be_had_or_leaves_bytes_out_is_replaced_by_the_drivers_copies() {
-    let refusals =
-        ["load_module", "function", "launch", "attribute"].map(|call| Fault::Call(call, 1, Status::NOT_FOUND));
+    // Both streams have asked for an attribute before the kernel does.
+    let refusals = [("load_module", 1), ("function", 1), ("launch", 1), ("attribute", 3)]
+        .map(|(call, nth)| Fault::Call(call, nth, Status::NOT_FOUND));
     for fault in refusals.into_iter().chain([Fault::IdleThread]) {
         let device = Device::with(122, WORDS);
         device.fake.fault(fault);
@@ -809,9 +814,15 @@ fn the_measurements_check_their_bytes_and_leave_nothing_open() {
     assert!(peaks.iter().any(|figure| figure.what == "peak of a load" && figure.value > 0.0));
     let mut shapes = Vec::new();
     rows::methods(fake.clone(), 0, &extent, |figure| shapes.push(figure.what)).unwrap();
-    let loads = |method| shapes.iter().filter(|what| what.starts_with(&format!("load, {method}, "))).count();
-    assert_eq!(["kernel", "batch", "loop"].map(loads), [2 * 2; 3], "sizes, counts: {shapes:?}");
-    assert_eq!(shapes.len(), (3 + 2) * 2 * 2, "the kernel loads only: {shapes:?}");
+    let count =
+        |way: &str, method| shapes.iter().filter(|what| what.starts_with(&format!("{way}, {method}, "))).count();
+    let methods = ["batch", "loop", "pitched"];
+    for way in ["load", "store", "of the peak: load", "processor: store"] {
+        assert_eq!(methods.map(|method| count(way, method)), [2 * 2; 3], "sizes, counts: {shapes:?}");
+    }
+    assert_eq!(methods.map(|method| count("both", method)), [3; 3], "the largest has no room twice: {shapes:?}");
+    let kernel = ["load", "store", "both"].map(|way| count(way, "kernel"));
+    assert_eq!(kernel, [2 * 2, 0, 0], "the kernel loads only: {shapes:?}");
     let memory = rows::populated(1 << 20, 21).unwrap();
     let registered = rows::registration(fake.clone(), 0, "memory", memory).unwrap();
     assert_eq!((registered[0].value, registered.len()), (1.0, 3));
@@ -830,4 +841,165 @@ fn a_measurement_of_a_device_that_changes_bytes_ends_with_that() {
     let error = rows::methods(fake.clone(), 0, &rows::Extent::small(22), |_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert_eq!(fake.open(), 0);
+}
+
+// --- rows -----------------------------------------------------------------------------------------------------
+
+fn in_rows() -> CudaOptions {
+    CudaOptions { method: Wish::Pitched, ..options() }
+}
+
+#[test]
+fn consecutive_blocks_are_copied_in_rows_and_hold_what_the_model_wrote_under_any_schedule() {
+    for seed in 200..212 {
+        let rig = Rig::on(Device::new(seed), in_rows()).wait();
+        assert_eq!(rig.engine.report().methods, ["pitched", "batch", "loop"], "{:?}", rig.engine.report().trouble);
+        any_schedule(&rig, seed, 6);
+        // Blocks 3 to 7 to slots 2 to 6: the pages of each tensor are rows, cut where registrations end.
+        let tested = rig.device.fake.row_copies();
+        let pairs: Vec<_> = (3..8).map(|block| (block, u64::from(block) - 1)).collect();
+        let mut random = Random(seed);
+        let contents: Vec<_> = pairs.iter().map(|_| content(&mut random)).collect();
+        for ((block, _), content) in pairs.iter().zip(&contents) {
+            rig.device.compute(*block, content.clone());
+        }
+        rig.engine.submit(rig.job(90, Direction::Store, &pairs)).unwrap();
+        assert!(rig.finish(90).outcomes.iter().all(|outcome| matches!(outcome, Outcome::Stored { .. })));
+        for ((_, slot), content) in pairs.iter().zip(&contents) {
+            assert!(rig.slot(*slot) == *content, "slot {slot}");
+        }
+        // The first tensor's rows are evenly spaced on both sides; of the second the pages touch, and are rows too.
+        let copies = rig.device.fake.row_copies() - tested;
+        assert_eq!(copies, 4, "two tensors, on two registrations");
+        let fake = rig.device.fake.clone();
+        drop(rig);
+        assert_eq!(fake.open(), 3);
+    }
+}
+
+#[test]
+fn where_strides_do_not_allow_rows_the_next_method_copies() {
+    // Blocks in descending order have a negative stride, and a device may take no pitch this long.
+    let descending: Vec<_> = (2..10).map(|block| (12 - block, u64::from(block))).collect();
+    let ascending: Vec<_> = (2..10).map(|block| (block, u64::from(block))).collect();
+    for (pairs, max_pitch, has_rows) in
+        [(&descending, 1 << 20, false), (&ascending, 4095, false), (&ascending, 4096, true)]
+    {
+        let device = Device::new(220);
+        device.fake.fault(Fault::MaxPitch(max_pitch));
+        let rig = Rig::on(device, in_rows()).wait();
+        let tested = rig.device.fake.row_copies();
+        let mut random = Random(220);
+        for (_, slot) in pairs {
+            rig.memory.write(slot << 12, &content(&mut random));
+        }
+        rig.engine.submit(rig.job(1, Direction::Load, pairs)).unwrap();
+        assert!(rig.finish(1).outcomes.iter().all(|outcome| *outcome == Outcome::Loaded));
+        assert!(pairs.iter().all(|(block, slot)| rig.device.block(*block) == rig.slot(*slot)));
+        assert_eq!(rig.device.fake.row_copies() > tested, has_rows, "{max_pitch}");
+    }
+}
+
+#[test]
+fn rows_that_the_driver_refuses_are_given_up_and_the_next_job_is_whole() {
+    let rig = Rig::on(Device::new(221), in_rows()).wait();
+    rig.device.fake.fault(Fault::Call("copy_rows", 1, Status::INVALID_VALUE));
+    let pairs: Vec<_> = (2..6).map(|block| (block, u64::from(block))).collect();
+    rig.engine.submit(rig.job(1, Direction::Load, &pairs)).unwrap();
+    assert_eq!(rig.finish(1).outcomes, [Outcome::Failed; 4]);
+    assert_eq!(rig.engine.report().methods, ["batch", "loop"]);
+    rig.engine.submit(rig.job(2, Direction::Load, &pairs)).unwrap();
+    assert_eq!(rig.finish(2).outcomes, [Outcome::Loaded; 4]);
+}
+
+// --- the calibration ------------------------------------------------------------------------------------------
+
+fn chosen(folder: &std::path::Path) -> CudaOptions {
+    CudaOptions { method: Wish::Auto, calibrations: Some(folder.to_path_buf()), multiprocessors: 2, ..options() }
+}
+
+fn calibrated(rig: &Rig, how: &str) {
+    until("the engine has chosen", || rig.engine.report().choice == how);
+}
+
+#[test]
+fn nothing_is_measured_before_the_first_job_has_ended_nor_while_a_stream_is_captured() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::on(Device::with(230, WORDS), chosen(folder.path())).wait();
+    let report = rig.engine.report();
+    assert_eq!((report.choice, report.methods), ("given", vec!["batch", "loop", "pitched", "kernel"]));
+    let tested = rig.device.fake.row_copies();
+    let mut random = Random(230);
+    rig.memory.write(0, &content(&mut random));
+    // The first request finds the table that there is from the start, however long it takes.
+    rig.device.fake.hold(rig.device.compute, true);
+    rig.device.compute(9, vec![0; BLOCK as usize]);
+    rig.engine.submit(rig.job(1, Direction::Load, &[(2, 0)])).unwrap();
+    (0..200).for_each(|_| _ = rig.device.fake.turn());
+    assert_eq!((rig.device.fake.row_copies(), rig.engine.report().choice), (tested, "given"));
+    // A capture begins before the job has ended.
+    rig.device.fake.capture(rig.device.compute, true);
+    rig.device.fake.hold(rig.device.compute, false);
+    assert_eq!(rig.finish(1).outcomes, [Outcome::Loaded]);
+    (0..200).for_each(|_| _ = rig.device.fake.turn());
+    assert_eq!((rig.device.fake.row_copies(), rig.engine.report().choice), (tested, "given"));
+    rig.device.fake.capture(rig.device.compute, false);
+    calibrated(&rig, "measured");
+    assert!(rig.device.fake.row_copies() > tested, "rows were measured");
+    assert_eq!(rig.device.fake.spoiled_captures(), 0);
+    any_schedule(&rig, 230, 6);
+    let fake = rig.device.fake.clone();
+    drop(rig);
+    assert_eq!(fake.open(), 3);
+}
+
+#[test]
+fn what_one_engine_has_measured_the_next_one_reads_and_a_damaged_file_is_measured_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let begin = |seed| {
+        let rig = Rig::on(Device::with(seed, WORDS), chosen(folder.path())).wait();
+        rig.engine.submit(rig.job(1, Direction::Store, &[(2, 0)])).unwrap();
+        rig.finish(1);
+        rig
+    };
+    calibrated(&begin(231), "measured");
+    calibrated(&begin(232), "kept");
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    let whole = std::fs::read_to_string(&files[0]).unwrap();
+    std::fs::write(&files[0], &whole[..whole.len() / 2]).unwrap();
+    let rig = begin(233);
+    calibrated(&rig, "measured");
+    assert_eq!(rig.engine.report().trouble, None, "a damaged file is no error");
+    drop(rig);
+    calibrated(&begin(234), "kept");
+}
+
+#[test]
+fn an_engine_that_ends_before_or_during_the_measurement_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::on(Device::with(235, WORDS), chosen(folder.path())).wait();
+    let (fake, begun) = (rig.device.fake.clone(), Instant::now());
+    drop(rig);
+    assert!(begun.elapsed() < PATIENCE / 3);
+    assert_eq!(fake.open(), 3);
+    let rig = Rig::on(Device::with(236, WORDS), chosen(folder.path())).wait();
+    rig.engine.submit(rig.job(1, Direction::Store, &[(2, 0)])).unwrap();
+    rig.finish(1);
+    let fake = rig.device.fake.clone();
+    drop(rig);
+    assert_eq!(fake.open(), 3);
+}
+
+#[test]
+fn a_method_that_fails_while_it_is_measured_is_given_up_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::on(Device::with(237, WORDS), chosen(folder.path())).wait();
+    rig.device.fake.fault(Fault::Call("copy_rows", 1, Status(801)));
+    rig.engine.submit(rig.job(1, Direction::Store, &[(2, 0)])).unwrap();
+    rig.finish(1);
+    until("it is given up", || rig.engine.report().methods == ["batch", "loop", "kernel"]);
+    until("it is told", || rig.engine.report().trouble.is_some());
+    assert_eq!(rig.engine.report().choice, "given");
+    any_schedule(&rig, 237, 6);
 }

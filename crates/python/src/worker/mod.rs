@@ -12,10 +12,12 @@ mod copies;
 mod pool;
 
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_core::{Error, ErrorKind, Result};
+use forebay_device::cuda::CudaOptions;
 use forebay_device::{After, Direction, PageRef, Place, Tensor, Tensors};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -46,7 +48,8 @@ impl WorkerEngine {
     #[new]
     #[pyo3(signature = (
         socket_directory, engine_id, rank, ranks, *, incarnation, tensors, groups, blocks_per_chunk = 1, threads = 0,
-        verify = true, device = None, stages = true, method = "auto", multiprocessors = 0
+        verify = true, device = None, stages = true, method = "auto", multiprocessors = 0,
+        calibrations = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -65,6 +68,7 @@ impl WorkerEngine {
         stages: bool,
         method: &str,
         multiprocessors: u32,
+        calibrations: Option<PathBuf>,
     ) -> Result<WorkerEngine, Raised> {
         if rank >= ranks || blocks_per_chunk == 0 {
             return Err(Error::invalid("a rank is below the number of ranks, and a chunk has a block")
@@ -76,6 +80,7 @@ impl WorkerEngine {
         let (shapes, tensors) = layout(tensors, groups, blocks_per_chunk, device)?;
         let (wake, suspected) = wake().map_err(Raised::from)?;
         let cuda = device.map(|ordinal| copies::cuda(ordinal, stages, method, multiprocessors)).transpose()?;
+        let cuda = cuda.map(|cuda| CudaOptions { calibrations, ..cuda });
         let engine = py.detach(|| copies::engine(tensors, cuda, threads))?;
         let copies = Arc::new(Copies::new(engine, shapes.clone(), rank, blocks_per_chunk, verify, wake));
         let incarnation = convert::incarnation(incarnation)?;
@@ -140,7 +145,7 @@ impl WorkerEngine {
         self.copies.suspects().count()
     }
 
-    /// How it copies: device, methods, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
+    /// How it copies: device, methods, choice, pool_bytes, registered_bytes, copied_bytes, staged_bytes, trouble.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // If another thread shuts the worker down meanwhile, the engine or a pool may end here, which waits for copies.
         let report = py.detach(|| self.copies.report()).unwrap_or_default();
@@ -148,6 +153,7 @@ impl WorkerEngine {
         answer.set_item("device", report.device)?;
         answer.set_item("methods", report.methods)?;
         answer.set_item("pool_bytes", report.pool_bytes)?;
+        answer.set_item("choice", report.choice)?;
         answer.set_item("registered_bytes", report.registered_bytes)?;
         answer.set_item("copied_bytes", report.copied_bytes)?;
         answer.set_item("staged_bytes", report.staged_bytes)?;
