@@ -74,7 +74,7 @@ pub(super) fn foreign(path: &Path) -> Error {
 
 /// Of a file beside those of a pool. It may be somebody else's, so no daemon removes it.
 fn altered(path: &Path) -> Error {
-    Error::invalid("a pool has a file that Forebay did not make, or that was cut or changed since")
+    Error::invalid("the directory is a pool's, and it has a file that Forebay did not make, or that was cut since")
         .with("path", path.display())
         .hint(format!(
             "if nobody needs the file, `rm {}`: the pool is then made anew, without its blocks",
