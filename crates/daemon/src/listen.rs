@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_io::trust::{self, Holds};
@@ -16,7 +16,11 @@ use crate::state::Shared;
 
 /// Connections that wait to be accepted are the kernel's to hold; a failing accept (out of descriptors) is
 /// tried again after this long.
-const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The kernel closes the files of a killed daemon one after another, so its socket may be open for a moment when its
+/// pool is free already. A socket that is open for longer than this is somebody else's.
+const LAST_CLOSES: Duration = Duration::from_secs(1);
+const LAST_CLOSES_PAUSE: Duration = Duration::from_millis(5);
 
 /// Binds `name` in the socket directory, which is made if it is missing. A socket file without a listener is replaced.
 /// A socket with a listener is an error, and so is a directory that another user could have made or can change. Only
@@ -94,12 +98,24 @@ fn remove_stale(path: &Path) -> Result<()> {
             .with("path", path.display())
             .hint("move the file away, or set `socket.directory`"));
     }
-    match forebay_rpc::client::knock(path) {
-        Ok(()) => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
+    match is_held(path) {
+        true => Err(Error::new(ErrorKind::Unavailable, "another daemon is listening on the socket")
             .with("path", path.display())
             .hint("stop that daemon, or set `socket.directory` and `pool.directory` for a second one")),
-        Err(_) => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),
+        false => std::fs::remove_file(path).map_err(|error| cannot_listen(path, error)),
     }
+}
+
+/// Whether somebody listens there, and goes on to.
+fn is_held(path: &Path) -> bool {
+    let begun = Instant::now();
+    while forebay_rpc::client::knock(path).is_ok() {
+        if begun.elapsed() >= LAST_CLOSES {
+            return true;
+        }
+        std::thread::sleep(LAST_CLOSES_PAUSE);
+    }
+    false
 }
 
 fn cannot_listen(path: &Path, error: io::Error) -> Error {
@@ -107,4 +123,25 @@ fn cannot_listen(path: &Path, error: io::Error) -> Error {
         .with("path", path.display())
         .source(error)
         .hint("set `socket.directory` to a directory that this user may write to, with a path below 100 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_a_killed_daemon_is_about_to_lose_is_waited_for_and_one_that_stays_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let held = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let refused = remove_stale(&path).unwrap_err();
+        assert!(refused.to_string().contains("another daemon is listening") && path.exists(), "{refused}");
+        std::thread::scope(|scope| {
+            let removed = scope.spawn(|| remove_stale(&path));
+            std::thread::sleep(LAST_CLOSES_PAUSE);
+            drop(held);
+            removed.join().unwrap().unwrap();
+        });
+        assert!(!path.exists());
+    }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, NamespaceId, Result};
+use forebay_core::{BlockKey, Error, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::ssd::{DiskConfig, DiskReport, Prospect, Ssd, SsdConfig};
@@ -107,8 +107,19 @@ impl TierSpec for TierSsd {
     fn examine(&self) -> Vec<Result<String>> {
         let disks = settings(self).disks;
         let twins = forebay_io::ssd::check_twins(&disks).err();
-        let are_others_there = self.disks.iter().any(|disk| disk.exists());
-        let found = disks.iter().flat_map(|disk| examine(disk, are_others_there));
+        let prospects: Vec<_> = disks.iter().map(forebay_io::ssd::examine).collect();
+        let first_start = novelty::first_start(self.disks.iter().map(PathBuf::as_path));
+        let is_new = |prospect: &Prospect| match prospect {
+            Prospect::Make { .. } => true,
+            Prospect::Take { begun_by } => begun_by.is_some() && *begun_by == first_start,
+        };
+        // What cannot be used may have blocks all the same.
+        let are_others_there = |(disk, prospect): (&DiskConfig, &Result<Prospect, _>)| match prospect {
+            Ok(prospect) => !is_new(prospect),
+            Err(_) => disk.path.exists(),
+        };
+        let are_others_there = disks.iter().zip(&prospects).any(are_others_there);
+        let found = disks.iter().zip(prospects).flat_map(|(disk, prospect)| judged(disk, prospect, are_others_there));
         twins.map(Err).into_iter().chain(found).collect()
     }
 
@@ -141,7 +152,7 @@ impl Arrivals {
     fn start(config: SsdConfig) -> Result<Arrivals> {
         let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
         let (first_look, looks) = mpsc::channel();
-        let novelty = Arc::new(Novelty::of(config.disks.len()));
+        let novelty = Arc::new(Novelty::of(config.disks.iter().map(|disk| &*disk.path)));
         let mut pools = Vec::new();
         let identities = Arc::new(Mutex::new(vec![None; config.disks.len()]));
         for place in 0..config.disks.len() {
@@ -310,10 +321,10 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn examine(disk: &DiskConfig, are_others_there: bool) -> Vec<Result<String>> {
+fn judged(disk: &DiskConfig, prospect: Result<Prospect, Vec<Error>>, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
-    match forebay_io::ssd::examine(disk) {
-        Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
+    match prospect {
+        Ok(Prospect::Take { .. }) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
             let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));

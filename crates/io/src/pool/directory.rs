@@ -14,7 +14,7 @@ use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 
 use super::files::DATA_NAME;
-use super::mounts::{Mount, mount_of, mounts};
+use super::mounts::{Mount, is_stacked, mount_of, mounts};
 use super::ours;
 use crate::trust::{self, Holds};
 
@@ -95,6 +95,12 @@ impl Directory {
         let is_for_pool = mount.source == MOUNT_SOURCE || is_empty(&point).map_err(cannot)? || ours::has_pool(&point)?;
         match mount.filesystem == "tmpfs" && is_for_pool {
             true => Ok(Some(mount)),
+            false if is_stacked(&point).map_err(cannot)? => {
+                Err(Error::invalid("a filesystem is mounted over the one in the pool's directory")
+                    .with("path", point.display())
+                    .with("filesystem", mount.filesystem)
+                    .hint(format!("`umount {}`, which takes the upper one away", point.display())))
+            }
             false => Err(Error::invalid("the directory is not a pool's: it has a mount that Forebay did not make")
                 .with("path", point.display())
                 .with("filesystem", mount.filesystem)

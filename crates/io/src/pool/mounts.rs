@@ -9,6 +9,9 @@ use std::{fs, io};
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Mount {
+    pub id: u64,
+    /// The mount that it lies on.
+    pub parent: u64,
     pub device: u64,
     /// The mounted directory of the filesystem; differs from `/` for bind mounts and in containers.
     pub root: PathBuf,
@@ -50,6 +53,13 @@ pub(super) fn mount_of(path: &Path) -> io::Result<Mount> {
         .ok_or_else(|| io::Error::other(format!("no mount has the device of `{}`", path.display())))
 }
 
+/// Whether a mount at this place hides another one there.
+pub(super) fn is_stacked(point: &Path) -> io::Result<bool> {
+    let real = fs::canonicalize(point)?;
+    let there: Vec<Mount> = mounts()?.into_iter().filter(|mount| mount.point == real).collect();
+    Ok(there.iter().any(|upper| there.iter().any(|lower| upper.parent == lower.id)))
+}
+
 fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -60,7 +70,10 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let dash = fields.iter().position(|field| *field == b"-")?;
     let (before, after) = fields.split_at(dash);
     let (major, minor) = std::str::from_utf8(before.get(2)?).ok()?.split_once(':')?;
+    let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
     Some(Mount {
+        id: number(before.first()?)?,
+        parent: number(before.get(1)?)?,
         device: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
         root: path(before.get(3)?),
         point: path(before.get(4)?),

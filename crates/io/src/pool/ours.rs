@@ -43,7 +43,7 @@ pub(super) fn check(home: &Path) -> Result<()> {
     ];
     for (file, admits) in judged {
         if let Some(file) = file.filter(|file| !admits(&proof, file)) {
-            return Err(foreign(&file.path));
+            return Err(if proof.is_there() { altered(&file.path) } else { foreign(&file.path) });
         }
     }
     match Seen::look(replaced_name(&home.join(DATA_NAME)))? {
@@ -70,6 +70,16 @@ pub(super) fn foreign(path: &Path) -> Error {
     Error::invalid("the directory is not a pool's: it has a file that Forebay did not make")
         .with("path", path.display())
         .hint("name another directory, or move the file away; a directory for a pool may be missing or empty")
+}
+
+/// Of a file beside those of a pool. It may be somebody else's, so no daemon removes it.
+fn altered(path: &Path) -> Error {
+    Error::invalid("the directory is a pool's, and it has a file that Forebay did not make, or that was cut since")
+        .with("path", path.display())
+        .hint(format!(
+            "if nobody needs the file, `rm {}`: the pool is then made anew, without its blocks",
+            path.display()
+        ))
 }
 
 pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {

@@ -210,6 +210,8 @@ mod tests {
     #[test]
     fn groups_are_found_in_both_interfaces_and_inside_containers() {
         let mount = |filesystem: &str, root: &str, point: &str, options: &[&str]| Mount {
+            id: 0,
+            parent: 0,
             device: 0,
             root: root.into(),
             point: point.into(),

@@ -117,7 +117,7 @@ impl Disk {
             reads: Reads::new(config.has_breakers),
             log: Log::new(opened.next_sequence),
             reclaim: None,
-            watch: Watch::new(opened.owner),
+            watch: Watch::new(opened.owner, Duration::ZERO),
             budget,
             counters: Counters::default(),
             now: Duration::ZERO,
@@ -143,6 +143,7 @@ impl Disk {
     /// Its time begins with that of a tier which was there before.
     pub fn start_at(&mut self, now: Duration) {
         (self.now, self.healths_since) = (now, now);
+        self.watch = Watch::new(self.watch.owner, now);
     }
 
     /// Accepts the operation, unless its queue is full.
@@ -151,14 +152,15 @@ impl Disk {
             self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable));
             return true;
         }
-        let lane = if matches!(op.kind, OpKind::Load { .. }) { &self.io.reads } else { &self.io.writes };
+        let is_load = matches!(op.kind, OpKind::Load { .. });
+        let is_stuck = if is_load { self.is_stuck(&self.io.reads) } else { self.are_writes_stuck() };
         match op.kind {
             OpKind::Exists => {
                 let found = self.index.get(&op.key).map(Entry::location);
                 self.complete(op.id, found.map_or(Outcome::Absent, Outcome::Found));
             }
             OpKind::Touch { .. } => self.complete(op.id, Outcome::Failed(ErrorKind::Unsupported)),
-            _ if self.is_stuck(lane) => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
+            _ if is_stuck => self.complete(op.id, Outcome::Failed(ErrorKind::Unavailable)),
             OpKind::Load { .. } if self.reads.waiting() >= self.limits.queued_loads => return false,
             OpKind::Load { .. } => self.take_load(op),
             OpKind::Store => return self.take_store(op),
@@ -187,10 +189,12 @@ impl Disk {
             return;
         }
         self.start_loads();
-        self.start_batches();
-        self.make_room();
+        if self.watch.may_write(self.now) {
+            self.start_batches();
+            self.make_room();
+            self.close_segments();
+        }
         self.flush();
-        self.close_segments();
         self.io.submit();
     }
 
@@ -202,7 +206,7 @@ impl Disk {
             return;
         }
         self.reads.breaker.advance(self.now);
-        if self.is_stuck(&self.io.writes) {
+        if self.are_writes_stuck() {
             self.fail_waiting(ErrorKind::Unavailable);
         }
         self.fail_late();
@@ -259,6 +263,7 @@ impl Disk {
 
     pub fn health_of_writes(&self) -> Health {
         match self.health_of(&self.io.writes) {
+            Health::Healthy if self.are_writes_stuck() => Health::Sick(ErrorKind::Timeout),
             Health::Healthy if self.log.losses_in_a_row >= SICK_AFTER => Health::Sick(self.log.last_loss),
             health => health,
         }
@@ -274,7 +279,7 @@ impl Disk {
 
     /// Whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
-        let looks = usize::from(self.watch.is_looking);
+        let looks = usize::from(self.watch.is_looking());
         self.reads.waiting() == 0 && self.log.is_idle() && self.io.in_flight() == looks && self.completions.is_empty()
     }
 
@@ -420,6 +425,11 @@ impl Disk {
         if !entry.is_withdrawn {
             self.space.discount(entry.segment, entry.length_bytes);
         }
+    }
+
+    /// Writes wait for a look at the signature too.
+    fn are_writes_stuck(&self) -> bool {
+        self.is_stuck(&self.io.writes) || self.watch.is_silent_for(STUCK_AFTER, self.now)
     }
 
     fn is_stuck(&self, lane: &Lane) -> bool {

@@ -22,7 +22,10 @@ use crate::uring::is_locked;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Prospect {
     /// It would take what is there.
-    Take,
+    Take {
+        /// The first start that made the file and did not come to format it.
+        begun_by: Option<u64>,
+    },
     /// It would make a file.
     Make {
         /// Free space of the filesystem there.
@@ -98,7 +101,7 @@ fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prosp
         // Whether it is mounted. The description is closed at once.
         open_for_transfers(real, links, &file)?;
     }
-    Ok(Prospect::Take)
+    Ok(Prospect::Take { begun_by: wanted.begun_by })
 }
 
 fn examine_place(real: &Path, config: &DiskConfig) -> Result<Prospect, Vec<Error>> {

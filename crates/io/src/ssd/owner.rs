@@ -6,17 +6,51 @@ use forebay_core::{Error, ErrorKind};
 
 use super::layout::{Geometry, Page, is_of_other_version};
 
+/// How often the superblock is read: one page.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// What a disk knows of its signature.
 pub(super) struct Watch {
     pub owner: Owner,
-    pub next_look: Duration,
-    pub is_looking: bool,
+    /// When the look that is under way began, if one is.
+    looking_since: Option<Duration>,
+    /// When the last look began that has ended.
+    seen_at: Duration,
     pub is_taken: bool,
 }
 
 impl Watch {
-    pub fn new(owner: Owner) -> Watch {
-        Watch { owner, next_look: Duration::ZERO, is_looking: false, is_taken: false }
+    /// Of a disk that was opened, and so looked at, just now.
+    pub fn new(owner: Owner, now: Duration) -> Watch {
+        Watch { owner, looking_since: None, seen_at: now, is_taken: false }
+    }
+
+    pub fn is_looking(&self) -> bool {
+        self.looking_since.is_some()
+    }
+
+    /// Whether a look is due, which has begun then.
+    pub fn begin_look(&mut self, now: Duration) -> bool {
+        let is_due = !self.is_looking() && !self.is_taken && now.saturating_sub(self.seen_at) >= LOOK_INTERVAL;
+        if is_due {
+            self.looking_since = Some(now);
+        }
+        is_due
+    }
+
+    pub fn end_look(&mut self) {
+        self.seen_at = self.looking_since.take().unwrap_or(self.seen_at);
+    }
+
+    /// Whether the last look is so new that writes may begin. One is due before that, so a disk that answers holds no
+    /// write up.
+    pub fn may_write(&self, now: Duration) -> bool {
+        !self.is_taken && now.saturating_sub(self.seen_at) < 2 * LOOK_INTERVAL
+    }
+
+    /// Whether the disk has owed the answer of a look for so long.
+    pub fn is_silent_for(&self, limit: Duration, now: Duration) -> bool {
+        self.looking_since.is_some_and(|since| now.saturating_sub(since) >= limit)
     }
 }
 

@@ -4,9 +4,8 @@
 //! another host, nor to one that has the device under another path. So each daemon signs the superblock of a disk when
 //! it opens it, and reads the superblock again all the time. Invariants: the last to sign has the disk. Another that
 //! finds this signature begins nothing more on the disk, keeps nothing that was not acknowledged, and serves nothing of
-//! it. The new owner of a device reads what is there when the other has had time to stop.
-
-use std::time::Duration;
+//! it. The new owner of a device reads what is there when the other has had time to stop. No write begins on a look
+//! from before that time, so a daemon that was stopped meanwhile looks before it writes.
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::Outcome;
@@ -18,20 +17,16 @@ use super::owner::{Owner, taken_by_another};
 use super::staging::{Staging, page_at};
 use crate::uring::Work;
 
-/// How often the superblock is read: one page.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-
 impl Disk {
     pub(super) fn look_again(&mut self) {
-        if !self.watch.is_looking && !self.watch.is_taken && self.now >= self.watch.next_look {
-            (self.watch.is_looking, self.watch.next_look) = (true, self.now + LOOK_INTERVAL);
+        if self.watch.begin_look(self.now) {
             self.io.start(Flight::Look, Work::Read { at: 0, span: Staging::look(), checksum: None });
         }
     }
 
     /// A superblock that cannot be read is nobody's signature.
     pub(super) fn looked(&mut self, result: Result<u64, ErrorKind>) {
-        self.watch.is_looking = false;
+        self.watch.end_look();
         let page = page_at(&self.memory, Staging::look());
         if result.is_err() {
             return;

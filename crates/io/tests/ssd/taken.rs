@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use forebay_core::ErrorKind;
 use forebay_core::tier::{Health, Outcome, Tier};
@@ -79,6 +80,29 @@ fn a_disk_that_another_daemon_made_anew_is_that_daemons() {
     has_stopped(&mut first, 40);
     second.store_all((0..40).map(|number| (number, 4096)));
     assert!((0..40).all(|number| matches!(second.look(number, 4096), Outcome::Loaded { .. })));
+}
+
+#[test]
+fn a_daemon_that_was_stopped_writes_nothing_over_the_blocks_of_another() {
+    let disk = blank(&config(), 16);
+    for seed in [None, Some(1), Some(2)] {
+        let mut first = Bed::open(&disk, &config(), seed).unwrap();
+        let held = first.ssd.blocks().count() as u64;
+        first.store_all((held..held + 20).map(|number| (number, 4096)));
+        first.settle();
+        first.now += Duration::from_secs(3);
+        let mut second = Bed::open(&disk, &config(), seed).unwrap();
+        second.store_all((held + 20..held + 40).map(|number| (number, 4096)));
+        second.settle();
+        let stores: Vec<_> = (0..20).map(|number| first.store(500 + number, number, 4096)).collect();
+        first.turn();
+        assert_eq!(first.run(&stores).unwrap(), [Outcome::Failed(ErrorKind::Unavailable); 20]);
+        has_stopped(&mut first, held + 20);
+        let mut third = Bed::open(&disk, &config(), seed).unwrap();
+        for number in 0..held + 40 {
+            assert!(matches!(third.look(number, 4096), Outcome::Loaded { .. }), "block {number}");
+        }
+    }
 }
 
 #[test]

@@ -143,6 +143,22 @@ fn a_file_named_purge_that_no_pool_made_is_left_alone() {
 }
 
 #[test]
+fn a_file_of_a_pool_that_was_cut_is_refused_with_a_hint_that_works() {
+    for name in ["data", "birth"] {
+        let home = Home::new();
+        drop(home.pool(4 * MIB));
+        home.file(name).set_len(5000).unwrap();
+        let refused = Pool::open(&home.config(4 * MIB)).err().unwrap();
+        let path = home.path().join(name);
+        assert!(refused.to_string().contains("was cut"), "{refused}");
+        assert!(refused.hint_text().unwrap().contains(&format!("`rm {}`", path.display())), "{refused:?}");
+        assert_eq!(path.metadata().unwrap().len(), 5000, "it may be somebody else's");
+        std::fs::remove_file(path).unwrap();
+        home.pool(4 * MIB);
+    }
+}
+
+#[test]
 fn a_recovery_can_be_cut_into_pieces() {
     let home = Home::new();
     let pool = home.pool(4 * MIB);

@@ -243,7 +243,7 @@ struct Mounted(PathBuf);
 impl Mounted {
     /// None where this process may not mount.
     fn new(point: PathBuf) -> Option<Mounted> {
-        std::fs::create_dir(&point).unwrap();
+        std::fs::create_dir_all(&point).unwrap();
         match rustix::mount::mount("mine", &point, "tmpfs", rustix::mount::MountFlags::empty(), c"mode=0755") {
             Ok(()) => Some(Mounted(point)),
             Err(error) => {
@@ -281,6 +281,27 @@ fn a_filesystem_that_somebody_else_mounted_stays_with_its_files() {
     drop(Pool::open(&PoolConfig { huge_pages: HugePages::Auto, ..home.config(2 * MIB) }).unwrap());
     assert!(remove(home.path()).unwrap());
     assert_eq!(mount_of(point).unwrap(), before);
+}
+
+#[test]
+fn a_filesystem_that_somebody_mounted_over_the_pools_own_is_named_as_the_cause() {
+    let home = Home::new();
+    let config = PoolConfig { huge_pages: HugePages::Auto, ..home.config(2 * MIB) };
+    drop(Pool::open(&config).unwrap());
+    let point = home.path().join("mnt");
+    if !point.exists() {
+        return eprintln!("skipped: nothing can be mounted here");
+    }
+    let upper = Mounted::new(point).unwrap();
+    std::fs::write(upper.0.join("report"), b"precious").unwrap();
+    for refused in [Pool::open(&config).err(), remove(home.path()).err()] {
+        let text = refused.expect("it is refused").told();
+        let hint = format!("`umount {}`", upper.0.display());
+        assert!(text.contains("is mounted over the one in the pool's directory") && text.contains(&hint), "{text}");
+    }
+    assert_eq!(std::fs::read(upper.0.join("report")).unwrap(), b"precious");
+    drop(upper);
+    assert!(remove(home.path()).unwrap());
 }
 
 #[test]
