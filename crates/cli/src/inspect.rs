@@ -607,7 +607,7 @@ mod tests {
             keys: 3000,
             hits: 2000,
             used_bytes: 1298 * 196_608,
-            pool_trouble: "2048 MiB of 4096 MiB populated: no memory for the rest".to_string(),
+            pool_trouble: "2.0 GiB of 4.0 GiB populated: no memory for the rest".to_string(),
             users: vec![
                 UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },
                 UserInfo {
