@@ -10,12 +10,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_core::size::{human, human_at_most};
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
 use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
-use forebay_io::ssd::{DiskConfig, DiskReport, Prospect, Ssd, SsdConfig};
+use forebay_io::ssd::{DiskConfig, DiskReport, Look, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
@@ -69,6 +70,10 @@ impl TierSpec for TierSsd {
         !self.disks.is_empty()
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.ssd.disks"
+    }
+
     fn demands(&self) -> Vec<Demand> {
         let segment_bytes = self.segment_bytes.map(|bytes| bytes.0);
         let least_bytes = SsdConfig::least_disk_bytes(segment_bytes);
@@ -107,8 +112,9 @@ impl TierSpec for TierSsd {
     fn examine(&self) -> Vec<Result<String>> {
         let disks = settings(self).disks;
         let twins = forebay_io::ssd::check_twins(&disks).err();
-        let are_others_there = self.disks.iter().any(|disk| disk.exists());
-        let found = disks.iter().flat_map(|disk| examine(disk, are_others_there));
+        let looks: Vec<Look> = disks.iter().map(forebay_io::ssd::examine).collect();
+        let are_others_there = looks.iter().any(|look| look.is_there);
+        let found = disks.iter().zip(looks).flat_map(|(disk, look)| judged(disk, look, are_others_there));
         twins.map(Err).into_iter().chain(found).collect()
     }
 
@@ -310,13 +316,13 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn examine(disk: &DiskConfig, are_others_there: bool) -> Vec<Result<String>> {
+fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
-    match forebay_io::ssd::examine(disk) {
+    match look.prospect {
         Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
-            let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));
+            let (wanted, free) = (human(disk.capacity_bytes.unwrap_or(0)), human_at_most(free_bytes));
             vec![Ok(format!("`{shown}` will be created with {wanted} of {free} free"))]
         }
         Err(refusals) => refusals.into_iter().map(Err).collect(),
