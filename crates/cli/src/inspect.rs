@@ -603,11 +603,13 @@ mod tests {
             saved_tokens: 1_234_567,
             saved_prefill_us: 89_000_000,
             version: "0.1.0".to_string(),
+            core_wait_us: 0,
+            runs: 0,
             uptime_seconds: 3 * 86_400 + 7 * 3600 + 59,
             keys: 3000,
             hits: 2000,
             used_bytes: 1298 * 196_608,
-            pool_trouble: "2048 MiB of 4096 MiB populated: no memory for the rest".to_string(),
+            pool_trouble: "2.0 GiB of 4.0 GiB populated: no memory for the rest".to_string(),
             users: vec![
                 UserInfo { uid: 0, connections: 1, calls: 1, ..UserInfo::default() },
                 UserInfo {

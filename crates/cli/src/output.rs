@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use serde_json::Value;
 
+pub use forebay_core::size::human as size;
+
 /// Writes to standard output. Whoever closed it (`forebay inspect | head`) has read enough, so that is no error; an
 /// answer that is not there for another reason ends the command.
 pub fn print(text: &str) {
@@ -82,15 +84,6 @@ pub enum Colour {
 
 pub fn painted(text: &str, colour: Colour) -> String {
     format!("\x1b[{}m{text}\x1b[0m", colour as u8)
-}
-
-/// `4.0 GiB`; below 1 KiB whole bytes.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
-        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
-        None => format!("{bytes} B"),
-    }
 }
 
 /// `1 block`, `20 blocks`.
@@ -222,14 +215,5 @@ mod tests {
     fn a_time_is_told_in_its_two_largest_units() {
         let told = [(5, "5 s"), (119, "1 min 59 s"), (7265, "2 h 1 min"), (90_000, "1 d 1 h")];
         told.into_iter().for_each(|(seconds, text)| assert_eq!(uptime(seconds), text));
-    }
-
-    #[test]
-    fn sizes_read_short() {
-        for (bytes, text) in
-            [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (6 << 30, "6.0 GiB"), (1 << 44, "16.0 TiB")]
-        {
-            assert_eq!(size(bytes), text);
-        }
     }
 }

@@ -14,7 +14,7 @@ use std::io::IsTerminal;
 use forebay_core::namespace::Descriptor;
 use forebay_core::{Error, ErrorKind, PAGE_BYTES};
 use forebay_rpc::client::Client;
-use forebay_rpc::proto::{NamespaceInfo, PurgeReply, PurgeRequest, PurgedPlace, TierPurge};
+use forebay_rpc::proto::{InspectReply, NamespaceInfo, PurgeReply, PurgeRequest, PurgedPlace, TierPurge};
 use serde_json::{Value, json};
 
 use crate::arguments::{Purge, What};
@@ -47,17 +47,18 @@ pub fn run(arguments: &Purge) -> Result<(), Failure> {
         false => say_progress(watching).await,
     };
     let reply = runtime.block_on(client::attended(&sockets, client.purge(request), ask))?;
+    // The purge is done: a daemon that does not say what it shares is no failure of it.
+    let has_stores = |reply: InspectReply| reply.tiers.iter().any(|tier| !tier.stores.is_empty());
+    let kept = match arguments.shared_stores {
+        true => None,
+        false => runtime.block_on(client.inspect()).ok().map(has_stores),
+    };
     match arguments.json {
-        true => print_json(&to_json(&reply)),
-        false => print(&told(&reply, is_of_tenant)),
+        true => print_json(&to_json(&reply, kept)),
+        false => print(&told(&reply, is_of_tenant, kept)),
     }
     if arguments.shared_stores {
         return judge(&reply);
-    }
-    // The purge is done: a daemon that does not say what it shares is no failure of it.
-    let tiers = runtime.block_on(client.inspect()).map(|reply| reply.tiers).unwrap_or_default();
-    if !arguments.json && tiers.iter().any(|tier| !tier.stores.is_empty()) {
-        print("shared stores keep their blocks: `--shared-stores` removes them\n");
     }
     knew(!reply.namespace_ids.is_empty(), is_of_tenant)
 }
@@ -105,7 +106,8 @@ fn judge(reply: &PurgeReply) -> Result<(), Failure> {
     Ok(())
 }
 
-fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
+/// `kept` says whether there are shared stores that were not asked to be emptied, as far as that is known.
+fn told(reply: &PurgeReply, is_of_tenant: bool, kept: Option<bool>) -> String {
     let (blocks, bytes) = (reply.purged_blocks, size(reply.purged_bytes));
     let mut text = format!("{}, {bytes}, {} removed from the pool\n", counted(blocks, "block"), was(blocks));
     if let Some(blocks) = reply.disk_blocks {
@@ -120,6 +122,9 @@ fn told(reply: &PurgeReply, is_of_tenant: bool) -> String {
     };
     if reply.namespace_ids.is_empty() && !is_of_tenant && reply.places.iter().all(|place| place.error.is_empty()) {
         text += "this daemon has not seen this namespace; the pool and disks of this host have no block of it now\n";
+    }
+    if kept == Some(true) {
+        text += "shared stores keep their blocks: `--shared-stores` removes them\n";
     }
     if !reply.reached_stores {
         return text;
@@ -146,7 +151,8 @@ fn place_told(place: &PurgedPlace) -> String {
     }
 }
 
-fn to_json(reply: &PurgeReply) -> Value {
+/// `kept` as in [`told`].
+fn to_json(reply: &PurgeReply, kept: Option<bool>) -> Value {
     let mut object = json!({
         "purged_blocks": reply.purged_blocks,
         "purged_bytes": reply.purged_bytes,
@@ -155,6 +161,9 @@ fn to_json(reply: &PurgeReply) -> Value {
     });
     if let Some(blocks) = reply.disk_blocks {
         object["disk_blocks"] = blocks.into();
+    }
+    if let Some(kept) = kept {
+        object["shared_stores_keep_blocks"] = kept.into();
     }
     if reply.reached_stores {
         object["is_complete"] = reply.places.iter().all(|place| place.error.is_empty()).into();

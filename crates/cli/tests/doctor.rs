@@ -109,7 +109,7 @@ fn a_running_daemon_is_tested_with_a_block_of_its_own_that_is_purged() {
         assert!(answer.out.contains(line), "{line} is not in {}", answer.out);
     }
     let json = doctor(&place, &["--json"]).json();
-    assert!(finding(&json, "huge pages").ends_with(" of 64 MiB are on huge pages"), "{json:#}");
+    assert!(finding(&json, "huge pages").ends_with(" of 64.0 MiB are on huge pages"), "{json:#}");
     let mut inspect = forebay(&["inspect", "--json", "--socket.directory"]);
     let inspect = Answer::of(inspect.arg(place.sockets()).output().unwrap()).json();
     let ready = |namespace: &Value| namespace["groups"][0]["ready_blocks"].as_u64().unwrap_or(0);

@@ -66,7 +66,7 @@ fn memory_that_cannot_be_had_is_told_and_asked_for_again_until_it_is_there() {
 
     let _daemon = Daemon::start(&place, &arguments);
     let watcher = Client::open(&place, "watcher", 0);
-    let told = "0 MiB of 16 MiB populated: workers still map the pool that was replaced";
+    let told = "0 B of 16.0 MiB populated: workers still map the pool that was replaced";
     wait_until("it is told", || health(&place, &[]).out.contains(&format!("\nfail pool: {told}")));
     let reply = watcher.inspect();
     assert!(reply.populated_bytes == 0 && reply.pool_trouble.starts_with(told), "{reply:?}");

@@ -77,7 +77,7 @@ fn a_trace_that_was_cut_names_the_line_where_it_ends() {
 }
 
 #[test]
-fn default_is_the_first_policy_and_another_name_is_refused_with_all_of_them() {
+fn default_is_named_as_in_the_configuration_and_another_name_is_refused_with_all_of_them() {
     let trace = cut("conv").to_string_lossy().into_owned();
     let row = |policy: &str| {
         let arguments = ["simulate", &trace, "--no-opt", "--capacity", "10%", "--json", "--policy", policy];
@@ -85,11 +85,11 @@ fn default_is_the_first_policy_and_another_name_is_refused_with_all_of_them() {
         (row["policy"].clone(), row["prefix_hits"].clone())
     };
     let [default, lru] = ["default", "lru"].map(row);
-    assert_eq!((&default, default.0.as_str()), (&row("lhd"), Some("lhd")));
+    assert_eq!((&default, default.0.as_str()), (&row("lhd"), Some("default")), "one word for it everywhere");
     assert_ne!(default.1, lru.1);
     let refused = command::run(&["simulate", &trace, "--policy", "lfu"]);
     refused.assert_refused(1, "unknown policy (policy=`lfu`)");
-    assert!(refused.err.contains("hint: give default, lhd, lru, twoq, arc, s3fifo, tinylfu or all"), "{}", refused.err);
+    assert!(refused.err.contains("hint: give default, lru, twoq, arc, s3fifo, tinylfu or all"), "{}", refused.err);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn tiers_and_tenants_are_told_in_the_table_in_json_and_in_the_plot() {
         assert!(table.out.contains(part), "`{part}` is not in\n{}", table.out);
     }
     let picture = std::fs::read_to_string(&plot).expect("a plot");
-    assert!(picture.starts_with("<svg") && picture.contains("lhd + 50%"), "{picture}");
+    assert!(picture.starts_with("<svg") && picture.contains("default + 50%"), "{picture}");
     let rows = command::run(&[&arguments[..], &tiers[..], &["--json"]].concat()).json();
     let rows = rows["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 4);

@@ -8,7 +8,7 @@
 //! `hints` (which blocks waiting requests need), `tiers` (which blocks are on lower tiers), `rebalance`, `scrub`,
 //! `journal` (effects and counts). Then `core` (the parts together) and `paths` (one event each: `store`, `lookup`,
 //! `promote`, `prefetch`, `write_back`, `evict` and others). Beside them `tier` and `decorate` (what a tier can do, and
-//! the decorators around it) and `trust` (which files are trusted).
+//! the decorators around it), `trust` (which files are trusted) and `size` (sizes as people write them).
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -31,6 +31,7 @@ mod paths;
 pub mod policy;
 mod rebalance;
 mod scrub;
+pub mod size;
 mod slots;
 pub mod stats;
 mod tables;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_core::size::human;
 use forebay_core::tier::Health as Judged;
 use forebay_io::StoreReport;
 
@@ -113,7 +114,7 @@ impl Health {
         let Health { populated_bytes, needed_bytes, .. } = *self;
         let why = match self.without_memory() {
             Some(why) => why,
-            None => format!("{} MiB populated, {} needed", populated_bytes >> 20, needed_bytes >> 20),
+            None => format!("{} populated, {} needed", human(populated_bytes), human(needed_bytes)),
         };
         let finding = match (populated_bytes >= needed_bytes, &self.lacks_memory) {
             (false, _) => Finding::Fails,
@@ -127,7 +128,7 @@ impl Health {
     /// How much of the pool there is, and why not all, if the rest cannot be had.
     pub(crate) fn without_memory(&self) -> Option<String> {
         let why = self.lacks_memory.as_ref()?;
-        Some(format!("{} MiB of {} MiB populated: {why}", self.populated_bytes >> 20, self.capacity_bytes >> 20))
+        Some(format!("{} of {} populated: {why}", human(self.populated_bytes), human(self.capacity_bytes)))
     }
 
     fn core(&self) -> Check {
@@ -201,7 +202,7 @@ mod tests {
             let lacks_memory = Some("no memory for the rest".to_owned());
             let checks = Health { populated_bytes, lacks_memory, ..WELL }.ready();
             let pool = checks.iter().find(|check| check.name == "pool").expect("there is one");
-            let why = format!("{} MiB of 60 MiB populated: no memory for the rest", populated_bytes >> 20);
+            let why = format!("{} of 60.0 MiB populated: no memory for the rest", human(populated_bytes));
             assert_eq!((pool.finding, &pool.why), (finding, &why));
         }
         // It is being populated.

@@ -11,6 +11,8 @@ mod places;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,14 +23,15 @@ use forebay_rpc::proto::FrameRequest;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, SERVER, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -46,6 +49,9 @@ pub const MAX_CONNECTIONS: usize = 128;
 
 /// From accepting a connection to its end, one request and its answer.
 pub const DEADLINE: Duration = Duration::from_secs(5);
+
+/// By which a client tells a daemon from whatever else has the port.
+const NAME: &str = "forebay";
 
 /// Request line and headers together; a probe sends some hundred bytes.
 const MAX_HEADER_BYTES: usize = 16 << 10;
@@ -72,6 +78,21 @@ pub async fn bind(address: HttpAddress) -> Result<Option<TcpListener>> {
             .hint("set `http.address` to another address, or to `off`; port 0 takes any free port")
     })?;
     Ok(Some(listener))
+}
+
+/// Whether a daemon of Forebay answers there.
+pub async fn is_forebay(address: SocketAddr) -> bool {
+    let ask = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream
+            .write_all(format!("GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes())
+            .await?;
+        let mut answer = String::new();
+        stream.take(MAX_HEADER_BYTES as u64).read_to_string(&mut answer).await?;
+        let (head, _) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        io::Result::Ok(head.lines().any(|line| line.eq_ignore_ascii_case(&format!("server: {NAME}"))))
+    };
+    timeout(DEADLINE, ask).await.is_ok_and(|answer| answer.unwrap_or(false))
 }
 
 /// Serves until the future is dropped.
@@ -202,6 +223,7 @@ fn whole_page() -> Response<Full<Bytes>> {
     Response::builder()
         .header(CONTENT_TYPE, "text/html; charset=utf-8")
         .header(CACHE_CONTROL, "no-store")
+        .header(SERVER, NAME)
         .header(CONTENT_SECURITY_POLICY, page::POLICY.clone())
         .header(X_FRAME_OPTIONS, "DENY")
         .header(X_CONTENT_TYPE_OPTIONS, "nosniff")
@@ -215,6 +237,7 @@ fn response(status: StatusCode, kind: &'static str, body: String) -> Response<Fu
         .status(status)
         .header(CONTENT_TYPE, kind)
         .header(CACHE_CONTROL, "no-store")
+        .header(SERVER, NAME)
         .body(Full::new(Bytes::from(body)))
         .expect("status and headers are constants")
 }

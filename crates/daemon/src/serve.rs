@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use forebay_core::size::human;
 use forebay_core::{Core, Error, ErrorKind, Result};
 use forebay_io::pool::{Outcome, Pool, PoolConfig};
 use forebay_rpc::proto::forebay_server::ForebayServer;
@@ -70,7 +71,10 @@ pub async fn serve(config: Config) -> Result<()> {
     tracing::info!(socket = %directory.display(), pid = std::process::id(), "serving");
 
     end.recv().await;
-    turns::timed(drain(&shared)).await;
+    tokio::select! {
+        () = turns::timed(drain(&shared)) => {}
+        () = end.recv() => tracing::warn!(left = %left(&shared), "a second signal ends the drain"),
+    }
     remove_sockets(&directory);
     Ok(())
 }
@@ -116,9 +120,6 @@ fn open(config: Config) -> Result<Opened> {
     let start = Instant::now();
     let opened = Pool::open(&pool_config(&config))?;
     let geometry = opened.pool.geometry();
-    if let Outcome::Replaced { reason } = &opened.outcome {
-        tracing::warn!(reason, "the pool was replaced; its blocks are lost");
-    }
     let mut core = core_config(&config, &opened.pool);
     core.seed = random::number();
     let core = Core::new(core);
@@ -196,21 +197,43 @@ pub async fn drain(shared: &Shared) {
         }
         Duration::from_secs(state.config.drain.deadline_seconds)
     });
-    tracing::info!(seconds = deadline.as_secs(), "draining");
+    let hint = "a second signal ends the daemon at once; no committed block is lost";
+    tracing::info!(seconds = deadline.as_secs(), waits_for = %left(shared), hint, "draining");
     let start = tokio::time::Instant::now();
-    let is_busy = || {
-        let held = shared.lock().core.held();
-        held.leases > 0 || held.reserved_bytes > 0
-    };
-    while start.elapsed() < deadline && is_busy() {
+    let is_over = |is_busy: bool| !is_busy || start.elapsed() >= deadline;
+    while !is_over(is_held(shared)) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // What is being written to a tier may end; what waits is in the pool all the same.
     shared.event(|state| state.tiers.close(&mut state.core));
-    while start.elapsed() < deadline && !shared.lock().tiers.is_idle() {
+    let seconds = deadline.saturating_sub(start.elapsed()).as_secs_f64();
+    if !is_over(!shared.lock().tiers.is_idle()) {
+        tracing::info!(seconds = format!("{seconds:.1}"), waits_for = %left(shared), "waiting for tiers");
+    }
+    while !is_over(!shared.lock().tiers.is_idle()) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
+    tracing::info!(ms = start.elapsed().as_millis() as u64, left = %left(shared), "drained");
+}
+
+/// Whether sessions hold what a drain lets them finish.
+fn is_held(shared: &Shared) -> bool {
+    let held = shared.lock().core.held();
+    held.leases > 0 || held.reserved_bytes > 0
+}
+
+/// What a drain has not seen the end of yet: `leases: 2, operations of the tier ssd: 17`, or `nothing`.
+fn left(shared: &Shared) -> String {
+    let state = shared.lock();
+    let held = state.core.held();
+    let of_sessions = [
+        (held.leases > 0).then(|| format!("leases: {}", held.leases)),
+        (held.reserved_bytes > 0).then(|| format!("reservations: {}", human(held.reserved_bytes))),
+    ];
+    let of_tiers = state.tiers.under_way().filter(|(_, count)| *count > 0);
+    let of_tiers = of_tiers.map(|(tier, count)| format!("operations of the tier {tier}: {count}"));
+    let left: Vec<String> = of_sessions.into_iter().flatten().chain(of_tiers).collect();
+    if left.is_empty() { "nothing".to_owned() } else { left.join(", ") }
 }
 
 /// What the HTTP pages are made of.

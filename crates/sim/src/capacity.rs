@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, size};
 
 use crate::trace::Trace;
 
@@ -66,17 +66,13 @@ impl FromStr for Capacity {
             error.hint("such as `5%`, `64GiB`, `1000000tokens` or `5000blocks`")
         };
         let number: f64 = number.parse().map_err(|_| wrong())?;
-        let bytes = |shift: u32| Capacity::Bytes((number * f64::from(shift).exp2()) as u64);
         match unit.trim() {
             "%" if (0.0..=1000.0).contains(&number) => Ok(Capacity::Share(number / 100.0)),
             "blocks" => Ok(Capacity::Blocks(number as u64)),
             "tokens" => Ok(Capacity::Tokens(number as u64)),
-            "B" => Ok(bytes(0)),
-            "KiB" => Ok(bytes(10)),
-            "MiB" => Ok(bytes(20)),
-            "GiB" => Ok(bytes(30)),
-            "TiB" => Ok(bytes(40)),
-            _ => Err(wrong()),
+            // A bare number could be of anything.
+            "" => Err(wrong()),
+            _ => size::parse(text).map(Capacity::Bytes).map_err(|_| wrong()),
         }
     }
 }
@@ -100,6 +96,7 @@ mod tests {
     fn capacities_read_as_people_write_them() {
         assert_eq!("0.5%".parse::<Capacity>().unwrap(), Capacity::Share(0.005));
         assert_eq!("64GiB".parse::<Capacity>().unwrap(), Capacity::Bytes(64 << 30));
+        assert_eq!("1.5 GiB".parse::<Capacity>().unwrap(), Capacity::Bytes(3 << 29));
         assert_eq!("10tokens".parse::<Capacity>().unwrap(), Capacity::Tokens(10));
         assert_eq!("7blocks".parse::<Capacity>().unwrap(), Capacity::Blocks(7));
         for wrong in ["", "5", "GiB", "5 parsecs", "-1%", "1e9%", "nan%"] {

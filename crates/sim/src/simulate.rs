@@ -9,7 +9,7 @@ use forebay_core::layout::Layout;
 use forebay_core::miss::MissReason;
 use forebay_core::policy::Make;
 use forebay_core::tiers::Admission;
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, size};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Traces to replay: Mooncake, Qwen-Bailian or recorded JSONL, plain or compressed by zstd
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Policies to compare: default (which is lhd), lru, twoq, arc, s3fifo, tinylfu, or all
+    /// Policies to compare: default, lru, twoq, arc, s3fifo, tinylfu, or all
     #[arg(long, value_delimiter = ',', default_value = "default,lru")]
     pub policy: Vec<String>,
     /// Capacities of the pool: `5%` of the different blocks, `64GiB`, `1000000tokens`, `5000blocks`
@@ -49,7 +49,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub one_time: f64,
     /// Bytes of a block, if the trace does not name them: one value for all traces, or one for each
-    #[arg(long, value_name = "BYTES", value_delimiter = ',')]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = bytes)]
     pub block_bytes: Vec<u64>,
     /// Tokens of a block, if the trace does not name them
     #[arg(long, value_name = "TOKENS")]
@@ -69,6 +69,10 @@ pub struct Arguments {
     /// Write a plot of hit rate against capacity to this SVG file
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    size::parse(text).map_err(|_| format!("give {}", size::KIND))
 }
 
 /// Which blocks are written back.
@@ -330,9 +334,8 @@ fn policies(names: &[String]) -> Result<Vec<(&'static str, Make)>> {
     }
     let find = |name: &String| {
         let known = policy::ALL.map(|(name, _)| name).join(", ");
-        policy::find(name).ok_or_else(|| {
-            Error::invalid("unknown policy").with("policy", name).hint(format!("give default, {known} or all"))
-        })
+        policy::find(name)
+            .ok_or_else(|| Error::invalid("unknown policy").with("policy", name).hint(format!("give {known} or all")))
     };
     names.iter().map(find).collect()
 }
@@ -364,12 +367,12 @@ mod tests {
 
     #[test]
     fn progress_is_told_about_once_a_second() {
-        let mut ticker = Ticker::new("conv lhd 5 blocks".to_string(), 10);
+        let mut ticker = Ticker::new("conv default 5 blocks".to_string(), 10);
         let mut told = Vec::new();
         ticker.last = Instant::now().checked_sub(Duration::from_secs(2)).expect("the clock runs for two seconds");
         ticker.tick(3, &mut told);
         ticker.last = Instant::now() + Duration::from_secs(60);
         ticker.tick(4, &mut told);
-        assert_eq!(String::from_utf8_lossy(&told), "conv lhd 5 blocks: 3 of 10 requests\n");
+        assert_eq!(String::from_utf8_lossy(&told), "conv default 5 blocks: 3 of 10 requests\n");
     }
 }

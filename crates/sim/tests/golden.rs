@@ -51,7 +51,7 @@ fn hit_counts_are_those_of_the_golden_file() {
         for share in SHARES {
             let blocks = capacity(&trace, share);
             let opt = opt_prefix_hits(&trace, &next_uses, blocks as usize);
-            for (policy, lookahead) in ALL.map(|(policy, _)| (policy, 0)).into_iter().chain([("lhd", 16)]) {
+            for (policy, lookahead) in ALL.map(|(policy, _)| (policy, 0)).into_iter().chain([("default", 16)]) {
                 let Outcome { prefix_hits, object_hits, evicted, .. } = run(&trace, policy, blocks, lookahead, 0);
                 let infinite = trace.infinite_hits();
                 let _ = writeln!(

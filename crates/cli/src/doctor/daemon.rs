@@ -1,13 +1,14 @@
 //! Whether a daemon answers at the socket, speaks our protocol, and gives back what was stored.
 
 use std::io::ErrorKind as Io;
+use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_daemon::config::{Config, HttpAddress};
-use forebay_daemon::http::bind;
+use forebay_daemon::http::{bind, is_forebay};
 use forebay_io::trust::{self, Holds};
 use forebay_rpc::client::{Trial, connect, knock};
 use forebay_rpc::proto::{
@@ -51,7 +52,10 @@ pub async fn examine(config: &Config) -> Findings {
         _ => check,
     };
     if check.verdict != super::Verdict::Ok {
-        let checks = vec![check, users(&config.socket.allow_uids), http(config.http.address).await];
+        // A directory that is closed to this user does not say whether there is a socket.
+        let is_absent = path.symlink_metadata().is_err_and(|error| error.kind() == Io::NotFound);
+        let is_closed = check.verdict == super::Verdict::Fail && !is_absent;
+        let checks = vec![check, users(&config.socket.allow_uids), http(config.http.address, is_closed).await];
         return Findings { checks, holdings: None, tiers: None, is_silent: false };
     }
     let mut client = client::connect(directory);
@@ -125,15 +129,31 @@ fn user(passwd: &str, uid: u32) -> String {
     name.map_or_else(|| format!("{id} (not in `/etc/passwd`)"), |name| format!("{id} ({name})"))
 }
 
-/// Whether the pages could be served.
-async fn http(address: HttpAddress) -> Check {
+/// Whether the pages could be served. `is_closed`: a daemon may listen at a socket that this user may not open.
+async fn http(address: HttpAddress, is_closed: bool) -> Check {
     match bind(address).await {
         Ok(None) => Check::ok("http", "`http.address` is `off`, so there are no pages of metrics and health"),
         Ok(Some(listener)) => {
             let free = listener.local_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
             Check::ok("http", format!("`{free}` is free"))
         }
-        Err(error) => Check::failed("http", &error),
+        Err(error) => match address {
+            HttpAddress::At(at) if is_forebay(at).await => taken(at, is_closed),
+            _ => Check::failed("http", &error),
+        },
+    }
+}
+
+/// The address of a daemon that runs.
+fn taken(address: SocketAddr, is_closed: bool) -> Check {
+    let finding = format!("a daemon of Forebay that runs already has `{address}`");
+    match is_closed {
+        true => Check::ok("http", format!("{finding}, as it seems the one whose socket this user may not use")),
+        false => Check::fail(
+            "http",
+            finding,
+            "name the `--socket.directory` of that daemon, or set `http.address` to another address for a second one",
+        ),
     }
 }
 

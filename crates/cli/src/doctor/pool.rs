@@ -14,6 +14,7 @@ use forebay_io::trust::{Holds, check_directory};
 use super::Check;
 use super::daemon::Holdings;
 use super::machine::existing;
+use crate::output::size;
 
 const NAME: &str = "huge pages";
 
@@ -44,10 +45,9 @@ fn huge_pages(config: &Config, held_bytes: u64) -> Option<Check> {
 }
 
 fn of_daemon(holdings: &Holdings, wish: HugePages) -> Check {
-    let mib = |bytes: u64| bytes >> 20;
     // While the pool is being populated, pages are there before the unit they belong to is.
     let huge_bytes = holdings.huge_bytes.min(holdings.populated_bytes);
-    let finding = format!("{} of {} MiB are on huge pages", mib(huge_bytes), mib(holdings.populated_bytes));
+    let finding = format!("{} of {} are on huge pages", size(huge_bytes), size(holdings.populated_bytes));
     let is_enough = huge_bytes as f64 >= ENOUGH * holdings.populated_bytes as f64;
     match is_enough || wish == HugePages::Off {
         true => Check::ok(NAME, finding),
@@ -62,7 +62,7 @@ fn of_trial(report: &HugePageReport, wish: HugePages, capacity_bytes: u64) -> Ch
         Backing::Collapsed => "a tmpfs whose pages the kernel collapses into huge pages while it is populated",
         Backing::Small => "4 KiB pages",
     };
-    let finding = format!("the pool would be on {how}; {} MiB were tried", report.mapped_bytes >> 20);
+    let finding = format!("the pool would be on {how}; {} were tried", size(report.mapped_bytes));
     let is_huge = report.backing.is_huge() && report.huge_bytes == report.mapped_bytes;
     match is_huge || wish == HugePages::Off {
         true => Check::ok(NAME, finding),
@@ -113,7 +113,7 @@ mod tests {
     fn the_daemons_huge_pages_are_judged_by_what_there_is_and_what_was_wanted() {
         let holdings = |huge_bytes| Holdings { capacity_bytes: 4 << 30, populated_bytes: 2 << 30, huge_bytes };
         let all = of_daemon(&holdings(2 << 30), HugePages::Auto);
-        assert_eq!((all.verdict, all.finding.as_str()), (Verdict::Ok, "2048 of 2048 MiB are on huge pages"));
+        assert_eq!((all.verdict, all.finding.as_str()), (Verdict::Ok, "2.0 GiB of 2.0 GiB are on huge pages"));
         let few = of_daemon(&holdings(1 << 30), HugePages::Auto);
         assert_eq!(few.verdict, Verdict::Warn);
         assert!(few.hint.unwrap().contains("vm.nr_hugepages=2048"));
@@ -130,7 +130,7 @@ mod tests {
         };
         let check = of_trial(&report, HugePages::Auto, 4 << 30);
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.finding.ends_with("4 KiB pages; 2 MiB were tried: no hugetlbfs is mounted"), "{check:?}");
+        assert!(check.finding.ends_with("4 KiB pages; 2.0 MiB were tried: no hugetlbfs is mounted"), "{check:?}");
         let huge = HugePageReport { backing: Backing::Collapsed, huge_bytes: 2 << 20, notes: Vec::new(), ..report };
         assert_eq!(of_trial(&huge, HugePages::Auto, 4 << 30).verdict, Verdict::Ok);
     }

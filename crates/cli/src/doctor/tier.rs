@@ -243,7 +243,7 @@ mod tests {
             ("tier.ssd.create", "true"),
             ("tier.fs.directories", &*shared),
             ("tier.redis.urls", "redis://:secret@cache"),
-            ("tier.redis.mode", "sentinel"),
+            ("tier.redis.password_file", "/no/such/file"),
         ];
         let flags = flags.map(|(key, value)| (key.to_string(), value.to_string())).to_vec();
         let config = load(&Sources { flags, ..Sources::default() }).unwrap().config;
@@ -251,7 +251,12 @@ mod tests {
         let found: Vec<(&str, Verdict)> = checks.iter().map(|check| (check.name.as_ref(), check.verdict)).collect();
         assert_eq!(found, [("ssd", Verdict::Ok), ("fs", Verdict::Ok), ("redis", Verdict::Fail)]);
         assert!(checks[1].finding.contains(&shared), "{:?}", checks[1]);
-        assert!(checks[2].hint.as_ref().is_some_and(|hint| hint.contains("sentinel_master")), "{:?}", checks[2]);
+        assert!(
+            checks[2].hint.as_ref().is_some_and(|hint| !hint.is_empty())
+                && checks[2].finding.contains("tier.redis.password_file"),
+            "{:?}",
+            checks[2]
+        );
         assert!(super::checks(&Config::default(), None).is_empty());
     }
 }

@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 use super::check::first_unmet;
 use super::names::{check_names, find, key_of, unknown_key};
-use super::{Bytes, Config, Key, Setting};
+use super::{Bytes, Config, Key, Setting, TierSpec};
 
 /// Where values may come from.
 #[derive(Clone, Debug, Default)]
@@ -88,8 +88,12 @@ pub fn load(sources: &Sources) -> Result<Loaded> {
         loaded.set_text(key, text, Origin::Flag)?;
     }
     match first_unmet(&loaded.config).and_then(|demand| Some((find(&demand.key)?, demand.must))) {
-        Some((key, must)) => Err(loaded.cannot_be(key, must)),
-        None => Ok(loaded),
+        Some((key, must)) => Err(loaded.cannot_be(key, &must)),
+        None => {
+            let unused = loaded.without_effect();
+            loaded.warnings.extend(unused);
+            Ok(loaded)
+        }
     }
 }
 
@@ -134,6 +138,19 @@ impl Loaded {
         }
         self.origins.insert(key.name, origin);
         Ok(())
+    }
+
+    /// Keys that somebody set in the section of a tier that is off: nothing comes of them.
+    fn without_effect(&self) -> Vec<String> {
+        let off = self.config.tiers.iter().filter(|tier| !tier.is_configured());
+        let set = |tier: &dyn TierSpec| -> Vec<String> {
+            let keys = tier.keys().iter().filter(|key| *self.origin(key) != Origin::Default);
+            keys.map(|key| format!("`{}`", key.name)).collect()
+        };
+        off.map(|tier| (set(&**tier), tier.switch()))
+            .filter(|(set, _)| !set.is_empty())
+            .map(|(set, switch)| format!("nothing comes of {}: `{switch}` is not set", set.join(", ")))
+            .collect()
     }
 
     fn cannot_be(&self, key: &Key, must: &str) -> Error {
@@ -325,7 +342,7 @@ mod tests {
         let (message, hint) = refusal("[pool]\ncapacity_bytes = \"8 gigs\"\n", &[], &[]);
         assert!(message.starts_with("`pool.capacity_bytes` cannot be `8 gigs` (from=`file "), "{message}");
         assert!(hint.starts_with("give a size, such as `8589934592` or `\"8GiB\"`"), "{hint}");
-        assert!(hint.ends_with("a whole number with KiB, MiB, GiB or TiB"), "{hint}");
+        assert!(hint.ends_with("a number with KiB, MiB, GiB or TiB"), "{hint}");
         for (name, value) in [
             ("pool.capacity_bytes", "1"),
             ("pool.unit_bytes", "3MiB"),

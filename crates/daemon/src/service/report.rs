@@ -120,7 +120,7 @@ fn tier(report: &crate::tiers::Report) -> TierInfo {
         hits: core.stats.hits,
         touched_blocks: core.stats.touches,
         lost_blocks: core.stats.lost,
-        stored_blocks: core.stats.stored,
+        stored_blocks: report.stored_blocks(),
         evicted_blocks: core.stats.evicted,
         disks: report.disks.iter().map(disk).collect(),
         stores: report.stores.iter().map(store).collect(),

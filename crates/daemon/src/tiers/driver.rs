@@ -132,6 +132,11 @@ impl Driver {
         self.under_way.is_empty()
     }
 
+    /// Operations that have not ended.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
     /// Operations not taken by the tier yet.
     pub fn waiting(&self) -> usize {
         let queues = [&self.probes, &self.loads, &self.prefetches, &self.others, &self.removals, &self.touches];

@@ -17,7 +17,7 @@ use forebay_io::uring::Region;
 use toml::Value;
 
 use super::spec::{Claimed, Driven, OpeningEvents, Options, TierSpec, Touches};
-use crate::config::{Bytes, Setting, settings};
+use crate::config::{Bytes, Demand, Setting, settings};
 
 settings! {
     /// Directories, local or NFS, that several hosts share.
@@ -67,6 +67,24 @@ impl TierSpec for TierFs {
 
     fn is_configured(&self) -> bool {
         !self.directories.is_empty()
+    }
+
+    fn switch(&self) -> &'static str {
+        "tier.fs.directories"
+    }
+
+    fn demands(&self) -> Vec<Demand> {
+        vec![
+            Demand::within("tier.fs.streams", self.streams.into(), 1..=forebay_io::fs::MOST_STREAMS.into()),
+            Demand::at_least_1("tier.fs.buffers", self.buffers.into()),
+            Demand::at_least_1("tier.fs.timeout_ms", self.timeout_ms),
+            Demand::new(
+                "tier.fs.capacity_bytes",
+                self.capacity_bytes.is_none_or(|bytes| bytes.0 >= forebay_io::fs::LEAST_CAPACITY_BYTES),
+                "be at least 1 MiB, or not set",
+            ),
+            Demand::at_least_1("tier.fs.max_age_seconds", self.max_age_seconds.unwrap_or(1)),
+        ]
     }
 
     fn options(&self) -> Options {

@@ -41,6 +41,10 @@ impl TierSpec for TierMemory {
         self.capacity_bytes.is_some()
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.memory.capacity_bytes"
+    }
+
     fn options(&self) -> Options {
         Options::new(Admission::All, self.load_deadline_ms, None, None)
     }

@@ -101,6 +101,11 @@ impl Tiers {
         self.drivers.iter().all(Driver::is_idle)
     }
 
+    /// Names of the tiers, with the operations that each has not ended.
+    pub fn under_way(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        self.drivers.iter().map(|driver| (driver.name, driver.under_way()))
+    }
+
     /// Nothing new goes to a tier, or comes up from it.
     pub fn close(&mut self, core: &mut Core) {
         for tier in (0..self.drivers.len() as u8).map(TierId) {

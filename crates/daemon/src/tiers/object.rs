@@ -61,6 +61,10 @@ impl TierSpec for TierObject {
         !self.bucket.is_empty()
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.object.bucket"
+    }
+
     fn demands(&self) -> Vec<Demand> {
         let is_built = self.bucket.is_empty() || cfg!(feature = "object");
         let is_pair = self.access_key_id_file.is_some() == self.secret_access_key_file.is_some();

@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::Result;
 use forebay_core::tier::Capabilities;
 use forebay_core::tiers::Admission;
+use forebay_core::{Result, size};
 use forebay_io::StoreReport;
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
 use forebay_io::purge::Place;
-use forebay_io::redis::{Credentials, Mode, Redis, RedisConfig, SentinelConfig, TlsConfig};
+use forebay_io::redis::{
+    CONNECTIONS, Credentials, LONGEST_VALUE, Mode, Redis, RedisConfig, SentinelConfig, THREADS, TTL_SECONDS, TlsConfig,
+};
 use forebay_io::secret_file::read_secret;
 use forebay_io::uring::Region;
 use toml::Value;
@@ -101,10 +103,66 @@ impl TierSpec for TierRedis {
         !self.urls.is_empty()
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.redis.urls"
+    }
+
     fn demands(&self) -> Vec<Demand> {
         let is_one = self.sentinel_password.is_none() || self.sentinel_password_file.is_none();
         let must = "not be set where `tier.redis.sentinel_password` is set";
-        vec![Demand::new("tier.redis.sentinel_password_file", is_one, must)]
+        let [has_password, has_file] = [self.sentinel_password.is_some(), self.sentinel_password_file.is_some()];
+        let has_sentinels = has_password
+            || has_file
+            || !self.sentinel_master.is_empty()
+            || self.sentinel_user.is_some()
+            || self.sentinel_tls.is_some();
+        let is_sentinel = self.mode == RedisMode::Sentinel;
+        let is_whole = self.certificate_file.is_some() == self.key_file.is_some();
+        let length = |bytes: u64| size::exact(bytes);
+        let (least, most) = LONGEST_VALUE.into_inner();
+        vec![
+            Demand::new("tier.redis.sentinel_password_file", is_one, must),
+            Demand::new(
+                "tier.redis.urls",
+                self.mode != RedisMode::Single || self.urls.len() <= 1,
+                "be one URL where `tier.redis.mode` is `single`",
+            ),
+            Demand::new(
+                "tier.redis.mode",
+                is_sentinel || !has_sentinels,
+                "be `sentinel` where a key that begins with `tier.redis.sentinel_` is set",
+            ),
+            Demand::new(
+                "tier.redis.sentinel_master",
+                !is_sentinel || !self.sentinel_master.is_empty(),
+                "name the master where `tier.redis.mode` is `sentinel`",
+            ),
+            Demand::new(
+                "tier.redis.sentinel_user",
+                self.sentinel_user.is_none() || has_password || has_file,
+                "not be set without `tier.redis.sentinel_password` or `tier.redis.sentinel_password_file`",
+            ),
+            Demand::new(
+                "tier.redis.certificate_file",
+                is_whole,
+                "be set together with `tier.redis.key_file`, or neither",
+            ),
+            Demand::new(
+                "tier.redis.key_prefix",
+                !self.key_prefix.contains(['{', '}']) && self.key_prefix.len() <= 128,
+                "have at most 128 bytes and no braces, which choose the slot in a cluster",
+            ),
+            Demand::within("tier.redis.connections", self.connections.into(), CONNECTIONS),
+            Demand::within("tier.redis.threads", self.threads.into(), THREADS),
+            Demand::within("tier.redis.ttl_seconds", self.ttl_seconds.unwrap_or(1), TTL_SECONDS),
+            Demand::new(
+                "tier.redis.value_bytes",
+                LONGEST_VALUE.contains(&self.value_bytes.0),
+                format!("be from {} to {}", length(least), length(most)),
+            ),
+            Demand::at_least_1("tier.redis.connect_timeout_ms", self.connect_timeout_ms),
+            Demand::at_least_1("tier.redis.operation_timeout_ms", self.operation_timeout_ms),
+        ]
     }
 
     fn options(&self) -> Options {

@@ -41,6 +41,16 @@ pub struct Report {
     pub stores: Vec<StoreReport>,
 }
 
+impl Report {
+    /// Blocks that the tier took and did not have: a block that another host has stored, say, is not written again.
+    pub fn stored_blocks(&self) -> u64 {
+        let of_disks = self.disks.iter().map(|disk| disk.counters.repeated_stores);
+        let of_stores = self.stores.iter().flat_map(|store| &store.events);
+        let of_stores = of_stores.filter(|(event, _)| *event == "repeated_stores").map(|(_, count)| *count);
+        self.core.stats.stored.saturating_sub(of_disks.chain(of_stores).sum())
+    }
+}
+
 /// What went through one tier.
 #[derive(Clone, Debug, Default)]
 pub struct Moved {

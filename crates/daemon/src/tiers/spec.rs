@@ -38,6 +38,9 @@ pub trait TierSpec: Section {
 
     fn is_configured(&self) -> bool;
 
+    /// The key that switches the tier on.
+    fn switch(&self) -> &'static str;
+
     /// What the section's values must hold beyond their types, except those in [`Options`].
     fn demands(&self) -> Vec<Demand> {
         Vec::new()

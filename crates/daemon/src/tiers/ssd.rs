@@ -10,12 +10,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_core::size::{human, human_at_most};
 use forebay_core::tier::{Capabilities, Location};
 use forebay_core::tiers::Admission;
-use forebay_core::{BlockKey, Error, NamespaceId, Result};
+use forebay_core::{BlockKey, NamespaceId, Result};
 use forebay_io::header::Sealing;
 use forebay_io::pool::Pool;
-use forebay_io::ssd::{DiskConfig, DiskReport, Prospect, Ssd, SsdConfig};
+use forebay_io::ssd::{DiskConfig, DiskReport, Look, Prospect, Ssd, SsdConfig};
 use forebay_io::uring::{EngineChoice, Region};
 use toml::Value;
 
@@ -69,6 +70,10 @@ impl TierSpec for TierSsd {
         !self.disks.is_empty()
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.ssd.disks"
+    }
+
     fn demands(&self) -> Vec<Demand> {
         let segment_bytes = self.segment_bytes.map(|bytes| bytes.0);
         let least_bytes = SsdConfig::least_disk_bytes(segment_bytes);
@@ -107,19 +112,16 @@ impl TierSpec for TierSsd {
     fn examine(&self) -> Vec<Result<String>> {
         let disks = settings(self).disks;
         let twins = forebay_io::ssd::check_twins(&disks).err();
-        let prospects: Vec<_> = disks.iter().map(forebay_io::ssd::examine).collect();
+        let looks: Vec<Look> = disks.iter().map(forebay_io::ssd::examine).collect();
         let first_start = novelty::first_start(self.disks.iter().map(PathBuf::as_path));
         let is_new = |prospect: &Prospect| match prospect {
             Prospect::Make { .. } => true,
             Prospect::Take { begun_by } => begun_by.is_some() && *begun_by == first_start,
         };
         // What cannot be used may have blocks all the same.
-        let are_others_there = |(disk, prospect): (&DiskConfig, &Result<Prospect, _>)| match prospect {
-            Ok(prospect) => !is_new(prospect),
-            Err(_) => disk.path.exists(),
-        };
-        let are_others_there = disks.iter().zip(&prospects).any(are_others_there);
-        let found = disks.iter().zip(prospects).flat_map(|(disk, prospect)| judged(disk, prospect, are_others_there));
+        let may_have_blocks = |look: &Look| look.prospect.as_ref().map_or(look.is_there, |prospect| !is_new(prospect));
+        let are_others_there = looks.iter().any(may_have_blocks);
+        let found = disks.iter().zip(looks).flat_map(|(disk, look)| judged(disk, look, are_others_there));
         twins.map(Err).into_iter().chain(found).collect()
     }
 
@@ -321,13 +323,13 @@ impl Setting for EngineChoice {
 }
 
 /// A disk that no daemon has opened yet.
-fn judged(disk: &DiskConfig, prospect: Result<Prospect, Vec<Error>>, are_others_there: bool) -> Vec<Result<String>> {
+fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
-    match prospect {
+    match look.prospect {
         Ok(Prospect::Take { .. }) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
-            let (wanted, free) = (Bytes(disk.capacity_bytes.unwrap_or(0)), Bytes(free_bytes >> 20 << 20));
+            let (wanted, free) = (human(disk.capacity_bytes.unwrap_or(0)), human_at_most(free_bytes));
             vec![Ok(format!("`{shown}` will be created with {wanted} of {free} free"))]
         }
         Err(refusals) => refusals.into_iter().map(Err).collect(),

@@ -7,6 +7,11 @@ use forebay_core::{Error, Result};
 
 use crate::header::Sealing;
 
+/// Threads for one directory.
+pub const MOST_STREAMS: u32 = 1024;
+/// The smallest that a directory may be.
+pub const LEAST_CAPACITY_BYTES: u64 = 1 << 20;
+
 /// What is flushed before a block counts as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fsync {
@@ -106,7 +111,7 @@ impl FsConfig {
                 .with("path", path)
                 .hint("name each directory once"));
         }
-        if self.streams == 0 || self.streams > 1024 || self.buffers == 0 {
+        if self.streams == 0 || self.streams > MOST_STREAMS || self.buffers == 0 {
             return wrong(
                 "`streams` must be 1 to 1024, and `buffers` at least 1",
                 "leave them out: the defaults suit most mounts",
@@ -127,7 +132,7 @@ impl FsConfig {
         if self.grant_age.is_zero() {
             return wrong("the lifetime of a grant must be greater than 0", "leave it out for the default");
         }
-        if self.capacity_bytes.is_some_and(|bytes| bytes < 1 << 20) {
+        if self.capacity_bytes.is_some_and(|bytes| bytes < LEAST_CAPACITY_BYTES) {
             return wrong("a directory's capacity must be at least 1 MiB", "raise it, or remove it for no limit");
         }
         if self.max_age.is_some_and(|age| age.is_zero()) {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 use std::time::Duration;
 
+use forebay_core::size::human_at_most;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -124,7 +125,7 @@ impl Directory {
         } else {
             String::new()
         };
-        Ok(format!("`{shown}` {what} and can be written, with {} MiB free{open}", free_bytes >> 20))
+        Ok(format!("`{shown}` {what} and can be written, with {} free{open}", human_at_most(free_bytes)))
     }
 
     /// The directory as it is, and its marker if it has one; changes nothing.

@@ -4,9 +4,8 @@
 //! multiple of their number and crosses no 1 GiB boundary. Slots fill their extent from its start without gaps. A page
 //! number has 32 bits, so a pool stays under 16 TiB.
 
+use forebay_core::size::human;
 use forebay_core::{Error, PAGE_BYTES, Result, SlotId};
-
-use super::bytes::human;
 
 /// Ranks of one instance: each has a lock byte, and a birth record per page.
 pub const MAX_RANKS: usize = 64;

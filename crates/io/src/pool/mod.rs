@@ -23,7 +23,6 @@
 //! pool. Files are never truncated. Every byte that another process wrote is treated as untrusted.
 //! `docs/formats/pool.md` draws the files.
 
-mod bytes;
 mod config;
 mod directory;
 mod fds;

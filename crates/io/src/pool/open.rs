@@ -9,9 +9,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use forebay_core::size::human;
 use forebay_core::{Error, ErrorKind, Generation, Result};
 
-use super::bytes::human;
 use super::config::{HugePages, PoolConfig};
 use super::directory::{Directory, MOUNT_SOURCE, is_empty, remove_if_there};
 use super::files::{BIRTH_NAME, FILE_MODE, Files, GENERATION_NAME, NAMESPACE_NAME, PURGE_NAME, TABLE_NAME, held_bytes};

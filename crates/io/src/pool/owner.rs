@@ -16,10 +16,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_core::checksum::Checksum;
+use forebay_core::size::human;
 use forebay_core::{Error, ErrorKind, Generation, Instance, NamespaceId, Result, SlotId};
 use rustix::io::Errno;
 
-use super::bytes::human;
 use super::directory::{Directory, remove_if_there};
 use super::files::{ALL_LOCK_BYTES, BIRTH_NAME, Files, GENERATION_NAME, held_bytes};
 use super::format::*;

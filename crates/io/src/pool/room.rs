@@ -6,10 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use forebay_core::size::{exact, human, human_at_most};
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::process::Resource;
 
-use super::bytes::human;
 use super::mounts::{Mount, mounts};
 
 /// Left for all other processes: 512 MiB, or a sixteenth of a small machine.
@@ -75,7 +75,7 @@ impl Room {
         ];
         let too_narrow = limits.into_iter().find(|(bytes, ..)| bytes.is_some_and(|bytes| bytes < needed_bytes));
         let Some((available, what, hint)) = too_narrow else { return Ok(()) };
-        let (needed, available) = (human(needed_bytes), human(available.unwrap_or(0)));
+        let (needed, available) = (human(needed_bytes), human_at_most(available.unwrap_or(0)));
         Err(Error::new(ErrorKind::Full, format!("cannot allocate {needed} for the pool: {available} {what}"))
             .hint(hint))
     }
@@ -97,7 +97,7 @@ impl ReservedHugePages {
             fs::read_to_string(directory.join(name))?.trim().parse().map_err(io::Error::other)
         };
         let unclaimed = read("free_hugepages")?.saturating_sub(read("resv_hugepages")?);
-        let files = format!("hugetlb.{}", human(page_bytes).replace(" ", "").replace("iB", "B"));
+        let files = format!("hugetlb.{}", exact(page_bytes).replace("iB", "B"));
         let allowed = cgroup_room("hugetlb", &files)?.map_or(u64::MAX, |bytes| bytes / page_bytes);
         Ok(ReservedHugePages { page_bytes, free: unclaimed.min(allowed), total: read("nr_hugepages")? })
     }
@@ -173,21 +173,21 @@ mod tests {
     fn the_narrowest_limit_refuses_with_numbers_and_a_hint() {
         let cases = [
             (room(), 39 << 30, None),
-            (room(), 40 << 30, Some("cannot allocate 40 GiB for the pool: 39.5 GiB of memory is available")),
+            (room(), 40 << 30, Some("cannot allocate 40.0 GiB for the pool: 39.5 GiB of memory is available")),
             (
                 Room { cgroup_available_bytes: Some(8 << 30), ..room() },
                 30 << 30,
-                Some("cannot allocate 30 GiB for the pool: 8 GiB is left in the control group"),
+                Some("cannot allocate 30.0 GiB for the pool: 8.0 GiB is left in the control group"),
             ),
             (
                 Room { filesystem_free_bytes: Some(64 << 20), ..room() },
                 1 << 30,
-                Some("cannot allocate 1 GiB for the pool: 64 MiB is free on the pool's filesystem"),
+                Some("cannot allocate 1.0 GiB for the pool: 64.0 MiB is free on the pool's filesystem"),
             ),
             (
                 Room { filesystem_free_bytes: Some(16 << 30), ..room() },
                 200 << 30,
-                Some("cannot allocate 200 GiB for the pool: 39.5 GiB of memory is available"),
+                Some("cannot allocate 200.0 GiB for the pool: 39.5 GiB of memory is available"),
             ),
             (Room { memory_total_bytes: 0, memory_available_bytes: 0, ..room() }, 0, None),
         ];
@@ -197,7 +197,7 @@ mod tests {
             assert!(answer.is_none_or(|error| error.hint_text().is_some()));
         }
         let too_much = room().check(200 << 30).unwrap_err();
-        assert_eq!(too_much.hint_text(), Some("lower `pool.capacity_bytes`: this machine has 64 GiB of memory"));
+        assert_eq!(too_much.hint_text(), Some("lower `pool.capacity_bytes`: this machine has 64.0 GiB of memory"));
     }
 
     #[test]

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use forebay_core::size::human;
 use forebay_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::bytes::human;
 use super::config::HugePages;
 use super::directory::{Directory, MOUNT_SOURCE, data_beside, is_safe};
 use super::format::Backing;

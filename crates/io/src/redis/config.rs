@@ -4,6 +4,7 @@
 //! absent or refuses is not.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -252,18 +253,28 @@ fn check_mode(config: &RedisConfig, first: &Url) -> Result<()> {
     }
 }
 
+/// Connections to each server.
+pub const CONNECTIONS: RangeInclusive<u64> = 1..=1024;
+/// Threads over which these are spread.
+pub const THREADS: RangeInclusive<u64> = 1..=64;
+/// Seconds that a server keeps a block which nobody uses.
+pub const TTL_SECONDS: RangeInclusive<u64> = 1..=1 << 40;
+/// Bytes of a value. The upper end is the servers' limit minus the header.
+pub const LONGEST_VALUE: RangeInclusive<u64> = 4096..=511 << 20;
+
 fn check_limits(config: &RedisConfig) -> Result<()> {
+    let [connections, threads, ttl, value] =
+        [CONNECTIONS, THREADS, TTL_SECONDS, LONGEST_VALUE].map(RangeInclusive::into_inner);
     let limits = [
-        ("connections", config.connections as u64, 1, 1024),
-        ("threads", config.threads as u64, 1, 64),
+        ("connections", config.connections as u64, connections.0, connections.1),
+        ("threads", config.threads as u64, threads.0, threads.1),
         ("pipeline_depth", config.pipeline_depth as u64, 1, 4096),
         ("pipeline_bytes", config.pipeline_bytes, 1, 1 << 40),
         ("queued_loads", config.queued_loads as u64, 1, 1 << 20),
         ("queued_stores", config.queued_stores as u64, 1, 1 << 20),
         ("queued_finds", config.queued_finds as u64, 1, 1 << 20),
-        ("ttl_seconds", config.ttl_seconds.unwrap_or(1), 1, 1 << 40),
-        // The upper end is the servers' limit minus the header.
-        ("value_bytes", config.value_bytes, 4096, 511 << 20),
+        ("ttl_seconds", config.ttl_seconds.unwrap_or(1), ttl.0, ttl.1),
+        ("value_bytes", config.value_bytes, value.0, value.1),
     ];
     for (name, value, least, most) in limits {
         if !(least..=most).contains(&value) {

@@ -64,8 +64,10 @@ impl Device {
     pub fn claim(config: &DiskConfig, first_start: Option<u64>) -> Result<Device> {
         let path = config.path.clone();
         let (real, links) = trusted_path(&path)?;
-        check_place(&real, config)?;
         let is_made = !real.exists();
+        if is_made {
+            check_place(&real, config)?;
+        }
         let daemon_lock = open(&real, links).map_err(|error| cannot("open", &path, error))?;
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
@@ -362,13 +364,16 @@ pub(super) fn trusted_path(path: &Path) -> Result<(PathBuf, OFlags)> {
 /// Whether the disk is a file that is not there and may be made. Where the disk hangs, so does this call.
 pub(super) fn is_to_be_made(config: &DiskConfig) -> Result<bool> {
     let (real, _) = trusted_path(&config.path)?;
-    check_place(&real, config)?;
-    Ok(!real.exists())
+    let is_missing = !real.exists();
+    if is_missing {
+        check_place(&real, config)?;
+    }
+    Ok(is_missing)
 }
 
 /// A file that is not there yet is made where that fills no filesystem by mistake, and hides no disk.
 pub(super) fn check_place(real: &Path, config: &DiskConfig) -> Result<()> {
-    if config.create || real.exists() {
+    if config.create {
         return Ok(());
     }
     let place = place_of(real);

@@ -33,16 +33,28 @@ pub enum Prospect {
     },
 }
 
-/// What a daemon of this user would do, or every reason why it would refuse the disk or do without it, in the words of
-/// that daemon. Where the disk hangs, so does this call.
-pub fn examine(config: &DiskConfig) -> Result<Prospect, Vec<Error>> {
-    let path = &config.path;
-    let (real, links) = trusted_path(path).map_err(|error| vec![error])?;
-    if real.exists() {
-        examine_disk(&real, links, config).map_err(|error| vec![error])
-    } else {
-        examine_place(&real, config)
-    }
+/// What one look at a disk's path found. Whether the disk is there is asked once, since an answer may change.
+#[derive(Debug)]
+pub struct Look {
+    /// Whether there is a file or a device.
+    pub is_there: bool,
+    /// What a daemon of this user would do, or every reason why it would refuse the disk or do without it, in the words
+    /// of that daemon.
+    pub prospect: Result<Prospect, Vec<Error>>,
+}
+
+/// Where the disk hangs, so does this call.
+pub fn examine(config: &DiskConfig) -> Look {
+    let (real, links) = match trusted_path(&config.path) {
+        Ok(found) => found,
+        Err(error) => return Look { is_there: false, prospect: Err(vec![error]) },
+    };
+    let is_there = real.exists();
+    let prospect = match is_there {
+        true => examine_disk(&real, links, config).map_err(|error| vec![error]),
+        false => examine_place(&real, config),
+    };
+    Look { is_there, prospect }
 }
 
 /// An error if two of the paths lead to one disk: its lock would look like another daemon's.

@@ -45,7 +45,7 @@ pub use claim::{DiskClaim, OpenedDisk};
 pub use claim_process::{Absent, Answer, ClaimProcess, answer_claim};
 pub use config::{DiskConfig, SsdConfig};
 pub use device::{DAEMON_BYTE, TRANSFERS_BYTE};
-pub use examine::{Prospect, check_twins, examine, named_twice};
+pub use examine::{Look, Prospect, check_twins, examine, named_twice};
 pub use inbox::Inbox;
 pub use inspect::{Audit, Inspection};
 pub use layout::Geometry;

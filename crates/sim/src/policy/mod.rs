@@ -8,9 +8,9 @@ pub mod twoq;
 
 use forebay_core::policy::{ALL as OF_CORE, Make};
 
-/// By name, the default first.
+/// By the names of the configuration, the default first.
 pub const ALL: [(&str, Make); 6] = [
-    OF_CORE[0],
+    ("default", OF_CORE[0].1),
     OF_CORE[1],
     ("twoq", || Box::<twoq::TwoQ>::default()),
     ("arc", || Box::<arc::Arc>::default()),
@@ -18,9 +18,9 @@ pub const ALL: [(&str, Make); 6] = [
     OF_CORE[2],
 ];
 
-/// The policy of this name, with its own name; `default` stands for the first.
+/// The policy of this name, with the name that it is listed under. The first is also known by its own name.
 pub fn find(name: &str) -> Option<(&'static str, Make)> {
-    let name = if name == "default" { ALL[0].0 } else { name };
+    let name = if name == OF_CORE[0].0 { ALL[0].0 } else { name };
     ALL.into_iter().find(|(known, _)| *known == name)
 }
 

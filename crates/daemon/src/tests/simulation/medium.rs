@@ -64,6 +64,10 @@ impl TierSpec for Simulated {
         true
     }
 
+    fn switch(&self) -> &'static str {
+        "tier.simulated"
+    }
+
     fn options(&self) -> Options {
         Options::new(Admission::All, 50, None, None)
     }
