@@ -257,6 +257,7 @@ mod tests {
                 "redis://reader:OPENSESAME@cache:1",
                 "rediss://:OPENSESAME%40@[fd00::1]:7000/3",
                 "unix://u:OPENSESAME@/run/redis.sock?db=2",
+                "redis://OPENSESAME:@cache",
             ];
             let inputs = urls.map(|url| url.as_bytes().to_vec()).to_vec();
             let words: [&[u8]; 8] = [b"://", b"@", b":", b"/", b"%", b"[::1]", b"redis", b"?db="];
@@ -264,10 +265,10 @@ mod tests {
                 let text = String::from_utf8_lossy(bytes);
                 let parsed = Url::parse(&text);
                 let who = text.rsplit_once('@').map_or("", |(who, _)| who);
-                // As somebody wrote it who meant it to be the password.
-                let is_password = who.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD))
-                    && text.matches(PASSWORD).count() == 1
-                    && who.split_once("://").is_none_or(|(_, user)| user.contains(':'));
+                let credentials = who.split_once("://").map_or(who, |(_, credentials)| credentials);
+                // As somebody wrote it who meant it to be the password. The user is printed.
+                let is_password = credentials.split_once(':').is_some_and(|(_, rest)| rest.contains(PASSWORD))
+                    && text.matches(PASSWORD).count() == 1;
                 let printed = match &parsed {
                     Ok(url) => format!("{url:?}"),
                     Err(error) => error.to_string(),
