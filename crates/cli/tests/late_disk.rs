@@ -159,7 +159,8 @@ fn ends_in_time(daemon: Daemon) {
 fn says_everywhere(place: &Place, daemon: &Daemon, disk: &Path, why: &str) {
     let disk = disk.to_str().expect("UTF-8");
     // The log is written beside.
-    let warnings = || daemon.log().lines().filter(|line| line.contains("a disk is missing")).count();
+    let warning = format!("a disk is missing; the tier serves without it disk=\"{disk}\"");
+    let warnings = || daemon.log().lines().filter(|line| line.contains(&warning)).count();
     wait_until("the log says so", || warnings() > 0);
     assert!(warnings() == 1 && daemon.log().contains("hint="), "{}", daemon.log());
     let ready = daemon.page("/readyz");

@@ -175,8 +175,9 @@ impl Daemon {
         let stderr = fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let log_start = stderr.metadata().expect("its size").len();
         // Tests keep their disks where they are built, which is on the root filesystem of most machines.
-        let is_told = arguments.contains(&"--tier.ssd.create");
-        let create = ["--tier.ssd.create", "true"].into_iter().filter(|_| !is_told);
+        let says = |flag: &str| arguments.contains(&flag);
+        let is_made = says("--tier.ssd.disks") && !says("--tier.ssd.create");
+        let create = ["--tier.ssd.create", "true"].into_iter().filter(|_| is_made);
         let child = command
             .arg("serve")
             .args(["--socket.directory".as_ref(), place.sockets().as_os_str()])

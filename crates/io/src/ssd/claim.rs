@@ -20,8 +20,8 @@ pub struct DiskClaim {
 }
 
 impl DiskClaim {
-    /// Locks the disk, and makes and preallocates its file. An error names the disk and what to do. Where the disk hangs, so does
-    /// this call: see [`ClaimProcess`](super::ClaimProcess).
+    /// Locks the disk, and makes and preallocates its file. An error names the disk and what to do. Where the disk hangs,
+    /// so does this call: see [`ClaimProcess`](super::ClaimProcess).
     pub fn new(config: &DiskConfig) -> Result<DiskClaim> {
         Ok(DiskClaim { device: Device::claim(config, None)? })
     }

@@ -740,8 +740,10 @@ mod tests {
                 );
                 let records = footer.and_then(|footer| Some((footer, footer.decode_records(listed)?)));
                 if let Some((footer, records)) = &records {
+                    // Bytes that no field has are written as zeros.
                     let again: Vec<u8> = records.iter().flat_map(Record::encode).collect();
-                    assert_eq!(footer.decode_records(&again).as_ref(), Some(records));
+                    let footer_again = Footer { records_checksum: checksum(&again), ..*footer };
+                    assert_eq!(footer_again.decode_records(&again).as_ref(), Some(records));
                     assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
                 }
                 let begun = decode_begun(page);

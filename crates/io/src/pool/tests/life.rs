@@ -260,7 +260,7 @@ fn another_shape_replaces_the_pool_when_nobody_maps_it_and_is_refused_else() {
     drop(worker);
     let opened = home.open(16 * MIB);
     let Outcome::Replaced { reason } = &opened.outcome else { panic!("{:?}", opened.outcome) };
-    assert_eq!(reason, "it has 32 MiB, but 16 MiB are configured");
+    assert_eq!(reason, "it has 32.0 MiB, but 16.0 MiB are configured");
     assert_ne!(opened.pool.id(), id);
     assert_eq!((opened.pool.epoch(), recovered(&opened.pool)), (1, vec![]));
     assert_eq!(opened.pool.geometry().data_bytes(), 16 * MIB);
