@@ -494,7 +494,8 @@ impl Opening {
             let active = &space.segments[active as usize];
             let in_segment = u64::from(active.next_page) * PAGE;
             *written_bytes = (*written_bytes).max(active.began_at_bytes + in_segment);
-            let stored: u64 = active.whole.iter().map(|record| record.length_bytes).sum();
+            let blocks = active.whole.iter().filter(|record| record.kind == RecordKind::Block);
+            let stored: u64 = blocks.map(|record| record.length_bytes).sum();
             *stored_bytes = (*stored_bytes).max(active.began_at_stored_bytes + stored);
         }
     }

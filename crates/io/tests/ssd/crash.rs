@@ -281,3 +281,17 @@ fn a_disk_whose_making_was_cut_short_is_made_again() {
         }
     }
 }
+
+#[test]
+fn what_was_stored_in_all_is_the_same_after_a_restart_whatever_was_removed() {
+    let config = small_config();
+    let mut bed = Bed::open(&blank(&config, 8), &config, None).unwrap();
+    bed.store_all((0..6).map(|number| (number, 8192)));
+    let removals: Vec<_> = (0..4).map(|number| bed.remove(number)).collect();
+    assert!(bed.run(&removals).is_some());
+    bed.settle();
+    let stored = |bed: &Bed| bed.ssd.report()[0].lifetime_stored_bytes;
+    assert_eq!(stored(&bed), 6 * 8192);
+    let again = Bed::open(&bed.disk.after_power_loss(1), &config, None).unwrap();
+    assert_eq!(stored(&again), 6 * 8192);
+}
