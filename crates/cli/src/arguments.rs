@@ -76,9 +76,6 @@ pub struct ClaimDisk {
     /// Makes the file if there is none
     #[arg(long)]
     pub makes_file: bool,
-    /// Says in the file that it makes that this first start makes it
-    #[arg(long, value_name = "NUMBER", requires = "makes_file")]
-    pub first_start: Option<u64>,
 }
 
 #[derive(Args, Debug)]

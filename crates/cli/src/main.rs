@@ -38,7 +38,7 @@ use arguments::{Arguments, ClaimDisk, Command, Pool};
 use clap::FromArgMatches;
 use failure::{FAILED, Failure};
 use forebay_core::Error;
-use forebay_io::ssd::{Absent, DiskConfig};
+use forebay_io::ssd::DiskConfig;
 
 fn main() -> ExitCode {
     let parsed =
@@ -75,9 +75,8 @@ fn run(command: Command) -> Result<(), Failure> {
             Ok(())
         }
         Command::PrivateDaemon(settings) => serve::run_privately(&settings),
-        Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create, makes_file, first_start }) => {
-            let absent = if makes_file { Absent::Made(first_start) } else { Absent::Told };
-            let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create }, absent);
+        Command::ClaimDisk(ClaimDisk { path, capacity_bytes, create, makes_file }) => {
+            let claimed = forebay_io::ssd::answer_claim(&DiskConfig { path, capacity_bytes, create }, makes_file);
             claimed.map_err(|error| if is_unheard(&error) { Failure::Told(FAILED) } else { Failure::Run(error) })
         }
     }

@@ -320,57 +320,6 @@ fn a_disk_whose_mount_is_missing_is_not_made_anew_beside_another_and_a_purge_wai
     rig.ends_in_time();
 }
 
-/// The number of a daemon's first start with these disks.
-fn first_start(disks: [&Path; 2]) -> u64 {
-    let mut text = fs::read("/proc/sys/kernel/random/boot_id").expect("Linux has one");
-    disks.iter().for_each(|disk| text.extend([disk.as_os_str().as_encoded_bytes(), &[0]].concat()));
-    checksum(&text)
-}
-
-/// What a daemon leaves that is killed in this first start, when it has made this file and no other.
-fn begins(disk: &Path, first_start: u64) {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    let mut command = command::forebay(&["claim-disk", "--makes-file"]);
-    command.args(["--capacity-bytes", &DISK_BYTES.to_string(), "--first-start", &first_start.to_string()]);
-    let claimed = command.arg(disk).stdin(std::os::fd::OwnedFd::from(theirs)).status().expect("it runs");
-    drop(ours);
-    assert!(claimed.success() && disk.metadata().expect("it is made").len() == DISK_BYTES);
-}
-
-/// A start after such a kill, with the files that are there.
-#[test]
-fn a_first_start_that_was_killed_between_its_disks_begins_again_and_one_with_other_disks_does_not() {
-    let (place, home) = (Place::new(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
-    let [first, second, other] = ["first", "second", "other"].map(|name| home.path().join(name));
-    let made_by_default = ["--tier.ssd.create", "false"];
-    begins(&first, first_start([&first, &second]));
-    let judged = |disks: [&Path; 2]| {
-        let tier = ["--tier.ssd.capacity_bytes", "64MiB", "--socket.directory", "/nowhere"];
-        command::run(&[&["doctor", "--tier.ssd.disks", &format!("{disks:?}")], &tier[..]].concat()).out
-    };
-    let why = "other disks are there";
-    assert!(!judged([&first, &second]).contains(why) && judged([&first, &other]).contains(why));
-    let rig = Rig::serving(&place, &[&first, &other], &made_by_default);
-    wait_until("the file is not made", || rig.trouble(1).contains(why));
-    assert!(!other.exists(), "the file belongs to another set of disks: this one may be on a missing mount");
-    rig.dies();
-    fs::remove_file(&first).expect("ours");
-    begins(&first, first_start([&first, &second]));
-    let rig = Rig::serving(&place, &[&first, &second], &made_by_default);
-    rig.is_taken(1);
-    rig.store(0..100);
-    assert!(rig.blocks_on(0) > 0 && rig.blocks_on(1) > 0);
-    rig.loses_pool(&place);
-    fs::rename(&second, &other).expect("ours");
-    let rig = Rig::serving(&place, &[&first, &second], &made_by_default);
-    says_everywhere(&place, &rig.daemon, &second, why);
-    assert!(!second.exists(), "once blocks were stored, no file is made where a mount is missing");
-    fs::rename(&other, &second).expect("ours");
-    rig.is_taken(1);
-    assert_eq!(rig.misses(0..100).len(), 0);
-    rig.ends_in_time();
-}
-
 #[test]
 fn a_new_disk_beside_others_is_used_once_its_empty_file_is_there() {
     let (place, home) = (Place::new(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));

@@ -138,6 +138,17 @@ fn a_drain_says_what_it_waits_for_and_a_second_signal_ends_it() {
 
 /// Another host has stored them: the tier takes them and writes nothing.
 #[test]
+fn usual_values_of_a_tier_that_is_off_are_no_warning() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("all.toml");
+    std::fs::write(&file, command::run(&["config"]).out).expect("it is written");
+    let answer = command::run(&["config", "--config", file.to_str().expect("UTF-8")]);
+    assert!(answer.code == 0 && !answer.err.contains("nothing comes of"), "{answer:?}");
+    let answer = command::run(&["config", "--tier.fs.directories", "[]"]);
+    assert!(!answer.err.contains("nothing comes of"), "{answer:?}");
+}
+
+#[test]
 fn blocks_that_a_store_has_already_are_not_counted_as_stored() {
     let shared = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let flags = ["--tier.fs.directories", shared.path().to_str().expect("UTF-8")];

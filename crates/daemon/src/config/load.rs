@@ -140,11 +140,13 @@ impl Loaded {
         Ok(())
     }
 
-    /// Keys that somebody set in the section of a tier that is off: nothing comes of them.
+    /// Keys that somebody set to other values in the section of a tier that is off: nothing comes of them.
     fn without_effect(&self) -> Vec<String> {
+        let usual = Config::default();
         let off = self.config.tiers.iter().filter(|tier| !tier.is_configured());
         let set = |tier: &dyn TierSpec| -> Vec<String> {
-            let keys = tier.keys().iter().filter(|key| *self.origin(key) != Origin::Default);
+            let is_other = |key: &&Key| key.name != tier.switch() && self.config.value(key) != usual.value(key);
+            let keys = tier.keys().iter().filter(|key| *self.origin(key) != Origin::Default).filter(is_other);
             keys.map(|key| format!("`{}`", key.name)).collect()
         };
         off.map(|tier| (set(&**tier), tier.switch()))

@@ -113,14 +113,7 @@ impl TierSpec for TierSsd {
         let disks = settings(self).disks;
         let twins = forebay_io::ssd::check_twins(&disks).err();
         let looks: Vec<Look> = disks.iter().map(forebay_io::ssd::examine).collect();
-        let first_start = novelty::first_start(self.disks.iter().map(PathBuf::as_path));
-        let is_new = |prospect: &Prospect| match prospect {
-            Prospect::Make { .. } => true,
-            Prospect::Take { begun_by } => begun_by.is_some() && *begun_by == first_start,
-        };
-        // What cannot be used may have blocks all the same.
-        let may_have_blocks = |look: &Look| look.prospect.as_ref().map_or(look.is_there, |prospect| !is_new(prospect));
-        let are_others_there = looks.iter().any(may_have_blocks);
+        let are_others_there = looks.iter().any(|look| look.is_there);
         let found = disks.iter().zip(looks).flat_map(|(disk, look)| judged(disk, look, are_others_there));
         twins.map(Err).into_iter().chain(found).collect()
     }
@@ -154,7 +147,7 @@ impl Arrivals {
     fn start(config: SsdConfig) -> Result<Arrivals> {
         let ssd = Ssd::awaiting(config.disks.iter().map(|disk| disk.path.display().to_string()).collect())?;
         let (first_look, looks) = mpsc::channel();
-        let novelty = Arc::new(Novelty::of(config.disks.iter().map(|disk| &*disk.path)));
+        let novelty = Arc::new(Novelty::of(config.disks.len()));
         let mut pools = Vec::new();
         let identities = Arc::new(Mutex::new(vec![None; config.disks.len()]));
         for place in 0..config.disks.len() {
@@ -326,7 +319,7 @@ impl Setting for EngineChoice {
 fn judged(disk: &DiskConfig, look: Look, are_others_there: bool) -> Vec<Result<String>> {
     let shown = disk.path.display();
     match look.prospect {
-        Ok(Prospect::Take { .. }) => vec![Ok(format!("`{shown}` can be used"))],
+        Ok(Prospect::Take) => vec![Ok(format!("`{shown}` can be used"))],
         Ok(Prospect::Make { .. }) if are_others_there && !disk.create => vec![Err(missing_beside_others(&disk.path))],
         Ok(Prospect::Make { free_bytes }) => {
             let (wanted, free) = (human(disk.capacity_bytes.unwrap_or(0)), human_at_most(free_bytes));

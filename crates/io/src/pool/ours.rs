@@ -74,12 +74,13 @@ pub(super) fn foreign(path: &Path) -> Error {
 
 /// Of a file beside those of a pool. It may be somebody else's, so no daemon removes it.
 fn altered(path: &Path) -> Error {
+    let then = match path.file_name().is_some_and(|name| name == PURGE_NAME) {
+        true => "purges that wait for a missing disk are then forgotten, so purge again when the disk is back",
+        false => "the pool is then made anew, without its blocks",
+    };
     Error::invalid("the directory is a pool's, and it has a file that Forebay did not make, or that was cut since")
         .with("path", path.display())
-        .hint(format!(
-            "if nobody needs the file, `rm {}`: the pool is then made anew, without its blocks",
-            path.display()
-        ))
+        .hint(format!("if nobody needs the file, `rm {}`: {then}", path.display()))
 }
 
 pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {

@@ -20,19 +20,14 @@ pub struct DiskClaim {
 }
 
 impl DiskClaim {
-    /// Locks the disk, and makes and preallocates its file. An error names the disk and what to do. Where the disk hangs,
-    /// so does this call: see [`ClaimProcess`](super::ClaimProcess).
+    /// Locks the disk, and preallocates its file. An error names the disk and what to do. Where the disk hangs, so does
+    /// this call: see [`ClaimProcess`](super::ClaimProcess).
     pub fn new(config: &DiskConfig) -> Result<DiskClaim> {
-        Ok(DiskClaim { device: Device::claim(config, None)? })
+        Ok(DiskClaim { device: Device::claim(config)? })
     }
 
     pub(super) fn of(device: Device) -> DiskClaim {
         DiskClaim { device }
-    }
-
-    /// The number of the first start that made this file and did not come to format it: nothing was ever stored in it.
-    pub fn begun_by(&self) -> Option<u64> {
-        self.device.begun_by
     }
 
     pub(super) fn device(&self) -> &Device {

@@ -79,15 +79,13 @@ impl ClaimProcess {
         let text = String::from_utf8_lossy(&bytes);
         let (told, text) = text.split_once('\n').unwrap_or_default();
         *identity = (!told.is_empty()).then(|| told.to_owned());
-        let claimed: Vec<&str> = text.split('\n').collect();
-        if let (["claimed", bytes, is_direct, start], Ok([lock, file])) = (&claimed[..], <[OwnedFd; 2]>::try_from(fds))
+        let words: Vec<&str> = text.splitn(3, '\n').collect();
+        if let (["claimed", bytes, is_direct], Ok([lock, file])) = (&words[..], <[OwnedFd; 2]>::try_from(fds))
             && let Ok(bytes) = bytes.parse()
         {
             let files = [File::from(lock), File::from(file)];
-            let device = Device::of(self.path.clone(), files, bytes, *is_direct == "true", start.parse().ok());
-            return Ok(Some(DiskClaim::of(device)));
+            return Ok(Some(DiskClaim::of(Device::of(self.path.clone(), files, bytes, *is_direct == "true"))));
         }
-        let words: Vec<&str> = text.splitn(3, '\n').collect();
         if words == [TO_BE_MADE] {
             return Ok(None);
         }
@@ -116,33 +114,21 @@ impl Drop for ClaimProcess {
     }
 }
 
-/// What the process does where there is no file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Absent {
-    /// It says so.
-    Told,
-    /// It makes the file; in the first start with this number, it says so in the file.
-    Made(Option<u64>),
-}
-
-/// The process itself: claims the disk, and answers on its standard input.
-pub fn answer_claim(config: &DiskConfig, absent: Absent) -> Result<()> {
+/// The process itself: claims the disk, and answers on its standard input. `makes_file` is false for a look at what is
+/// there, which makes nothing.
+pub fn answer_claim(config: &DiskConfig, makes_file: bool) -> Result<()> {
     let cannot = |error: std::io::Error| Error::new(ErrorKind::Io, "cannot answer the daemon").source(error);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| cannot(error.into()))?;
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(cannot)?);
     let deadline = || Instant::now() + MESSAGE;
-    let claim = |start| Device::claim(config, start).map(|device| Some(DiskClaim::of(device)));
-    let claimed = match absent {
-        Absent::Made(first_start) => claim(first_start),
-        Absent::Told => is_to_be_made(config).and_then(|is_left| if is_left { Ok(None) } else { claim(None) }),
-    };
+    let is_left = if makes_file { Ok(false) } else { is_to_be_made(config) };
+    let claimed = is_left.and_then(|is_left| if is_left { Ok(None) } else { DiskClaim::new(config).map(Some) });
     let identity = identity(&config.path).unwrap_or_default();
     match claimed {
         Ok(None) => send_fds(&stream, format!("{identity}\n{TO_BE_MADE}").as_bytes(), &[], deadline()),
         Ok(Some(claim)) => {
             let device = claim.device();
-            let start = device.begun_by.map_or(String::new(), |start| start.to_string());
-            let text = format!("{identity}\nclaimed\n{}\n{}\n{start}", device.bytes, device.is_direct);
+            let text = format!("{identity}\nclaimed\n{}\n{}", device.bytes, device.is_direct);
             send_fds(&stream, text.as_bytes(), &device.descriptors(), deadline())
         }
         Err(error) => {

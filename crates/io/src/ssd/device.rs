@@ -25,8 +25,7 @@ use rustix::io::Errno;
 
 use super::config::DiskConfig;
 use super::layout::{
-    FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, decode_begun,
-    encode_begun, not_ours,
+    FIRST_SEGMENT_AT, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, PAGE, PAGE_BYTES, SegmentHeader, not_ours,
 };
 use super::mounts;
 use super::staging::HEADS;
@@ -52,16 +51,13 @@ pub(super) struct Device {
     pub file: Arc<File>,
     pub bytes: u64,
     pub is_direct: bool,
-    /// See [`Content::Begun`].
-    pub begun_by: Option<u64>,
     has_transfers_lock: bool,
     daemon_lock: File,
 }
 
 impl Device {
-    /// Claims the disk, and makes or lengthens the file where that is needed. Takes as long as `fallocate` does. A file
-    /// that is made by a first start is marked with its number.
-    pub fn claim(config: &DiskConfig, first_start: Option<u64>) -> Result<Device> {
+    /// Claims the disk, and makes or lengthens the file where that is needed. Takes as long as `fallocate` does.
+    pub fn claim(config: &DiskConfig) -> Result<Device> {
         let path = config.path.clone();
         let (real, links) = trusted_path(&path)?;
         let is_made = !real.exists();
@@ -72,28 +68,19 @@ impl Device {
         if !try_lock(&daemon_lock, DAEMON_BYTE).map_err(|error| cannot("lock", &path, error))? {
             return Err(in_use(&path));
         }
-        let mark = first_start.filter(|_| is_made);
-        let opened = mark
-            .map_or(Ok(()), |start| marked(&daemon_lock, start, config))
-            .and_then(|()| sized(&daemon_lock, config))
-            .and_then(|sized| Ok((sized, open_for_transfers(&real, links, &daemon_lock)?)))
+        let opened = sized(&daemon_lock, config)
+            .and_then(|bytes| Ok((bytes, open_for_transfers(&real, links, &daemon_lock)?)))
             .inspect_err(|_| {
                 // An empty file that nobody asked for would only be in the way. The error that is told is the first.
                 let _ = if is_made { remove_made(&real, &daemon_lock) } else { Ok(()) };
             });
-        let (Judged { bytes, begun_by, .. }, (file, is_direct)) = opened?;
-        Ok(Device::of(path, [daemon_lock, file], bytes, is_direct, begun_by))
+        let (bytes, (file, is_direct)) = opened?;
+        Ok(Device::of(path, [daemon_lock, file], bytes, is_direct))
     }
 
     /// A disk that this process or another has claimed, with the descriptions that [`Device::descriptors`] gave.
-    pub fn of(
-        path: PathBuf,
-        [daemon_lock, file]: [File; 2],
-        bytes: u64,
-        is_direct: bool,
-        begun_by: Option<u64>,
-    ) -> Device {
-        Device { path, file: Arc::new(file), bytes, is_direct, begun_by, has_transfers_lock: false, daemon_lock }
+    pub fn of(path: PathBuf, [daemon_lock, file]: [File; 2], bytes: u64, is_direct: bool) -> Device {
+        Device { path, file: Arc::new(file), bytes, is_direct, has_transfers_lock: false, daemon_lock }
     }
 
     pub fn is_block_device(&self) -> bool {
@@ -126,24 +113,12 @@ pub(super) struct Judged {
     pub bytes: u64,
     /// False for a file that has to be preallocated to that length.
     pub is_whole: bool,
-    /// See [`Content::Begun`].
-    pub begun_by: Option<u64>,
 }
 
-/// Says in an empty file that this first start makes it. A kill between the making of the file and this line leaves an
-/// empty file, as an operator makes one for a new disk.
-fn marked(file: &File, first_start: u64, config: &DiskConfig) -> Result<()> {
-    file.write_all_at(&encode_begun(first_start), 0).map_err(|error| match error.kind() {
-        io::ErrorKind::StorageFull => no_room(&config.path, PAGE, Errno::NOSPC),
-        _ => cannot("write", &config.path, error),
-    })
-}
-
-/// The disk, after a file was given its length.
-fn sized(file: &File, config: &DiskConfig) -> Result<Judged> {
-    let judged = judged(file, config)?;
-    let bytes = judged.bytes;
-    if !judged.is_whole {
+/// The length of the disk, after a file was given its own.
+fn sized(file: &File, config: &DiskConfig) -> Result<u64> {
+    let Judged { bytes, is_whole } = judged(file, config)?;
+    if !is_whole {
         let metadata = file.metadata().map_err(|error| cannot("look at", &config.path, error))?;
         match preallocate(file, &metadata, bytes) {
             // Written whole by others, for all that can be done here.
@@ -151,7 +126,7 @@ fn sized(file: &File, config: &DiskConfig) -> Result<Judged> {
             preallocated => preallocated.map_err(|error| no_room(&config.path, bytes, error))?,
         }
     }
-    Ok(judged)
+    Ok(bytes)
 }
 
 /// Changes nothing. Errors where the disk must not be used, or not with this configuration.
@@ -173,7 +148,7 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
                 .with("path", path.display())
                 .with("bytes", bytes)
                 .hint("lower `capacity_bytes`, or leave it out to take the whole device")),
-            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true, begun_by: None }),
+            wanted => Ok(Judged { bytes: wanted.unwrap_or(bytes), is_whole: true }),
         };
     }
     if !metadata.is_file() {
@@ -186,16 +161,13 @@ pub(super) fn judged(file: &File, config: &DiskConfig) -> Result<Judged> {
     let content = check_content(file, metadata.len()).map_err(|error| error.with("path", path.display()))?;
     // Ours was preallocated, perhaps with more than is wanted now. A file of zeros may be longer, or all holes.
     let is_whole = content == Content::Ours && metadata.len() >= wanted;
-    let begun_by = if let Content::Begun(start) = content { Some(start) } else { None };
-    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole, begun_by })
+    Ok(Judged { bytes: if is_whole { metadata.len() } else { wanted }, is_whole })
 }
 
 /// What is on a disk that may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     Blank,
-    /// A file that the first start with this number has made: nothing was ever stored in it.
-    Begun(u64),
     Ours,
 }
 
@@ -211,9 +183,6 @@ pub(super) fn check_content(file: &File, bytes: u64) -> Result<Content> {
         file.read_exact_at(&mut first, 0).map_err(cannot)?;
         if Geometry::decode_superblock(&first).is_some() {
             return Ok(Content::Ours);
-        }
-        if let Some(start) = decode_begun(&first) {
-            return Ok(Content::Begun(start));
         }
     }
     let mut head = vec![0; bytes.min(FIRST_SEGMENT_AT) as usize];

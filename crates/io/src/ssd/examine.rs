@@ -22,10 +22,7 @@ use crate::uring::is_locked;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Prospect {
     /// It would take what is there.
-    Take {
-        /// The first start that made the file and did not come to format it.
-        begun_by: Option<u64>,
-    },
+    Take,
     /// It would make a file.
     Make {
         /// Free space of the filesystem there.
@@ -113,7 +110,7 @@ fn examine_disk(real: &Path, links: OFlags, config: &DiskConfig) -> Result<Prosp
         // Whether it is mounted. The description is closed at once.
         open_for_transfers(real, links, &file)?;
     }
-    Ok(Prospect::Take { begun_by: wanted.begun_by })
+    Ok(Prospect::Take)
 }
 
 fn examine_place(real: &Path, config: &DiskConfig) -> Result<Prospect, Vec<Error>> {

@@ -81,7 +81,7 @@ impl Inspection {
         });
         // The reason why the disk cannot be read; a file that never was a disk is named as such.
         opened.map_err(|error| match check_content(&file, bytes) {
-            Ok(Content::Blank | Content::Begun(_)) => with_path(Error::invalid("this disk is empty").hint(NAME_A_DISK)),
+            Ok(Content::Blank) => with_path(Error::invalid("this disk is empty").hint(NAME_A_DISK)),
             Err(other) if other.kind() == ErrorKind::Invalid => {
                 with_path(Error::invalid("this is not a disk of Forebay").hint(NAME_A_DISK))
             }

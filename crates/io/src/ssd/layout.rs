@@ -32,7 +32,6 @@ pub(super) const FOOTER_BYTES: u64 = (RECORDS_PER_SEGMENT as u64 * RECORD_BYTES 
 pub(super) const MOST: u64 = 1 << 62;
 
 const SUPERBLOCK_MAGIC: [u8; 8] = *b"FOREBAYS";
-const BEGUN_MAGIC: [u8; 8] = *b"FOREBAYN";
 const SEGMENT_MAGIC: [u8; 8] = *b"FBSEGMNT";
 const BATCH_MAGIC: [u8; 8] = *b"FBBATCH\0";
 const FOOTER_MAGIC: [u8; 8] = *b"FBFOOTER";
@@ -119,20 +118,6 @@ impl Geometry {
         page[16..32].copy_from_slice(&self.id.to_le_bytes());
         page
     }
-}
-
-/// The first page of a file that a first start made and has not formatted yet. `start` is that start's number.
-pub(super) fn encode_begun(start: u64) -> Page {
-    let mut page = [0; PAGE_BYTES];
-    page[..8].copy_from_slice(&BEGUN_MAGIC);
-    put_u32(&mut page, 8, VERSION);
-    put_u64(&mut page, 16, start);
-    sealed(page, SEAL_AT)
-}
-
-pub(super) fn decode_begun(page: &Page) -> Option<u64> {
-    check(page, BEGUN_MAGIC, SEAL_AT)?;
-    Some(u64_at(page, 16))
 }
 
 /// What was left of a disk's daily write budget, as its own pages keep it. Builds that know nothing of it leave zeros,
@@ -671,7 +656,6 @@ mod tests {
             let last_head = BatchHead { next_page: GEOMETRY.pages(), ..head.clone() };
             vec![
                 GEOMETRY.encode_superblock(77).to_vec(),
-                encode_begun(77).to_vec(),
                 header.encode().to_vec(),
                 head.encode(&GEOMETRY).to_vec(),
                 last_head.encode(&GEOMETRY).to_vec(),
@@ -716,7 +700,7 @@ mod tests {
                 PAGE_BYTES..PAGE_BYTES + 3 * RECORD_BYTES,
             ];
             Target::new("pages of a disk", written()).places(fields).mended(reseal).cases(20_000).run(|bytes| {
-                let Some((page, listed)) = bytes.split_first_chunk::<PAGE_BYTES>() else { return [false; 6] };
+                let Some((page, listed)) = bytes.split_first_chunk::<PAGE_BYTES>() else { return [false; 5] };
                 let is_whole = [SEAL_AT, BATCH_SEAL_AT].iter().any(|at| u64_at(page, *at) == seal_of(page, *at));
                 let superblock = Geometry::decode_superblock(page);
                 if let Some(geometry) = superblock {
@@ -746,17 +730,9 @@ mod tests {
                     assert_eq!(footer_again.decode_records(&again).as_ref(), Some(records));
                     assert!(records.iter().all(|record| is_in_segment(record, footer.end_page)), "{records:?}");
                 }
-                let begun = decode_begun(page);
-                assert_eq!(begun.and_then(|start| decode_begun(&encode_begun(start))), begun);
-                let found = [
-                    superblock.is_some(),
-                    begun.is_some(),
-                    header.is_some(),
-                    head.is_some(),
-                    footer.is_some(),
-                    records.is_some(),
-                ];
-                assert!(is_whole || found == [false; 6], "a page without its checksum is believed: {found:?}");
+                let found =
+                    [superblock.is_some(), header.is_some(), head.is_some(), footer.is_some(), records.is_some()];
+                assert!(is_whole || found == [false; 5], "a page without its checksum is believed: {found:?}");
                 found
             });
         }

@@ -42,7 +42,7 @@ mod tier;
 mod watch;
 
 pub use claim::{DiskClaim, OpenedDisk};
-pub use claim_process::{Absent, Answer, ClaimProcess, answer_claim};
+pub use claim_process::{Answer, ClaimProcess, answer_claim};
 pub use config::{DiskConfig, SsdConfig};
 pub use device::{DAEMON_BYTE, TRANSFERS_BYTE};
 pub use examine::{Look, Prospect, check_twins, examine, named_twice};

@@ -170,7 +170,6 @@ impl Opening {
         let first = self.page(0)?;
         let geometry = match first.as_ref().and_then(Geometry::decode_superblock) {
             Some(geometry) => geometry,
-            None if first.as_ref().and_then(decode_begun).is_some() => return Ok(None),
             None if first.as_ref().is_some_and(is_of_other_version) => return Err(not_ours(first.as_ref())),
             None => match self.agreed_geometry(bytes)? {
                 Some(geometry) => {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_core::{Error, ErrorKind, Result};
-use forebay_io::ssd::{Absent, Answer, ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig, named_twice};
+use forebay_io::ssd::{Answer, ClaimProcess, DiskClaim, DiskConfig, Inbox, SsdConfig, named_twice};
 use forebay_io::uring::Region;
 
 use super::novelty::{Known, Novelty, missing_beside_others};
@@ -20,6 +20,8 @@ pub const CLAIM_COMMAND: &str = "claim-disk";
 
 /// A disk that does not answer for so long is missing until it does. Healthy ones take milliseconds.
 const SILENT_AFTER: Duration = Duration::from_secs(5);
+/// How long a new disk waits for the first look at the others: they are asked at the same time.
+const OTHERS_LOOK: Duration = Duration::from_secs(2);
 /// How often a missing disk is looked for.
 const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// How often a killed daemon's transfers are asked about; they take as long as a disk's slowest answer.
@@ -72,9 +74,7 @@ impl Arrival {
             std::thread::sleep(CLAIM_PAUSE);
         }
         self.inbox.earlier_io_done(self.place);
-        self.novelty.await_files(self.place);
         let opened = claim.open(&self.config, &pool, self.inbox.waker())?;
-        self.novelty.opened(self.place);
         let disk = opened.report();
         let (engine, why) = (disk.engine, &disk.engine_why);
         let (disk, blocks, is_direct) = (disk.name.as_str(), disk.blocks, disk.is_direct);
@@ -85,10 +85,9 @@ impl Arrival {
 
     /// A file that is missing is made if the operator says so, or if all disks are new.
     fn claim(&mut self) -> Result<DiskClaim> {
-        let found = self.ask(Absent::Told);
+        let found = self.ask(false);
         let known = match &found {
             Ok(None) => Known::ToBeMade,
-            Ok(Some(claim)) if claim.begun_by().is_some() && claim.begun_by() == self.novelty.start() => Known::Made,
             Err(error) if is_absent(error) => Known::Nothing,
             Ok(Some(_)) | Err(_) => Known::Found,
         };
@@ -96,20 +95,18 @@ impl Arrival {
         if let Some(claim) = found? {
             return Ok(claim);
         }
-        let is_wanted = self.disk().create;
-        if !is_wanted && !self.novelty.are_all_new() {
+        if !self.disk().create && !self.novelty.are_all_new(OTHERS_LOOK) {
             return Err(missing_beside_others(&self.disk().path));
         }
-        let first_start = self.novelty.start().filter(|_| !is_wanted);
-        let made = self.ask(Absent::Made(first_start));
-        self.novelty.know(self.place, if made.is_ok() { Known::Made } else { Known::NotMade });
-        Ok(made?.expect("it makes the file or says why not"))
+        let made = self.ask(true)?.expect("it makes the file or says why not");
+        self.novelty.know(self.place, Known::Made);
+        Ok(made)
     }
 
     /// Asks a process for the disk; `None` if that made no file and there is none.
-    fn ask(&mut self, absent: Absent) -> Result<Option<DiskClaim>> {
+    fn ask(&mut self, makes_file: bool) -> Result<Option<DiskClaim>> {
         let disk = self.disk().clone();
-        let process = ClaimProcess::start(command(&disk, absent), disk.path.clone())?;
+        let process = ClaimProcess::start(command(&disk, makes_file), disk.path.clone())?;
         if !process.has_answered(SILENT_AFTER) {
             self.say_missing(silent(&disk));
             if !process.has_answered(self.config.open_deadline) {
@@ -181,19 +178,14 @@ fn silent(disk: &DiskConfig) -> Error {
         .hint("look for errors of the disk or its mount in the kernel's log; the daemon takes it when it answers")
 }
 
-fn command(disk: &DiskConfig, absent: Absent) -> Command {
+fn command(disk: &DiskConfig, makes_file: bool) -> Command {
     // The program that runs, even if its file was replaced since.
     let mut command = Command::new("/proc/self/exe");
     command.arg(CLAIM_COMMAND).arg(&disk.path);
     if let Some(bytes) = disk.capacity_bytes {
         command.args(["--capacity-bytes", &bytes.to_string()]);
     }
-    if disk.create {
-        command.arg("--create");
-    }
-    if let Absent::Made(first_start) = absent {
-        command.arg("--makes-file");
-        command.args(first_start.into_iter().flat_map(|start| ["--first-start".to_owned(), start.to_string()]));
-    }
+    let flags = [("--create", disk.create), ("--makes-file", makes_file)];
+    command.args(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag));
     command
 }
