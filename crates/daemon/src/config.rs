@@ -208,6 +208,9 @@ settings! {
         /// Bytes of the messages and answers of one user's `Put` and `Get` calls at a time. More calls wait before the
         /// daemon reads their messages. A `Get` counts as a largest message until its answer is known.
         copy_bytes_per_user: Bytes = Bytes(32 << 20);
+        /// Bytes of memory that one user's clients lend the daemon at a time. A `forebay.Client` lends 16 MiB, which are
+        /// its own, so that its blocks do not pass through messages. Beyond the limit they do, which is slower.
+        lent_bytes_per_user: Bytes = Bytes(1 << 30);
         /// Largest message of the control plane in bytes, at most 16 MiB, the limit of the protocol.
         message_bytes: Bytes = Bytes(16 << 20);
         /// Lookups under way at a time, over all sessions: those that wait for the core, and those whose blocks are

@@ -7,6 +7,7 @@
 //! freed in two cases only: its owner (the session that got them) declares what it still holds, or its locks are gone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use forebay_core::hints::HintId;
 use forebay_core::layout::Layout;
@@ -18,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::follows::Follows;
 use crate::metrics::Saved;
+use crate::tasks::lend::Borrowed;
 
 /// Events that wait for a session's stream; an engine reads them at once, so few are ever there.
 pub const EVENTS: usize = 64;
@@ -80,6 +82,10 @@ pub struct Session {
     /// It has said what it holds, and may be told things.
     pub is_welcome: bool,
     pub was_told_attached: bool,
+    /// Shows who may lend it memory.
+    pub lending_token: [u8; 16],
+    /// What its client has lent, and the number that it was told.
+    pub lent: Option<(u64, Arc<Borrowed>)>,
 }
 
 pub struct Worker {
