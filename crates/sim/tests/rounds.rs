@@ -134,6 +134,43 @@ fn after_shuffled_rounds_what_returns_soon_is_hit_within_a_turnover() {
     }
 }
 
+/// Blocks of shuffled rounds are due for two rounds. Other blocks return once each, so their returns pay for nothing
+/// before they are hit: that the rounds are over shows by what is due and does not come.
+#[test]
+fn after_shuffled_rounds_blocks_that_return_once_are_hit_from_the_second_turnover_on() {
+    for seed in 1..4 {
+        for pool in [1200, 1600, 2000, 2280u64] {
+            let before = Rounds { seed, ..Rounds::new(Order::Shuffled, ROUNDS) }.trace();
+            let turnover = pool as usize / 11;
+            let hits = |policy: &str| {
+                let until = |requests| {
+                    let trace = followed_by(&before, &each_returns_once(requests));
+                    run(&trace, policy, pool * 4096, pool).prefix_hits
+                };
+                until(3 * turnover) - until(turnover)
+            };
+            let (own, lru) = (hits("lhd"), hits("lru"));
+            assert!(own * 100 >= lru * 75, "seed {seed}, pool of {pool}: {own} hits in two turnovers, lru {lru}");
+        }
+    }
+}
+
+/// Prompts of ten blocks; each is asked again 20 requests later, with another question of one block.
+fn each_returns_once(requests: usize) -> Trace {
+    let mut trace = Trace::new("once", tenants([4096; 3])[..1].to_vec());
+    let (mut prompts, mut next) = (Vec::new(), 0);
+    for at in 0..requests {
+        let is_return = at % 40 >= 20;
+        let first = if is_return { prompts[at - 20] } else { next };
+        next += if is_return { 1 } else { 11 };
+        prompts.push(first);
+        let question = if is_return { next - 1 } else { first + 10 };
+        let blocks: Vec<u32> = (first..first + 10).chain([question]).collect();
+        trace.push(at as u64, 0, &blocks);
+    }
+    trace
+}
+
 /// The requests of one trace, then those of the other, over blocks of their own.
 fn followed_by(first: &Trace, then: &Trace) -> Trace {
     let mut both = first.clone();
