@@ -450,8 +450,8 @@ fn a_purge_waits_for_no_write_budget() {
 fn two_paths_to_one_disk_and_sizes_that_no_disk_has_start_no_daemon_and_leave_no_file() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    // By one of its paths a disk is taken, before the other is known: a process of a daemon that has ended may still make
-    // its file. So the others have a file of their own.
+    // By one of its paths a disk is taken, before the other is known: a process of a daemon that has ended may still
+    // make its file. So the others have a file of their own.
     let (disk, alone) = (at("disk"), at("alone"));
     fs::create_dir(at("folder")).unwrap();
     std::os::unix::fs::symlink(&disk, at("link")).unwrap();
