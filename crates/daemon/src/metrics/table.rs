@@ -360,7 +360,7 @@ static METRICS: &[Metric] = &[
     metric(
         "forebay_tier_stored_blocks_total",
         "Blocks written to the tier.",
-        Counters(TIER, |s| tiers(s, Tier::stored_blocks)),
+        Counters(TIER, |s| tiers(s, |t| t.core.stats.stored)),
     ),
     metric(
         "forebay_tier_evicted_blocks_total",

@@ -42,7 +42,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Blocks that the tier took and did not have: a block that another host has stored, say, is not written again.
+    /// Blocks that the tier took and did not have: a block that another host has stored, say, is not written again. The
+    /// two counts are made at different times, so it may be one block short for a moment: it is no counter of metrics.
     pub fn stored_blocks(&self) -> u64 {
         let of_disks = self.disks.iter().map(|disk| disk.counters.repeated_stores);
         let of_stores = self.stores.iter().flat_map(|store| &store.events);
